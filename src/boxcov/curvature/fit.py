@@ -1,0 +1,185 @@
+"""From frames to a posterior: the offline step, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, get_args
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from boxcov.curvature.fisher import Accumulator, FisherKind, Sums
+from boxcov.curvature.layers import to_matrix
+from boxcov.curvature.posterior import Block, Eigen, Form, Posterior
+from boxcov.curvature.scope import chosen_parameters
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.frozen import check_finite_weights, fingerprint, listed
+
+Progress = Callable[[int, int | None], None]
+
+
+def fit(
+    detector: Detector,
+    frames: Iterable[Any],
+    depth: str | Sequence[str] = "head",
+    n_data: float | None = None,
+    prior_precision: float = 1.0,
+    fisher: FisherKind = "empirical",
+    *,
+    fraction: float = 1.0,
+    fixed: Sequence[str] = (),
+    form: Form = "eigen",
+    jitter: float = 1e-6,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Posterior:
+    """The Laplace posterior of the weights of ``detector`` at ``depth``, from ``frames`` of (inputs, targets), any number of frames an item.
+
+    depth: "head", "neck" (neck + head), "backbone" (all three), or a list of module names; ``fixed`` names modules to keep constant.
+    n_data: training frames that the Fisher stands for; those seen (all of them, also with a ``fraction``) unless given.
+    fisher: "empirical" (the paper), "mc" (targets drawn by the detector: frames may be (inputs, None)), "identity" (a baseline).
+    fraction: share of the items to use, drawn with ``seed``.
+    form: "eigen" is ``(n F + tau I)^-1`` exactly; "paper" is ``Q^-1 (x) H^-1`` with ``jitter``.
+    progress: called with the number of items done and their total, or None where that is unknown.
+
+    >>> import boxcov
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> posterior = fit(TinyCenter(), shapes.frames(count=4), depth="neck", n_data=1000)
+    >>> posterior.frames, posterior.n_data
+    (4, 1000.0)
+    """
+    _check_arguments(fisher, fraction, form)
+    check_finite_weights(detector)
+    chosen = chosen_parameters(detector, depth, fixed)
+    accumulator = Accumulator(detector, chosen)
+    device = next(iter(chosen.values())).device
+    generator = torch.Generator(device).manual_seed(seed) if fisher == "mc" else None
+    taken = _Taken(frames, fraction, seed)
+    counted = 0
+    for batch, item in enumerate(taken):
+        inputs, targets = move(_pair(item, batch), device)
+        if fisher == "identity":
+            accumulator.discover(inputs)
+            counted = taken.total_items()
+            break
+        accumulator.add(inputs, targets, generator, batch)
+        if progress is not None:
+            progress(batch + 1, taken.expected)
+    if not accumulator.sums:
+        raise BoxcovError("the data set is empty: fit needs at least one frame")
+    if fisher != "identity":
+        _check_reached(accumulator)
+        counted = round(accumulator.frames / taken.share)
+    return Posterior(
+        blocks=_blocks(accumulator, chosen, identity=fisher == "identity"),
+        n_data=float(counted if n_data is None else n_data),
+        prior_precision=prior_precision,
+        fisher=fisher,
+        frames=accumulator.frames,
+        loss=accumulator.loss / max(accumulator.frames, 1),
+        fingerprint=fingerprint(detector),
+        depth=depth if isinstance(depth, str) else ",".join(depth),
+        form=form,
+        jitter=jitter,
+    )
+
+
+def move(tree: Any, device: torch.device) -> Any:
+    """Every tensor of a pytree on ``device``.
+
+    >>> move({"points": torch.zeros(2)}, torch.device("cpu"))
+    {'points': tensor([0., 0.])}
+    """
+    return tree_map_only(Tensor, lambda t: t.to(device), tree)
+
+
+class _Taken:
+    """The items of ``frames`` that a share of the data means."""
+
+    def __init__(self, frames: Iterable[Any], fraction: float, seed: int) -> None:
+        self.frames, self.fraction = frames, fraction
+        self.seen = self.used = 0
+        self.order: list[int] | None = None
+        size = len(frames) if hasattr(frames, "__len__") else None
+        self.expected: int | None = None if size is None else max(1, round(fraction * size)) if size else 0
+        if size and fraction < 1 and hasattr(frames, "__getitem__"):
+            generator = torch.Generator().manual_seed(seed)
+            self.order = sorted(torch.randperm(size, generator=generator)[: self.expected].tolist())
+        self.size = size
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.order is not None:  # only what is used is ever read
+            self.seen = self.size or 0
+            for i in self.order:
+                self.used += 1
+                yield self.frames[i]  # type: ignore[index]
+            return
+        for item in self.frames:
+            self.seen += 1
+            if int(self.seen * self.fraction) > int((self.seen - 1) * self.fraction) or self.seen == 1:
+                self.used += 1
+                yield item
+
+    @property
+    def share(self) -> float:
+        return self.used / self.seen
+
+    def total_items(self) -> int:
+        return self.size or self.seen + sum(1 for _ in iter(self.frames))
+
+
+def _check_arguments(fisher: str, fraction: float, form: str) -> None:
+    if fisher not in get_args(FisherKind):
+        raise BoxcovError(f"fisher must be one of {', '.join(get_args(FisherKind))}, got {fisher!r}")
+    if form not in get_args(Form):
+        raise BoxcovError(f"form must be one of {', '.join(get_args(Form))}, got {form!r}")
+    if not 0 < fraction <= 1:
+        raise BoxcovError(f"fraction must be above 0 and at most 1, got {fraction}")
+
+
+def _pair(item: Any, batch: int) -> tuple[Any, Any]:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise BoxcovError(f"frames must give pairs (inputs, targets); item {batch} is a {type(item).__name__}")
+    return item[0], item[1]
+
+
+def _check_reached(accumulator: Accumulator) -> None:
+    cut_off = [name for name, sums in accumulator.sums.items() if not sums.reached]
+    if cut_off:
+        modules = [accumulator.sums[name].layer.name for name in cut_off]
+        raise BoxcovError(
+            f"the loss has no gradient for {listed(cut_off)}: nothing can be learned of them. "
+            f"Keep them as constants with fixed={modules!r}, or let loss() use what they produce"
+        )
+    flat = [name for name, sums in accumulator.sums.items() if not bool(sums.H.any())]
+    if flat:
+        warn(
+            f"the loss of {accumulator.frames} frames has a zero gradient for {listed(flat)}: the posterior there is the prior",
+            BoxcovWarning,
+            stacklevel=3,
+        )
+
+
+def _blocks(accumulator: Accumulator, chosen: dict[str, nn.Parameter], identity: bool) -> dict[str, Block]:
+    shared: list[tuple[Tensor, Eigen]] = []  # layers that read the same tensor have the same Q, bit for bit
+    blocks = {}
+    for sums in accumulator.sums.values():
+        layer = sums.layer
+        weight = chosen[layer.weight]
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        if identity:
+            Q, H = (torch.eye(len(M[0]), device=M.device).expand_as(M) for M in (sums.Q, sums.H))
+        else:
+            Q, H = sums.Q / sums.locations, sums.H / accumulator.frames
+        known = next((eigen for matrix, eigen in shared if matrix.shape == Q.shape and torch.equal(matrix, Q)), None)
+        if known is None:
+            known = Eigen.of(Q, dtype)
+            shared.append((Q, known))
+        bias = None if layer.bias is None else chosen[layer.bias].detach().double()
+        norm = to_matrix(weight.detach().double(), bias, layer.geometry).square().sum()
+        blocks[layer.name] = Block(layer, known, Eigen.of(H, dtype), float(norm))
+    return blocks

@@ -1,0 +1,159 @@
+"""How a layer is seen as a matrix.
+
+Every layer that boxcov factors is a product ``out = W a`` at T locations: a linear layer at each row of its input, a convolution at each
+output pixel, where ``a`` (n_in,) is the patch that the kernel sees. Groups are G such products side by side. This file is pure functions
+of tensors; which tensors they are called with is decided in ``calls.py``.
+
+Shapes: G groups, B items of the batch, T locations an item, n_in inputs (kernel taps included), n_out outputs of one group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The geometry of one matrix product: kernel taps, steps and groups; a linear layer has no kernel.
+
+    ``padding`` is (before, after) for each spatial dimension. For a transposed convolution it is the padding of the equivalent plain
+    convolution over the input with ``stride - 1`` zeros between its pixels.
+
+    >>> Geometry(kernel=(3, 3), stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1)).taps
+    9
+    """
+
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    padding: tuple[tuple[int, int], ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+    transposed: bool = False
+
+    @property
+    def taps(self) -> int:
+        return prod(self.kernel)
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """How far the kernel reaches beyond its first tap, in each dimension."""
+        return tuple(d * (k - 1) for d, k in zip(self.dilation, self.kernel))
+
+
+# weights and gradients of weights <-> matrices
+
+
+def to_matrix(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """Weights (..., *shape), and biases (..., out), as matrices (..., G, n_out, n_in); the bias is the last column.
+
+    >>> weight, bias = torch.randn(6, 2, 3, 3), torch.randn(6)
+    >>> to_matrix(weight, bias, Geometry((3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1), groups=3)).shape
+    torch.Size([3, 2, 19])
+    """
+    spatial = len(geometry.kernel)
+    lead = weight.shape[: weight.dim() - 2 - spatial]
+    first = len(lead)
+    grouped = weight.unflatten(first, (geometry.groups, -1))  # (..., G, out / G, in, *k), or (..., G, in, out / G, *k) if transposed
+    if geometry.transposed:
+        grouped = grouped.transpose(first + 1, first + 2)
+    matrix = grouped.flatten(first + 2)  # (..., G, n_out, n_in)
+    if bias is None:
+        return matrix
+    return torch.cat([matrix, bias.reshape(*lead, geometry.groups, -1, 1)], dim=-1)
+
+
+def from_matrix(matrix: Tensor, shape: torch.Size, has_bias: bool, geometry: Geometry) -> tuple[Tensor, Tensor | None]:
+    """The inverse of ``to_matrix``: matrices (..., G, n_out, n_in) as weights (..., *shape) and biases (..., out).
+
+    >>> geometry = Geometry((2, 2), (2, 2), ((1, 1), (1, 1)), (1, 1), transposed=True)
+    >>> weight, bias = torch.randn(3, 5, 2, 2), torch.randn(5)
+    >>> again = from_matrix(to_matrix(weight, bias, geometry), weight.shape, True, geometry)
+    >>> bool((again[0] == weight).all() and (again[1] == bias).all())
+    True
+    """
+    lead = matrix.shape[:-3]
+    first = len(lead)
+    bias = None
+    if has_bias:
+        matrix, column = matrix[..., :-1], matrix[..., -1]
+        bias = column.reshape(*lead, -1)
+    n_out = matrix.shape[-2]
+    grouped = matrix.reshape(*lead, geometry.groups, n_out, -1, *geometry.kernel)
+    if geometry.transposed:
+        grouped = grouped.transpose(first + 1, first + 2)
+    return grouped.reshape(*lead, *shape), bias
+
+
+# inputs and gradients of outputs -> the vectors a and d at every location
+
+
+def columns(x: Tensor, geometry: Geometry) -> Tensor:
+    """The vectors ``a`` at every location (B, G, n_in, T), without the 1 of a bias; x is (B, channels, *spatial), or (B, T, n_in) if linear.
+
+    >>> x = torch.randn(2, 4, 5, 5)
+    >>> columns(x, Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)).shape
+    torch.Size([2, 2, 18, 25])
+    """
+    if not geometry.kernel:
+        return x.transpose(1, 2).unsqueeze(1)
+    if geometry.transposed:
+        x, geometry = stretch(x, geometry), plain(geometry)
+        return _patches(x, geometry, flip=True)
+    return _patches(x, geometry, flip=False)
+
+
+def rows(d: Tensor, geometry: Geometry) -> Tensor:
+    """The gradients ``d`` at every location (..., B, G, n_out, T); d is (..., B, out, *spatial), or (..., B, T, out) if linear.
+
+    >>> rows(torch.randn(9, 2, 4, 5, 5), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)).shape
+    torch.Size([9, 2, 2, 2, 25])
+    """
+    if not geometry.kernel:
+        return d.transpose(-1, -2).unsqueeze(-3)
+    channel = d.dim() - 1 - len(geometry.kernel)
+    return d.unflatten(channel, (geometry.groups, -1)).flatten(channel + 2)
+
+
+def gram(vectors: Tensor) -> Tensor:
+    """Sum over items and locations of the outer products: (B, G, n, T) -> (G, n, n).
+
+    >>> gram(torch.ones(2, 1, 3, 5))[0, 0]
+    tensor([10., 10., 10.])
+    """
+    return (vectors @ vectors.transpose(-1, -2)).sum(0)
+
+
+def stretch(x: Tensor, geometry: Geometry) -> Tensor:
+    """The input of a transposed convolution with its stride's zeros between the pixels."""
+    sizes = [s * (n - 1) + 1 for s, n in zip(geometry.stride, x.shape[2:])]
+    out = x.new_zeros(*x.shape[:2], *sizes)
+    out[(slice(None), slice(None), *(slice(None, None, s) for s in geometry.stride))] = x
+    return out
+
+
+def plain(geometry: Geometry) -> Geometry:
+    """The plain, stride 1 convolution that a transposed one is over its stretched input."""
+    return Geometry(geometry.kernel, (1,) * len(geometry.kernel), geometry.padding, geometry.dilation, geometry.groups)
+
+
+def _patches(x: Tensor, geometry: Geometry, flip: bool) -> Tensor:
+    x = pad(x, geometry.padding)
+    for axis, (reach, step, dilation) in enumerate(zip(geometry.reach, geometry.stride, geometry.dilation)):
+        x = x.unfold(2 + axis, reach + 1, step)[..., ::dilation]
+    n = len(geometry.kernel)  # x: (B, channels, *T, *k)
+    x = x.permute(0, 1, *range(2 + n, 2 + 2 * n), *range(2, 2 + n))
+    if flip:  # a transposed convolution reads its taps backwards
+        x = x.flip(tuple(range(2, 2 + n)))
+    batch, channels = x.shape[:2]
+    return x.reshape(batch, geometry.groups, channels // geometry.groups * geometry.taps, -1)
+
+
+def pad(x: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
+    if not any(p for pair in padding for p in pair):
+        return x
+    return F.pad(x, [p for pair in reversed(padding) for p in pair])

@@ -1,0 +1,304 @@
+"""The Laplace posterior: factors and a prior, to sample from and to take quadratic forms with.
+
+With ``Q = U diag(l) U^T`` and ``H = V diag(m) V^T`` the covariance ``(n Q (x) H + tau I)^-1`` of a weight matrix is diagonal in the basis of the
+matrices ``v_a u_b^T``, with variances ``1 / (n m_a l_b + tau)``. The paper's own form, ``Q^-1 (x) H^-1``, is diagonal in the same basis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import log
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from boxcov.curvature.fisher import FisherKind, Layer
+from boxcov.curvature.layers import from_matrix, to_matrix
+from boxcov.errors import BoxcovError
+from boxcov.frozen import listed
+
+if TYPE_CHECKING:
+    from boxcov.curvature.storage import Storage
+    from boxcov.detector import Detector
+
+Form = Literal["eigen", "paper"]
+
+
+@dataclass(frozen=True)
+class Eigen:
+    """A factor in its eigenbasis, one a group; layers that read the same tensor share one object."""
+
+    vectors: Tensor  # (G, n, n), in columns
+    values: Tensor  # (G, n), ascending, never negative
+
+    @staticmethod
+    def of(matrix: Tensor, dtype: torch.dtype) -> Eigen:
+        """Decompose (G, n, n) in float64.
+
+        >>> Eigen.of(torch.diag(torch.tensor([1.0, 4.0]))[None], torch.float32).values
+        tensor([[1., 4.]])
+        """
+        values, vectors = torch.linalg.eigh(matrix.double())
+        return Eigen(vectors.to(dtype), values.clamp(min=0).to(dtype))
+
+    @property
+    def matrix(self) -> Tensor:
+        return (self.vectors * self.values.unsqueeze(1)) @ self.vectors.transpose(1, 2)
+
+    def to(self, device: torch.device | str) -> Eigen:
+        return Eigen(self.vectors.to(device), self.values.to(device))
+
+    def jittered(self, jitter: float) -> Tensor:
+        """Eigenvalues (G, n) of the factor plus ``jitter`` times its mean eigenvalue."""
+        return self.values + jitter * self.values.mean(1, keepdim=True)
+
+    @property
+    def rank(self) -> int:
+        """Of the poorest group, to rounding."""
+        floor = self.values.shape[1] * torch.finfo(self.values.dtype).eps * self.values.amax(1, keepdim=True)
+        return int((self.values > floor).sum(1).min())
+
+
+@dataclass(frozen=True)
+class Block:
+    """The posterior of one weight matrix, in the eigenbases of its factors."""
+
+    layer: Layer
+    Q: Eigen  # (G, n_in): inputs
+    H: Eigen  # (G, n_out): gradients
+    square_norm: float  # of the trained weights, for the marginal likelihood
+
+    @property
+    def size(self) -> int:
+        return self.layer.geometry.groups * self.layer.n_in * self.layer.n_out
+
+    @property
+    def curvature(self) -> Tensor:
+        """Eigenvalues of the Fisher (G, n_out, n_in): m_a l_b."""
+        return self.H.values.unsqueeze(2) * self.Q.values.unsqueeze(1)
+
+    def rotate(self, matrix: Tensor) -> Tensor:
+        """A weight matrix (..., G, n_out, n_in) in the eigenbasis: V^T M U."""
+        return self.H.vectors.transpose(1, 2) @ matrix @ self.Q.vectors
+
+    def unrotate(self, matrix: Tensor) -> Tensor:
+        """The inverse: V M U^T."""
+        return self.H.vectors @ matrix @ self.Q.vectors.transpose(1, 2)
+
+    def cholesky(self, jitter: float) -> tuple[Tensor, Tensor]:
+        """Lower Cholesky factors of Q and H with their jitter (G, n, n): section III-H of the paper."""
+        pair = []
+        for factor in (self.Q, self.H):
+            values = factor.jittered(jitter).double()
+            vectors = factor.vectors.double()
+            matrix = (vectors * values.unsqueeze(1)) @ vectors.transpose(1, 2)
+            pair.append(torch.linalg.cholesky(matrix).to(factor.values.dtype))
+        return pair[0], pair[1]
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """A Gaussian over the weights of some layers, around the trained ones. Made by ``boxcov.fit`` or ``Posterior.load``."""
+
+    blocks: Mapping[str, Block]  # by layer name
+    n_data: float  # training frames that the curvature stands for
+    prior_precision: float | Mapping[str, float]  # tau, for all layers or for each
+    fisher: FisherKind
+    frames: int  # frames that the factors were computed from
+    loss: float  # mean training loss of those frames
+    fingerprint: str  # of the detector's weights
+    depth: str = "head"
+    form: Form = "eigen"
+    jitter: float = 1e-6  # of the paper's form, relative to a factor's mean eigenvalue
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.blocks:
+            if self.form == "eigen" and not self.tau(name) >= 0:
+                raise BoxcovError(f"prior_precision must be at least 0, got {self.tau(name)} for {name}")
+        if not self.n_data > 0:
+            raise BoxcovError(f"n_data must be above 0, got {self.n_data}")
+        poor = [name for name in self.blocks if not self._invertible(name)]
+        if poor:
+            raise BoxcovError(self._rank_message(poor))
+
+    # the covariance
+
+    def tau(self, name: str) -> float:
+        """The prior precision of one layer."""
+        tau = self.prior_precision
+        return float(tau[name] if isinstance(tau, Mapping) else tau)
+
+    def variances(self, name: str) -> Tensor:
+        """Variances in the eigenbasis of one layer (G, n_out, n_in)."""
+        block = self.blocks[name]
+        if self.form == "paper":
+            h, q = block.H.jittered(self.jitter), block.Q.jittered(self.jitter)
+            return 1 / (h.unsqueeze(2) * q.unsqueeze(1))
+        return 1 / (self.n_data * block.curvature + self.tau(name))
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """``count`` draws of eta ~ N(0, Sigma), (count, *shape) by parameter name, on the posterior's device.
+
+        Normal numbers come from ``generator``, on its device; the same generator gives the same draws wherever the posterior lives.
+
+        >>> import boxcov
+        >>> from boxcov.data import shapes
+        >>> from boxcov.detectors.tiny import TinyCenter
+        >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=2), depth=["head.shared.0"])
+        >>> {name: tuple(eta.shape) for name, eta in posterior.sample(10, torch.Generator().manual_seed(0)).items()}
+        {'head.shared.0.weight': (10, 16, 32, 3, 3)}
+        """
+        etas = {}
+        for name, block in self.blocks.items():
+            layer, like = block.layer, block.H.values
+            shape = (count, layer.geometry.groups, layer.n_out, layer.n_in)
+            source = generator.device if generator is not None else like.device
+            xi = torch.randn(shape, generator=generator, dtype=like.dtype, device=source).to(like.device)
+            if self.form == "paper":
+                L_Q, L_H = self._cholesky[name]
+                half = torch.linalg.solve_triangular(L_Q, xi, upper=False, left=False)
+                eta = torch.linalg.solve_triangular(L_H.transpose(1, 2), half, upper=True)
+            else:
+                eta = block.unrotate(xi * self.variances(name).sqrt())
+            weight, bias = from_matrix(eta, layer.shape, layer.bias is not None, layer.geometry)
+            etas[layer.weight] = weight
+            if layer.bias is not None and bias is not None:
+                etas[layer.bias] = bias
+        return etas
+
+    def quadratic(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) by parameter name; a parameter without one counts as 0.
+
+        >>> import boxcov
+        >>> from boxcov.data import shapes
+        >>> from boxcov.detectors.tiny import TinyCenter
+        >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=2), depth=["head.shared.0"])
+        >>> posterior.quadratic({"head.shared.0.weight": torch.randn(7, 5, 16, 32, 3, 3)}).shape
+        torch.Size([7, 5, 5])
+        """
+        total: Tensor | None = None
+        for name, block in self.blocks.items():
+            layer = block.layer
+            if layer.weight not in gradients:
+                continue
+            bias = None if layer.bias is None else gradients[layer.bias]
+            matrix = to_matrix(gradients[layer.weight], bias, layer.geometry).to(block.H.values.dtype)
+            G = (block.rotate(matrix) * self.variances(name).sqrt()).flatten(-3)  # (..., D, w)
+            C = G @ G.transpose(-1, -2)
+            total = C if total is None else total + C
+        if total is None:
+            raise BoxcovError(f"none of the gradients {listed(gradients)} belongs to this posterior")
+        return total
+
+    def covariance(self, name: str) -> Tensor:
+        """The covariance of one layer's weight matrix, dense (w, w) over (group, output, input): for small layers and for tests."""
+        block = self.blocks[name]
+        layer = block.layer
+        groups = []
+        for g, v in enumerate(self.variances(name)):
+            basis = torch.kron(block.H.vectors[g], block.Q.vectors[g])  # (n_out n_in, n_out n_in)
+            groups.append((basis * v.flatten()) @ basis.T)
+        assert len(groups) == layer.geometry.groups
+        return torch.block_diag(*groups)
+
+    # other posteriors of the same factors
+
+    def with_prior(self, prior_precision: float | Mapping[str, float]) -> Posterior:
+        """The same factors under another prior precision, in the exact form."""
+        return replace(self, prior_precision=prior_precision, form="eigen")
+
+    def paper(self, jitter: float = 1e-6) -> Posterior:
+        """The paper's own posterior ``Q^-1 (x) H^-1`` (n = 1, no prior), each factor with ``jitter`` times its mean eigenvalue added."""
+        return replace(self, form="paper", jitter=jitter)
+
+    def to(self, device: torch.device | str) -> Posterior:
+        moved: dict[int, Eigen] = {}  # shared factors stay shared
+
+        def eigen(factor: Eigen) -> Eigen:
+            if id(factor) not in moved:
+                moved[id(factor)] = factor.to(device)
+            return moved[id(factor)]
+
+        return replace(
+            self, blocks={name: replace(b, Q=eigen(b.Q), H=eigen(b.H)) for name, b in self.blocks.items()}
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.blocks.values())).H.values.device
+
+    # evidence
+
+    def log_marginal_likelihood(self) -> float:
+        """Laplace's estimate of log p(D), up to a constant that does not depend on the prior.
+
+        The log-likelihood at the trained weights, the prior there, and half the log-determinants of prior and posterior precision.
+        """
+        if self.form == "paper":
+            raise BoxcovError("the paper's form has no prior, so no marginal likelihood: use posterior.with_prior(1.0)")
+        return -self.n_data * self.loss + sum(
+            log_evidence(block, self.n_data, self.tau(name)) for name, block in self.blocks.items()
+        )
+
+    def tune_prior_precision(self, score: Callable[[Posterior], float] | None = None, *, per_layer: bool = False) -> Posterior:
+        """See ``boxcov.curvature.prior.tune_prior_precision``."""
+        from boxcov.curvature.prior import tune_prior_precision
+
+        return tune_prior_precision(self, score, per_layer=per_layer)
+
+    # files
+
+    def storage(self) -> Storage:
+        """See ``boxcov.curvature.storage.storage``."""
+        from boxcov.curvature.storage import storage
+
+        return storage(self)
+
+    def save(self, path: str | Path) -> None:
+        """One safetensors file, there whole or not at all."""
+        from boxcov.curvature.storage import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | Path, detector: Detector) -> Posterior:
+        """Read a posterior onto the device of ``detector``; one that was made for other weights is refused."""
+        from boxcov.curvature.storage import load
+
+        return load(path, detector)
+
+    @cached_property
+    def _cholesky(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return {name: block.cholesky(self.jitter) for name, block in self.blocks.items()}
+
+    # checks
+
+    def _invertible(self, name: str) -> bool:
+        block = self.blocks[name]
+        if self.form == "eigen" and self.tau(name) > 0:
+            return True
+        full = block.Q.rank == block.layer.n_in and block.H.rank == block.layer.n_out
+        if self.form == "eigen" or full:
+            return full
+        return self.jitter > 0 and bool((block.Q.values.sum(1) > 0).all() and (block.H.values.sum(1) > 0).all())
+
+    def _rank_message(self, poor: list[str]) -> str:
+        one = self.blocks[poor[0]]
+        ranks = f"Q has rank {one.Q.rank} of {one.layer.n_in}, H has rank {one.H.rank} of {one.layer.n_out}"
+        way = "use a prior_precision above 0"
+        if self.form == "paper":
+            way = f"a jitter of {self.jitter} does not mend that: raise it, leave the layer out, or use the form 'eigen'"
+        return f"the factors of {listed(poor)} are rank-deficient ({poor[0]}: {ranks}) and have no inverse: {way}"
+
+
+def log_evidence(block: Block, n_data: float, tau: float) -> float:
+    """What one layer adds to the log marginal likelihood: prior at the weights, and the volume that the data left of the prior's."""
+    if tau == 0:
+        return float("-inf")
+    precision = n_data * block.curvature.double() + tau
+    return 0.5 * (block.size * log(tau) - tau * block.square_norm - float(precision.log().sum()))

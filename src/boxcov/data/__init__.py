@@ -1,0 +1,5 @@
+"""Frames: sized, indexable sequences of (inputs, targets), ready for ``detector(inputs)``."""
+
+from boxcov.data.frame import batched
+
+__all__ = ["batched"]

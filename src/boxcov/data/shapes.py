@@ -1,0 +1,77 @@
+"""Endless little scenes seen from above, for tests and examples: boxes with a bright front, on 32 m x 32 m."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boxcov.errors import BoxcovError
+
+PIXELS = 64
+METRES = 32.0  # the side of a scene
+CLASSES = ("car", "pedestrian")
+_SIZES = torch.tensor([[1.9, 4.6], [0.9, 1.1]])  # w, l
+
+Frame = tuple[Tensor, list[dict[str, Tensor]]]
+
+
+class frames(Sequence[Frame]):  # noqa: N801  (reads as a function, like those of the other data sets)
+    """``count`` scenes: images (1, 1, 64, 64) and a list of one dict with ``boxes`` (n, 5) as x y w l yaw in metres, and ``labels`` (n,).
+
+    A frame is made when it is asked for, from ``seed`` and its index alone. ``noise`` is the standard deviation of the pixels' noise.
+
+    >>> inputs, targets = frames(count=3, seed=1)[0]
+    >>> inputs.shape, targets[0]["boxes"].shape[1]
+    (torch.Size([1, 1, 64, 64]), 5)
+    """
+
+    def __init__(self, count: int = 100, seed: int = 0, noise: float = 0.1, objects: int = 6) -> None:
+        if count < 0 or objects < 0:
+            raise BoxcovError(f"count and objects must be at least 0, got {count} and {objects}")
+        self.count, self.seed, self.noise, self.objects = count, seed, noise, objects
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: Any) -> Frame:
+        number = range(self.count)[index]
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + number)
+        boxes, labels = _scene(self.objects, generator)
+        image = render(boxes) + self.noise * torch.randn(PIXELS, PIXELS, generator=generator)
+        return image[None, None], [{"boxes": boxes, "labels": labels}]
+
+
+def render(boxes: Tensor) -> Tensor:
+    """The image (64, 64) of boxes (n, 5): 1 inside, 2 at the front, soft at the edges.
+
+    >>> float(render(torch.tensor([[16.0, 16.0, 4.0, 8.0, 0.0]])).max())
+    2.0
+    """
+    centres = (torch.arange(PIXELS) + 0.5) * METRES / PIXELS
+    y, x = torch.meshgrid(centres, centres, indexing="ij")
+    image = torch.zeros(PIXELS, PIXELS)
+    for bx, by, w, length, yaw in boxes.tolist():
+        cos, sin = torch.tensor(yaw).cos(), torch.tensor(yaw).sin()
+        along = (x - bx) * cos + (y - by) * sin
+        across = (y - by) * cos - (x - bx) * sin
+        soft = METRES / PIXELS
+        inside = ((length / 2 - along.abs()) / soft + 0.5).clamp(0, 1) * ((w / 2 - across.abs()) / soft + 0.5).clamp(0, 1)
+        front = ((along - length / 4) / soft + 0.5).clamp(0, 1)
+        image = torch.maximum(image, inside * (1 + front))
+    return image
+
+
+def _scene(objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    n = int(torch.randint(objects // 2, objects + 1, (), generator=generator)) if objects else 0
+    labels = torch.randint(0, 2, (n,), generator=generator)
+    # no two in the same 6 m square, so that they do not overlap
+    side = int(METRES // 6)
+    squares = torch.randperm(side * side, generator=generator)[:n]
+    centres = torch.stack([squares % side, squares // side], 1) * 6.0 + 3.0 + 2.4 * torch.rand(n, 2, generator=generator) - 0.2
+    sizes = _SIZES[labels] * (1 + 0.12 * torch.randn(n, 2, generator=generator)).clamp(0.7, 1.4)
+    yaw = (2 * torch.rand(n, 1, generator=generator) - 1) * pi
+    return torch.cat([centres, sizes, yaw], 1), labels

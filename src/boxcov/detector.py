@@ -1,0 +1,105 @@
+"""The contract: what boxcov must know of a detector."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import pi
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from boxcov.detections import Detections
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which instances are reported: fixed once, at the trained weights, and the same for every derivative.
+
+    >>> none = torch.zeros(0, dtype=torch.long)
+    >>> len(Selection(frame=none, scores=torch.zeros(0), labels=none, where=none))
+    0
+    """
+
+    frame: Tensor  # (m,) which frame of the batch
+    scores: Tensor  # (m,)
+    labels: Tensor  # (m,) index into classes
+    where: Any  # the detector's own index tensors (cell, task, level, query ...)
+
+    def __len__(self) -> int:
+        return int(self.scores.shape[0])
+
+
+InstanceGroup = tuple[Tensor, Callable[[], Tensor]]
+"""``(index, run)``: ``run()`` gives the boxes (g, D) of the instances ``index`` (g,), each its own item of the batch at every layer."""
+
+
+class Detector(nn.Module, ABC):
+    """A detector as boxcov sees it: subclass it, or wrap a model in one.
+
+    ``forward`` must be pure in the parameters, ``decode`` differentiable in ``raw``, and ``loss`` one value a frame: the mean over a batch
+    hides the gradients of its frames. See ``boxcov.detectors.tiny`` for a complete example.
+    """
+
+    box_fields: tuple[str, ...]  # names of the D numbers of a box, e.g. x y z w l h yaw vx vy
+    classes: tuple[str, ...]
+    periods: ClassVar[Mapping[str, float]] = {"yaw": 2 * pi}  # fields that wrap around: differences are taken the short way
+
+    @abstractmethod
+    def forward(self, inputs: Any) -> Any:
+        """Raw outputs, any pytree of tensors."""
+
+    @abstractmethod
+    def select(self, raw: Any) -> Selection:
+        """Which instances are reported: threshold, top-k, NMS."""
+
+    @abstractmethod
+    def decode(self, raw: Any, selection: Selection) -> Tensor:
+        """The boxes (m, D) of the selected instances, differentiable in ``raw``."""
+
+    @abstractmethod
+    def loss(self, raw: Any, targets: Any) -> Tensor:
+        """The training loss of each frame of the batch (B,)."""
+
+    @abstractmethod
+    def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
+        """The parts of the network from its output to its input: "head", then "neck", then "backbone"."""
+
+    def instances(self, raw: Any, selection: Selection) -> Iterable[InstanceGroup] | None:
+        """Optional: how to run the head one instance at a time, the instance as the batch dimension (``ExactGLM`` uses it).
+
+        Gives groups ``(index, run)`` that cover every instance once. ``raw`` is what ``forward`` returned and must hold what the head
+        reads. In ``run`` every layer sees g items, item i belonging to instance ``index[i]`` alone: cropped receptive fields for a
+        convolutional head, RoIs, queries.
+        """
+        return None
+
+    def sample_targets(self, raw: Any, generator: torch.Generator) -> Any:
+        """Optional: targets drawn from the detector's own predictive distribution, for ``fisher="mc"``."""
+        return None
+
+    def detect(self, inputs: Any) -> Detections:
+        """The plain detector: boxes, scores and labels, no covariance.
+
+        >>> from boxcov.data import shapes
+        >>> from boxcov.detectors.tiny import TinyCenter
+        >>> inputs, _ = shapes.frames(count=1)[0]
+        >>> TinyCenter().eval().detect(inputs).boxes.shape[1]
+        5
+        """
+        with torch.no_grad():
+            raw = self(inputs)
+            selection = self.select(raw)
+            return self.detections(selection, self.decode(raw, selection))
+
+    def detections(self, selection: Selection, boxes: Tensor) -> Detections:
+        return Detections(
+            boxes=boxes,
+            scores=selection.scores,
+            labels=selection.labels,
+            frame=selection.frame,
+            fields=tuple(self.box_fields),
+            classes=tuple(self.classes),
+        )

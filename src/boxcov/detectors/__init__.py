@@ -1,0 +1,1 @@
+"""Detectors that fulfil the contract, one file a family."""

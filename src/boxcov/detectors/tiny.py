@@ -1,0 +1,210 @@
+"""TinyCenter: a small centre-based detector with everything that a large one has, for tests, examples and a first look.
+
+Dict output, focal + L1 loss, strided, grouped, dilated depthwise and transposed convolutions, BatchNorm, a head on 7x7 receptive fields.
+Trained on ``boxcov.data.shapes`` in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from boxcov.data.shapes import CLASSES, METRES
+from boxcov.detector import Detector, InstanceGroup, Selection
+from boxcov.detectors.crops import crop, run_on_crops
+from boxcov.errors import BoxcovError
+
+_BRANCHES = {"heatmap": len(CLASSES), "offset": 2, "size": 2, "rot": 2}
+Raw = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Targets as the loss reads them, on the head's map."""
+
+    heat: Tensor  # (B, classes, h, w)
+    mask: Tensor  # (B, h, w) cells that hold the centre of an object
+    values: Tensor  # (B, 6, h, w) offset, log size, sin and cos of the yaw there
+
+
+class Head(nn.Module):
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.shared = _block(nn.Conv2d(channels, width, 3, padding=1, bias=False))
+        self.branches = nn.ModuleDict(
+            {
+                name: nn.Sequential(*_block(nn.Conv2d(width, width, 3, padding=1, bias=False)), nn.Conv2d(width, n, 3, padding=1))
+                for name, n in _BRANCHES.items()
+            }
+        )
+
+    def forward(self, features: Tensor) -> Raw:
+        x = self.shared(features)
+        return {name: branch(x) for name, branch in self.branches.items()}
+
+
+class TinyCenter(Detector):
+    """Boxes x y w l yaw of two classes from images (B, 1, height, width) of 0.5 m pixels.
+
+    >>> detector = TinyCenter(seed=0).eval()
+    >>> raw = detector(torch.zeros(1, 1, 64, 64))
+    >>> raw["heatmap"].shape
+    torch.Size([1, 2, 32, 32])
+    """
+
+    box_fields = ("x", "y", "w", "l", "yaw")
+    classes = CLASSES
+
+    def __init__(self, seed: int = 0, threshold: float = 0.1, most: int = 100, width: int = 16) -> None:
+        super().__init__()
+        self.threshold, self.most = threshold, most
+        self.cell = 2 * METRES / 64  # metres a cell of the head's map
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        w = width
+        self.backbone = nn.Sequential(
+            _block(nn.Conv2d(1, w, 3, stride=2, padding=1, bias=False)),
+            _block(nn.Conv2d(w, 2 * w, 3, padding=1, groups=2, bias=False)),
+        )
+        self.deep = nn.Sequential(
+            _block(nn.Conv2d(2 * w, 2 * w, 3, stride=2, padding=1, bias=False)),
+            _block(nn.Conv2d(2 * w, 2 * w, 3, padding=2, dilation=2, groups=2 * w, bias=False)),
+            _block(nn.Conv2d(2 * w, 2 * w, 1, bias=False)),
+        )
+        self.lateral = _block(nn.Conv2d(2 * w, w, 1))
+        self.up = _block(nn.ConvTranspose2d(2 * w, w, 2, stride=2))
+        self.head = Head(2 * w, w)
+        heat = self.head.branches["heatmap"][-1]  # type: ignore[index]
+        nn.init.constant_(heat.bias, -2.19)  # rare objects: start from a probability of 0.1
+        torch.set_rng_state(state)
+
+    def forward(self, inputs: Tensor) -> Raw:
+        x = self.backbone(inputs)
+        features = torch.cat([self.lateral(x), self.up(self.deep(x))], 1)
+        return {"features": features, **self.head(features)}
+
+    def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
+        return {"head": self.head, "neck": (self.lateral, self.up), "backbone": (self.backbone, self.deep)}
+
+    # from raw outputs to boxes
+
+    def select(self, raw: Raw) -> Selection:
+        heat = raw["heatmap"].sigmoid()
+        peaks = heat * (F.max_pool2d(heat, 3, stride=1, padding=1) == heat)
+        frame, label, row, column = (peaks > self.threshold).nonzero(as_tuple=True)
+        scores = heat[frame, label, row, column]
+        keep = [(frame == b).nonzero()[:, 0] for b in range(len(heat))]
+        keep = [rows[scores[rows].topk(min(self.most, len(rows))).indices] for rows in keep]
+        order = torch.cat(keep) if keep else frame
+        where = (frame[order], row[order], column[order])
+        return Selection(frame[order], scores[order], label[order], where)
+
+    def decode(self, raw: Raw, selection: Selection) -> Tensor:
+        frame, row, column = selection.where
+        offset, size, rot = (raw[name][frame, :, row, column] for name in ("offset", "size", "rot"))  # (m, 2) each
+        return self._boxes(offset, size, rot, row, column)
+
+    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
+        frame, row, column = selection.where
+        index = torch.arange(len(selection), device=row.device)
+
+        def run() -> Tensor:
+            x, inside = crop(raw["features"], frame, row, column, radius=3)
+            x, inside = run_on_crops(self.head.shared, x, inside)
+            out = [run_on_crops(self.head.branches[name], x, inside)[0][:, :, 0, 0] for name in ("offset", "size", "rot")]  # type: ignore[arg-type]
+            return self._boxes(*out, row, column)
+
+        return [(index, run)]
+
+    def _boxes(self, offset: Tensor, size: Tensor, rot: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        centre = (torch.stack([column, row], 1) + offset) * self.cell
+        yaw = torch.atan2(rot[:, 0], rot[:, 1])
+        return torch.cat([centre, size.exp(), yaw.unsqueeze(1)], 1)
+
+    # the training loss
+
+    def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
+        """Focal loss of the heat map plus 0.25 times the L1 loss at the objects' cells, of each frame (B,)."""
+        if not isinstance(targets, Encoded):
+            targets = self.encode(targets, raw["heatmap"])
+        positives = targets.mask.sum((1, 2)).clamp(min=1)
+        p = raw["heatmap"].sigmoid().clamp(1e-4, 1 - 1e-4)
+        at = targets.heat == 1
+        focal = torch.where(at, -p.log() * (1 - p) ** 2, -(1 - p).log() * p**2 * (1 - targets.heat) ** 4)
+        values = torch.cat([raw["offset"], raw["size"], raw["rot"]], 1)
+        l1 = (values - targets.values).abs() * targets.mask.unsqueeze(1)
+        return (focal.sum((1, 2, 3)) + 0.25 * l1.sum((1, 2, 3))) / positives
+
+    def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> Encoded:
+        """Boxes as heat maps and values on the grid of ``like`` (B, classes, h, w)."""
+        batch, _, height, width = like.shape
+        if len(targets) != batch:
+            raise BoxcovError(f"{batch} frames in the batch, but targets for {len(targets)}")
+        heat, values = torch.zeros_like(like), like.new_zeros(batch, 6, height, width)
+        mask = like.new_zeros(batch, height, width)
+        rows = torch.arange(height, device=like.device)[:, None]
+        columns = torch.arange(width, device=like.device)[None]
+        for b, target in enumerate(targets):
+            boxes = target["boxes"].to(like)
+            for box, label in zip(boxes, target["labels"].tolist()):
+                x, y = (box[:2] / self.cell).tolist()
+                row, column = int(y), int(x)
+                if not (0 <= x < width and 0 <= y < height):
+                    continue  # off the map
+                sigma = max(0.7, float(box[2:4].mean()) / self.cell / 4)
+                splat = torch.exp(-((rows - row) ** 2 + (columns - column) ** 2) / (2 * sigma**2))
+                heat[b, label] = torch.maximum(heat[b, label], splat.to(like))
+                mask[b, row, column] = 1
+                offset = box[:2] / self.cell - torch.tensor([column, row]).to(like)
+                values[b, :, row, column] = torch.cat([offset, box[2:4].log(), box[4:].sin(), box[4:].cos()])
+        return Encoded(heat, mask, values)
+
+    def sample_targets(self, raw: Raw, generator: torch.Generator) -> Encoded:
+        """An object in a cell with the probability of its score, its values around the predicted ones.
+
+        The L1 loss only reads on which side of the prediction a value lies, so the width of the draw does not matter.
+        """
+        p = raw["heatmap"].sigmoid()
+        heat = torch.bernoulli(p, generator=generator)
+        values = torch.cat([raw["offset"], raw["size"], raw["rot"]], 1)
+        noise = torch.empty_like(values).normal_(generator=generator)
+        return Encoded(heat, heat.amax(1), values + noise)
+
+
+def train(detector: TinyCenter, frames: Sequence[Any], epochs: int = 6, batch: int = 8, rate: float = 4e-3, seed: int = 0) -> TinyCenter:
+    """Train in place, with Adam and a one-cycle rate; gives the detector in eval mode.
+
+    >>> from boxcov.data import shapes
+    >>> detector = train(TinyCenter(), shapes.frames(count=8), epochs=1)
+    >>> detector.training
+    False
+    """
+    from boxcov.data import batched
+
+    generator = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.Adam(detector.parameters(), rate)
+    items = [(inputs, detector.encode(targets, torch.zeros(1, 2, 32, 32))) for inputs, targets in batched(frames, 1)]
+    images = torch.cat([inputs for inputs, _ in items])
+    encoded = [torch.cat([getattr(e, name) for _, e in items]) for name in ("heat", "mask", "values")]
+    steps = epochs * -(-len(images) // batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
+    detector.train()
+    for _ in range(epochs):
+        for rows in torch.randperm(len(images), generator=generator).split(batch):
+            loss = detector.loss(detector(images[rows]), Encoded(*(e[rows] for e in encoded))).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+    return detector.eval()
+
+
+def _block(convolution: nn.Module) -> nn.Sequential:
+    out = convolution.out_channels
+    assert isinstance(out, int)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out), nn.ReLU(inplace=True))

@@ -1,0 +1,21 @@
+"""What boxcov raises and warns: one message that names the value, the place and the way out."""
+
+from __future__ import annotations
+
+
+class BoxcovError(ValueError):
+    """A user's mistake or unusable input; nothing was changed.
+
+    >>> raise BoxcovError("samples must be at least 2, got 1")
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: samples must be at least 2, got 1
+    """
+
+
+class BoxcovWarning(UserWarning):
+    """Something that gives a right answer to a question you may not have meant to ask.
+
+    >>> import warnings
+    >>> warnings.simplefilter("error", BoxcovWarning)  # in a safety case, turn them into errors
+    """

@@ -1,0 +1,120 @@
+"""The detector is never touched: boxcov works on a shadow of it.
+
+A shadow is a second tree of module objects over the same parameters and buffers. It is in eval mode, it may be told to remember what
+its frozen modules returned, and whatever happens to it, the detector's own modules keep their mode, hooks, flags and attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from types import MethodType
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from boxcov.errors import BoxcovError
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def shadow(module: M, replace: Mapping[int, nn.Parameter] | None = None) -> M:
+    """A twin of ``module`` in eval mode that shares its parameters and buffers, the ones in ``replace`` (by id) exchanged.
+
+    >>> linear = nn.Linear(2, 3).train()
+    >>> twin = shadow(linear)
+    >>> twin.weight is linear.weight, twin.training, linear.training
+    (True, False, True)
+    """
+    return cast(M, _twin(module, replace or {}, {}))
+
+
+def _twin(module: nn.Module, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.Module]) -> nn.Module:
+    if id(module) in memo:
+        return memo[id(module)]
+    if isinstance(module, torch.jit.ScriptModule):
+        return module  # compiled and opaque: shared as it is
+    twin = module.__new__(type(module))
+    memo[id(module)] = twin
+    twin.__dict__.update(module.__dict__)
+    children = {name: child and _twin(child, replace, memo) for name, child in module._modules.items()}
+    twin.__dict__["_modules"] = children
+    if replace:
+        own = {name: p if p is None else replace.get(id(p), p) for name, p in module._parameters.items()}
+        twin.__dict__["_parameters"] = own
+    twin.__dict__["training"] = False
+    for name, value in module.__dict__.items():
+        if name not in ("_modules", "_parameters", "_buffers"):
+            twin.__dict__[name] = _rebind(value, replace, memo)
+    twin.__dict__["training"] = False
+    return twin
+
+
+def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.Module]) -> Any:
+    """Modules and bound methods that a module keeps in plain attributes must be the shadow's, too."""
+    if isinstance(value, nn.Module):
+        return _twin(value, replace, memo)
+    if type(value) in (list, tuple) and any(isinstance(item, nn.Module) for item in value):
+        return type(value)(_rebind(item, replace, memo) for item in value)
+    if type(value) is dict and any(isinstance(item, nn.Module) for item in value.values()):
+        return {key: _rebind(item, replace, memo) for key, item in value.items()}
+    if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
+        return MethodType(value.__func__, _twin(value.__self__, replace, memo))
+    return value
+
+
+def fingerprint(module: nn.Module) -> str:
+    """SHA-256 of names, types, shapes and bytes of all floating-point weights and buffers; the same on every device.
+
+    >>> linear = nn.Linear(2, 3)
+    >>> before = fingerprint(linear)
+    >>> with torch.no_grad():
+    ...     _ = linear.bias.add_(1)
+    >>> fingerprint(linear) == before
+    False
+    """
+    digest = sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            continue
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_finite_weights(module: nn.Module) -> None:
+    """Name the parameters and buffers that hold a NaN or an infinity, in one error.
+
+    >>> linear = nn.Linear(2, 3)
+    >>> _ = nn.init.constant_(linear.bias, float("nan"))
+    >>> check_finite_weights(linear)
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: the detector has NaN or infinite weights in bias (3 of 3 values): load a sound checkpoint
+    """
+    bad = [_describe(name, tensor) for name, tensor in _named_floats(module) if not bool(tensor.isfinite().all())]
+    if bad:
+        raise BoxcovError(f"the detector has NaN or infinite weights in {listed(bad)}: load a sound checkpoint")
+
+
+def _named_floats(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point():
+            yield name, tensor.detach()
+
+
+def _describe(name: str, tensor: Tensor) -> str:
+    return f"{name} ({int((~tensor.isfinite()).sum())} of {tensor.numel()} values)"
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Names for an error message, the first few of many.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    names = list(names)
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"
