@@ -10,6 +10,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
 

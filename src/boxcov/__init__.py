@@ -6,17 +6,27 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.predict.exact import ExactGLM
+from boxcov.predict.glm import GLM
+from boxcov.predict.held_out import held_out_nll
+from boxcov.predict.mcglm import MCGLM
+from boxcov.predict.mci import MCI
 from boxcov.version import __version__
 
 __all__ = [
+    "GLM",
+    "MCGLM",
+    "MCI",
     "BoxcovError",
     "BoxcovWarning",
     "Detections",
     "Detector",
+    "ExactGLM",
     "Posterior",
     "Selection",
     "__version__",
     "data",
     "detectors",
     "fit",
+    "held_out_nll",
 ]

@@ -67,7 +67,7 @@ class Detections:
             rows = [range(len(self))[rows]]  # an IndexError past the end, as for a list
         if isinstance(rows, (list, np.ndarray)):
             rows = torch.as_tensor(rows)
-        return replace(self, **{name: tensor[rows] for name, tensor in self._tensors()})
+        return self._with({name: tensor[rows] for name, tensor in self._tensors()})
 
     def __iter__(self) -> Iterator[Detections]:
         return (self[i] for i in range(len(self)))
@@ -100,7 +100,7 @@ class Detections:
         return [self[self.frame == i] for i in range(count)]
 
     def to(self, device: torch.device | str) -> Detections:
-        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors()})
+        return self._with({name: tensor.to(device) for name, tensor in self._tensors()})
 
     def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
         """Plain arrays by name, the uncertainty among them."""
@@ -120,9 +120,7 @@ class Detections:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["boxcov.detections"])
                 tensors = {name: file.get_tensor(name) for name in file.keys() if name in _REQUIRED + _OPTIONAL}  # noqa: SIM118
-            return Detections(
-                **tensors, fields=tuple(about["fields"]), classes=tuple(about["classes"]), meta=about["meta"]
-            )
+            return Detections(**tensors, fields=tuple(about["fields"]), classes=tuple(about["classes"]), meta=about["meta"])
         except FileNotFoundError:
             raise BoxcovError(f"{path}: no such file") from None
         except (SafetensorError, KeyError, TypeError, OSError, json.JSONDecodeError, BoxcovError) as error:
@@ -131,6 +129,9 @@ class Detections:
     def _tensors(self) -> list[tuple[str, Tensor]]:
         present = ((name, getattr(self, name)) for name in _REQUIRED + _OPTIONAL)
         return [(name, tensor) for name, tensor in present if tensor is not None]
+
+    def _with(self, tensors: dict[str, Any]) -> Detections:
+        return replace(self, **tensors)
 
     def _column(self, name: str) -> int:
         if name not in self.fields:

@@ -66,10 +66,8 @@ class Sums:
     @staticmethod
     def of(layer: Layer, device: torch.device) -> Sums:
         groups = layer.geometry.groups
-        zeros = [
-            torch.zeros(groups, n, n, dtype=torch.float64, device=device) for n in (layer.n_in, layer.n_out)
-        ]
-        return Sums(layer, *zeros)
+        Q, H = (torch.zeros(groups, n, n, dtype=torch.float64, device=device) for n in (layer.n_in, layer.n_out))
+        return Sums(layer, Q, H)
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class Accumulator:
                 targets = sampled(self._detector, raw, generator)
             losses = frame_losses(self._detector, raw, targets, batch)
             edges = [use.edge for use in uses]
-            wanted = [*edges, *self._aliases.values()] if first else edges
+            wanted: list[Any] = [*edges, *self._aliases.values()] if first else [*edges]
             grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
         self._add_gradients(uses, grads[: len(uses)], batch)
         if first:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, get_args
 from warnings import warn
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from boxcov.curvature.fisher import Accumulator, FisherKind, Sums
+from boxcov.curvature.fisher import Accumulator, FisherKind
 from boxcov.curvature.layers import to_matrix
 from boxcov.curvature.posterior import Block, Eigen, Form, Posterior
 from boxcov.curvature.scope import chosen_parameters
@@ -104,7 +104,7 @@ class _Taken:
         self.frames, self.fraction = frames, fraction
         self.seen = self.used = 0
         self.order: list[int] | None = None
-        size = len(frames) if hasattr(frames, "__len__") else None
+        size = len(frames) if isinstance(frames, Sized) else None
         self.expected: int | None = None if size is None else max(1, round(fraction * size)) if size else 0
         if size and fraction < 1 and hasattr(frames, "__getitem__"):
             generator = torch.Generator().manual_seed(seed)

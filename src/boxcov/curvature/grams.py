@@ -59,9 +59,7 @@ def _output_sizes(x: Tensor, geometry: Geometry) -> list[int]:
     if geometry.transposed:
         sizes = [s * (n - 1) + 1 for s, n in zip(geometry.stride, sizes)]
         geometry = plain(geometry)
-    return [
-        (n + sum(p) - r - 1) // s + 1 for n, p, r, s in zip(sizes, geometry.padding, geometry.reach, geometry.stride)
-    ]
+    return [(n + sum(p) - r - 1) // s + 1 for n, p, r, s in zip(sizes, geometry.padding, geometry.reach, geometry.stride)]
 
 
 def _lags(geometry: Geometry) -> Iterator[tuple[int, ...]]:

@@ -61,7 +61,7 @@ def to_matrix(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor
     grouped = weight.unflatten(first, (geometry.groups, -1))  # (..., G, out / G, in, *k), or (..., G, in, out / G, *k) if transposed
     if geometry.transposed:
         grouped = grouped.transpose(first + 1, first + 2)
-    matrix = grouped.flatten(first + 2)  # (..., G, n_out, n_in)
+    matrix: Tensor = grouped.flatten(first + 2)  # (..., G, n_out, n_in)
     if bias is None:
         return matrix
     return torch.cat([matrix, bias.reshape(*lead, geometry.groups, -1, 1)], dim=-1)
@@ -116,7 +116,8 @@ def rows(d: Tensor, geometry: Geometry) -> Tensor:
     if not geometry.kernel:
         return d.transpose(-1, -2).unsqueeze(-3)
     channel = d.dim() - 1 - len(geometry.kernel)
-    return d.unflatten(channel, (geometry.groups, -1)).flatten(channel + 2)
+    grouped: Tensor = d.unflatten(channel, (geometry.groups, -1))
+    return grouped.flatten(channel + 2)
 
 
 def gram(vectors: Tensor) -> Tensor:

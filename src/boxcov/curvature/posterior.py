@@ -198,13 +198,12 @@ class Posterior:
     def covariance(self, name: str) -> Tensor:
         """The covariance of one layer's weight matrix, dense (w, w) over (group, output, input): for small layers and for tests."""
         block = self.blocks[name]
-        layer = block.layer
         groups = []
         for g, v in enumerate(self.variances(name)):
             basis = torch.kron(block.H.vectors[g], block.Q.vectors[g])  # (n_out n_in, n_out n_in)
             groups.append((basis * v.flatten()) @ basis.T)
-        assert len(groups) == layer.geometry.groups
-        return torch.block_diag(*groups)
+        dense: Tensor = torch.block_diag(*groups)
+        return dense
 
     # other posteriors of the same factors
 
@@ -224,9 +223,7 @@ class Posterior:
                 moved[id(factor)] = factor.to(device)
             return moved[id(factor)]
 
-        return replace(
-            self, blocks={name: replace(b, Q=eigen(b.Q), H=eigen(b.H)) for name, b in self.blocks.items()}
-        )
+        return replace(self, blocks={name: replace(b, Q=eigen(b.Q), H=eigen(b.H)) for name, b in self.blocks.items()})
 
     @property
     def device(self) -> torch.device:
@@ -241,9 +238,7 @@ class Posterior:
         """
         if self.form == "paper":
             raise BoxcovError("the paper's form has no prior, so no marginal likelihood: use posterior.with_prior(1.0)")
-        return -self.n_data * self.loss + sum(
-            log_evidence(block, self.n_data, self.tau(name)) for name, block in self.blocks.items()
-        )
+        return -self.n_data * self.loss + sum(log_evidence(block, self.n_data, self.tau(name)) for name, block in self.blocks.items())
 
     def tune_prior_precision(self, score: Callable[[Posterior], float] | None = None, *, per_layer: bool = False) -> Posterior:
         """See ``boxcov.curvature.prior.tune_prior_precision``."""

@@ -11,9 +11,7 @@ from boxcov.errors import BoxcovError
 DECADES = (-8.0, 8.0)
 
 
-def tune_prior_precision(
-    posterior: Posterior, score: Callable[[Posterior], float] | None = None, *, per_layer: bool = False
-) -> Posterior:
+def tune_prior_precision(posterior: Posterior, score: Callable[[Posterior], float] | None = None, *, per_layer: bool = False) -> Posterior:
     """The posterior with the prior precision that explains the data best.
 
     Without ``score``, the marginal likelihood of the training frames decides, which costs nothing; ``per_layer`` gives each layer its own

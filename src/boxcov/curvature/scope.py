@@ -37,9 +37,7 @@ def _modules(detector: Detector, depth: str | Sequence[str]) -> list[nn.Module]:
         return [_module(detector, name, "depth") for name in depth]
     parts = detector.parts()
     if depth not in parts:
-        raise BoxcovError(
-            f"depth {depth!r} is not a part of this detector: it has {', '.join(parts)}; a list of module names is taken too"
-        )
+        raise BoxcovError(f"depth {depth!r} is not a part of this detector: it has {', '.join(parts)}; a list of module names is taken too")
     modules: list[nn.Module] = []
     for name, part in parts.items():
         modules.extend([part] if isinstance(part, nn.Module) else part)

@@ -11,7 +11,7 @@ from torch import Tensor
 from boxcov.errors import BoxcovError
 
 
-class batched(Sequence[Any]):  # noqa: N801  (reads as a function: frames = batched(frames, 4))
+def batched(frames: Sequence[Any], size: int) -> Batches:
     """``frames`` in batches of ``size``: tensors are joined along their first dimension, lists end to end, dicts and tuples item by item.
 
     >>> from boxcov.data import shapes
@@ -19,10 +19,15 @@ class batched(Sequence[Any]):  # noqa: N801  (reads as a function: frames = batc
     >>> len(batches), batches[2][0].shape
     (3, torch.Size([2, 1, 64, 64]))
     """
+    if size < 1:
+        raise BoxcovError(f"a batch holds at least 1 frame, got {size}")
+    return Batches(frames, size)
+
+
+class Batches(Sequence[Any]):
+    """Frames merged when they are asked for."""
 
     def __init__(self, frames: Sequence[Any], size: int) -> None:
-        if size < 1:
-            raise BoxcovError(f"a batch holds at least 1 frame, got {size}")
         self.frames, self.size = frames, size
 
     def __len__(self) -> int:

@@ -19,30 +19,39 @@ _SIZES = torch.tensor([[1.9, 4.6], [0.9, 1.1]])  # w, l
 Frame = tuple[Tensor, list[dict[str, Tensor]]]
 
 
-class frames(Sequence[Frame]):  # noqa: N801  (reads as a function, like those of the other data sets)
-    """``count`` scenes: images (1, 1, 64, 64) and a list of one dict with ``boxes`` (n, 5) as x y w l yaw in metres, and ``labels`` (n,).
+class Shapes(Sequence[Frame]):
+    """Scenes: images (1, 1, 64, 64) and a list of one dict with ``boxes`` (n, 5) as x y w l yaw in metres, and ``labels`` (n,).
 
     A frame is made when it is asked for, from ``seed`` and its index alone. ``noise`` is the standard deviation of the pixels' noise.
 
-    >>> inputs, targets = frames(count=3, seed=1)[0]
+    >>> inputs, targets = Shapes(3, seed=1, noise=0.1, objects=6)[0]
     >>> inputs.shape, targets[0]["boxes"].shape[1]
     (torch.Size([1, 1, 64, 64]), 5)
     """
 
-    def __init__(self, count: int = 100, seed: int = 0, noise: float = 0.1, objects: int = 6) -> None:
-        if count < 0 or objects < 0:
-            raise BoxcovError(f"count and objects must be at least 0, got {count} and {objects}")
-        self.count, self.seed, self.noise, self.objects = count, seed, noise, objects
+    def __init__(self, size: int, seed: int, noise: float, objects: int) -> None:
+        self.size, self.seed, self.noise, self.objects = size, seed, noise, objects
 
     def __len__(self) -> int:
-        return self.count
+        return self.size
 
-    def __getitem__(self, index: Any) -> Frame:
-        number = range(self.count)[index]
+    def __getitem__(self, index: Any) -> Any:
+        number = range(self.size)[index]
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + number)
         boxes, labels = _scene(self.objects, generator)
         image = render(boxes) + self.noise * torch.randn(PIXELS, PIXELS, generator=generator)
         return image[None, None], [{"boxes": boxes, "labels": labels}]
+
+
+def frames(count: int = 100, seed: int = 0, noise: float = 0.1, objects: int = 6) -> Shapes:
+    """``count`` scenes of up to ``objects`` objects.
+
+    >>> len(frames(count=3))
+    3
+    """
+    if count < 0 or objects < 0:
+        raise BoxcovError(f"count and objects must be at least 0, got {count} and {objects}")
+    return Shapes(count, seed, noise, objects)
 
 
 def render(boxes: Tensor) -> Tensor:

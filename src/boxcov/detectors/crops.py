@@ -24,8 +24,8 @@ def crop(features: Tensor, frame: Tensor, row: Tensor, column: Tensor, radius: i
     return picked.movedim(3, 1) * mask, mask
 
 
-def run_on_crops(layers: nn.Sequential, x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """``layers`` on crops (m, C, s, s), every 3x3 convolution taking a cell from each side; what they give, and the mask that belongs to it.
+def run_on_crops(layers: nn.Module, x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """The layers of a sequential module on crops (m, C, s, s), every 3x3 convolution taking a cell from each side; what they give, and the mask that belongs to it.
 
     On the whole map a convolution reads zeros beyond the border, so whatever a layer before it gave there is set to zero.
 
@@ -35,7 +35,7 @@ def run_on_crops(layers: nn.Sequential, x: Tensor, inside: Tensor) -> tuple[Tens
     >>> torch.allclose(run_on_crops(layers, crops, inside)[0][0, :, 0, 0], layers(maps)[0, :, 0, 7], atol=1e-6)
     True
     """
-    for layer in layers:
+    for layer in layers.children():
         if isinstance(layer, nn.Conv2d):
             cut = layer.dilation[0] * (layer.kernel_size[0] - 1) // 2
             x = F.conv2d(x * inside, layer.weight, layer.bias, dilation=layer.dilation, groups=layer.groups)

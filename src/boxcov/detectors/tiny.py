@@ -116,8 +116,9 @@ class TinyCenter(Detector):
         def run() -> Tensor:
             x, inside = crop(raw["features"], frame, row, column, radius=3)
             x, inside = run_on_crops(self.head.shared, x, inside)
-            out = [run_on_crops(self.head.branches[name], x, inside)[0][:, :, 0, 0] for name in ("offset", "size", "rot")]  # type: ignore[arg-type]
-            return self._boxes(*out, row, column)
+            branches = self.head.branches
+            offset, size, rot = (run_on_crops(branches[name], x, inside)[0][:, :, 0, 0] for name in ("offset", "size", "rot"))
+            return self._boxes(offset, size, rot, row, column)
 
         return [(index, run)]
 

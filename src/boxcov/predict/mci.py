@@ -1,0 +1,139 @@
+"""MCI: Bayesian averaging over weights drawn at random, by dropout or from the Laplace posterior. The paper's baseline; not post hoc."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from boxcov.curvature.calls import Call
+from boxcov.curvature.fisher import at_least_float32
+from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.scope import chosen_parameters
+from boxcov.curvature.storage import check_fingerprint
+from boxcov.detections import Detections
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError
+from boxcov.predict.linearise import Point
+from boxcov.predict.predictor import Predictor, check_samples, sample_covariance
+
+_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+
+
+class MCI(Predictor):
+    """The mean and covariance of the boxes over ``samples`` networks, for the instances that the plain detector reports.
+
+    posterior: draw the networks from it; otherwise by dropout.
+    dropout: the rate at which the inputs of every layer at ``depth`` are dropped; None keeps the detector's own dropout layers active instead.
+
+    The boxes returned are the mean, not the plain detector's: Bayesian averaging is not post hoc.
+
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> model = MCI(TinyCenter(threshold=0.12, most=3), dropout=0.1)
+    >>> model(shapes.frames(count=1)[0][0]).covariance.shape
+    torch.Size([3, 5, 5])
+    """
+
+    method = "mci"
+
+    def __init__(
+        self,
+        detector: Detector,
+        posterior: Posterior | None = None,
+        dropout: float | None = 0.1,
+        samples: int = 10,
+        seed: int = 0,
+        *,
+        depth: str | Sequence[str] = "head",
+    ) -> None:
+        check_samples(samples)
+        if posterior is not None:
+            check_fingerprint(posterior.fingerprint, detector, "posterior")
+            layers = [block.layer for block in posterior.blocks.values()]
+            names = [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias is not None]
+        elif dropout is None:
+            names = []
+        elif 0 < dropout < 1:
+            names = list(chosen_parameters(detector, depth))
+        else:
+            raise BoxcovError(f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own dropout layers")
+        super().__init__(detector, names)
+        self.posterior = None if posterior is None else posterior.to(self.device)
+        self.dropout, self.samples, self.seed = dropout, samples, seed
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._etas: dict[str, Tensor] | None = None
+
+    def settings(self) -> dict[str, Any]:
+        own = {"method": self.method, "samples": self.samples, "seed": self.seed}
+        if self.posterior is None:
+            return {**own, "dropout": self.dropout}
+        return {**own, "depth": self.posterior.depth, "weights_sha256": self.posterior.fingerprint}
+
+    def predict(self, point: Point) -> Detections:
+        draw = self._own_dropout if self.posterior is None and self.dropout is None else self._by_layer
+        deltas = torch.stack([at_least_float32(point.difference(draw(point, i))) for i in range(self.samples)], 2)  # (m, D, k)
+        mean = point.boxes + deltas.mean(2).to(point.boxes.dtype)
+        return point.detections(boxes=mean, covariance=sample_covariance(deltas), meta=self.settings())
+
+    def _by_layer(self, point: Point, number: int) -> Tensor:
+        answer = self._dropped if self.posterior is None else self._perturbed(number)
+        raw = point.linearised.run(point.inputs, answer)
+        return point.linearised.shadow.decode(raw, point.selection)
+
+    def _dropped(self, name: str, call: Call) -> Tensor:
+        assert self.dropout is not None
+        return call(x=drop(call.x, self.dropout, self._generator))
+
+    def _perturbed(self, number: int) -> Callable[[str, Call], Tensor]:
+        assert self.posterior is not None
+        if self._etas is None:
+            self._etas = self.posterior.sample(self.samples, torch.Generator().manual_seed(self.seed))
+        theta = self.linearised.theta()
+        weights = {name: theta[name] + eta[number].to(theta[name].dtype) for name, eta in self._etas.items()}
+        return self.linearised.exchanged(weights)
+
+    def _own_dropout(self, point: Point, number: int) -> Tensor:
+        with _Active(self._generator) as active:
+            raw = point.linearised.shadow(point.inputs)
+        if not active.count:
+            raise BoxcovError(
+                "the detector has no dropout layers of its own, so nothing would vary: give a rate, as in MCI(detector, dropout=0.1)"
+            )
+        return point.linearised.shadow.decode(raw, point.selection)
+
+
+def drop(x: Tensor, rate: float, generator: torch.Generator) -> Tensor:
+    """Dropout from its own generator, so that the global one stays where it is.
+
+    >>> drop(torch.ones(4), 0.5, torch.Generator().manual_seed(0)).unique()
+    tensor([0., 2.])
+    """
+    kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
+    return x * kept.to(x.dtype) / (1 - rate)
+
+
+class _Active(TorchFunctionMode):
+    """Dropout layers drop, though they are in eval mode, and draw from ``generator``."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator, self.count = generator, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _DROPOUTS:
+            return func(*args, **kwargs)
+        given = {**dict(zip(("input", "p", "training", "inplace"), args)), **kwargs}
+        x, rate = given["input"], given.get("p", 0.5)
+        if rate == 0:
+            return x
+        self.count += 1
+        if func is F.dropout:
+            return drop(x, rate, self.generator)
+        spatial = _DROPOUTS.index(func)  # whole channels fall away
+        return x * drop(x.new_ones(*x.shape[: x.dim() - spatial], *[1] * spatial), rate, self.generator)

@@ -1,0 +1,115 @@
+"""What all methods share: the checks, the plain pass, and that the detector stays as it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from threading import Lock
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten_with_path, tree_map_only
+
+from boxcov.curvature.fisher import at_least_float32
+from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.storage import check_fingerprint
+from boxcov.detections import Detections
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError
+from boxcov.frozen import check_finite_weights
+from boxcov.predict.linearise import Linearised, Point
+
+
+class Predictor(ABC):
+    """A method at work: ``model(inputs)`` gives ``Detections`` with a covariance."""
+
+    method: ClassVar[str]
+
+    def __init__(self, detector: Detector, parameters: list[str]) -> None:
+        check_finite_weights(detector)
+        self.device = next(detector.parameters()).device
+        self.linearised = Linearised(detector, parameters)
+        self._lock = Lock()  # the shadow remembers one frame at a time
+
+    def __call__(self, inputs: Any) -> Detections:
+        """The detector's boxes, scores and labels, and what it does not know of each box."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            inputs = _ready(inputs, self.device)
+            try:
+                point = self.linearised.at(inputs)
+                if not len(point.selection):
+                    return self._empty(point)
+                result = self.predict(point)
+            finally:
+                self.linearised.trunk.forget()
+            self._check(result)
+            return result
+
+    @abstractmethod
+    def predict(self, point: Point) -> Detections:
+        """For at least one box."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What a reader of the result should know of how it was made."""
+
+    def _empty(self, point: Point) -> Detections:
+        D = point.boxes.shape[1]
+        zeros = at_least_float32(point.boxes).new_zeros
+        return point.detections(covariance=zeros(0, D, D), meta=self.settings())
+
+    def _check(self, result: Detections) -> None:
+        assert result.covariance is not None
+        if not bool(result.covariance.isfinite().all()):
+            rows = (~result.covariance.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
+            raise BoxcovError(
+                f"{self.method}: the covariance of {len(rows)} of {len(result)} boxes is not finite (box {rows[0]}: "
+                f"{result.boxes[rows[0]].tolist()}): the weights, or a step of {self.settings()}, are out of range"
+            )
+
+
+class PosteriorPredictor(Predictor):
+    """A method that needs a posterior: it must belong to the detector."""
+
+    def __init__(self, detector: Detector, posterior: Posterior) -> None:
+        check_fingerprint(posterior.fingerprint, detector, "posterior")
+        layers = [block.layer for block in posterior.blocks.values()]
+        names = [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias is not None]
+        super().__init__(detector, names)
+        self.posterior = posterior.to(self.device)
+
+    def settings(self) -> dict[str, Any]:
+        posterior = self.posterior
+        return {
+            "method": self.method,
+            "depth": posterior.depth,
+            "form": posterior.form,
+            "n_data": posterior.n_data,
+            "prior_precision": posterior.prior_precision,
+            "fisher": posterior.fisher,
+            "weights_sha256": posterior.fingerprint,
+        }
+
+
+def sample_covariance(A: Tensor) -> Tensor:
+    """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (12) to (14) of the paper.
+
+    >>> sample_covariance(torch.tensor([[[1.0, 2.0, 3.0]]]))
+    tensor([[[1.]]])
+    """
+    A = A - A.mean(2, keepdim=True)
+    return A @ A.transpose(1, 2) / (A.shape[2] - 1)
+
+
+def check_samples(samples: int) -> None:
+    if samples < 2:
+        raise BoxcovError(f"samples must be at least 2 for a covariance, got {samples}")
+
+
+def _ready(inputs: Any, device: torch.device) -> Any:
+    """The inputs on the detector's device, checked, and free to be differentiated through."""
+    for path, leaf in tree_flatten_with_path(inputs)[0]:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            where = "".join(str(step) for step in path)
+            raise BoxcovError(f"inputs{where} holds {int((~leaf.isfinite()).sum())} NaN or infinite values of {leaf.numel()}")
+    return tree_map_only(Tensor, lambda t: (t.clone() if t.is_inference() else t).to(device), inputs)
