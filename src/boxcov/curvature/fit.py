@@ -118,9 +118,9 @@ class _Taken:
                 self.used += 1
                 yield self.frames[i]  # type: ignore[index]
             return
-        for item in self.frames:
+        for item in self.frames:  # a stream: evenly spread, the first one always
             self.seen += 1
-            if int(self.seen * self.fraction) > int((self.seen - 1) * self.fraction) or self.seen == 1:
+            if self.used < round(self.seen * self.fraction, 9):
                 self.used += 1
                 yield item
 

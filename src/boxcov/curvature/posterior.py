@@ -43,7 +43,8 @@ class Eigen:
         tensor([[1., 4.]])
         """
         values, vectors = torch.linalg.eigh(matrix.double())
-        return Eigen(vectors.to(dtype), values.clamp(min=0).to(dtype))
+        # contiguous, as a file would give it back: the layout decides how products round
+        return Eigen(vectors.to(dtype).contiguous(), values.clamp(min=0).to(dtype))
 
     @property
     def matrix(self) -> Tensor:

@@ -40,7 +40,7 @@ class ExactGLM(PosteriorPredictor):
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> frames = shapes.frames(count=2)
-    >>> detector = TinyCenter(threshold=0.12)
+    >>> detector = TinyCenter(threshold=0.05, most=3)
     >>> model = ExactGLM(detector, boxcov.fit(detector, frames))
     >>> found = model(frames[0][0])
     >>> bool((found.uncertainty > 0).all())

@@ -18,7 +18,7 @@ class GLM(PosteriorPredictor):
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> frames = shapes.frames(count=2)
-    >>> detector = TinyCenter(threshold=0.12, most=3)
+    >>> detector = TinyCenter(threshold=0.05, most=3)
     >>> model = GLM(detector, boxcov.fit(detector, frames))
     >>> model(frames[0][0]).covariance.shape
     torch.Size([3, 5, 5])

@@ -34,7 +34,7 @@ class MCGLM(PosteriorPredictor):
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> frames = shapes.frames(count=2)
-    >>> detector = TinyCenter(threshold=0.12)
+    >>> detector = TinyCenter(threshold=0.05, most=3)
     >>> model = MCGLM(detector, boxcov.fit(detector, frames), samples=10)
     >>> found = model(frames[0][0])
     >>> found.covariance.shape[1:]

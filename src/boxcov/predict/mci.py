@@ -34,7 +34,7 @@ class MCI(Predictor):
 
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
-    >>> model = MCI(TinyCenter(threshold=0.12, most=3), dropout=0.1)
+    >>> model = MCI(TinyCenter(threshold=0.05, most=3), dropout=0.1)
     >>> model(shapes.frames(count=1)[0][0]).covariance.shape
     torch.Size([3, 5, 5])
     """

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from boxcov import Posterior, fit
+from boxcov.data import batched, shapes
+from boxcov.detectors.tiny import TinyCenter, train
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def train_frames() -> list:
+    return list(shapes.frames(count=200, seed=0))
+
+
+@pytest.fixture(scope="session")
+def tiny(train_frames: list) -> TinyCenter:
+    """The reference detector, trained for a few seconds. Tests must leave it as it is."""
+    return train(TinyCenter(seed=0), train_frames, epochs=6)
+
+
+@pytest.fixture(scope="session")
+def posterior(tiny: TinyCenter, train_frames: list) -> Posterior:
+    """Of its head, under n and tau."""
+    return fit(tiny, batched(train_frames, 8), n_data=2000)
+
+
+@pytest.fixture(scope="session")
+def image() -> torch.Tensor:
+    return shapes.frames(count=1, seed=7)[0][0]

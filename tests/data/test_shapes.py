@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from boxcov import BoxcovError
+from boxcov.data import batched, shapes
+
+
+def test_a_frame_depends_on_seed_and_index_alone() -> None:
+    frames = shapes.frames(count=5, seed=3)
+    state = torch.get_rng_state()
+    first = frames[4][0]
+    assert torch.equal(shapes.frames(count=9, seed=3)[4][0], first)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(shapes.frames(count=5, seed=4)[4][0], first)
+    assert torch.equal(frames[-1][0], first)
+    with pytest.raises(IndexError):
+        frames[5]
+
+
+def test_the_picture_shows_the_boxes() -> None:
+    image = shapes.render(torch.tensor([[16.0, 8.0, 4.0, 8.0, 0.0]]))
+    rows, columns = (image > 0.5).nonzero(as_tuple=True)
+    metres = shapes.METRES / shapes.PIXELS
+    assert (int(columns.min()) * metres, (int(columns.max()) + 1) * metres) == (12, 20)
+    assert (int(rows.min()) * metres, (int(rows.max()) + 1) * metres) == (6, 10)
+    assert float(image[16, 38]) > float(image[16, 26])  # the front is bright
+
+
+def test_batches_hold_every_frame_once() -> None:
+    batches = batched(shapes.frames(count=7), 3)
+    assert [len(inputs) for inputs, _ in batches] == [3, 3, 1]
+    assert [len(targets) for _, targets in batches] == [3, 3, 1]
+    assert torch.equal(batches[1][0][2:], shapes.frames(count=7)[5][0])
+
+
+def test_batches_merge_what_frames_are_made_of() -> None:
+    frames = [({"x": torch.ones(1, 2)}, None), ({"x": torch.zeros(1, 2)}, None)]
+    inputs, targets = batched(frames, 2)[0]
+    assert inputs["x"].tolist() == [[1, 1], [0, 0]]
+    assert targets is None
+    with pytest.raises(BoxcovError, match="cannot merge str"):
+        batched([("a", None)], 1)[0]
+    with pytest.raises(BoxcovError, match="at least 1 frame, got 0"):
+        batched(frames, 0)
+
+
+def test_bad_counts() -> None:
+    with pytest.raises(BoxcovError, match="at least 0, got -1"):
+        shapes.frames(count=-1)

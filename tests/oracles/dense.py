@@ -1,0 +1,69 @@
+"""Exact answers by brute force: dense matrices in float64 over all weights of one layer at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boxcov import Detector, Posterior
+from boxcov.curvature.layers import to_matrix
+from boxcov.curvature.posterior import Block
+
+
+def flat(block: Block, gradients: dict[str, Tensor]) -> Tensor:
+    """Gradients (..., *shape) by parameter as rows (..., w) in the order of the weight matrix."""
+    layer = block.layer
+    bias = None if layer.bias is None else gradients[layer.bias]
+    return to_matrix(gradients[layer.weight], bias, layer.geometry).flatten(-3)
+
+
+def _gradients(numbers: Tensor, detector: Detector) -> dict[str, Tensor]:
+    """Gradients (n, *shape) of n numbers, one backward pass each. (torch.func.functional_call unties a module that has two names.)"""
+    named = dict(detector.named_parameters())
+    rows = [torch.autograd.grad(number, list(named.values()), retain_graph=True, allow_unused=True) for number in numbers]
+    return {
+        name: torch.stack([torch.zeros_like(p) if row[i] is None else row[i] for row in rows]) for i, (name, p) in enumerate(named.items())
+    }
+
+
+def box_jacobian(detector: Detector, inputs: Any) -> dict[str, Tensor]:
+    """The Jacobian (m, D, *shape) of the boxes for every parameter, the selection frozen."""
+    raw = detector(inputs)
+    boxes = detector.decode(raw, detector.select(raw))
+    return {name: g.unflatten(0, boxes.shape) for name, g in _gradients(boxes.flatten(), detector).items()}
+
+
+def frame_gradients(detector: Detector, inputs: Tensor, targets: Any) -> dict[str, Tensor]:
+    """The gradient (B, *shape) of every frame's own loss, one frame at a time."""
+    losses = [detector.loss(detector(inputs[i : i + 1]), targets[i : i + 1])[0] for i in range(len(inputs))]
+    return _gradients(torch.stack(losses), detector)
+
+
+def dense_covariance(posterior: Posterior, name: str) -> Tensor:
+    """Sigma of one layer (w, w), inverted as a whole."""
+    block = posterior.blocks[name]
+    groups = []
+    for Q, H in zip(block.Q.matrix, block.H.matrix):
+        if posterior.form == "paper":
+            Q, H = (M + posterior.jitter * M.diagonal().mean() * torch.eye(len(M), dtype=M.dtype) for M in (Q, H))
+            groups.append(torch.linalg.inv(torch.kron(H, Q)))
+        else:
+            F = torch.kron(H, Q)
+            groups.append(torch.linalg.inv(posterior.n_data * F + posterior.tau(name) * torch.eye(len(F), dtype=F.dtype)))
+    return torch.block_diag(*groups)
+
+
+def box_covariance(detector: Detector, posterior: Posterior, inputs: Any) -> Tensor:
+    """``J Sigma J^T`` (m, D, D) from dense matrices."""
+    J = box_jacobian(detector, inputs)
+    parts = []
+    for name, block in posterior.blocks.items():
+        rows = flat(block, J)  # (m, D, w)
+        parts.append(rows @ dense_covariance(posterior, name) @ rows.transpose(1, 2))
+    return torch.stack(parts).sum(0)
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm().clamp(min=1e-300))

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from boxcov import MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, fit
+from boxcov.detectors.tiny import TinyCenter
+from nets import CASES
+from oracles.dense import box_covariance, relative
+
+
+@pytest.fixture(scope="module")
+def small():
+    case = next(case for case in CASES if case.name == "conv2d")
+    detector = case.detector()
+    inputs, targets = case.frames(detector)
+    return detector, fit(detector, [(inputs, targets)], n_data=50, prior_precision=0.5), inputs[:1]
+
+
+def test_jvp_converges_to_the_exact_covariance_as_one_over_root_k(small) -> None:
+    detector, posterior, inputs = small
+    exact = box_covariance(detector, posterior, inputs)
+    counts = torch.tensor([8.0, 32.0, 128.0, 512.0])
+    errors = [
+        torch.tensor([relative(MCGLM(detector, posterior, samples=int(k), seed=s)(inputs).covariance, exact) for s in range(40)])
+        .square()
+        .mean()
+        .sqrt()
+        for k in counts
+    ]
+    x, y = counts.log(), torch.stack(errors).log()
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
+    assert float(slope) == pytest.approx(-0.5, abs=0.1)
+    assert errors[-1] < 0.15
+
+
+def test_fd_converges_to_jvp_as_epsilon_falls(small) -> None:
+    detector, posterior, inputs = small
+    exact = MCGLM(detector, posterior, seed=3)(inputs).covariance
+    errors = []
+    for epsilon in (1e-2, 1e-3, 1e-4, 1e-5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BoxcovWarning)
+            errors.append(relative(MCGLM(detector, posterior, derivative="fd", epsilon=epsilon, seed=3)(inputs).covariance, exact))
+    for coarse, fine in zip(errors, errors[1:]):
+        assert coarse / fine == pytest.approx(10, rel=0.3)  # first order
+
+
+def test_fd_is_the_papers_algorithm(small) -> None:
+    """Algorithm 1, word for word, on weights changed by hand."""
+    detector, posterior, inputs = small
+    epsilon, k = 1e-4, 5
+    etas = posterior.sample(k, torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        selection = detector.select(detector(inputs))
+        z0 = detector.decode(detector(inputs), selection)
+        named = dict(detector.named_parameters())
+        A = []
+        for i in range(k):
+            for name, eta in etas.items():
+                named[name].add_(epsilon * eta[i])
+            A.append((detector.decode(detector(inputs), selection) - z0) / epsilon)
+            for name, eta in etas.items():
+                named[name].sub_(epsilon * eta[i])
+        A = torch.stack(A, 2)
+        tilde = A - A.mean(2, keepdim=True)
+        expected = tilde @ tilde.transpose(1, 2) / (k - 1)
+    # adding and taking away again leaves rounding in the weights: the posterior would not be theirs any more
+    fresh = next(case for case in CASES if case.name == "conv2d").detector()
+    found = MCGLM(fresh, posterior, samples=k, derivative="fd", epsilon=epsilon, seed=4)(inputs)
+    assert relative(found.covariance, expected) < 1e-8
+    detector.load_state_dict(fresh.state_dict())
+
+
+# the step, in float32: the table of the design
+
+
+def off(tiny: TinyCenter, posterior: Posterior, image: torch.Tensor, epsilon: float) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BoxcovWarning)
+        fd = MCGLM(tiny, posterior, derivative="fd", epsilon=epsilon)(image).covariance
+    return relative(fd, MCGLM(tiny, posterior)(image).covariance)
+
+
+def test_fd_with_the_papers_epsilon_is_lost_in_rounding_under_n_and_tau(tiny, posterior, image) -> None:
+    assert off(tiny, posterior, image, 1e-7) >= 0.05
+    assert off(tiny, posterior, image, 1e-5) < 0.02
+
+
+def test_fd_with_a_longer_step_is_useless_under_the_papers_posterior(tiny, posterior, image) -> None:
+    """Its eta are thousands of times longer, so that a step of 1e-3 leaves the region where the boxes are linear."""
+    paper = posterior.paper()
+    rms = [torch.cat([e.flatten() for e in p.sample(2).values()]).square().mean().sqrt() for p in (paper, posterior)]
+    assert rms[0] / rms[1] > 100
+    assert off(tiny, paper, image, 1e-7) < 0.3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BoxcovWarning)
+        try:
+            far = off(tiny, paper, image, 1e-3)
+        except BoxcovError:  # not even finite
+            far = float("inf")
+    assert far > 1
+
+
+def test_jvp_in_float32_is_that_of_float64(tiny, posterior, image, train_frames) -> None:
+    import copy
+
+    double = copy.deepcopy(tiny).double()
+    same = fit(double, [(x.double(), y) for x, y in train_frames[:20]], n_data=2000)
+    half = fit(tiny, train_frames[:20], n_data=2000)
+    exact = ExactGLM(double, same)(image.double()).covariance
+    assert relative(ExactGLM(tiny, half)(image).covariance.double(), exact) < 1e-3
+
+
+def test_fd_warns_once_with_a_better_epsilon(tiny, posterior, image) -> None:
+    model = MCGLM(tiny, posterior, derivative="fd", epsilon=1e-7)
+    with pytest.warns(BoxcovWarning, match=r"lost in rounding.* epsilon=1e-\d is .* off, derivative='jvp' needs no epsilon") as caught:
+        model(image)
+    better = float(str(caught[0].message).split("; epsilon=")[1].split(" ")[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(image)  # said once
+        MCGLM(tiny, posterior, derivative="fd", epsilon=better)(image)  # and the advice is good
+    with pytest.warns(BoxcovWarning, match="too long"):
+        MCGLM(tiny, posterior, derivative="fd", epsilon=1e-2)(image)
+
+
+# samples
+
+
+def test_samples_are_reused_from_frame_to_frame_or_fresh(tiny, posterior, image) -> None:
+    model = MCGLM(tiny, posterior, seed=1)
+    first, second = model(image).covariance, model(image).covariance
+    assert torch.equal(first, second)
+    assert torch.equal(MCGLM(tiny, posterior, seed=1)(image).covariance, first)
+    assert not torch.equal(MCGLM(tiny, posterior, seed=2)(image).covariance, first)
+    fresh = MCGLM(tiny, posterior, seed=1, fresh=True)
+    assert torch.equal(fresh(image).covariance, first)
+    assert not torch.equal(fresh(image).covariance, first)
+
+
+def test_chunks_do_not_change_the_numbers(tiny, posterior, image) -> None:
+    whole = MCGLM(tiny, posterior, samples=7)(image).covariance
+    assert relative(MCGLM(tiny, posterior, samples=7, chunk=2)(image).covariance, whole) < 1e-5
+
+
+def test_cross_box_covariance_is_the_papers_full_matrix(tiny, posterior, image) -> None:
+    found = MCGLM(tiny, posterior, samples=6, cross_box=True)(image)
+    m, D = found.boxes.shape
+    full = found.cross_covariance()
+    assert full.shape == (m * D, m * D)
+    assert int(torch.linalg.matrix_rank(full.double(), rtol=1e-6)) == 5
+    blocks = full.reshape(m, D, m, D).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    assert relative(blocks, found.covariance) < 1e-5
+    assert found[1:3].factor.shape == (2, D, 6)
+    with pytest.raises(BoxcovError, match="cross_box=True"):
+        MCGLM(tiny, posterior)(image).cross_covariance()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"samples": 1}, "samples must be at least 2 for a covariance, got 1"),
+        ({"derivative": "backward"}, "derivative must be one of jvp, fd, got 'backward'"),
+        ({"epsilon": 0.0}, "epsilon must be above 0, got 0.0"),
+    ],
+)
+def test_bad_arguments(tiny, posterior, arguments: dict, message: str) -> None:
+    with pytest.raises(BoxcovError, match=message):
+        MCGLM(tiny, posterior, **arguments)
+
+
+def test_half_precision_detectors_are_served(train_frames, image) -> None:
+    """The paper's eta would overflow float16: tangents are scaled before, and the derivatives after."""
+    from boxcov.detectors.tiny import train
+
+    detector = train(TinyCenter(seed=0), train_frames[:64], epochs=3)
+    frames = train_frames[:16]
+    reference = ExactGLM(detector, fit(detector, frames))(image)
+    half = detector.bfloat16()
+    posterior = fit(half, [(x.bfloat16(), y) for x, y in frames])
+    found = MCGLM(half, posterior.paper(), samples=50)(image.bfloat16())
+    assert found.covariance.dtype == torch.float32
+    assert bool(found.covariance.isfinite().all())
+    exact = ExactGLM(half, posterior)(image.bfloat16())
+    assert len(reference) > 0
+    assert exact.covariance.dtype == torch.float32

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from boxcov import MCI, BoxcovError, ExactGLM, Selection, fit
+from boxcov.predict.mci import drop
+from nets import NetDetector
+from oracles.dense import relative
+
+
+@pytest.fixture(scope="module")
+def tight(tiny, train_frames):
+    """So much data that weights hardly vary: averaging and linearising agree."""
+    return fit(tiny, train_frames[:20], n_data=1e10, prior_precision=1e6)
+
+
+def test_laplace_samples_agree_with_the_linearised_covariance_where_the_posterior_is_tight(tiny, tight, image) -> None:
+    exact = ExactGLM(tiny, tight)(image)
+    found = MCI(tiny, tight, samples=400)(image)
+    assert relative(found.covariance, exact.covariance) < 0.2
+    assert torch.allclose(found.boxes, exact.boxes, atol=0.01)
+    assert torch.equal(found.scores, exact.scores)
+
+
+def test_laplace_samples_are_full_passes_with_other_weights(tiny, tight, image) -> None:
+    import copy
+
+    etas = tight.sample(3, torch.Generator().manual_seed(0))
+    boxes = []
+    for i in range(3):
+        other = copy.deepcopy(tiny)
+        named = dict(other.named_parameters())
+        with torch.no_grad():
+            for name, eta in etas.items():
+                named[name].add_(eta[i])
+            boxes.append(other.decode(other(image), tiny.select(tiny(image))))
+    stack = torch.stack(boxes)
+    found = MCI(tiny, tight, samples=3)(image)
+    assert torch.allclose(found.boxes, stack.mean(0), atol=1e-5)
+    spread = stack - stack.mean(0)
+    assert relative(found.covariance, torch.einsum("kmi,kmj->mij", spread, spread) / 2) < 1e-2
+
+
+def test_dropout_varies_and_follows_its_seed(tiny, image) -> None:
+    first, again, other = (MCI(tiny, dropout=0.1, seed=seed)(image) for seed in (0, 0, 1))
+    assert torch.equal(first.covariance, again.covariance)
+    assert not torch.equal(first.covariance, other.covariance)
+    assert bool((first.uncertainty > 0).all())
+    assert not torch.equal(first.boxes, tiny.detect(image).boxes)  # Bayesian averaging is not post hoc
+    assert float(MCI(tiny, dropout=0.5)(image).uncertainty.mean()) > float(first.uncertainty.mean())
+
+
+class WithDropout(NetDetector):
+    def __init__(self, kind: type[nn.Module] = nn.Dropout, rate: float = 0.3) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), kind(rate), nn.Conv2d(3, 2, 1)))
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d])
+def test_the_detectors_own_dropout(kind: type[nn.Module]) -> None:
+    detector, x = WithDropout(kind).eval(), torch.randn(1, 2, 5, 5)
+    state = torch.get_rng_state()
+    found = MCI(detector, dropout=None)(x)
+    assert bool((found.uncertainty > 0).all())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not detector.net[1].training
+
+
+def test_dropout_that_would_sample_nothing_is_refused(tiny, image) -> None:
+    with pytest.raises(BoxcovError, match="no dropout layers of its own, so nothing would vary"):
+        MCI(tiny, dropout=None)(image)
+    with pytest.raises(BoxcovError, match="no dropout layers of its own"):
+        MCI(WithDropout(rate=0.0), dropout=None)(torch.randn(1, 2, 5, 5))
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, -0.1])
+def test_bad_rates(tiny, rate: float) -> None:
+    with pytest.raises(BoxcovError, match=f"dropout must lie between 0 and 1, got {rate}"):
+        MCI(tiny, dropout=rate)
+
+
+def test_drop_keeps_the_mean() -> None:
+    x = drop(torch.ones(100_000), 0.3, torch.Generator().manual_seed(0))
+    assert float(x.mean()) == pytest.approx(1, abs=0.01)
+    assert float((x == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
+
+
+class Turning(NetDetector):
+    """A heading next to the cut at pi: samples fall on both sides of it."""
+
+    box_fields = ("p", "yaw")
+
+    def decode(self, raw: dict[str, Tensor], selection: Selection) -> Tensor:
+        v = raw["map"][selection.where[0], :, selection.where[1]]
+        return torch.stack([v[:, 0], torch.atan2(0.01 * v[:, 0], v[:, 1] * 0 - 1)], 1)
+
+
+def test_headings_on_both_sides_of_the_cut_are_near_each_other() -> None:
+    torch.manual_seed(0)
+    detector = Turning(nn.Conv2d(2, 2, 3, padding=1))
+    x = torch.randn(1, 2, 5, 5)
+    boxes = detector.detect(x).boxes
+    assert float(boxes[:, 1].abs().min()) > 3
+    found = MCI(detector, dropout=0.5, samples=50)(x)
+    assert float(found.std("yaw").max()) < 0.1
+    assert bool(((found.field("yaw") - boxes[:, 1]).abs() < math.pi).all())
+
+
+def test_a_posterior_too_wide_for_averaging_says_so(tiny, posterior, image) -> None:
+    wide = posterior.with_prior(1e-6)
+    with pytest.raises(BoxcovError, match="the covariance of .* boxes is not finite"):
+        MCI(tiny, wide)(image)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from boxcov import BoxcovError, Detections
+
+
+def some(m: int = 4, D: int = 3, seed: int = 0) -> Detections:
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(m, D, D, generator=generator)
+    return Detections(
+        boxes=torch.randn(m, D, generator=generator),
+        scores=torch.rand(m, generator=generator),
+        labels=torch.arange(m) % 2,
+        frame=torch.arange(m) // 3,
+        fields=("x", "y", "yaw")[:D],
+        classes=("car", "bus"),
+        covariance=A @ A.transpose(1, 2),
+        factor=A,
+        meta={"method": "exact", "samples": None},
+    )
+
+
+@pytest.mark.parametrize(
+    "rows", [1, -1, slice(1, 3), torch.tensor([True, False, True, False]), torch.tensor([3, 0]), [2, 1], np.array([0, 3])], ids=str
+)
+def test_every_array_is_cut_alike(rows) -> None:
+    found = some()
+    part = found[rows]
+    index = torch.arange(4)[rows if not isinstance(rows, int) else [rows]]
+    assert len(part) == len(index)
+    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor", "uncertainty"):
+        assert torch.equal(getattr(part, name), getattr(found, name)[index])
+    assert part.meta == found.meta
+
+
+def test_rows_past_the_end_are_refused() -> None:
+    with pytest.raises(IndexError):
+        some()[4]
+    assert len(list(some())) == 4
+
+
+def test_named_fields() -> None:
+    found = some()
+    assert torch.equal(found.field("y"), found.boxes[:, 1])
+    assert torch.allclose(found.std("yaw") ** 2, found.covariance[:, 2, 2])
+    assert torch.allclose(found.uncertainty, found.covariance.diagonal(dim1=1, dim2=2).sum(1))
+    with pytest.raises(BoxcovError, match="no field 'z': the boxes have x, y, yaw"):
+        found.field("z")
+
+
+def test_frames() -> None:
+    parts = some().frames()
+    assert [len(part) for part in parts] == [3, 1]
+    assert [len(part) for part in some().frames(4)] == [3, 1, 0, 0]
+    assert some(0).frames() == []
+
+
+def test_shapes_are_checked() -> None:
+    found = some()
+    with pytest.raises(BoxcovError, match=r"covariance has shape \(4, 2, 2\), expected \(4, 3, 3\)"):
+        Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes, torch.zeros(4, 2, 2))
+    with pytest.raises(BoxcovError, match=r"boxes has shape \(4, 2\)"):
+        Detections(found.boxes[:, :2], found.scores, found.labels, found.frame, found.fields, found.classes)
+    with pytest.raises(BoxcovError, match=r"factor has shape \(2, 3, 5\)"):
+        Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes, factor=torch.zeros(2, 3, 5))
+
+
+def test_plain_detections_have_no_uncertainty() -> None:
+    found = some()
+    plain = Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes)
+    with pytest.raises(BoxcovError, match="without a covariance"):
+        _ = plain.uncertainty
+    assert "uncertainty" not in plain.numpy()
+
+
+def test_numpy_and_device() -> None:
+    arrays = some().to("cpu").numpy()
+    assert set(arrays) == {"boxes", "scores", "labels", "frame", "covariance", "factor", "uncertainty"}
+    assert all(isinstance(array, np.ndarray) for array in arrays.values())
+
+
+@pytest.mark.parametrize("m", [0, 1, 500])
+def test_files_bring_everything_back(tmp_path, m: int) -> None:
+    found = some(m)
+    found.save(tmp_path / "d.safetensors")
+    again = Detections.load(tmp_path / "d.safetensors")
+    assert again.fields == found.fields
+    assert again.classes == found.classes
+    assert again.meta == found.meta
+    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor"):
+        assert torch.equal(getattr(again, name), getattr(found, name))
+    assert b"pickle" not in (tmp_path / "d.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["missing", "text", "truncated", "foreign", "half"])
+def test_damaged_files_are_named(tmp_path, damage: str) -> None:
+    from safetensors.torch import save_file
+
+    path = tmp_path / "d.safetensors"
+    some().save(path)
+    if damage == "missing":
+        path.unlink()
+    elif damage == "text":
+        path.write_text("{}")
+    elif damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-8])
+    elif damage == "foreign":
+        save_file({"boxes": torch.zeros(1)}, path)
+    else:  # the header of one, the arrays of another
+        save_file({"boxes": torch.zeros(1, 3)}, path, metadata={"boxcov.detections": '{"fields": ["x"], "classes": [], "meta": {}}'})
+    with pytest.raises(BoxcovError, match="d.safetensors: (no such file|not a file of boxcov detections)"):
+        Detections.load(path)
