@@ -111,5 +111,5 @@ def test_damaged_files_are_named(tmp_path, damage: str) -> None:
         save_file({"boxes": torch.zeros(1)}, path)
     else:  # the header of one, the arrays of another
         save_file({"boxes": torch.zeros(1, 3)}, path, metadata={"boxcov.detections": '{"fields": ["x"], "classes": [], "meta": {}}'})
-    with pytest.raises(BoxcovError, match="d.safetensors: (no such file|not a file of boxcov detections)"):
+    with pytest.raises(BoxcovError, match=r"d\.safetensors: (no such file|not a file of boxcov detections)"):
         Detections.load(path)

@@ -216,7 +216,7 @@ def test_damaged_files_are_named(tmp_path, tiny: TinyCenter, posterior: Posterio
         save_file({"x": torch.zeros(1)}, path)
     elif damage == "folder":
         path.mkdir()
-    with pytest.raises(BoxcovError, match="p.safetensors: (no such file|not a boxcov posterior)"):
+    with pytest.raises(BoxcovError, match=r"p\.safetensors: (no such file|not a boxcov posterior)"):
         Posterior.load(path, tiny)
 
 

@@ -172,7 +172,7 @@ def test_kfac_equals_curvlinops_on_mse(kind: str) -> None:
         order = [[start + o * columns + i for i in range(columns)] for o in range(rows)]
         start += rows * columns
         if layer.bias is not None:
-            order = [line + [start + o] for o, line in enumerate(order)]
+            order = [[*line, start + o] for o, line in enumerate(order)]
             start += rows
         index = torch.tensor(order).flatten()
         theirs = dense[index][:, index]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import pytest
@@ -44,7 +45,7 @@ def test_fd_converges_to_jvp_as_epsilon_falls(small) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BoxcovWarning)
             errors.append(relative(MCGLM(detector, posterior, derivative="fd", epsilon=epsilon, seed=3)(inputs).covariance, exact))
-    for coarse, fine in zip(errors, errors[1:]):
+    for coarse, fine in itertools.pairwise(errors):
         assert coarse / fine == pytest.approx(10, rel=0.3)  # first order
 
 

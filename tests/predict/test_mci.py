@@ -112,5 +112,5 @@ def test_headings_on_both_sides_of_the_cut_are_near_each_other() -> None:
 
 def test_a_posterior_too_wide_for_averaging_says_so(tiny, posterior, image) -> None:
     wide = posterior.with_prior(1e-6)
-    with pytest.raises(BoxcovError, match="the covariance of .* boxes is not finite"):
+    with pytest.raises(BoxcovError, match=r"the covariance of .* boxes is not finite"):
         MCI(tiny, wide)(image)

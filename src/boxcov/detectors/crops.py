@@ -25,9 +25,10 @@ def crop(features: Tensor, frame: Tensor, row: Tensor, column: Tensor, radius: i
 
 
 def run_on_crops(layers: nn.Module, x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """The layers of a sequential module on crops (m, C, s, s), every 3x3 convolution taking a cell from each side; what they give, and the mask that belongs to it.
+    """The layers of a sequential module on crops (m, C, s, s), every 3x3 convolution taking a cell from each side.
 
-    On the whole map a convolution reads zeros beyond the border, so whatever a layer before it gave there is set to zero.
+    Gives what they give, and the mask that belongs to it. On the whole map a convolution reads zeros beyond the border, so whatever a
+    layer before it gave there is set to zero.
 
     >>> layers = nn.Sequential(nn.Conv2d(4, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 3, padding=1))
     >>> maps = torch.randn(1, 4, 8, 8)
