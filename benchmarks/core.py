@@ -79,6 +79,21 @@ def plain_kfac(detector: TinyCenter, names: list[str], inputs: Tensor, targets: 
         handle.remove()
 
 
+def fit_times(detector: TinyCenter, inputs: Tensor, targets: object, depth: str, device: str, repeats: int) -> list[float]:
+    """Seconds of a plain training step, of our fit step, and of one with plain hooks."""
+    accumulator = Accumulator(detector, chosen_parameters(detector, depth))
+    accumulator.add(inputs, targets, None, 0)  # the first batch is checked, the others are not
+    names = [sums.layer.name for sums in accumulator.sums.values()]
+
+    def train() -> None:
+        detector.loss(detector(inputs), targets).mean().backward()
+        detector.zero_grad()
+
+    return medians(
+        repeats, device, train, lambda: accumulator.add(inputs, targets, None, 1), lambda: plain_kfac(detector, names, inputs, targets)
+    )
+
+
 def fit_step(device: str, repeats: int) -> list[dict[str, object]]:
     rows = []
     for width, size, batch in ((32, 128, 2), (64, 128, 1)):
@@ -87,23 +102,11 @@ def fit_step(device: str, repeats: int) -> list[dict[str, object]]:
         _, targets = batched(shapes.frames(count=batch), batch)[0]
         encoded = detector.encode(targets, torch.zeros(batch, 2, size // 2, size // 2, device=device))
         for depth in ("head", "backbone"):
-            accumulator = Accumulator(detector, chosen_parameters(detector, depth))
-            accumulator.add(inputs, encoded, None, 0)  # the first batch is checked, the others are not
-            names = [sums.layer.name for sums in accumulator.sums.values()]
-
-            def train() -> None:
-                detector.loss(detector(inputs), encoded).mean().backward()
-                detector.zero_grad()
-
-            plain, ours, hooks = medians(
-                repeats,
-                device,
-                train,
-                lambda: accumulator.add(inputs, encoded, None, 1),
-                lambda: plain_kfac(detector, names, inputs, encoded),
-            )
+            plain, ours, hooks = fit_times(detector, inputs, encoded, depth, device, repeats)
             what = f"fit step, {depth}, width {width}, {size // 2}x{size // 2} map"
-            rows.append({"what": what, "baseline": "forward + backward", "baseline_ms": 1e3 * plain, "ms": 1e3 * ours, "ratio": ours / plain})
+            rows.append(
+                {"what": what, "baseline": "forward + backward", "baseline_ms": 1e3 * plain, "ms": 1e3 * ours, "ratio": ours / plain}
+            )
             rows.append({"what": "  by plain hooks", "baseline": "", "baseline_ms": 1e3 * plain, "ms": 1e3 * hooks, "ratio": hooks / plain})
     return rows
 
@@ -112,8 +115,14 @@ def exact(device: str, repeats: int) -> list[dict[str, object]]:
     detector = Boxes(width=32).to(device).eval()
     posterior = boxcov.fit(detector, shapes.frames(count=4))
     image = torch.randn(1, 1, 128, 128, device=device)
-    models = {"exact": boxcov.ExactGLM(detector, posterior), "glm": boxcov.GLM(detector, posterior), "mcglm": boxcov.MCGLM(detector, posterior)}
-    plain, t50, mc = medians(repeats, device, lambda: detector.detect(image), lambda: models["exact"](image), lambda: models["mcglm"](image))
+    models = {
+        "exact": boxcov.ExactGLM(detector, posterior),
+        "glm": boxcov.GLM(detector, posterior),
+        "mcglm": boxcov.MCGLM(detector, posterior),
+    }
+    plain, t50, mc = medians(
+        repeats, device, lambda: detector.detect(image), lambda: models["exact"](image), lambda: models["mcglm"](image)
+    )
     (glm,) = medians(2, device, lambda: models["glm"](image))
     detector.count = 100
     models["exact"] = boxcov.ExactGLM(detector, posterior)
@@ -121,8 +130,20 @@ def exact(device: str, repeats: int) -> list[dict[str, object]]:
     return [
         {"what": "GLM, 50 boxes", "baseline": "ExactGLM, 50 boxes", "baseline_ms": 1e3 * t50, "ms": 1e3 * glm, "ratio": glm / t50},
         {"what": "ExactGLM, 100 boxes", "baseline": "ExactGLM, 50 boxes", "baseline_ms": 1e3 * t50, "ms": 1e3 * t100, "ratio": t100 / t50},
-        {"what": "ExactGLM, 50 boxes, all included", "baseline": "plain detector", "baseline_ms": 1e3 * plain, "ms": 1e3 * t50, "ratio": t50 / plain},
-        {"what": "MCGLM, k = 10, all included", "baseline": "plain detector", "baseline_ms": 1e3 * plain, "ms": 1e3 * mc, "ratio": mc / plain},
+        {
+            "what": "ExactGLM, 50 boxes, all included",
+            "baseline": "plain detector",
+            "baseline_ms": 1e3 * plain,
+            "ms": 1e3 * t50,
+            "ratio": t50 / plain,
+        },
+        {
+            "what": "MCGLM, k = 10, all included",
+            "baseline": "plain detector",
+            "baseline_ms": 1e3 * plain,
+            "ms": 1e3 * mc,
+            "ratio": mc / plain,
+        },
     ]
 
 
@@ -141,7 +162,15 @@ def trunk_passes(device: str) -> list[dict[str, object]]:
     model = boxcov.MCGLM(detector, boxcov.fit(detector, shapes.frames(count=2)), samples=10)
     passes[0] = 0
     model(torch.randn(1, 1, 64, 64, device=device))
-    return [{"what": "trunk passes of MCGLM, head posterior", "baseline": "plain detector", "baseline_ms": None, "ms": None, "ratio": float(passes[0])}]
+    return [
+        {
+            "what": "trunk passes of MCGLM, head posterior",
+            "baseline": "plain detector",
+            "baseline_ms": None,
+            "ms": None,
+            "ratio": float(passes[0]),
+        }
+    ]
 
 
 def main() -> None:

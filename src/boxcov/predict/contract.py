@@ -28,12 +28,20 @@ def layer_covariance(a: Tensor, d: Tensor, block: Block, variances: Tensor) -> T
     numbers = a.shape[1] * (n_in * T * T if by_pairs else D * n_out * n_in)
     step = max(1, int(MEMORY // (numbers * variances.element_size())))
     contract = _by_pairs if by_pairs else _by_gradients
-    parts = []
-    for start in range(0, g, step):
-        alpha = block.Q.vectors.transpose(1, 2) @ a[start : start + step]
-        delta = block.H.vectors.transpose(1, 2) @ d[:, start : start + step]
-        parts.append(contract(alpha, delta, variances))
-    return torch.cat(parts)
+    alpha, delta = rotated(a, block.Q.vectors), rotated(d, block.H.vectors)
+    parts = [contract(alpha[i : i + step], delta[:, i : i + step], variances) for i in range(0, g, step)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def rotated(x: Tensor, vectors: Tensor) -> Tensor:
+    """``vectors^T x`` of (..., G, n, T) with (G, n, n): all locations of all instances in one product a group.
+
+    >>> rotated(torch.ones(2, 1, 3, 4), torch.eye(3)[None]).shape
+    torch.Size([2, 1, 3, 4])
+    """
+    flat = x.movedim((-3, -2), (0, 1)).flatten(2)  # (G, n, ... T)
+    out = vectors.transpose(1, 2) @ flat
+    return out.reshape(*x.shape[-3:-1], *x.shape[:-3], x.shape[-1]).movedim((0, 1), (-3, -2))
 
 
 def _by_gradients(alpha: Tensor, delta: Tensor, variances: Tensor) -> Tensor:

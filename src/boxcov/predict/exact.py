@@ -93,16 +93,19 @@ class ExactGLM(PosteriorPredictor):
         boxes = self._watched(run, uses, g)
         edges = [edge for calls in uses.values() for _, edge in calls]
         grads = iter(_gradients_by_field(boxes, edges))
-        total = torch.zeros((), device=boxes.device)
+        layers = {}
         for name, calls in uses.items():
             pairs = [(call, d) for (call, _), d in zip(calls, grads) if d is not None]
-            if not pairs:
-                continue
-            a = torch.cat([columns(at_least_float32(call.batched_x), call.geometry) for call, _ in pairs], 3)
-            d = torch.cat([rows(call.batched_out(at_least_float32(d), lead=1), call.geometry) for call, d in pairs], 4)
-            block = self.posterior.blocks[self._block_of[name]]
-            total = total + layer_covariance(a, d, block, self._variances[self._block_of[name]])
-        return total if total.dim() else at_least_float32(boxes).new_zeros(g, D, D)
+            if pairs:
+                a = torch.cat([columns(at_least_float32(call.batched_x), call.geometry) for call, _ in pairs], 3)
+                d = torch.cat([rows(call.batched_out(at_least_float32(d), lead=1), call.geometry) for call, d in pairs], 4)
+                layers[self._block_of[name]] = a, d
+        total = at_least_float32(boxes.detach()).new_zeros(g, D, D)
+        for (name, (a, d)), fields in zip(layers.items(), _fields_reached([d for _, d in layers.values()])):
+            C = layer_covariance(a, d[fields], self.posterior.blocks[name], self._variances[name])
+            at = torch.tensor(fields, device=total.device)
+            total[:, at[:, None], at] += C
+        return total
 
     def _watched(self, run: Any, uses: dict[str, list[tuple[Call, GradientEdge]]], g: int) -> Tensor:
         theta = {name: w.requires_grad_() for name, w in self.linearised.theta().items()}
@@ -229,6 +232,14 @@ def _gradients_by_field(boxes: Tensor, edges: list[GradientEdge]) -> list[Tensor
     ones = torch.eye(D, dtype=boxes.dtype, device=boxes.device).unsqueeze(1).expand(D, g, D)
     with torch.enable_grad():
         return list(torch.autograd.grad(boxes, edges, ones, is_grads_batched=True, allow_unused=True))
+
+
+def _fields_reached(gradients: list[Tensor]) -> list[list[int]]:
+    """For each layer, the fields of a box that it bears on at all: a branch for the size has nothing to say of the heading."""
+    if not gradients:
+        return []
+    reached = torch.stack([d.flatten(1).abs().amax(1) > 0 for d in gradients]).tolist()  # one look at the device for all layers
+    return [[j for j, yes in enumerate(row) if yes] or [0] for row in reached]
 
 
 def _vectorised(point: Point, posterior: Posterior) -> Tensor:

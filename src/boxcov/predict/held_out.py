@@ -19,15 +19,30 @@ Pairing = Callable[[Detections, Any], tuple[Tensor, Tensor]]
 """``pair(detections, targets)`` gives the rows (p,) that have a ground truth, and the errors (p, D), box minus truth."""
 
 
-def held_out_nll(detector: Detector, frames: Iterable[Any], pair: Pairing, residual: Tensor | float = 0.0) -> Callable[[Posterior], float]:
+def held_out_nll(
+    detector: Detector, frames: Iterable[Any], pair: Pairing, residual: Tensor | float = 0.0, samples: int | None = None
+) -> Callable[[Posterior], float]:
     """A score of a posterior: the mean negative log-likelihood of the errors of held-out boxes under their exact covariance.
 
     residual: variances (D,) of what the weights cannot explain (noise of sensor and labels), added to every covariance.
+    samples: for a posterior that reaches below the head, as in ``ExactGLM``: estimate what lies below with so many samples.
+
+    >>> import boxcov
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> def pair(found, targets):  # a toy: every box against the first object
+    ...     return torch.arange(len(found)), found.boxes - targets[0]["boxes"][:1]
+    >>> frames = shapes.frames(count=2)
+    >>> detector = TinyCenter(threshold=0.05, most=3)
+    >>> score = held_out_nll(detector, frames, pair)
+    >>> posterior = boxcov.fit(detector, frames)
+    >>> score(posterior.with_prior(1e8)) > score(posterior)  # errors this large call for a wide posterior
+    True
     """
     frames = list(frames)
 
     def score(posterior: Posterior) -> float:
-        model = ExactGLM(detector, posterior)
+        model = ExactGLM(detector, posterior, samples)
         total, count = 0.0, 0
         for inputs, targets in frames:
             found = model(inputs)

@@ -1,0 +1,5 @@
+"""``python -m boxcov``."""
+
+from boxcov.cli import main
+
+main()

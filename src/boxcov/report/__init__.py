@@ -1,0 +1,1 @@
+"""Pictures and tables. Needs the packages of ``pip install boxcov[cli]``."""
