@@ -234,6 +234,6 @@ def test_memory_is_bounded_by_chunks(tiny, posterior, image, monkeypatch) -> Non
     for name in ("_by_gradients", "_by_pairs"):
         original = getattr(contract, name)
         monkeypatch.setattr(contract, name, lambda a, d, v, f=original: seen.append(len(a)) or f(a, d, v))
-    monkeypatch.setattr(contract, "MEMORY", 1)
+    monkeypatch.setattr(contract, "CACHE", 1)
     assert relative(ExactGLM(tiny, posterior)(image).covariance, whole) < 1e-5
     assert set(seen) == {1}

