@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -14,23 +15,23 @@ from torch import Tensor
 from boxcov.errors import BoxcovError
 
 
-def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write beside the target, then rename: a crash or a full disk leaves what was there before.
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A file beside ``path`` to write to, which takes its place at the end: a crash or a full disk leaves what was there before.
 
-    >>> import torch, tempfile, os
+    >>> import tempfile, os
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_safetensors(f"{folder}/x.safetensors", {"x": torch.zeros(2)}, {"made": "by hand"})
+    ...     with replacing(f"{folder}/x.txt") as temporary:
+    ...         _ = temporary.write_text("whole")
     ...     os.listdir(folder)
-    ['x.safetensors']
+    ['x.txt']
     """
     path = Path(path)
-    # a clone of each: safetensors refuses tensors that share memory
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as handle:
             temporary = Path(handle.name)
-        save_file(plain, temporary, metadata=dict(metadata))
+        yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.chmod(0o644)
@@ -40,3 +41,18 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor], metadata:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Tensors by name and text by key, in one file.
+
+    >>> import torch, tempfile, os
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_safetensors(f"{folder}/x.safetensors", {"x": torch.zeros(2)}, {"made": "by hand"})
+    ...     os.listdir(folder)
+    ['x.safetensors']
+    """
+    # a clone of each: safetensors refuses tensors that share memory
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
+        save_file(plain, temporary, metadata=dict(metadata))
