@@ -138,6 +138,37 @@ def _annotations(number: int, time: float) -> list[dict[str, Any]]:
     return [*rows, row("walker", [615, 1495, 0.9], [0.7, 0.7, 1.8], 10.0, False)] if number == 0 else rows
 
 
+KITTI_R0 = Rotation.from_euler("xyz", [0.3, -0.5, 0.4], degrees=True)
+KITTI_TR = Rotation.from_matrix([[0, -1, 0], [0, 0, -1], [1, 0, 0]]) * Rotation.from_euler("xyz", [0.6, 0.4, -0.5], degrees=True)
+KITTI_T = np.array([-0.004, -0.076, -0.272])
+KITTI_LABELS = """Car 0.00 0 -1.58 587.01 173.33 614.12 200.12 1.65 1.67 3.64 -0.65 1.71 46.70 -1.59
+Van 0.10 1 1.20 100.00 150.00 300.00 250.00 2.10 1.90 5.20 -6.00 1.60 14.00 0.80
+Cyclist 0.00 0 -2.46 665.45 160.00 717.93 217.99 1.72 0.47 1.65 2.45 1.35 22.10 -2.35
+DontCare -1 -1 -10 503.89 169.71 590.61 190.13 -1 -1 -1 -1000 -1000 -1000 -10
+"""
+
+
+def kitti_root(root: Path, frames: int = 2) -> Path:
+    """Frames whose clouds have 8 points: the centres of the three objects and five far from them."""
+    folder = root / "training"
+    for name in ("velodyne", "label_2", "calib"):
+        (folder / name).mkdir(parents=True)
+    Tr = np.column_stack([KITTI_TR.as_matrix(), KITTI_T])
+    P2 = np.array([[721.5, 0, 609.6, 44.9], [0, 721.5, 172.9, 0.2], [0, 0, 1, 0.003]])
+    matrices = {"P2": P2, "R0_rect": KITTI_R0.as_matrix(), "Tr_velo_to_cam": Tr}
+    calibration = "".join(f"{name}: {' '.join(f'{v:.12e}' for v in matrix.ravel())}\n" for name, matrix in matrices.items())
+    rows = [list(map(float, line.split()[1:])) for line in KITTI_LABELS.splitlines()[:3]]
+    centres = np.array([row[10:13] for row in rows]) - [[0, row[7] / 2, 0] for row in rows]
+    centres = KITTI_TR.inv().apply(KITTI_R0.inv().apply(centres) - KITTI_T)
+    far = np.array([[70, 20, 0]] * 5)
+    cloud = np.concatenate([centres, far])
+    for number in range(frames):
+        np.column_stack([cloud, np.linspace(0, 1, 8)]).astype(np.float32).tofile(folder / f"velodyne/{number:06d}.bin")
+        (folder / f"label_2/{number:06d}.txt").write_text(KITTI_LABELS)
+        (folder / f"calib/{number:06d}.txt").write_text(calibration)
+    return root
+
+
 def edited(root: Path, table: str, change: Callable[[list[dict[str, Any]]], Any]) -> Path:
     """The table after a change of its rows in place."""
     path = root / VERSION / f"{table}.json"

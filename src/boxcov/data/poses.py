@@ -57,18 +57,17 @@ def rotation_matrix(quaternion: Tensor) -> Tensor:
     return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
 
-def turned(R: Tensor, angle: Tensor, plane: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The angle (m,) of the heading ``(cos, sin, 0)`` after the rotation R, in the plane of two of its axes, and its derivative (m,).
+def turned(R: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+    """The angle (m,) from x to y of the heading ``(cos, sin, 0)`` after the rotation R, and its derivative (m,).
 
-    >>> turned(rotation_matrix(torch.tensor([1.0, 0.0, 0.0, 1.0])), torch.tensor([0.0]), plane=(0, 1))
+    >>> turned(rotation_matrix(torch.tensor([1.0, 0.0, 0.0, 1.0])), torch.tensor([0.0]))
     (tensor([1.5708]), tensor([1.]))
     """
     zero = torch.zeros_like(angle)
     heading = torch.stack([angle.cos(), angle.sin(), zero], 1) @ R.T  # (m, 3)
     slope = torch.stack([-angle.sin(), angle.cos(), zero], 1) @ R.T  # (m, 3) its derivative
-    a, b = plane
-    x, y = heading[:, a], heading[:, b]
-    return torch.atan2(y, x), (x * slope[:, b] - y * slope[:, a]) / (x * x + y * y)
+    x, y = heading[:, 0], heading[:, 1]
+    return torch.atan2(y, x), (x * slope[:, 1] - y * slope[:, 0]) / (x * x + y * y)
 
 
 def wrapped(angle: Tensor) -> Tensor:
@@ -111,7 +110,7 @@ def moved(detections: Detections, pose: Pose) -> Detections:
         raise BoxcovError(f"boxes of the fields {' '.join(detections.fields)} cannot be moved: they must be {' '.join(BOX_FIELDS)}")
     boxes = detections.boxes.detach().cpu().double()
     R, t = pose.R.double(), pose.t.double()
-    yaw, slope = turned(R, boxes[:, 6], plane=(0, 1))
+    yaw, slope = turned(R, boxes[:, 6])
     there = torch.cat([boxes[:, :3] @ R.T + t, boxes[:, 3:6], yaw[:, None], boxes[:, 7:] @ R[:2, :2].T], 1)
     J = torch.zeros(len(boxes), 9, 9, dtype=torch.float64)
     J[:, :3, :3] = R
