@@ -47,14 +47,26 @@ def one_a_frame(names: Sequence[str], detections: Iterable[Detections], classes:
 
 
 def about(detections: Detections, fields: Sequence[str], frame: str) -> dict[str, Any]:
-    """What a reader must know of the covariances of a file, under boxcov's keys; nothing where there are none."""
+    """What a reader must know of the covariances of a file, under boxcov's keys; nothing where there are none.
+
+    >>> from torch import ones, zeros
+    >>> about(Detections(ones(1, 1), ones(1), zeros(1), zeros(1), ("x",), ("car",)), ("x",), "global")
+    {}
+    """
     if detections.covariance is None:
         return {}
     return {"covariance_fields": list(fields), "covariance_frame": frame, "uncertainty": dict(detections.meta)}
 
 
 def check_finite(name: str, what: str, values: Tensor) -> None:
-    """Files of results have no place for NaN."""
+    """Files of results have no place for NaN.
+
+    >>> import torch
+    >>> check_finite("000007", "score", torch.tensor([[0.5], [torch.nan]]))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: frame 000007: the score of 1 boxes is not finite (box 1: [nan])
+    """
     bad = (~values.isfinite()).flatten(1).any(1).nonzero()[:, 0].tolist()
     if bad:
         raise BoxcovError(f"frame {name}: the {what} of {len(bad)} boxes is not finite (box {bad[0]}: {values[bad[0]].tolist()})")

@@ -41,7 +41,10 @@ def read_calibration(path: Path) -> Calibration:
     entries = dict(line.split(":", 1) for line in lines if ":" in line)
     R0, Tr, P2 = (_matrix(path, name, entries.get(name), size) for name, size in _SIZES.items())
     R0, Tr = R0.reshape(3, 3), Tr.reshape(3, 4)
-    return Calibration(Pose(R0 @ Tr[:, :3], R0 @ Tr[:, 3]), P2.reshape(3, 4))
+    R = R0 @ Tr[:, :3]
+    if not torch.allclose(R @ R.T, torch.eye(3, dtype=R.dtype), atol=1e-2):
+        raise BoxcovError(f"{path}: R0_rect and Tr_velo_to_cam make no rotation ({R.tolist()}): damaged; unpack it again")
+    return Calibration(Pose(R, R0 @ Tr[:, 3]), P2.reshape(3, 4))
 
 
 def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
@@ -111,5 +114,5 @@ def _matrix(path: Path, name: str, text: str | None, size: int) -> Tensor:
     except ValueError:
         values = []
     if len(values) != size or not all(map(isfinite, values)):
-        raise BoxcovError(f"{path}: no line '{name}:' of {size} numbers (has {sorted(_SIZES)} in the official files): unpack it again")
+        raise BoxcovError(f"{path}: no line '{name}:' of {size} numbers: damaged, or not of KITTI's object set; unpack it again")
     return torch.tensor(values, dtype=torch.float64)

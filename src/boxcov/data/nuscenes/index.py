@@ -230,14 +230,14 @@ def _chain(table: Table, rows: dict[str, int], tokens: list[str]) -> Array:
     """The rows that prev or next tokens lead to, -1 for none."""
     for token in tokens:
         if token and token not in rows:
-            raise BoxcovError(f"{table.path}: a prev or next token leads to {token!r}, which is no row of the same scene")
+            raise BoxcovError(f"{table.path}: a prev or next token leads to {token!r}, which is no row of the same kind and split")
     return np.array([rows[token] if token else -1 for token in tokens], dtype=np.int64)
 
 
 def _below(table: Table, row: Row) -> bytes:
     """The file name of a row, which must lie below the root: a table from elsewhere may not make us read other files."""
     name = table.text(row, "filename")
-    if not name or name.startswith("/") or "\\" in name or ":" in name or ".." in name.split("/"):
+    if not name or name.startswith("/") or "\\" in name or name[1:2] == ":" or ".." in name.split("/"):
         raise BoxcovError(f"{table.path}: the file name {name!r} leads out of the data set: refused")
     return name.encode()
 

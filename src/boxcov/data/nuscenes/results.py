@@ -42,7 +42,7 @@ def write_results(path: str | Path, frames: NuScenes, detections: Iterable[Detec
 
 
 def read_results(path: str | Path) -> dict[str, Detections]:
-    """The detections of a result file by sample token, in the global frame and float64; ``moved`` takes them to a sensor's frame.
+    """The detections of a result file by sample token, in the global frame and float64; ``boxcov.data.poses.moved`` takes them elsewhere.
 
     Files of others, without covariance, are read too.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ T = TypeVar("T")
 
 _CHUNK = 1 << 20  # characters read at a time
 _LONGEST = 1 << 24  # characters of a row; what is longer is no row
+_LARGEST = 1e100  # beyond it, and for NaN, a coordinate is none
 _GAP = re.compile(r"[\s,]*")
 
 
@@ -50,8 +50,8 @@ class Table:
 
     def integer(self, row: Row, key: str) -> int:
         value = self._entry(row, key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
-            raise self._unfit(row, key, "a whole number")
+        if not (type(value) is int or (type(value) is float and value.is_integer())) or abs(value) >= 1 << 63:
+            raise self._unfit(row, key, "a whole number of 64 bits")
         return int(value)
 
     def flag(self, row: Row, key: str) -> bool:
@@ -62,7 +62,7 @@ class Table:
 
     def vector(self, row: Row, key: str, size: int) -> list[float]:
         value = self._entry(row, key)
-        if not isinstance(value, list) or len(value) != size or not all(isinstance(v, (int, float)) and isfinite(v) for v in value):
+        if not isinstance(value, list) or len(value) != size or not all(isinstance(v, (int, float)) and abs(v) < _LARGEST for v in value):
             raise self._unfit(row, key, f"{size} finite numbers")
         return value
 
@@ -110,7 +110,7 @@ class Table:
                     return
                 try:
                     row, at = decode(buffer, at)
-                except json.JSONDecodeError:  # perhaps only cut off by the chunk
+                except (ValueError, RecursionError):  # perhaps only cut off by the chunk
                     break
                 if not isinstance(row, dict):
                     raise self._damaged(f"entry {count} is no object")
