@@ -37,7 +37,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         temporary.chmod(0o644)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        raise BoxcovError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+        raise BoxcovError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

@@ -111,6 +111,10 @@ def test_a_set_without_annotations_has_no_boxes(root: Path) -> None:
     assert target["labels"].shape == target["points"].shape == (0,)
 
 
+def test_scenes_without_samples(root: Path) -> None:
+    assert len(nuscenes.frames(root, split="val")) == 0
+
+
 # errors
 
 

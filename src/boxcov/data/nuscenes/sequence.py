@@ -80,8 +80,10 @@ def frames(root: str | Path, version: str = "v1.0-trainval", split: str = "train
     """The key frames of a split, from the v1.0 tables and point files below ``root``; scenes the tables do not hold are left out.
 
     A frame is ``(inputs, targets)``, each a list of one. The input: points (N, 5) as x y z intensity dt, in the key frame's LIDAR_TOP frame
-    (x right, y forward), of the key frame and the ``sweeps - 1`` turns before it, or as many as there are; dt is their age in seconds. The
-    target: ``boxes`` (n, 9) as x y z w l h yaw vx vy in the same frame, z at half height, yaw from x to y, velocity NaN where unknown;
+    (x right, y forward), of the key frame and the ``sweeps - 1`` turns before it in the tables, or as many as there are; dt is their age in
+    seconds. Points on the car itself (nearer than 1 m in x and y) are left out of the turns before, NaN points everywhere, with a warning.
+
+    The target: ``boxes`` (n, 9) as x y z w l h yaw vx vy in the same frame, z at half height, yaw from x to y, velocity NaN where unknown;
     ``labels`` (n,) into ``CLASSES``; ``points`` (n,), the LiDAR points in each box at the key frame; ``token``, the sample's. A set without
     annotations (v1.0-test) has 0 boxes a frame.
 
