@@ -1,0 +1,6 @@
+"""KITTI's object layout: frames to read, results with covariance to write."""
+
+from boxcov.data.kitti.results import read_results, write_results
+from boxcov.data.kitti.sequence import CLASSES, TYPES, Kitti, frames
+
+__all__ = ["CLASSES", "TYPES", "Kitti", "frames", "read_results", "write_results"]

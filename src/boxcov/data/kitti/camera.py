@@ -1,0 +1,118 @@
+"""Between the LiDAR's boxes and KITTI's: camera frame, bottom centre, sizes h w l, rotation_y; with the Jacobians both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from boxcov.data.poses import BOX_FIELDS, Pose, turned
+from boxcov.errors import BoxcovError
+
+LIDAR_FIELDS = BOX_FIELDS[:7]  # KITTI has no velocities
+CAMERA_FIELDS = ("h", "w", "l", "x", "y", "z", "rotation_y")  # the order of a label's columns
+
+# the heading (cos, sin, 0) of rotation_y is (cos, 0, -sin) in the camera frame, whose y points down
+_UPRIGHT = torch.tensor([[1.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)
+_SIZES = {"R0_rect": 9, "Tr_velo_to_cam": 12, "P2": 12}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    pose: Pose  # from the LiDAR to the rectified camera frame
+    P2: Tensor  # (3, 4) from there to the left colour image
+
+
+def read_calibration(path: Path) -> Calibration:
+    """One file of ``calib``.
+
+    >>> read_calibration(Path("000000.txt"))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: 000000.txt: cannot be read (No such file or directory): unpack the calibration archive there
+    """
+    try:
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError as error:
+        raise BoxcovError(f"{path}: cannot be read ({error.strerror}): unpack the calibration archive there") from None
+    entries = dict(line.split(":", 1) for line in lines if ":" in line)
+    R0, Tr, P2 = (_matrix(path, name, entries.get(name), size) for name, size in _SIZES.items())
+    R0, Tr = R0.reshape(3, 3), Tr.reshape(3, 4)
+    R = R0 @ Tr[:, :3]
+    if not torch.allclose(R @ R.T, torch.eye(3, dtype=R.dtype), atol=1e-2):
+        raise BoxcovError(f"{path}: R0_rect and Tr_velo_to_cam make no rotation ({R.tolist()}): damaged; unpack it again")
+    return Calibration(Pose(R, R0 @ Tr[:, 3]), P2.reshape(3, 4))
+
+
+def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
+    """Boxes (m, 7) ``x y z w l h yaw`` of the LiDAR as (m, 7) ``h w l x y z rotation_y``, and the Jacobian (m, 7, 7).
+
+    ``rotation_y`` is that of the box's heading, seen along the camera's y axis: ``-yaw - pi / 2`` where the two sensors are aligned.
+
+    >>> aligned = Pose(torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]]).double(), torch.zeros(3).double())
+    >>> to_camera(torch.tensor([[10.0, 2.0, 0.0, 1.8, 4.5, 1.6, 0.0]]).double(), aligned)[0]
+    tensor([[ 1.6000,  1.8000,  4.5000, -2.0000,  0.8000, 10.0000, -1.5708]],
+           dtype=torch.float64)
+    """
+    w, l, h = boxes[:, 3:6].unbind(1)
+    location = pose(boxes[:, :3]) + torch.stack([torch.zeros_like(h), h / 2, torch.zeros_like(h)], 1)
+    rotation, slope = turned(_UPRIGHT.T @ pose.R, boxes[:, 6])
+    J = boxes.new_zeros(len(boxes), 7, 7)
+    J[:, 0, 5] = J[:, 1, 3] = J[:, 2, 4] = 1
+    J[:, 3:6, :3] = pose.R
+    J[:, 4, 5] = 0.5
+    J[:, 6, 6] = slope
+    return torch.cat([torch.stack([h, w, l], 1), location, rotation[:, None]], 1), J
+
+
+def from_camera(rows: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
+    """The way back: (m, 7) ``h w l x y z rotation_y`` as boxes (m, 7) ``x y z w l h yaw`` of the LiDAR, and the Jacobian (m, 7, 7).
+
+    >>> aligned = Pose(torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]]).double(), torch.zeros(3).double())
+    >>> from_camera(torch.tensor([[1.6, 1.8, 4.5, -2.0, 0.8, 10.0, 0.0]]).double(), aligned)[0]
+    tensor([[10.0000,  2.0000,  0.0000,  1.8000,  4.5000,  1.6000, -1.5708]],
+           dtype=torch.float64)
+    """
+    back = pose.inverse()
+    h, w, l = rows[:, :3].unbind(1)
+    centre = back(rows[:, 3:6] - torch.stack([torch.zeros_like(h), h / 2, torch.zeros_like(h)], 1))
+    yaw, slope = turned(back.R @ _UPRIGHT, rows[:, 6])
+    J = rows.new_zeros(len(rows), 7, 7)
+    J[:, :3, 3:6] = back.R
+    J[:, :3, 0] = -back.R[:, 1] / 2
+    J[:, 3, 1] = J[:, 4, 2] = J[:, 5, 0] = 1
+    J[:, 6, 6] = slope
+    return torch.cat([centre, torch.stack([w, l, h], 1), yaw[:, None]], 1), J
+
+
+def image_boxes(rows: Tensor, P2: Tensor, width: int, height: int) -> Tensor:
+    """Around those corners of boxes (m, 7) ``h w l x y z rotation_y`` that are before the camera: (m, 4) left top right bottom, zeros for none.
+
+    >>> P2 = torch.tensor([[700.0, 0, 600, 0], [0, 700, 180, 0], [0, 0, 1, 0]]).double()
+    >>> image_boxes(torch.tensor([[2.0, 2.0, 2.0, 0.0, 1.0, 11.0, 0.0]]).double(), P2, 1242, 375)
+    tensor([[530., 110., 670., 250.]], dtype=torch.float64)
+    """
+    h, w, l = (size[:, None] for size in rows[:, :3].unbind(1))
+    cos, sin = rows[:, 6:].cos(), rows[:, 6:].sin()
+    signs = torch.cartesian_prod(*[torch.tensor([-0.5, 0.5], dtype=rows.dtype)] * 3)  # (8, 3)
+    along, across = signs[:, 0] * l, signs[:, 2] * w  # (m, 8)
+    corner = torch.stack([cos * along + sin * across, (signs[:, 1] - 0.5) * h, cos * across - sin * along], 2) + rows[:, None, 3:6]
+    u, v, depth = (corner @ P2[:, :3].T + P2[:, 3]).unbind(2)
+    before = depth > 0.1  # (m, 8)
+    u, v = (u / depth).clamp(0, width - 1), (v / depth).clamp(0, height - 1)
+    low = [side.masked_fill(~before, torch.inf).amin(1) for side in (u, v)]
+    high = [side.masked_fill(~before, 0).amax(1) for side in (u, v)]
+    return torch.stack(low + high, 1).where(before.any(1, keepdim=True), 0)
+
+
+def _matrix(path: Path, name: str, text: str | None, size: int) -> Tensor:
+    try:
+        values = [float(word) for word in (text or "").split()]
+    except ValueError:
+        values = []
+    if len(values) != size or not all(map(isfinite, values)):
+        raise BoxcovError(f"{path}: no line '{name}:' of {size} numbers: damaged, or not of KITTI's object set; unpack it again")
+    return torch.tensor(values, dtype=torch.float64)

@@ -1,0 +1,8 @@
+"""nuScenes, straight from its v1.0 tables: frames to read, results with covariance to write."""
+
+from boxcov.data.nuscenes.classes import CLASSES
+from boxcov.data.nuscenes.index import scene_names
+from boxcov.data.nuscenes.results import read_results, write_results
+from boxcov.data.nuscenes.sequence import NuScenes, frames
+
+__all__ = ["CLASSES", "NuScenes", "frames", "read_results", "scene_names", "write_results"]

@@ -1,0 +1,246 @@
+"""One split's part of the tables as flat arrays: what is needed to find a frame, and no token that is not."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from boxcov.data.nuscenes.classes import CATEGORIES, CLASSES
+from boxcov.data.nuscenes.tables import Row, Table
+from boxcov.data.poses import rotation_matrix
+from boxcov.errors import BoxcovError
+
+Array = np.ndarray[Any, Any]
+_LONGEST_GAP = 1.5  # seconds between two annotations that may still give a velocity, as in the official evaluation
+
+
+@dataclass(frozen=True)
+class Readings:
+    """The s turns of LIDAR_TOP, key frames and sweeps."""
+
+    file: Array  # (s,) bytes: the path below the root
+    time: Array  # (s,) microseconds
+    R: Array  # (s, 3, 3) from the sensor to the global frame
+    t: Array  # (s, 3)
+    previous: Array  # (s,) the turn before, or -1
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """The a boxes of the ten classes, in the global frame, those of one sample side by side."""
+
+    start: Array  # (samples + 1,)
+    centre: Array  # (a, 3)
+    size: Array  # (a, 3) w l h
+    heading: Array  # (a, 3) where the box's front points to
+    velocity: Array  # (a, 2) NaN where unknown
+    label: Array  # (a,)
+    points: Array  # (a,) num_lidar_pts
+
+
+@dataclass(frozen=True)
+class Index:
+    tokens: list[str]  # of the samples, scene by scene, in the order of time
+    key: Array  # (samples,) the turn of LIDAR_TOP that is the key frame
+    readings: Readings
+    annotations: Annotations
+
+
+def read_index(root: Path, version: str, split: str) -> Index:
+    """The samples of one split that the tables of this version hold."""
+    folder = _folder(root, version)
+    tokens, times, place = _samples(folder, split)
+    readings, key = _readings(folder, place, len(tokens))
+    for token, turn in zip(tokens, key):
+        if turn < 0:
+            raise BoxcovError(f"{folder / 'sample_data.json'}: the sample {token!r} has no key frame of LIDAR_TOP")
+    return Index(tokens, key, readings, _annotations(folder, place, times))
+
+
+def scene_names(split: str) -> list[str]:
+    """The scenes of an official split.
+
+    >>> [len(scene_names(split)) for split in ("train", "val", "test", "mini_train", "mini_val")]
+    [700, 150, 150, 8, 2]
+    """
+    splits = json.loads((Path(__file__).parent / "splits.json").read_text())
+    del splits["source"]
+    if split not in splits:
+        raise BoxcovError(f"no split {split!r}: nuScenes has {', '.join(splits)}")
+    return [f"scene-{number:04d}" for number in splits[split]]
+
+
+def _folder(root: Path, version: str) -> Path:
+    if not root.is_dir():
+        raise BoxcovError(f"{root}: no such folder: give the one that holds samples, sweeps and {version}")
+    if not (root / version).is_dir():
+        there = sorted(path.parent.name for path in root.glob("*/sample_data.json"))
+        raise BoxcovError(f"{root}: no version {version!r}: it holds {', '.join(there) or 'no tables (v1.0-trainval, v1.0-mini ...)'}")
+    return root / version
+
+
+def _samples(folder: Path, split: str) -> tuple[list[str], Array, dict[str, int]]:
+    """The tokens and times (samples,) of the split's samples, and the place among them, or -1, of every sample there is."""
+    wanted = set(scene_names(split))
+    table = Table(folder, "scene")
+    scenes: dict[str, int] = {}
+    for row in table:
+        scenes[table.text(row, "token")] = len(scenes) if table.text(row, "name") in wanted else -1
+    if all(order < 0 for order in scenes.values()):
+        raise BoxcovError(f"{table.path}: none of its {len(scenes)} scenes is of the split {split!r}: choose another version or split")
+    table = Table(folder, "sample")
+    place: dict[str, int] = {}
+    chosen: list[tuple[int, int, str]] = []
+    for row in table:
+        token, scene = table.text(row, "token"), table.refer(row, "scene_token", scenes, "scene.json")
+        place[token] = -1
+        if scene >= 0:
+            chosen.append((scene, table.integer(row, "timestamp"), token))
+    chosen.sort()
+    place.update((token, number) for number, (_, _, token) in enumerate(chosen))
+    return [token for _, _, token in chosen], np.array([time for _, time, _ in chosen], dtype=np.int64), place
+
+
+def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readings, Array]:
+    """What LIDAR_TOP measured in the split's samples, and which turn is each sample's key frame (samples,), -1 where none is."""
+    mounts, mount_R, mount_t = _mounts(folder)
+    table = Table(folder, "sample_data")
+    turns: dict[str, int] = {}
+    slots: dict[str, int] = {}  # the ego poses needed
+    files: list[bytes] = []
+    previous: list[str] = []
+    time, mount, slot = array("q"), array("q"), array("q")
+    key = np.full(samples, -1, dtype=np.int64)
+    for row in table:
+        of_lidar = table.refer(row, "calibrated_sensor_token", mounts, "calibrated_sensor.json")
+        sample = table.refer(row, "sample_token", place, "sample.json") if of_lidar >= 0 else -1
+        if sample < 0:
+            continue
+        if table.flag(row, "is_key_frame"):
+            key[sample] = len(files)
+        turns[table.text(row, "token")] = len(files)
+        files.append(_below(table, row))
+        previous.append(table.text(row, "prev"))
+        time.append(table.integer(row, "timestamp"))
+        mount.append(of_lidar)
+        slot.append(slots.setdefault(table.text(row, "ego_pose_token"), len(slots)))
+    ego_R, ego_t = _ego_poses(folder, slots)
+    order = _chain(table, turns, previous)
+    when = np.array(time)
+    if bool((when[order[order >= 0]] >= when[order >= 0]).any()):
+        raise BoxcovError(f"{table.path}: a prev token leads to a later turn of LIDAR_TOP: unpack the metadata archive again")
+    R, t = ego_R[slot], ego_t[slot]
+    t = (R @ mount_t[mount][..., None])[..., 0] + t
+    return Readings(np.array(files), when, R @ mount_R[mount], t, order), key
+
+
+def _mounts(folder: Path) -> tuple[dict[str, int], Array, Array]:
+    """The places where LIDAR_TOP was mounted: (k, 3, 3), (k, 3), and the number of each by token, -1 for those of other sensors."""
+    table = Table(folder, "sensor")
+    channels = {table.text(row, "token"): table.text(row, "channel") for row in table}
+    table = Table(folder, "calibrated_sensor")
+    numbers: dict[str, int] = {}
+    rotations: list[list[float]] = []
+    translations: list[list[float]] = []
+    for row in table:
+        lidar = table.refer(row, "sensor_token", channels, "sensor.json") == "LIDAR_TOP"
+        numbers[table.text(row, "token")] = len(rotations) if lidar else -1
+        if lidar:
+            rotations.append(table.quaternion(row, "rotation"))
+            translations.append(table.vector(row, "translation", 3))
+    if not rotations:
+        raise BoxcovError(f"{table.path}: no sensor is called LIDAR_TOP: these are not the tables of nuScenes")
+    return numbers, _rotations(rotations), np.array(translations)
+
+
+def _ego_poses(folder: Path, slots: dict[str, int]) -> tuple[Array, Array]:
+    table = Table(folder, "ego_pose")
+    R, t = np.full((len(slots), 4), np.nan), np.zeros((len(slots), 3))
+    for row in table:
+        slot = slots.get(table.text(row, "token"))
+        if slot is not None:
+            R[slot], t[slot] = table.quaternion(row, "rotation"), table.vector(row, "translation", 3)
+    for token, slot in slots.items():
+        if np.isnan(R[slot, 0]):
+            raise BoxcovError(f"{table.path}: no pose {token!r}, which sample_data.json refers to: the tables do not belong together")
+    return _rotations(R), t
+
+
+def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotations:
+    labels = _labels(folder)
+    table = Table(folder, "sample_annotation")
+    rows: dict[str, int] = {}
+    before, after = [], []
+    sample, label, points = array("q"), array("q"), array("q")
+    centre, size, rotation = array("d"), array("d"), array("d")
+    for row in table:
+        number = table.refer(row, "sample_token", place, "sample.json")
+        kind = table.refer(row, "instance_token", labels, "instance.json") if number >= 0 else -1
+        if kind < 0:
+            continue
+        rows[table.text(row, "token")] = len(sample)
+        before.append(table.text(row, "prev"))
+        after.append(table.text(row, "next"))
+        sample.append(number)
+        label.append(kind)
+        points.append(table.integer(row, "num_lidar_pts"))
+        centre.extend(table.vector(row, "translation", 3))
+        size.extend(table.size(row, "size"))
+        rotation.extend(table.quaternion(row, "rotation"))
+    centres, owner = np.array(centre).reshape(-1, 3), np.array(sample, dtype=np.int64)
+    velocity = _velocities(centres[:, :2], times[owner], _chain(table, rows, before), _chain(table, rows, after))
+    order = np.argsort(owner, kind="stable")
+    return Annotations(
+        start=np.searchsorted(owner[order], np.arange(len(times) + 1)),
+        centre=centres[order],
+        size=np.array(size).reshape(-1, 3)[order],
+        heading=_rotations(np.array(rotation).reshape(-1, 4)[order])[:, :, 0],
+        velocity=velocity[order],
+        label=np.array(label, dtype=np.int64)[order],
+        points=np.array(points, dtype=np.int64)[order],
+    )
+
+
+def _labels(folder: Path) -> dict[str, int]:
+    """The class of each instance, -1 where it is of none."""
+    table = Table(folder, "category")
+    names = {table.text(row, "token"): CATEGORIES.get(table.text(row, "name")) for row in table}
+    table = Table(folder, "instance")
+    found = {table.text(row, "token"): table.refer(row, "category_token", names, "category.json") for row in table}
+    return {token: -1 if name is None else CLASSES.index(name) for token, name in found.items()}
+
+
+def _velocities(centre: Array, time: Array, before: Array, after: Array) -> Array:
+    """From the neighbours in time (a, 2): both where there are both, one and the box itself at the ends, NaN where alone or too far apart."""
+    itself = np.arange(len(centre))
+    first, last = np.where(before < 0, itself, before), np.where(after < 0, itself, after)
+    seconds = 1e-6 * (time[last] - time[first])
+    longest = np.where((before >= 0) & (after >= 0), 2 * _LONGEST_GAP, _LONGEST_GAP)
+    usable = (seconds > 0) & (seconds <= longest)
+    return np.where(usable[:, None], (centre[last] - centre[first]) / np.where(usable, seconds, 1)[:, None], np.nan)
+
+
+def _chain(table: Table, rows: dict[str, int], tokens: list[str]) -> Array:
+    """The rows that prev or next tokens lead to, -1 for none."""
+    for token in tokens:
+        if token and token not in rows:
+            raise BoxcovError(f"{table.path}: a prev or next token leads to {token!r}, which is no row of the same kind and split")
+    return np.array([rows[token] if token else -1 for token in tokens], dtype=np.int64)
+
+
+def _below(table: Table, row: Row) -> bytes:
+    """The file name of a row, which must lie below the root: a table from elsewhere may not make us read other files."""
+    name = table.text(row, "filename")
+    if not name or name.startswith("/") or "\\" in name or name[1:2] == ":" or ".." in name.split("/"):
+        raise BoxcovError(f"{table.path}: the file name {name!r} leads out of the data set: refused")
+    return name.encode()
+
+
+def _rotations(quaternions: Any) -> Array:
+    return np.asarray(rotation_matrix(torch.tensor(np.array(quaternions), dtype=torch.float64).reshape(-1, 4)))

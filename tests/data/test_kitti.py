@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from math import pi
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from boxcov import Detections
+from boxcov.data import kitti
+from boxcov.data.kitti.camera import CAMERA_FIELDS, LIDAR_FIELDS, from_camera, image_boxes, to_camera
+from boxcov.data.points import inside
+from boxcov.data.poses import BOX_FIELDS, Pose
+from boxcov.errors import BoxcovError, BoxcovWarning
+from data.roots import KITTI_LABELS, KITTI_R0, KITTI_T, KITTI_TR, kitti_root, random_detections, real
+
+ALIGNED = Pose(torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]]).double(), torch.tensor([0.1, -0.2, 0.3]).double())
+REAL = Pose(torch.from_numpy((KITTI_R0 * KITTI_TR).as_matrix()), torch.from_numpy(KITTI_R0.apply(KITTI_T)))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return kitti_root(tmp_path / "set")
+
+
+# reading
+
+
+def test_frames_have_points_and_boxes_in_the_lidars_frame(root: Path) -> None:
+    frames = kitti.frames(root)
+    assert frames.tokens == ["000000", "000001"]
+    (points,), (target,) = frames[0]
+    assert points.shape == (8, 5)
+    assert torch.allclose(points[:, 3], torch.linspace(0, 255, 8))
+    assert bool((points[:, 4] == 0).all())
+    assert [kitti.CLASSES[label] for label in target["labels"]] == ["Car", "Cyclist"]
+    assert torch.allclose(target["boxes"][:, :3], points[[0, 2], :3], atol=1e-5)  # the points are the centres
+    assert torch.allclose(target["boxes"][0, 3:6], torch.tensor([1.67, 3.64, 1.65]))
+    assert float(target["boxes"][0, 6]) == pytest.approx(1.59 - pi / 2, abs=0.02)  # the sensors are aligned to a degree
+    assert bool(target["boxes"][:, 7:].isnan().all())
+    assert target["points"].tolist() == [1, 1]
+    assert target["token"] == "000000"
+    assert frames[1:].tokens == ["000001"]
+    assert torch.equal(pickle.loads(pickle.dumps(frames))[1][0][0], points)
+
+
+def test_all_types_on_request(root: Path) -> None:
+    (target,) = kitti.frames(root, classes=kitti.TYPES)[0][1]
+    assert [kitti.TYPES[label] for label in target["labels"]] == ["Car", "Van", "Cyclist"]
+
+
+def test_frames_without_objects_and_without_labels(root: Path) -> None:
+    (root / "training/label_2/000000.txt").write_text("")
+    assert kitti.frames(root)[0][1][0]["boxes"].shape == (0, 9)
+    (root / "training").rename(root / "testing")
+    for path in (root / "testing/label_2").iterdir():
+        path.unlink()
+    (root / "testing/label_2").rmdir()
+    assert kitti.frames(root, split="testing")[1][1][0]["points"].shape == (0,)
+
+
+# errors
+
+
+def fails(root: Path, *words: str, split: str = "training") -> None:
+    with pytest.raises(BoxcovError) as caught:
+        list(kitti.frames(root, split=split))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_missing_folders_and_files(root: Path) -> None:
+    fails(root / "nowhere", "nowhere", "no such folder")
+    fails(root, "testing", "no such folder", split="testing")
+    for name in ("calib/000001.txt", "label_2/000001.txt"):
+        path = root / "training" / name
+        content = path.read_text()
+        path.unlink()
+        fails(root, str(path), "cannot be read")
+        path.write_text(content)
+    (root / "training/label_2").rename(root / "elsewhere")
+    fails(root, "label_2", "no such folder")
+    (root / "training/velodyne").rename(root / "points")
+    (root / "training/velodyne").mkdir()
+    (root / "elsewhere").rename(root / "training/label_2")
+    fails(root, "velodyne", "no .bin file")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Car 0 0 0 1 2 3 4 1.5 1.6 3.9 1 2",
+        "Car 0 0 0 1 2 3 4 1.5 1.6 3.9 1 2 3 0 0.9 7",
+        "Car 0 0 0 1 2 3 4 1.5 tall 3.9 1 2 3 0",
+        "Car 0 0 0 1 2 3 4 1.5 nan 3.9 1 2 3 0",
+        "Car 0 0 0 1 2 3 4 1.5 0.0 3.9 1 2 3 0",
+        "Car",
+    ],
+)
+def test_malformed_labels(root: Path, line: str) -> None:
+    path = root / "training/label_2/000001.txt"
+    path.write_text(f"{KITTI_LABELS}{line}\n")
+    fails(root, f"{path}, line 5", repr(line))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda text: "", lambda text: text.replace("P2", "P3"), lambda text: text[:-40], lambda t: t.replace("e", "x")]
+)
+def test_damaged_calibrations(root: Path, change: Callable[[str], str]) -> None:
+    path = root / "training/calib/000000.txt"
+    path.write_text(change(path.read_text()))
+    fails(root, str(path), "no line", "numbers")
+
+
+def test_a_calibration_that_is_no_rotation(root: Path) -> None:
+    path = root / "training/calib/000000.txt"
+    path.write_text(re.sub("R0_rect: .*", "R0_rect:" + " 0.0" * 9, path.read_text()))
+    fails(root, str(path), "no rotation")
+
+
+def test_damaged_point_files(root: Path) -> None:
+    path = root / "training/velodyne/000000.bin"
+    path.write_bytes(path.read_bytes()[:-3])
+    fails(root, str(path), "125 bytes", "16 bytes")
+    path.write_bytes(b"")
+    fails(root, str(path), "empty")
+
+
+def test_nan_points_are_dropped_with_a_warning(root: Path) -> None:
+    path = root / "training/velodyne/000000.bin"
+    points = np.fromfile(path, dtype=np.float32).reshape(-1, 4)
+    points[6, 2] = np.nan
+    points.tofile(path)
+    with pytest.warns(BoxcovWarning, match=re.escape(f"{path}: 1 of 8 points")):
+        (cloud,), _ = kitti.frames(root)[0]
+    assert len(cloud) == 7
+
+
+# the camera's boxes
+
+
+def lidar_boxes(count: int = 6) -> Tensor:
+    boxes = torch.randn(count, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    boxes[:, 0] = 20 + 5 * boxes[:, 0]
+    boxes[:, 3:6] = boxes[:, 3:6].abs() + 0.5
+    return boxes
+
+
+def test_rotation_y_of_aligned_sensors() -> None:
+    boxes = lidar_boxes()
+    rows, _ = to_camera(boxes, ALIGNED)
+    assert torch.allclose(((rows[:, 6] + boxes[:, 6] + pi / 2) / 2).sin(), torch.zeros(6).double(), atol=1e-12)
+    assert torch.allclose(rows[:, 3], 0.1 - boxes[:, 1])
+    assert torch.allclose(rows[:, 4], -0.2 - boxes[:, 2] + boxes[:, 5] / 2)  # the bottom, and y points down
+
+
+@pytest.mark.parametrize("pose", [ALIGNED, REAL])
+@pytest.mark.parametrize("convert", [to_camera, from_camera])
+def test_jacobians_are_those_of_autograd(pose: Pose, convert: Callable[[Tensor, Pose], tuple[Tensor, Tensor]]) -> None:
+    boxes = lidar_boxes()
+    values = boxes if convert is to_camera else to_camera(boxes, pose)[0]
+    _, J = convert(values, pose)
+    for row, value in enumerate(values):
+        exact = torch.autograd.functional.jacobian(lambda v: convert(v[None], pose)[0][0], value)
+        assert torch.allclose(J[row], exact, atol=1e-12)
+
+
+def test_there_and_back() -> None:
+    boxes = lidar_boxes()
+    rows, J = to_camera(boxes, ALIGNED)
+    back, J_back = from_camera(rows, ALIGNED)
+    assert torch.allclose(back, boxes, atol=1e-12)
+    assert torch.allclose(J_back @ J, torch.eye(7).double().expand(6, 7, 7), atol=1e-12)
+    back, _ = from_camera(to_camera(boxes, REAL)[0], REAL)
+    assert torch.allclose(back[:, :6], boxes[:, :6], atol=1e-9)
+    assert torch.allclose(back[:, 6], boxes[:, 6], atol=2e-3)  # two planes a degree apart
+
+
+def test_image_boxes_at_the_edges() -> None:
+    P2 = torch.tensor([[700.0, 0, 600, 0], [0, 700, 180, 0], [0, 0, 1, 0]]).double()
+    behind, left, passing = torch.tensor(
+        [[2.0, 2, 2, 0, 1, -9, 0], [2.0, 2, 2, -90, 1, 10, 0], [2.0, 2, 20, 3, 1, 0, -pi / 2]], dtype=torch.float64
+    )[:, None]
+    assert image_boxes(behind, P2, 1242, 375).tolist() == [[0, 0, 0, 0]]
+    assert image_boxes(left, P2, 1242, 375)[0, [0, 2]].tolist() == [0, 0]
+    # of a lorry to the right only the front corners, 10 m ahead, can be projected
+    assert torch.allclose(image_boxes(passing, P2, 1242, 375), torch.tensor([[740.0, 110, 880, 250]]).double())
+
+
+# results
+
+
+def found(frames: kitti.Kitti, number: int, fields: int = 9) -> Detections:
+    (target,) = frames[number][1]
+    return random_detections(target["boxes"][:, :fields], target["labels"], frames.classes, seed=number)
+
+
+@pytest.mark.parametrize("fields", [7, 9])
+def test_results_there_and_back(root: Path, tmp_path: Path, fields: int) -> None:
+    frames = kitti.frames(root)
+    kitti.write_results(tmp_path / "out", frames, (found(frames, number, fields) for number in range(2)))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["000000.txt", "000001.txt", "covariance.json"]
+    lines = (tmp_path / "out/000000.txt").read_text().splitlines()
+    labels = [line.split() for line in KITTI_LABELS.splitlines() if line.split()[0] in kitti.CLASSES]
+    for line, label in zip(lines, labels, strict=True):
+        words = line.split()
+        assert len(words) == 16
+        assert words[:3] == [label[0], "-1", "-1"]
+        assert np.allclose(list(map(float, words[8:14])), list(map(float, label[8:14])), atol=2e-4)
+        assert float(words[14]) == pytest.approx(float(label[14]), abs=2e-4)
+        assert float(words[3]) == pytest.approx(float(label[3]), abs=0.02)  # alpha
+    beside = json.loads((tmp_path / "out/covariance.json").read_text())
+    assert beside["meta"] == {
+        "covariance_fields": list(CAMERA_FIELDS),
+        "covariance_frame": "rectified camera",
+        "uncertainty": {"method": "mcglm", "samples": 10},
+    }
+    for number, back in enumerate(kitti.read_results(tmp_path / "out", frames)):
+        given = found(frames, number, fields)
+        assert given.covariance is not None
+        assert back.covariance is not None
+        _, J = to_camera(given.boxes[:, :7].double(), REAL)
+        expected = J @ given.covariance[:, :7, :7] @ J.transpose(1, 2)
+        rows = torch.tensor([row["covariance"] for row in beside["frames"][f"{number:06d}"]]).double().reshape(-1, 7, 7)
+        assert torch.allclose(rows, expected, rtol=1e-5, atol=1e-7)
+        assert beside["frames"]["000000"][0]["uncertainty"] > 0
+        assert back.fields == LIDAR_FIELDS
+        assert back.meta == given.meta
+        assert torch.equal(back.labels, given.labels)
+        assert torch.allclose(back.scores, given.scores.double(), atol=1e-6)
+        assert torch.allclose(back.boxes, given.boxes[:, :7].double(), atol=2e-3)
+        assert torch.allclose(back.covariance, given.covariance[:, :7, :7], rtol=2e-3)
+
+
+def test_the_image_size_is_that_of_the_image(root: Path, tmp_path: Path) -> None:
+    frames = kitti.frames(root)[:1]
+    (root / "training/image_2").mkdir()
+    (root / "training/image_2/000000.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 600, 200))
+    kitti.write_results(tmp_path / "out", frames, [found(frames, 0)])
+    right = [float(line.split()[6]) for line in (tmp_path / "out/000000.txt").read_text().splitlines()]
+    assert max(right) == 599
+
+
+def test_plain_results_leave_no_old_covariances(root: Path, tmp_path: Path) -> None:
+    frames = kitti.frames(root)
+    both = [found(frames, number) for number in range(2)]
+    kitti.write_results(tmp_path / "out", frames, both)
+    kitti.write_results(tmp_path / "out", frames, [replace(d[:0], covariance=None) for d in both])
+    assert not (tmp_path / "out/covariance.json").exists()
+    assert (tmp_path / "out/000000.txt").read_text() == ""
+    assert all(len(back) == 0 and back.covariance is None for back in kitti.read_results(tmp_path / "out", frames))
+
+
+def test_results_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
+    frames = kitti.frames(root)
+    both = [found(frames, number) for number in range(2)]
+    nan = both[0].boxes.clone()
+    nan[0, 6] = torch.nan
+    wrong = {
+        "1 frames for 2": both[:1],
+        "box of 1 boxes is not finite": [replace(both[0], boxes=nan), both[1]],
+        "no class Bus": [replace(both[0], classes=("Bus",) * 3), both[1]],
+        "KITTI takes x y z": [replace(d, fields=("a", *BOX_FIELDS[1:])) for d in both],
+    }
+    for words, detections in wrong.items():
+        with pytest.raises(BoxcovError, match=words):
+            kitti.write_results(tmp_path / "out", frames, detections)
+        assert not (tmp_path / "out/covariance.json").exists()
+
+
+def test_results_that_do_not_belong_together(root: Path, tmp_path: Path) -> None:
+    frames = kitti.frames(root)
+    kitti.write_results(tmp_path / "out", frames, [found(frames, number) for number in range(2)])
+    path = tmp_path / "out/000000.txt"
+    text = path.read_text()
+    path.write_text(text.splitlines()[0])
+    with pytest.raises(BoxcovError, match="not written together"):
+        kitti.read_results(tmp_path / "out", frames)
+    path.write_text(text.rsplit(maxsplit=1)[0])
+    with pytest.raises(BoxcovError, match="16 columns"):
+        kitti.read_results(tmp_path / "out", frames)
+    path.write_text(text)
+    for content in ("", "[]", '{"meta": {"uncertainty": {}}, "frames": {}}'):
+        (tmp_path / "out/covariance.json").write_text(content)
+        with pytest.raises(BoxcovError, match=re.escape("covariance.json: not a file of covariances")):
+            kitti.read_results(tmp_path / "out", frames)
+
+
+# on real frames
+
+
+def test_real_frames_and_boxes() -> None:
+    frames = kitti.frames(real("kitti"), classes=kitti.TYPES)
+    boxes, filled, beside = 0, 0, 0
+    for (points,), (target,) in frames:
+        boxes += len(target["boxes"])
+        filled += int((target["points"] > 0).sum())
+        elsewhere = target["boxes"].clone()
+        elsewhere[:, 1] += 2 * elsewhere[:, 4]  # off by two lengths there is less
+        beside += int(inside(points, elsewhere).sum() < target["points"].sum())
+    assert len(frames) == 77
+    assert boxes == 356
+    assert filled == boxes
+    assert beside >= 0.9 * len(frames)
+
+
+def test_real_labels_come_back_as_they_were(tmp_path: Path) -> None:
+    frames = kitti.frames(real("kitti"), classes=kitti.TYPES)[::10]
+    kitti.write_results(tmp_path, frames, [found(frames, number) for number in range(len(frames))])
+    for token in frames.tokens:
+        official = [line.split() for line in (frames.folder / f"label_2/{token}.txt").read_text().splitlines()]
+        written = [line.split() for line in (tmp_path / f"{token}.txt").read_text().splitlines()]
+        for mine, label in zip(written, official, strict=True):
+            assert np.allclose(list(map(float, mine[8:15])), list(map(float, label[8:15])), atol=1e-3)
+            # the 2D boxes, in pixels: those of this set were made from boxes upright in the LiDAR's frame, a degree off the camera's
+            assert np.allclose(list(map(float, mine[4:8])), list(map(float, label[4:8])), atol=10)

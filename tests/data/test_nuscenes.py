@@ -1,0 +1,446 @@
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from boxcov import Detections
+from boxcov.data import batched, nuscenes
+from boxcov.data.nuscenes import tables
+from boxcov.data.nuscenes.classes import CATEGORIES, attribute
+from boxcov.data.points import inside
+from boxcov.data.poses import BOX_FIELDS, moved
+from boxcov.errors import BoxcovError, BoxcovWarning
+from data.roots import CAR_SPEED, KEY_TIMES, LANDMARKS, VERSION, car_centre, edited, nuscenes_root, random_detections, real, sensor
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return nuscenes_root(tmp_path / "set")
+
+
+# reading
+
+
+def test_frames_are_those_of_the_split_in_the_order_of_time(root: Path) -> None:
+    frames = nuscenes.frames(root)
+    assert frames.tokens == [f"sample-{number}" for number in range(4)]
+    assert [target["token"] for _, (target,) in frames] == frames.tokens
+    assert frames[1:3].tokens == frames.tokens[1:3]
+    assert frames[-1][1][0]["token"] == "sample-3"
+    with pytest.raises(IndexError):
+        frames[4]
+    with pytest.raises(IndexError):
+        frames[:2][2]
+
+
+def test_sweeps_line_up_in_the_key_frames_sensor_frame(root: Path) -> None:
+    (points,), _ = nuscenes.frames(root, sweeps=4)[1]
+    assert points.dtype == torch.float32
+    dt = points[:, 4].unique()
+    assert torch.allclose(dt, torch.tensor([0.0, 0.05, 0.10, 0.15]), atol=1e-6)
+    R, t = sensor(KEY_TIMES[1])
+    expected = torch.from_numpy(R.inv().apply(LANDMARKS - t)).float()
+    for age in dt:
+        cloud = points[points[:, 4] == age]
+        own = cloud[:, 3] == len(LANDMARKS)
+        assert int(own.sum()) == (1 if age == 0 else 0)  # the car itself goes from the sweeps only
+        assert torch.equal(cloud[~own, 3], torch.arange(len(LANDMARKS), dtype=torch.float32))
+        assert torch.allclose(cloud[~own, :3], expected, atol=5e-5)
+
+
+def test_at_the_start_of_a_scene_there_are_fewer_sweeps(root: Path) -> None:
+    frames = nuscenes.frames(root, sweeps=10)
+    assert [len(points[:, 4].unique()) for (points,), _ in frames] == [1, 6, 10, 10]
+
+
+def test_boxes_are_in_the_sensor_frame(root: Path) -> None:
+    frames = nuscenes.frames(root)
+    for number, time in enumerate(KEY_TIMES):
+        (target,) = frames[number][1]
+        names = [nuscenes.CLASSES[label] for label in target["labels"]]
+        assert names == ["car", "barrier"] + ["pedestrian"] * (number == 0)
+        assert target["points"].tolist() == [10 * number] * len(names)
+        R, t = sensor(time)
+        x = R.inv().apply(car_centre(time) - t)
+        front = R.inv().apply([np.cos(np.radians(-18)), np.sin(np.radians(-18)), 0])
+        expected = [*x, 1.9, 4.5, 1.6, np.arctan2(front[1], front[0])]
+        assert torch.allclose(target["boxes"][0, :7], torch.tensor(expected, dtype=torch.float32), atol=1e-5)
+
+
+def test_velocities_are_differences_of_neighbours_or_nan(root: Path) -> None:
+    frames = nuscenes.frames(root)
+    for number, time in enumerate(KEY_TIMES):
+        car, barrier, *walker = frames[number][1][0]["boxes"]
+        R, _ = sensor(time)
+        expected = torch.tensor(R.inv().apply([*CAR_SPEED, 0.0])[:2], dtype=torch.float32)
+        if number == 3:  # 2.2 s from its only neighbour
+            assert bool(car[7:].isnan().all())
+        else:  # at sample 2 the neighbours are 2.7 s apart, one on each side
+            assert torch.allclose(car[7:], expected, atol=1e-5)
+            assert torch.allclose(barrier[7:], torch.zeros(2), atol=1e-6)
+        assert all(bool(box[7:].isnan().all()) for box in walker)
+
+
+def test_frames_pickle_and_batch(root: Path) -> None:
+    frames = nuscenes.frames(root, sweeps=2)
+    again = pickle.loads(pickle.dumps(frames))
+    assert torch.equal(again[2][0][0], frames[2][0][0])
+    inputs, targets = batched(frames, 3)[0]
+    assert len(inputs) == 3
+    assert [target["token"] for target in targets] == frames.tokens[:3]
+
+
+def test_small_chunks_read_the_same_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = list(tables.Table(root / VERSION, "sample_annotation"))
+    for size in (1, 7, 100):
+        monkeypatch.setattr(tables, "_CHUNK", size)
+        assert list(tables.Table(root / VERSION, "sample_annotation")) == whole
+
+
+def test_a_set_without_annotations_has_no_boxes(root: Path) -> None:
+    (root / VERSION / "sample_annotation.json").write_text("[]")
+    (target,) = nuscenes.frames(root)[0][1]
+    assert target["boxes"].shape == (0, 9)
+    assert target["labels"].shape == target["points"].shape == (0,)
+
+
+def test_scenes_without_samples(root: Path) -> None:
+    assert len(nuscenes.frames(root, split="val")) == 0
+
+
+# errors
+
+
+def fails(root: Path, *words: str, version: str = VERSION, split: str = "train") -> None:
+    """Reading every frame fails with one message that holds these words."""
+    with pytest.raises(BoxcovError) as caught:
+        list(nuscenes.frames(root, version=version, split=split))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_missing_folders_and_unknown_splits(root: Path) -> None:
+    fails(root / "nowhere", "nowhere", "no such folder")
+    fails(root, "v1.0-mini", "v1.0-trainval", version="v1.0-mini")
+    fails(root, "'training'", "train, val, test, mini_train, mini_val", split="training")
+    fails(root, "scene.json", "'test'", split="test")
+    with pytest.raises(BoxcovError, match="sweeps must be at least 1"):
+        nuscenes.frames(root, sweeps=0)
+
+
+@pytest.mark.parametrize("table", ["scene", "sample", "sensor", "calibrated_sensor", "sample_data", "ego_pose", "category", "instance"])
+@pytest.mark.parametrize(("content", "words"), [(None, "no such table"), ("", "empty"), ("{}", "no JSON list"), ("[1]", "entry 0")])
+def test_missing_and_damaged_tables(root: Path, table: str, content: str | None, words: str) -> None:
+    path = root / VERSION / f"{table}.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    fails(root, str(path), words)
+
+
+@pytest.mark.parametrize("cut", [0.5, 0.999])
+def test_a_table_that_is_cut_off(root: Path, cut: float) -> None:
+    path = root / VERSION / "sample_annotation.json"
+    text = path.read_text()
+    path.write_text(text[: int(cut * len(text))])
+    fails(root, str(path), "damaged", "rows")
+
+
+def test_a_row_without_end_is_not_read_into_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_CHUNK", 100)
+    monkeypatch.setattr(tables, "_LONGEST", 1000)
+    path = root / VERSION / "scene.json"
+    path.write_text('[{"token": "' + "x" * 10**6)
+    fails(root, str(path), "damaged")
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [("scene", "name"), ("sample", "timestamp"), ("sample_data", "prev"), ("ego_pose", "rotation"), ("sample_annotation", "size")],
+)
+def test_a_table_that_lacks_a_key(root: Path, table: str, key: str) -> None:
+    path = edited(root, table, lambda rows: rows[0].pop(key))
+    fails(root, str(path), f"has no {key!r}", "token")
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("sample", "timestamp", "noon"),
+        ("sample", "timestamp", float("nan")),
+        ("sample", "timestamp", 10**30),
+        ("sample_data", "is_key_frame", "yes"),
+        ("sample_data", "filename", 3),
+        ("ego_pose", "translation", [1.0, 2.0]),
+        ("ego_pose", "translation", [1.0, 2.0, float("nan")]),
+        ("ego_pose", "translation", [1.0, 2.0, 10**400]),
+        ("ego_pose", "rotation", [0.0, 0.0, 0.0, 0.0]),
+        ("sample_annotation", "size", [1.0, 0.0, 1.0]),
+        ("sample_annotation", "num_lidar_pts", 1.5),
+    ],
+)
+def test_a_table_with_an_unfit_entry(root: Path, table: str, key: str, value: object) -> None:
+    path = edited(root, table, lambda rows: rows[0].update({key: value}))
+    fails(root, str(path), key, "expected")
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("sample", "scene_token"),
+        ("calibrated_sensor", "sensor_token"),
+        ("sample_data", "calibrated_sensor_token"),
+        ("sample_data", "sample_token"),
+        ("sample_data", "ego_pose_token"),
+        ("sample_data", "prev"),
+        ("instance", "category_token"),
+        ("sample_annotation", "sample_token"),
+        ("sample_annotation", "instance_token"),
+        ("sample_annotation", "next"),
+    ],
+)
+def test_dangling_tokens(root: Path, table: str, key: str) -> None:
+    edited(root, table, lambda rows: rows[0].update({key: "lost"}))
+    fails(root, VERSION, "'lost'")
+
+
+def test_a_sample_without_a_key_frame_and_a_chain_that_runs_back(root: Path) -> None:
+    path = edited(root, "sample_data", lambda rows: rows[0].update(is_key_frame=False))
+    fails(root, str(path), "'sample-0'", "no key frame")
+    edited(root, "sample_data", lambda rows: rows[0].update(is_key_frame=True, prev="turn 1.00"))
+    fails(root, str(path), "later turn")
+
+
+@pytest.mark.parametrize("name", ["../../secret.bin", "/etc/passwd", "samples/../../x", "..\\x", "C:/x", ""])
+def test_file_names_may_not_leave_the_root(root: Path, name: str) -> None:
+    path = edited(root, "sample_data", lambda rows: rows[0].update(filename=name))
+    fails(root, str(path), repr(name), "refused")
+
+
+def test_damaged_point_files(root: Path) -> None:
+    path = root / "samples/LIDAR_TOP/0.50.pcd.bin"
+    data = path.read_bytes()
+    path.write_bytes(data[:-6])
+    fails(root, str(path), f"{len(data) - 6} bytes", "20 bytes")
+    path.write_bytes(b"")
+    fails(root, str(path), "empty")
+    path.unlink()
+    fails(root, str(path), "cannot be read")
+
+
+def test_nan_points_are_dropped_with_a_warning(root: Path) -> None:
+    path = root / "samples/LIDAR_TOP/0.00.pcd.bin"
+    points = np.fromfile(path, dtype=np.float32).reshape(-1, 5)
+    points[3, 1], points[5, 3], points[7, 0] = np.nan, np.inf, -np.inf
+    points.tofile(path)
+    frames = nuscenes.frames(root)
+    with pytest.warns(BoxcovWarning, match=re.escape(f"{path}: 3 of 51 points")):
+        (cloud,), _ = frames[0]
+    assert len(cloud) == 48
+    assert bool(cloud.isfinite().all())
+
+
+# results
+
+
+def found(frames: nuscenes.NuScenes, number: int) -> Detections:
+    (target,) = frames[number][1]
+    return random_detections(target["boxes"].nan_to_num(0.0), target["labels"], nuscenes.CLASSES, seed=number)
+
+
+def test_results_there_and_back(root: Path, tmp_path: Path) -> None:
+    frames = nuscenes.frames(root, sweeps=1)
+    path = tmp_path / "results.json"
+    nuscenes.write_results(path, frames, (found(frames, number) for number in range(len(frames))))
+    content = json.loads(path.read_text())
+    assert content["meta"]["covariance_fields"] == list(BOX_FIELDS)
+    assert content["meta"]["covariance_frame"] == "global"
+    assert content["meta"]["uncertainty"] == {"method": "mcglm", "samples": 10}
+    assert list(content["results"]) == frames.tokens
+    back = nuscenes.read_results(path)
+    for number, token in enumerate(frames.tokens):
+        there = moved(found(frames, number), frames.pose(number))
+        there = there[there.scores.argsort(descending=True)]
+        assert back[token].meta == there.meta
+        assert torch.allclose(back[token].boxes, there.boxes, atol=1e-9)
+        assert torch.equal(back[token].labels, there.labels)
+        assert torch.allclose(back[token].scores, there.scores.double())
+        assert torch.allclose(back[token].covariance, there.covariance, rtol=1e-7, atol=1e-12)
+        entry = content["results"][token][0]
+        assert len(entry["covariance"]) == 81
+        assert entry["uncertainty"] == pytest.approx(float(there.uncertainty[0]))
+    # the car is where the annotation has it, and its front too
+    car = back["sample-1"][back["sample-1"].labels == 0].boxes[0]
+    assert torch.allclose(car[:3], torch.from_numpy(car_centre(0.5)), atol=1e-5)
+    assert float(car[6]) == pytest.approx(np.radians(-18), abs=2e-3)  # the sensor is tilted by 2 degrees
+    assert torch.allclose(car[7:], torch.from_numpy(CAR_SPEED), atol=1e-2)
+
+
+def test_the_500_best_are_written_and_nan_velocities_stay(root: Path, tmp_path: Path) -> None:
+    frames = nuscenes.frames(root, sweeps=1)[:1]
+    boxes = torch.ones(600, 9)
+    boxes[:, 7:] = torch.nan
+    many = random_detections(boxes, torch.full((600,), 8), nuscenes.CLASSES)
+    nuscenes.write_results(tmp_path / "r.json", frames, [many])
+    (back,) = nuscenes.read_results(tmp_path / "r.json").values()
+    assert torch.equal(back.scores, many.scores.sort(descending=True).values[:500].double())
+    assert bool(back.boxes[:, 7:].isnan().all())
+    entries = json.loads((tmp_path / "r.json").read_text())["results"]["sample-0"]
+    assert {entry["attribute_name"] for entry in entries} == {"pedestrian.standing"}
+
+
+def test_plain_detections_have_no_covariance_keys(root: Path, tmp_path: Path) -> None:
+    frames = nuscenes.frames(root, sweeps=1)
+    nuscenes.write_results(tmp_path / "r.json", frames, [replace(found(frames, i), covariance=None) for i in range(4)])
+    assert "covariance" not in (tmp_path / "r.json").read_text()
+    assert all(back.covariance is None for back in nuscenes.read_results(tmp_path / "r.json").values())
+
+
+def test_frames_where_nothing_was_found_are_in_the_file(root: Path, tmp_path: Path) -> None:
+    frames = nuscenes.frames(root, sweeps=1)
+    nuscenes.write_results(tmp_path / "r.json", frames, [found(frames, i)[:0] for i in range(4)])
+    back = nuscenes.read_results(tmp_path / "r.json")
+    assert list(back) == frames.tokens
+    assert all(len(nothing) == 0 and nothing.covariance.shape == (0, 9, 9) for nothing in back.values())
+
+
+def test_results_that_cannot_be_written_leave_the_old_file(root: Path, tmp_path: Path) -> None:
+    frames = nuscenes.frames(root, sweeps=1)
+    good = [found(frames, i) for i in range(4)]
+    path = tmp_path / "r.json"
+    path.write_text("old")
+    nan = good[0].boxes.clone()
+    nan[1, 2] = torch.nan
+    wrong = {
+        "detections of 3 frames for 4": good[:3],
+        "detections of more frames": [*good, good[0]],
+        "frame sample-0: the box of 1 boxes is not finite": [replace(good[0], boxes=nan), *good[1:]],
+        "covariance of 3 boxes is not finite": [replace(good[0], covariance=good[0].covariance * torch.inf), *good[1:]],
+        "no class tram": [replace(good[0], classes=("tram",) * 10), *good[1:]],
+        "several frames": [replace(good[0], frame=torch.tensor([0, 0, 1])), *good[1:]],
+        "frame sample-2 was made otherwise": [*good[:2], replace(good[2], meta={"method": "glm"}), good[3]],
+        "must be x y z w l h yaw vx vy": [replace(d, fields=("a", *BOX_FIELDS[1:])) for d in good],
+    }
+    for words, detections in wrong.items():
+        with pytest.raises(BoxcovError, match=words):
+            nuscenes.write_results(path, frames, detections)
+        assert path.read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r.json", "set"]
+
+
+def test_damaged_results(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    with pytest.raises(BoxcovError, match="cannot be read"):
+        nuscenes.read_results(path)
+    box = {"translation": [0, 0, 0], "size": [1, 1, 1], "rotation": [1, 0, 0, 0], "velocity": [0, 0], "detection_name": "car"}
+    for content in ("", "[]", '{"meta": {}}', json.dumps({"meta": {}, "results": {"a": [box]}})):
+        path.write_text(content)
+        with pytest.raises(BoxcovError, match="not a nuScenes result file"):
+            nuscenes.read_results(path)
+    path.write_text(json.dumps({"meta": {}, "results": {"a": [{**box, "detection_score": 1.0, "detection_name": "tram"}]}}))
+    with pytest.raises(BoxcovError, match="no class tram"):
+        nuscenes.read_results(path)
+
+
+# on real frames
+
+
+def test_real_frames_and_boxes() -> None:
+    frames = nuscenes.frames(real("nuscenes"), sweeps=1)
+    boxes = same = 0
+    for (points,), (target,) in frames:
+        boxes += len(target["boxes"])
+        same += int((inside(points, target["boxes"]).sum(1) == target["points"]).sum())
+    assert len(frames) == 40
+    assert boxes == 2049
+    assert same >= 0.98 * boxes
+
+
+def test_real_sweeps_line_up() -> None:
+    """What is in a barrier's box at the key frame is there in the turns before: the barriers stand still, the car drives at 10 m/s."""
+    counts: dict[int, int] = {}
+    for (points,), (target,) in nuscenes.frames(real("nuscenes"), sweeps=3)[1::4]:
+        barriers = target["boxes"][target["labels"] == nuscenes.CLASSES.index("barrier")]
+        hits = inside(points, barriers).any(0)
+        for turn, dt in enumerate(points[:, 4].unique()):
+            counts[turn] = counts.get(turn, 0) + int(hits[points[:, 4] == dt].sum())
+    assert counts[0] > 1000
+    assert counts[1] == pytest.approx(counts[0], rel=0.02)
+    assert counts[2] == pytest.approx(counts[0], rel=0.02)
+
+
+# against the official devkit
+
+
+def test_the_devkit_has_the_same_splits_and_classes() -> None:
+    pytest.importorskip("nuscenes")
+    from nuscenes.eval.detection.constants import DETECTION_NAMES
+    from nuscenes.eval.detection.utils import category_to_detection_name, detection_name_to_rel_attributes
+    from nuscenes.utils.color_map import get_colormap
+    from nuscenes.utils.splits import create_splits_scenes
+
+    assert sorted(nuscenes.CLASSES) == sorted(DETECTION_NAMES)
+    assert all(CATEGORIES.get(name) == category_to_detection_name(name) for name in get_colormap())
+    assert set(CATEGORIES) <= set(get_colormap())
+    for name in nuscenes.CLASSES:
+        allowed = detection_name_to_rel_attributes(name) or [""]
+        assert {attribute(name, 0.0), attribute(name, 5.0), attribute(name, float("nan"))} <= set(allowed)
+    for split, scenes in create_splits_scenes().items():
+        assert nuscenes.scene_names(split) == scenes
+
+
+def test_the_devkit_agrees_on_boxes_and_velocities() -> None:
+    devkit = pytest.importorskip("nuscenes")
+    from nuscenes.eval.common.utils import quaternion_yaw
+    from pyquaternion import Quaternion
+
+    root = real("nuscenes")
+    kit = devkit.NuScenes(VERSION, str(root), verbose=False)
+    frames = nuscenes.frames(root)
+    for number in range(0, len(frames), 3):
+        boxes, _, _ = frames._boxes(frames.chosen[number])
+        lidar = kit.get("sample", frames.tokens[number])["data"]["LIDAR_TOP"]
+        reading = kit.get("sample_data", lidar)
+        turns = [kit.get(table, reading[f"{table}_token"])["rotation"] for table in ("ego_pose", "calibrated_sensor")]
+        for box, theirs in zip(boxes.numpy(), kit.get_sample_data(lidar)[1], strict=True):
+            velocity = kit.box_velocity(theirs.token) * [1, 1, 0]
+            for turn in turns:
+                velocity = Quaternion(turn).inverse.rotate(velocity)
+            assert np.allclose(box[:6], [*theirs.center, *theirs.wlh], atol=1e-9)
+            assert np.allclose(np.exp(1j * box[6]), np.exp(1j * quaternion_yaw(theirs.orientation)), atol=1e-9)
+            # the devkit takes the difference of seconds since 1970 in float64, which is good to 2e-7 s
+            assert np.allclose(box[7:], velocity[:2], rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_the_official_evaluation_passes_over_the_covariance(tmp_path: Path) -> None:
+    devkit = pytest.importorskip("nuscenes")
+    from nuscenes.eval.common.config import config_factory
+    from nuscenes.eval.detection.evaluate import DetectionEval
+
+    root = real("nuscenes")
+    frames = nuscenes.frames(root, sweeps=1)
+    truth = []
+    for seed, (_, (target,)) in enumerate(frames):
+        seen = target["points"] > 0  # the evaluation knows no others
+        truth.append(random_detections(target["boxes"][seen], target["labels"][seen], nuscenes.CLASSES, seed))
+    kit = devkit.NuScenes(VERSION, str(root), verbose=False)
+    scores = []
+    for name, detections in (("with", truth), ("without", [replace(d, covariance=None) for d in truth])):
+        nuscenes.write_results(tmp_path / f"{name}.json", frames, detections)
+        config = config_factory("detection_cvpr_2019")
+        official = DetectionEval(kit, config, str(tmp_path / f"{name}.json"), "train", str(tmp_path / name), verbose=False)
+        metrics = official.evaluate()[0].serialize()
+        metrics.pop("eval_time")
+        scores.append(json.dumps(metrics, sort_keys=True))
+    assert scores[0] == scores[1]
+    metrics = json.loads(scores[0])
+    present = {nuscenes.CLASSES[int(label)] for d in truth for label in d.labels}
+    assert all(metrics["mean_dist_aps"][name] > 0.99 for name in present)
+    assert metrics["label_tp_errors"]["barrier"]["trans_err"] < 1e-3
