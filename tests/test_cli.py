@@ -15,6 +15,7 @@ from boxcov.report.bev import corners, ellipse
 def small(monkeypatch, tiny, train_frames) -> None:
     """The demo without its training."""
     monkeypatch.setattr(demo, "prepare", lambda: (tiny, train_frames[:16]))
+    monkeypatch.setattr(demo, "posterior_of", lambda detector, frames: demo.fit(detector, frames, depth="neck", prior_precision=100.0))
     compare = demo.compare
     monkeypatch.setattr(demo, "compare", lambda detector, posterior: compare(detector, posterior, count=2, slow=1))
 
