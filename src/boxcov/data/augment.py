@@ -1,0 +1,56 @@
+"""Turning, mirroring and scaling LiDAR frames, so that a few frames teach like many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boxcov.data.poses import wrapped
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How far frames may be changed.
+
+    >>> Augmentation(turn=0.0, scale=0.0, mirror_x=False, mirror_y=False)([torch.ones(1, 5)], [], torch.Generator())[0]
+    [tensor([[1., 1., 1., 1., 1.]])]
+    """
+
+    turn: float = pi / 4  # radians about the vertical, either way
+    scale: float = 0.05  # part of the size, either way
+    mirror_x: bool = True  # left and right, where x is to the right
+    mirror_y: bool = True
+
+    def __call__(self, points: list[Tensor], targets: list[dict[str, Any]], generator: torch.Generator) -> tuple[list[Tensor], list[Any]]:
+        """Each frame of a batch changed by its own draw: points (N, 5), boxes (n, 9) as x y z w l h yaw vx vy."""
+        changed = [self._draw(generator) for _ in points]
+        moved = [_points(cloud, *change) for cloud, change in zip(points, changed)]
+        boxes = [{**target, "boxes": _boxes(target["boxes"], *change)} for target, change in zip(targets, changed)]
+        return moved, boxes
+
+    def _draw(self, generator: torch.Generator) -> tuple[Tensor, float]:
+        """A map of the plane (2, 2), and the scale."""
+        u = torch.rand(4, generator=generator).tolist()
+        angle, scale = (2 * u[0] - 1) * self.turn, 1 + (2 * u[1] - 1) * self.scale
+        cos, sin = torch.tensor(angle).cos(), torch.tensor(angle).sin()
+        mirror = torch.tensor([-1.0 if self.mirror_x and u[2] < 0.5 else 1.0, -1.0 if self.mirror_y and u[3] < 0.5 else 1.0])
+        return torch.stack([torch.stack([cos, -sin]), torch.stack([sin, cos])]) * mirror, scale
+
+
+def _points(cloud: Tensor, plane: Tensor, scale: float) -> Tensor:
+    xy = cloud[:, :2] @ plane.to(cloud).T * scale
+    return torch.cat([xy, cloud[:, 2:3] * scale, cloud[:, 3:]], 1)
+
+
+def _boxes(boxes: Tensor, plane: Tensor, scale: float) -> Tensor:
+    """Centres, sizes and velocities follow the map; the heading is that of the mapped direction."""
+    plane = plane.to(boxes)
+    yaw = boxes[:, 6]
+    heading = torch.stack([yaw.cos(), yaw.sin()], 1) @ plane.T
+    turned = wrapped(torch.atan2(heading[:, 1], heading[:, 0])).unsqueeze(1)
+    velocity = boxes[:, 7:9] @ plane.T * scale
+    return torch.cat([boxes[:, :2] @ plane.T * scale, boxes[:, 2:6] * scale, turned, velocity], 1)

@@ -1,0 +1,170 @@
+"""Training a LiDAR detector: AdamW with a one-cycle rate, mixed precision on a GPU, checkpoints to go on from.
+
+Order and augmentation of the frames follow from the seed and the step alone, so that a run that was cut off and resumed sees what an
+uninterrupted one sees.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from boxcov.curvature.fit import move
+from boxcov.data.augment import Augmentation
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError
+from boxcov.files import write_safetensors
+
+Progress = Callable[[int, int, float], None]
+_KEY = "boxcov.training"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    >>> Recipe(steps=100).batch
+    4
+    """
+
+    steps: int = 2000
+    batch: int = 4
+    rate: float = 2e-3
+    weight_decay: float = 0.01
+    clip: float = 10.0  # the largest norm of a gradient
+    seed: int = 0
+    augmentation: Augmentation | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch < 1 or not self.rate > 0:
+            raise BoxcovError(f"steps and batch must be at least 1 and the rate above 0, got {self.steps}, {self.batch} and {self.rate}")
+
+
+def train(
+    detector: Detector,
+    frames: Sequence[Any],
+    recipe: Recipe,
+    *,
+    checkpoint: str | Path | None = None,
+    every: int = 500,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> float:
+    """Train ``detector`` in place on its own device and leave it in eval mode; gives the mean loss of the last tenth of the steps.
+
+    frames: (inputs, targets) as lists of one entry a frame. checkpoint: a file to write ``every`` so many steps, and to ``resume`` from.
+    progress: called with the steps done, all steps, and the running loss.
+
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> train(TinyCenter(), shapes.frames(count=8), Recipe(steps=2)) > 0
+    True
+    """
+    if not len(frames):
+        raise BoxcovError("the data set is empty: training needs at least one frame")
+    device = next(detector.parameters()).device
+    optimiser = torch.optim.AdamW(detector.parameters(), recipe.rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, recipe.rate, total_steps=recipe.steps, pct_start=0.3, div_factor=10.0)
+    done = 0
+    if resume and checkpoint is not None and Path(checkpoint).exists():
+        done = _load(Path(checkpoint), detector, optimiser, recipe, len(frames))
+        for _ in range(done):
+            schedule.step()
+    detector.train()
+    running = torch.zeros((), device=device)
+    last: list[Tensor] = []
+    for step in range(done, recipe.steps):
+        loss = _step(detector, optimiser, _batch(frames, recipe, step, device), recipe)
+        schedule.step()
+        running = loss if step == done else 0.98 * running + 0.02 * loss
+        if step >= 0.9 * recipe.steps:
+            last.append(loss)
+        if progress is not None:
+            progress(step + 1, recipe.steps, float(running))
+        if checkpoint is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
+            _save(Path(checkpoint), detector, optimiser, recipe, step + 1, len(frames))
+    detector.eval()
+    return float(torch.stack(last).mean()) if last else float("nan")
+
+
+def _step(detector: Detector, optimiser: torch.optim.Optimizer, batch: tuple[Any, Any], recipe: Recipe) -> Tensor:
+    inputs, targets = batch
+    device = next(detector.parameters()).device
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        raw = detector(inputs)
+    losses = detector.loss(tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, raw), targets)
+    loss = losses.mean()
+    if not bool(loss.isfinite()):
+        raise BoxcovError(f"the training loss is {loss.item()}: lower the rate ({recipe.rate}), or look for NaN in the frames")
+    optimiser.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(detector.parameters(), recipe.clip)
+    optimiser.step()
+    return loss.detach()
+
+
+def _batch(frames: Sequence[Any], recipe: Recipe, step: int, device: torch.device) -> tuple[Any, Any]:
+    """The frames of one step: each epoch a new order, from the seed."""
+    indices = [_index(recipe.seed, step * recipe.batch + i, len(frames)) for i in range(recipe.batch)]
+    items = [frames[i] for i in indices]
+    inputs, targets = _merged([item[0] for item in items]), [target for item in items for target in item[1]]
+    inputs, targets = move((inputs, targets), device)
+    if recipe.augmentation is not None:
+        generator = torch.Generator().manual_seed(1_000_003 * (recipe.seed + 1) + step)
+        inputs, targets = recipe.augmentation(inputs, targets, generator)
+    return inputs, targets
+
+
+def _merged(inputs: list[Any]) -> Any:
+    return torch.cat(inputs) if isinstance(inputs[0], Tensor) else [entry for item in inputs for entry in item]
+
+
+def _index(seed: int, position: int, count: int) -> int:
+    epoch, place = divmod(position, count)
+    return _order(seed, epoch, count)[place]
+
+
+@lru_cache(maxsize=2)  # a batch may reach into the next epoch
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(7_919 * (seed + 1) + epoch)
+    return torch.randperm(count, generator=generator).tolist()
+
+
+def _save(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, recipe: Recipe, done: int, frames: int) -> None:
+    tensors = {f"model.{name}": tensor for name, tensor in detector.state_dict().items()}
+    for name, parameter in detector.named_parameters():
+        for key, value in optimiser.state[parameter].items():
+            tensors[f"optimiser.{key}.{name}"] = value
+    about = {"done": done, "frames": frames, "recipe": asdict(recipe)}
+    write_safetensors(path, tensors, {_KEY: json.dumps(about)})
+
+
+def _load(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, recipe: Recipe, frames: int) -> int:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})[_KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError, OSError, json.JSONDecodeError) as error:
+        raise BoxcovError(f"{path}: not a training checkpoint, or a damaged one ({error}): remove it to start anew") from None
+    if about["recipe"] != asdict(recipe) or about["frames"] != frames:
+        raise BoxcovError(f"{path}: belongs to another run ({about['recipe']} on {about['frames']} frames): remove it to start anew")
+    state = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    try:
+        detector.load_state_dict(state)
+    except RuntimeError as error:
+        raise BoxcovError(f"{path}: does not fit the detector ({error})") from None
+    for name, parameter in detector.named_parameters():
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            value = tensors.get(f"optimiser.{key}.{name}")
+            if value is not None:  # the step lives on the CPU, the moments with the weight
+                optimiser.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+    return int(about["done"])

@@ -1,0 +1,1 @@
+"""How good boxes and covariances are, from plain arrays: numpy only."""
