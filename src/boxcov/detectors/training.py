@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from math import cos, pi
 from pathlib import Path
 from typing import Any
 
@@ -73,20 +74,17 @@ def train(
         raise BoxcovError("the data set is empty: training needs at least one frame")
     device = next(detector.parameters()).device
     optimiser = torch.optim.AdamW(detector.parameters(), recipe.rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, recipe.rate, total_steps=recipe.steps, pct_start=0.3, div_factor=10.0)
     done = 0
     if resume and checkpoint is not None and Path(checkpoint).exists():
         done = _load(Path(checkpoint), detector, optimiser, recipe, len(frames))
-        for _ in range(done):
-            schedule.step()
     detector.train()
     running = torch.zeros((), device=device)
     last: list[Tensor] = []
     for step in range(done, recipe.steps):
+        optimiser.param_groups[0]["lr"] = rate_at(step, recipe)
         loss = _step(detector, optimiser, _batch(frames, recipe, step, device), recipe)
-        schedule.step()
         running = loss if step == done else 0.98 * running + 0.02 * loss
-        if step >= 0.9 * recipe.steps:
+        if step >= recipe.steps - max(1, recipe.steps // 10):
             last.append(loss)
         if progress is not None:
             progress(step + 1, recipe.steps, float(running))
@@ -94,6 +92,19 @@ def train(
             _save(Path(checkpoint), detector, optimiser, recipe, step + 1, len(frames))
     detector.eval()
     return float(torch.stack(last).mean()) if last else float("nan")
+
+
+def rate_at(step: int, recipe: Recipe) -> float:
+    """One cycle: up from a tenth of the rate over the first 30 % of the steps, then down to almost nothing, along cosines.
+
+    >>> recipe = Recipe(steps=101, rate=1.0)
+    >>> [round(rate_at(step, recipe), 3) for step in (0, 30, 100)]
+    [0.1, 1.0, 0.0]
+    """
+    part = step / max(1, recipe.steps - 1)
+    if part < 0.3:
+        return recipe.rate * (0.55 - 0.45 * cos(pi * part / 0.3))
+    return recipe.rate * (0.5 + 0.5 * cos(pi * (part - 0.3) / 0.7)) + 1e-9
 
 
 def _step(detector: Detector, optimiser: torch.optim.Optimizer, batch: tuple[Any, Any], recipe: Recipe) -> Tensor:
