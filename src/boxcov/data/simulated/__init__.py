@@ -33,13 +33,13 @@ class Simulated(Sequence[Frame]):
     """
 
     def __init__(self, scenario: str, seed: int, count: int, sweeps: int, device: str | torch.device) -> None:
-        self.scenario, self.seed, self.count, self.sweeps, self.device = scenario, seed, count, sweeps, device
+        self.scenario, self.seed, self.size, self.sweeps, self.device = scenario, seed, count, sweeps, device
 
     def __len__(self) -> int:
-        return self.count
+        return self.size
 
     def __getitem__(self, index: Any) -> Any:
-        return self.batch([range(self.count)[index]])
+        return self.batch([range(self.size)[index]])
 
     def batch(self, indices: Sequence[int]) -> Frame:
         """The frames of these indices, made together and merged: the same as one by one, and faster on a GPU.
@@ -48,13 +48,11 @@ class Simulated(Sequence[Frame]):
         >>> len(points), len(targets)
         (2, 2)
         """
-        numbers = [range(self.count)[index] for index in indices]
+        numbers = [range(self.size)[index] for index in indices]
         return make(named(self.scenario), self.seed, numbers, self.sweeps, self.device)
 
 
-def frames(
-    scenario: str = "clear", seed: int = 0, count: int = 100, sweeps: int = 10, device: str | torch.device = "cpu"
-) -> Simulated:
+def frames(scenario: str = "clear", seed: int = 0, count: int = 100, sweeps: int = 10, device: str | torch.device = "cpu") -> Simulated:
     """``count`` frames of a scenario: ``clear``, ``rain``, ``fog``, ``sparse``, ``crowd`` or ``unseen``.
 
     >>> len(frames("rain", count=3))

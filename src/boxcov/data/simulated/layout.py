@@ -6,7 +6,8 @@ What is laid first has the right of way: what would stand inside something laid 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from math import pi
 
 import torch
@@ -62,7 +63,7 @@ def lay_out(draw: Draw, scenario: Scenario) -> tuple[Road, Placed]:
     # beside the road, nothing stands on the road that crosses
     clear = [group.where((group.y.abs() < road.edge) | ((group.x - road.crossing).abs() > 2 * LANE)) for group in groups]
     clear.insert(1, _crossing_traffic(draw, road))
-    return road, _joined([_ego(draw, road), *(_turned(road, group) for group in clear)])
+    return road, joined([_ego(draw, road), *(_turned(road, group) for group in clear)])
 
 
 def _road(draw: Draw) -> Road:
@@ -86,7 +87,9 @@ def _traffic(draw: Draw, road: Road) -> Placed:
     t = side * LANE * (0.5 + torch.arange(lanes)[:, None] // 2) + draw.normal(0, 0.2, lanes, slots)
     s = torch.arange(slots) * 13.5 - 54 + draw.uniform(-3.5, 3.5, lanes, slots)
     speed = draw.uniform(2, 14, lanes, 1) * draw.chance(0.7, lanes, 1) * draw.uniform(0.9, 1.1, lanes, slots)
-    kind = draw.choice(_weights(car=0.62, truck=0.1, bus=0.08, trailer=0.03, construction_vehicle=0.02, motorcycle=0.09, bicycle=0.06), lanes * slots)
+    kind = draw.choice(
+        _weights(car=0.62, truck=0.1, bus=0.08, trailer=0.03, construction_vehicle=0.02, motorcycle=0.09, bicycle=0.06), lanes * slots
+    )
     yaw = (side > 0) * pi + draw.normal(0, 0.03, lanes, slots)
     return _moving(draw, kind, s, t, yaw, speed).where(draw.chance(0.42, lanes * slots))
 
@@ -115,12 +118,12 @@ def _parked(draw: Draw, road: Road) -> Placed:
 
 
 def _people(draw: Draw, road: Road, many: float) -> Placed:
-    n = int(draw.number(5, 16) * many)
+    n = int(draw.number(8, 20) * many)
     # in twos and threes: each near one of n / 2 meeting points
     groups = max(1, n // 2)
     member = torch.randint(groups, (n,), generator=draw.generator)
     on_road = draw.chance(0.15, groups)
-    s = draw.uniform(-38, 38, groups)[member] + draw.normal(0, 0.9, n)
+    s = draw.uniform(-34, 34, groups)[member] + draw.normal(0, 0.9, n)
     beside = draw.sign(groups) * (road.edge + draw.uniform(2.8, 6.5, groups))
     t = torch.where(on_road, draw.uniform(-road.edge, road.edge, groups), beside)[member] + draw.normal(0, 0.6, n)
     along = draw.chance(0.5, groups)[member] * pi
@@ -132,7 +135,7 @@ def _people(draw: Draw, road: Road, many: float) -> Placed:
 
 
 def _cycles(draw: Draw, road: Road, many: float) -> Placed:
-    n = int(draw.number(5, 11) * (1 + many) / 2)
+    n = int(draw.number(4, 8) * (1 + many) / 2)
     side = draw.sign(n)
     riding = draw.chance(0.5, n)
     s = draw.uniform(-42, 42, n)
@@ -143,12 +146,12 @@ def _cycles(draw: Draw, road: Road, many: float) -> Placed:
 
 
 def _roadworks(draw: Draw, road: Road) -> list[Placed]:
-    """Up to three rows of cones, up to two of barriers, and machines between them, on one side of the road."""
+    """Up to two rows of cones and two of barriers, and machines between them, on one side of the road."""
     if draw.maybe(0.15):
         return []
     side, s0 = float(draw.sign()), draw.number(-28, 28)
     t0 = side * (road.edge + draw.number(-1.5, 5.0))
-    cones = _row(draw, _ID["traffic_cone"], 3, 8, s0, t0, draw.number(1.4, 4.0), 0.0)
+    cones = _row(draw, _ID["traffic_cone"], 2, 8, s0, t0, draw.number(1.4, 4.0), 0.0)
     barriers = _row(draw, _ID["barrier"], 2, 8, s0, t0, 2.95, pi / 2)
     n = 3
     kind = draw.choice(_weights(construction_vehicle=0.75, truck=0.25), n)
@@ -206,14 +209,13 @@ def _weights(**shares: float) -> dict[int, float]:
 
 
 def _moving(draw: Draw, kind: Tensor, s: Tensor, t: Tensor, yaw: Tensor, speed: Tensor) -> Placed:
-    flat = [field.expand(s.shape).flatten() for field in (s, t, yaw, speed)]
-    rate = (flat[3] > 0) * draw.normal(0, 0.06, len(kind))
-    return Placed(kind, *flat, rate)
+    x, y, yaw, speed = (field.expand(s.shape).flatten() for field in (s, t, yaw, speed))
+    return Placed(kind, x, y, yaw, speed, (speed > 0) * draw.normal(0, 0.06, len(kind)))
 
 
 def _standing(kind: Tensor, s: Tensor, t: Tensor, yaw: Tensor) -> Placed:
-    flat = [field.expand(s.shape).flatten() for field in (s, t, yaw)]
-    return Placed(kind, *flat, torch.zeros(len(kind)), torch.zeros(len(kind)))
+    x, y, yaw = (field.expand(s.shape).flatten() for field in (s, t, yaw))
+    return Placed(kind, x, y, yaw, torch.zeros(len(kind)), torch.zeros(len(kind)))
 
 
 def _turned(road: Road, placed: Placed) -> Placed:
@@ -223,6 +225,11 @@ def _turned(road: Road, placed: Placed) -> Placed:
     return Placed(placed.kind, cos * s - sin * t, sin * s + cos * t, placed.yaw + heading, placed.speed, placed.rate)
 
 
-def _joined(groups: list[Placed]) -> Placed:
-    fields = ("kind", "x", "y", "yaw", "speed", "rate")
-    return Placed(*(torch.cat([getattr(group, field) for group in groups]) for field in fields))
+def joined(groups: Sequence[Placed]) -> Placed:
+    """All groups as one.
+
+    >>> one = Placed(*torch.zeros(6, 1))
+    >>> len(joined([one, one]).x)
+    2
+    """
+    return Placed(*(torch.cat([getattr(group, field.name) for group in groups]) for field in fields(Placed)))

@@ -16,7 +16,7 @@ class Material(NamedTuple):
 
 PAINT = Material(0.18, shade=1.0)
 CLOTH = Material(0.16, shade=0.8)
-GLASS = Material(0.006)
+GLASS = Material(0.0008)  # most of the light goes through or elsewhere
 RUBBER = Material(0.04)
 METAL = Material(0.15, shade=0.3)
 PLASTIC = Material(0.2, shade=0.3)
@@ -87,3 +87,12 @@ def pair(part: Part) -> tuple[Part, Part]:
     [0.4, -0.19999999999999998]
     """
     return part, part._replace(y0=-part.y1, y1=-part.y0)
+
+
+def axles(radius: float, *places: float, length: float = 0.07, width: float = 1.0) -> tuple[Part, ...]:
+    """Wheels: a box across the width at each place along the length, ``radius`` a fraction of the height.
+
+    >>> len(axles(0.2, -0.3, 0.3))
+    2
+    """
+    return tuple(box(x - length, x + length, width, 0.0, 2 * radius, RUBBER) for x in places)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import pi
 
@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from boxcov.data.simulated.bodies import CLASSES, KINDS, SEEN
 from boxcov.data.simulated.draw import Draw
-from boxcov.data.simulated.layout import Placed, Road, lay_out
+from boxcov.data.simulated.layout import Placed, Road, joined, lay_out
 from boxcov.data.simulated.scenarios import Scenario
 from boxcov.data.simulated.unseen import UNSEEN
 
@@ -46,6 +46,22 @@ class _Catalogue:
     surface: Tensor  # (T, K, 4) round, reflectivity, depth, shade
 
 
+@dataclass(frozen=True)
+class _Things:
+    """The looks of what was placed."""
+
+    body: Tensor  # (n,) index into the catalogue
+    size: Tensor  # (n, 3)
+    shade: Tensor  # (n,) logarithm of how much lighter than usual
+    warp: Tensor  # (n, 3) how far each axis is bent, -1 to 1
+
+    def where(self, mask: Tensor) -> _Things:
+        return _Things(self.body[mask], self.size[mask], self.shade[mask], self.warp[mask])
+
+    def followed_by(self, other: _Things) -> _Things:
+        return _Things(*(torch.cat([getattr(self, field.name), getattr(other, field.name)]) for field in fields(self)))
+
+
 def build(draw: Draw, scenario: Scenario) -> Scene:
     """A scene of a scenario.
 
@@ -58,15 +74,15 @@ def build(draw: Draw, scenario: Scenario) -> Scene:
     catalogue = _catalogue(scenario.unseen)
     body = torch.multinomial(catalogue.shares[placed.kind], 1, generator=draw.generator)[:, 0]  # (n,)
     size = _sizes(draw, catalogue, body, (placed.kind < len(CLASSES)) & scenario.unseen)
-    shade = draw.normal(0, 0.6, len(body))  # drawn before anything is taken out, like all else
-    warp = draw.uniform(-1, 1, len(body), 3)
+    # drawn before anything is taken out, so that the draws that follow do not depend on what is
+    things = _Things(body, size, draw.normal(0, 0.6, len(body)), draw.uniform(-1, 1, len(body), 3))
     keep = _apart(placed, size)
-    placed, body, size, shade, warp = placed.where(keep), body[keep], size[keep], shade[keep], warp[keep]
+    placed, things = placed.where(keep), things.where(keep)
     if scenario.wet:
-        placed, body, size, shade, warp = _with_spray(catalogue, placed, body, size, shade, warp)
-    owner, edges, surface = _parts(catalogue, body, size, shade, warp)
+        placed, things = _with_spray(catalogue, placed, things)
+    owner, edges, surface = _parts(catalogue, things)
     pose, motion = torch.stack([placed.x, placed.y, placed.yaw], 1), torch.stack([placed.speed, placed.rate], 1)
-    return Scene(placed.kind, pose, size, motion, owner, edges, surface, _waves(draw), _numbers(road))
+    return Scene(placed.kind, pose, things.size, motion, owner, edges, surface, _waves(draw), _numbers(road))
 
 
 def stack(scenes: Sequence[Scene], device: str | torch.device) -> Scene:
@@ -118,36 +134,35 @@ def _overlap(x: Tensor, y: Tensor, yaw: Tensor, half: Tensor) -> Tensor:
     return ~(apart | apart.T)
 
 
-def _with_spray(
-    catalogue: _Catalogue, placed: Placed, body: Tensor, size: Tensor, shade: Tensor, warp: Tensor
-) -> tuple[Placed, Tensor, Tensor, Tensor, Tensor]:
+def _with_spray(catalogue: _Catalogue, placed: Placed, things: _Things) -> tuple[Placed, _Things]:
     """A cloud of spray follows each vehicle that moves."""
-    vehicle = (placed.kind < 5) & (placed.speed > 3)
-    cars, plume = placed.where(vehicle), int(catalogue.shares[KINDS.index("spray")].argmax())
+    vehicle = (placed.kind < KINDS.index("barrier")) & (placed.speed > 3)
+    cars, clouds = placed.where(vehicle), things.where(vehicle)
     length = 2 + 0.4 * cars.speed
-    back = (size[vehicle, 1] + length) / 2
-    spray = torch.stack([size[vehicle, 0] * 1.1, length, torch.full_like(length, 1.3)], 1)
-    x, y, kind = cars.x - back * cars.yaw.cos(), cars.y - back * cars.yaw.sin(), torch.full_like(cars.kind, KINDS.index("spray"))
-    cloud = Placed(kind, x, y, cars.yaw, cars.speed, cars.rate)
-    joined = Placed(*(torch.cat([getattr(placed, field.name), getattr(cloud, field.name)]) for field in fields(Placed)))
-    body = torch.cat([body, torch.full_like(kind, plume)])
-    return joined, body, torch.cat([size, spray]), torch.cat([shade, shade[vehicle]]), torch.cat([warp, warp[vehicle]])
+    back = (clouds.size[:, 1] + length) / 2
+    kind = torch.full_like(cars.kind, KINDS.index("spray"))
+    spray = Placed(kind, cars.x - back * cars.yaw.cos(), cars.y - back * cars.yaw.sin(), cars.yaw, cars.speed, cars.rate)
+    size = torch.stack([clouds.size[:, 0] * 1.1, length, torch.full_like(length, 1.3)], 1)
+    plume = int(catalogue.shares[KINDS.index("spray")].argmax())
+    clouds = replace(clouds, body=torch.full_like(kind, plume), size=size)
+    return joined([placed, spray]), things.followed_by(clouds)
 
 
-def _parts(catalogue: _Catalogue, body: Tensor, size: Tensor, shade: Tensor, warp: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(catalogue: _Catalogue, things: _Things) -> tuple[Tensor, Tensor, Tensor]:
     """The parts of all bodies: owner (p,), edges in metres (p, 6), and surface (p, 3)."""
-    edges, surface = catalogue.edges[body], catalogue.surface[body]  # (n, K, 6), (n, K, 4)
+    edges, surface = catalogue.edges[things.body], catalogue.surface[things.body]  # (n, K, 6), (n, K, 4)
+    there = edges[..., 5] > 0  # (n, K)
     # every body a little different: each axis is bent within itself, so that parts still meet and the ends stay where they are
-    bend_x, bend_y, bend_z = (warp[:, i, None, None] for i in range(3))
+    bend_x, bend_y, bend_z = (things.warp[:, i, None, None] for i in range(3))
     x, y, z = edges[..., :2], edges[..., 2:4], edges[..., 4:]
     x = x + 0.3 * bend_x * (0.25 - x.square())
     y = y.sign() * 0.5 * (2 * y.abs()) ** (1 + 0.1 * bend_y)
     z = z ** (1 + 0.08 * bend_z)
-    edges = torch.cat([x * size[:, None, 1:2], y * size[:, None, :1], z * size[:, None, 2:]], -1)
-    there = catalogue.edges[body][..., 5] > 0  # (n, K)
-    owner = torch.arange(len(body))[:, None].expand(there.shape)[there]
-    reflectivity = (surface[..., 1] * (shade[:, None] * surface[..., 3]).exp()).clamp(max=1.0)
-    return owner, edges[there], torch.stack([surface[..., 0], reflectivity, surface[..., 2]], -1)[there]
+    width, length, height = (things.size[:, None, i, None] for i in range(3))
+    owner = torch.arange(len(edges))[:, None].expand(there.shape)[there]
+    is_round, reflectivity, depth, shade = surface.unbind(-1)
+    reflectivity = (reflectivity * (things.shade[:, None] * shade).exp()).clamp(max=1.0)
+    return owner, torch.cat([x * length, y * width, z * height], -1)[there], torch.stack([is_round, reflectivity, depth], -1)[there]
 
 
 def _waves(draw: Draw) -> Tensor:

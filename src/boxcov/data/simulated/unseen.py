@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from boxcov.data.simulated.bodies import STREET, axles
-from boxcov.data.simulated.parts import CLOTH, CONCRETE, GLASS, LATTICE, METAL, PAINT, PLASTIC, RUBBER, SPOKES, Body, box, pair, tube
+from boxcov.data.simulated.parts import CLOTH, CONCRETE, GLASS, LATTICE, METAL, PAINT, PLASTIC, RUBBER, SPOKES, Body, axles, box, pair, tube
+from boxcov.data.simulated.street import STREET
 
 _PERSON = (
     *pair(tube(-0.12, 0.12, 0.2, 0.0, 0.45, CLOTH, y=0.14)),
@@ -93,7 +93,12 @@ UNSEEN = (
     Body(  # minibus
         "bus",
         (2.0, 5.6, 2.7),
-        (box(-0.5, 0.5, 1.0, 0.1, 0.5, PAINT), box(-0.48, 0.36, 0.95, 0.5, 0.85, GLASS), tube(-0.4, 0.2, 0.8, 0.85, 1.0, PLASTIC), *axles(0.12, -0.3, 0.3)),
+        (
+            box(-0.5, 0.5, 1.0, 0.1, 0.5, PAINT),
+            box(-0.48, 0.36, 0.95, 0.5, 0.85, GLASS),
+            tube(-0.4, 0.2, 0.8, 0.85, 1.0, PLASTIC),
+            *axles(0.12, -0.3, 0.3),
+        ),
     ),
     Body(  # boat on a trailer
         "trailer",
@@ -106,7 +111,11 @@ UNSEEN = (
             *axles(0.13, -0.2, width=0.9),
         ),
     ),
-    Body("trailer", (1.6, 2.6, 1.0), (box(-0.5, 0.1, 1.0, 0.4, 1.0, METAL), box(0.1, 0.5, 0.1, 0.45, 0.55, METAL), *axles(0.28, -0.2, length=0.12))),
+    Body(
+        "trailer",
+        (1.6, 2.6, 1.0),
+        (box(-0.5, 0.1, 1.0, 0.4, 1.0, METAL), box(0.1, 0.5, 0.1, 0.45, 0.55, METAL), *axles(0.28, -0.2, length=0.12)),
+    ),
     Body("barrier", (4.5, 0.9, 0.55), (box(-0.5, 0.5, 1.0, 0.0, 0.5, CONCRETE), box(-0.2, 0.2, 0.7, 0.5, 1.0, CONCRETE))),
     Body("barrier", (1.1, 0.3, 1.8), (box(-0.5, 0.5, 1.0, 0.0, 0.06, RUBBER), box(-0.1, 0.1, 0.95, 0.06, 1.0, LATTICE))),
     Body(  # quad
@@ -118,7 +127,7 @@ UNSEEN = (
         "motorcycle",
         (0.75, 2.0, 2.0),
         (
-            *axles(0.12, -0.36, 0.36, length=0.12, width=0.2),
+            *axles(0.12, -0.38, 0.38, length=0.12, width=0.2),
             box(-0.4, 0.1, 0.5, 0.15, 0.4, PAINT),
             box(-0.5, -0.25, 1.0, 0.4, 0.7, PLASTIC),
             box(0.25, 0.3, 0.9, 0.2, 0.95, GLASS),
@@ -147,14 +156,27 @@ UNSEEN = (
             box(0.1, 0.14, 1.0, 0.68, 0.72, METAL),
         ),
     ),
-    Body("pedestrian", (1.15, 1.15, 2.15), (*_PERSON, tube(-0.5, 0.5, 1.0, 0.93, 1.0, CLOTH), tube(-0.02, 0.02, 0.04, 0.6, 0.93, METAL, y=0.1))),  # umbrella
+    Body(
+        "pedestrian",
+        (1.15, 1.15, 2.15),
+        (*_PERSON, tube(-0.5, 0.5, 1.0, 0.93, 1.0, CLOTH), tube(-0.02, 0.02, 0.04, 0.6, 0.93, METAL, y=0.1)),
+    ),  # umbrella
     Body(  # with a pram
         "pedestrian",
         (0.6, 1.6, 1.7),
-        (tube(-0.5, -0.15, 0.9, 0.0, 0.84, CLOTH), tube(-0.4, -0.25, 0.4, 0.84, 1.0, CLOTH), box(0.0, 0.5, 1.0, 0.3, 0.6, CLOTH), box(0.05, 0.45, 0.7, 0.0, 0.3, SPOKES)),
+        (
+            tube(-0.5, -0.15, 0.9, 0.0, 0.84, CLOTH),
+            tube(-0.4, -0.25, 0.4, 0.84, 1.0, CLOTH),
+            box(0.0, 0.5, 1.0, 0.3, 0.6, CLOTH),
+            box(0.05, 0.45, 0.7, 0.0, 0.3, SPOKES),
+        ),
     ),
     Body("pedestrian", (0.36, 0.34, 0.95), (tube(-0.5, 0.5, 1.0, 0.0, 0.72, CLOTH), tube(-0.35, 0.35, 0.7, 0.72, 1.0, CLOTH))),  # toddler
-    Body("traffic_cone", (0.6, 0.6, 1.15), (*(tube(-0.5, 0.5, 1.0, z, z + 0.24, PLASTIC) for z in (0.0, 0.5)), tube(-0.44, 0.44, 0.88, 0.0, 1.0, PLASTIC))),  # drum
+    Body(
+        "traffic_cone",
+        (0.6, 0.6, 1.15),
+        (*(tube(-0.5, 0.5, 1.0, z, z + 0.24, PLASTIC) for z in (0.0, 0.5)), tube(-0.44, 0.44, 0.88, 0.0, 1.0, PLASTIC)),
+    ),  # drum
     Body("traffic_cone", (0.2, 0.2, 1.5), (box(-0.5, 0.5, 1.0, 0.0, 0.04, RUBBER), tube(-0.25, 0.25, 0.5, 0.04, 1.0, PLASTIC))),  # post
     *STREET,
 )
