@@ -332,6 +332,24 @@ def test_frames_made_together_are_those_made_alone():
     assert_same(batched(frames, 2)[0], frames.batch([0, 1]))
 
 
+def test_an_empty_batch_is_empty():
+    assert simulated.frames(count=2).batch([]) == ([], [])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_sees_the_same_street():
+    cpu, gpu = (simulated.frames("rain", seed=5, count=3, sweeps=3, device=device) for device in ("cpu", "cuda"))
+    together = gpu.batch([2, 0])
+    for k, i in enumerate((2, 0)):
+        clouds, targets = gpu[i]
+        assert clouds[0].is_cuda
+        assert_same(([together[0][k]], [together[1][k]]), (clouds, targets))
+        expected_clouds, expected = cpu[i]
+        assert len(clouds[0]) == pytest.approx(len(expected_clouds[0]), rel=0.01)
+        near = torch.cdist(targets[0]["boxes"].cpu(), expected[0]["boxes"]).amin(1) < 1e-3
+        assert near.float().mean() > 0.9  # an object with few points may be labelled on one of them only
+
+
 def assert_same(frame, other):
     assert len(frame[0]) == len(other[0])
     for cloud, cloud2, target, target2 in zip(frame[0], other[0], frame[1], other[1]):

@@ -8,6 +8,7 @@ the same street in ``clear``, ``rain``, ``fog`` and ``sparse``, so that these ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class Simulated(Sequence[Frame]):
         (2, 2)
         """
         numbers = [range(self.size)[index] for index in indices]
+        if not numbers:
+            return [], []
         return make(named(self.scenario), self.seed, numbers, self.sweeps, self.device)
 
 
@@ -63,12 +66,12 @@ def frames(scenario: str = "clear", seed: int = 0, count: int = 100, sweeps: int
     boxcov.errors.BoxcovError: sweeps must be a whole number from 1 to 10 (the key sweep counts), got 0
     """
     named(scenario)
-    for name, value, low, high, hint in (
-        ("seed", seed, 0, 2**63 - 1, ""),
-        ("count", count, 0, 2**62, ""),
-        ("sweeps", sweeps, 1, 10, " (the key sweep counts)"),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            bound = f"from {low} to {high}" if high < 100 else f"of at least {low}"
-            raise BoxcovError(f"{name} must be a whole number {bound}{hint}, got {value!r}")
-    return Simulated(scenario, seed, count, sweeps, device)
+    _check("seed", seed, 0, 2**63 - 1, "of at least 0")
+    _check("count", count, 0, 2**62, "of at least 0")
+    _check("sweeps", sweeps, 1, 10, "from 1 to 10 (the key sweep counts)")
+    return Simulated(scenario, int(seed), int(count), int(sweeps), device)
+
+
+def _check(name: str, value: object, low: int, high: int, wanted: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        raise BoxcovError(f"{name} must be a whole number {wanted}, got {value!r}")

@@ -19,7 +19,7 @@ CLASSES = (
     "pedestrian",
     "traffic_cone",
 )
-BACKDROP = ("ego", "building", "wall", "pole", "sign", "tree", "bush", "spray")
+BACKDROP = ("ego", "building", "wall", "pole", "sign", "bin", "tree", "bush", "spray")
 KINDS = CLASSES + BACKDROP
 
 SEEN = CARS + LARGE + SMALL + STREET

@@ -60,10 +60,10 @@ def lay_out(draw: Draw, scenario: Scenario) -> tuple[Road, Placed]:
     road = _road(draw)
     groups = [_traffic(draw, road), *_roadworks(draw, road), _people(draw, road, scenario.people), _cycles(draw, road, scenario.people)]
     groups += [_parked(draw, road), *_yards(draw, road), *_backdrop(draw, road)]
+    beside = joined(groups)
     # beside the road, nothing stands on the road that crosses
-    clear = [group.where((group.y.abs() < road.edge) | ((group.x - road.crossing).abs() > 2 * LANE)) for group in groups]
-    clear.insert(1, _crossing_traffic(draw, road))
-    return road, joined([_ego(draw, road), *(_turned(road, group) for group in clear)])
+    beside = beside.where((beside.y.abs() < road.edge) | ((beside.x - road.crossing).abs() > 2 * LANE))
+    return road, joined([_ego(draw, road), _turned(road, joined([_crossing_traffic(draw, road), beside]))])
 
 
 def _road(draw: Draw) -> Road:
@@ -196,6 +196,7 @@ def _backdrop(draw: Draw, road: Road) -> list[Placed]:
     return [
         beside("pole", 6, 2.6, 3.2, 0.8),
         beside("sign", 4, 2.5, 3.5, 0.5),
+        beside("bin", 8, 2.4, 6, 0.35),
         beside("building", 7, 13, 18, 0.7),
         beside("wall", 8, 7, 9, 0.35),
         beside("tree", 8, 4, 9, 0.5),

@@ -30,7 +30,7 @@ class Scenario:
 SCENARIOS = {
     "clear": Scenario(),
     "rain": Scenario(reach=55.0, dropout=0.12, noise=0.03, extinction=0.008, scatter=0.02, scatter_distance=8.0, wet=True),
-    "fog": Scenario(dropout=0.05, noise=0.03, extinction=0.05, scatter=0.12, scatter_distance=4.0),
+    "fog": Scenario(dropout=0.05, noise=0.03, extinction=0.07, scatter=0.15, scatter_distance=4.0),
     "sparse": Scenario(beam_step=2),
     "crowd": Scenario(people=9.0),
     "unseen": Scenario(unseen=True),
