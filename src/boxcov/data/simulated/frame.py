@@ -36,7 +36,13 @@ def make(scenario: Scenario, seed: int, indices: Sequence[int], sweeps: int, dev
 
 
 def observe(scene: Scene, draws: Sequence[Draw], scenario: Scenario, sweeps: int) -> Frame:
-    """What the sensor makes of a batch of scenes."""
+    """What the sensor makes of a batch of scenes; one draw for each of them.
+
+    >>> scene = stack([build(Draw(generator(0, 0, "cpu")), Scenario())], "cpu")
+    >>> points, targets = observe(scene, [Draw(generator(0, 1, "cpu"))], Scenario(), sweeps=1)
+    >>> points[0].shape[1], targets[0]["boxes"].shape[1]
+    (5, 9)
+    """
     luck = chance(draws, sweeps, views.COLUMNS, len(range(0, views.BEAMS, scenario.beam_step)))
     fan, heading = views.fan(scene, sweeps, luck.phase, scenario.beam_step)
     hits = cast(fan, views.prisms(scene, sweeps), luck.penetration, scenario.reach)

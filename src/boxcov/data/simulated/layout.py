@@ -87,9 +87,8 @@ def _traffic(draw: Draw, road: Road) -> Placed:
     t = side * LANE * (0.5 + torch.arange(lanes)[:, None] // 2) + draw.normal(0, 0.2, lanes, slots)
     s = torch.arange(slots) * 13.5 - 54 + draw.uniform(-3.5, 3.5, lanes, slots)
     speed = draw.uniform(2, 14, lanes, 1) * draw.chance(0.7, lanes, 1) * draw.uniform(0.9, 1.1, lanes, slots)
-    kind = draw.choice(
-        _weights(car=0.62, truck=0.1, bus=0.08, trailer=0.03, construction_vehicle=0.02, motorcycle=0.09, bicycle=0.06), lanes * slots
-    )
+    shares = {"car": 0.62, "truck": 0.1, "bus": 0.08, "trailer": 0.03, "construction_vehicle": 0.02, "motorcycle": 0.09, "bicycle": 0.06}
+    kind = draw.choice(_numbers(shares), lanes * slots)
     yaw = (side > 0) * pi + draw.normal(0, 0.03, lanes, slots)
     return _moving(draw, kind, s, t, yaw, speed).where(draw.chance(0.42, lanes * slots))
 
@@ -101,7 +100,7 @@ def _crossing_traffic(draw: Draw, road: Road) -> Placed:
     t = torch.arange(8) * 13 - 45 + draw.uniform(-3.5, 3.5, 2, 8)
     s = road.crossing + side * LANE / 2 + draw.normal(0, 0.15, 2, 8)
     speed = draw.uniform(1, 10, 2, 8) * draw.chance(0.6, 2, 1)
-    kind = draw.choice(_weights(car=0.68, truck=0.1, bus=0.07, motorcycle=0.09, bicycle=0.06), 16)
+    kind = draw.choice(_numbers({"car": 0.68, "truck": 0.1, "bus": 0.07, "motorcycle": 0.09, "bicycle": 0.06}), 16)
     placed = _moving(draw, kind, s, t, side * pi / 2 + draw.normal(0, 0.03, 2, 8), speed)
     return placed.where(draw.chance(0.4, 16) & (placed.y.abs() > road.edge + 3))
 
@@ -112,7 +111,7 @@ def _parked(draw: Draw, road: Road) -> Placed:
     s = torch.arange(slots) * 6.9 - 55 + draw.uniform(-0.5, 0.5, 2, slots)
     t = side * (road.edge + 1.3 + draw.normal(0, 0.12, 2, slots).abs())
     yaw = (side > 0) * pi * draw.chance(0.8, 2, 1) + draw.normal(0, 0.03, 2, slots)
-    kind = draw.choice(_weights(car=0.84, truck=0.08, motorcycle=0.04, trailer=0.02, bus=0.02), 2 * slots)
+    kind = draw.choice(_numbers({"car": 0.84, "truck": 0.08, "motorcycle": 0.04, "trailer": 0.02, "bus": 0.02}), 2 * slots)
     full = draw.uniform(-0.35, 0.7, 2, 1).expand(2, slots).flatten()
     return _standing(kind, s, t, yaw).where(draw.chance(full, 2 * slots))
 
@@ -123,7 +122,7 @@ def _people(draw: Draw, road: Road, many: float) -> Placed:
     groups = max(1, n // 2)
     member = torch.randint(groups, (n,), generator=draw.generator)
     on_road = draw.chance(0.15, groups)
-    s = draw.uniform(-34, 34, groups)[member] + draw.normal(0, 0.9, n)
+    s = draw.uniform(-40, 40, groups)[member] + draw.normal(0, 0.9, n)
     beside = draw.sign(groups) * (road.edge + draw.uniform(2.8, 6.5, groups))
     t = torch.where(on_road, draw.uniform(-road.edge, road.edge, groups), beside)[member] + draw.normal(0, 0.6, n)
     along = draw.chance(0.5, groups)[member] * pi
@@ -141,7 +140,7 @@ def _cycles(draw: Draw, road: Road, many: float) -> Placed:
     s = draw.uniform(-42, 42, n)
     t = side * (road.edge + torch.where(riding, draw.uniform(-0.9, -0.2, n), draw.uniform(2.6, 6, n)))
     yaw = torch.where(riding, (side > 0) * pi + draw.normal(0, 0.06, n), draw.uniform(-pi, pi, n))
-    kind = draw.choice(_weights(bicycle=0.55, motorcycle=0.45), n)
+    kind = draw.choice(_numbers({"bicycle": 0.55, "motorcycle": 0.45}), n)
     return _moving(draw, kind, s, t, yaw, riding * draw.uniform(2, 7, n))
 
 
@@ -154,7 +153,7 @@ def _roadworks(draw: Draw, road: Road) -> list[Placed]:
     cones = _row(draw, _ID["traffic_cone"], 2, 8, s0, t0, draw.number(1.4, 4.0), 0.0)
     barriers = _row(draw, _ID["barrier"], 2, 8, s0, t0, 2.95, pi / 2)
     n = 3
-    kind = draw.choice(_weights(construction_vehicle=0.75, truck=0.25), n)
+    kind = draw.choice(_numbers({"construction_vehicle": 0.75, "truck": 0.25}), n)
     s, t = s0 + draw.uniform(-14, 14, n), t0 + side * draw.uniform(2, 12, n)
     machines = _standing(kind, s, t, draw.uniform(-pi, pi, n)).where(draw.chance(0.55, n))
     return [cones, barriers, machines]
@@ -182,7 +181,7 @@ def _yards(draw: Draw, road: Road) -> list[Placed]:
         s = draw.number(-25, 25) + (torch.arange(bays) - bays / 2) * 4.6 + draw.normal(0, 0.2, rows, bays)
         t = side * (road.edge + 15 + torch.arange(rows)[:, None] * 15.0 + draw.normal(0, 0.4, rows, bays))
         yaw = pi / 2 * draw.sign(rows, bays) + draw.normal(0, 0.04, rows, bays)
-        kind = draw.choice(_weights(trailer=0.3, bus=0.17, truck=0.2, construction_vehicle=0.13, car=0.2), rows * bays)
+        kind = draw.choice(_numbers({"trailer": 0.3, "bus": 0.17, "truck": 0.2, "construction_vehicle": 0.13, "car": 0.2}), rows * bays)
         yards.append(_standing(kind, s, t, yaw).where(draw.chance(0.4, rows * bays)))
     return yards
 
@@ -205,7 +204,7 @@ def _backdrop(draw: Draw, road: Road) -> list[Placed]:
     ]
 
 
-def _weights(**shares: float) -> dict[int, float]:
+def _numbers(shares: dict[str, float]) -> dict[int, float]:
     return {_ID[kind]: share for kind, share in shares.items()}
 
 

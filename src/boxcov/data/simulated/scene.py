@@ -112,7 +112,7 @@ def _sizes(draw: Draw, catalogue: _Catalogue, body: Tensor, odd: Tensor) -> Tens
 def _apart(placed: Placed, size: Tensor) -> Tensor:
     """Which things stand in nothing that was placed before them, now and when the first sweep was taken."""
     scale = torch.ones(len(KINDS))
-    scale[KINDS.index("ego")], scale[KINDS.index("tree")] = 2.4, 0.15  # a car below its roof, a trunk below its crown
+    scale[KINDS.index("ego")], scale[KINDS.index("tree")] = 3.0, 0.15  # a car below its roof, a trunk below its crown
     half = size[:, :2] * scale[placed.kind, None] / 2 + _MARGIN / 2
     now = _overlap(placed.x, placed.y, placed.yaw, half)
     yaw = placed.yaw - placed.rate * HISTORY

@@ -16,7 +16,7 @@ from boxcov.data.simulated.scene import Scene
 
 # metres: a return is as likely as not where sqrt(reflectivity * cosine) of it is the range. Ground is lost at 40 to 50 m, dark cars at 60 m
 _GAIN = 480.0
-_ASPHALT, _PAVEMENT, _MARKING = 0.075, 0.11, 0.35
+_ASPHALT, _PAVEMENT, _MARKING, _DROP = 0.09, 0.12, 0.35, 0.012  # reflectivities
 
 
 @dataclass(frozen=True)
@@ -47,28 +47,40 @@ def chance(draws: Sequence[Draw], sweeps: int, columns: int, beams: int) -> Chan
 
 
 def measure(fan: Fan, scene: Scene, hits: Hits, ground: Tensor, luck: Chance, scenario: Scenario) -> tuple[Tensor, Tensor, Tensor]:
-    """Whether each ray returns, its point x y z, and its intensity: (V, C, b), (V, C, b, 3), (V, C, b)."""
+    """Whether each ray returns, its point x y z, and its intensity: (V, C, b), (V, C, b, 3), (V, C, b).
+
+    ``hits`` is what the rays meet of the scene's bodies, ``ground`` (V, C, b) how far away in the plane they meet the ground.
+
+    >>> from boxcov.data.simulated import draw, raycast, scene, views
+    >>> street = scene.stack([scene.build(Draw(draw.generator(0, 0, "cpu")), Scenario())], "cpu")
+    >>> luck = chance([Draw(draw.generator(0, 1, "cpu"))], 1, 1080, 32)
+    >>> rays, _ = views.fan(street, 1, luck.phase, 1)
+    >>> hits = raycast.cast(rays, views.prisms(street, 1), luck.penetration, 70.0)
+    >>> returned, points, intensity = measure(rays, street, hits, torch.full_like(luck.lost, torch.inf), luck, Scenario())
+    >>> points.shape, bool((intensity[returned] <= 255).all())
+    (torch.Size([1, 1080, 32, 3]), True)
+    """
     floor = ground <= hits.distance
     flat = 1 / (1 + fan.tangents.square()).sqrt()  # cosine of the elevation
-    distance = torch.minimum(ground, hits.distance).clamp(max=1e4)
+    distance = torch.minimum(ground, hits.distance).clamp(max=1e4)  # in the plane; rays into the sky are out of reach
     reflectivity = torch.where(floor, _floor(fan, scene, distance, scenario.wet), _body(scene, hits.prism, scenario.wet))
     cosine = torch.where(floor, (fan.tangents * flat).abs().expand_as(distance), hits.cosine)
-    reach = distance / flat
-    fading = (-2 * scenario.extinction * reach).exp()
-    signal = (reflectivity * cosine * fading * (_GAIN / reach).square()).clamp(min=1e-9)
+    length = distance / flat  # of the ray
+    fading = (-2 * scenario.extinction * length).exp()
+    signal = (reflectivity * cosine * fading * (_GAIN / length).square()).clamp(min=1e-9)
     # likelihood of a return: signal^2 / (1 + signal^2), a logistic in the signal's logarithm
     likely = signal.square() / (1 + signal.square()) * (1 - scenario.dropout)
-    returned = (luck.lost < likely) & (reach < scenario.reach)
+    returned = (luck.lost < likely) & (length < scenario.reach)
     brightness = reflectivity * (0.4 + 0.6 * cosine) * fading
-    scatter = 1 + luck.drop * scenario.scatter_distance
-    met = (luck.scattered < scenario.scatter) & (scatter < reach) & (scatter < scenario.reach)
-    reach, brightness = torch.where(met, scatter, reach), torch.where(met, 0.012, brightness)
-    reach = (reach + scenario.noise * luck.noise).clamp(min=0.05) * flat
+    drop = 1 + luck.drop * scenario.scatter_distance
+    scattered = (luck.scattered < scenario.scatter) & (drop < length) & (drop < scenario.reach)
+    length, brightness = torch.where(scattered, drop, length), torch.where(scattered, _DROP, brightness)
+    distance = (length + scenario.noise * luck.noise).clamp(min=0.05) * flat
     intensity = (255 * brightness * (0.2 * luck.flicker).exp()).round().clamp(0, 255)
     angle = fan.angles()[..., None]
     x, y, z = (fan.origins[:, i, None, None] for i in range(3))
-    points = torch.stack([x + reach * angle.cos(), y + reach * angle.sin(), z + reach * fan.tangents], -1)
-    return returned | met, points, intensity
+    points = torch.stack([x + distance * angle.cos(), y + distance * angle.sin(), z + distance * fan.tangents], -1)
+    return returned | scattered, points, intensity
 
 
 def _body(scene: Scene, prism: Tensor, wet: bool) -> Tensor:

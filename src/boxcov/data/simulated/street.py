@@ -5,7 +5,7 @@ from __future__ import annotations
 from boxcov.data.simulated.parts import BARK, CONCRETE, GLASS, LEAVES, METAL, PAINT, PLASTIC, RETRO, SPRAY, Body, box, tube
 
 STREET = (
-    Body("ego", (1.2, 1.8, 1.54), (box(-0.5, 0.5, 1.0, 0.0, 1.0, PAINT),), spread=0.0),
+    Body("ego", (1.1, 1.4, 1.54), (box(-0.5, 0.5, 1.0, 0.0, 1.0, PAINT),), spread=0.0),
     Body("building", (10.0, 15.0, 8.0), (box(-0.5, 0.5, 1.0, 0.0, 1.0, CONCRETE),), spread=0.25),
     Body(
         "building",
