@@ -238,6 +238,14 @@ def test_every_kind_has_a_body_and_the_unseen_ones_are_new():
     assert not seen & {body.parts for body in unseen.UNSEEN}
 
 
+def test_no_bicycle_rides_alone():
+    for i in range(30):
+        _, targets = simulated.frames(seed=8, count=30, sweeps=1)[i]
+        boxes = targets[0]["boxes"][targets[0]["labels"] == simulated.CLASSES.index("bicycle")]
+        riding = boxes[:, 7:].norm(dim=1) > 0
+        assert (boxes[riding, 5] > 1.3).all()  # with its rider
+
+
 @pytest.mark.parametrize("scenario", ["clear", "unseen"])
 def test_label_boxes_enclose_bodies_exactly_and_all_hits_lie_inside(scenario):
     scene = stack([build(Draw(generator(2, 0, "cpu")), simulated.SCENARIOS[scenario])], "cpu")

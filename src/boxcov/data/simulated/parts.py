@@ -60,6 +60,7 @@ class Body:
     parts: tuple[Part, ...]
     spread: float = 0.07  # relative standard deviation of the sizes
     share: float = 1.0  # among the bodies of its kind
+    moves: bool = True  # whether what moves may have this body: a bicycle without a rider does not
 
 
 def box(x0: float, x1: float, width: float, z0: float, z1: float, material: Material, y: float = 0.0) -> Part:

@@ -39,7 +39,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class _Catalogue:
-    shares: Tensor  # (kinds, T)
+    shares: Tensor  # (2, kinds, T) of what stands and what moves
     sizes: Tensor  # (T, 3)
     spread: Tensor  # (T,)
     edges: Tensor  # (T, K, 6), 0 for parts a body does not have
@@ -72,7 +72,7 @@ def build(draw: Draw, scenario: Scenario) -> Scene:
     """
     road, placed = lay_out(draw, scenario)
     catalogue = _catalogue(scenario.unseen)
-    body = torch.multinomial(catalogue.shares[placed.kind], 1, generator=draw.generator)[:, 0]  # (n,)
+    body = torch.multinomial(catalogue.shares[(placed.speed > 0).long(), placed.kind], 1, generator=draw.generator)[:, 0]  # (n,)
     size = _sizes(draw, catalogue, body, (placed.kind < len(CLASSES)) & scenario.unseen)
     # drawn before anything is taken out, so that the draws that follow do not depend on what is
     things = _Things(body, size, draw.normal(0, 0.6, len(body)), draw.uniform(-1, 1, len(body), 3))
@@ -143,7 +143,7 @@ def _with_spray(catalogue: _Catalogue, placed: Placed, things: _Things) -> tuple
     kind = torch.full_like(cars.kind, KINDS.index("spray"))
     spray = Placed(kind, cars.x - back * cars.yaw.cos(), cars.y - back * cars.yaw.sin(), cars.yaw, cars.speed, cars.rate)
     size = torch.stack([clouds.size[:, 0] * 1.1, length, torch.full_like(length, 1.3)], 1)
-    plume = int(catalogue.shares[KINDS.index("spray")].argmax())
+    plume = int(catalogue.shares[1, KINDS.index("spray")].argmax())
     clouds = replace(clouds, body=torch.full_like(kind, plume), size=size)
     return joined([placed, spray]), things.followed_by(clouds)
 
@@ -180,10 +180,10 @@ def _numbers(road: Road) -> Tensor:
 def _catalogue(unseen: bool) -> _Catalogue:
     bodies = UNSEEN if unseen else SEEN
     most = max(len(body.parts) for body in bodies)
-    shares = torch.zeros(len(KINDS), len(bodies))
+    shares = torch.zeros(2, len(KINDS), len(bodies))
     edges, surface = torch.zeros(len(bodies), most, 6), torch.zeros(len(bodies), most, 4)
     for i, body in enumerate(bodies):
-        shares[KINDS.index(body.kind), i] = body.share
+        shares[:, KINDS.index(body.kind), i] = torch.tensor([body.share, body.share * body.moves])
         for j, part in enumerate(body.parts):
             edges[i, j] = torch.tensor(part[:6])
             surface[i, j] = torch.tensor([part.round, *part.material])

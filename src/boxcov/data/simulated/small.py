@@ -35,6 +35,7 @@ SMALL = (
             box(0.2, 0.28, 1.0, 0.92, 1.0, METAL),
             box(0.2, 0.24, 0.08, 0.3, 0.92, METAL),
         ),
+        moves=False,
     ),
     Body(
         "bicycle",
@@ -59,6 +60,7 @@ SMALL = (
             box(0.14, 0.26, 1.0, 0.8, 0.9, METAL),
             box(0.16, 0.28, 0.4, 0.5, 1.0, PAINT),
         ),
+        moves=False,
     ),
     Body(
         "motorcycle",
