@@ -1,5 +1,6 @@
 """Frames: sized, indexable sequences of (inputs, targets), ready for ``detector(inputs)``."""
 
+from boxcov.data import simulated
 from boxcov.data.frame import batched
 
-__all__ = ["batched"]
+__all__ = ["batched", "simulated"]

@@ -1,0 +1,25 @@
+"""The kinds of things there are, and the bodies they have."""
+
+from __future__ import annotations
+
+from boxcov.data.simulated.small import SMALL
+from boxcov.data.simulated.street import STREET
+from boxcov.data.simulated.vehicles import CARS, LARGE
+
+# index = label; the order in which CenterPoint's six tasks name them
+CLASSES = (
+    "car",
+    "truck",
+    "construction_vehicle",
+    "bus",
+    "trailer",
+    "barrier",
+    "motorcycle",
+    "bicycle",
+    "pedestrian",
+    "traffic_cone",
+)
+BACKDROP = ("ego", "building", "wall", "pole", "sign", "bin", "tree", "bush", "spray")
+KINDS = CLASSES + BACKDROP
+
+SEEN = CARS + LARGE + SMALL + STREET

@@ -1,0 +1,207 @@
+"""First hits of a spinning sensor's rays on upright prisms: oriented boxes and elliptic cylinders.
+
+All rays of one column (one azimuth of one view) share their direction in the plane, so a prism's outline is intersected once a column,
+and each beam adds its slab in height only. A prism is tested against the columns it can be seen in, and no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import pi
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 16  # (prism, column) rows at a time: bounds the memory at about 80 MB for 32 beams
+_NO_HIT = torch.iinfo(torch.int64).max
+_ROW = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class Prisms:
+    """M upright prisms, each where V views find it; every field is (V, M).
+
+    >>> one = torch.ones(1, 1)
+    >>> Prisms(5 * one, 0 * one, 0 * one, one, one, -one, one, 0 * one, 0 * one).x.shape
+    torch.Size([1, 1])
+    """
+
+    x: Tensor  # centre
+    y: Tensor
+    yaw: Tensor
+    half_length: Tensor  # along yaw
+    half_width: Tensor
+    bottom: Tensor  # z
+    top: Tensor
+    round: Tensor  # 1 for an elliptic cylinder, 0 for a box
+    depth: Tensor  # mean free path of a ray inside, metres: 0 for a solid, more for leaves or spray
+
+
+@dataclass(frozen=True)
+class Fan:
+    """The rays of V views: C columns of beams each; ``tangents`` are those of the beams' elevations, never 0.
+
+    >>> Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([-0.1, 0.1]), columns=4).angles()
+    tensor([[0.0000, 1.5708, 3.1416, 4.7124]])
+    """
+
+    origins: Tensor  # (V, 3)
+    starts: Tensor  # (V,) azimuth of column 0
+    tangents: Tensor  # (b,)
+    columns: int
+
+    def angles(self) -> Tensor:
+        """The azimuth of each column, (V, C)."""
+        steps = torch.arange(self.columns, device=self.starts.device, dtype=self.starts.dtype)
+        return self.starts[:, None] + steps * (2 * pi / self.columns)
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What each ray meets first; every field is (V, C, b)."""
+
+    distance: Tensor  # in the plane; inf where nothing is met
+    prism: Tensor  # index into the M prisms, -1 where nothing is met
+    cosine: Tensor  # of the angle of incidence
+
+
+def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
+    """The first hit of every ray. ``penetration`` (V, C, b) is how many mean free paths a ray goes into what is not solid.
+
+    >>> one = torch.ones(1, 1)
+    >>> cube = Prisms(5 * one, 0 * one, 0 * one, one, one, -one, one, 0 * one, 0 * one)
+    >>> fan = Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([0.1]), columns=4)
+    >>> cast(fan, cube, torch.zeros(1, 4, 1), reach=70.0).distance.flatten()
+    tensor([4., inf, inf, inf])
+    """
+    views, columns, beams = penetration.shape
+    first, count = seen(fan, prisms.x, prisms.y, prisms.yaw, prisms.half_length, prisms.half_width, reach)
+    owner, column = rows(first, count, columns)  # (P,) each
+    entry, leave, cosine = _outline(fan, prisms, owner, column)  # (P,) each
+    cell = owner // prisms.x.shape[1] * columns + column  # (P,) which column of which view
+    nearest = penetration.new_full((views * columns, beams), _NO_HIT, dtype=torch.int64)
+    bottom, top, depth = (field.flatten()[owner] for field in (prisms.bottom, prisms.top, prisms.depth))
+    height = fan.origins[:, 2].repeat_interleave(prisms.x.shape[1])[owner]
+    bottom, top = bottom - height, top - height
+    for begin in range(0, len(owner), CHUNK):
+        part = slice(begin, begin + CHUNK)
+        inside = depth[part, None] * penetration.reshape(-1, beams)[cell[part]]
+        distance = _slab(entry[part], leave[part], bottom[part], top[part], fan.tangents, inside)
+        # the distance's bits order as the distance does, since it is positive: one integer minimum finds the hit and its row
+        row = torch.arange(begin, begin + len(distance), device=owner.device)
+        key = (distance.view(torch.int32).long() << 32) | row[:, None]
+        key = torch.where(distance.isfinite(), key, _NO_HIT)
+        nearest.scatter_reduce_(0, cell[part, None].expand_as(key), key, "amin")
+    return _read(nearest.reshape(views, columns, beams), fan.tangents, owner % prisms.x.shape[1], entry, cosine)
+
+
+def seen(fan: Fan, x: Tensor, y: Tensor, yaw: Tensor, half_length: Tensor, half_width: Tensor, reach: float) -> tuple[Tensor, Tensor]:
+    """The columns in which each oriented rectangle (V, M) can be seen: the first of them, and how many.
+
+    >>> one = torch.ones(1, 1)
+    >>> fan = Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([0.1]), columns=360)
+    >>> seen(fan, 10 * one, 0 * one, 0 * one, 1e-3 * one, 1.6 * one, reach=70.0)
+    (tensor([[-9]]), tensor([[19]]))
+    """
+    dx, dy = x - fan.origins[:, :1], y - fan.origins[:, 1:2]
+    cos, sin = yaw.cos(), yaw.sin()
+    signs = torch.tensor([[1.0, 1.0, -1.0, -1.0], [1.0, -1.0, 1.0, -1.0]], device=x.device)
+    along, across = half_length[..., None] * signs[0], half_width[..., None] * signs[1]  # (V, M, 4)
+    cx = dx[..., None] + cos[..., None] * along - sin[..., None] * across
+    cy = dy[..., None] + sin[..., None] * along + cos[..., None] * across
+    # corners' azimuths relative to the centre's: never wrap around for a convex outline seen from outside
+    turn = torch.atan2(dx[..., None] * cy - dy[..., None] * cx, dx[..., None] * cx + dy[..., None] * cy)
+    within = ((dx * cos + dy * sin).abs() <= half_length) & ((dy * cos - dx * sin).abs() <= half_width)
+    near = torch.hypot(dx, dy) - torch.hypot(half_length, half_width) <= reach
+    scale = fan.columns / (2 * pi)
+    middle = torch.atan2(dy, dx) - fan.starts[:, None]
+    margin = 1e-3  # columns; for rounding
+    first = ((middle + turn.amin(-1)) * scale - margin).ceil().long()
+    last = ((middle + turn.amax(-1)) * scale + margin).floor().long()
+    count = torch.where(within, fan.columns, (last - first + 1).clamp(0, fan.columns))
+    return first, count * near
+
+
+def rows(first: Tensor, count: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """One row for each column of each interval: the interval it belongs to (flat index), and the column.
+
+    >>> rows(torch.tensor([-1, 2]), torch.tensor([2, 1]), columns=4)
+    (tensor([0, 0, 1]), tensor([3, 0, 2]))
+    """
+    count = count.flatten()
+    total = int(count.sum())  # the one wait for the device
+    owner = torch.repeat_interleave(torch.arange(len(count), device=count.device), count, output_size=total)
+    begin = count.cumsum(0) - count
+    step = torch.arange(total, device=count.device) - begin[owner]
+    return owner, (first.flatten()[owner] + step) % columns
+
+
+def _outline(fan: Fan, prisms: Prisms, owner: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where each row's column enters and leaves its prism's outline, and the cosine of incidence in the plane; each (P,)."""
+    dx, dy = prisms.x - fan.origins[:, :1], prisms.y - fan.origins[:, 1:2]
+    cos, sin = prisms.yaw.cos(), prisms.yaw.sin()
+    px = -(dx * cos + dy * sin) / prisms.half_length  # the origin seen from the prism, in half extents
+    py = -(dy * cos - dx * sin) / prisms.half_width
+    start = fan.starts[:, None] - prisms.yaw
+    fields = torch.stack([px, py, start, prisms.half_length, prisms.half_width, prisms.round]).flatten(1)  # (6, V M)
+    px, py, start, half_length, half_width, is_round = fields[:, owner]
+    angle = start + column * (2 * pi / fan.columns)
+    qx, qy = angle.cos(), angle.sin()
+    box = _square(px, py, qx / half_length, qy / half_width)
+    tube = _circle(px, py, qx / half_length, qy / half_width)
+    is_box = is_round == 0
+    entry, leave = torch.where(is_box, box[0], tube[0]), torch.where(is_box, box[1], tube[1])
+    # normals: of a box the axis entered through, of a tube the gradient of the ellipse
+    nx = torch.where(is_box, box[2], (px + entry * qx / half_length) / half_length)
+    ny = torch.where(is_box, 1 - box[2], (py + entry * qy / half_width) / half_width)
+    cosine = (nx * qx + ny * qy).abs() / torch.hypot(nx, ny).clamp(min=1e-6)
+    return entry.clamp(min=0), leave, cosine
+
+
+def _square(px: Tensor, py: Tensor, qx: Tensor, qy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Entry and exit of p + r q in the unit square [-1, 1]^2, and 1 where it enters through x = +-1."""
+    qx, qy = _not_zero(qx), _not_zero(qy)
+    x1, x2, y1, y2 = (-1 - px) / qx, (1 - px) / qx, (-1 - py) / qy, (1 - py) / qy
+    enter_x, enter_y = torch.minimum(x1, x2), torch.minimum(y1, y2)
+    leave = torch.minimum(torch.maximum(x1, x2), torch.maximum(y1, y2))
+    return torch.maximum(enter_x, enter_y), leave, (enter_x > enter_y).to(px.dtype)
+
+
+def _circle(px: Tensor, py: Tensor, qx: Tensor, qy: Tensor) -> tuple[Tensor, Tensor]:
+    """Entry and exit of p + r q in the unit circle; the exit lies before the entry where it misses."""
+    # the closest point to the centre first: the textbook discriminant loses all digits of a thin pole far away
+    square = qx * qx + qy * qy
+    closest = -(px * qx + py * qy) / square
+    miss = (px + closest * qx).square() + (py + closest * qy).square()
+    half = ((1 - miss).clamp(min=0) / square).sqrt()
+    return torch.where(miss < 1, closest - half, torch.inf), closest + half
+
+
+def _not_zero(q: Tensor) -> Tensor:
+    return torch.where(q.abs() < 1e-9, 1e-9, q)
+
+
+def _slab(entry: Tensor, leave: Tensor, bottom: Tensor, top: Tensor, tangents: Tensor, inside: Tensor) -> Tensor:
+    """Distance in the plane at which each beam of each row meets its prism, inf where it does not, (P, b)."""
+    slope = 1 / tangents
+    low, high = bottom[:, None] * slope, top[:, None] * slope
+    distance = torch.maximum(torch.minimum(low, high), entry[:, None]) + inside
+    leave = torch.minimum(torch.maximum(low, high), leave[:, None])
+    return torch.where((distance < leave) & (distance > 0), distance, torch.inf)
+
+
+def _read(nearest: Tensor, tangents: Tensor, prism: Tensor, entry: Tensor, cosine: Tensor) -> Hits:
+    hit = nearest != _NO_HIT
+    # one row of no meaning at the end: what rays without a hit read, and all there is where no prism is in sight
+    row = torch.where(hit, nearest & _ROW, len(prism))
+    prism, entry, cosine = torch.cat([prism, prism.new_full((1,), -1)]), torch.cat([entry, entry.new_zeros(1)]), _padded(cosine)
+    distance = (nearest >> 32).int().view(torch.float32)
+    distance = torch.where(hit, distance, torch.inf)
+    flat = 1 / (1 + tangents.square()).sqrt()  # (b,) cosine of the elevation
+    # later than the outline was entered: through the top, the bottom, or inside what is not solid
+    side = distance <= entry[row] * (1 + 1e-6)
+    return Hits(distance, prism[row], torch.where(side, cosine[row] * flat, (tangents * flat).abs().expand_as(distance)))
+
+
+def _padded(values: Tensor) -> Tensor:
+    return torch.cat([values, values.new_ones(1)])
