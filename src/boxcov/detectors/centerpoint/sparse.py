@@ -122,8 +122,7 @@ class SparseConv(nn.Module):
         step = max(1, _NUMBERS // self.weight.shape[1])
         # one item of many locations each: so the factors are sums over locations
         parts: list[Tensor] = [F.linear(padded[rows].flatten(1).unsqueeze(0), self.weight) for rows in table.split(step)]
-        out: Tensor = torch.cat(parts, 1)[0]
-        return out
+        return torch.cat(parts, 1)[0]
 
 
 class Residual(nn.Module):
@@ -135,8 +134,9 @@ class Residual(nn.Module):
         self.conv2, self.norm2 = SparseConv(width, width, (3, 3, 3)), _norm(width)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        out = self.norm1(self.conv1(x, table)).relu()
-        return (self.norm2(self.conv2(out, table)) + x).relu()
+        out: Tensor = self.norm1(self.conv1(x, table)).relu()
+        out = self.norm2(self.conv2(out, table)) + x
+        return out.relu()
 
 
 class Stage(nn.Module):
