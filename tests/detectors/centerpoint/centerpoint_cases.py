@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.config import Dense, Pillars, Reporting, Voxels
@@ -78,3 +81,36 @@ def target(config: Config, seed: int = 0, each: int = 2) -> dict[str, Tensor]:
 
 def frames(config: Config, count: int = 2) -> list[tuple[list[Tensor], list[dict[str, Tensor]]]]:
     return [([cloud(config, i)], [target(config, i)]) for i in range(count)]
+
+
+def slow_pillars(config: Config, layers: Iterable[Any], clouds: list[Tensor]) -> Tensor:
+    """Pillar by pillar, padded to its full size with zeros, as the originals do it."""
+    rules = config.encoder
+    assert isinstance(rules, Pillars)
+    nx, ny, _ = config.grid
+    canvas = torch.zeros(len(clouds), rules.widths[-1], ny, nx, dtype=torch.float64)
+    for b, points in enumerate(clouds):
+        pillars: dict[tuple[int, int], list[list[float]]] = {}
+        for point in points.tolist():
+            x, y, z = (int((point[i] - config.point_range[i]) // config.voxel_size[i]) for i in range(3))
+            if not (0 <= x < nx and 0 <= y < ny and z == 0):
+                continue
+            if (x, y) not in pillars and rules.max_cells and len(pillars) >= rules.max_cells[1]:
+                continue
+            held = pillars.setdefault((x, y), [])
+            if rules.max_points is None or len(held) < rules.max_points:
+                held.append(point)
+        for (x, y), held in pillars.items():
+            p = torch.tensor(held, dtype=torch.float64)
+            centre = torch.tensor([(i + 0.5) * s + r for i, s, r in zip((x, y, 0), config.voxel_size, config.point_range)])
+            from_centre = (p[:, :3] - centre)[:, : 3 if rules.centre_z else 2]
+            rows = torch.cat([p, p[:, :3] - p[:, :3].mean(0), from_centre], 1)
+            if rules.padded and rules.max_points:
+                rows = F.pad(rows, (0, 0, 0, rules.max_points - len(rows)))
+            for layer in layers:
+                rows = layer.norm(layer.linear(rows)).relu()
+                most = rows.amax(0)
+                if not layer.last:
+                    rows = torch.cat([rows, most.expand_as(rows)], 1)
+            canvas[b, :, y, x] = most
+    return canvas

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from centerpoint_cases import cloud, detector_of, frames, pillar_config, voxel_config
+from centerpoint_cases import cloud, detector_of, frames, pillar_config, slow_pillars, voxel_config
 from torch.nn import functional as F
 
 import boxcov
@@ -63,39 +63,6 @@ def test_storage_of_the_factors(config, sizes, monkeypatch):
         assert posterior.storage().factors / 2**20 == pytest.approx(mib, abs=0.02)
 
 
-def slow_pillars(detector, clouds):
-    """Pillar by pillar, padded to its full size with zeros, as the originals do it."""
-    config, encoder = detector.config, detector.encoder
-    rules = encoder.pillars
-    nx, ny, _ = config.grid
-    canvas = torch.zeros(len(clouds), rules.widths[-1], ny, nx, dtype=torch.float64)
-    for b, points in enumerate(clouds):
-        pillars = {}
-        for point in points.tolist():
-            x, y, z = (int((point[i] - config.point_range[i]) // config.voxel_size[i]) for i in range(3))
-            if not (0 <= x < nx and 0 <= y < ny and z == 0):
-                continue
-            if (x, y) not in pillars and rules.max_cells and len(pillars) >= rules.max_cells[1]:
-                continue
-            held = pillars.setdefault((x, y), [])
-            if rules.max_points is None or len(held) < rules.max_points:
-                held.append(point)
-        for (x, y), held in pillars.items():
-            p = torch.tensor(held, dtype=torch.float64)
-            centre = torch.tensor([(i + 0.5) * s + r for i, s, r in zip((x, y, 0), config.voxel_size, config.point_range)])
-            from_centre = (p[:, :3] - centre)[:, : 3 if rules.centre_z else 2]
-            rows = torch.cat([p, p[:, :3] - p[:, :3].mean(0), from_centre], 1)
-            if rules.padded:
-                rows = F.pad(rows, (0, 0, 0, rules.max_points - len(rows)))
-            for layer in encoder.layers:
-                rows = layer.norm(layer.linear(rows)).relu()
-                most = rows.amax(0)
-                if not layer.last:
-                    rows = torch.cat([rows, most.expand_as(rows)], 1)
-            canvas[b, :, y, x] = most
-    return canvas
-
-
 ENCODERS = {
     "mmdet3d": Pillars(widths=(8,), max_points=4),
     "det3d": Pillars(widths=(8, 8), centre_z=False, max_points=4),
@@ -110,7 +77,7 @@ def test_the_pillar_encoder_is_the_slow_one(encoder):
     detector = detector_of(config, dtype=torch.float64)
     clouds = [cloud(config, seed, 300).double() for seed in range(2)]
     with torch.no_grad():
-        torch.testing.assert_close(detector.encoder(clouds), slow_pillars(detector, clouds))
+        torch.testing.assert_close(detector.encoder(clouds), slow_pillars(config, detector.encoder.layers, clouds))
 
 
 def test_a_padded_slot_takes_part_in_the_maximum():
