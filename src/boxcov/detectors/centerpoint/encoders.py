@@ -46,14 +46,12 @@ class PillarEncoder(nn.Module):
         """
         points, of = cells.points, cells.of
         xyz = points[:, :3]
-        sums = points.new_zeros(len(cells.counts), 3).index_add(0, of, xyz)
-        mean = sums / cells.counts.unsqueeze(1)
         low, size = (points.new_tensor(list(values)) for values in (self.config.point_range[:3], self.config.voxel_size))
         centre = (cells.where[:, [3, 2, 1]] + 0.5) * size + low  # (V, 3)
         from_centre = xyz - centre[of]
         if not self.pillars.centre_z:
             from_centre = from_centre[:, :2]
-        x = torch.cat([points, xyz - mean[of], from_centre], 1)
+        x = torch.cat([points, xyz - cells.means[of, :3], from_centre], 1)
         if self.pillars.padded:
             room = (cells.counts < (self.pillars.max_points or 0)).nonzero()[:, 0]
             x = torch.cat([x, x.new_zeros(len(room), x.shape[1])])

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import prod
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -34,26 +32,18 @@ class Sites:
 
     @property
     def numbers(self) -> Tensor:
-        return number(self.where, self.shape)
+        """The sites' numbers (V,), rising."""
+        frame, z, y, x = self.where.unbind(1)
+        return number(frame, z, y, x, self.shape)
 
 
-def number(where: Tensor, shape: Triple) -> Tensor:
-    """The number of cells (..., 4), frame by frame, in a grid of ``shape``.
+def number(frame: Tensor, z: Tensor, y: Tensor, x: Tensor, shape: Triple) -> Tensor:
+    """The number of cells, frame by frame, in a grid of ``shape``.
 
-    >>> number(torch.tensor([[1, 0, 0, 2]]), (2, 3, 4))
-    tensor([26])
+    >>> number(*torch.tensor([1, 0, 0, 2]), (2, 3, 4))
+    tensor(26)
     """
-    frame, z, y, x = where.unbind(-1)
     return ((frame * shape[0] + z) * shape[1] + y) * shape[2] + x
-
-
-def taps(kernel: Triple, device: torch.device) -> Tensor:
-    """Offsets (taps, 3) of a kernel's taps from its first one, z slowest.
-
-    >>> taps((3, 1, 1), torch.device("cpu")).tolist()
-    [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
-    """
-    return torch.tensor(list(product(*(range(k) for k in kernel))), device=device)
 
 
 def strided_sites(sites: Sites, kernel: Triple, stride: Triple, padding: Triple) -> Sites:
@@ -63,15 +53,15 @@ def strided_sites(sites: Sites, kernel: Triple, stride: Triple, padding: Triple)
     >>> strided_sites(sites, (1, 1, 3), (1, 1, 2), (0, 0, 1)).where[:, 3]
     tensor([1, 2])
     """
-    device = sites.where.device
-    step, before = (torch.tensor(t, device=device) for t in (stride, padding))
-    shape = cast(Triple, tuple((n + 2 * p - k) // s + 1 for n, p, k, s in zip(sites.shape, padding, kernel, stride)))
-    reached = sites.where[:, None, 1:] + before - taps(kernel, device)  # (V, taps, 3): stride times the output cell, where that is whole
-    cell = reached.div(step, rounding_mode="floor")
-    hit = ((cell * step == reached) & (cell >= 0) & (cell < torch.tensor(shape, device=device))).all(2)
-    frame = sites.where[:, None, :1].expand(-1, prod(kernel), -1)
-    numbers = number(torch.cat([frame, cell], 2), shape)[hit].unique()
-    depth, height, width = shape
+    depth, height, width = shape = _output_shape(sites.shape, kernel, stride, padding)
+    cells, hits = [], []
+    for axis, tap in enumerate(_taps(kernel, sites.where.device)):
+        steps = sites.where[:, axis + 1].reshape(-1, 1, 1, 1) + padding[axis] - tap  # stride times the output cell, where that is whole
+        cell = steps.div(stride[axis], rounding_mode="floor")
+        cells.append(cell)
+        hits.append((cell * stride[axis] == steps) & (cell >= 0) & (cell < shape[axis]))
+    hit = hits[0] & hits[1] & hits[2]  # (V, kz, ky, kx)
+    numbers = number(sites.where[:, 0].reshape(-1, 1, 1, 1), cells[0], cells[1], cells[2], shape)[hit].unique()
     where = [numbers // (depth * height * width), numbers // (height * width) % depth, numbers // width % height, numbers % width]
     return Sites(torch.stack(where, 1), shape)
 
@@ -84,20 +74,30 @@ def index_table(sites: Sites, out: Sites, kernel: Triple, stride: Triple, paddin
     tensor([[2, 0, 1],
             [0, 1, 2]])
     """
-    device, count = sites.where.device, len(sites.where)
+    count = len(sites.where)
     if not count:
         return sites.where.new_zeros(len(out.where), prod(kernel))
-    step, before = (torch.tensor(t, device=device) for t in (stride, padding))
+    cells, insides = [], []
+    for axis, tap in enumerate(_taps(kernel, sites.where.device)):
+        cell = out.where[:, axis + 1].reshape(-1, 1, 1, 1) * stride[axis] - padding[axis] + tap
+        cells.append(cell)
+        insides.append((cell >= 0) & (cell < sites.shape[axis]))
+    wanted = number(out.where[:, 0].reshape(-1, 1, 1, 1), cells[0], cells[1], cells[2], sites.shape).flatten(1)  # (out, taps)
+    inside = (insides[0] & insides[1] & insides[2]).flatten(1)
     known = sites.numbers
-    corner = out.where[:, 1:] * step - before
-    columns = []
-    for tap in taps(kernel, device):  # one at a time: the whole table's coordinates would take 30 times its memory
-        cell = corner + tap
-        inside = ((cell >= 0) & (cell < torch.tensor(sites.shape, device=device))).all(1)
-        wanted = number(torch.cat([out.where[:, :1], cell], 1), sites.shape)
-        at = torch.searchsorted(known, wanted).clamp(max=count - 1)
-        columns.append(torch.where(inside & (known[at] == wanted), at, count))
-    return torch.stack(columns, 1)
+    at = torch.searchsorted(known, wanted).clamp(max=count - 1)
+    return torch.where(inside & (known[at] == wanted), at, count)
+
+
+def _taps(kernel: Triple, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The taps along z, y and x, each in a dimension of its own behind that of the sites."""
+    z, y, x = (torch.arange(k, device=device) for k in kernel)
+    return z.reshape(1, -1, 1, 1), y.reshape(1, 1, -1, 1), x.reshape(1, 1, 1, -1)
+
+
+def _output_shape(shape: Triple, kernel: Triple, stride: Triple, padding: Triple) -> Triple:
+    depth, height, width = ((n + 2 * p - k) // s + 1 for n, k, s, p in zip(shape, kernel, stride, padding))
+    return depth, height, width
 
 
 class SparseConv(nn.Module):
@@ -188,8 +188,7 @@ class VoxelEncoder(nn.Module):
         config, limits = self.config, self.voxels.max_cells
         most = limits and limits[0 if self.training else 1]
         cells = voxelise(clouds, config.point_range, config.voxel_size, config.grid, self.voxels.max_points, most)
-        sums = cells.points.new_zeros(len(cells.counts), 5).index_add(0, cells.of, cells.points)
-        x = (sums / cells.counts.unsqueeze(1)).to(next(self.parameters()).dtype)
+        x = cells.means.to(next(self.parameters()).dtype)
         nx, ny, nz = config.grid
         sites = Sites(cells.where, (nz + 1, ny, nx))  # one layer more, as in the originals
         for stage in self.stages:
