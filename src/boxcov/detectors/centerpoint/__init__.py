@@ -1,0 +1,8 @@
+"""CenterPoint on LiDAR point clouds: pillar and voxel networks, from det3d, mmdetection3d, OpenPCDet or boxcov's own weights."""
+
+from boxcov.detectors.centerpoint.checkpoints import load, save
+from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.conventions import to_framework
+from boxcov.detectors.centerpoint.detector import CenterPoint
+
+__all__ = ["CenterPoint", "Config", "load", "save", "to_framework"]

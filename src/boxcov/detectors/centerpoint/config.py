@@ -1,0 +1,284 @@
+"""What a CenterPoint is made of: ranges, sizes, rules and conventions, as frozen values that travel with its weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from math import prod
+from typing import Any, Literal
+
+from boxcov.errors import BoxcovError
+
+NUSCENES_TASKS = (
+    ("car",),
+    ("truck", "construction_vehicle"),
+    ("bus", "trailer"),
+    ("barrier",),
+    ("motorcycle", "bicycle"),
+    ("pedestrian", "traffic_cone"),
+)
+Framework = Literal["mmdet3d", "det3d", "openpcdet"]
+
+
+@dataclass(frozen=True)
+class Pillars:
+    """The pillar encoder: what a point is decorated with, and the widths of its layers.
+
+    >>> Pillars().decorated, Pillars(centre_z=False).decorated
+    (11, 10)
+    """
+
+    widths: tuple[int, ...] = (64,)  # of each layer's output; all but the last give half of it, and their pillar's maximum the other half
+    centre_z: bool = True  # whether the height over the pillar's centre is among the decorations
+    padded: bool = True  # whether a pillar that is not full holds zeros that take part in its maximum
+    max_points: int | None = 20  # a pillar; None: no limit
+    max_cells: tuple[int, int] | None = (30000, 40000)  # pillars a frame, in training and after; None: no limit
+
+    def __post_init__(self) -> None:
+        if self.padded and self.max_points is None:
+            raise BoxcovError("pillars are padded to their max_points: give max_points, or padded=False")
+
+    @property
+    def decorated(self) -> int:
+        return 11 if self.centre_z else 10
+
+
+@dataclass(frozen=True)
+class Voxels:
+    """The sparse 3-D encoder: the widths of its four stages, each half as fine as the one before.
+
+    >>> Voxels().max_points
+    10
+    """
+
+    widths: tuple[int, int, int, int] = (16, 32, 64, 128)
+    max_points: int | None = 10  # a voxel
+    max_cells: tuple[int, int] | None = (90000, 120000)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """SECOND, SECONDFPN and the head's widths; the defaults are those of the pillar networks.
+
+    >>> Dense().neck
+    384
+    """
+
+    widths: tuple[int, ...] = (64, 128, 256)
+    layers: tuple[int, ...] = (3, 5, 5)  # convolutions after the first of each block
+    strides: tuple[int, ...] = (2, 2, 2)
+    up_widths: tuple[int, ...] = (128, 128, 128)
+    up_strides: tuple[float, ...] = (0.5, 1, 2)  # below 1: a strided convolution
+    shared: int = 64  # channels that all branches read
+    branch: int = 64
+
+    @property
+    def neck(self) -> int:
+        return sum(self.up_widths)
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Which boxes are reported: score threshold, best candidates, non-maximum suppression inside a task.
+
+    >>> Reporting(nms="circle").radii
+    (4.0, 12.0, 10.0, 1.0, 0.85, 0.175)
+    """
+
+    threshold: float = 0.1
+    candidates: int = 500  # a task, by falling score
+    per_class: bool = True  # a cell may stand for several classes; otherwise for its best class alone
+    nms: Literal["rotated", "circle"] = "rotated"
+    overlap: float = 0.2  # rotated: the largest IoU of two boxes of a task
+    radii: tuple[float, ...] = (4.0, 12.0, 10.0, 1.0, 0.85, 0.175)  # circle: a task's bound on the SQUARED distance, as in the originals
+    most: int = 83  # boxes a task; six tasks make 498, the nuScenes limit is 500
+    centre_range: tuple[float, ...] = (-61.2, -61.2, -10.0, 61.2, 61.2, 10.0)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The conventions in which the frameworks differ.
+
+    >>> Loss.of("openpcdet").weights[6:]
+    (0.2, 0.2, 1.0, 1.0)
+    """
+
+    weights: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.2, 0.2)  # reg 2, height, dim 3, rot 2, vel 2
+    box_weight: float = 0.25
+    positives: Literal["objects", "peaks"] = "peaks"  # what the focal loss counts: objects, or cells where the heat is 1
+    normaliser: Literal["plus", "max"] = "plus"  # of the box loss: n + 1e-4, or max(n, 1)
+    max_objects: int = 500  # a task and frame
+
+    @staticmethod
+    def of(framework: Framework) -> Loss:
+        if framework == "openpcdet":  # it weighs the rotation down, not the velocity
+            return Loss(weights=(*[1.0] * 6, 0.2, 0.2, 1.0, 1.0), normaliser="max")
+        return Loss(positives="objects") if framework == "det3d" else Loss()
+
+
+@dataclass(frozen=True)
+class Config:
+    """A CenterPoint. The named ones are constructors below; others are made with ``dataclasses.replace``.
+
+    >>> from dataclasses import replace
+    >>> Config.mmdet3d_pillar().map_size, Config.voxel(0.075).map_size
+    ((128, 128), (180, 180))
+    >>> replace(Config.mmdet3d_pillar(), voxel_size=(0.3, 0.3, 8.0))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: a grid of 341 x 341 cells does not divide by the network's stride of 8: change point_range or voxel_size
+    """
+
+    tasks: tuple[tuple[str, ...], ...] = NUSCENES_TASKS
+    point_range: tuple[float, ...] = (-51.2, -51.2, -5.0, 51.2, 51.2, 3.0)
+    voxel_size: tuple[float, ...] = (0.2, 0.2, 8.0)
+    encoder: Pillars | Voxels = field(default_factory=Pillars)
+    dense: Dense = field(default_factory=Dense)
+    reporting: Reporting = field(default_factory=Reporting)
+    loss: Loss = field(default_factory=Loss)
+    velocity: bool = True  # False: boxes are x y z w l h yaw, and there is no branch for the velocity
+
+    def __post_init__(self) -> None:
+        if (
+            len({len(t) for t in (self.dense.widths, self.dense.layers, self.dense.strides, self.dense.up_widths, self.dense.up_strides)})
+            > 1
+        ):
+            raise BoxcovError(f"widths, layers and strides of the blocks must have one length, got {self.dense}")
+        outputs = {round(prod(self.dense.strides[: i + 1]) / up, 6) for i, up in enumerate(self.dense.up_strides)}
+        if len(outputs) != 1:
+            raise BoxcovError(f"the neck's maps differ in size: strides {self.dense.strides}, up_strides {self.dense.up_strides}")
+        nx, ny, _ = self.grid
+        deepest = self._encoder_stride * prod(self.dense.strides)
+        if nx % deepest or ny % deepest:
+            raise BoxcovError(
+                f"a grid of {nx} x {ny} cells does not divide by the network's stride of {deepest}: change point_range or voxel_size"
+            )
+        if self.reporting.nms == "circle" and len(self.reporting.radii) != len(self.tasks):
+            raise BoxcovError(f"{len(self.tasks)} tasks, but {len(self.reporting.radii)} radii for circle NMS")
+
+    # what follows from it
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(name for task in self.tasks for name in task)
+
+    @property
+    def box_fields(self) -> tuple[str, ...]:
+        return ("x", "y", "z", "w", "l", "h", "yaw", *(("vx", "vy") if self.velocity else ()))
+
+    @property
+    def branches(self) -> dict[str, int]:
+        """The regression branches of a task and their channels, in the order of the loss weights."""
+        return {"reg": 2, "height": 1, "dim": 3, "rot": 2, **({"vel": 2} if self.velocity else {})}
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Cells along x, y and z."""
+        nx, ny, nz = (round((self.point_range[3 + i] - self.point_range[i]) / self.voxel_size[i]) for i in range(3))
+        return nx, ny, nz
+
+    @property
+    def bev_channels(self) -> int:
+        """Channels of the map that the encoder gives."""
+        return self.encoder.widths[-1] * (2 if isinstance(self.encoder, Voxels) else 1)
+
+    @property
+    def stride(self) -> int:
+        """Cells of the grid along a side of a cell of the head's map."""
+        return round(self._encoder_stride * self.dense.strides[0] / self.dense.up_strides[0])
+
+    @property
+    def cell(self) -> tuple[float, float]:
+        """Metres of a cell of the head's map, along x and y."""
+        return self.stride * self.voxel_size[0], self.stride * self.voxel_size[1]
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Rows (y) and columns (x) of the head's map."""
+        return self.grid[1] // self.stride, self.grid[0] // self.stride
+
+    @property
+    def _encoder_stride(self) -> int:
+        return 8 if isinstance(self.encoder, Voxels) else 1
+
+    # the named ones
+
+    @staticmethod
+    def mmdet3d_pillar() -> Config:
+        return Config()
+
+    @staticmethod
+    def det3d_pillar() -> Config:
+        encoder = Pillars(widths=(64, 64), centre_z=False, max_cells=(30000, 60000))
+        return Config(encoder=encoder, reporting=Reporting(candidates=1000, per_class=False), loss=Loss.of("det3d"))
+
+    @staticmethod
+    def openpcdet_pillar() -> Config:
+        encoder = Pillars(widths=(64, 64), padded=False, max_points=None, max_cells=None)
+        return Config(encoder=encoder, loss=Loss.of("openpcdet"))
+
+    @staticmethod
+    def voxel(size: float = 0.1, framework: Framework = "mmdet3d") -> Config:
+        """Voxels of 0.1 m or 0.075 m; the weights of both have the same shapes."""
+        if size not in (0.1, 0.075):
+            raise BoxcovError(f"the voxel networks have voxels of 0.1 or 0.075 m, got {size}: make others with dataclasses.replace")
+        few = framework == "openpcdet" and size == 0.1
+        many = framework != "mmdet3d" and size == 0.075
+        side = 51.2 if size == 0.1 else 54.0
+        return Config(
+            point_range=(-side, -side, -5.0, side, side, 3.0),
+            voxel_size=(size, size, 0.2),
+            encoder=Voxels(max_cells=(60000, 60000) if few else (120000, 160000) if many else (90000, 120000)),
+            dense=Dense(widths=(128, 256), layers=(5, 5), strides=(1, 2), up_widths=(256, 256), up_strides=(1, 2)),
+            reporting=Reporting(candidates=1000, per_class=False) if framework == "det3d" else Reporting(),
+            loss=Loss.of(framework),
+        )
+
+    @staticmethod
+    def small() -> Config:
+        """A light pillar network for 2 CPU cores: pillars of 0.4 m, a map of 128 x 128 cells of 0.8 m."""
+        return Config(
+            voxel_size=(0.4, 0.4, 8.0),
+            encoder=Pillars(widths=(32,)),
+            dense=Dense(widths=(48, 96, 128), layers=(2, 4, 4), up_widths=(64, 64, 64), up_strides=(1, 2, 4), shared=32, branch=16),
+        )
+
+    @staticmethod
+    def kitti(tasks: tuple[tuple[str, ...], ...] = (("car",), ("pedestrian", "cyclist"))) -> Config:
+        """Looking forward only, no velocities: for sets like KITTI."""
+        return replace(
+            Config.mmdet3d_pillar(),
+            tasks=tasks,
+            point_range=(0.0, -40.0, -3.0, 70.4, 40.0, 1.0),
+            voxel_size=(0.2, 0.2, 4.0),
+            reporting=Reporting(radii=(4.0,) * len(tasks), centre_range=(-5.0, -45.0, -10.0, 75.0, 45.0, 10.0)),
+            velocity=False,
+        )
+
+    # as text
+
+    def to_json(self) -> str:
+        """
+        >>> Config.from_json(Config.small().to_json()) == Config.small()
+        True
+        """
+        return json.dumps({**asdict(self), "kind": type(self.encoder).__name__})
+
+    @staticmethod
+    def from_json(text: str) -> Config:
+        try:
+            given = _tuples(json.loads(text))
+            encoder = {"Pillars": Pillars, "Voxels": Voxels}[given.pop("kind")](**given.pop("encoder"))
+            parts = {"dense": Dense, "reporting": Reporting, "loss": Loss}
+            inner = {name: kind(**given.pop(name)) for name, kind in parts.items()}
+            return Config(encoder=encoder, **inner, **given)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise BoxcovError(
+                f"not the description of a CenterPoint, or one of another version ({type(error).__name__}: {error})"
+            ) from None
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(entry) for key, entry in value.items()}
+    return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value

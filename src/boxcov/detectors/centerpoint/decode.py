@@ -1,0 +1,114 @@
+"""From the head's maps to boxes x y z w l h yaw vx vy, differentiable; and which of them are reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from boxcov.detector import Selection
+from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.head import TaskMaps
+from boxcov.detectors.centerpoint.nms import circle_nms, rotated_nms
+from boxcov.detectors.centerpoint.voxels import rank
+
+
+@dataclass(frozen=True)
+class Where:
+    """The cells of m instances."""
+
+    frame: Tensor  # (m,)
+    task: Tensor  # (m,)
+    row: Tensor  # (m,)
+    column: Tensor  # (m,)
+
+    def __getitem__(self, index: Tensor) -> Where:
+        return Where(self.frame[index], self.task[index], self.row[index], self.column[index])
+
+
+def values_at(tasks: Sequence[TaskMaps], where: Where, names: Sequence[str]) -> dict[str, Tensor]:
+    """What the branches ``names`` say (m, n) at the instances' cells, each in its own task.
+
+    >>> maps = [{"reg": torch.zeros(1, 2, 4, 4)}, {"reg": torch.ones(1, 2, 4, 4)}]
+    >>> values_at(maps, Where(*torch.tensor([[0], [1], [3], [3]])), ["reg"])["reg"]
+    tensor([[1., 1.]])
+    """
+    each = torch.arange(len(where.task), device=where.task.device)
+    out = {}
+    for name in names:
+        all_tasks = torch.stack([maps[name][where.frame, :, where.row, where.column] for maps in tasks])  # (tasks, m, n)
+        out[name] = all_tasks[where.task, each]
+    return out
+
+
+def boxes_of(values: Mapping[str, Tensor], row: Tensor, column: Tensor, config: Config) -> Tensor:
+    """Boxes (m, 9), or (m, 7) without velocity, from the head's values (m, n) at their cells.
+
+    >>> values = {"reg": torch.zeros(1, 2), "height": torch.ones(1, 1), "dim": torch.zeros(1, 3), "rot": torch.tensor([[0.0, 1.0]])}
+    >>> boxes_of({**values, "vel": torch.zeros(1, 2)}, torch.tensor([64]), torch.tensor([64]), Config.mmdet3d_pillar())
+    tensor([[0., 0., 1., 1., 1., 1., 0., 0., 0.]])
+    """
+    reg = values["reg"]
+    centre = (torch.stack([column, row], 1) + reg) * reg.new_tensor(config.cell) + reg.new_tensor(config.point_range[:2])
+    l, w, h = values["dim"].exp().unbind(1)
+    yaw = torch.atan2(values["rot"][:, 0], values["rot"][:, 1])
+    parts = [centre, values["height"], torch.stack([w, l, h, yaw], 1)]
+    return torch.cat([*parts, values["vel"]] if config.velocity else parts, 1)
+
+
+def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
+    """The instances that are reported: of each task the best candidates above the threshold that survive NMS, frame by frame, by falling score."""
+    rules = config.reporting
+    found = [_candidates(maps, config) for maps in tasks]
+    scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*found))  # (B, tasks, K) each
+    first = torch.tensor([sum(len(t) for t in config.tasks[:i]) for i in range(len(tasks))], device=cells.device)
+    labels = classes + first.unsqueeze(1)
+    frame, task, k = (scores > rules.threshold).nonzero(as_tuple=True)
+    scores, labels, cells = (t[frame, task, k] for t in (scores, labels, cells))  # (n,)
+    order = scores.argsort(descending=True, stable=True)
+    order = order[frame[order].argsort(stable=True)]
+    columns = tasks[0]["reg"].shape[3]
+    where = Where(frame, task, cells // columns, cells % columns)[order]
+    scores, labels = scores[order], labels[order]
+    boxes = boxes_of(values_at(tasks, where, list(config.branches)), where.row, where.column, config)
+    stays = torch.cat([_stays(boxes[where.frame == b], where.task[where.frame == b], config) for b in range(len(tasks[0]["reg"]))])
+    kept = stays.nonzero()[:, 0]
+    kept = kept[rank(where.frame[kept] * len(tasks) + where.task[kept]) < rules.most]
+    where = where[kept]
+    return Selection(where.frame, scores[kept], labels[kept], where)
+
+
+def _candidates(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, classes and cells (B, K) of the best candidates of a task; those off the range have a score of 0."""
+    rules = config.reporting
+    heat = maps["heatmap"].sigmoid()
+    rows, columns = heat.shape[2:]
+    scores = (heat * _in_range(maps, config)).flatten(2)  # (B, classes, cells)
+    labels = torch.arange(scores.shape[1], device=heat.device).reshape(1, -1, 1).expand_as(scores)
+    if not rules.per_class:
+        scores, labels = scores.max(1, keepdim=True)
+    scores, index = scores.flatten(1).topk(min(rules.candidates, scores[0].numel()))
+    missing = rules.candidates - scores.shape[1]  # on a small map one task may have fewer than another
+    labels, cells = labels.flatten(1).gather(1, index), index % (rows * columns)
+    pad = [torch.nn.functional.pad(t, (0, missing)) for t in (scores, labels, cells)]
+    return pad[0], pad[1], pad[2]
+
+
+def _in_range(maps: TaskMaps, config: Config) -> Tensor:
+    """Whether the centre that each cell predicts is in the range of reported boxes (B, 1, h, w)."""
+    low, high = config.reporting.centre_range[:3], config.reporting.centre_range[3:]
+    x, y = maps["reg"].unbind(1)
+    x = (x + torch.arange(x.shape[2], device=x.device)) * config.cell[0] + config.point_range[0]
+    y = (y + torch.arange(y.shape[1], device=y.device).unsqueeze(1)) * config.cell[1] + config.point_range[1]
+    inside = [(lo <= v) & (v <= hi) for v, lo, hi in zip((x, y, maps["height"][:, 0]), low, high)]
+    return (inside[0] & inside[1] & inside[2]).unsqueeze(1)
+
+
+def _stays(boxes: Tensor, task: Tensor, config: Config) -> Tensor:
+    """Which boxes of one frame, by falling score, survive NMS (n,)."""
+    rules = config.reporting
+    if rules.nms == "circle":
+        return circle_nms(boxes[:, :2], task, boxes.new_tensor(rules.radii)[task])
+    return rotated_nms(boxes[:, [0, 1, 3, 4, 6]], task, rules.overlap)

@@ -1,0 +1,105 @@
+"""CenterPoint as boxcov sees it: the contract over encoder, SECOND, SECONDFPN and CenterHead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from boxcov.detector import Detector, InstanceGroup, Selection
+from boxcov.detectors.centerpoint.config import Config, Pillars
+from boxcov.detectors.centerpoint.decode import boxes_of, select, values_at
+from boxcov.detectors.centerpoint.encoders import PillarEncoder
+from boxcov.detectors.centerpoint.head import REACH, CenterHead
+from boxcov.detectors.centerpoint.loss import frame_losses
+from boxcov.detectors.centerpoint.second import Second, SecondFPN
+from boxcov.detectors.centerpoint.sparse import VoxelEncoder
+from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets, encode
+from boxcov.detectors.crops import crop
+
+Raw = dict[str, Any]
+
+
+class CenterPoint(Detector):
+    """Boxes from point clouds: a list of one tensor (N, 5) of x y z intensity dt a frame.
+
+    Targets are a list of one dict a frame: ``boxes`` (n, 9) as x y z w l h yaw vx vy (centre of gravity, yaw counter-clockwise from x,
+    velocity NaN where unknown) and ``labels`` (n,) into ``classes``.
+
+    >>> detector = CenterPoint(Config.small()).eval()
+    >>> sum(p.numel() for p in detector.parameters()) <= 2_000_000
+    True
+    >>> found = detector.detect([torch.zeros(0, 5)])
+    >>> found.boxes.shape[1]
+    9
+    """
+
+    def __init__(self, config: Config, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.box_fields, self.classes = config.box_fields, config.classes
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.encoder = PillarEncoder(config) if isinstance(config.encoder, Pillars) else VoxelEncoder(config)
+            self.backbone = Second(config.bev_channels, config.dense)
+            self.neck = SecondFPN(config.dense)
+            self.head = CenterHead(config)
+
+    def forward(self, inputs: Sequence[Tensor]) -> Raw:
+        features = self.neck(self.backbone(self.encoder(inputs)))
+        return {"features": features, "tasks": self.head(features)}
+
+    def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
+        return {"head": self.head, "neck": self.neck, "backbone": self.backbone, "encoder": self.encoder}
+
+    # from raw outputs to boxes
+
+    def select(self, raw: Raw) -> Selection:
+        return select(raw["tasks"], self.config)
+
+    def decode(self, raw: Raw, selection: Selection) -> Tensor:
+        where = selection.where
+        return boxes_of(values_at(raw["tasks"], where, list(self.config.branches)), where.row, where.column, self.config)
+
+    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
+        """One group a task, each box on the 7x7 crop of the neck's map that it sees."""
+        tasks = selection.where.task
+        return [self._group(raw, selection, (tasks == t).nonzero()[:, 0], t) for t in range(len(self.config.tasks))]
+
+    def _group(self, raw: Raw, selection: Selection, index: Tensor, task: int) -> InstanceGroup:
+        where = selection.where[index]
+
+        def run() -> Tensor:
+            crops, inside = crop(raw["features"], where.frame, where.row, where.column, REACH)
+            values = self.head.on_crops(crops, inside, task, tuple(self.config.branches))
+            return boxes_of(values, where.row, where.column, self.config)
+
+        return index, run
+
+    # the training loss
+
+    def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
+        """Focal loss of the heat maps plus the weighted L1 loss of the boxes, of each frame (B,)."""
+        if not isinstance(targets, Encoded):
+            targets = self.encode(targets, raw["features"])
+        return frame_losses(raw["tasks"], targets, self.config)
+
+    def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> Encoded:
+        """Targets as heat maps and values on the head's map, of the type and on the device of ``like`` (B, ...)."""
+        return encode(targets, self.config, like)
+
+    def sample_targets(self, raw: Raw, generator: torch.Generator) -> Encoded:
+        """An object of a class in a cell with the probability of its score, its values around the predicted ones.
+
+        The L1 loss only reads on which side of the prediction a value lies, so the width of the draw does not matter.
+        """
+        return Encoded(tuple(self._drawn(maps, generator) for maps in raw["tasks"]))
+
+    def _drawn(self, maps: dict[str, Tensor], generator: torch.Generator) -> TaskTargets:
+        heat = torch.bernoulli(maps["heatmap"].sigmoid(), generator=generator)
+        frame, label, row, column = heat.nonzero(as_tuple=True)
+        values = torch.cat([maps[name][frame, :, row, column] for name in self.config.branches], 1)
+        noise = torch.empty_like(values).normal_(generator=generator)
+        return TaskTargets(heat, frame, label, row, column, values + noise)

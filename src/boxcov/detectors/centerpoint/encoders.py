@@ -1,0 +1,89 @@
+"""The pillar encoder: points, decorated, through small linear layers to the maximum of each pillar, laid out on a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from boxcov.detectors.centerpoint.config import Config, Pillars
+from boxcov.detectors.centerpoint.voxels import Cells, voxelise
+
+
+class PillarEncoder(nn.Module):
+    """Clouds (N_i, 5) to maps (B, C, ny, nx).
+
+    >>> encoder = PillarEncoder(Config.small()).eval()
+    >>> encoder([torch.zeros(0, 5), torch.zeros(3, 5)]).shape
+    torch.Size([2, 32, 256, 256])
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        assert isinstance(config.encoder, Pillars)
+        self.config, self.pillars = config, config.encoder
+        widths = self.pillars.widths
+        inputs = (self.pillars.decorated, *widths[:-1])
+        self.layers = nn.ModuleList(
+            PillarLayer(n_in, width, last=i == len(widths) - 1) for i, (n_in, width) in enumerate(zip(inputs, widths))
+        )
+
+    def forward(self, clouds: Sequence[Tensor]) -> Tensor:
+        config, limits = self.config, self.pillars.max_cells
+        most = limits and limits[0 if self.training else 1]
+        cells = voxelise(clouds, config.point_range, config.voxel_size, config.grid, self.pillars.max_points, most)
+        x, of = self._decorated(cells)
+        for layer in self.layers:
+            x, pooled = layer(x, of, len(cells.counts))
+        return self._map(pooled, cells.where, len(clouds))
+
+    def _decorated(self, cells: Cells) -> tuple[Tensor, Tensor]:
+        """The points with their offsets from their pillar's mean and centre (n, 10 or 11), and their pillars (n,).
+
+        A pillar that is not full gets one more row of zeros. The originals pad every pillar with zeros to its full size, and what the layers
+        make of a zero takes part in the maximum; how many there are does not matter.
+        """
+        points, of = cells.points, cells.of
+        xyz = points[:, :3]
+        low, size = (points.new_tensor(list(values)) for values in (self.config.point_range[:3], self.config.voxel_size))
+        centre = (cells.where[:, [3, 2, 1]] + 0.5) * size + low  # (V, 3)
+        from_centre = xyz - centre[of]
+        if not self.pillars.centre_z:
+            from_centre = from_centre[:, :2]
+        x = torch.cat([points, xyz - cells.means[of, :3], from_centre], 1)
+        if self.pillars.padded:
+            room = (cells.counts < (self.pillars.max_points or 0)).nonzero()[:, 0]
+            x = torch.cat([x, x.new_zeros(len(room), x.shape[1])])
+            of = torch.cat([of, room])
+        return x.to(next(self.parameters()).dtype), of
+
+    def _map(self, features: Tensor, where: Tensor, frames: int) -> Tensor:
+        nx, ny, _ = self.config.grid
+        flat = (where[:, 0] * ny + where[:, 2]) * nx + where[:, 3]
+        canvas = features.new_zeros(frames * ny * nx, features.shape[1]).index_copy(0, flat, features)
+        return canvas.reshape(frames, ny, nx, -1).permute(0, 3, 1, 2)
+
+
+class PillarLayer(nn.Module):
+    """Linear, BatchNorm, ReLU and the maximum over the points of each pillar; all but the last hand the maximum on to its points.
+
+    >>> layer = PillarLayer(10, 64, last=False).eval()
+    >>> x, pooled = layer(torch.randn(5, 10), torch.tensor([0, 0, 1, 1, 1]), 2)
+    >>> x.shape, pooled.shape
+    (torch.Size([5, 64]), torch.Size([2, 32]))
+    """
+
+    def __init__(self, n_in: int, width: int, last: bool) -> None:
+        super().__init__()
+        self.last = last
+        out = width if last else width // 2
+        self.linear = nn.Linear(n_in, out, bias=False)
+        self.norm = nn.BatchNorm1d(out, eps=1e-3, momentum=0.01)
+
+    def forward(self, x: Tensor, of: Tensor, pillars: int) -> tuple[Tensor, Tensor]:
+        x = self.linear(x.unsqueeze(0)).squeeze(0)  # one item of n locations, not n items: so the factors are sums over locations
+        x = self.norm(x).relu_()
+        index = of.unsqueeze(1).expand(-1, x.shape[1])
+        pooled = x.new_zeros(pillars, x.shape[1]).scatter_reduce(0, index, x, "amax", include_self=False)
+        return (x if self.last else torch.cat([x, pooled[of]], 1)), pooled

@@ -1,0 +1,60 @@
+"""CenterHead: one convolution that all share, then six small branches for each task."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.crops import run_on_crops
+
+REACH = 3  # cells that a box sees to each side: three 3x3 convolutions
+TaskMaps = dict[str, Tensor]
+
+
+class CenterHead(nn.Module):
+    """The neck's map (B, C, h, w) to one dict of maps a task: reg, height, dim, rot, vel and heatmap.
+
+    dim is log (l, w, h), rot is (sin, cos) of the yaw.
+
+    >>> import torch
+    >>> maps = CenterHead(Config.small()).eval()(torch.zeros(1, 192, 8, 8))
+    >>> len(maps), maps[1]["heatmap"].shape
+    (6, torch.Size([1, 2, 8, 8]))
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        dense = config.dense
+        self.shared = nn.Sequential(*_block(dense.neck, dense.shared))
+        self.tasks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    name: nn.Sequential(*_block(dense.shared, dense.branch), nn.Conv2d(dense.branch, n, 3, padding=1))
+                    for name, n in {**config.branches, "heatmap": len(classes)}.items()
+                }
+            )
+            for classes in config.tasks
+        )
+        for task in self.branches():
+            heat = cast(nn.Conv2d, cast(nn.Sequential, task["heatmap"])[-1])
+            assert heat.bias is not None
+            nn.init.constant_(heat.bias, -2.19)  # rare objects: start from a probability of 0.1
+
+    def branches(self) -> list[nn.ModuleDict]:
+        return [cast(nn.ModuleDict, task) for task in self.tasks]
+
+    def forward(self, features: Tensor) -> list[TaskMaps]:
+        x = self.shared(features)
+        return [{name: branch(x) for name, branch in task.items()} for task in self.branches()]
+
+    def on_crops(self, crops: Tensor, inside: Tensor, task: int, names: tuple[str, ...]) -> dict[str, Tensor]:
+        """The outputs (m, n) of the branches ``names`` of one task at the centre of crops (m, C, 7, 7)."""
+        x, inside = run_on_crops(self.shared, crops, inside)
+        branches = self.branches()[task]
+        return {name: run_on_crops(branches[name], x, inside)[0][:, :, 0, 0] for name in names}
+
+
+def _block(n_in: int, width: int) -> tuple[nn.Module, ...]:
+    return nn.Conv2d(n_in, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)

@@ -1,0 +1,127 @@
+"""Boxes as the loss reads them: Gaussian heat maps, and the values to regress at the objects' cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.voxels import rank
+from boxcov.errors import BoxcovError
+
+
+@dataclass(frozen=True)
+class TaskTargets:
+    """The targets of one task in a batch, with n objects."""
+
+    heat: Tensor  # (B, classes, h, w)
+    frame: Tensor  # (n,)
+    label: Tensor  # (n,) among the task's classes
+    row: Tensor  # (n,)
+    column: Tensor  # (n,)
+    values: Tensor  # (n, 10) reg, height, dim, rot, vel; (n, 8) without velocity; NaN where unknown
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The targets of a batch, task by task."""
+
+    tasks: tuple[TaskTargets, ...]
+
+
+def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
+    """How far (n,) the corners of a box may move so that it still overlaps its old self by ``overlap``.
+
+    Only the first of the three solutions is a right one. The others lack a division, and all CenterPoints were trained with them.
+
+    >>> gaussian_radius(torch.tensor([5.75]), torch.tensor([2.375])).round(decimals=3)
+    tensor([1.5490])
+    """
+    both, area = l + w, l * w
+    moved = (both + (both**2 - 4 * area * (1 - overlap) / (1 + overlap)).sqrt()) / 2
+    inner = (2 * both + (4 * both**2 - 16 * (1 - overlap) * area).clamp(min=0).sqrt()) / 2
+    outer = (-2 * overlap * both + (4 * overlap**2 * both**2 + 16 * overlap * (1 - overlap) * area).sqrt()) / 2
+    return torch.minimum(torch.minimum(moved, inner), outer)
+
+
+def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -> Encoded:
+    """Targets of a batch on the head's map, with the type and device of ``like`` (B, ...).
+
+    >>> boxes = torch.tensor([[0.4, 0.4, 0.0, 2.0, 4.0, 1.5, 0.0, 1.0, float("nan")]])
+    >>> encoded = encode([{"boxes": boxes, "labels": torch.tensor([0])}], Config.mmdet3d_pillar(), torch.zeros(1))
+    >>> encoded.tasks[0].values.round(decimals=2)
+    tensor([[0.5000, 0.5000, 0.0000, 1.3900, 0.6900, 0.4100, 0.0000, 1.0000, 1.0000,
+                nan]])
+    """
+    if len(targets) != len(like):
+        raise BoxcovError(f"{len(like)} frames in the batch, but targets for {len(targets)}")
+    boxes, labels, frame = _joined(targets, config, like)
+    at = (boxes[:, :2] - boxes.new_tensor(config.point_range[:2])) / boxes.new_tensor(config.cell)  # (N, 2) in cells
+    cell = at.floor()
+    rows, columns = config.map_size
+    on_map = ((cell >= 0) & (cell < boxes.new_tensor([columns, rows]))).all(1) & (boxes[:, 3:5] > 0).all(1)
+    values = _values(boxes, at - cell, config)
+    tasks, first = [], 0
+    for classes in config.tasks:
+        mine = (labels >= first) & (labels < first + len(classes))
+        index = mine.nonzero()[:, 0]
+        index = index[rank(frame[index]) < config.loss.max_objects]
+        index = index[on_map[index]]
+        column, row = cell[index].long().unbind(1)
+        label = labels[index] - first
+        heat = like.new_zeros(len(targets), len(classes), rows, columns)
+        _splat(heat, frame[index], label, row, column, boxes[index, 3:5] / boxes.new_tensor(config.cell).flip(0))
+        tasks.append(TaskTargets(heat, frame[index], label, row, column, values[index]))
+        first += len(classes)
+    return Encoded(tuple(tasks))
+
+
+def _joined(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All boxes (N, D), labels (N,) and frames (N,)."""
+    D = len(config.box_fields)
+    boxes, labels = [], []
+    for b, target in enumerate(targets):
+        given, label = target["boxes"].to(like), target["labels"].to(like.device)
+        if given.dim() != 2 or given.shape[1] not in {D, 9} or len(given) != len(label):
+            raise BoxcovError(
+                f"targets of frame {b}: boxes must have the shape (n, {D}) for {' '.join(config.box_fields)} and labels (n,), "
+                f"got {tuple(given.shape)} and {tuple(label.shape)}"
+            )
+        if not bool(given[:, :7].isfinite().all()):
+            raise BoxcovError(f"targets of frame {b}: a box holds a NaN or an infinity outside of its velocity")
+        if len(label) and not 0 <= int(label.min()) <= int(label.max()) < len(config.classes):
+            raise BoxcovError(
+                f"targets of frame {b}: labels from {int(label.min())} to {int(label.max())}, but {len(config.classes)} classes"
+            )
+        boxes.append(given[:, :D])
+        labels.append(label.long())
+    counts = torch.tensor([len(label) for label in labels], device=like.device)
+    return torch.cat(boxes), torch.cat(labels), torch.repeat_interleave(torch.arange(len(targets), device=like.device), counts)
+
+
+def _values(boxes: Tensor, offset: Tensor, config: Config) -> Tensor:
+    w, l, h, yaw = boxes[:, 3:7].unbind(1)
+    size = torch.stack([l, w, h], 1).clamp(min=torch.finfo(boxes.dtype).tiny).log()
+    parts = [offset, boxes[:, 2:3], size, torch.stack([yaw.sin(), yaw.cos()], 1)]
+    return torch.cat([*parts, boxes[:, 7:9]] if config.velocity else parts, 1)
+
+
+def _splat(heat: Tensor, frame: Tensor, label: Tensor, row: Tensor, column: Tensor, size: Tensor) -> None:
+    """Draw a Gaussian for each of n objects of ``size`` (n, 2), w and l in cells, into ``heat``: where several meet, the highest counts."""
+    if not len(row):
+        return
+    radius = gaussian_radius(size[:, 1], size[:, 0]).long().clamp(min=2)  # (n,)
+    most = int(radius.max())
+    around = torch.arange(-most, most + 1, device=heat.device)
+    dy, dx = around.reshape(1, -1, 1), around.reshape(1, 1, -1)
+    r = radius.reshape(-1, 1, 1)
+    sigma = (2 * r + 1).to(heat.dtype) / 6
+    splat = torch.exp(-(dx**2 + dy**2) / (2 * sigma**2))  # (n, s, s)
+    y, x = row.reshape(-1, 1, 1) + dy, column.reshape(-1, 1, 1) + dx
+    _, classes, rows, columns = heat.shape
+    seen = (dy.abs() <= r) & (dx.abs() <= r) & (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
+    flat = ((frame * classes + label).reshape(-1, 1, 1) * rows + y) * columns + x
+    heat.view(-1).scatter_reduce_(0, flat[seen], splat[seen], "amax")
