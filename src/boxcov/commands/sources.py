@@ -1,0 +1,81 @@
+"""The words of the command line: which detector, which frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from boxcov.data import kitti, nuscenes, simulated
+from boxcov.detectors.centerpoint import Config
+from boxcov.errors import BoxcovError
+
+CONFIGS = ("small", "pillar", "voxel", "kitti")
+
+
+def config_named(name: str) -> Config:
+    """The configuration that a word of ``boxcov train --config`` means.
+
+    >>> config_named("pillar") == Config.mmdet3d_pillar()
+    True
+    """
+    made = {"small": Config.small, "pillar": Config.mmdet3d_pillar, "voxel": Config.voxel, "kitti": Config.kitti}
+    if name not in made:
+        raise BoxcovError(f"no configuration {name!r}: there are {', '.join(CONFIGS)}")
+    return made[name]()
+
+
+def frames_named(
+    data: str, split: str | None = None, count: int = 100, seed: int = 0, sweeps: int = 10, device: str = "cpu"
+) -> Sequence[Any]:
+    """The frames that ``--data KIND:WHERE`` means: ``simulated:clear``, ``nuscenes:ROOT``, ``kitti:ROOT``.
+
+    ``count`` and ``seed`` are for the simulator; ``split`` names a split of a real set, with a range of its frames if need be:
+    ``train[:28]``, ``training[50:]``.
+
+    >>> len(frames_named("simulated:rain", count=3))
+    3
+    """
+    kind, _, where = data.partition(":")
+    if kind == "simulated":
+        return simulated.frames(where or "clear", seed=seed, count=count, sweeps=sweeps, device=device)
+    name, part = _split_part(split)
+    if kind == "nuscenes" and where:
+        frames: Sequence[Any] = nuscenes.frames(where, split=name or "train", sweeps=sweeps)
+        return frames[part]
+    if kind == "kitti" and where:
+        drive = kitti.frames(where, split=name or "training")
+        return [drive[i] for i in range(len(drive))[part]]
+    raise BoxcovError(f"no data {data!r}: give simulated:SCENARIO, nuscenes:ROOT or kitti:ROOT")
+
+
+def _split_part(split: str | None) -> tuple[str, slice]:
+    name, bracket, rest = (split or "").partition("[")
+    if not bracket:
+        return name, slice(None)
+    try:
+        start, stop = (int(end) if end else None for end in rest.removesuffix("]").split(":"))
+    except ValueError:
+        raise BoxcovError(f"split {split!r}: a part is given as in train[:28] or train[28:40]") from None
+    return name, slice(start, stop)
+
+
+def kept(frames: Sequence[Any], device: str, together: int = 8) -> list[Any]:
+    """All frames, made once and held on ``device``: for training over many epochs.
+
+    >>> len(kept(simulated.frames(count=3, sweeps=1), "cpu"))
+    3
+    """
+    items = []
+    for start in range(0, len(frames), together):
+        numbers = range(start, min(start + together, len(frames)))
+        if isinstance(frames, simulated.Simulated):  # a GPU makes several at a time
+            points, targets = frames.batch(list(numbers))
+            made = [([cloud], [target]) for cloud, target in zip(points, targets)]
+        else:
+            made = [frames[i] for i in numbers]
+        items += tree_map_only(Tensor, lambda t: t.to(torch.device(device)), made)
+    return items
