@@ -73,7 +73,9 @@ def train(
     if not len(frames):
         raise BoxcovError("the data set is empty: training needs at least one frame")
     device = next(detector.parameters()).device
-    optimiser = torch.optim.AdamW(detector.parameters(), recipe.rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.99))
+    optimiser = torch.optim.AdamW(
+        detector.parameters(), recipe.rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.99), fused=device.type == "cuda"
+    )
     done = 0
     if resume and checkpoint is not None and Path(checkpoint).exists():
         done = _load(Path(checkpoint), detector, optimiser, recipe, len(frames))
@@ -176,6 +178,6 @@ def _load(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, reci
     for name, parameter in detector.named_parameters():
         for key in ("step", "exp_avg", "exp_avg_sq"):
             value = tensors.get(f"optimiser.{key}.{name}")
-            if value is not None:  # the step lives on the CPU, the moments with the weight
-                optimiser.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+            if value is not None:  # unless the optimiser is fused, the step lives on the CPU; the moments live with the weight
+                optimiser.state[parameter][key] = value if key == "step" and not optimiser.defaults["fused"] else value.to(parameter.device)
     return int(about["done"])
