@@ -67,7 +67,7 @@ def test_script_modules_are_shared() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        inner = torch.jit.script(nn.Linear(2, 2))
+        inner = torch.jit.script(nn.Linear(2, 2)).eval()
     module = nn.Sequential(inner)
     assert shadow(module)[0] is inner
 

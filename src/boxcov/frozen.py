@@ -6,7 +6,9 @@ its frozen modules returned, and whatever happens to it, the detector's own modu
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from functools import partial
 from hashlib import sha256
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -33,34 +35,38 @@ def shadow(module: M, replace: Mapping[int, nn.Parameter] | None = None) -> M:
 def _twin(module: nn.Module, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.Module]) -> nn.Module:
     if id(module) in memo:
         return memo[id(module)]
-    if isinstance(module, torch.jit.ScriptModule):
-        return module  # compiled and opaque: shared as it is
-    twin = module.__new__(type(module))
+    if isinstance(module, torch.jit.ScriptModule):  # compiled and opaque: shared as it is
+        if any(child.training for child in module.modules()):
+            raise BoxcovError(
+                f"the detector holds a {type(module).__name__} in train mode, which boxcov cannot run apart: call detector.eval()"
+            )
+        return module
+    if "_orig_mod" in module._modules:  # torch.compile: what it compiled, as written
+        return _twin(cast(nn.Module, module._modules["_orig_mod"]), replace, memo)
+    twin = object.__new__(type(module))
     memo[id(module)] = twin
-    twin.__dict__.update(module.__dict__)
-    children = {name: child and _twin(child, replace, memo) for name, child in module._modules.items()}
-    twin.__dict__["_modules"] = children
+    for name, value in module.__dict__.items():
+        twin.__dict__[name] = value if name in ("_parameters", "_buffers") else _rebound(value, replace, memo)
     if replace:
         own = {name: p if p is None else replace.get(id(p), p) for name, p in module._parameters.items()}
         twin.__dict__["_parameters"] = own
     twin.__dict__["training"] = False
-    for name, value in module.__dict__.items():
-        if name not in ("_modules", "_parameters", "_buffers"):
-            twin.__dict__[name] = _rebind(value, replace, memo)
-    twin.__dict__["training"] = False
     return twin
 
 
-def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.Module]) -> Any:
-    """Modules and bound methods that a module keeps in plain attributes must be the shadow's, too."""
+def _rebound(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.Module]) -> Any:
+    """Modules and bound methods, wherever a module keeps them (children, lists, hooks), must be the shadow's; containers its own."""
     if isinstance(value, nn.Module):
         return _twin(value, replace, memo)
-    if type(value) in (list, tuple) and any(isinstance(item, nn.Module) for item in value):
-        return type(value)(_rebind(item, replace, memo) for item in value)
-    if type(value) is dict and any(isinstance(item, nn.Module) for item in value.values()):
-        return {key: _rebind(item, replace, memo) for key, item in value.items()}
     if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
         return MethodType(value.__func__, _twin(value.__self__, replace, memo))
+    if isinstance(value, partial):
+        inner = _rebound(value.func, replace, memo)
+        return partial(inner, *_rebound(value.args, replace, memo), **_rebound(value.keywords, replace, memo))
+    if type(value) in (list, tuple, set):
+        return type(value)(_rebound(item, replace, memo) for item in value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _rebound(item, replace, memo)) for key, item in value.items())
     return value
 
 

@@ -150,9 +150,9 @@ def test_mc_fisher_of_a_detector_that_does_not_say_how(detector: NetDetector) ->
 
 def test_identity_fisher_needs_no_loss(detector: NetDetector) -> None:
     posterior = fit(detector, [(item()[0], None)] * 7, fisher="identity", prior_precision=3.0)
-    assert posterior.n_data == 7
+    assert posterior.n_data == 14  # seven items of two frames
     for name in posterior.blocks:
-        assert torch.allclose(posterior.variances(name), torch.tensor(1 / 10.0))
+        assert torch.allclose(posterior.variances(name), torch.tensor(1 / 17.0))
 
 
 # a share of the data
@@ -199,9 +199,9 @@ def test_progress_is_told(detector: NetDetector) -> None:
         ({"fisher": "true"}, "fisher must be one of empirical, mc, identity, got 'true'"),
         ({"form": "dense"}, "form must be one of eigen, paper, got 'dense'"),
         ({"fraction": 0.0}, "fraction must be above 0 and at most 1, got 0.0"),
-        ({"prior_precision": -1.0}, "prior_precision must be at least 0, got -1.0"),
-        ({"prior_precision": float("nan")}, "prior_precision must be at least 0, got nan"),
-        ({"n_data": 0}, "n_data must be above 0, got 0"),
+        ({"prior_precision": -1.0}, "prior_precision must be at least 0 and finite, got -1.0"),
+        ({"prior_precision": float("nan")}, "prior_precision must be at least 0 and finite, got nan"),
+        ({"n_data": 0}, "n_data must be above 0 and finite, got 0"),
         ({"prior_precision": 0.0}, r"rank-deficient \(net\.0: Q has rank \d+ of 19.*prior_precision above 0"),
         ({"form": "paper", "jitter": 0.0}, "a jitter of 0.0 does not mend that"),
     ],
@@ -216,7 +216,10 @@ def test_bad_arguments(detector: NetDetector, arguments: dict, message: str) -> 
     [
         ([], "the data set is empty"),
         ([torch.randn(1, 2, 5, 5)], "item 0 is a Tensor"),
-        ([item(), (torch.full((1, 2, 5, 5), float("nan")), torch.randn(1, 2, 25))], "the loss of batch 1 is nan in frame 0"),
+        (
+            [item(), (torch.full((1, 2, 5, 5), float("nan")), torch.randn(1, 2, 25))],
+            "inputs of batch 1 holds 50 NaN or infinite values of 50",
+        ),
         ([(torch.randn(1, 2, 5, 5), torch.randn(1, 2, 7))], "the targets of batch 0 do not fit the detector: RuntimeError"),
         ([(torch.randn(1, 2, 5, 5), None)], "the targets of batch 0 do not fit the detector: TypeError"),
     ],

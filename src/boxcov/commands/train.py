@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from boxcov.commands.sources import config_named, frames_named, kept
-from boxcov.curvature.fit import move
+from boxcov.curvature.inputs import move
 from boxcov.data.augment import Augmentation
 from boxcov.detectors.centerpoint import CenterPoint, load, save
 from boxcov.detectors.training import Progress, Recipe, train

@@ -84,9 +84,12 @@ class Accumulator:
 
     def __init__(self, detector: Detector, chosen: Mapping[str, nn.Parameter]) -> None:
         self.chosen = chosen
-        # aliases that require a gradient, so that the detector's own flags stay as they are
-        self._aliases = {name: nn.Parameter(p.detach()) for name, p in chosen.items()}
-        self._detector = shadow(detector, {id(p): self._aliases[name] for name, p in chosen.items()})
+        # aliases of all parameters, of which the chosen ones require a gradient: the detector's own flags stay as they are, and no graph
+        # is built before the first chosen layer
+        everything = dict(detector.named_parameters())
+        aliases = {name: nn.Parameter(p.detach(), requires_grad=name in chosen) for name, p in everything.items() if p.is_floating_point()}
+        self._aliases = {name: aliases[name] for name in chosen}
+        self._detector = shadow(detector, {id(p): aliases[name] for name, p in everything.items() if name in aliases})
         self._names = {id(alias): name for name, alias in self._aliases.items()}
         self.sums: dict[str, Sums] = {}
         self.frames = 0
@@ -94,34 +97,37 @@ class Accumulator:
 
     def discover(self, inputs: Any) -> None:
         """Find the layers without any loss: for the identity."""
-        self._forward(inputs, keep=True)
+        uses: list[_Use] = []
+        with torch.enable_grad(), self._watching(uses, keep=False):
+            self._detector(inputs)
         self._check_all_found()
 
     def add(self, inputs: Any, targets: Any, generator: torch.Generator | None, batch: int) -> None:
         """One batch: its inputs into Q, the gradients of its frames' losses into H. A ``generator`` draws the targets ("mc")."""
         first = not self.frames
-        with torch.set_grad_enabled(first):  # later passes build no graph before the first chosen layer
-            raw, uses = self._forward(inputs, keep=first)
+        uses: list[_Use] = []
+        with torch.enable_grad(), self._watching(uses, keep=first):
+            raw = self._detector(inputs)
             if first:
                 self._check_all_found()
             if generator is not None:
                 targets = sampled(self._detector, raw, generator)
             losses = frame_losses(self._detector, raw, targets, batch)
-            edges = [use.edge for use in uses]
-            wanted: list[Any] = [*edges, *self._aliases.values()] if first else [*edges]
-            grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        wanted: list[Any] = [use.edge for use in uses]
+        if first:
+            wanted += self._aliases.values()
+        grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
         self._add_gradients(uses, grads[: len(uses)], batch)
         if first:
             self._check_gradients(uses, grads[: len(uses)], dict(zip(self._aliases, grads[len(uses) :])))
         self.frames += len(losses)
         self.loss += float(losses.detach().double().sum())
 
-    def _forward(self, inputs: Any, keep: bool) -> tuple[Any, list[_Use]]:
-        uses: list[_Use] = []
+    def _watching(self, uses: list[_Use], keep: bool) -> Watch:
+        """Adds the inputs of every use to Q, and the use to ``uses``, with its input if ``keep``."""
         grams: dict[Any, tuple[Tensor, tuple[Tensor, int]]] = {}  # layers that read the same tensor share one Q
 
         def run(name: str, call: Call) -> Tensor:
-            torch.set_grad_enabled(True)
             out = call()
             sums = self._sums(name, call)
             key = (id(call.x), call.x._version, call.geometry, sums.layer.bias is not None)
@@ -130,13 +136,12 @@ class Accumulator:
             Q, locations = grams[key][1]
             sums.Q += Q
             sums.locations += locations
-            kept = call if keep else replace(call, x=call.x.new_empty(0))
-            uses.append(_Use(name, kept, get_gradient_edge(out)))
+            if out.requires_grad:  # not inside the detector's own no_grad
+                kept = call if keep else replace(call, x=call.x.new_empty(0))
+                uses.append(_Use(name, kept, get_gradient_edge(out)))
             return out
 
-        with Watch(self._names, run):
-            raw = self._detector(inputs)
-        return raw, uses
+        return Watch(self._names, run)
 
     def _sums(self, name: str, call: Call) -> Sums:
         bias = None if call.bias is None else self._names.get(id(call.bias))
@@ -158,9 +163,10 @@ class Accumulator:
             sums = self.sums[use.name]
             sums.H += gram(rows(use.call.batched_out(at_least_float32(d)), use.call.geometry))
             sums.reached = True
-        bad = sorted({use.name for use in uses if not bool(self.sums[use.name].H.isfinite().all())})
-        if bad:
-            raise BoxcovError(f"batch {batch} gives a NaN or infinite gradient at {listed(bad)}, though its loss is finite")
+        finite = torch.stack([factor.sum() for sums in self.sums.values() for factor in (sums.Q, sums.H)]).isfinite()
+        if not bool(finite.all()):  # one look at the device for all layers
+            bad = [name for name, ok in zip(self.sums, finite.reshape(-1, 2).all(1).tolist()) if not ok]
+            raise BoxcovError(f"batch {batch} gives a NaN or infinite input or gradient at {listed(bad)}, though its loss is finite")
 
     def _check_all_found(self) -> None:
         biases = [sums.layer.bias for sums in self.sums.values() if sums.layer.bias is not None]
@@ -173,22 +179,38 @@ class Accumulator:
         """Whether the uses seen explain the whole gradient of each weight: if not, it is used in a way that is no matrix product."""
         seen: dict[str, Tensor] = {}
         for use, d in zip(uses, grads):
-            if d is not None:
+            if d is not None and d.numel():
                 a = columns(at_least_float32(use.call.batched_x), use.call.geometry)
+                if self.sums[use.name].layer.bias is not None:
+                    a = torch.cat([a, torch.ones_like(a[:, :, :1])], 2)
                 D = rows(use.call.batched_out(at_least_float32(d)), use.call.geometry)
                 part = (D @ a.transpose(-1, -2)).sum(0)
                 seen[use.name] = seen[use.name] + part if use.name in seen else part
         wrong = []
         for name, sums in self.sums.items():
-            grad = whole[name]
-            if grad is None:
+            weight, bias = whole[name], None if sums.layer.bias is None else whole[sums.layer.bias]
+            if weight is None and bias is None:
                 continue
-            expected = to_matrix(grad.to(torch.float64), None, sums.layer.geometry)
-            slack = 1e-3 if grad.dtype in (torch.float32, torch.float64) else 0.1
-            if name not in seen or float((seen[name] - expected).norm()) > slack * float(expected.norm()):
-                wrong.append(name)
+            expected = self._as_matrix(sums.layer, weight, bias)
+            off = expected if name not in seen else seen[name] - expected
+            parts = {name: slice(None)} if sums.layer.bias is None else {name: slice(-1), sums.layer.bias: slice(-1, None)}
+            slack = _slack(expected, self.chosen[name])
+            wrong += [part for part, at in parts.items() if float(off[..., at].norm()) > slack * float(expected[..., at].norm())]
         if wrong:
             raise BoxcovError(_cannot_be_factored(wrong, []))
+
+    def _as_matrix(self, layer: Layer, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        weight = torch.zeros_like(self.chosen[layer.weight]) if weight is None else weight
+        if bias is None and layer.bias is not None:
+            bias = torch.zeros_like(self.chosen[layer.bias])
+        return to_matrix(at_least_float32(weight), None if bias is None else at_least_float32(bias), layer.geometry)
+
+
+def _slack(gradient: Tensor, weight: Tensor) -> float:
+    """How far two ways to the same gradient may lie apart: TF32 on a GPU, and half precision, round early."""
+    if weight.dtype not in (torch.float32, torch.float64):
+        return 0.1
+    return 1e-3 if gradient.device.type == "cpu" else 2e-2
 
 
 def _cannot_be_factored(lost: list[str], twice: list[str]) -> str:
@@ -208,7 +230,7 @@ def frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tens
     """The training loss of each frame (B,), checked."""
     try:
         losses = detector.loss(raw, targets)
-    except BoxcovError:
+    except (BoxcovError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise BoxcovError(f"the targets of batch {batch} do not fit the detector: {type(error).__name__}: {error}") from error
@@ -224,7 +246,10 @@ def frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tens
             "its inputs or targets hold a NaN, an infinity or a value out of range"
         )
     if not losses.requires_grad:
-        raise BoxcovError(f"the loss of batch {batch} has no gradient for any chosen layer: does loss() detach its inputs?")
+        raise BoxcovError(
+            f"the loss of batch {batch} has no gradient for any chosen layer: "
+            "does loss() detach its inputs, or forward() run under no_grad or a reentrant checkpoint?"
+        )
     return losses
 
 

@@ -8,12 +8,14 @@ from warnings import warn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from boxcov.curvature.fisher import Accumulator, FisherKind
+from boxcov.curvature.inputs import move, ready
 from boxcov.curvature.layers import to_matrix
 from boxcov.curvature.posterior import Block, Eigen, Form, Posterior
 from boxcov.curvature.scope import chosen_parameters
+from boxcov.data.frame import Batches
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.frozen import check_finite_weights, fingerprint, listed
@@ -59,24 +61,25 @@ def fit(
     device = next(iter(chosen.values())).device
     generator = torch.Generator(device).manual_seed(seed) if fisher == "mc" else None
     taken = _Taken(frames, fraction, seed)
-    counted = 0
-    for batch, item in enumerate(taken):
-        inputs, targets = move(_pair(item, batch), device)
-        if fisher == "identity":
-            accumulator.discover(inputs)
-            counted = taken.total_items()
-            break
-        accumulator.add(inputs, targets, generator, batch)
-        if progress is not None:
-            progress(batch + 1, taken.expected)
+    with torch.inference_mode(False):
+        for batch, item in enumerate(taken):
+            given, targets = _pair(item, batch)
+            inputs = ready(given, device, f"inputs of batch {batch}")
+            if fisher == "identity":
+                accumulator.discover(inputs)
+                break
+            accumulator.add(inputs, move(targets, device), generator, batch)
+            if progress is not None:
+                progress(batch + 1, taken.expected)
     if not accumulator.sums:
         raise BoxcovError("the data set is empty: fit needs at least one frame")
     if fisher != "identity":
         _check_reached(accumulator)
-        counted = round(accumulator.frames / taken.share)
+    if n_data is None:
+        n_data = taken.all_frames(_frames_in(inputs) if fisher == "identity" else accumulator.frames)
     return Posterior(
         blocks=_blocks(accumulator, chosen, identity=fisher == "identity"),
-        n_data=float(counted if n_data is None else n_data),
+        n_data=float(n_data),
         prior_precision=prior_precision,
         fisher=fisher,
         frames=accumulator.frames,
@@ -88,21 +91,13 @@ def fit(
     )
 
 
-def move(tree: Any, device: torch.device) -> Any:
-    """Every tensor of a pytree on ``device``.
-
-    >>> move({"points": torch.zeros(2)}, torch.device("cpu"))
-    {'points': tensor([0., 0.])}
-    """
-    return tree_map_only(Tensor, lambda t: t.to(device), tree)
-
-
 class _Taken:
     """The items of ``frames`` that a share of the data means."""
 
     def __init__(self, frames: Iterable[Any], fraction: float, seed: int) -> None:
         self.frames, self.fraction = frames, fraction
         self.seen = self.used = 0
+        self.done = False  # whether a stream was read to its end
         self.order: list[int] | None = None
         size = len(frames) if isinstance(frames, Sized) else None
         self.expected: int | None = None if size is None else max(1, round(fraction * size)) if size else 0
@@ -113,7 +108,6 @@ class _Taken:
 
     def __iter__(self) -> Iterator[Any]:
         if self.order is not None:  # only what is used is ever read
-            self.seen = self.size or 0
             for i in self.order:
                 self.used += 1
                 yield self.frames[i]  # type: ignore[index]
@@ -123,13 +117,23 @@ class _Taken:
             if self.used < round(self.seen * self.fraction, 9):
                 self.used += 1
                 yield item
+        self.done = True
 
-    @property
-    def share(self) -> float:
-        return self.used / self.seen
+    def all_frames(self, used: int) -> int:
+        """The frames of the whole data set, of which the items used hold ``used``: exact for equal items and for ``boxcov.data.batched``."""
+        if isinstance(self.frames, Batches):
+            return len(self.frames.frames)
+        items = self.seen if self.size is None else self.size
+        if self.size is None and not self.done:
+            raise BoxcovError("fisher='identity' reads one item, and this data set has no length: give n_data, the number of its frames")
+        return round(used * items / self.used)
 
-    def total_items(self) -> int:
-        return self.size or self.seen + sum(1 for _ in iter(self.frames))
+
+def _frames_in(inputs: Any) -> int:
+    """Frames of one item, for a Fisher that needs no loss to tell: the length of its list, or of its first tensor."""
+    if isinstance(inputs, (list, tuple)):
+        return len(inputs)
+    return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
 def _check_arguments(fisher: str, fraction: float, form: str) -> None:
@@ -148,6 +152,11 @@ def _pair(item: Any, batch: int) -> tuple[Any, Any]:
 
 
 def _check_reached(accumulator: Accumulator) -> None:
+    unseen = [name for name, sums in accumulator.sums.items() if not sums.locations]
+    if unseen:
+        raise BoxcovError(
+            f"{listed(unseen)} never saw a single location in {accumulator.frames} frames: give frames with something in them"
+        )
     cut_off = [name for name, sums in accumulator.sums.items() if not sums.reached]
     if cut_off:
         modules = [accumulator.sums[name].layer.name for name in cut_off]

@@ -29,6 +29,9 @@ def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, i
     (torch.Size([1, 37, 37]), 128)
     """
     locations = x.shape[0] * (x.shape[1] if not geometry.kernel else prod(_output_sizes(x, geometry)))
+    if not locations:  # no item, or an input smaller than the kernel's reach
+        n_in = x.shape[-1] if not geometry.kernel else x.shape[1] // geometry.groups * geometry.taps
+        return x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias), 0
     if _correlates(x, geometry):
         Q, total = _by_correlation(x, geometry)
     else:

@@ -126,7 +126,7 @@ def gram(vectors: Tensor) -> Tensor:
     >>> gram(torch.ones(2, 1, 3, 5))[0, 0]
     tensor([10., 10., 10.])
     """
-    return (vectors @ vectors.transpose(-1, -2)).sum(0)
+    return (vectors @ vectors.transpose(-1, -2)).sum(0)  # a product an item: none of them needs a copy
 
 
 def stretch(x: Tensor, geometry: Geometry) -> Tensor:

@@ -6,7 +6,7 @@ matrices ``v_a u_b^T``, with variances ``1 / (n m_a l_b + tau)``. The paper's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import log
@@ -118,14 +118,28 @@ class Posterior:
     meta: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.prior_precision, Mapping):
+            lacking = [name for name in self.blocks if name not in self.prior_precision]
+            if lacking:
+                raise BoxcovError(f"prior_precision has no value for {listed(lacking)}: give one for each layer, or one number for all")
         for name in self.blocks:
-            if self.form == "eigen" and not self.tau(name) >= 0:
-                raise BoxcovError(f"prior_precision must be at least 0, got {self.tau(name)} for {name}")
-        if not self.n_data > 0:
-            raise BoxcovError(f"n_data must be above 0, got {self.n_data}")
+            if not 0 <= self.tau(name) < float("inf"):
+                raise BoxcovError(f"prior_precision must be at least 0 and finite, got {self.tau(name)} for {name}")
+        if not 0 < self.n_data < float("inf"):
+            raise BoxcovError(f"n_data must be above 0 and finite, got {self.n_data}")
         poor = [name for name in self.blocks if not self._invertible(name)]
         if poor:
             raise BoxcovError(self._rank_message(poor))
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters that it is about, weights first."""
+        layers = [block.layer for block in self.blocks.values()]
+        return [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias is not None]
+
+    def restricted(self, names: Iterable[str]) -> Posterior:
+        """The same posterior over some of its layers."""
+        return replace(self, blocks={name: self.blocks[name] for name in names})
 
     # the covariance
 
@@ -154,6 +168,8 @@ class Posterior:
         >>> {name: tuple(eta.shape) for name, eta in posterior.sample(10, torch.Generator().manual_seed(0)).items()}
         {'head.shared.0.weight': (10, 16, 32, 3, 3)}
         """
+        if count < 1:
+            raise BoxcovError(f"a posterior gives at least 1 sample, got a count of {count}")
         etas = {}
         for name, block in self.blocks.items():
             layer, like = block.layer, block.H.values
@@ -185,10 +201,17 @@ class Posterior:
         total: Tensor | None = None
         for name, block in self.blocks.items():
             layer = block.layer
-            if layer.weight not in gradients:
+            weight = gradients.get(layer.weight)
+            bias = None if layer.bias is None else gradients.get(layer.bias)
+            given = bias if weight is None else weight
+            if given is None:
                 continue
-            bias = None if layer.bias is None else gradients[layer.bias]
-            matrix = to_matrix(gradients[layer.weight], bias, layer.geometry).to(block.H.values.dtype)
+            lead = given.shape[:-1] if weight is None else given.shape[: given.dim() - len(layer.shape)]
+            if weight is None:
+                weight = given.new_zeros(*lead, *layer.shape)
+            if bias is None and layer.bias is not None:
+                bias = given.new_zeros(*lead, layer.geometry.groups * layer.n_out)
+            matrix = to_matrix(weight, bias, layer.geometry).to(block.H.values.dtype)
             G = (block.rotate(matrix) * self.variances(name).sqrt()).flatten(-3)  # (..., D, w)
             C = G @ G.transpose(-1, -2)
             total = C if total is None else total + C

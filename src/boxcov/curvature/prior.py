@@ -46,24 +46,31 @@ def minimise(function: Callable[[float], float], low: float, high: float, steps:
     >>> round(minimise(lambda x: (x - 1.25) ** 2, -8, 8, steps=16), 2)
     1.25
     """
+    tried: list[tuple[float, float]] = []
+
+    def at(x: float) -> float:
+        value = function(x)
+        value = value if isfinite(value) else float("inf")
+        tried.append((value, x))
+        return value
+
     width = (high - low) / steps
-    grid = [low + i * width for i in range(steps + 1)]
-    values = [function(x) for x in grid]
-    finite = [(value, x) for value, x in zip(values, grid) if isfinite(value)]
-    if not finite:
+    for i in range(steps + 1):
+        at(low + i * width)
+    best, centre = min(tried)
+    if best == float("inf"):
         raise BoxcovError("the score is not finite for any prior precision between 1e-8 and 1e8")
-    centre = min(finite)[1]
     a, b = max(low, centre - width), min(high, centre + width)
     golden = (5**0.5 - 1) / 2
     c, d = b - golden * (b - a), a + golden * (b - a)
-    f_c, f_d = function(c), function(d)
+    f_c, f_d = at(c), at(d)
     while b - a > tolerance:
         if f_c < f_d:
             b, d, f_d = d, c, f_c
             c = b - golden * (b - a)
-            f_c = function(c)
+            f_c = at(c)
         else:
             a, c, f_c = c, d, f_d
             d = a + golden * (b - a)
-            f_d = function(d)
-    return (a + b) / 2
+            f_d = at(d)
+    return min(tried)[1]

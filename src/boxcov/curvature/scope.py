@@ -22,6 +22,8 @@ def chosen_parameters(detector: Detector, depth: str | Sequence[str], fixed: Seq
     >>> list(chosen_parameters(TinyCenter(), ["head.shared.0"]))
     ['head.shared.0.weight']
     """
+    if isinstance(fixed, str):
+        raise BoxcovError(f"fixed must be a list of module names, got the string {fixed!r}: write fixed=[{fixed!r}]")
     modules = _modules(detector, depth)
     constant = {id(p) for module in modules for p in _constants(module)}
     constant |= {id(p) for name in fixed for p in _module(detector, name, "fixed").parameters()}
@@ -57,5 +59,6 @@ def _module(detector: Detector, name: str, argument: str) -> nn.Module:
 
 def _constants(module: nn.Module) -> Iterable[nn.Parameter]:
     for child in module.modules():
-        if isinstance(child, _NORMS) or "Norm" in type(child).__name__:
+        named = "Norm" in type(child).__name__ and not isinstance(child, (nn.Linear, nn.modules.conv._ConvNd))
+        if isinstance(child, _NORMS) or named:
             yield from child.parameters(recurse=False)

@@ -7,27 +7,26 @@ backward pass a number, or by Monte Carlo, which is one estimator with less nois
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from boxcov.curvature.calls import Call, Watch
 from boxcov.curvature.fisher import at_least_float32
 from boxcov.curvature.layers import columns, rows
 from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
-from boxcov.detector import Detector, InstanceGroup
+from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.frozen import listed
 from boxcov.predict.contract import MEMORY, layer_covariance
 from boxcov.predict.linearise import Point
 from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance
+from boxcov.predict.trace import Trace, groups, leaves_read, trace
 
 
 class ExactGLM(PosteriorPredictor):
@@ -54,7 +53,8 @@ class ExactGLM(PosteriorPredictor):
             check_samples(samples)
         super().__init__(detector, posterior)
         self.samples, self.seed = samples, seed
-        self._split: _Split | None = None  # known after the first box
+        self._trace: Trace | None = None  # known after the first boxes
+        self._verified: set[str] = set()  # weights whose gradients by instance were seen to be right
         self._variances = {name: self.posterior.variances(name) for name in self.posterior.blocks}
         self._block_of = {block.layer.weight: name for name, block in self.posterior.blocks.items()}
         self._etas: dict[str, Tensor] | None = None
@@ -63,44 +63,55 @@ class ExactGLM(PosteriorPredictor):
         return {**super().settings(), "samples": self.samples, "seed": self.seed}
 
     def predict(self, point: Point) -> Detections:
-        if self._split is None:
-            self._split = self._find_split(point)
-        covariance = torch.zeros((), device=self.device)
-        if self._split.by_instance:
-            covariance = covariance + self._by_instance(point)
-        if self._split.below:
-            covariance = covariance + self._below(point, self._split.below)
-        if covariance.dim() == 0:
-            D = point.boxes.shape[1]
-            covariance = at_least_float32(point.boxes).new_zeros(len(point.boxes), D, D)
+        below = list(self.posterior.blocks)
+        m, D = point.boxes.shape
+        covariance = at_least_float32(point.boxes).new_zeros(m, D, D)
+        if point.linearised.shadow.instances(point.raw, point.selection) is not None:
+            part, direct, upstream = self._by_instance(point)
+            if not upstream & direct:  # a weight used on both sides of the cut: its gradient cannot be told apart
+                covariance, below = covariance + part, [name for weight, name in self._block_of.items() if weight in upstream]
+        if below:
+            covariance = covariance + self._below(point, below)
         return point.detections(covariance=covariance, meta=self.settings())
 
     # the head, one instance at a time
 
-    def _by_instance(self, point: Point) -> Tensor:
-        D = point.boxes.shape[1]
-        out: Tensor | None = None
-        for index, run in groups(point):
-            part = self._group(run, len(index), D)
-            if out is None:
-                out = part.new_zeros(len(point.selection), D, D)
-            out[index] = part
-        assert out is not None
-        return out
+    def _by_instance(self, point: Point) -> tuple[Tensor, set[str], set[str]]:
+        """What the layers that instances() runs add (m, D, D); the weights it used; and those that what it read depends on."""
+        leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw)
+        watched = replace(point, raw=leaves)
+        m, D = point.boxes.shape
+        out = at_least_float32(point.boxes).new_zeros(m, D, D)
+        direct: set[str] = set()
+        read: set[int] = set()
+        for index, run in groups(watched):
+            uses: dict[str, list[tuple[Call, GradientEdge]]] = {}
+            boxes = self._watched(run, uses, len(index))
+            out[index] = self._group(boxes, uses)
+            direct |= {name for name in uses if name in self._block_of}
+            read |= leaves_read(boxes)
+        if self._trace is None or not direct <= self._verified or not self._trace.knows(leaves):
+            self._trace = trace(watched)
+            self._verified |= direct
+        return out, direct, self._trace.upstream_of(leaves, read)
 
-    def _group(self, run: Any, g: int, D: int) -> Tensor:
-        uses: dict[str, list[tuple[Call, GradientEdge]]] = {}
-        boxes = self._watched(run, uses, g)
+    def _group(self, boxes: Tensor, uses: dict[str, list[tuple[Call, GradientEdge]]]) -> Tensor:
+        g, D = boxes.shape
+        total = at_least_float32(boxes.detach()).new_zeros(g, D, D)
         edges = [edge for calls in uses.values() for _, edge in calls]
-        grads = iter(_gradients_by_field(boxes, edges))
+        if not edges:
+            return total
+        grads = _gradients_by_field(boxes, edges)
+        if not set(uses) <= self._verified:
+            _check_apart(boxes, edges, grads, [call for calls in uses.values() for call, _ in calls], self.linearised.shadow)
+        remaining = iter(grads)
         layers = {}
         for name, calls in uses.items():
-            pairs = [(call, d) for (call, _), d in zip(calls, grads) if d is not None]
+            pairs = [(call, d) for (call, _), d in zip(calls, remaining) if d is not None]
             if pairs:
                 a = torch.cat([columns(at_least_float32(call.batched_x), call.geometry) for call, _ in pairs], 3)
                 d = torch.cat([rows(call.batched_out(at_least_float32(d), lead=1), call.geometry) for call, d in pairs], 4)
                 layers[self._block_of[name]] = a, d
-        total = at_least_float32(boxes.detach()).new_zeros(g, D, D)
         for (name, (a, d)), fields in zip(layers.items(), _fields_reached([d for _, d in layers.values()])):
             C = layer_covariance(a, d[fields], self.posterior.blocks[name], self._variances[name])
             at = torch.tensor(fields, device=total.device)
@@ -130,100 +141,13 @@ class ExactGLM(PosteriorPredictor):
     # what lies below the head
 
     def _below(self, point: Point, names: list[str]) -> Tensor:
-        posterior = replace(self.posterior, blocks={name: self.posterior.blocks[name] for name in names})
+        posterior = self.posterior.restricted(names)
         if self.samples is None:
             return _vectorised(point, posterior)
-        if self._etas is None:
-            self._etas = posterior.sample(self.samples, torch.Generator().manual_seed(self.seed))
-        return sample_covariance(directional_derivatives(point, self._etas))
-
-    # which layers are which
-
-    def _find_split(self, point: Point) -> _Split:
-        """Once, on the first boxes: find the layers that ``instances`` runs, those below it, and see that it tells the truth."""
-        everything = list(self.posterior.blocks)
-        if point.linearised.shadow.instances(point.raw, point.selection) is None:
-            return _Split(False, everything)
-        upstream, direct = _trace(point)
-        if upstream & direct:  # a weight used on both sides of the cut: its gradient cannot be told apart
-            return _Split(False, everything)
-        return _Split(True, [name for weight, name in self._block_of.items() if weight in upstream])
-
-
-@dataclass(frozen=True)
-class _Split:
-    by_instance: bool
-    below: list[str]  # layer names
-
-
-def groups(point: Point) -> list[InstanceGroup]:
-    """The instances of a frame, group by group, checked to be each there once."""
-    given: Iterable[InstanceGroup] | None = point.linearised.shadow.instances(point.raw, point.selection)
-    found = [(index, run) for index, run in given or [] if len(index)]
-    index = torch.cat([index for index, _ in found]) if found else torch.zeros(0)
-    if sorted(index.tolist()) != list(range(len(point.selection))):
-        raise BoxcovError(
-            f"{type(point.linearised.shadow).__name__}.instances() must give each of the {len(point.selection)} instances once, "
-            f"it gave {len(index)}"
-        )
-    return found
-
-
-def _trace(point: Point) -> tuple[set[str], set[str]]:
-    """Weights that what ``instances`` reads depends on, and weights that it uses itself; raises if it contradicts ``decode``."""
-    linearised = point.linearised
-    detector = linearised.shadow
-    with torch.enable_grad():
-        theta = {name: w.requires_grad_() for name, w in linearised.theta().items()}
-        raw = linearised.run(point.inputs, linearised.exchanged(theta))
-        decoded = detector.decode(raw, point.selection)
-        leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), raw)
-        boxes = torch.zeros_like(decoded)
-        with Watch(linearised.names, linearised.exchanged(theta)):
-            for index, run in groups(replace(point, raw=leaves)):
-                boxes = boxes.index_copy(0, index, run())
-        probe = torch.linspace(-1, 1, boxes.numel(), device=boxes.device).cos().reshape(boxes.shape).to(boxes.dtype)
-        read = [t for t in tree_leaves(leaves) if isinstance(t, Tensor) and t.requires_grad]
-        by_instance = torch.autograd.grad((boxes * probe).sum(), [*read, *theta.values()], allow_unused=True)
-        whole = torch.autograd.grad((decoded * probe).sum(), list(theta.values()), allow_unused=True, retain_graph=True)
-        direct = {name for name, g in zip(theta, by_instance[len(read) :]) if g is not None}
-        made = [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.is_floating_point()]
-        features = [t for t, g in zip(made, by_instance[: len(read)]) if g is not None and t.requires_grad]
-        flow = (
-            torch.autograd.grad(features, list(theta.values()), [torch.ones_like(t) for t in features], allow_unused=True)
-            if features
-            else ()
-        )
-        upstream = {name for name, g in zip(theta, flow) if g is not None}
-    _check_agreement(point, decoded, boxes, dict(zip(theta, whole)), dict(zip(theta, by_instance[len(read) :])), upstream)
-    return upstream, direct
-
-
-def _check_agreement(
-    point: Point,
-    decoded: Tensor,
-    boxes: Tensor,
-    whole: dict[str, Tensor | None],
-    by_instance: dict[str, Tensor | None],
-    upstream: set[str],
-) -> None:
-    """``instances`` must give the boxes of ``decode``, and the same gradients: crops too small or borders forgotten show here."""
-    slack = 1e-2 if decoded.dtype in (torch.float32, torch.float64) else 0.1
-    who = type(point.linearised.shadow).__name__
-    if not torch.allclose(boxes, decoded, rtol=slack, atol=slack):
-        row = int((boxes - decoded).abs().amax(1).argmax())
-        raise BoxcovError(f"{who}.instances() gives box {row} as {boxes[row].tolist()}, decode() gives {decoded[row].tolist()}")
-    wrong = []
-    for name, g in whole.items():
-        if name in upstream or g is None:
-            continue
-        own = by_instance[name]
-        if float(g.norm()) > 0 and (own is None or float((g - own).norm()) > slack * float(g.norm())):
-            wrong.append(name)
-    if wrong:
-        raise BoxcovError(
-            f"{who}.instances() gives other gradients than decode() for {listed(wrong)}: is its crop too small, or its border off?"
-        )
+        if self._etas is None:  # of all layers, so that the same seed gives the same directions whichever of them a frame needs
+            self._etas = self.posterior.sample(self.samples, torch.Generator().manual_seed(self.seed))
+        etas = {name: self._etas[name] for name in posterior.parameters}
+        return sample_covariance(directional_derivatives(point, etas))
 
 
 def _gradients_by_field(boxes: Tensor, edges: list[GradientEdge]) -> list[Tensor | None]:
@@ -231,7 +155,7 @@ def _gradients_by_field(boxes: Tensor, edges: list[GradientEdge]) -> list[Tensor
     g, D = boxes.shape
     ones = torch.eye(D, dtype=boxes.dtype, device=boxes.device).unsqueeze(1).expand(D, g, D)
     with torch.enable_grad():
-        return list(torch.autograd.grad(boxes, edges, ones, is_grads_batched=True, allow_unused=True))
+        return list(torch.autograd.grad(boxes, edges, ones, is_grads_batched=True, allow_unused=True, retain_graph=True))
 
 
 def _fields_reached(gradients: list[Tensor]) -> list[list[int]]:
@@ -242,13 +166,32 @@ def _fields_reached(gradients: list[Tensor]) -> list[list[int]]:
     return [[j for j, yes in enumerate(row) if yes] or [0] for row in reached]
 
 
+def _check_apart(boxes: Tensor, edges: list[GradientEdge], grads: list[Tensor | None], calls: list[Call], detector: Detector) -> None:
+    """Whether box i depends on item i of every layer and on no other: every second box by itself must leave the other items alone."""
+    g, D = boxes.shape
+    if g < 2:
+        return
+    even = torch.arange(g, device=boxes.device) % 2 == 0
+    seeds = boxes.new_ones(g, D) * even.unsqueeze(1)
+    with torch.enable_grad():
+        half = torch.autograd.grad(boxes, edges, seeds, retain_graph=True, allow_unused=True)
+    for call, part, whole in zip(calls, half, grads):
+        if part is None or whole is None:
+            continue
+        expected = call.batched_out(whole.sum(0))
+        off = call.batched_out(part) - expected * even.reshape(-1, *[1] * (expected.dim() - 1))
+        if float(off.norm()) > 1e-2 * float(expected.norm()):
+            raise BoxcovError(
+                f"{type(detector).__name__}.instances(): box i must depend on item i of every layer alone, "
+                "but items are mixed or in another order than the boxes"
+            )
+
+
 def _vectorised(point: Point, posterior: Posterior) -> Tensor:
     """``J Sigma J^T`` from the gradients of each number by itself, as many at a time as memory allows: for any detector."""
     with torch.enable_grad():
         theta = point.linearised.theta()
-        layers = [block.layer for block in posterior.blocks.values()]
-        names = [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias is not None]
-        weights = {name: theta[name].requires_grad_() for name in names}
+        weights = {name: theta[name].requires_grad_() for name in posterior.parameters}
         z = point.boxes_at(weights)
         m, D = z.shape
         size = sum(w.numel() * w.element_size() for w in weights.values())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from boxcov.curvature.calls import Call, Watch
 from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
+from boxcov.errors import BoxcovError
 from boxcov.frozen import shadow
 from boxcov.predict.trunk import Trunk
 
@@ -28,6 +31,9 @@ class Linearised:
         self.shadow = shadow(detector)
         self.names = {id(p): name for name, p in self.weights.items()}
         self.trunk = Trunk(self.shadow, set(self.names))
+        # torch takes a faster way through attention while nothing watches, with other rounding: the plain pass must take it, too
+        self._watched = not any(isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) for m in self.shadow.modules())
+        self._spoils_inputs: bool | None = None  # whether forward changes its inputs in place; known after the first pass
 
     def at(self, inputs: Any) -> Point:
         """The plain detector, once: what it returns bit for bit, and the trunk's outputs remembered."""
@@ -35,26 +41,51 @@ class Linearised:
             raw = self._recorded(inputs)
             if not self.trunk.intact():
                 raw = self._recorded(inputs)
+            before = _versions(raw)
             selection = self.shadow.select(raw)
-            return Point(self, inputs, raw, selection, self.shadow.decode(raw, selection))
+            self._check_unchanged(before, "select()")
+            boxes = self.shadow.decode(raw, selection)
+            self._check_unchanged(before, "decode()")
+            return Point(self, inputs, raw, selection, boxes)
 
     def _recorded(self, inputs: Any) -> Any:
+        buffers = _versions(list(self.shadow.buffers())) if self._spoils_inputs is None else []
+        given = self.given(inputs)
+        before = _versions(given) if self._spoils_inputs is None else []
+
         def run(name: str, call: Call) -> Tensor:
             self.trunk.over()
             return call()
 
-        with self.trunk.recording(), Watch(self.names, run):
-            return self.shadow(inputs)
+        with self.trunk.recording(), Watch(self.names, run) if self._watched else nullcontext():
+            raw = self.shadow(given)
+        if self._spoils_inputs is None:
+            self._spoils_inputs = any(t._version != version for t, version in before)
+            if any(t._version != version for t, version in buffers):
+                raise BoxcovError(
+                    "the detector changes its own buffers in a forward pass, though boxcov runs it in eval mode: call detector.eval()"
+                )
+        return raw
 
-    def run(self, inputs: Any, on_call: Callable[[str, Call], Tensor]) -> Any:
-        """Raw outputs of another pass over the same inputs: the trunk from memory, every use of a weight answered by ``on_call``."""
+    def given(self, inputs: Any) -> Any:
+        """The inputs for one pass: copies until it is known that the detector leaves them as they are."""
+        return inputs if self._spoils_inputs is False else tree_map_only(Tensor, lambda t: t.clone(), inputs)
+
+    def _check_unchanged(self, before: list[tuple[Tensor, int]], who: str) -> None:
+        if any(t._version != version for t, version in before):
+            raise BoxcovError(
+                f"{type(self.shadow).__name__}.{who} changes raw outputs in place (sigmoid_() and the like): let it work on copies"
+            )
+
+    def run(self, inputs: Any, on_call: Callable[[str, Call], Tensor], then: Callable[[Any], Any]) -> Any:
+        """``then(raw)`` of another pass over the same inputs: the trunk from memory, every use of a weight answered by ``on_call``."""
 
         def run(name: str, call: Call) -> Tensor:
             self.trunk.over()
             return on_call(name, call)
 
         with self.trunk.replaying(), Watch(self.names, run):
-            return self.shadow(inputs)
+            return then(self.shadow(self.given(inputs)))
 
     def exchanged(self, weights: Weights) -> Callable[[str, Call], Tensor]:
         """Answers a call with ``weights`` in the place of the trained ones."""
@@ -82,9 +113,12 @@ class Point:
 
     def boxes_at(self, weights: Weights) -> Tensor:
         """z(theta) (m, D): the same instances under other weights; differentiable in them."""
-        detector = self.linearised.shadow
-        raw = self.linearised.run(self.inputs, self.linearised.exchanged(weights))
-        return detector.decode(raw, self.selection)
+        return self.boxes_by(self.linearised.exchanged(weights))
+
+    def boxes_by(self, on_call: Callable[[str, Call], Tensor]) -> Tensor:
+        """The same instances (m, D) with every use of a weight answered by ``on_call``, in decode() too."""
+        boxes: Tensor = self.linearised.run(self.inputs, on_call, lambda raw: self.linearised.shadow.decode(raw, self.selection))
+        return boxes
 
     def difference(self, boxes: Tensor) -> Tensor:
         """``boxes`` minus the plain ones, the short way round in fields that wrap."""
@@ -100,3 +134,7 @@ class Point:
 
     def detections(self, **extra: Any) -> Detections:
         return replace(self.linearised.shadow.detections(self.selection, self.boxes), **extra)
+
+
+def _versions(tree: Any) -> list[tuple[Tensor, int]]:
+    return [(t, t._version) for t in tree_leaves(tree) if isinstance(t, Tensor)]

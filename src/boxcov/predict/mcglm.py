@@ -59,6 +59,8 @@ class MCGLM(PosteriorPredictor):
         check_samples(samples)
         if derivative not in get_args(Derivative):
             raise BoxcovError(f"derivative must be one of {', '.join(get_args(Derivative))}, got {derivative!r}")
+        if chunk is not None and chunk < 1:
+            raise BoxcovError(f"chunk must be at least 1 direction at once, got {chunk}")
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
         super().__init__(detector, posterior)
@@ -119,8 +121,9 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
     def one(eta: dict[str, Tensor]) -> Tensor:
         return torch.func.jvp(point.boxes_at, (at,), (eta,))[1]  # type: ignore[no-any-return]
 
-    u = torch.vmap(one, out_dims=2, chunk_size=chunk)(scaled)
-    return at_least_float32(u) * scale
+    # a zero that depends on the direction: vmap cannot stack what does not, as the boxes of a posterior that they do not depend on
+    u = torch.vmap(lambda eta: one(eta) + 0 * next(iter(eta.values())).flatten()[0], chunk_size=chunk)(scaled)
+    return at_least_float32(u).movedim(0, 2) * scale
 
 
 def _normalised(etas: Weights, like: Weights) -> tuple[dict[str, Tensor], Tensor]:

@@ -22,6 +22,14 @@ from boxcov.predict.linearise import Point
 from boxcov.predict.predictor import Predictor, check_samples, sample_covariance
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+_NOTHING_DROPPED = (
+    "the detector has no dropout layers of its own (Dropout, Dropout1d to 3d), so nothing would vary: "
+    "give a rate, as in MCI(detector, dropout=0.1)"
+)
+_NOTHING_CALLED = (
+    "no weight of the chosen depth is used as a linear layer or convolution, so nothing would be dropped: "
+    "choose another depth, or dropout=None for the detector's own dropout layers"
+)
 
 
 class MCI(Predictor):
@@ -54,8 +62,7 @@ class MCI(Predictor):
         check_samples(samples)
         if posterior is not None:
             check_fingerprint(posterior.fingerprint, detector, "posterior")
-            layers = [block.layer for block in posterior.blocks.values()]
-            names = [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias is not None]
+            names = posterior.parameters
         elif dropout is None:
             names = []
         elif 0 < dropout < 1:
@@ -76,17 +83,20 @@ class MCI(Predictor):
 
     def predict(self, point: Point) -> Detections:
         draw = self._own_dropout if self.posterior is None and self.dropout is None else self._by_layer
+        self._drops = 0
         deltas = torch.stack([at_least_float32(point.difference(draw(point, i))) for i in range(self.samples)], 2)  # (m, D, k)
+        if self.posterior is None and not self._drops:
+            raise BoxcovError(_NOTHING_DROPPED if self.dropout is None else _NOTHING_CALLED)
         mean = point.boxes + deltas.mean(2).to(point.boxes.dtype)
         return point.detections(boxes=mean, covariance=sample_covariance(deltas), meta=self.settings())
 
     def _by_layer(self, point: Point, number: int) -> Tensor:
         answer = self._dropped if self.posterior is None else self._perturbed(number)
-        raw = point.linearised.run(point.inputs, answer)
-        return point.linearised.shadow.decode(raw, point.selection)
+        return point.boxes_by(answer)
 
     def _dropped(self, name: str, call: Call) -> Tensor:
         assert self.dropout is not None
+        self._drops += 1
         return call(x=drop(call.x, self.dropout, self._generator))
 
     def _perturbed(self, number: int) -> Callable[[str, Call], Tensor]:
@@ -99,12 +109,9 @@ class MCI(Predictor):
 
     def _own_dropout(self, point: Point, number: int) -> Tensor:
         with _Active(self._generator) as active:
-            raw = point.linearised.shadow(point.inputs)
-        if not active.count:
-            raise BoxcovError(
-                "the detector has no dropout layers of its own, so nothing would vary: give a rate, as in MCI(detector, dropout=0.1)"
-            )
-        return point.linearised.shadow.decode(raw, point.selection)
+            boxes = point.linearised.shadow.decode(point.linearised.shadow(point.linearised.given(point.inputs)), point.selection)
+        self._drops += active.count
+        return boxes
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator) -> Tensor:

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path, tree_map_only
 
 from boxcov.curvature.fisher import at_least_float32
+from boxcov.curvature.inputs import ready
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.frozen import check_finite_weights
+from boxcov.frozen import check_finite_weights, fingerprint
 from boxcov.predict.linearise import Linearised, Point
 
 
@@ -27,6 +27,9 @@ class Predictor(ABC):
 
     def __init__(self, detector: Detector, parameters: list[str]) -> None:
         check_finite_weights(detector)
+        self._detector = detector
+        self._fingerprint = fingerprint(detector)
+        self._weights = _versions(detector)
         self.device = next(detector.parameters()).device
         self.linearised = Linearised(detector, parameters)
         self._lock = Lock()  # the shadow remembers one frame at a time
@@ -34,7 +37,8 @@ class Predictor(ABC):
     def __call__(self, inputs: Any) -> Detections:
         """The detector's boxes, scores and labels, and what it does not know of each box."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            inputs = _ready(inputs, self.device)
+            self._check_weights()
+            inputs = ready(inputs, self.device)
             try:
                 point = self.linearised.at(inputs)
                 if not len(point.selection):
@@ -52,6 +56,13 @@ class Predictor(ABC):
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """What a reader of the result should know of how it was made."""
+
+    def _check_weights(self) -> None:
+        """The detector must still be the one that this was made for."""
+        now = _versions(self._detector)
+        if now != self._weights:
+            check_fingerprint(self._fingerprint, self._detector, self.method)
+            self._weights = now
 
     def _empty(self, point: Point) -> Detections:
         D = point.boxes.shape[1]
@@ -72,10 +83,9 @@ class PosteriorPredictor(Predictor):
     """A method that needs a posterior: it must belong to the detector."""
 
     def __init__(self, detector: Detector, posterior: Posterior) -> None:
+        check_finite_weights(detector)
         check_fingerprint(posterior.fingerprint, detector, "posterior")
-        layers = [block.layer for block in posterior.blocks.values()]
-        names = [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias is not None]
-        super().__init__(detector, names)
+        super().__init__(detector, posterior.parameters)
         self.posterior = posterior.to(self.device)
 
     def settings(self) -> dict[str, Any]:
@@ -92,7 +102,7 @@ class PosteriorPredictor(Predictor):
 
 
 def sample_covariance(A: Tensor) -> Tensor:
-    """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (12) to (14) of the paper.
+    """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (16) and (17) of the paper.
 
     >>> sample_covariance(torch.tensor([[[1.0, 2.0, 3.0]]]))
     tensor([[[1.]]])
@@ -102,14 +112,19 @@ def sample_covariance(A: Tensor) -> Tensor:
 
 
 def check_samples(samples: int) -> None:
+    """A covariance takes two samples at least.
+
+    >>> check_samples(1)
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: samples must be at least 2 for a covariance, got 1
+    """
+    if not isinstance(samples, int):
+        raise BoxcovError(f"samples must be a whole number, got {samples!r}")
     if samples < 2:
         raise BoxcovError(f"samples must be at least 2 for a covariance, got {samples}")
 
 
-def _ready(inputs: Any, device: torch.device) -> Any:
-    """The inputs on the detector's device, checked, and free to be differentiated through."""
-    for path, leaf in tree_flatten_with_path(inputs)[0]:
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
-            where = "".join(str(step) for step in path)
-            raise BoxcovError(f"inputs{where} holds {int((~leaf.isfinite()).sum())} NaN or infinite values of {leaf.numel()}")
-    return tree_map_only(Tensor, lambda t: (t.clone() if t.is_inference() else t).to(device), inputs)
+def _versions(detector: Detector) -> list[tuple[int, int]]:
+    """What changes when weights or buffers are written to or exchanged: cheap to compare, unlike a fingerprint."""
+    return [(t.data_ptr(), t._version) for t in (*detector.parameters(), *detector.buffers())]

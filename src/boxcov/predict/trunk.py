@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
+
+_PLAIN = (Tensor, int, float, bool, str, bytes, torch.Size, torch.dtype, torch.device, type(None))
 
 
 class Trunk:
@@ -27,8 +30,12 @@ class Trunk:
         self._versions: list[tuple[Tensor, int, int]] = []
         self._changed: set[int] = set()  # modules whose output is changed in place by whoever reads it
         for module in shadow.modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # shared with the detector: not ours to change
             if not any(id(p) in parameters for p in module.parameters()):
                 module.__dict__["forward"] = self._remembering(id(module), module.forward)
+            elif any(id(p) in parameters for p in module.parameters(recurse=False)):
+                module.__dict__["forward"] = self._ending(module.forward)
 
     def over(self) -> None:
         """To be called at each use of a weight of the posterior."""
@@ -65,26 +72,46 @@ class Trunk:
         finally:
             self._state = "off"
 
+    def _ending(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A module that owns a weight of the posterior: from here on nothing is remembered."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._over = True
+            return forward(*args, **kwargs)
+
+        return call
+
     def _remembering(self, key: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._state == "off" or self._over or self._depth:
                 return forward(*args, **kwargs)
+            number = self._next[key]
+            self._next[key] += 1
             if self._state == "replay":
-                number = self._next[key]
-                self._next[key] += 1
-                return self._copied(key, self._memory[key][number])
+                kept = self._memory[key][number]
+                return forward(*args, **kwargs) if kept is _LIVE else self._copied(key, kept)
             self._depth += 1
             try:
                 out = forward(*args, **kwargs)
             finally:
                 self._depth -= 1
-            kept = self._copied(key, out)
-            self._memory[key].append(kept)
-            if key not in self._changed:
-                self._versions += [(t, t._version, key) for t in tree_leaves(kept) if isinstance(t, Tensor)]
+            self._memory[key].append(self._memorable(key, out))
             return out
 
         return call
 
+    def _memorable(self, key: int, out: Any) -> Any:
+        """What to play back for ``out``, or that the module must run: it used a weight after all, or gave what cannot be copied."""
+        leaves = tree_leaves(out)
+        if self._over or not all(isinstance(leaf, _PLAIN) for leaf in leaves):
+            return _LIVE
+        if key not in self._changed:
+            self._versions += [(t, t._version, key) for t in leaves if isinstance(t, Tensor)]
+        return self._copied(key, out)
+
     def _copied(self, key: int, out: Any) -> Any:
-        return tree_map_only(Tensor, lambda t: t.clone(), out) if key in self._changed else out
+        """Containers anew each time, as whoever reads them may change them; tensors anew only if somebody does."""
+        return tree_map(lambda leaf: leaf.clone() if key in self._changed and isinstance(leaf, Tensor) else leaf, out)
+
+
+_LIVE = object()

@@ -1,0 +1,35 @@
+"""Inputs and targets, made ready for a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten_with_path, tree_map_only
+
+from boxcov.errors import BoxcovError
+
+
+def move(tree: Any, device: torch.device) -> Any:
+    """Every tensor of a pytree on ``device``, free to be differentiated through.
+
+    >>> move({"points": torch.zeros(2)}, torch.device("cpu"))
+    {'points': tensor([0., 0.])}
+    """
+    return tree_map_only(Tensor, lambda t: (t.clone() if t.is_inference() else t).to(device), tree)
+
+
+def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
+    """The inputs on the detector's device, checked for numbers that are none.
+
+    >>> ready([torch.tensor([1.0, float("nan")])], torch.device("cpu"))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: inputs[0] holds 1 NaN or infinite values of 2
+    """
+    for path, leaf in tree_flatten_with_path(inputs)[0]:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            step = "".join(str(part) for part in path)
+            raise BoxcovError(f"{where}{step} holds {int((~leaf.isfinite()).sum())} NaN or infinite values of {leaf.numel()}")
+    return move(inputs, device)
