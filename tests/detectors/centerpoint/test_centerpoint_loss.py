@@ -11,8 +11,8 @@ from centerpoint_cases import detector_of, frames, pillar_config, target
 
 import boxcov
 from boxcov.detectors.centerpoint import Config
-from boxcov.detectors.centerpoint.config import Loss
 from boxcov.detectors.centerpoint.loss import frame_losses
+from boxcov.detectors.centerpoint.settings import Loss
 from boxcov.detectors.centerpoint.targets import encode, gaussian_radius
 
 CONFIG = pillar_config()

@@ -59,7 +59,17 @@ def boxes_of(values: Mapping[str, Tensor], row: Tensor, column: Tensor, config: 
 
 
 def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
-    """The instances that are reported: of each task the best candidates above the threshold that survive NMS, frame by frame, by falling score."""
+    """The instances that are reported: of each task the best candidates above the threshold that survive NMS, frame by frame, by falling score.
+
+    >>> config = Config.mmdet3d_pillar()
+    >>> maps = [{name: torch.zeros(1, n, 128, 128) for name, n in config.branches.items()} for _ in config.tasks]
+    >>> for task, names in zip(maps, config.tasks):
+    ...     task["heatmap"] = torch.full((1, len(names), 128, 128), -9.0)
+    >>> maps[2]["heatmap"][0, 1, 5, 6] = 3.0
+    >>> found = select(maps, config)
+    >>> [config.classes[label] for label in found.labels], found.where.column
+    (['trailer'], tensor([6]))
+    """
     rules = config.reporting
     found = [_candidates(maps, config) for maps in tasks]
     scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*found))  # (B, tasks, K) each

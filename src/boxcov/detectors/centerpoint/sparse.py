@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boxcov.detectors.centerpoint.config import Config, Voxels
+from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.settings import Voxels
 from boxcov.detectors.centerpoint.voxels import voxelise
 
 _NUMBERS = (
