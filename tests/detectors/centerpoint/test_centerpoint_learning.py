@@ -7,10 +7,10 @@ from math import pi
 
 import pytest
 import torch
-from centerpoint_cases import pillar_config, voxel_config
 
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.settings import Dense, Pillars, Reporting, Voxels
+from centerpoint_cases import pillar_config, voxel_config
 
 TASKS = (("car",), ("pedestrian", "cone"))
 

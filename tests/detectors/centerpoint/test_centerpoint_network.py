@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from centerpoint_cases import cloud, detector_of, frames, pillar_config, slow_pillars, voxel_config
 from torch.nn import functional as F
 
 import boxcov
@@ -15,6 +14,7 @@ from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.settings import Dense, Pillars, Reporting
 from boxcov.detectors.centerpoint.sparse import Sites, SparseConv, index_table, strided_sites
 from boxcov.detectors.centerpoint.voxels import voxelise
+from centerpoint_cases import cloud, detector_of, frames, pillar_config, slow_pillars, voxel_config
 
 
 def count(module):
