@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from centerpoint_cases import cloud, detector_of, frames, pillar_config, voxel_config
-from centerpoint_foreign import LAYOUTS, Foreign
 from safetensors.torch import save_file
 
 import boxcov
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
-from boxcov.detectors.centerpoint.config import Pillars
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.centerpoint.keys import layers
+from boxcov.detectors.centerpoint.settings import Pillars
+from centerpoint_cases import cloud, detector_of, frames, pillar_config, voxel_config
+from centerpoint_foreign import LAYOUTS, Foreign
 
 FRAMEWORKS = ("mmdet3d", "det3d", "openpcdet")
 PILLARS = {"mmdet3d": Config.mmdet3d_pillar(), "det3d": Config.det3d_pillar(), "openpcdet": Config.openpcdet_pillar()}

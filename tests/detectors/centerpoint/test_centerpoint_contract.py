@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from centerpoint_cases import cloud, detector_of, frames, pillar_config, target, voxel_config
 
 import boxcov
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint, Config
-from boxcov.detectors.centerpoint.config import Pillars
 from boxcov.detectors.centerpoint.decode import Where
+from boxcov.detectors.centerpoint.settings import Pillars
+from centerpoint_cases import cloud, detector_of, frames, pillar_config, target, voxel_config
 
 CONFIGS = {
     "one pfn": pillar_config(),
@@ -175,6 +175,23 @@ def test_no_boxes_above_the_threshold():
 def test_inputs_of_another_form_are_refused(inputs, message):
     with pytest.raises(boxcov.BoxcovError, match=message):
         detector_of(pillar_config())(inputs)
+
+
+@pytest.mark.parametrize("config", [pillar_config(), voxel_config()], ids=["pillar", "voxel"])
+def test_half_precision_trains_and_detects(config):
+    """In half precision 1 - 1e-4 is 1, and its logarithm would be lost."""
+    detector = detector_of(config)
+    inputs, targets = frames(config, 1)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        raw = detector.train()(inputs)
+        losses = detector.loss(raw, targets)
+    assert {m.dtype for maps in raw["tasks"] for m in maps.values()} == {torch.float32}
+    losses.sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in detector.parameters() if p.grad is not None)
+    plain = detector.eval().detect(inputs)
+    half = detector_of(config).bfloat16().detect(inputs)
+    assert half.boxes.dtype == torch.float32
+    assert plain.boxes.isfinite().all()
 
 
 def test_unknown_velocities_everywhere_are_said_aloud():

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from centerpoint_cases import cloud, detector_of, pillar_config, target
 
 from boxcov.detectors.centerpoint.decode import Where, boxes_of, values_at
 from boxcov.detectors.centerpoint.nms import rotated_iou
 from boxcov.detectors.centerpoint.targets import encode
+from centerpoint_cases import cloud, detector_of, pillar_config, target
 
 CONFIG = pillar_config()
 

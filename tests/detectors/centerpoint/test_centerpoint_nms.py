@@ -98,29 +98,34 @@ def greedy(suppresses, n):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("spread", [0.5, 3.0, 10.0])
 def test_rotated_nms_is_the_greedy_loop(seed, spread):
-    some = boxes(60, seed, spread)
-    group = torch.arange(60) % 3
-    iou = torch.stack([rotated_iou(box.expand(60, 5), some) for box in some])
-    expected = greedy(lambda i, j: group[i] == group[j] and iou[i, j] > 0.2, 60)
-    assert rotated_nms(some, group, 0.2).tolist() == expected
+    groups = boxes(120, seed, spread).reshape(3, 40, 5)
+    valid = torch.rand(3, 40, generator=torch.Generator().manual_seed(seed)) < 0.8
+    found = rotated_nms(groups, valid, 0.2)
+    for some, counts, stays in zip(groups, valid, found):
+        some = some[counts]
+        iou = torch.stack([rotated_iou(box.expand(len(some), 5), some) for box in some])
+        assert stays[counts].tolist() == greedy(lambda i, j, iou=iou: iou[i, j] > 0.2, len(some))
+        assert not bool(stays[~counts].any())
 
 
 def test_long_chains_of_suppression():
     """Each box touches its neighbours only: every other one stays."""
     n = 101
     row = torch.stack([torch.arange(n) * 1.0, torch.zeros(n), torch.full((n,), 2.0), torch.full((n,), 1.5), torch.zeros(n)], 1)
-    assert rotated_nms(row, torch.zeros(n), 0.1).tolist() == [i % 2 == 0 for i in range(n)]
+    stays = rotated_nms(row.unsqueeze(0), torch.ones(1, n, dtype=torch.bool), 0.1)
+    assert stays[0].tolist() == [i % 2 == 0 for i in range(n)]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_circle_nms_is_the_greedy_loop_on_squared_distances(seed):
-    centres = boxes(60, seed, 3.0)[:, :2]
-    group = torch.arange(60) % 2
-    bound = torch.where(group == 0, 4.0, 0.175).double()
-    expected = greedy(lambda i, j: group[i] == group[j] and (centres[i] - centres[j]).square().sum() <= bound[i], 60)
-    assert circle_nms(centres, group, bound).tolist() == expected
+    centres = boxes(60, seed, 3.0)[:, :2].reshape(2, 30, 2)
+    bounds = [4.0, 0.175]
+    found = circle_nms(centres, torch.ones(2, 30, dtype=torch.bool), torch.tensor(bounds).double())
+    for some, bound, stays in zip(centres, bounds, found):
+        assert stays.tolist() == greedy(lambda i, j, some=some, bound=bound: (some[i] - some[j]).square().sum() <= bound, 30)
 
 
 def test_nothing_to_suppress():
-    assert rotated_nms(torch.zeros(0, 5), torch.zeros(0), 0.2).tolist() == []
-    assert circle_nms(torch.zeros(0, 2), torch.zeros(0), torch.zeros(0)).tolist() == []
+    none = torch.zeros(6, 0, dtype=torch.bool)
+    assert rotated_nms(torch.zeros(6, 0, 5), none, 0.2).shape == (6, 0)
+    assert circle_nms(torch.zeros(6, 0, 2), none, torch.zeros(6)).shape == (6, 0)

@@ -12,10 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from boxcov.detectors.centerpoint.config import Config, Framework, Pillars
+from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.conventions import head_rows
 from boxcov.detectors.centerpoint.detector import CenterPoint
 from boxcov.detectors.centerpoint.keys import HEADS, SPARSE, Names, layers
+from boxcov.detectors.centerpoint.settings import Framework, Pillars
 from boxcov.detectors.centerpoint.sparse import SparseConv
 from boxcov.errors import BoxcovError
 from boxcov.files import write_safetensors
@@ -56,7 +57,14 @@ def load(path_or_name: str | Path, config: Config | None = None, *, legacy: bool
 
 
 def save(detector: CenterPoint, path: str | Path) -> None:
-    """Weights in half precision, norms and biases in single, and the config, in one safetensors file."""
+    """Weights in half precision, norms and biases in single, and the config, in one safetensors file.
+
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(CenterPoint(Config.small()), f"{folder}/mine.safetensors")
+    ...     os.path.getsize(f"{folder}/mine.safetensors") < 4e6
+    True
+    """
     tensors = {}
     for name, tensor in detector.state_dict().items():
         tensors[name] = tensor.half() if tensor.dim() > 1 else tensor.float() if tensor.is_floating_point() else tensor

@@ -12,7 +12,6 @@ from boxcov.detector import Selection
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.head import TaskMaps
 from boxcov.detectors.centerpoint.nms import circle_nms, rotated_nms
-from boxcov.detectors.centerpoint.voxels import rank
 
 
 @dataclass(frozen=True)
@@ -59,25 +58,34 @@ def boxes_of(values: Mapping[str, Tensor], row: Tensor, column: Tensor, config: 
 
 
 def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
-    """The instances that are reported: of each task the best candidates above the threshold that survive NMS, frame by frame, by falling score."""
+    """The instances that are reported: of each task the best candidates above the threshold that survive NMS, frame by frame, by falling score.
+
+    >>> config = Config.mmdet3d_pillar()
+    >>> maps = [{name: torch.zeros(1, n, 128, 128) for name, n in config.branches.items()} for _ in config.tasks]
+    >>> for task, names in zip(maps, config.tasks):
+    ...     task["heatmap"] = torch.full((1, len(names), 128, 128), -9.0)
+    >>> maps[2]["heatmap"][0, 1, 5, 6] = 3.0
+    >>> found = select(maps, config)
+    >>> [config.classes[label] for label in found.labels], found.where.column
+    (['trailer'], tensor([6]))
+    """
     rules = config.reporting
     found = [_candidates(maps, config) for maps in tasks]
-    scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*found))  # (B, tasks, K) each
-    first = torch.tensor([sum(len(t) for t in config.tasks[:i]) for i in range(len(tasks))], device=cells.device)
-    labels = classes + first.unsqueeze(1)
-    frame, task, k = (scores > rules.threshold).nonzero(as_tuple=True)
-    scores, labels, cells = (t[frame, task, k] for t in (scores, labels, cells))  # (n,)
-    order = scores.argsort(descending=True, stable=True)
-    order = order[frame[order].argsort(stable=True)]
+    scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*found))  # (B, tasks, K) each, by falling score
+    valid = scores > rules.threshold
+    most = int(valid.sum(2).amax())
+    scores, classes, cells, valid = (t[:, :, :most].flatten(0, 1) for t in (scores, classes, cells, valid))  # (B tasks, k)
+    group = torch.arange(len(scores), device=scores.device).unsqueeze(1).expand_as(scores)
     columns = tasks[0]["reg"].shape[3]
-    where = Where(frame, task, cells // columns, cells % columns)[order]
-    scores, labels = scores[order], labels[order]
+    where = Where(*(t.flatten() for t in (group // len(tasks), group % len(tasks), cells // columns, cells % columns)))
     boxes = boxes_of(values_at(tasks, where, list(config.branches)), where.row, where.column, config)
-    stays = torch.cat([_stays(boxes[where.frame == b], where.task[where.frame == b], config) for b in range(len(tasks[0]["reg"]))])
-    kept = stays.nonzero()[:, 0]
-    kept = kept[rank(where.frame[kept] * len(tasks) + where.task[kept]) < rules.most]
+    stays = _stays(boxes.unflatten(0, scores.shape), valid, config)
+    kept = (stays & (stays.cumsum(1) <= rules.most)).flatten().nonzero()[:, 0]
+    kept = kept[scores.flatten()[kept].argsort(descending=True, stable=True)]
+    kept = kept[where.frame[kept].argsort(stable=True)]
+    first = torch.tensor([sum(len(t) for t in config.tasks[:i]) for i in range(len(tasks))], device=kept.device)
     where = where[kept]
-    return Selection(where.frame, scores[kept], labels[kept], where)
+    return Selection(where.frame, scores.flatten()[kept], first[where.task] + classes.flatten()[kept], where)
 
 
 def _candidates(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,9 +114,10 @@ def _in_range(maps: TaskMaps, config: Config) -> Tensor:
     return (inside[0] & inside[1] & inside[2]).unsqueeze(1)
 
 
-def _stays(boxes: Tensor, task: Tensor, config: Config) -> Tensor:
-    """Which boxes of one frame, by falling score, survive NMS (n,)."""
+def _stays(boxes: Tensor, valid: Tensor, config: Config) -> Tensor:
+    """Which boxes (B tasks, k, D), by falling score, survive NMS (B tasks, k)."""
     rules = config.reporting
     if rules.nms == "circle":
-        return circle_nms(boxes[:, :2], task, boxes.new_tensor(rules.radii)[task])
-    return rotated_nms(boxes[:, [0, 1, 3, 4, 6]], task, rules.overlap)
+        bound = boxes.new_tensor(rules.radii).repeat(len(boxes) // len(config.tasks))
+        return circle_nms(boxes[:, :, :2], valid, bound)
+    return rotated_nms(boxes[:, :, [0, 1, 3, 4, 6]], valid, rules.overlap)

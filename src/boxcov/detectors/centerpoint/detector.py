@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.detector import Detector, InstanceGroup, Selection
-from boxcov.detectors.centerpoint.config import Config, Pillars
+from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import boxes_of, select, values_at
 from boxcov.detectors.centerpoint.encoders import PillarEncoder
 from boxcov.detectors.centerpoint.head import REACH, CenterHead
 from boxcov.detectors.centerpoint.loss import frame_losses
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
+from boxcov.detectors.centerpoint.settings import Pillars
 from boxcov.detectors.centerpoint.sparse import VoxelEncoder
 from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets, encode
 from boxcov.detectors.crops import crop
@@ -83,7 +84,7 @@ class CenterPoint(Detector):
     def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
         """Focal loss of the heat maps plus the weighted L1 loss of the boxes, of each frame (B,)."""
         if not isinstance(targets, Encoded):
-            targets = self.encode(targets, raw["features"])
+            targets = self.encode(targets, raw["tasks"][0]["heatmap"])
         return frame_losses(raw["tasks"], targets, self.config)
 
     def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> Encoded:

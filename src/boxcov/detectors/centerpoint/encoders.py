@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from boxcov.detectors.centerpoint.config import Config, Pillars
+from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.settings import Pillars
 from boxcov.detectors.centerpoint.voxels import Cells, voxelise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from boxcov.detectors.centerpoint.config import Config
@@ -18,7 +19,6 @@ class CenterHead(nn.Module):
 
     dim is log (l, w, h), rot is (sin, cos) of the yaw.
 
-    >>> import torch
     >>> maps = CenterHead(Config.small()).eval()(torch.zeros(1, 192, 8, 8))
     >>> len(maps), maps[1]["heatmap"].shape
     (6, torch.Size([1, 2, 8, 8]))
@@ -47,13 +47,25 @@ class CenterHead(nn.Module):
 
     def forward(self, features: Tensor) -> list[TaskMaps]:
         x = self.shared(features)
-        return [{name: branch(x) for name, branch in task.items()} for task in self.branches()]
+        return [{name: _single(branch(x)) for name, branch in task.items()} for task in self.branches()]
 
     def on_crops(self, crops: Tensor, inside: Tensor, task: int, names: tuple[str, ...]) -> dict[str, Tensor]:
-        """The outputs (m, n) of the branches ``names`` of one task at the centre of crops (m, C, 7, 7)."""
+        """The outputs (m, n) of the branches ``names`` of one task at the centre of crops (m, C, 7, 7).
+
+        ``inside`` (m, 1, 7, 7) tells which of their cells are on the map.
+
+        >>> head = CenterHead(Config.small()).eval()
+        >>> head.on_crops(torch.zeros(5, 192, 7, 7), torch.ones(5, 1, 7, 7), 0, ("reg",))["reg"].shape
+        torch.Size([5, 2])
+        """
         x, inside = run_on_crops(self.shared, crops, inside)
         branches = self.branches()[task]
-        return {name: run_on_crops(branches[name], x, inside)[0][:, :, 0, 0] for name in names}
+        return {name: _single(run_on_crops(branches[name], x, inside)[0][:, :, 0, 0]) for name in names}
+
+
+def _single(x: Tensor) -> Tensor:
+    """What comes out is at least in single precision: in half, a cell 50 m away is off by centimetres, and 1 - 1e-4 is 1."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _block(n_in: int, width: int) -> tuple[nn.Module, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from boxcov.detectors.centerpoint.config import Config, Framework, Pillars
+from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.settings import Framework, Pillars
 
 HEADS: dict[Framework, str] = {"mmdet3d": "pts_bbox_head", "det3d": "bbox_head", "openpcdet": "dense_head"}
 SPARSE: dict[Framework, str] = {"mmdet3d": "pts_middle_encoder", "det3d": "backbone", "openpcdet": "backbone_3d"}

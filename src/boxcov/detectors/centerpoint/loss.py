@@ -7,13 +7,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from boxcov.detectors.centerpoint.config import Config, Loss
+from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.head import TaskMaps
+from boxcov.detectors.centerpoint.settings import Loss
 from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets
 
 
 def frame_losses(tasks: Sequence[TaskMaps], encoded: Encoded, config: Config) -> Tensor:
-    """The loss of each frame (B,), summed over the tasks."""
+    """The loss of each frame (B,), summed over the tasks.
+
+    >>> from boxcov.detectors.centerpoint.targets import encode
+    >>> config, none = Config.mmdet3d_pillar(), {"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long)}
+    >>> maps = [{"heatmap": torch.full((1, len(t), 128, 128), -9.0)} for t in config.tasks]
+    >>> for task in maps:
+    ...     task.update({name: torch.zeros(1, n, 128, 128) for name, n in config.branches.items()})
+    >>> float(frame_losses(maps, encode([none], config, maps[0]["heatmap"]), config)) < 1e-3
+    True
+    """
     each = [heat_loss(maps["heatmap"], target, config.loss) + box_loss(maps, target, config) for maps, target in zip(tasks, encoded.tasks)]
     return torch.stack(each).sum(0)
 
@@ -38,7 +48,14 @@ def heat_loss(heatmap: Tensor, target: TaskTargets, rules: Loss) -> Tensor:
 
 
 def box_loss(maps: TaskMaps, target: TaskTargets, config: Config) -> Tensor:
-    """The weighted L1 loss of each frame (B,); values that are not known count nothing."""
+    """The weighted L1 loss of each frame (B,); values that are not known count nothing.
+
+    >>> config, cell = Config.mmdet3d_pillar(), torch.zeros(1, dtype=torch.long)
+    >>> maps = {name: torch.zeros(1, n, 2, 2) for name, n in config.branches.items()}
+    >>> values = torch.tensor([[1.0, 1.0, 0, 0, 0, 0, 0, 0, 5.0, torch.nan]])
+    >>> box_loss(maps, TaskTargets(torch.zeros(1, 1, 2, 2), cell, cell, cell, cell, values), config)
+    tensor([0.7499])
+    """
     rules = config.loss
     found = torch.cat([maps[name][target.frame, :, target.row, target.column] for name in config.branches], 1)  # (n, 10)
     known = target.values.isfinite()

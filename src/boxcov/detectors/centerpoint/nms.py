@@ -68,53 +68,57 @@ def _cut(polygon: Tensor, distance: Tensor) -> Tensor:
     return torch.where(filled.unsqueeze(2), packed, first)
 
 
-def rotated_nms(boxes: Tensor, group: Tensor, overlap: float) -> Tensor:
-    """Which of the boxes (n, 5), by falling score, stay (n,): those that overlap no better one of their group by more than ``overlap``.
+def rotated_nms(boxes: Tensor, valid: Tensor, overlap: float) -> Tensor:
+    """Which of the boxes (G, K, 5) of G groups, each by falling score, stay (G, K): those that overlap no better one by more than ``overlap``.
 
-    >>> boxes = torch.tensor([[0.0, 0, 2, 4, 0], [0.5, 0, 2, 4, 0], [9.0, 0, 2, 4, 0]])
-    >>> rotated_nms(boxes, torch.zeros(3), 0.2)
-    tensor([ True, False,  True])
+    Boxes that are not ``valid`` (G, K) neither stay nor suppress others.
+
+    >>> boxes = torch.tensor([[[0.0, 0, 2, 4, 0], [0.5, 0, 2, 4, 0], [9.0, 0, 2, 4, 0]]])
+    >>> rotated_nms(boxes, torch.ones(1, 3, dtype=torch.bool), 0.2)
+    tensor([[ True, False,  True]])
     """
-    reach = boxes[:, 2:4].norm(dim=1) / 2
-    near = _squared_distances(boxes) <= (reach.unsqueeze(1) + reach).square()
-    first, second = _pairs(near, group)
-    over = rotated_iou(boxes[first], boxes[second]) > overlap
-    return _greedy(first[over], second[over], len(boxes))
+    reach = boxes[:, :, 2:4].norm(dim=2) / 2
+    near = _squared_distances(boxes) <= (reach.unsqueeze(2) + reach.unsqueeze(1)).square()
+    first, second = _pairs(near, valid)
+    flat = boxes.flatten(0, 1)
+    over = rotated_iou(flat[first], flat[second]) > overlap
+    return _greedy(first[over], second[over], valid)
 
 
-def circle_nms(centres: Tensor, group: Tensor, bound: Tensor) -> Tensor:
-    """Which of the centres (n, 2), by falling score, stay (n,): those without a better one of their group within ``bound`` (n,).
+def circle_nms(centres: Tensor, valid: Tensor, bound: Tensor) -> Tensor:
+    """Which of the centres (G, K, 2) of G groups, each by falling score, stay (G, K): those without a better one within ``bound`` (G,).
 
     The bound is on the squared distance, though the originals call it a radius.
 
-    >>> centres = torch.tensor([[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]])
-    >>> circle_nms(centres, torch.zeros(3), torch.full((3,), 4.0))
-    tensor([ True, False,  True])
+    >>> centres = torch.tensor([[[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]]])
+    >>> circle_nms(centres, torch.ones(1, 3, dtype=torch.bool), torch.tensor([4.0]))
+    tensor([[ True, False,  True]])
     """
-    first, second = _pairs(_squared_distances(centres) <= bound, group)
-    return _greedy(first, second, len(centres))
+    first, second = _pairs(_squared_distances(centres) <= bound.reshape(-1, 1, 1), valid)
+    return _greedy(first, second, valid)
 
 
 def _squared_distances(boxes: Tensor) -> Tensor:
-    dx, dy = (boxes[:, i].unsqueeze(1) - boxes[:, i] for i in (0, 1))
+    dx, dy = (boxes[:, :, i].unsqueeze(2) - boxes[:, :, i].unsqueeze(1) for i in (0, 1))
     return dx.square() + dy.square()
 
 
-def _pairs(near: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of one group that are near each other, the better one first."""
-    first, second = (near & (group.unsqueeze(1) == group)).triu(1).nonzero(as_tuple=True)
-    return first, second
+def _pairs(near: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs of boxes that are near each other, the better one first, as numbers among all G K boxes."""
+    group, first, second = (near & valid.unsqueeze(2) & valid.unsqueeze(1)).triu(1).nonzero(as_tuple=True)
+    before = group * valid.shape[1]
+    return before + first, before + second
 
 
-def _greedy(first: Tensor, second: Tensor, n: int) -> Tensor:
-    """What greedy suppression keeps, where ``first`` suppresses ``second``.
+def _greedy(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
+    """What greedy suppression keeps of the valid boxes (G, K), where ``first`` suppresses ``second``.
 
-    A box stays where no box that stays suppresses it. Iterated from "all stay", the first t boxes are right after t rounds; in practice
-    it settles after the longest chain of suppressions, a handful.
+    A box stays where no box that stays suppresses it. Iterated from "all stay", the first t boxes of a group are right after t rounds; in
+    practice it settles after the longest chain of suppressions, a handful.
     """
-    stays = torch.ones(n, dtype=torch.bool, device=first.device)
+    stays = torch.ones(valid.numel(), dtype=torch.bool, device=valid.device)
     while True:
-        hits = torch.zeros(n, dtype=torch.int32, device=first.device).index_add(0, second, stays[first].int())
+        hits = torch.zeros(valid.numel(), dtype=torch.int32, device=valid.device).index_add(0, second, stays[first].int())
         if torch.equal(hits == 0, stays):
-            return stays
+            return stays.reshape(valid.shape) & valid
         stays = hits == 0

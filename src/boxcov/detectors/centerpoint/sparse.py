@@ -15,10 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boxcov.detectors.centerpoint.config import Config, Voxels
+from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.settings import Voxels
 from boxcov.detectors.centerpoint.voxels import voxelise
 
-_NUMBERS = 2**26  # of a patch matrix at once: 256 MiB in float32
+_NUMBERS = (
+    2**22
+)  # of a patch matrix at once on a CPU: 16 MiB stay in reach of its cache, and twice as fast as 256; a GPU takes 64 times as many
 Triple = tuple[int, int, int]
 _ONE: Triple = (1, 1, 1)
 
@@ -119,9 +122,12 @@ class SparseConv(nn.Module):
 
     def forward(self, features: Tensor, table: Tensor) -> Tensor:
         padded = F.pad(features, (0, 0, 0, 1))  # a row of zeros for "no site"
-        step = max(1, _NUMBERS // self.weight.shape[1])
-        # one item of many locations each: so the factors are sums over locations
-        parts: list[Tensor] = [F.linear(padded[rows].flatten(1).unsqueeze(0), self.weight) for rows in table.split(step)]
+        numbers = _NUMBERS if features.device.type == "cpu" else 64 * _NUMBERS
+        step = max(1, numbers // self.weight.shape[1])
+        parts = []
+        for rows in table.split(step):
+            patches = padded.index_select(0, rows.flatten()).reshape(1, len(rows), self.weight.shape[1])
+            parts.append(F.linear(patches, self.weight))  # one item of many locations: so the factors are sums over locations
         return torch.cat(parts, 1)[0]
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from math import pi
 
 import torch
-from centerpoint_cases import slow_pillars
 from torch import nn
 from torch.nn import functional as F
 
-from boxcov.detectors.centerpoint.config import Pillars
+from boxcov.detectors.centerpoint.settings import Pillars
 from boxcov.detectors.centerpoint.voxels import voxelise
+from centerpoint_cases import slow_pillars
 
 LAYOUTS = {"spconv1": (1, 2, 3, 4, 0), "spconv2": (0, 1, 2, 3, 4), "third": (1, 2, 3, 0, 4)}  # of (out, kz, ky, kx, in)
 
