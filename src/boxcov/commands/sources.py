@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import pi
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from boxcov.data import kitti, nuscenes, simulated
+from boxcov.data.poses import wrapped
 from boxcov.detectors.centerpoint import Config
 from boxcov.errors import BoxcovError
 
@@ -48,7 +50,7 @@ def frames_named(
         return frames[part]
     if kind == "kitti" and where:
         drive = kitti.frames(where, split=name or "training")
-        return [drive[i] for i in range(len(drive))[part]]
+        return [as_nuscenes(drive[i]) for i in range(len(drive))[part]]
     raise BoxcovError(f"no data {data!r}: give simulated:SCENARIO, nuscenes:ROOT or kitti:ROOT")
 
 
@@ -61,6 +63,22 @@ def _split_part(split: str | None) -> tuple[str, slice]:
     except ValueError:
         raise BoxcovError(f"split {split!r}: a part is given as in train[:28] or train[28:40]") from None
     return name, slice(start, stop)
+
+
+def as_nuscenes(frame: Any) -> Any:
+    """A KITTI frame in the axes and classes of nuScenes: x to the right and y ahead; cars, people and bicycles.
+
+    >>> ahead = torch.tensor([[10.0, 0.0, 0.0, 1.8, 4.2, 1.5, 0.0, float("nan"), float("nan")]])
+    >>> _, targets = as_nuscenes(([torch.zeros(1, 5)], [{"boxes": ahead, "labels": torch.tensor([2])}]))
+    >>> targets[0]["boxes"][0, :2].tolist(), simulated.CLASSES[targets[0]["labels"][0]]
+    ([-0.0, 10.0], 'bicycle')
+    """
+    points, targets = frame
+    classes = torch.tensor([simulated.CLASSES.index(name) for name in ("car", "pedestrian", "bicycle")])  # Car, Pedestrian, Cyclist
+    turned = [torch.cat([-cloud[:, 1:2], cloud[:, :1], cloud[:, 2:]], 1) for cloud in points]
+    boxes = [target["boxes"] for target in targets]
+    moved = [torch.cat([-b[:, 1:2], b[:, :1], b[:, 2:6], wrapped(b[:, 6:7] + pi / 2), b[:, 7:]], 1) for b in boxes]
+    return turned, [{**target, "boxes": b, "labels": classes[target["labels"]]} for target, b in zip(targets, moved)]
 
 
 def kept(frames: Sequence[Any], device: str, together: int = 8) -> list[Any]:
