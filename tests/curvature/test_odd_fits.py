@@ -208,6 +208,27 @@ def test_an_infinite_pixel_under_a_finite_loss_is_told_with_its_batch(detector: 
         fit(detector, frames)
 
 
+class Exploding(nn.Module):
+    """Infinite inside, where the input is merely large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 3, 1), nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x.exp()).tanh())
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_an_infinity_inside_under_a_finite_loss_is_told_with_its_batch_and_layer(bad: int) -> None:
+    detector = double(Exploding)
+    frames = [item(1, 0), item(1, 1), item(1, 2)]
+    frames[bad][0][0, 0, 2, 2] = 1e4
+    assert bool(detector.loss(detector(frames[bad][0]), frames[bad][1]).isfinite().all())
+    with pytest.raises(BoxcovError, match=rf"batch {bad}\b.*net\.first"):
+        fit(detector, frames)
+
+
 class OutOfMemory(NetDetector):
     def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
@@ -216,6 +237,21 @@ class OutOfMemory(NetDetector):
 def test_running_out_of_memory_is_not_taken_for_bad_targets() -> None:
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 20 GiB"):
         fit(double(lambda: nn.Conv2d(2, 2, 1), OutOfMemory), [item()])
+
+
+class Normalising(NetDetector):
+    """Normalises its input where it lies."""
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        return super().forward(inputs.sub_(0.7).div_(0.5))
+
+
+def test_frames_are_left_as_they_were_by_a_forward_that_works_in_place() -> None:
+    detector, frames = double(lambda: nn.Conv2d(2, 2, 3, padding=1), Normalising), [item(), item(seed=1)]
+    before = [x.clone() for x, _ in frames]
+    first = fit(detector, frames)
+    assert all(torch.equal(x, y) for (x, _), y in zip(frames, before))
+    assert same(fit(detector, frames), first)
 
 
 # what is in the posterior
@@ -359,7 +395,7 @@ def test_a_posterior_gives_at_least_one_sample(small: Posterior, count: int) -> 
 
 
 def test_fixed_is_a_list_of_names(train_frames: list[Any]) -> None:
-    with pytest.raises(BoxcovError, match=r"fixed.*head\.shared"):
+    with pytest.raises(BoxcovError, match=r"fixed must be a list.*head\.shared"):
         fit(TinyCenter(), train_frames[:1], fixed="head.shared")
 
 

@@ -8,6 +8,7 @@ import torch
 
 from boxcov import MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.predict.mcglm import directional_derivatives
 from nets import CASES
 from oracles.dense import box_covariance, relative
 
@@ -105,14 +106,29 @@ def test_fd_with_a_longer_step_is_useless_under_the_papers_posterior(tiny, poste
     assert far > 1
 
 
-def test_jvp_in_float32_is_that_of_float64(tiny, posterior, image, train_frames) -> None:
+def test_jvp_in_float32_is_that_of_float64(tiny, posterior, image) -> None:
+    """Along the same directions, those of the wide posterior of the paper among them."""
     import copy
 
-    double = copy.deepcopy(tiny).double()
-    same = fit(double, [(x.double(), y) for x, y in train_frames[:20]], n_data=2000)
-    half = fit(tiny, train_frames[:20], n_data=2000)
-    exact = ExactGLM(double, same)(image.double()).covariance
-    assert relative(ExactGLM(tiny, half)(image).covariance.double(), exact) < 1e-3
+    twin = copy.deepcopy(tiny).double()
+    twin_posterior = fit(twin, [(image.double(), None)], fisher="identity")  # for its layers: the directions are given below
+    for etas in (posterior.sample(8, torch.Generator().manual_seed(2)), posterior.paper().sample(8, torch.Generator().manual_seed(2))):
+        assert {eta.dtype for eta in etas.values()} == {torch.float32}
+        with torch.no_grad():
+            single = directional_derivatives(MCGLM(tiny, posterior).linearised.at(image), etas)
+            wide = {name: eta.double() for name, eta in etas.items()}
+            exact = directional_derivatives(MCGLM(twin, twin_posterior).linearised.at(image.double()), wide)
+        assert (single.dtype, exact.dtype) == (torch.float32, torch.float64)
+        assert relative(single.double(), exact) < 1e-4
+
+
+def test_exact_in_float32_is_that_of_float64(tiny, image, train_frames) -> None:
+    import copy
+
+    twin = copy.deepcopy(tiny).double()
+    exact = ExactGLM(twin, fit(twin, [(x.double(), y) for x, y in train_frames[:20]], n_data=2000))(image.double())
+    found = ExactGLM(tiny, fit(tiny, train_frames[:20], n_data=2000))(image)
+    assert relative(found.covariance.double(), exact.covariance) < 1e-3
 
 
 def test_fd_warns_once_with_a_better_epsilon(tiny, posterior, image) -> None:
@@ -175,16 +191,29 @@ def test_bad_arguments(tiny, posterior, arguments: dict, message: str) -> None:
 
 def test_half_precision_detectors_are_served(train_frames, image) -> None:
     """The paper's eta would overflow float16: tangents are scaled before, and the derivatives after."""
+    import copy
+
     from boxcov.detectors.tiny import train
 
     detector = train(TinyCenter(seed=0), train_frames[:64], epochs=3)
     frames = train_frames[:16]
     reference = ExactGLM(detector, fit(detector, frames))(image)
-    half = detector.bfloat16()
+    half = copy.deepcopy(detector).bfloat16()
     posterior = fit(half, [(x.bfloat16(), y) for x, y in frames])
-    found = MCGLM(half, posterior.paper(), samples=50)(image.bfloat16())
-    assert found.covariance.dtype == torch.float32
-    assert bool(found.covariance.isfinite().all())
     exact = ExactGLM(half, posterior)(image.bfloat16())
-    assert len(reference) > 0
-    assert exact.covariance.dtype == torch.float32
+    # the same objects, though perhaps in another order: bfloat16 has three digits
+    apart = torch.cdist(exact.boxes[:, :2].float(), reference.boxes[:, :2])
+    assert len(exact) == len(reference) == len(apart.argmin(1).unique()) > 3
+    assert float(apart.amin(1).max()) < 0.2
+    ratio = exact.uncertainty / reference.uncertainty[apart.argmin(1)]
+    assert float(ratio.min()) > 0.8
+    assert float(ratio.max()) < 1.25
+    for form in (posterior, posterior.paper()):
+        whole = ExactGLM(half, form)(image.bfloat16())
+        found = MCGLM(half, form, samples=50)(image.bfloat16())
+        assert found.covariance.dtype == whole.covariance.dtype == torch.float32
+        # 50 samples: a variance has a standard error of sqrt(2 / 49), 20 %
+        assert relative(found.covariance, whole.covariance) < 0.4
+        ratio = found.uncertainty / whole.uncertainty
+        assert float(ratio.min()) > 0.4
+        assert float(ratio.max()) < 1.8

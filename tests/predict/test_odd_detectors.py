@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from boxcov import GLM, MCGLM, MCI, BoxcovError, Detector, ExactGLM, Posterior, Selection, fit
 from boxcov.data import shapes
@@ -47,17 +48,21 @@ def posterior_of(detector: Detector, depth: str | list[str] = "head", item: Any 
     return fit(detector, [(inputs.clone(), targets)], depth=depth, n_data=50, prior_precision=0.3)
 
 
-def check(detector: Detector, posterior: Posterior, inputs: Tensor | None = None) -> None:
-    """All methods against the dense product, twice: a model that remembers too much is wrong the second time."""
-    inputs = frames()[0][:1] if inputs is None else inputs
-    plain = detector.detect(inputs.clone())
-    expected = box_covariance(detector, posterior, inputs.clone())
+def check(detector: Detector, posterior: Posterior, *inputs: Any) -> None:
+    """All methods against the dense product, on each input twice: a model that remembers too much is wrong the second time."""
+    inputs = inputs or (frames()[0][:1],)
+    plain = [detector.detect(copied(given)).boxes for given in inputs]
+    expected = [box_covariance(detector, posterior, copied(given)) for given in inputs]
     for method, make in METHODS.items():
         model = make(detector, posterior)
-        for time_ in ("first", "second"):
-            found = model(inputs)
-            assert torch.equal(found.boxes, plain.boxes), f"{method}, {time_} time"
-            assert relative(found.covariance, expected) < TOLERANCE[method], f"{method}, {time_} time"
+        for number in (*range(len(inputs)), *range(len(inputs))):
+            found = model(inputs[number])
+            assert torch.equal(found.boxes, plain[number]), (method, number)
+            assert relative(found.covariance, expected[number]) < TOLERANCE[method], (method, number)
+
+
+def copied(inputs: Any) -> Any:
+    return tree_map(torch.clone, inputs)
 
 
 # what the frozen part returns is changed by whoever reads it
@@ -287,8 +292,26 @@ def test_a_forward_that_changes_its_input_in_place_gets_a_fresh_one_for_every_pa
     assert torch.equal(inputs, before)
 
 
+class NormalisingIfNeeded(Normalising):
+    """Takes bytes as well as numbers between 0 and 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.max() > 1:
+            x.div_(255)
+        return self.head(self.body(x).tanh())
+
+
+def test_a_forward_that_changes_only_some_inputs_in_place_is_noticed_when_it_does() -> None:
+    detector = double(NormalisingIfNeeded)
+    small = frames()[0][:1].sigmoid()
+    large = 255 * small.flip(2)
+    before = large.clone()
+    check(detector, posterior_of(detector, ["net.head"], (small, frames(1)[1])), small, large)
+    assert torch.equal(large, before)
+
+
 class NormalisingEntry(NetDetector):
-    """The same with an input of several parts, one of them replaced."""
+    """Takes an input of several parts, and replaces one of them."""
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         inputs["x"] = (inputs["x"] - 0.7) / 0.5
@@ -298,14 +321,11 @@ class NormalisingEntry(NetDetector):
 def test_a_forward_that_replaces_an_entry_of_its_input_gets_a_fresh_one_for_every_pass() -> None:
     detector = double(lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 1)), NormalisingEntry)
     x, targets = frames()
-    posterior = fit(detector, [({"x": x}, targets)], n_data=50, prior_precision=0.3)
-    expected = box_covariance(detector, posterior, {"x": x[:1]})
+    posterior = fit(detector, [({"x": x.clone()}, targets)], n_data=50, prior_precision=0.3)
     inputs = {"x": x[:1]}
-    for method, make in METHODS.items():
-        found = make(detector, posterior)(inputs)
-        assert torch.equal(found.boxes, detector.detect({"x": x[:1]}).boxes), method
-        assert relative(found.covariance, expected) < TOLERANCE[method], method
-        assert torch.equal(inputs["x"], x[:1]), method
+    check(detector, posterior, inputs)
+    assert inputs["x"].data_ptr() == x.data_ptr()
+    assert torch.equal(x, frames()[0])
 
 
 # instances() that are not what they say
@@ -438,13 +458,15 @@ def test_other_weights_loaded_under_a_model_are_noticed(method: str) -> None:
     assert torch.equal(model(inputs).covariance, before.covariance)
 
 
-def test_loading_the_same_weights_again_is_fine() -> None:
-    detector, inputs = double(lambda: nn.Conv2d(2, 2, 3, padding=1)), frames()[0][:1]
-    for make in METHODS.values():
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+def test_loading_the_same_weights_again_is_fine(assign: bool) -> None:
+    inputs = frames()[0][:1]
+    for method, make in METHODS.items():
+        detector = double(lambda: nn.Conv2d(2, 2, 3, padding=1))
         model = make(detector, posterior_of(detector))
         before = model(inputs)
-        detector.load_state_dict({name: tensor.clone() for name, tensor in detector.state_dict().items()})
-        assert torch.equal(model(inputs).covariance, before.covariance)
+        detector.load_state_dict({name: tensor.clone() for name, tensor in detector.state_dict().items()}, assign=assign)
+        assert torch.equal(model(inputs).covariance, before.covariance), method
 
 
 # modules that are not what they seem
