@@ -10,7 +10,7 @@ from boxcov import MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict.mcglm import directional_derivatives
 from nets import CASES
-from oracles.dense import box_covariance, relative
+from oracles.dense import box_covariance, box_jacobian, relative
 
 
 @pytest.fixture(scope="module")
@@ -107,19 +107,18 @@ def test_fd_with_a_longer_step_is_useless_under_the_papers_posterior(tiny, poste
 
 
 def test_jvp_in_float32_is_that_of_float64(tiny, posterior, image) -> None:
-    """Along the same directions, those of the wide posterior of the paper among them."""
+    """Along the same directions, those of the paper's wide posterior among them, against the Jacobian of a float64 twin."""
     import copy
 
-    twin = copy.deepcopy(tiny).double()
-    twin_posterior = fit(twin, [(image.double(), None)], fisher="identity")  # for its layers: the directions are given below
-    for etas in (posterior.sample(8, torch.Generator().manual_seed(2)), posterior.paper().sample(8, torch.Generator().manual_seed(2))):
-        assert {eta.dtype for eta in etas.values()} == {torch.float32}
+    J = box_jacobian(copy.deepcopy(tiny).double(), image.double())
+    point = MCGLM(tiny, posterior).linearised.at(image)
+    for form in (posterior, posterior.paper()):
+        etas = form.sample(8, torch.Generator().manual_seed(2))
         with torch.no_grad():
-            single = directional_derivatives(MCGLM(tiny, posterior).linearised.at(image), etas)
-            wide = {name: eta.double() for name, eta in etas.items()}
-            exact = directional_derivatives(MCGLM(twin, twin_posterior).linearised.at(image.double()), wide)
-        assert (single.dtype, exact.dtype) == (torch.float32, torch.float64)
-        assert relative(single.double(), exact) < 1e-4
+            found = directional_derivatives(point, etas)
+        exact = sum(torch.einsum("mdw,kw->mdk", J[name].flatten(2), eta.double().flatten(1)) for name, eta in etas.items())
+        assert found.dtype == torch.float32
+        assert relative(found.double(), exact) < 1e-4
 
 
 def test_exact_in_float32_is_that_of_float64(tiny, image, train_frames) -> None:
@@ -217,3 +216,16 @@ def test_half_precision_detectors_are_served(train_frames, image) -> None:
         ratio = found.uncertainty / whole.uncertainty
         assert float(ratio.min()) > 0.4
         assert float(ratio.max()) < 1.8
+
+
+@pytest.mark.parametrize("precision", [1e-12, 1e18], ids=["too long", "too short"])
+def test_directions_out_of_the_range_of_float16_are_taken_all_the_same(precision: float) -> None:
+    case = next(case for case in CASES if case.name == "conv2d")
+    detector = case.detector().half()
+    inputs, targets = (t.half() for t in case.frames(case.detector()))
+    posterior = fit(detector, [(inputs, targets)], n_data=precision, prior_precision=precision)
+    length = torch.cat([eta.flatten() for eta in posterior.sample(20).values()]).abs().max()
+    assert not 1e-7 < float(length) < 65504
+    exact = ExactGLM(detector, posterior)(inputs[:1])
+    assert bool((exact.uncertainty > 0).all())
+    assert relative(MCGLM(detector, posterior, samples=400)(inputs[:1]).covariance, exact.covariance) < 0.3
