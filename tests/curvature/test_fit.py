@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -298,9 +301,21 @@ def test_memory_does_not_grow_with_the_number_of_frames(detector: NetDetector) -
     from boxcov.curvature.fisher import Accumulator
     from boxcov.curvature.scope import chosen_parameters
 
+    class Tap(nn.Module):
+        """Sees the tensors that pass without holding them."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(weakref.ref(x))
+            return x
+
+    seen: list[weakref.ref[Tensor]] = []
+    detector.net = nn.Sequential(Tap(), detector.net[0], Tap(), detector.net[1], Tap(), detector.net[2], Tap())
     accumulator = Accumulator(detector, chosen_parameters(detector, "head"))
     for batch in range(3):
         accumulator.add(*item(), None, batch)
+        gc.collect()
+        assert len(seen) == 4 * (batch + 1)
+        assert not [number for number, tensor in enumerate(seen) if tensor() is not None]
     held = [sums.Q.numel() + sums.H.numel() for sums in accumulator.sums.values()]
     assert held == [19**2 + 3**2, 4**2 + 2**2]
 

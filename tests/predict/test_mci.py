@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import MCI, BoxcovError, ExactGLM, Selection, fit
+from boxcov import MCGLM, MCI, BoxcovError, ExactGLM, Selection, fit
 from boxcov.predict.mci import drop
 from nets import NetDetector
 from oracles.dense import relative
@@ -77,6 +77,16 @@ def test_dropout_that_would_sample_nothing_is_refused(tiny, image) -> None:
         MCI(WithDropout(rate=0.0), dropout=None)(torch.randn(1, 2, 5, 5))
 
 
+def test_dropout_on_layers_that_are_never_used_as_products_is_refused() -> None:
+    """Weight normalisation makes the weight anew for every pass: its parameters are no layer's weight, and nothing would be dropped."""
+    torch.manual_seed(0)
+    last = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 1))
+    detector, x = NetDetector(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), last)).eval(), torch.randn(1, 2, 5, 5)
+    with pytest.raises(BoxcovError, match="nothing would be dropped"):
+        MCI(detector, dropout=0.1, depth=["net.2"])(x)
+    assert bool((MCI(detector, dropout=0.1)(x).uncertainty > 0).all())  # the first layer is one
+
+
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1])
 def test_bad_rates(tiny, rate: float) -> None:
     with pytest.raises(BoxcovError, match=f"dropout must lie between 0 and 1, got {rate}"):
@@ -108,6 +118,20 @@ def test_headings_on_both_sides_of_the_cut_are_near_each_other() -> None:
     found = MCI(detector, dropout=0.5, samples=50)(x)
     assert float(found.std("yaw").max()) < 0.1
     assert bool(((found.field("yaw") - boxes[:, 1]).abs() < math.pi).all())
+
+
+def test_finite_differences_take_headings_the_short_way_round() -> None:
+    """A heading on the cut itself: half of the steps cross it."""
+    torch.manual_seed(0)
+    detector = Turning(nn.Conv2d(2, 2, 3, padding=1)).double()
+    with torch.no_grad():
+        detector.net.weight[0], detector.net.bias[0] = 0, 0
+    x = torch.randn(2, 2, 5, 5, dtype=torch.float64)
+    assert torch.equal(detector.detect(x).boxes[:, 1].abs(), torch.full((8,), math.pi, dtype=torch.float64))
+    posterior = fit(detector, [(x, torch.randn(2, 2, 25, dtype=torch.float64))], n_data=50)
+    found = MCGLM(detector, posterior, derivative="fd", epsilon=1e-6)(x)
+    assert relative(found.covariance, MCGLM(detector, posterior)(x).covariance) < 1e-4
+    assert bool((found.std("yaw") > 0).all())
 
 
 def test_a_posterior_too_wide_for_averaging_says_so(tiny, posterior, image) -> None:

@@ -1,0 +1,718 @@
+"""Detectors that break a promise one might take for granted: the numbers are right all the same, or the error says what is wrong."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from boxcov import GLM, MCGLM, MCI, BoxcovError, Detector, ExactGLM, Posterior, Selection, fit
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from nets import NetDetector
+from oracles.dense import box_covariance, relative
+
+METHODS: dict[str, Callable[[Detector, Posterior], Any]] = {
+    "glm": GLM,
+    "exact": ExactGLM,
+    "mcglm": lambda detector, posterior: MCGLM(detector, posterior, samples=1500),
+}
+TOLERANCE = {"glm": 1e-9, "exact": 1e-9, "mcglm": 0.2}
+
+
+def frames(count: int = 2, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(count, 2, 5, 5, generator=generator, dtype=torch.float64),
+        torch.randn(count, 2, 25, generator=generator, dtype=torch.float64),
+    )
+
+
+def double(kind: Callable[[], nn.Module], detector: Callable[[nn.Module], NetDetector] = NetDetector) -> NetDetector:
+    torch.manual_seed(0)
+    return detector(kind()).double().eval()
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 1))
+
+
+def posterior_of(detector: Detector, depth: str | list[str] = "head", item: Any = None) -> Posterior:
+    inputs, targets = item or frames()
+    return fit(detector, [(inputs.clone(), targets)], depth=depth, n_data=50, prior_precision=0.3)
+
+
+def check(detector: Detector, posterior: Posterior, *inputs: Any) -> None:
+    """All methods against the dense product, on each input twice: a model that remembers too much is wrong the second time."""
+    inputs = inputs or (frames()[0][:1],)
+    plain = [detector.detect(copied(given)).boxes for given in inputs]
+    expected = [box_covariance(detector, posterior, copied(given)) for given in inputs]
+    for method, make in METHODS.items():
+        model = make(detector, posterior)
+        for number in (*range(len(inputs)), *range(len(inputs))):
+            found = model(inputs[number])
+            assert torch.equal(found.boxes, plain[number]), (method, number)
+            assert relative(found.covariance, expected[number]) < TOLERANCE[method], (method, number)
+
+
+def copied(inputs: Any) -> Any:
+    return tree_map(torch.clone, inputs)
+
+
+# what the frozen part returns is changed by whoever reads it
+
+
+class Body(nn.Module):
+    """A frozen part that hands its map over in a container."""
+
+    def __init__(self, packed: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.conv, self.packed = nn.Conv2d(2, 3, 3, padding=1), packed
+
+    def forward(self, x: Tensor) -> Any:
+        return self.packed(self.conv(x).tanh())
+
+
+class Consumer(nn.Module):
+    def __init__(self, packed: Callable[[Tensor], Any], consume: Callable[[Any, nn.Module], Tensor]) -> None:
+        super().__init__()
+        self.body, self.head, self.last = Body(packed), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 2, 1)
+        self.consume = consume
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.consume(self.body(x), self.head))
+
+
+@dataclass
+class Features:
+    x: Tensor
+
+
+def replace_entry(out: dict[str, Tensor], head: nn.Module) -> Tensor:
+    out["x"] = head(out["x"]).tanh()
+    return out["x"]
+
+
+def replace_inner_entry(out: tuple[dict[str, Tensor]], head: nn.Module) -> Tensor:
+    return replace_entry(out[0], head)
+
+
+def pop_entry(out: dict[str, Tensor], head: nn.Module) -> Tensor:
+    return head(out.pop("x")).tanh()
+
+
+def append_entry(out: list[Tensor], head: nn.Module) -> Tensor:
+    out.append(head(out[-1]).tanh())
+    return out[-1]
+
+
+def set_attribute(out: Features, head: nn.Module) -> Tensor:
+    out.x = head(out.x).tanh()
+    return out.x
+
+
+def change_attribute_in_place(out: Features, head: nn.Module) -> Tensor:
+    out.x += 1
+    return head(out.x).tanh()
+
+
+def next_entry(out: Any, head: nn.Module) -> Tensor:
+    return head(next(out)).tanh()
+
+
+@pytest.mark.parametrize(
+    ("packed", "consume"),
+    [
+        pytest.param(lambda x: {"x": x}, replace_entry, id="dict entry replaced"),
+        pytest.param(lambda x: OrderedDict(x=x), replace_entry, id="entry of an OrderedDict replaced"),
+        pytest.param(lambda x: ({"x": x},), replace_inner_entry, id="entry of a dict in a tuple replaced"),
+        pytest.param(lambda x: {"x": x}, pop_entry, id="dict entry popped"),
+        pytest.param(lambda x: [x], append_entry, id="list appended to"),
+        pytest.param(Features, set_attribute, id="attribute set"),
+        pytest.param(lambda x: Features(x * 2), change_attribute_in_place, id="attribute changed in place"),
+        pytest.param(lambda x: iter([x]), next_entry, id="iterator used up"),
+    ],
+)
+def test_a_container_changed_by_its_reader_is_remembered_as_it_was_or_not_at_all(packed: Any, consume: Any) -> None:
+    detector = double(lambda: Consumer(packed, consume))
+    check(detector, posterior_of(detector, ["net.head", "net.last"]))
+
+
+# weights of the posterior where one would not look for them
+
+
+class Runner(nn.Module):
+    """Has no weights of its own, and yet what it returns depends on those of the layer it is given."""
+
+    def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return layer(x)
+
+
+class Running(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.runner = nn.Conv2d(2, 3, 3, padding=1), Runner()
+        self.head, self.last = nn.Conv2d(3, 2, 1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.runner(self.head, self.body(x).tanh()).tanh())
+
+
+def test_a_frozen_module_that_calls_a_layer_given_as_an_argument_is_no_part_of_the_trunk() -> None:
+    detector = double(Running)
+    check(detector, posterior_of(detector, ["net.head", "net.last"]))
+
+
+class Refining(NetDetector):
+    """Its last layer refines the boxes once more in decode."""
+
+    def decode(self, raw: dict[str, Tensor], selection: Selection) -> Tensor:
+        v = raw["map"][selection.where[0], :, selection.where[1]]  # (m, 2)
+        v = v + self.net[-1](v[:, :, None, None].tanh())[:, :, 0, 0]
+        return torch.stack([v[:, 0], v[:, 1], v.square().sum(1)], 1)
+
+
+def test_a_layer_used_in_decode_as_well_as_in_forward_counts_in_both() -> None:
+    detector = double(lambda: nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 1)), Refining)
+    check(detector, posterior_of(detector))
+
+
+# levels: a shared head over different layers, and frames that show only some of them
+
+
+class Levels(Detector):
+    """A head shared by two levels, each with its own neck, as in a feature pyramid; which token is of which level is part of the input."""
+
+    box_fields = ("x", "y")
+    classes = ("a",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.necks, self.head = nn.ModuleList([nn.Linear(3, 4), nn.Linear(3, 4)]), nn.Linear(4, 2)
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
+        features = [neck(inputs["x"]).tanh() for neck in self.necks]
+        return {"features": features, "boxes": torch.stack([self.head(t) for t in features], 2), "level": inputs["level"]}
+
+    def select(self, raw: dict[str, Any]) -> Selection:
+        frame, token = torch.ones(raw["level"].shape).nonzero(as_tuple=True)
+        where = (frame, token, raw["level"][frame, token])
+        return Selection(frame, torch.ones(len(frame)), torch.zeros(len(frame), dtype=torch.long), where)
+
+    def decode(self, raw: dict[str, Any], selection: Selection) -> Tensor:
+        return raw["boxes"][selection.where].exp()
+
+    def instances(self, raw: dict[str, Any], selection: Selection):
+        frame, token, level = selection.where
+        for number, features in enumerate(raw["features"]):
+            index = (level == number).nonzero()[:, 0]
+            yield index, lambda index=index, features=features: self.head(features[frame[index], token[index]]).exp()
+
+    def loss(self, raw: dict[str, Any], targets: Tensor) -> Tensor:
+        return (raw["boxes"] - targets).square().flatten(1).sum(1)
+
+    def parts(self):
+        return {"head": self.head, "neck": self.necks}
+
+
+@pytest.mark.parametrize("samples", [None, 1500], ids=["exact", "mc below"])
+@pytest.mark.parametrize("levels", [(0, 1), (1, 0)], ids=str)
+def test_a_level_that_the_first_frame_does_not_show_is_right_in_the_second(levels: tuple[int, int], samples: int | None) -> None:
+    torch.manual_seed(0)
+    detector = Levels().double()
+    x, targets = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(4, 5, 2, 2, dtype=torch.float64)
+    mixed = {"x": x, "level": torch.arange(20).reshape(4, 5) % 2}
+    posterior = fit(detector, [(mixed, targets)], depth="neck", n_data=50, prior_precision=0.3)
+    model = ExactGLM(detector, posterior, samples=samples)
+    shown = [{"x": x[i : i + 1], "level": torch.full((1, 5), level)} for i, level in enumerate(levels)]
+    for inputs in (*shown, mixed):
+        assert relative(model(inputs).covariance, box_covariance(detector, posterior, inputs)) < (0.2 if samples else 1e-9)
+
+
+# in place
+
+
+class SelectInPlace(NetDetector):
+    def select(self, raw: dict[str, Tensor]) -> Selection:
+        raw["map"].sigmoid_()
+        return super().select(raw)
+
+
+class DecodeInPlace(NetDetector):
+    def decode(self, raw: dict[str, Tensor], selection: Selection) -> Tensor:
+        raw["map"].sigmoid_()
+        return super().decode(raw, selection)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "mci"])
+@pytest.mark.parametrize(("kind", "name"), [(SelectInPlace, "select"), (DecodeInPlace, "decode")])
+def test_select_and_decode_that_change_raw_in_place_are_refused(kind: type[NetDetector], name: str, method: str) -> None:
+    detector = double(two_layers, kind)
+    make = METHODS.get(method, lambda detector, posterior: MCI(detector, posterior))
+    model = make(detector, posterior_of(detector))
+    with pytest.raises(BoxcovError, match=rf"(?s)\b{name}\b.*in place"):
+        model(frames()[0][:1])
+
+
+class Normalising(nn.Module):
+    """Normalises its input where it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.7).div_(0.5)
+        return self.head(self.body(x).tanh())
+
+
+class NormalisingResidual(Normalising):
+    """And adds to the output of its frozen part in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.7).div_(0.5)
+        y = self.body(x)
+        y += 1
+        return self.head(y.tanh())
+
+
+@pytest.mark.parametrize("depth", ["head", ["net.head"]], ids=["all layers", "last layer"])
+@pytest.mark.parametrize("kind", [Normalising, NormalisingResidual])
+def test_a_forward_that_changes_its_input_in_place_gets_a_fresh_one_for_every_pass(kind: type[nn.Module], depth: Any) -> None:
+    detector = double(kind)
+    posterior, inputs = posterior_of(detector, depth), frames()[0][:1]
+    before = inputs.clone()
+    check(detector, posterior, inputs)
+    assert torch.equal(inputs, before)
+
+
+class NormalisingIfNeeded(Normalising):
+    """Takes bytes as well as numbers between 0 and 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.max() > 1:
+            x.div_(255)
+        return self.head(self.body(x).tanh())
+
+
+def test_a_forward_that_changes_only_some_inputs_in_place_is_noticed_when_it_does() -> None:
+    detector = double(NormalisingIfNeeded)
+    small = frames()[0][:1].sigmoid()
+    large = 255 * small.flip(2)
+    before = large.clone()
+    check(detector, posterior_of(detector, ["net.head"], (small, frames(1)[1])), small, large)
+    assert torch.equal(large, before)
+
+
+class NormalisingEntry(NetDetector):
+    """Takes an input of several parts, and replaces one of them."""
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        inputs["x"] = (inputs["x"] - 0.7) / 0.5
+        return super().forward(inputs["x"])
+
+
+def test_a_forward_that_replaces_an_entry_of_its_input_gets_a_fresh_one_for_every_pass() -> None:
+    detector = double(two_layers, NormalisingEntry)
+    x, targets = frames()
+    posterior = fit(detector, [({"x": x.clone()}, targets)], n_data=50, prior_precision=0.3)
+    inputs = {"x": x[:1]}
+    check(detector, posterior, inputs)
+    assert inputs["x"].data_ptr() == x.data_ptr()
+    assert torch.equal(x, frames()[0])
+
+
+# instances() that are not what they say
+
+
+class Queries(Detector):
+    """A linear head on tokens."""
+
+    box_fields = ("x", "y")
+    classes = ("a",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.pre, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        tokens = self.body(inputs).tanh()
+        return {"tokens": tokens, "boxes": self.boxes(tokens)}
+
+    def boxes(self, tokens: Tensor) -> Tensor:
+        return self.head(self.pre(tokens).tanh())
+
+    def select(self, raw: dict[str, Tensor]) -> Selection:
+        frame, token = torch.ones(raw["tokens"].shape[:2]).nonzero(as_tuple=True)
+        return Selection(frame, torch.ones(len(frame)), torch.zeros(len(frame), dtype=torch.long), (frame, token))
+
+    def decode(self, raw: dict[str, Tensor], selection: Selection) -> Tensor:
+        return raw["boxes"][selection.where].exp()
+
+    def instances(self, raw: dict[str, Tensor], selection: Selection):
+        yield torch.arange(len(selection)), lambda: self.boxes(raw["tokens"][selection.where]).exp()
+
+    def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return (raw["boxes"] - targets).square().flatten(1).sum(1)
+
+    def parts(self):
+        return {"head": (self.pre, self.head), "backbone": self.body}
+
+
+class Permuting(Queries):
+    """The right boxes in the right order, but the layers see the instances in another one."""
+
+    def instances(self, raw: dict[str, Tensor], selection: Selection):
+        index = torch.arange(len(selection))
+        order = index.flip(0)
+        yield index, lambda: self.boxes(raw["tokens"][selection.where][order])[order].exp()
+
+
+class Attending(Queries):
+    """Every query looks at the others, so that a box depends on items that are not its own."""
+
+    def boxes(self, tokens: Tensor) -> Tensor:
+        q = self.pre(tokens)
+        return self.head(torch.softmax(q @ q.transpose(-1, -2), -1) @ tokens)
+
+
+def queries(kind: type[Queries]) -> tuple[Queries, Posterior, Tensor]:
+    torch.manual_seed(0)
+    detector = kind().double()
+    x, targets = torch.randn(6, 5, 3, dtype=torch.float64), torch.randn(6, 5, 2, dtype=torch.float64)
+    return detector, fit(detector, [(x, targets)], n_data=50, prior_precision=0.3), x
+
+
+@pytest.mark.parametrize("kind", [Permuting, Attending])
+def test_instances_whose_items_are_not_their_own_are_refused(kind: type[Queries]) -> None:
+    detector, posterior, x = queries(kind)
+    with pytest.raises(BoxcovError, match=rf"{kind.__name__}\.instances\(\)"):
+        ExactGLM(detector, posterior)(x[:1])
+
+
+@pytest.mark.parametrize("kind", [Permuting, Attending])
+def test_instances_whose_items_are_not_their_own_are_refused_after_a_frame_of_one_box(kind: type[Queries]) -> None:
+    """One box has nothing to be mistaken for."""
+    detector, posterior, x = queries(kind)
+    model = ExactGLM(detector, posterior)
+    assert relative(model(x[:1, :1]).covariance, box_covariance(detector, posterior, x[:1, :1])) < 1e-9
+    with pytest.raises(BoxcovError, match=rf"{kind.__name__}\.instances\(\)"):
+        model(x[:1])
+
+
+# features tapped by hooks
+
+
+class Tapped(NetDetector):
+    """Takes its features from where a hook has put them."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        net[1].register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        self.features = output
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        self.net[1](self.net[0](inputs))
+        return {"map": self.net[2](self.features).flatten(2)}
+
+
+@pytest.mark.parametrize("depth", ["head", ["net.2"]], ids=["all layers", "last layer"])
+def test_a_bound_method_as_a_hook_stores_on_the_shadow(depth: Any) -> None:
+    detector = double(two_layers, Tapped)
+    detector.detect(torch.randn(1, 2, 5, 5, dtype=torch.float64))  # another frame, whose features lie there
+    stale = detector.features
+    posterior, inputs = posterior_of(detector, depth), frames()[0][:1]
+    models = {method: make(detector, posterior) for method, make in METHODS.items()}
+    found = {method: model(inputs) for method, model in models.items()}
+    assert detector.features is stale
+    plain, expected = detector.detect(inputs), box_covariance(detector, posterior, inputs)
+    for method, detections in found.items():
+        assert torch.equal(detections.boxes, plain.boxes), method
+        assert relative(detections.covariance, expected) < TOLERANCE[method], method
+
+
+# weights that change under a model
+
+
+@pytest.mark.parametrize("method", [*METHODS, "mci"])
+def test_other_weights_loaded_under_a_model_are_noticed(method: str) -> None:
+    detector, inputs = double(two_layers), frames()[0][:1]
+    own = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
+    make = METHODS.get(method, lambda detector, posterior: MCI(detector, posterior))
+    model = make(detector, posterior_of(detector))
+    before = model(inputs)
+    detector.load_state_dict({name: tensor + 0.1 for name, tensor in own.items()})
+    for _ in range(2):
+        with pytest.raises(BoxcovError, match="fingerprint"):
+            model(inputs)
+    detector.load_state_dict(own)
+    assert torch.equal(model(inputs).covariance, before.covariance)
+
+
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+def test_loading_the_same_weights_again_is_fine(assign: bool) -> None:
+    inputs = frames()[0][:1]
+    for method, make in METHODS.items():
+        detector = double(lambda: nn.Conv2d(2, 2, 3, padding=1))
+        model = make(detector, posterior_of(detector))
+        before = model(inputs)
+        detector.load_state_dict({name: tensor.clone() for name, tensor in detector.state_dict().items()}, assign=assign)
+        assert torch.equal(model(inputs).covariance, before.covariance), method
+
+
+# modules that are not what they seem
+
+
+def scripted(module: nn.Module) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(module)
+
+
+class Backed(nn.Module):
+    """A frozen part of any kind, and a head."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).tanh())
+
+
+def body() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2))
+
+
+def test_a_script_module_is_used_as_it_is_and_left_as_it_was() -> None:
+    detector = double(lambda: Backed(scripted(body().double().eval())))
+    attributes = [dict(module.__dict__) for module in detector.net.body.modules()]
+    check(detector, posterior_of(detector, ["net.head"]))
+    for module, before in zip(detector.net.body.modules(), attributes):
+        assert module.__dict__.keys() == before.keys()
+        assert all(module.__dict__[name] is value for name, value in before.items())
+
+
+def test_a_script_module_in_train_mode_is_refused() -> None:
+    detector = double(lambda: Backed(scripted(body().double().eval())))
+    posterior = posterior_of(detector, ["net.head"])
+    detector.train()
+    before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
+    with pytest.raises(BoxcovError, match=r"eval\(\)"):
+        fit(detector, [frames()], depth=["net.head"])
+    for make in METHODS.values():
+        with pytest.raises(BoxcovError, match=r"eval\(\)"):
+            make(detector, posterior)(frames()[0][:1])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in detector.state_dict().items())
+
+
+class Nested(nn.Module):
+    """Keeps its layers in a list of lists, next to their registered names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1)
+        self.stages = [[self.conv, self.norm]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            for layer in stage:
+                x = layer(x)
+        return self.head(x)
+
+
+class NestedDict(Nested):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = {"first": {"layers": (self.conv, self.norm)}}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.stages["first"]["layers"]:
+            x = layer(x)
+        return self.head(x)
+
+
+class Partial(Nested):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = partial(self.norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stages(self.conv(x)))
+
+
+class PartialMethod(Partial):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = partial(self.norm.forward)
+
+
+class Compiled(Nested):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = None
+        self.body = torch.compile(nn.Sequential(self.conv, self.norm), backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("kind", [Nested, NestedDict, Partial, PartialMethod, Compiled])
+def test_modules_kept_out_of_sight_are_in_eval_mode_all_the_same(kind: type[Nested]) -> None:
+    detector = double(kind)
+    posterior, inputs = posterior_of(detector, ["net.head"]), frames()[0][:1]
+    plain = detector.detect(inputs)
+    expected = box_covariance(detector, posterior, inputs)
+    detector.train()
+    before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
+    again = posterior_of(detector, ["net.head"])
+    assert relative(again.blocks["net.head"].H.matrix, posterior.blocks["net.head"].H.matrix) < 1e-12
+    for method, make in METHODS.items():
+        found = make(detector, posterior)(inputs)
+        assert torch.equal(found.boxes, plain.boxes), method
+        assert relative(found.covariance, expected) < TOLERANCE[method], method
+    changed = [name for name, tensor in detector.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert not changed
+    assert all(module.training for module in detector.modules())
+
+
+class Logging(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.calls, self.seen, self.both = nn.Conv2d(2, 2, 1), [], {}, {"shapes": [], "kinds": set()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(1)
+        self.seen[tuple(x.shape)] = len(self.calls)
+        self.both["shapes"].append(x.shape)
+        self.both["kinds"].add(x.dtype)
+        return self.conv(x)
+
+
+def test_logs_that_a_detector_keeps_are_not_written() -> None:
+    detector = double(Logging)
+    posterior = posterior_of(detector)
+    for make in METHODS.values():
+        make(detector, posterior)(frames()[0][:1])
+    net = detector.net
+    assert (net.calls, net.seen, net.both) == ([], {}, {"shapes": [], "kinds": set()})
+    detector.detect(frames()[0][:1])
+    assert net.calls == [1]
+
+
+class Attention(nn.MultiheadAttention):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+class Tokens(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.encoder, self.head = nn.Conv2d(2, 16, 3, padding=1), encoder, nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.stem(x).flatten(2).transpose(1, 2))).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        pytest.param(lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), id="layer"),
+        pytest.param(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2), id="encoder"),
+        pytest.param(lambda: Attention(16, 4, batch_first=True), id="attention"),
+    ],
+)
+def test_boxes_behind_a_transformer_are_those_of_its_fast_path_bit_for_bit(encoder: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    detector = NetDetector(Tokens(encoder())).eval()
+    x, targets = torch.randn(2, 2, 5, 5), torch.randn(2, 2, 25)
+    plain = detector.detect(x)
+    posterior = fit(detector, [(x, targets)], depth=["net.head"], n_data=50)
+    expected = box_covariance(detector, posterior, x)
+    for method, make in METHODS.items():
+        found = make(detector, posterior)(x)
+        assert torch.equal(found.boxes, plain.boxes), method
+        assert relative(found.covariance, expected) < max(TOLERANCE[method], 1e-4), method  # in float32
+
+
+@pytest.mark.parametrize("depth", [["net.head"], "head"], ids=["last layer", "all layers"])
+def test_a_traced_backbone_works(depth: Any) -> None:
+    detector = double(lambda: Backed(torch.fx.symbolic_trace(two_layers())))
+    check(detector, posterior_of(detector, depth))
+    assert isinstance(detector.net.body, torch.fx.GraphModule)
+
+
+# a posterior that the boxes hardly depend on
+
+
+@pytest.fixture(scope="module")
+def center() -> TinyCenter:
+    return TinyCenter(threshold=0.05, most=3, width=4).double().eval()
+
+
+@pytest.fixture(scope="module")
+def center_frames() -> list[Any]:
+    """Small images with one object each."""
+    targets = [[{"boxes": torch.tensor([[2.0 + i, 3.0, 1.5, 3.0, 0.4 * i]]), "labels": torch.tensor([i])}] for i in range(2)]
+    return [(inputs[:, :, :16, :16].double(), target) for (inputs, _), target in zip(shapes.frames(count=2), targets)]
+
+
+@pytest.mark.parametrize("depth", [["lateral"], ["lateral", "up"], ["backbone"]], ids=str)
+def test_a_posterior_of_layers_below_the_instances_only(center: TinyCenter, center_frames: list[Any], depth: list[str]) -> None:
+    posterior = fit(center, center_frames, depth=depth)
+    inputs = center_frames[0][0]
+    expected = GLM(center, posterior)(inputs)
+    assert float(expected.uncertainty.min()) > 0
+    assert relative(ExactGLM(center, posterior)(inputs).covariance, expected.covariance) < 1e-9
+    assert relative(ExactGLM(center, posterior, samples=300)(inputs).covariance, expected.covariance) < 0.4
+
+
+@pytest.mark.parametrize("make", [GLM, ExactGLM, MCGLM, partial(ExactGLM, samples=4)], ids=["glm", "exact", "mcglm", "mc below"])
+def test_boxes_that_do_not_depend_on_the_posterior_at_all_have_no_covariance(
+    center: TinyCenter, center_frames: list[Any], make: Any
+) -> None:
+    posterior = fit(center, center_frames, depth=["head.branches.heatmap"])
+    inputs = center_frames[0][0]
+    found = make(center, posterior)(inputs)
+    assert torch.equal(found.boxes, center.detect(inputs).boxes)
+    assert found.covariance.shape == (3, 5, 5)
+    assert not bool(found.covariance.any())
+
+
+# threads
+
+
+class Slow(nn.Module):
+    """Waits, so that a second thread comes in between."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return x
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_threads_that_come_in_between_do_not_meet(method: str) -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(Slow(), nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), Slow(), nn.Conv2d(3, 2, 1), Slow())
+
+    detector = double(net)
+    model = METHODS[method](detector, posterior_of(detector, ["net.4"]))
+    inputs = [frames(1, seed)[0] for seed in range(6)]
+    alone = [model(x) for x in inputs]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(model, inputs))
+    for a, b in zip(alone, together):
+        assert torch.equal(a.boxes, b.boxes)
+        assert torch.equal(a.covariance, b.covariance)
