@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+
+# threads that wait should sleep: with a busy neighbour, spinning makes torch many times slower on two cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 

@@ -63,10 +63,10 @@ class Detections:
 
     def __getitem__(self, rows: Any) -> Detections:
         """Some of the boxes, by number, slice, mask or indices: every array is cut alike."""
-        if isinstance(rows, int):
-            rows = [range(len(self))[rows]]  # an IndexError past the end, as for a list
-        if isinstance(rows, (list, np.ndarray)):
-            rows = torch.as_tensor(rows)
+        if isinstance(rows, (list, np.ndarray, np.integer)):
+            rows = torch.as_tensor(rows, dtype=torch.long) if isinstance(rows, list) and not rows else torch.as_tensor(rows)
+        if isinstance(rows, int) or (isinstance(rows, Tensor) and not rows.dim()):
+            rows = [range(len(self))[int(rows)]]  # an IndexError past the end, as for a list
         return self._with({name: tensor[rows] for name, tensor in self._tensors()})
 
     def __iter__(self) -> Iterator[Detections]:

@@ -21,6 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov.curvature.calls import Call, Watch
 from boxcov.curvature.grams import input_gram
+from boxcov.curvature.inputs import fresh
 from boxcov.curvature.layers import Geometry, columns, gram, rows, to_matrix
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
@@ -99,7 +100,7 @@ class Accumulator:
         """Find the layers without any loss: for the identity."""
         uses: list[_Use] = []
         with torch.enable_grad(), self._watching(uses, keep=False):
-            self._detector(inputs)
+            self._detector(fresh(inputs))
         self._check_all_found()
 
     def add(self, inputs: Any, targets: Any, generator: torch.Generator | None, batch: int) -> None:
@@ -107,7 +108,7 @@ class Accumulator:
         first = not self.frames
         uses: list[_Use] = []
         with torch.enable_grad(), self._watching(uses, keep=first):
-            raw = self._detector(inputs)
+            raw = self._detector(fresh(inputs))
             if first:
                 self._check_all_found()
             if generator is not None:

@@ -20,6 +20,17 @@ def move(tree: Any, device: torch.device) -> Any:
     return tree_map_only(Tensor, lambda t: (t.clone() if t.is_inference() else t).to(device), tree)
 
 
+def fresh(tree: Any) -> Any:
+    """A copy for one pass: a forward that works in place, or fills its input's dict, must not spoil the next pass, or the caller's data.
+
+    >>> inputs = {"x": torch.zeros(1)}
+    >>> _ = fresh(inputs)["x"].add_(1)
+    >>> inputs["x"]
+    tensor([0.])
+    """
+    return tree_map_only(Tensor, lambda t: t.clone(), tree)
+
+
 def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
     """The inputs on the detector's device, checked for numbers that are none.
 

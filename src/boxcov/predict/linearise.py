@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from boxcov.curvature.calls import Call, Watch
+from boxcov.curvature.inputs import fresh
 from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
@@ -33,7 +34,7 @@ class Linearised:
         self.trunk = Trunk(self.shadow, set(self.names))
         # torch takes a faster way through attention while nothing watches, with other rounding: the plain pass must take it, too
         self._watched = not any(isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) for m in self.shadow.modules())
-        self._spoils_inputs: bool | None = None  # whether forward changes its inputs in place; known after the first pass
+        self._buffers_checked = False
 
     def at(self, inputs: Any) -> Point:
         """The plain detector, once: what it returns bit for bit, and the trunk's outputs remembered."""
@@ -49,27 +50,19 @@ class Linearised:
             return Point(self, inputs, raw, selection, boxes)
 
     def _recorded(self, inputs: Any) -> Any:
-        buffers = _versions(list(self.shadow.buffers())) if self._spoils_inputs is None else []
-        given = self.given(inputs)
-        before = _versions(given) if self._spoils_inputs is None else []
-
         def run(name: str, call: Call) -> Tensor:
             self.trunk.over()
             return call()
 
+        buffers = [] if self._buffers_checked else _versions(list(self.shadow.buffers()))
         with self.trunk.recording(), Watch(self.names, run) if self._watched else nullcontext():
-            raw = self.shadow(given)
-        if self._spoils_inputs is None:
-            self._spoils_inputs = any(t._version != version for t, version in before)
-            if any(t._version != version for t, version in buffers):
-                raise BoxcovError(
-                    "the detector changes its own buffers in a forward pass, though boxcov runs it in eval mode: call detector.eval()"
-                )
+            raw = self.shadow(fresh(inputs))
+        if any(t._version != version for t, version in buffers):
+            raise BoxcovError(
+                "the detector changes its own buffers in a forward pass, though boxcov runs it in eval mode: call detector.eval()"
+            )
+        self._buffers_checked = True
         return raw
-
-    def given(self, inputs: Any) -> Any:
-        """The inputs for one pass: copies until it is known that the detector leaves them as they are."""
-        return inputs if self._spoils_inputs is False else tree_map_only(Tensor, lambda t: t.clone(), inputs)
 
     def _check_unchanged(self, before: list[tuple[Tensor, int]], who: str) -> None:
         if any(t._version != version for t, version in before):
@@ -85,7 +78,7 @@ class Linearised:
             return on_call(name, call)
 
         with self.trunk.replaying(), Watch(self.names, run):
-            return then(self.shadow(self.given(inputs)))
+            return then(self.shadow(fresh(inputs)))
 
     def exchanged(self, weights: Weights) -> Callable[[str, Call], Tensor]:
         """Answers a call with ``weights`` in the place of the trained ones."""

@@ -59,8 +59,8 @@ class MCGLM(PosteriorPredictor):
         check_samples(samples)
         if derivative not in get_args(Derivative):
             raise BoxcovError(f"derivative must be one of {', '.join(get_args(Derivative))}, got {derivative!r}")
-        if chunk is not None and chunk < 1:
-            raise BoxcovError(f"chunk must be at least 1 direction at once, got {chunk}")
+        if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+            raise BoxcovError(f"chunk must be a whole number of directions of at least 1, got {chunk!r}")
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
         super().__init__(detector, posterior)

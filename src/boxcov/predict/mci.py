@@ -12,12 +12,14 @@ from torch.overrides import TorchFunctionMode
 
 from boxcov.curvature.calls import Call
 from boxcov.curvature.fisher import at_least_float32
+from boxcov.curvature.inputs import fresh
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.scope import chosen_parameters
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
+from boxcov.frozen import check_finite_weights
 from boxcov.predict.linearise import Point
 from boxcov.predict.predictor import Predictor, check_samples, sample_covariance
 
@@ -61,6 +63,7 @@ class MCI(Predictor):
     ) -> None:
         check_samples(samples)
         if posterior is not None:
+            check_finite_weights(detector)
             check_fingerprint(posterior.fingerprint, detector, "posterior")
             names = posterior.parameters
         elif dropout is None:
@@ -109,7 +112,7 @@ class MCI(Predictor):
 
     def _own_dropout(self, point: Point, number: int) -> Tensor:
         with _Active(self._generator) as active:
-            boxes = point.linearised.shadow.decode(point.linearised.shadow(point.linearised.given(point.inputs)), point.selection)
+            boxes = point.linearised.shadow.decode(point.linearised.shadow(fresh(point.inputs)), point.selection)
         self._drops += active.count
         return boxes
 

@@ -63,6 +63,7 @@ class Predictor(ABC):
         if now != self._weights:
             check_fingerprint(self._fingerprint, self._detector, self.method)
             self._weights = now
+            self.linearised = Linearised(self._detector, list(self.linearised.weights))  # the tensors may be others, if equal ones
 
     def _empty(self, point: Point) -> Detections:
         D = point.boxes.shape[1]

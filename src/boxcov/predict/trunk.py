@@ -87,15 +87,15 @@ class Trunk:
                 return forward(*args, **kwargs)
             number = self._next[key]
             self._next[key] += 1
-            if self._state == "replay":
-                kept = self._memory[key][number]
-                return forward(*args, **kwargs) if kept is _LIVE else self._copied(key, kept)
-            self._depth += 1
+            if self._state == "replay" and self._memory[key][number] is not _LIVE:
+                return self._copied(key, self._memory[key][number])
+            self._depth += 1  # what it calls is part of it
             try:
                 out = forward(*args, **kwargs)
             finally:
                 self._depth -= 1
-            self._memory[key].append(self._memorable(key, out))
+            if self._state == "record":
+                self._memory[key].append(self._memorable(key, out))
             return out
 
         return call
