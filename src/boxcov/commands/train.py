@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,4 +118,4 @@ def show(report: dict[str, Any]) -> str:
 def plain_progress(done: int, total: int, loss: float) -> None:
     """A plain line every fiftieth of the way, for logs."""
     if done % max(1, total // 50) == 0:
-        print(f"step {done} of {total}, loss {loss:.3f}", flush=True)
+        print(f"step {done} of {total}, loss {loss:.3f}", file=sys.stderr, flush=True)
