@@ -354,8 +354,9 @@ def test_a_gpu_sees_the_same_street():
         assert_same(([together[0][k]], [together[1][k]]), (clouds, targets))
         expected_clouds, expected = cpu[i]
         assert len(clouds[0]) == pytest.approx(len(expected_clouds[0]), rel=0.01)
+        seen = targets[0]["points"].cpu() >= 10  # an object with few points may be labelled on one of them only: their noise differs
         near = torch.cdist(targets[0]["boxes"].cpu(), expected[0]["boxes"]).amin(1) < 1e-3
-        assert near.float().mean() > 0.9  # an object with few points may be labelled on one of them only
+        assert near[seen].float().mean() > 0.95
 
 
 def assert_same(frame, other):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ from scipy.stats import multivariate_normal
 
 from boxcov import BoxcovError, held_out_nll
 from boxcov.data import shapes
+from boxcov.demo import pair
 from boxcov.predict.held_out import gaussian_nll
 
 
@@ -26,18 +25,6 @@ def test_nll_is_that_of_scipy() -> None:
 
 def test_a_singular_covariance_is_infinitely_unlikely() -> None:
     assert gaussian_nll(torch.zeros(1, 2), torch.zeros(1, 2, 2)).item() == float("inf")
-
-
-def pair(found, targets):
-    """Nearest ground truth within 2 m."""
-    boxes = targets[0]["boxes"]
-    if not len(boxes) or not len(found):
-        return torch.zeros(0, dtype=torch.long), torch.zeros(0, 5)
-    distance, nearest = torch.cdist(found.boxes[:, :2], boxes[:, :2]).min(1)
-    index = (distance < 2).nonzero()[:, 0]
-    errors = found.boxes[index] - boxes[nearest[index]]
-    errors[:, 4] = torch.remainder(errors[:, 4] + math.pi, 2 * math.pi) - math.pi
-    return index, errors
 
 
 def test_tuning_by_held_out_boxes_beats_its_neighbours(tiny, posterior) -> None:

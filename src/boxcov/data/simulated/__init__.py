@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from boxcov.data.simulated.bodies import CLASSES
+from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.simulated.frame import Frame, make
 from boxcov.data.simulated.scenarios import SCENARIOS, named
 from boxcov.errors import BoxcovError

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
+from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.simulated.small import SMALL
 from boxcov.data.simulated.street import STREET
 from boxcov.data.simulated.vehicles import CARS, LARGE
 
-# index = label; the order in which CenterPoint's six tasks name them
-CLASSES = (
-    "car",
-    "truck",
-    "construction_vehicle",
-    "bus",
-    "trailer",
-    "barrier",
-    "motorcycle",
-    "bicycle",
-    "pedestrian",
-    "traffic_cone",
-)
 BACKDROP = ("ego", "building", "wall", "pole", "sign", "bin", "tree", "bush", "spray")
 KINDS = CLASSES + BACKDROP
 

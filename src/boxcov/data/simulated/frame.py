@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.simulated import ground, views
-from boxcov.data.simulated.bodies import CLASSES
 from boxcov.data.simulated.draw import Draw, generator
 from boxcov.data.simulated.raycast import Fan, cast, rows, seen
 from boxcov.data.simulated.scenarios import Scenario

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from boxcov.data.simulated.bodies import CLASSES, KINDS, SEEN
+from boxcov.data.nuscenes.classes import CLASSES
+from boxcov.data.simulated.bodies import KINDS, SEEN
 from boxcov.data.simulated.draw import Draw
 from boxcov.data.simulated.layout import Placed, Road, joined, lay_out
 from boxcov.data.simulated.scenarios import Scenario
