@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from boxcov.errors import BoxcovError
 
@@ -112,6 +113,27 @@ def _named_floats(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 def _describe(name: str, tensor: Tensor) -> str:
     return f"{name} ({int((~tensor.isfinite()).sum())} of {tensor.numel()} values)"
+
+
+def versions(tree: Any) -> list[tuple[Tensor, int]]:
+    """The tensors of a pytree, each with a number that grows when it is written to.
+
+    >>> x = torch.zeros(1)
+    >>> before = versions([x])
+    >>> _ = x.add_(1)
+    >>> before[0][1] == x._version
+    False
+    """
+    return [(t, t._version) for t in tree_leaves(tree) if isinstance(t, Tensor)]
+
+
+def check_buffers(before: list[tuple[Tensor, int]]) -> None:
+    """A pass in eval mode must leave buffers alone; one hidden in a closure may be in train mode all the same."""
+    if any(t._version != version for t, version in before):
+        raise BoxcovError(
+            "the detector changes its own buffers in a forward pass, though boxcov runs it in eval mode: call detector.eval() first, "
+            "and load its weights again"
+        )
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:

@@ -254,3 +254,28 @@ def test_threads_that_come_in_between_do_not_meet(method: str) -> None:
     for a, b in zip(alone, together):
         assert torch.equal(a.boxes, b.boxes)
         assert torch.equal(a.covariance, b.covariance)
+
+
+class Closure(nn.Module):
+    """A norm layer that only a function knows of: no shadow can put it in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1)
+        norm = self.norm
+        self.run = lambda x: norm(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.run(x))
+
+
+def test_a_norm_layer_in_train_mode_inside_a_closure_is_noticed() -> None:
+    detector = double(Closure)
+    posterior = posterior_of(detector)
+    check(detector, posterior)
+    detector.train()
+    with pytest.raises(BoxcovError, match=r"changes its own buffers .* call detector\.eval\(\)"):
+        posterior_of(detector)
+    detector = double(Closure).train()
+    with pytest.raises(BoxcovError, match=r"changes its own buffers .* call detector\.eval\(\)"):
+        MCI(detector)(frames()[0])

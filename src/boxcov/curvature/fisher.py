@@ -25,7 +25,7 @@ from boxcov.curvature.inputs import fresh
 from boxcov.curvature.layers import Geometry, columns, gram, rows, to_matrix
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.frozen import listed, shadow
+from boxcov.frozen import check_buffers, listed, shadow, versions
 
 FisherKind = Literal["empirical", "mc", "identity"]
 
@@ -107,6 +107,7 @@ class Accumulator:
         """One batch: its inputs into Q, the gradients of its frames' losses into H. A ``generator`` draws the targets ("mc")."""
         first = not self.frames
         uses: list[_Use] = []
+        buffers = versions(list(self._detector.buffers())) if first else []
         with torch.enable_grad(), self._watching(uses, keep=first):
             raw = self._detector(fresh(inputs))
             if first:
@@ -114,6 +115,7 @@ class Accumulator:
             if generator is not None:
                 targets = sampled(self._detector, raw, generator)
             losses = frame_losses(self._detector, raw, targets, batch)
+        check_buffers(buffers)
         wanted: list[Any] = [use.edge for use in uses]
         if first:
             wanted += self._aliases.values()

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from boxcov.curvature.calls import Call, Watch
 from boxcov.curvature.inputs import fresh
 from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
-from boxcov.frozen import shadow
+from boxcov.frozen import check_buffers, shadow, versions
 from boxcov.predict.trunk import Trunk
 
 Weights = Mapping[str, Tensor]
@@ -42,7 +41,7 @@ class Linearised:
             raw = self._recorded(inputs)
             if not self.trunk.intact():
                 raw = self._recorded(inputs)
-            before = _versions(raw)
+            before = versions(raw)
             selection = self.shadow.select(raw)
             self._check_unchanged(before, "select()")
             boxes = self.shadow.decode(raw, selection)
@@ -54,13 +53,10 @@ class Linearised:
             self.trunk.over()
             return call()
 
-        buffers = [] if self._buffers_checked else _versions(list(self.shadow.buffers()))
+        buffers = [] if self._buffers_checked else versions(list(self.shadow.buffers()))
         with self.trunk.recording(), Watch(self.names, run) if self._watched else nullcontext():
             raw = self.shadow(fresh(inputs))
-        if any(t._version != version for t, version in buffers):
-            raise BoxcovError(
-                "the detector changes its own buffers in a forward pass, though boxcov runs it in eval mode: call detector.eval()"
-            )
+        check_buffers(buffers)
         self._buffers_checked = True
         return raw
 
@@ -127,7 +123,3 @@ class Point:
 
     def detections(self, **extra: Any) -> Detections:
         return replace(self.linearised.shadow.detections(self.selection, self.boxes), **extra)
-
-
-def _versions(tree: Any) -> list[tuple[Tensor, int]]:
-    return [(t, t._version) for t in tree_leaves(tree) if isinstance(t, Tensor)]
