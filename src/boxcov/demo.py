@@ -47,7 +47,15 @@ def posterior_of(detector: TinyCenter, frames: list[Any]) -> Posterior:
 
 
 def pair(found: Detections, targets: Any) -> tuple[Tensor, Tensor]:
-    """Boxes with a ground truth within 2 m, and their errors, the heading's the short way round."""
+    """Boxes with a ground truth within 2 m, and their errors, the heading's the short way round.
+
+    >>> _, targets = shapes.frames(count=1)[0]
+    >>> truth = targets[0]["boxes"]
+    >>> n = torch.zeros(len(truth))
+    >>> index, errors = pair(Detections(truth + 0.1, n, n, n, ("x", "y", "w", "l", "yaw"), ("car",)), targets)
+    >>> len(index) == len(truth), round(float(errors.max()), 2)
+    (True, 0.1)
+    """
     boxes = targets[0]["boxes"]
     if not len(boxes) or not len(found):
         return torch.zeros(0, dtype=torch.long), torch.zeros(0, 5)

@@ -36,6 +36,11 @@ def test_the_shipped_detector_detects() -> None:
     assert clear["car"][2.0] > unseen["car"][2.0] + 0.2
 
 
+def test_a_folder_that_is_not_there_is_noticed_before_the_work(tmp_path) -> None:
+    with pytest.raises(BoxcovError, match="there is no folder"):
+        train.run(tmp_path / "absent" / "x.safetensors", data="nothing")
+
+
 def test_words_of_the_command_line() -> None:
     assert len(sources.frames_named("simulated:fog", count=2)) == 2
     with pytest.raises(BoxcovError, match="no data 'carla:town'"):

@@ -16,6 +16,7 @@ from boxcov.curvature.inputs import move
 from boxcov.data.augment import Augmentation
 from boxcov.detectors.centerpoint import CenterPoint, load, save
 from boxcov.detectors.training import Progress, Recipe, train
+from boxcov.errors import BoxcovError
 from boxcov.evaluate.precision import Boxes, average_precision, mean_precision
 from boxcov.files import replacing
 
@@ -44,6 +45,8 @@ def run(
 
     Simulated test frames come from another seed than those of the training. A checkpoint lies beside ``out`` until the end.
     """
+    if not out.absolute().parent.is_dir():  # better now than after an hour
+        raise BoxcovError(f"{out}: there is no folder {out.parent}: make it first")
     detector = CenterPoint(config_named(config), seed) if start_from is None else load(start_from)
     detector.to(device)
     began = time.perf_counter()

@@ -269,4 +269,9 @@ def sampled(detector: Detector, raw: Any, generator: torch.Generator) -> Any:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision is too coarse for sums of squares.
+
+    >>> at_least_float32(torch.zeros(1, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

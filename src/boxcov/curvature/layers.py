@@ -130,7 +130,11 @@ def gram(vectors: Tensor) -> Tensor:
 
 
 def stretch(x: Tensor, geometry: Geometry) -> Tensor:
-    """The input of a transposed convolution with its stride's zeros between the pixels."""
+    """The input of a transposed convolution with its stride's zeros between the pixels.
+
+    >>> stretch(torch.ones(1, 1, 3), Geometry((2,), (2,), ((1, 1),), (1,), transposed=True))
+    tensor([[[1., 0., 1., 0., 1.]]])
+    """
     sizes = [s * (n - 1) + 1 for s, n in zip(geometry.stride, x.shape[2:])]
     out = x.new_zeros(*x.shape[:2], *sizes)
     out[(slice(None), slice(None), *(slice(None, None, s) for s in geometry.stride))] = x
@@ -155,6 +159,11 @@ def _patches(x: Tensor, geometry: Geometry, flip: bool) -> Tensor:
 
 
 def pad(x: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
+    """Zeros (before, after) in each spatial dimension; negative ones cut off.
+
+    >>> pad(torch.ones(1, 1, 2), ((1, 0),))
+    tensor([[[0., 1., 1.]]])
+    """
     if not any(p for pair in padding for p in pair):
         return x
     return F.pad(x, [p for pair in reversed(padding) for p in pair])

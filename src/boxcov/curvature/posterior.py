@@ -103,7 +103,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Posterior:
-    """A Gaussian over the weights of some layers, around the trained ones. Made by ``boxcov.fit`` or ``Posterior.load``."""
+    """A Gaussian over the weights of some layers, around the trained ones. Made by ``boxcov.fit`` or ``Posterior.load``.
+
+    >>> import boxcov, tempfile
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> detector = TinyCenter()
+    >>> posterior = boxcov.fit(detector, shapes.frames(count=2), depth=["head.shared.0"], n_data=100)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     posterior.with_prior(2.0).save(f"{folder}/p.safetensors")
+    ...     Posterior.load(f"{folder}/p.safetensors", detector).prior_precision
+    2.0
+    >>> posterior.paper(jitter=1e-3).form
+    'paper'
+    """
 
     blocks: Mapping[str, Block]  # by layer name
     n_data: float  # training frames that the curvature stands for

@@ -113,7 +113,18 @@ class MCGLM(PosteriorPredictor):
 
 
 def directional_derivatives(point: Point, etas: Weights, chunk: int | None = None) -> Tensor:
-    """J eta (m, D, k) of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass."""
+    """J eta (m, D, k) of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass.
+
+    >>> import boxcov
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> frames = shapes.frames(count=2)
+    >>> detector = TinyCenter(threshold=0.05, most=3)
+    >>> model = boxcov.MCGLM(detector, boxcov.fit(detector, frames))
+    >>> point = model.linearised.at(frames[0][0])
+    >>> directional_derivatives(point, model.posterior.sample(7)).shape
+    torch.Size([3, 5, 7])
+    """
     theta = point.linearised.theta()
     at = {name: theta[name] for name in etas}
     scaled, scale = _normalised(etas, at)
@@ -134,7 +145,18 @@ def _normalised(etas: Weights, like: Weights) -> tuple[dict[str, Tensor], Tensor
 
 
 def finite_differences(point: Point, etas: Weights, epsilon: float) -> Tensor:
-    """The paper's estimate of J eta (m, D, k): (z(theta + epsilon eta) - z(theta)) / epsilon, one pass for each direction."""
+    """The paper's estimate of J eta (m, D, k): (z(theta + epsilon eta) - z(theta)) / epsilon, one pass for each direction.
+
+    >>> import boxcov
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> frames = shapes.frames(count=2)
+    >>> detector = TinyCenter(threshold=0.05, most=3)
+    >>> model = boxcov.MCGLM(detector, boxcov.fit(detector, frames))
+    >>> point = model.linearised.at(frames[0][0])
+    >>> finite_differences(point, model.posterior.sample(7), epsilon=1e-5).shape
+    torch.Size([3, 5, 7])
+    """
     theta = point.linearised.theta()
     count = len(next(iter(etas.values())))
     shifted = []
