@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,8 @@ class Browser:
 
     def close(self) -> None:
         if self.session:
-            try:
+            with suppress(BrowserError, OSError):
                 self._ask("DELETE", "")
-            except (BrowserError, OSError):
-                pass
         self.driver.terminate()
         try:
             self.driver.wait(10)

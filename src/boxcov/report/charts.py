@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from boxcov.report.series import Bar, Line
+
 WIDTH, HEIGHT = 330, 240
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 28, 40
 STYLES = 8  # colours in the style sheet; further series repeat them with other dashes
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a chart; ``style`` is the number of its method, so that a method looks the same in every chart."""
-
-    name: str
-    x: Array  # (n,)
-    y: Array  # (n,) NaN leaves a gap
-    style: int
-    marks: bool = False
 
 
 def style_class(number: int) -> str:
@@ -36,8 +23,8 @@ def style_class(number: int) -> str:
     return f"c{number % STYLES} d{number // STYLES % 3}"
 
 
-def line_chart(title: str, across: str, lines: Sequence[Line], top: float = 1.0, diagonal: bool = False) -> str:
-    """Lines over [0, 1] x [0, top].
+def line_chart(title: str, across: str, lines: Sequence[Line], up: str = "", diagonal: bool = False) -> str:
+    """Lines over [0, 1] x [0, 1].
 
     >>> line_chart("AvU", "threshold", [Line("a < b", np.array([0.0, 1.0]), np.array([0.0, 1.0]), 0)]).count("a &lt; b")
     1
@@ -47,18 +34,20 @@ def line_chart(title: str, across: str, lines: Sequence[Line], top: float = 1.0,
     for tick in np.linspace(0, 1, 6):
         x, y = LEFT + tick * wide, TOP + (1 - tick) * high
         parts.append(f'<path class="grid" d="M{LEFT},{y:.1f}h{wide}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{tick * top:.2g}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{tick:.2g}</text>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{TOP + high + 15}" text-anchor="middle">{tick:.2g}</text>')
     parts.append(f'<path class="axis" d="M{LEFT},{TOP + high}h{wide}"/>')
     parts.append(f'<text class="label" x="{LEFT + wide / 2}" y="{HEIGHT - 7}" text-anchor="middle">{escape(across)}</text>')
+    if up:
+        parts.append(f'<text class="label" transform="translate(11 {TOP + high / 2}) rotate(-90)" text-anchor="middle">{escape(up)}</text>')
     if diagonal:
         parts.append(f'<path class="ideal" d="M{LEFT},{TOP + high}L{LEFT + wide},{TOP}"><title>ideal</title></path>')
-    parts += [_line(line, wide, high, top) for line in lines]
+    parts += [_line(line, wide, high) for line in lines]
     return _svg(WIDTH, HEIGHT, title, parts)
 
 
-def _line(line: Line, wide: float, high: float, top: float) -> str:
-    x, y = LEFT + np.asarray(line.x) * wide, TOP + (1 - np.asarray(line.y) / top) * high
+def _line(line: Line, wide: float, high: float) -> str:
+    x, y = LEFT + np.asarray(line.x) * wide, TOP + (1 - np.asarray(line.y)) * high
     path, pen = [], "M"
     for a, b in zip(x, y):
         if not np.isfinite(a + b):
@@ -68,16 +57,6 @@ def _line(line: Line, wide: float, high: float, top: float) -> str:
         pen = "L"
     marks = "".join(f'<circle class="mark" cx="{a:.1f}" cy="{b:.1f}" r="3"/>' for a, b in zip(x, y) if line.marks and np.isfinite(a + b))
     return f'<g class="series {style_class(line.style)}"><title>{escape(line.name)}</title><path d="{"".join(path)}"/>{marks}</g>'
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar of a chart."""
-
-    name: str
-    value: float
-    text: str  # beside the bar
-    style: int
 
 
 def bar_chart(title: str, bars: Sequence[Bar], width: int = 680) -> str:

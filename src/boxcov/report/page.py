@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from html import escape
 from importlib.resources import files
@@ -11,6 +12,7 @@ from pathlib import Path
 from boxcov.files import replacing
 from boxcov.report import sections
 from boxcov.report.payload import pack
+from boxcov.report.sections import Section
 from boxcov.report.study import Study
 from boxcov.version import __version__
 
@@ -37,7 +39,7 @@ def page(study: Study) -> str:
     True
     """
     data = pack(study)
-    parts = [
+    made = [
         sections.provenance(study),
         sections.quality(study),
         sections.curves(study),
@@ -46,8 +48,9 @@ def page(study: Study) -> str:
         sections.runtime(study),
         sections.look(study, bool(data["scenes"])),
     ]
+    parts = [section for section in made if section is not None]
     script = "\n".join(_asset(name) for name in SCRIPTS)
-    made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    today = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -61,9 +64,9 @@ def page(study: Study) -> str:
 <body>
 <main>
 <header><h1>{escape(study.title)}</h1>
-{sections.contents(study)}</header>
-{"".join(part for part in parts if part)}
-<footer>Made by boxcov {escape(__version__)}, {made}. One file, no network: everything shown is in it.</footer>
+{_contents(parts)}</header>
+{"".join(part.html for part in parts)}
+<footer>Made by boxcov {escape(__version__)}, {today}. One file, no network: everything shown is in it.</footer>
 </main>
 <script type="application/json" id="data">{_embedded(data)}</script>
 <script>
@@ -74,6 +77,10 @@ def page(study: Study) -> str:
 </body>
 </html>
 """
+
+
+def _contents(parts: Sequence[Section]) -> str:
+    return "<nav>" + "".join(f'<a href="#{part.identity}">{escape(part.title)}</a>' for part in parts) + "</nav>\n"
 
 
 def _asset(name: str) -> str:

@@ -14,7 +14,7 @@ from boxcov.evaluate.records import Records
 from boxcov.report.study import Method, Scene, Study
 
 Array = NDArray[Any]
-POINTS = 120_000  # over all scenes: more would not be seen, and would weigh more than all else
+POINTS, POINTS_A_SCENE = 120_000, 20_000  # drawn at most: more would hardly be seen, and would weigh more than all else
 PLANE, IMAGE = ("x", "y", "w", "l", "yaw"), ("x1", "y1", "x2", "y2")
 CENTIMETRES = 100  # points are kept as whole centimetres: two bytes a coordinate up to 327 m
 
@@ -50,7 +50,7 @@ def pack(study: Study) -> dict[str, Any]:
     blobs = Blobs()
     plane = plane_of(study.fields)
     scenes = sorted(study.scenes.items()) if plane else []
-    share = POINTS // max(len(scenes), 1)
+    share = min(POINTS // max(len(scenes), 1), POINTS_A_SCENE)
     return {
         "fields": list(study.fields),
         "units": units_of(study.fields),

@@ -75,7 +75,9 @@ class Study:
         for method in self.methods:
             unknown = int(np.isnan(method.records.uncertainty).sum())
             if unknown:
-                raise BoxcovError(f"method {method.name!r}: {unknown} of {len(method.records)} uncertainties are NaN; leave those boxes out")
+                raise BoxcovError(
+                    f"method {method.name!r}: {unknown} of {len(method.records)} uncertainties are NaN; leave those boxes out"
+                )
         for number, scene in self.scenes.items():
             if self.methods and len(scene.truth) and scene.truth.shape[1] != len(self.fields):
                 raise BoxcovError(f"scene {number}: truth has {scene.truth.shape[1]} numbers a box, the records have {len(self.fields)}")

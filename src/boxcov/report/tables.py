@@ -49,7 +49,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], over: Sequence[tup
     top = f'<tr class="over">{spans}</tr>' if over else ""
     names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(
-        "<tr>" + f'<th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>" for row in rows
+        "<tr>" + f'<th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in rows
     )
     return f'<div class="wide"><table class="grid"><thead>{top}<tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
 

@@ -19,8 +19,10 @@ _STAGE_BAR = """<div class="bar screen">
 _BAR = """<div class="bar">
 <label>Method <select id="method"></select></label>
 <label>Error <select id="error"><option value="IoU">IoU</option><option value="l2">ℓ₂</option></select></label>
-<label>Uncertainty threshold <input type="range" id="slider" class="screen" min="0" max="1000" step="1" value="0" aria-label="threshold, by share of boxes below"></label>
-<span class="group"><input type="number" id="threshold" step="any" aria-label="threshold"><button id="mean" class="screen" title="the paper's threshold">mean of u</button></span>
+<label>Uncertainty threshold
+<input type="range" id="slider" class="screen" min="0" max="1000" step="1" value="0" aria-label="threshold, by share of boxes below"></label>
+<span class="group"><input type="number" id="threshold" step="any" aria-label="threshold">
+<button id="mean" class="screen" title="the paper's threshold">mean of u</button></span>
 <span id="share" class="quiet"></span>
 </div>
 <p id="method-note" class="quiet"></p>"""
@@ -28,7 +30,8 @@ _BAR = """<div class="bar">
 _STAGE = """<div>
 <div id="stage"><canvas id="points"></canvas><svg id="boxes"><g id="world"></g><g id="labels"></g></svg></div>
 <div class="key"><span class="k-truth">ground truth</span><span class="k-found">prediction, its u</span>
-<span class="k-doubt">above the threshold</span><span class="k-wrong">filled: inaccurate</span><span class="k-sigma">1 and 3 σ of the position</span></div>
+<span class="k-doubt">above the threshold</span><span class="k-wrong">filled: inaccurate</span>
+<span class="k-sigma">1 and 3 σ of the position</span></div>
 <p class="quiet"><span id="points-note"></span><span class="screen">. Drag to move, wheel or + − to zoom, ← → for frames.</span></p>
 </div>"""
 

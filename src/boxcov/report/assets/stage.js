@@ -112,6 +112,19 @@ function place() {
     label.setAttribute("x", left + 5);
     label.setAttribute("y", top - 5);
   }
+  declutter();
+}
+
+// Of numbers that would overlap the largest u stays; zoom in for the others.
+function declutter() {
+  const kept = [];
+  for (const label of [...labels.children].sort((a, b) => b.dataset.u - a.dataset.u)) {
+    const [x, y] = [Number(label.getAttribute("x")), Number(label.getAttribute("y"))];
+    const right = x + 7 * label.textContent.length;
+    const free = kept.every((other) => right < other.x || x > other.right || Math.abs(y - other.y) > 11);
+    label.classList.toggle("crowded", !free);
+    if (free) kept.push({ x, y, right });
+  }
 }
 
 function fit(rectangles) {

@@ -14,7 +14,8 @@ function listen() {
     setThreshold(method().threshold, null);
   });
   control("slider").addEventListener("input", (event) => {
-    setThreshold(quantile(method().sorted, Number(event.target.value) / 1000), "slider");
+    const wanted = quantile(method().sorted, Number(event.target.value) / 1000);
+    setThreshold(Number(wanted.toPrecision(6)), "slider"); // so that the field shows just what is counted with
   });
   control("threshold").addEventListener("input", (event) => {
     const value = event.target.valueAsNumber;

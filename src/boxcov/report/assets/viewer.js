@@ -31,7 +31,7 @@ function drawBox(i) {
     element("ellipse", { class: `sigma sigma${sigmas}`, rx: sigmas * axes.rx, ry: sigmas * axes.ry, transform: place }, group);
   }
   element("path", { class: "outline", d: outline(box) }, group);
-  const label = element("text", { "data-x": box[0], "data-y": box[1] }, labels);
+  const label = element("text", { "data-x": box[0], "data-y": box[1], "data-u": method().u[found.rows[i]] }, labels);
   label.textContent = u;
   group.addEventListener("pointerenter", () => state.pinned === null && look(i));
   group.addEventListener("focus", () => look(i));
@@ -79,6 +79,7 @@ function setThreshold(value, from) {
   method().threshold = value;
   if (from !== "slider") control("slider").value = 1000 * shareBelow(method().sorted, value);
   if (from !== "field") control("threshold").value = Number.isFinite(value) ? Number(value.toPrecision(6)) : "";
+  control("threshold").title = `${value}`;
   judge();
   if (state.pinned !== null) look(state.pinned);
 }
