@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov.data import kitti, nuscenes, simulated
 from boxcov.data.poses import wrapped
+from boxcov.detector import Detector
+from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import Config
 from boxcov.errors import BoxcovError
 
@@ -28,6 +30,18 @@ def config_named(name: str) -> Config:
     if name not in made:
         raise BoxcovError(f"no configuration {name!r}: there are {', '.join(CONFIGS)}")
     return made[name]()
+
+
+def detector_named(name: str, device: str = "cpu") -> Detector:
+    """The detector that ``--detector FAMILY:WHERE`` means, frozen and on ``device``: ``centerpoint:small`` or ``centerpoint:PATH``.
+
+    >>> detector_named("centerpoint:small").classes[0]
+    'car'
+    """
+    family, _, where = name.partition(":")
+    if family != "centerpoint" or not where:
+        raise BoxcovError(f"no detector {name!r}: give centerpoint:small or centerpoint:PATH")
+    return centerpoint.load(where).to(device).eval()
 
 
 def frames_named(
