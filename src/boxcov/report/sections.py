@@ -67,7 +67,8 @@ def reliability(study: Study) -> Section | None:
     if not panels:
         return None
     charts = [
-        f"<figure>{line_chart(title, 'nominal coverage', lines, up='observed coverage', diagonal=True)}</figure>" for title, lines in panels.items()
+        f"<figure>{line_chart(title, 'nominal coverage', lines, up='observed coverage', diagonal=True)}</figure>"
+        for title, lines in panels.items()
     ]
     text = (
         "For each nominal coverage the share of paired boxes whose error lies inside the ellipsoid of that probability. Below the diagonal the "
