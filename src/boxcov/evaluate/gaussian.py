@@ -66,7 +66,7 @@ def _whole(errors: Array, covariance: Array) -> tuple[Array, Array]:
     """NLL and NEES (n,) without unknown fields; scaled to unit variances first, so that metres and radians are alike."""
     d = errors.shape[1]
     variance = np.diagonal(covariance, axis1=1, axis2=2)
-    sound: Array = np.isfinite(covariance).all((1, 2)) & (variance > 0).all(1) & np.isfinite(errors).all(1)
+    sound: Array = np.all(np.isfinite(covariance), axis=(1, 2)) & np.all(variance > 0, axis=1) & np.all(np.isfinite(errors), axis=1)
     sd = np.sqrt(np.where(sound[:, None], variance, 1))
     correlation = np.where(sound[:, None, None], covariance, np.eye(d)) / sd[:, :, None] / sd[:, None, :]
     values, vectors = np.linalg.eigh((correlation + correlation.transpose(0, 2, 1)) / 2)
