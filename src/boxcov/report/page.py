@@ -44,7 +44,7 @@ def page(study: Study) -> str:
         sections.quality(study),
         sections.curves(study),
         sections.reliability(study),
-        sections.by_class_and_range(study),
+        sections.groups(study),
         sections.runtime(study),
         sections.look(study, bool(data["scenes"])),
     ]
