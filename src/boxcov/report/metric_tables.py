@@ -21,7 +21,7 @@ def ordering(rows: Sequence[Mapping[str, Any]]) -> str:
     >>> ordering([]).count("AUROC")
     1
     """
-    lines = [_line(row["method"], row, [row[f"{name} {error}"] for name in _MEASURES for error in ERRORS]) for row in rows]
+    lines = [_line(_name(row), row, [row[f"{name} {error}"] for name in _MEASURES for error in ERRORS]) for row in rows]
     quiet = {i for i, row in enumerate(rows) if row["kind"] == "chance"}
     return table(_head("method"), lines, over=_over(), quiet=quiet)
 
@@ -54,6 +54,12 @@ def groups(kind: str, summaries: Mapping[str, Mapping[str, Any]]) -> str:
     return table(_head(kind), lines, over=_over())
 
 
+def _name(row: Mapping[str, Any]) -> Cell:
+    if row["kind"] == "chance":
+        return "by chance"  # of the row above
+    return row["method"], "baseline" if row["kind"] == "baseline" else ""
+
+
 def _head(first: str) -> list[str]:
     return [first, "boxes", "paired", *(ERROR_NAMES[error] for _ in _MEASURES for error in ERRORS)]
 
@@ -62,7 +68,7 @@ def _over() -> list[tuple[str, int]]:
     return [("", 3), *((name, len(ERRORS)) for name in _MEASURES)]
 
 
-def _line(name: str, counts: Mapping[str, Any], cells: Sequence[Mapping[str, Any] | None]) -> list[Cell]:
+def _line(name: Cell, counts: Mapping[str, Any], cells: Sequence[Mapping[str, Any] | None]) -> list[Cell]:
     return [name, shown(counts["boxes"]), shown(counts["paired"]), *(_value(cell) for cell in cells)]
 
 

@@ -40,38 +40,39 @@ def provenance(study: Study) -> Section:
     return Section("about", "What was evaluated", pairs({**study.about, **counts, **notes}))
 
 
-def quality(study: Study) -> Section | None:
+def quality(study: Study, replicates: int) -> Section | None:
     """The metrics of every method and of the baselines on the same boxes."""
     if not _boxes(study):
         return None
-    rows = metric_table({method.name: method.records for method in study.methods})
+    rows = metric_table({method.name: method.records for method in study.methods}, replicates)
     text = (
-        "u is certain below its mean, accurate is an IoU of 0.4 or more, or a distance ℓ₂ below the mean. Below each value is its 95 % interval "
-        "over frames; rows in grey are what the same numbers give when dealt out to the boxes at random. Higher is better, but for AUSE."
+        "A box is certain where its u lies below the mean of all; accurate where its IoU is at least 0.4, or where its distance ℓ₂ is below "
+        "the mean of the paired boxes. Below each value is its 95&nbsp;% interval over frames. Rows “by chance” deal the same u out to the "
+        "boxes at random. Higher is better, but for AUSE."
     )
     content = f"<p>{text}</p>{metric_tables.ordering(rows)}"
     fits = metric_tables.fits(rows)
     if fits:
         more = (
             "Of paired boxes: the negative log-likelihood of the errors (less is better), the expected normalised calibration error (0 is right), "
-            "the share of errors inside the ellipsoids that should hold 50, 90 and 95 % of them, and the average normalised squared error (1 is right, "
-            "more is overconfident). A dash where a covariance without full rank makes a number infinite."
+            "the share of errors inside the ellipsoids that should hold 50, 90 and 95&nbsp;% of them, and the average normalised squared error "
+            "(1 is right, more is overconfident). A dash where covariances without full rank make a number infinite."
         )
         content += f"<h3>Covariances</h3><p>{more}</p>{fits}"
     return Section("quality", "Quality", content)
 
 
-def groups(study: Study) -> Section | None:
+def groups(study: Study, replicates: int) -> Section | None:
     """The same metrics for each class and each range, method by method."""
     if not _boxes(study):
         return None
     parts = []
     for i, method in enumerate(study.methods):
-        tables = [metric_tables.groups("class", by_class(method.records))]
+        tables = [metric_tables.groups("class", by_class(method.records, replicates))]
         if {"x", "y"} <= set(study.fields):
-            tables.append(metric_tables.groups("range", by_range(method.records)))
+            tables.append(metric_tables.groups("range", by_range(method.records, replicates=replicates)))
         parts.append(f"<details class=more{'' if i else ' open'}><summary>{escape(method.name)}</summary>{''.join(tables)}</details>")
-    text = "Within a class or a range the means of u and of ℓ₂ are its own. Below each value is its 95 % interval over frames."
+    text = "Within a class or a range the means of u and of ℓ₂ are its own. Below each value is its 95&nbsp;% interval over frames."
     return Section("groups", "By class and range", f"<p>{text}</p>{''.join(parts)}")
 
 
