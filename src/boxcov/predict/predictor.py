@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from boxcov.curvature.fisher import at_least_float32
+from boxcov.curvature.fisher import at_least_float32, full_precision
 from boxcov.curvature.inputs import ready
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.storage import check_fingerprint
@@ -102,6 +102,7 @@ class PosteriorPredictor(Predictor):
         }
 
 
+@full_precision
 def sample_covariance(A: Tensor) -> Tensor:
     """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (16) and (17) of the paper.
 
