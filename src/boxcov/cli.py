@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import TextIO
 
 try:
@@ -18,7 +19,7 @@ from boxcov.commands.predict import predict
 from boxcov.commands.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
 
-EXAMPLES = {
+EXAMPLES: dict[Callable[..., None], str] = {
     fit: "boxcov fit --detector centerpoint:small --data simulated:clear --count 64 --depth head --out posterior.safetensors",
     predict: "boxcov predict --detector centerpoint:small --posterior posterior.safetensors --data simulated:rain --count 20 --out rain.safetensors",
     evaluate: "boxcov evaluate exact.safetensors nms.safetensors --out report.html",

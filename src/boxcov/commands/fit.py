@@ -31,8 +31,12 @@ def fit(
     count: Count = None,
     depth: Depth = "head",
     prior_precision: Annotated[float, typer.Option(min=0.0, help="tau of (n F + tau I)^-1.")] = 1.0,
-    n_data: Annotated[float | None, typer.Option(help="Training frames that the Fisher stands for; unless given, those of the data.")] = None,
-    fisher: Annotated[FisherKind, typer.Option(help="Labels from the data, drawn by the detector, or no Fisher at all.")] = FisherKind.empirical,
+    n_data: Annotated[
+        float | None, typer.Option(help="Training frames that the Fisher stands for; unless given, those of the data.")
+    ] = None,
+    fisher: Annotated[
+        FisherKind, typer.Option(help="Labels from the data, drawn by the detector, or no Fisher at all.")
+    ] = FisherKind.empirical,
     fraction: Annotated[float, typer.Option(help="Share of the frames to use, drawn with the seed.")] = 1.0,
     form: Annotated[FormKind, typer.Option(help="eigen is exact; paper is Q^-1 (x) H^-1 without n and tau.")] = FormKind.eigen,
     batch: Annotated[int, typer.Option(min=1, help="Frames at a time.")] = 1,

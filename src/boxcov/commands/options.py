@@ -51,6 +51,8 @@ Depth = Annotated[str, typer.Option(help="head, neck (and head), backbone (and b
 Sweeps = Annotated[int, typer.Option(min=1, help="Turns of the LiDAR in a frame, 10 at most if simulated.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of all that is drawn: simulated frames, samples.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
-Posterior = Annotated[Path | None, typer.Option(metavar="FILE", help="What boxcov fit wrote; every method but nms and MC dropout needs one.")]
+Posterior = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="What boxcov fit wrote; every method but nms and MC dropout needs one.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script, and nothing else on stdout.")]

@@ -117,7 +117,9 @@ def run(
     for start in starts:
         stop = min(start + block, len(frames))
         if not parts.holds(start, {**about, "block": block}):
-            part = _block(model, frames, range(start, stop), (lambda done: None) if progress is None else lambda done: progress(done, len(frames)))
+            part = _block(
+                model, frames, range(start, stop), (lambda done: None) if progress is None else lambda done: progress(done, len(frames))
+            )
             parts.save(start, part, {**about, "block": block})
         elif progress is not None:
             progress(stop, len(frames))
@@ -127,7 +129,14 @@ def run(
     formats.write(format, out, frames, found)
     parts.remove()
     known = float(found.uncertainty.median()) if len(found) else None
-    return {"out": str(out), "boxes": len(found), "frames": len(frames), "milliseconds": median(milliseconds), "uncertainty": known, **about}
+    return {
+        "out": str(out),
+        "boxes": len(found),
+        "frames": len(frames),
+        "milliseconds": median(milliseconds),
+        "uncertainty": known,
+        **about,
+    }
 
 
 def _block(model: Predictor, frames: Sequence[Any], numbers: range, progress: Callable[[int], None]) -> Detections:
@@ -158,7 +167,9 @@ class Parts:
 
     def check(self, resume: bool) -> None:
         if not resume and self._files():
-            raise BoxcovError(f"{self.folder}: blocks of a run that was cut off: go on with it by --resume, or remove that folder to start anew")
+            raise BoxcovError(
+                f"{self.folder}: blocks of a run that was cut off: go on with it by --resume, or remove that folder to start anew"
+            )
 
     def holds(self, start: int, about: dict[str, Any]) -> bool:
         """Whether the block is there; one of another run is an error."""

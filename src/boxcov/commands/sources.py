@@ -126,7 +126,9 @@ def frames_named(
     name, part = _split_part(split)
     if kind == "simulated":
         if part != slice(None):
-            raise BoxcovError(f"split {split!r}: simulated frames have no parts: --count says how many, --split is one of {', '.join(SPLITS)}")
+            raise BoxcovError(
+                f"split {split!r}: simulated frames have no parts: --count says how many, --split is one of {', '.join(SPLITS)}"
+            )
         if (name or "train") not in SPLITS:
             raise BoxcovError(f"no split {name!r} of simulated frames: there are {', '.join(SPLITS)}")
         size = 100 if count is None else count

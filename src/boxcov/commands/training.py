@@ -1,4 +1,4 @@
-"""The work of ``boxcov train``: a CenterPoint from simulated or real frames, its average precision on frames that it has not seen, and its weights."""
+"""The work of ``boxcov train``: a CenterPoint from simulated or real frames, its weights, and its precision on frames that it has not seen."""
 
 from __future__ import annotations
 
