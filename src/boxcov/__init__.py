@@ -1,6 +1,6 @@
 """boxcov: for every box of a frozen object detector, the covariance of that box under what the detector does not know."""
 
-from boxcov import data, detectors
+from boxcov import data, detectors, evaluate
 from boxcov.curvature.fit import fit
 from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
@@ -27,6 +27,7 @@ __all__ = [
     "__version__",
     "data",
     "detectors",
+    "evaluate",
     "fit",
     "held_out_nll",
 ]
