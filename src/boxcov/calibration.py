@@ -183,8 +183,9 @@ def features(names: Sequence[Feature], fields: Sequence[str], boxes: Any, scores
             p = scores.clip(*_SCORES)
             return log(p / (1 - p))
         if name == "size":
-            sides = [log(column(side).clip(1e-3)) for side in _SIZES if side in fields]
-            return sum(sides) / len(sides)
+            image = "x1" in fields
+            sides = [column("x2") - column("x1"), column("y2") - column("y1")] if image else [column(s) for s in _SIZES if s in fields]
+            return sum(log(side.clip(1e-3)) for side in sides) / len(sides)
         if name == "range":
             return 0.5 * log((column("x") ** 2 + column("y") ** 2).clip(1.0))
         return 0.5 * log(column("vx") ** 2 + column("vy") ** 2 + 0.01)  # 0.1 m/s is at rest
@@ -195,11 +196,11 @@ def features(names: Sequence[Feature], fields: Sequence[str], boxes: Any, scores
 def features_of(fields: Sequence[str]) -> tuple[Feature, ...]:
     """The features that boxes of these fields have; a range only where they lie on the ground, not in an image.
 
-    >>> features_of(("x", "y", "w", "l", "yaw")), features_of(("x", "y", "w", "h"))
+    >>> features_of(("x", "y", "w", "l", "yaw")), features_of(("x1", "y1", "x2", "y2"))
     (('score', 'size', 'range'), ('score', 'size'))
     """
     found: list[Feature] = ["score"]
-    if any(side in fields for side in _SIZES):
+    if any(side in fields for side in (*_SIZES, "x1")):
         found.append("size")
     if {"x", "y", "yaw"} <= set(fields):
         found.append("range")

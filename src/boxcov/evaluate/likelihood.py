@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import erf, exp, lgamma, log, sqrt
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.errors import BoxcovError
+from boxcov.evaluate.special import chi_square, chi_square_quantile
 
 Array = NDArray[Any]
 Loss = Literal["gaussian", "robust"]
@@ -124,35 +124,9 @@ def penalty(q: Array, dimensions: Array, loss: Loss) -> tuple[Array, Array, Arra
     radius, share = np.ones_like(q), np.ones_like(q)
     for d in np.unique(dimensions):
         if d:
-            c = chi2_quantile(_SHARE, int(d))
+            c = chi_square_quantile(_SHARE, int(d))
             radius[dimensions == d] = c
-            share[dimensions == d] = chi2_cdf(c, int(d) + 2) + c * (1 - _SHARE) / d  # E[weight q] / d where q is chi-squared
+            share[dimensions == d] = chi_square(c, int(d) + 2) + c * (1 - _SHARE) / d  # E[weight q] / d where q is chi-squared
     beyond = np.maximum(q / radius, 1.0)
     weight = 1 / (beyond * share)
     return np.minimum(q, radius) / share + radius * np.log(beyond) / share, weight, np.where(q > radius, -weight / np.maximum(q, radius), 0.0)
-
-
-def chi2_cdf(x: float, d: int) -> float:
-    """P(q <= x) of q chi-squared with d >= 1 degrees of freedom.
-
-    >>> round(chi2_cdf(3.841459, 1), 6), round(chi2_cdf(16.918978, 9), 6)
-    (0.95, 0.95)
-    """
-    # F_{d+2}(x) = F_d(x) - 2 f_{d+2}(x), from d = 1 or 2
-    total = erf(sqrt(x / 2)) if d % 2 else 1 - exp(-x / 2)
-    for k in range(3 if d % 2 else 4, d + 1, 2):
-        total -= 2 * exp(-x / 2 + (k / 2 - 1) * log(x) - k / 2 * log(2) - lgamma(k / 2)) if x > 0 else 0.0
-    return total
-
-
-def chi2_quantile(p: float, d: int) -> float:
-    """The x with ``chi2_cdf(x, d) == p``, by bisection.
-
-    >>> round(chi2_quantile(0.95, 9), 4)
-    16.919
-    """
-    low, high = 0.0, 10.0 * d + 100
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if chi2_cdf(middle, d) < p else (low, middle)
-    return high

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.calibration import Calibration, Feature, Kind, features, features_of
-from boxcov.errors import BoxcovError
 from boxcov.evaluate.likelihood import Errors, Local, Loss, evaluate
 from boxcov.evaluate.newton import minimise
 from boxcov.evaluate.records import Records
@@ -215,32 +214,6 @@ class VarianceModel:
         of_r = (local[:, 1:, 1:].reshape(len(X), D * D).T @ pairs).reshape(D, D, p, p).transpose(0, 2, 1, 3).reshape(D * p, D * p)
         top = np.concatenate([of_a, *mixed], 1)
         return np.concatenate([top, np.concatenate([top[:, Z.shape[1] :].T, of_r], 1)], 0)
-
-
-def check_regular(errors: Errors) -> None:
-    """Refuse covariances that no factor makes regular."""
-    singular = ~np.isfinite(plain_nll(errors))
-    if singular.any():
-        raise BoxcovError(
-            f"kind 'scale': the covariances of {int(singular.sum())} of {len(errors)} boxes are singular, and no factor mends that: "
-            "use kind 'affine' or 'residual'"
-        )
-
-
-def plain_nll(errors: Errors) -> Array:
-    """The Gaussian NLL of each error under its Sigma alone (n,); infinite where that is singular.
-
-    >>> plain_nll(Errors.of(np.zeros((2, 1)), np.array([[[1.0]], [[0.0]]]))).round(4).tolist()
-    [0.9189, inf]
-    """
-    n, D = errors.values.shape
-    both = errors.known[:, :, None] & errors.known[:, None, :]
-    values = np.linalg.eigvalsh(np.where(both, errors.covariance, np.eye(D)))
-    regular = values[:, 0] > D * np.finfo(float).eps * values[:, -1]
-    nll = np.full(n, np.inf)
-    none = np.full((int(regular.sum()), D), -np.inf)
-    nll[regular] = evaluate(errors[regular], np.zeros(len(none)), none, "gaussian").loss
-    return nll
 
 
 def _deviations(rows: Array, covariance: Array) -> Array:
