@@ -4,13 +4,14 @@ from boxcov import data, detectors, evaluate
 from boxcov.curvature.fit import fit
 from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
-from boxcov.detector import Detector, Selection
+from boxcov.detector import Candidates, Detector, Selection
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
 from boxcov.predict.held_out import held_out_nll
 from boxcov.predict.mcglm import MCGLM
 from boxcov.predict.mci import MCI
+from boxcov.predict.nms import NMSSpread
 from boxcov.version import __version__
 
 __all__ = [
@@ -19,9 +20,11 @@ __all__ = [
     "MCI",
     "BoxcovError",
     "BoxcovWarning",
+    "Candidates",
     "Detections",
     "Detector",
     "ExactGLM",
+    "NMSSpread",
     "Posterior",
     "Selection",
     "__version__",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -142,3 +142,24 @@ class Detections:
         if self.covariance is None:
             raise BoxcovError("these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM or MCI")
         return self.covariance
+
+
+def concatenated(parts: Sequence[Detections]) -> Detections:
+    """The boxes of all parts one after another, with the ``meta`` of the first; ``frame`` stays what each part says.
+
+    >>> none = torch.zeros(0)
+    >>> empty = Detections(none.reshape(0, 1), none, none.long(), none.long(), ("x",), ("car",))
+    >>> one = Detections(torch.ones(1, 1), torch.ones(1), torch.tensor([0]), torch.tensor([4]), ("x",), ("car",))
+    >>> concatenated([empty, one, one]).frame
+    tensor([4, 4])
+    """
+    if not parts:
+        raise BoxcovError("there is nothing to put together: give at least one Detections, an empty one where nothing was found")
+    first = parts[0]
+    names = [name for name, _ in first._tensors()]
+    for number, part in enumerate(parts):
+        if (part.fields, part.classes) != (first.fields, first.classes):
+            raise BoxcovError(f"part {number} has boxes {part.fields} of {part.classes}, part 0 {first.fields} of {first.classes}")
+        if [name for name, _ in part._tensors()] != names:
+            raise BoxcovError(f"part {number} has {', '.join(name for name, _ in part._tensors())}, part 0 {', '.join(names)}")
+    return first._with({name: torch.cat([getattr(part, name) for part in parts]) for name in names})

@@ -75,7 +75,7 @@ class MCI(Predictor):
         super().__init__(detector, names)
         self.posterior = None if posterior is None else posterior.to(self.device)
         self.dropout, self.samples, self.seed = dropout, samples, seed
-        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._generator = torch.Generator(self.device)
         self._etas: dict[str, Tensor] | None = None
 
     def settings(self) -> dict[str, Any]:
@@ -87,6 +87,7 @@ class MCI(Predictor):
     def predict(self, point: Point) -> Detections:
         draw = self._own_dropout if self.posterior is None and self.dropout is None else self._by_layer
         self._drops = 0
+        self._generator.manual_seed(self.seed)  # equal frames get equal numbers, whatever came before them
         deltas = torch.stack([at_least_float32(point.difference(draw(point, i))) for i in range(self.samples)], 2)  # (m, D, k)
         if self.posterior is None and not self._drops:
             raise BoxcovError(_NOTHING_DROPPED if self.dropout is None else _NOTHING_CALLED)
