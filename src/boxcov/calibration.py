@@ -50,6 +50,7 @@ class Calibration:
     centre: Row = ()  # (P,)
     spread: Row = ()  # (P,)
     limits: tuple[Row, ...] = ()  # (P, 2) least and greatest that the fit has seen: a box beyond is treated as one at the limit
+    floor: Row = ()  # (D,) a small variance beside r: no box is known better than this
     error_scale: Row = ()  # (C,) standard errors of the three tables
     error_residual: tuple[Row, ...] = ()  # (C, D)
     error_slopes: tuple[Row, ...] = ()  # (D, P)
@@ -60,6 +61,7 @@ class Calibration:
             raise BoxcovError(f"no kind of calibration {self.kind!r}: there are {', '.join(get_args(Kind))}")
         C, D, P = len(self.classes), len(self.fields), len(self.features)
         shapes = {"log_scale": (C,), "log_residual": (C, D), "slopes": (D, P), "centre": (P,), "spread": (P,), "limits": (P, 2)}
+        shapes |= {"floor": (D,)} if self.floor else {}
         for name, shape in shapes.items():
             value = np.asarray(getattr(self, name), dtype=float)
             if value.shape != shape and not (value.size == 0 and 0 in shape):
@@ -144,6 +146,7 @@ class Prepared:
         self.slopes = table((np.asarray(calibration.slopes, dtype=float).reshape(D, P) / spread).T, P, D)
         self.centre = table(calibration.centre, P)
         self.limits = table(calibration.limits, P, 2)
+        self.floor = table(calibration.floor or np.zeros(D), D)
         self.eye = table(np.eye(D), D, D)
 
     def __call__(self, covariance: Any, boxes: Any, scores: Any, labels: Any) -> Any:
@@ -157,7 +160,7 @@ class Prepared:
             seen = seen.clip(self.limits[:, 0], self.limits[:, 1])
             log_residual = log_residual + (seen - self.centre) @ self.slopes
         residual = np.exp(log_residual) if isinstance(log_residual, np.ndarray) else log_residual.exp()
-        return total + residual[:, :, None] * self.eye
+        return total + (residual + self.floor)[:, :, None] * self.eye
 
 
 def features(names: Sequence[Feature], fields: Sequence[str], boxes: Any, scores: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
 from warnings import warn
@@ -9,7 +10,7 @@ from warnings import warn
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.calibration import Calibration, Kind
+from boxcov.calibration import Calibration, Feature, Kind, features_of
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.evaluate.gaussian import fit_of
 from boxcov.evaluate.likelihood import Loss
@@ -17,18 +18,35 @@ from boxcov.evaluate.records import Records
 from boxcov.evaluate.variances import VarianceModel
 
 Array = NDArray[Any]
-STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)  # of the L2 penalty; 1 weighs as much as two boxes of a class do for one of its variances
+STRENGTHS = (
+    100.0,
+    30.0,
+    10.0,
+    3.0,
+    1.0,
+    0.3,
+    0.1,
+)  # of the L2 penalty; 1 weighs as much as two boxes of a class do for one of its variances
 _FOLDS = 5
 
 
 def fit(
-    records: Records, kind: Kind = "residual", *, estimator: str, loss: Loss = "robust", strength: float | None = None, data: str = ""
+    records: Records,
+    kind: Kind = "residual",
+    *,
+    estimator: str,
+    loss: Loss = "gaussian",
+    strength: float | None = None,
+    features: Sequence[Feature] | None = None,
+    data: str = "",
 ) -> Calibration:
     """The calibration of this kind under which the errors of the paired boxes are likeliest.
 
     estimator: what computed the covariances, see ``boxcov.predict.predictor.estimator``.
-    loss: "robust" (Huber's: a wrong pair counts no more than a box at the edge of the right ones) or "gaussian".
+    loss: "gaussian", or "robust" (Huber's: a wrong pair counts no more than a box at the edge of the right ones), which describes the bulk of
+    the boxes and says too little of the rest: see docs/calibration.md for both, measured.
     strength: of the L2 penalty on what a class or a feature changes; by cross-validation over frames unless given.
+    features: what the residual may depend on beside the class; all that such boxes have (``boxcov.calibration.features_of``) unless given.
     data: what the frames were, for the record.
 
     >>> rng = np.random.default_rng(0)
@@ -53,7 +71,7 @@ def fit(
             f"kind 'scale': the covariances of {int(np.isinf(before).sum())} of {len(paired)} boxes are singular, and no factor mends that: "
             "use kind 'affine' or 'residual'"
         )
-    model = VarianceModel.of(paired, kind, loss)
+    model = VarianceModel.of(paired, kind, loss, _known(features, records))
     frames = np.unique(paired.frame, return_inverse=True)[1]
     scores = _cross_validated(model, frames) if strength is None else {}
     if strength is None:
@@ -91,6 +109,14 @@ def calibrated(records: Records, calibration: Calibration) -> Records:
     return replace(records, predictive=predictive)
 
 
+def _known(names: Sequence[Feature] | None, records: Records) -> Sequence[Feature] | None:
+    there = features_of(records.fields)
+    unknown = [name for name in names or () if name not in there]
+    if unknown:
+        raise BoxcovError(f"no feature {', '.join(unknown)}: boxes of {' '.join(records.fields)} have {', '.join(there)}")
+    return names
+
+
 def _covariance(records: Records) -> Array:
     if records.covariance is None:
         raise BoxcovError("these records have no covariance to calibrate: make them with ExactGLM, MCGLM, GLM or MCI")
@@ -106,7 +132,9 @@ def _paired(records: Records, kind: Kind) -> Records:
         raise BoxcovError("some boxes or covariances are not finite: leave those rows out")
     unknown = [name for name, column in zip(paired.fields, paired.errors.T) if np.isnan(column).all()]
     if unknown and kind == "score":
-        raise BoxcovError(f"the error of {', '.join(unknown)} is known of no box, and kind 'score' has nothing else to go by: use 'residual'")
+        raise BoxcovError(
+            f"the error of {', '.join(unknown)} is known of no box, and kind 'score' has nothing else to go by: use 'residual'"
+        )
     if unknown and kind != "scale":
         warn(f"the error of {', '.join(unknown)} is known of no box: their variance will be the scaled epistemic one", BoxcovWarning, 3)
     return paired

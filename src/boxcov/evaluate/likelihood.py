@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,17 +28,18 @@ class Errors:
     values: Array  # (n, D), 0 where unknown
     covariance: Array  # (n, D, D) Sigma
     known: Array  # (n, D)
+    floor: Array  # (D,) variances that are there in any case
 
     @staticmethod
-    def of(errors: Array, covariance: Array) -> Errors:
+    def of(errors: Array, covariance: Array, floor: Array | float = 0.0) -> Errors:
         known = ~np.isnan(errors)
-        return Errors(np.where(known, errors, 0.0), np.asarray(covariance, dtype=float), known)
+        return Errors(np.where(known, errors, 0.0), np.asarray(covariance, dtype=float), known, np.broadcast_to(floor, errors.shape[1]))
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, rows: Any) -> Errors:
-        return Errors(self.values[rows], self.covariance[rows], self.known[rows])
+        return replace(self, values=self.values[rows], covariance=self.covariance[rows], known=self.known[rows])
 
     @property
     def dimensions(self) -> Array:
@@ -58,7 +59,7 @@ class Local:
 
 
 def evaluate(errors: Errors, log_scale: Array, log_residual: Array, loss: Loss) -> Local:
-    """The loss of each error under ``exp(log_scale) Sigma + diag(exp(log_residual))``; -inf stands for a part that is not there.
+    """The loss of each error under ``exp(log_scale) Sigma + diag(exp(log_residual) + floor)``; -inf stands for a part that is not there.
 
     >>> local = evaluate(Errors.of(np.array([[2.0]]), np.ones((1, 1, 1))), np.zeros(1), np.full((1, 1), -np.inf), "gaussian")
     >>> round(float(local.loss[0]), 4), local.slope.tolist()  # log(2 pi) / 2 + 2^2 / 2
@@ -72,7 +73,7 @@ def evaluate(errors: Errors, log_scale: Array, log_residual: Array, loss: Loss) 
     S = a[:, None, None] * errors.covariance * both
     diagonal = np.arange(D)
     C = S.copy()
-    C[:, diagonal, diagonal] += r + ~errors.known  # a 1 for what is unknown: no part in the determinant
+    C[:, diagonal, diagonal] += r + np.where(errors.known, errors.floor, 1.0)  # a 1 for what is unknown: no part in the determinant
     P = np.linalg.inv(C) * both
     sign, log_determinant = np.linalg.slogdet(C)
     u = np.einsum("nij,nj->ni", P, errors.values)
@@ -129,4 +130,8 @@ def penalty(q: Array, dimensions: Array, loss: Loss) -> tuple[Array, Array, Arra
             share[dimensions == d] = chi_square(c, int(d) + 2) + c * (1 - _SHARE) / d  # E[weight q] / d where q is chi-squared
     beyond = np.maximum(q / radius, 1.0)
     weight = 1 / (beyond * share)
-    return np.minimum(q, radius) / share + radius * np.log(beyond) / share, weight, np.where(q > radius, -weight / np.maximum(q, radius), 0.0)
+    return (
+        np.minimum(q, radius) / share + radius * np.log(beyond) / share,
+        weight,
+        np.where(q > radius, -weight / np.maximum(q, radius), 0.0),
+    )

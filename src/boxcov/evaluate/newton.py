@@ -56,5 +56,4 @@ def _step(x: Array, gradient: Array, curvature: Array, low: Array, high: Array, 
         size = np.sqrt(np.maximum(H.diagonal(), 1e-300))
         H = H / size / size[:, None] + damping * np.eye(len(H))  # scaled: unknowns have very different curvatures
         step[free] = -np.linalg.solve(H, gradient[free] / size) / size
-    longest = np.abs(step).max(initial=0.0)
-    return step * min(1.0, _LONGEST / longest) if longest > 0 else step
+    return np.clip(step, -_LONGEST, _LONGEST)  # each by itself: one that nothing holds must not keep the others back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from boxcov.evaluate.newton import minimise
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]
-LITTLE = 1e-3  # of a field's root mean square error: a residual below cannot be told from none
+LITTLE = 1e-3  # of a field's root mean square error: no box is known better than that, whatever a class that never errs may say
 NOTHING = 1e-6  # of the scale that would explain all errors: below, a is 0
 # how the residual must change with a feature: never up with the score, never down with the range
 _SIGNS: dict[Feature, tuple[float, float]] = {"score": (-np.inf, 0.0), "range": (0.0, np.inf)}
@@ -37,20 +38,22 @@ class VarianceModel:
     limits: Array  # (P, 2)
 
     @staticmethod
-    def of(paired: Records, kind: Kind, loss: Loss) -> VarianceModel:
-        """The model of this kind for the errors of paired boxes."""
+    def of(paired: Records, kind: Kind, loss: Loss, names: Sequence[Feature] | None = None) -> VarianceModel:
+        """The model of this kind for the errors of paired boxes, with these features or all that such boxes have."""
         assert paired.covariance is not None
         n = len(paired)
         classes = np.concatenate([np.ones((n, 1)), np.eye(len(paired.classes))[paired.labels]], 1)
-        names = features_of(paired.fields) if kind in ("residual", "score") else ()
+        names = tuple(features_of(paired.fields) if names is None else names) if kind in ("residual", "score") else ()
         seen = features(names, paired.fields, paired.boxes.astype(float), paired.scores.astype(float)) if names else np.zeros((n, 0))
         centre, spread = seen.mean(0), np.maximum(seen.std(0), 1e-6)
+        errors = paired.errors.astype(float)
+        floor = 0.0 if kind == "scale" else LITTLE**2 * _mean_square(errors)
         return VarianceModel(
             kind=kind,
             loss=loss,
             fields=paired.fields,
             classes=paired.classes,
-            errors=Errors.of(paired.errors.astype(float), paired.covariance),
+            errors=Errors.of(errors, paired.covariance, floor),
             Z=classes[:, : {"score": 0, "residual": 1}.get(kind)],
             X=classes[:, :0] if kind == "scale" else np.concatenate([classes, (seen - centre) / spread], 1),
             features=names,
@@ -111,13 +114,13 @@ class VarianceModel:
         return np.concatenate([alpha, beta.ravel()])
 
     def bounds(self) -> tuple[Array, Array]:
-        """Least and greatest theta: a not below nothing, r not below what can be told from nothing, slopes of the right sign."""
+        """Least and greatest theta: a and r not far below what can be told from nothing, slopes of the right sign."""
         alpha, beta = self.split(self._start(1.0))
         low_a, low_b = np.full_like(alpha, -np.inf), np.full_like(beta, -np.inf)
         high_b = np.full_like(beta, np.inf)
         low_a[:1] = alpha[:1] + np.log(NOTHING)
         if beta.size:
-            low_b[:, 0] = np.log(LITTLE**2 * self._mean_square())
+            low_b[:, 0] = np.log(1e-3 * np.maximum(self.errors.floor, 1e-15))
             first = 1 + len(self.classes)
             for p, name in enumerate(self.features):
                 low_b[:, first + p], high_b[:, first + p] = _SIGNS.get(name, (-np.inf, np.inf))
@@ -125,7 +128,7 @@ class VarianceModel:
 
     def calibration(self, theta: Array, errors: tuple[Array, Array], estimator: str) -> Calibration:
         """What the optimum says in the terms of a calibration."""
-        (alpha, beta), known = self.split(theta), self.errors.known.any(0)
+        (alpha, beta), known = self.split(theta), np.any(self.errors.known, axis=0)
         C, D, P = len(self.classes), len(self.fields), len(self.features)
         each = np.concatenate([np.ones((C, 1)), np.eye(C)], 1)  # (C, 1 + C): what a class adds up from
         log_scale, log_residual, slopes = np.full(C, -np.inf), np.full((C, D), -np.inf), np.zeros((D, P))
@@ -133,7 +136,7 @@ class VarianceModel:
             log_scale = each[:, : len(alpha)] @ alpha
         if beta.size:
             log_residual = np.where(known, each @ beta[:, : 1 + C].T, -np.inf)
-            slopes = np.where(known[:, None], beta[:, 1 + C :], 0.0)
+            slopes = np.where(np.reshape(known, (D, 1)), beta[:, 1 + C :], 0.0)
         error_scale, error_residual, error_slopes = self._standard_errors(errors, each)
         return Calibration(
             kind=self.kind,
@@ -147,6 +150,7 @@ class VarianceModel:
             centre=_tuples(self.centre),
             spread=_tuples(self.spread),
             limits=_tuples(self.limits),
+            floor=_tuples(np.where(known, self.errors.floor, 0.0)),
             error_scale=_tuples(error_scale),
             error_residual=_tuples(error_residual),
             error_slopes=_tuples(error_slopes),
@@ -169,17 +173,13 @@ class VarianceModel:
         """a pooled, such that Sigma alone would explain ``share`` of the errors, and r the mean square error of each field."""
         alpha, beta = np.zeros(self.Z.shape[1]), np.zeros((len(self.fields), self.X.shape[1]))
         if beta.size:
-            beta[:, 0] = np.log(self._mean_square())
+            beta[:, 0] = np.log(np.maximum(self.errors.floor / LITTLE**2, 1e-12))
         if len(alpha):
             variances = np.diagonal(self.errors.covariance, axis1=1, axis2=2)
             ratio = self.errors.values**2 / np.maximum(variances, 1e-300)
             usable = self.errors.known & (variances > 0)
             alpha[0] = np.log(share * max(float(np.median(ratio[usable])), 1e-12)) if usable.any() else 0.0
         return self.join(alpha, beta)
-
-    def _mean_square(self) -> Array:
-        square: Array = (self.errors.values**2).sum(0) / np.maximum(self.errors.known.sum(0), 1)
-        return np.maximum(square, 1e-12)
 
     def _weights(self, strength: float) -> Array:
         """The penalty on each unknown (p,): none on what all classes have in common, at mean features, but enough to hold an unknown that
@@ -198,7 +198,7 @@ class VarianceModel:
 
     def _curvature(self, local: Local, weights: Array) -> Array:
         try:
-            H = self._square(local.curvature) + np.diag(weights)
+            H: Array = self._square(local.curvature) + np.diag(weights)
             np.linalg.cholesky(H)
         except np.linalg.LinAlgError:  # far from the optimum, or where a bound holds it
             H = self._square(local.information) + np.diag(weights)
@@ -216,8 +216,16 @@ class VarianceModel:
         return np.concatenate([top, np.concatenate([top[:, Z.shape[1] :].T, of_r], 1)], 0)
 
 
+def _mean_square(errors: Array) -> Array:
+    """Of each field (D,), and a millionth squared at least."""
+    known = ~np.isnan(errors)
+    square: Array = (np.where(known, errors, 0.0) ** 2).sum(0) / np.maximum(known.sum(0), 1)
+    return np.maximum(square, 1e-12)
+
+
 def _deviations(rows: Array, covariance: Array) -> Array:
-    return np.sqrt(np.maximum(np.einsum("ci,ij,cj->c", rows, covariance, rows), 0))
+    variances: Array = np.einsum("ci,ij,cj->c", rows, covariance, rows)
+    return np.sqrt(np.maximum(variances, 0))
 
 
 def _tuples(values: Array) -> Any:

@@ -12,7 +12,7 @@ from boxcov.predict.predictor import PosteriorPredictor
 
 
 class GLM(PosteriorPredictor):
-    """``J Sigma J^T`` of every box, from D backward passes a box.
+    """``J Sigma J^T`` of every box, from D backward passes a box; ``calibrated`` fills ``Detections.predictive``, too.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
