@@ -86,7 +86,8 @@ class MCI(Predictor):
         own = {"method": self.method, "samples": self.samples, "seed": self.seed}
         if self.posterior is None:
             return {**own, "dropout": self.dropout}
-        return {**own, "depth": self.posterior.depth, "weights_sha256": self.posterior.fingerprint}
+        about = {"depth": self.posterior.depth, "weights_sha256": self.posterior.fingerprint}
+        return {**own, **about, **self._calibration_settings()}
 
     def predict(self, point: Point) -> Detections:
         draw = self._own_dropout if self.posterior is None and self.dropout is None else self._by_layer

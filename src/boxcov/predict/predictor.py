@@ -75,7 +75,7 @@ class Predictor(ABC):
         return point.detections(covariance=zeros(0, D, D), meta=self.settings())
 
     def _calibrated(self, result: Detections, calibration: Calibration) -> Detections:
-        """The same detections with ``predictive`` filled, and in ``meta`` what by."""
+        """The same detections with ``predictive`` filled."""
         covariance = result.covariance
         assert covariance is not None
         if self._prepared is None:
@@ -89,8 +89,11 @@ class Predictor(ABC):
                 )
             self._prepared = calibration.prepared(covariance)
         predictive = self._prepared(covariance, result.boxes.to(covariance.dtype), result.scores.to(covariance.dtype), result.labels)
-        about = {"kind": calibration.kind, "estimator": calibration.estimator}
-        return replace(result, predictive=predictive, meta={**result.meta, "calibration": about})
+        return replace(result, predictive=predictive)
+
+    def _calibration_settings(self) -> dict[str, Any]:
+        known = self._calibration
+        return {} if known is None else {"calibration": {"kind": known.kind, "estimator": known.estimator}}
 
     def _check(self, result: Detections) -> None:
         assert result.covariance is not None
@@ -121,6 +124,7 @@ class PosteriorPredictor(Predictor):
             "prior_precision": posterior.prior_precision,
             "fisher": posterior.fisher,
             "weights_sha256": posterior.fingerprint,
+            **self._calibration_settings(),
         }
 
 
