@@ -1,6 +1,7 @@
 """boxcov: for every box of a frozen object detector, the covariance of that box under what the detector does not know."""
 
 from boxcov import data, detectors, evaluate
+from boxcov.calibration import Calibration
 from boxcov.curvature.fit import fit
 from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
@@ -20,6 +21,7 @@ __all__ = [
     "MCI",
     "BoxcovError",
     "BoxcovWarning",
+    "Calibration",
     "Candidates",
     "Detections",
     "Detector",

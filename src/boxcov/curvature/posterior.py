@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from boxcov.calibration import Calibration
 from boxcov.curvature.fisher import FisherKind, Layer, full_precision
 from boxcov.curvature.layers import from_matrix, to_matrix
 from boxcov.errors import BoxcovError
@@ -129,6 +130,7 @@ class Posterior:
     form: Form = "eigen"
     jitter: float = 1e-6  # of the paper's form, relative to a factor's mean eigenvalue
     meta: Mapping[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None  # from its covariances to those of the errors; other variances of the weights lose it
 
     def __post_init__(self) -> None:
         if isinstance(self.prior_precision, Mapping):
@@ -151,8 +153,8 @@ class Posterior:
         return [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias is not None]
 
     def restricted(self, names: Iterable[str]) -> Posterior:
-        """The same posterior over some of its layers."""
-        return replace(self, blocks={name: self.blocks[name] for name in names})
+        """The same posterior over some of its layers, without its calibration."""
+        return replace(self, blocks={name: self.blocks[name] for name in names}, calibration=None)
 
     # the covariance
 
@@ -247,12 +249,16 @@ class Posterior:
     # other posteriors of the same factors
 
     def with_prior(self, prior_precision: float | Mapping[str, float]) -> Posterior:
-        """The same factors under another prior precision, in the exact form."""
-        return replace(self, prior_precision=prior_precision, form="eigen")
+        """The same factors under another prior precision, in the exact form, without a calibration."""
+        return replace(self, prior_precision=prior_precision, form="eigen", calibration=None)
 
     def paper(self, jitter: float = 1e-6) -> Posterior:
         """The paper's own posterior ``Q^-1 (x) H^-1`` (n = 1, no prior), each factor with ``jitter`` times its mean eigenvalue added."""
-        return replace(self, form="paper", jitter=jitter)
+        return replace(self, form="paper", jitter=jitter, calibration=None)
+
+    def with_calibration(self, calibration: Calibration | None) -> Posterior:
+        """The same posterior with a calibration to carry, see ``boxcov.evaluate.calibration`` and ``boxcov calibrate``."""
+        return replace(self, calibration=calibration)
 
     def to(self, device: torch.device | str) -> Posterior:
         moved: dict[int, Eigen] = {}  # shared factors stay shared

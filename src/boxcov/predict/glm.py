@@ -17,7 +17,7 @@ from boxcov.predict.predictor import PosteriorPredictor
 
 
 class GLM(PosteriorPredictor):
-    """``J Sigma J^T`` of every box, from D backward passes a box.
+    """``J Sigma J^T`` of every box, from D backward passes a box; ``calibrated`` fills ``Detections.predictive``, too.
 
     most: only the first so many boxes of an input, those of the highest scores where the detector sorts them; the others are left out.
 
