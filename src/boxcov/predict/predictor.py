@@ -19,7 +19,7 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, NotFiniteError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.frozen import check_finite_weights, fingerprint
 from boxcov.predict.linearise import Linearised, Point
 
