@@ -7,6 +7,7 @@ from boxcov.version import __version__
 
 if TYPE_CHECKING:
     from boxcov import data, detectors, evaluate
+    from boxcov.calibration import Calibration
     from boxcov.curvature.fit import fit
     from boxcov.curvature.posterior import Posterior
     from boxcov.detections import Detections
@@ -24,6 +25,7 @@ _HOMES = {
     "data": "",
     "detectors": "",
     "evaluate": "",
+    "Calibration": "calibration",
     "fit": "curvature.fit",
     "Posterior": "curvature.posterior",
     "Detections": "detections",
@@ -46,6 +48,7 @@ __all__ = [
     "MCI",
     "BoxcovError",
     "BoxcovWarning",
+    "Calibration",
     "Candidates",
     "Detections",
     "Detector",

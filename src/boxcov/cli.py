@@ -12,6 +12,7 @@ try:
 except ImportError:
     sys.exit("the boxcov command needs typer, rich and matplotlib: pip install 'boxcov[cli]'")
 
+from boxcov.commands.calibrate import calibrate
 from boxcov.commands.demo import demo
 from boxcov.commands.evaluate import evaluate
 from boxcov.commands.fit import fit
@@ -23,6 +24,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     fit: "boxcov fit --detector centerpoint:small --data simulated:clear --count 64 --depth head --out posterior.safetensors",
     predict: "boxcov predict --detector centerpoint:small --posterior posterior.safetensors --data simulated:rain --count 20 --out rain.safetensors",
     evaluate: "boxcov evaluate exact.safetensors nms.safetensors --out report.html",
+    calibrate: "boxcov calibrate --posterior posterior.safetensors --data simulated:clear --count 40 --out calibrated.safetensors",
     train: "boxcov train --config small --data simulated:clear --device cuda --out small.safetensors",
     demo: "boxcov demo --out demo",
 }

@@ -36,6 +36,9 @@ def predict(
     samples: Annotated[int | None, typer.Option(help="Of mcglm and mci (10), and of what exact is to estimate below the head.")] = None,
     derivative: Annotated[DerivativeKind | None, typer.Option(help="Of mcglm: forward mode (jvp), or the paper's difference (fd).")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Step of the derivative fd (1e-7).")] = None,
+    calibrated: Annotated[
+        bool, typer.Option("--calibrated", help="Also the covariance of the errors, by what boxcov calibrate wrote.")
+    ] = False,
     format: Annotated[Format, typer.Option(help="native is what boxcov evaluate reads.")] = Format.native,
     sweeps: Sweeps = 10,
     seed: Seed = 0,
@@ -48,7 +51,7 @@ def predict(
     from boxcov.commands.progress import Progress
     from boxcov.commands.sources import Source, unseen_split
 
-    how = prediction.How(method.value, posterior, samples, None if derivative is None else derivative.value, epsilon, seed)
+    how = prediction.How(method.value, posterior, samples, None if derivative is None else derivative.value, epsilon, seed, calibrated)
     with Progress("predicting") as progress:
         report = prediction.run(
             out,

@@ -20,7 +20,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
-from boxcov.predict.mcglm import MCGLM
+from boxcov.predict.mcglm import MCGLM, Derivative
 from boxcov.predict.mci import MCI
 from boxcov.predict.nms import NMSSpread
 from boxcov.predict.predictor import Predictor
@@ -47,6 +47,7 @@ class How:
     derivative: str | None = None
     epsilon: float | None = None
     seed: int = 0
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         used = {"mcglm": {"samples", "derivative", "epsilon"}, "exact": {"samples"}, "mci": {"samples"}}.get(self.method, set())
@@ -57,6 +58,8 @@ class How:
             raise BoxcovError("--epsilon is the step of --derivative fd: forward mode needs none")
         if self.posterior is None and self.method in ("mcglm", "glm", "exact"):
             raise BoxcovError(f"the method {self.method} needs a posterior: make one with boxcov fit, and give it as --posterior FILE")
+        if self.calibrated and (self.posterior is None or self.method == "nms"):
+            raise BoxcovError("--calibrated takes a posterior that carries a calibration: make one with boxcov calibrate")
         if self.posterior is not None and not self.posterior.is_file():
             raise BoxcovError(f"{self.posterior}: no such file: make a posterior with boxcov fit")
 
@@ -67,14 +70,15 @@ class How:
         posterior = None if self.posterior is None else Posterior.load(self.posterior, detector)
         samples = 10 if self.samples is None else self.samples
         if self.method == "mci":
-            return MCI(detector, posterior, samples=samples, seed=self.seed)
+            return MCI(detector, posterior, samples=samples, seed=self.seed, calibrated=self.calibrated)
         assert posterior is not None
         if self.method == "glm":
-            return GLM(detector, posterior)
+            return GLM(detector, posterior, self.calibrated)
         if self.method == "exact":
-            return ExactGLM(detector, posterior, self.samples, self.seed)
+            return ExactGLM(detector, posterior, self.samples, self.seed, calibrated=self.calibrated)
         epsilon = 1e-7 if self.epsilon is None else self.epsilon
-        return MCGLM(detector, posterior, samples, "fd" if self.derivative == "fd" else "jvp", epsilon, self.seed)
+        derivative: Derivative = "fd" if self.derivative == "fd" else "jvp"
+        return MCGLM(detector, posterior, samples, derivative, epsilon, self.seed, calibrated=self.calibrated)
 
     def about(self) -> dict[str, Any]:
         """Which posterior, by name and content."""

@@ -93,5 +93,6 @@ def records_of(detections: Detections, frames: Iterable[Any] | Truth, threshold:
         classes=detections.classes,
         uncertainty=arrays["uncertainty"],
         covariance=arrays["covariance"],
+        predictive=arrays.get("predictive"),
         threshold=threshold,
     )
