@@ -99,6 +99,14 @@ def test_small_units_are_not_singular() -> None:
     assert fit_of(np.array([[1e-10, 1e10]]), covariance).nees[0] == pytest.approx(2)
 
 
+@pytest.mark.parametrize("k", [2, 5, 9])
+def test_too_few_samples_in_float32_are_singular(k: int) -> None:
+    """Rounding makes the eigenvalues that should be 0 positive in half of the rows."""
+    samples = np.random.default_rng(0).normal(size=(500, 9, k)).astype(np.float32)
+    samples -= samples.mean(2, keepdims=True)
+    assert np.isinf(fit_of(np.ones((500, 9)), samples @ samples.transpose(0, 2, 1)).nees).all()
+
+
 def slow_ence(errors, variance, bins: int) -> float:
     order = sorted(range(len(errors)), key=lambda i: variance[i])
     cuts = [variance[order[len(order) * k // bins]] for k in range(1, bins)]

@@ -11,7 +11,7 @@ from boxcov.evaluate.gaussian import gaussian
 from boxcov.evaluate.quality import METRICS, quality
 from boxcov.evaluate.ranking import auroc, ause
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.summary import COLUMNS, by_class, by_range, summarise, table
+from boxcov.evaluate.summary import COLUMNS, by_class, by_range, compare, summarise, table
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")
 
@@ -130,3 +130,15 @@ def test_singular_covariances_are_counted() -> None:
     found = summarise(replace(records, l2=np.nan_to_num(records.l2), truth=np.nan_to_num(records.truth)), replicates=2)
     assert found["covariance"]["singular"] == 1
     assert found["covariance"]["NLL"] is None
+
+
+def test_differences_of_two_methods() -> None:
+    good = some_records(900)
+    noisy = good.with_uncertainty(good.uncertainty * np.exp(np.random.default_rng(0).normal(scale=2, size=900)))
+    found = compare(good, noisy)
+    one, other = summarise(good, 2), summarise(noisy, 2)
+    assert found["AUROC"]["l2"]["value"] == pytest.approx(one["AUROC"]["l2"]["value"] - other["AUROC"]["l2"]["value"])
+    assert found["P(U|I)"]["IoU"]["low"] <= found["P(U|I)"]["IoU"]["value"] <= found["P(U|I)"]["IoU"]["high"]
+    assert found["AUROC"]["l2"]["low"] > 0 > found["AUSE"]["l2"]["high"]
+    same = compare(good, good, replicates=20)
+    assert {tuple(cell.values()) for by_error in same.values() for cell in by_error.values()} == {(0, 0, 0)}

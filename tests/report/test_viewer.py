@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +28,25 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     window.close()
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("study") / "report.html"
+    write(path, STUDY, replicates=2)
+    return path
+
+
 @pytest.fixture
-def page(browser: Browser, tmp_path: Path) -> Iterator[Browser]:
-    yield from shown(browser, tmp_path, STUDY)
+def page(browser: Browser, file: Path) -> Iterator[Browser]:
+    """The study's page, opened anew; a word of complaint on the console at any time is a failure."""
+    browser.open(file)
+    yield browser
+    assert browser.complaints() == []
 
 
+@contextmanager
 def shown(browser: Browser, folder: Path, study: Study) -> Iterator[Browser]:
-    """The study's page in the browser; a word of the console at any time is a failure."""
-    write(folder / "report.html", study)
+    """The page of another study."""
+    write(folder / "report.html", study, replicates=2)
     browser.open(folder / "report.html")
     yield browser
     assert browser.complaints() == []
@@ -264,7 +276,7 @@ def hostile_study() -> Study:
 
 
 def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
-    for page in shown(browser, tmp_path, hostile_study()):
+    with shown(browser, tmp_path, hostile_study()) as page:
         assert page.run("return document.title") == HOSTILE
         assert page.run("return document.querySelectorAll('#evil, b#evil').length") == 0
         assert page.run("return document.getElementById('method').selectedOptions[0].textContent") == HOSTILE
@@ -289,7 +301,7 @@ def empty_studies() -> dict[str, Study]:
 @pytest.mark.parametrize("name", empty_studies())
 def test_studies_without_something(browser: Browser, tmp_path: Path, name: str) -> None:
     study = empty_studies()[name]
-    for page in shown(browser, tmp_path, study):
+    with shown(browser, tmp_path, study) as page:
         assert page.text("h1") == study.title
         if name == "no scene":
             choose(page, "slider", 300)
@@ -305,7 +317,7 @@ def test_boxes_of_images(browser: Browser, tmp_path: Path) -> None:
     study = Study(
         "Images", methods=[Method("exact", records)], scenes={0: Scene("cat.png", np.zeros((0, 2)), records.boxes, records.labels)}
     )
-    for page in shown(browser, tmp_path, study):
+    with shown(browser, tmp_path, study) as page:
         shape = page.run(
             "const a = document.querySelector('.box[data-row=\"1\"] .outline').getBBox(); return [a.x, a.y, a.width, a.height]"
         )
@@ -313,3 +325,19 @@ def test_boxes_of_images(browser: Browser, tmp_path: Path) -> None:
         J = np.array([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])
         rx, ry = page.run("const e = document.querySelectorAll('.sigma1')[1]; return [e.getAttribute('rx'), e.getAttribute('ry')]")
         assert [float(ry) ** 2, float(rx) ** 2] == pytest.approx(np.linalg.eigvalsh(J @ records.covariance[1] @ J.T), rel=1e-2)
+
+
+def test_dark_and_paper(page: Browser) -> None:
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    light = page.run(colour)
+    page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    try:
+        assert page.run(colour) != light
+        page.run("window.dispatchEvent(new Event('beforeprint'))")
+        assert page.run(colour) == light  # paper is white
+        assert page.run("return [...document.querySelectorAll('details')].every((part) => part.open)")
+        page.run("window.dispatchEvent(new Event('afterprint'))")
+        assert page.run("return document.querySelectorAll('details:not([open])').length") == 2
+        assert page.paper().startswith(b"%PDF")
+    finally:
+        page.command("Emulation.setEmulatedMedia", features=[])

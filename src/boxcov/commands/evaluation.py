@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,12 @@ def _source(path: Path, found: Detections, data: str | None) -> Source:
     given = found.meta.get("source")
     if not isinstance(given, Mapping):
         raise BoxcovError(f"{path}: does not say which frames it was made from: make it with boxcov predict")
-    return Source(**{**given, **({} if data is None else {"data": data})})
+    source = Source(**given)
+    if data is None:
+        return source
+    if data.partition(":")[0] != source.data.partition(":")[0] or (data.startswith("simulated") and data != source.data):
+        raise BoxcovError(f"{path}: predictions for {source.data}, not for {data}: --data says where a set of files is now")
+    return replace(source, data=data)
 
 
 def _frames(source: Source, found: Detections, scenes: int, progress: Progress | None) -> tuple[Truth, dict[int, Scene]]:

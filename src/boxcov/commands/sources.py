@@ -73,6 +73,8 @@ def check_folder(out: Path) -> None:
     ...
     boxcov.errors.BoxcovError: nowhere/posterior.safetensors: there is no folder nowhere: make it first
     """
+    if not out.name:
+        raise BoxcovError(f"{out}: is a folder; give the name of a file")
     if not out.absolute().parent.is_dir():
         raise BoxcovError(f"{out}: there is no folder {out.parent}: make it first")
 

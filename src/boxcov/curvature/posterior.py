@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from boxcov.calibration import Calibration
-from boxcov.curvature.fisher import FisherKind, Layer
+from boxcov.curvature.fisher import FisherKind, Layer, full_precision
 from boxcov.curvature.layers import from_matrix, to_matrix
 from boxcov.errors import BoxcovError
 from boxcov.frozen import listed
@@ -171,6 +171,7 @@ class Posterior:
             return 1 / (h.unsqueeze(2) * q.unsqueeze(1))
         return 1 / (self.n_data * block.curvature + self.tau(name))
 
+    @full_precision
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """``count`` draws of eta ~ N(0, Sigma), (count, *shape) by parameter name, on the posterior's device.
 
@@ -203,6 +204,7 @@ class Posterior:
                 etas[layer.bias] = bias
         return etas
 
+    @full_precision
     def quadratic(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) by parameter name; a parameter without one counts as 0.
 

@@ -127,6 +127,11 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
     >>> directional_derivatives(point, model.posterior.sample(7)).shape
     torch.Size([3, 5, 7])
     """
+    if torch.is_autocast_enabled(point.boxes.device.type):
+        raise BoxcovError(
+            "forward-mode differentiation does not work under torch.autocast: call the model outside of it (for a smaller, faster detector "
+            "use detector.bfloat16()), or take derivative='fd' with an epsilon for half precision, or ExactGLM with a posterior of the head"
+        )
     theta = point.linearised.theta()
     at = {name: theta[name] for name in etas}
     scaled, scale = _normalised(etas, at)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from boxcov.calibration import Calibration, Prepared
-from boxcov.curvature.fisher import at_least_float32
+from boxcov.curvature.fisher import at_least_float32, full_precision
 from boxcov.curvature.inputs import ready
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.storage import check_fingerprint
@@ -156,6 +156,7 @@ def estimator(settings: Mapping[str, Any]) -> str:
     return method if settings.get("samples") is None else f"{method}, {settings['samples']} samples"
 
 
+@full_precision
 def sample_covariance(A: Tensor) -> Tensor:
     """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (16) and (17) of the paper.
 

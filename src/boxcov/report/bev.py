@@ -13,9 +13,11 @@ from boxcov.detections import Detections
 from boxcov.evaluate.records import Records
 from boxcov.report.payload import PLANE, thinned
 from boxcov.report.study import Scene
+from boxcov.report.tables import shown
 
 Array = NDArray[Any]
 TRUTH, FOUND, DOUBT = "#2ca02c", "#d62728", "#e07b00"
+CROWD = 40  # boxes from which on the numbers are small
 
 
 def corners(boxes: Array) -> Array:
@@ -49,14 +51,16 @@ def draw(axes: Any, boxes: Array, uncertainty: Array, position: Array | None, tr
     """
     for corner in corners(truth):
         axes.plot(*corner.T, color=TRUTH, linewidth=2)
+    size = 8 if len(boxes) <= CROWD else 5
     for i, (box, u) in enumerate(zip(boxes, uncertainty)):
         colour, style = (FOUND, "-") if threshold is None or u < threshold else (DOUBT, "--")
         axes.plot(*corners(box[None])[0].T, color=colour, linewidth=1, linestyle=style)
         front = box[:2] + box[3] / 2 * np.array([np.cos(box[4]), np.sin(box[4])])
         axes.plot(*np.stack([box[:2], front]).T, color=colour, linewidth=1)
-        for sigmas, line in ((1, "-"), (3, ":")) if position is not None else ():
-            axes.plot(*ellipse(box[:2], position[i], sigmas).T, color=colour, linewidth=0.8, linestyle=line)
-        axes.annotate(f"{u:.2g}", box[:2] + 1.2, color=colour, fontsize=8, clip_on=True)
+        if position is not None:
+            for sigmas, line in ((1, "-"), (3, ":")):
+                axes.plot(*ellipse(box[:2], position[i], sigmas).T, color=colour, linewidth=0.8, linestyle=line)
+        axes.annotate(shown(u, digits=2), box[:2] + 1.2, color=colour, fontsize=size, clip_on=True)
 
 
 def draw_scene(axes: Any, scene: Scene, records: Records, threshold: float | None = None) -> None:

@@ -19,8 +19,8 @@ from boxcov.version import __version__
 SCRIPTS = ("data.js", "stage.js", "details.js", "viewer.js", "start.js")
 
 
-def write(path: str | Path, study: Study) -> None:
-    """The page, there whole or not at all.
+def write(path: str | Path, study: Study, replicates: int = 200) -> None:
+    """The page, there whole or not at all; ``replicates`` are the draws behind each interval.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -29,10 +29,10 @@ def write(path: str | Path, study: Study) -> None:
     True
     """
     with replacing(path) as temporary:
-        temporary.write_text(page(study), encoding="utf-8")
+        temporary.write_text(page(study, replicates), encoding="utf-8")
 
 
-def page(study: Study) -> str:
+def page(study: Study, replicates: int = 200) -> str:
     """The page's text.
 
     >>> page(Study("Nothing yet")).startswith("<!doctype html>")
@@ -41,10 +41,10 @@ def page(study: Study) -> str:
     data = pack(study)
     made = [
         sections.provenance(study),
-        sections.quality(study),
+        sections.quality(study, replicates),
         sections.curves(study),
         sections.reliability(study),
-        sections.by_class_and_range(study),
+        sections.groups(study, replicates),
         sections.runtime(study),
         sections.look(study, bool(data["scenes"])),
     ]

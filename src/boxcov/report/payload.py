@@ -92,7 +92,8 @@ def thinned(points: Array, count: int) -> Array:
     """
     if len(points) <= count:
         return points
-    return points[np.linspace(0, len(points) - 1, count).astype(int)]
+    kept: Array = points[np.linspace(0, len(points) - 1, count).astype(int)]
+    return kept
 
 
 def _scene(blobs: Blobs, number: int, scene: Scene, share: int) -> dict[str, Any]:

@@ -8,13 +8,15 @@ from html import escape
 import numpy as np
 
 from boxcov.evaluate.quality import ERRORS
+from boxcov.evaluate.summary import by_class, by_range
+from boxcov.evaluate.summary import table as metric_table
+from boxcov.report import metric_tables
 from boxcov.report.charts import bar_chart, legend, line_chart
+from boxcov.report.metric_tables import ERROR_NAMES
 from boxcov.report.series import reliability_lines, runtime_bars, threshold_lines
 from boxcov.report.study import Study
 from boxcov.report.tables import pairs, shown, table
 from boxcov.report.viewer import viewer
-
-ERROR_NAMES = {"IoU": "IoU", "l2": "ℓ₂"}
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,40 @@ def provenance(study: Study) -> Section:
     return Section("about", "What was evaluated", pairs({**study.about, **counts, **notes}))
 
 
-def quality(study):
-    return None
+def quality(study: Study, replicates: int) -> Section | None:
+    """The metrics of every method and of the baselines on the same boxes."""
+    if not _boxes(study):
+        return None
+    rows = metric_table({method.name: method.records for method in study.methods}, replicates)
+    text = (
+        "A box is certain where its u lies below the mean of all; accurate where its IoU is at least 0.4, or where its distance ℓ₂ is below "
+        "the mean of the paired boxes. Below each value is its 95&nbsp;% interval over frames. Rows “by chance” deal the same u out to the "
+        "boxes at random. Higher is better, but for AUSE."
+    )
+    content = f"<p>{text}</p>{metric_tables.ordering(rows)}"
+    fits = metric_tables.fits(rows)
+    if fits:
+        more = (
+            "Of paired boxes: the negative log-likelihood of the errors (less is better), the expected normalised calibration error (0 is right), "
+            "the share of errors inside the ellipsoids that should hold 50, 90 and 95&nbsp;% of them, and the average normalised squared error "
+            "(1 is right, more is overconfident). A dash where covariances without full rank make a number infinite."
+        )
+        content += f"<h3>Covariances</h3><p>{more}</p>{fits}"
+    return Section("quality", "Quality", content)
 
 
-def by_class_and_range(study):
-    return None
+def groups(study: Study, replicates: int) -> Section | None:
+    """The same metrics for each class and each range, method by method."""
+    if not _boxes(study):
+        return None
+    parts = []
+    for i, method in enumerate(study.methods):
+        tables = [metric_tables.groups("class", by_class(method.records, replicates))]
+        if {"x", "y"} <= set(study.fields):
+            tables.append(metric_tables.groups("range", by_range(method.records, replicates=replicates)))
+        parts.append(f"<details class=more{'' if i else ' open'}><summary>{escape(method.name)}</summary>{''.join(tables)}</details>")
+    text = "Within a class or a range the means of u and of ℓ₂ are its own. Below each value is its 95&nbsp;% interval over frames."
+    return Section("groups", "By class and range", f"<p>{text}</p>{''.join(parts)}")
 
 
 def curves(study: Study) -> Section | None:
@@ -67,7 +97,8 @@ def reliability(study: Study) -> Section | None:
     if not panels:
         return None
     charts = [
-        f"<figure>{line_chart(title, 'nominal coverage', lines, up='observed coverage', diagonal=True)}</figure>" for title, lines in panels.items()
+        f"<figure>{line_chart(title, 'nominal coverage', lines, up='observed coverage', diagonal=True)}</figure>"
+        for title, lines in panels.items()
     ]
     text = (
         "For each nominal coverage the share of paired boxes whose error lies inside the ellipsoid of that probability. Below the diagonal the "

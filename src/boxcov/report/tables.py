@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
+
+Cell = str | tuple[str, str]
 
 
 def shown(value: Any, digits: int = 3) -> str:
@@ -30,29 +32,30 @@ def shown(value: Any, digits: int = 3) -> str:
     return str(value)
 
 
-def share(value: float) -> str:
-    """A rate between 0 and 1, three decimals.
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], over: Sequence[tuple[str, int]] = (), quiet: Container[int] = ()) -> str:
+    """A table of texts, the first column naming the row; of a pair of texts the second is small, below the first.
 
-    >>> share(0.5), share(float("nan"))
-    ('0.500', '–')
-    """
-    return f"{value:.3f}" if np.isfinite(value) else "–"
+    ``over`` is a line above the head, texts and how many columns each spans; ``quiet`` are the numbers of rows that stand back.
 
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], over: Sequence[tuple[str, int]] = ()) -> str:
-    """A table of texts, the first column naming the row; ``over`` is a line above the head: texts and how many columns each spans.
-
-    >>> "<td>&lt;b&gt;</td>" in table(["method", "AvU"], [["exact", "<b>"]])
+    >>> "<td>&lt;b&gt;<small>0 to 1</small></td>" in table(["method", "AvU"], [["exact", ("<b>", "0 to 1")]])
     True
     """
     spans = "".join(f'<th colspan="{width}" scope="colgroup">{escape(text)}</th>' for text, width in over)
     top = f'<tr class="over">{spans}</tr>' if over else ""
     names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(
-        "<tr>" + f'<th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
-        for row in rows
+        f"""<tr{' class="quiet"' if i in quiet else ""}><th scope="row">{_inside(row[0])}</th>"""
+        + "".join(f"<td>{_inside(cell)}</td>" for cell in row[1:])
+        + "</tr>\n"
+        for i, row in enumerate(rows)
     )
     return f'<div class="wide"><table class="grid"><thead>{top}<tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _inside(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return escape(cell)
+    return escape(cell[0]) + (f"<small>{escape(cell[1])}</small>" if cell[1] else "")
 
 
 def pairs(entries: Mapping[str, Any]) -> str:
@@ -70,4 +73,4 @@ def _told(value: Any) -> str:
         return "\n".join(f"{name}: {_told(entry)}" for name, entry in value.items()) or "–"
     if isinstance(value, (list, tuple, set, frozenset)):
         return ", ".join(_told(entry) for entry in value) or "–"
-    return shown(value, digits=6)
+    return str(value) if isinstance(value, (int, np.integer)) else shown(value, digits=6)  # a seed has no thousands

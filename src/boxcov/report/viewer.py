@@ -19,6 +19,8 @@ _STAGE_BAR = """<div class="bar screen">
 _BAR = """<div class="bar">
 <label>Method <select id="method"></select></label>
 <label>Error <select id="error"><option value="IoU">IoU</option><option value="l2">ℓ₂</option></select></label>
+</div>
+<div class="bar">
 <label>Uncertainty threshold
 <input type="range" id="slider" class="screen" min="0" max="1000" step="1" value="0" aria-label="threshold, by share of boxes below"></label>
 <span class="group"><input type="number" id="threshold" step="any" aria-label="threshold">

@@ -81,5 +81,5 @@ def spearman(a: Any, b: Any) -> float:
     >>> spearman(np.array([1, 2, 3]), np.array([1, 4, 9]))
     1.0
     """
-    ranks = [np.unique(x, return_inverse=True)[1].astype(float) for x in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    ranks = np.stack([np.unique(x, return_inverse=True)[1].astype(float) for x in (a, b)])
+    return float(np.corrcoef(ranks)[0, 1])

@@ -73,7 +73,8 @@ class Workshop:
         if on not in self._frames:
             s = self.setting
             data, split, count = (s.test, s.test_split, s.test_count) if on == TEST else (on, None, s.shift_count)
-            self._frames[on] = kept(frames_named(data, split, count, s.seed + 1000, s.sweeps, s.device)[:count], s.device)
+            found = frames_named(data, split, count, s.seed + 1000, s.sweeps, s.device)
+            self._frames[on] = kept(found if len(found) <= count else found[:count], s.device)
         return self._frames[on]
 
     def posterior(self, share: float = 1.0) -> Posterior:
@@ -113,8 +114,10 @@ class Workshop:
         if self.path(run).exists():
             return
         model, frames = self._model(run), self.frames(run.on)
-        frames = frames[: self.setting.slow] if run.method == "glm" else frames
-        model(frames[0][0])  # warm: what is done once is not part of a frame's time
+        if run.method == "glm":
+            frames = frames[:1]
+        else:
+            model(frames[0][0])  # warm: what is done once is not part of a frame's time
         found, times = [], []
         for number, (inputs, _) in enumerate(frames):
             start = _now(self.setting.device)
@@ -132,7 +135,7 @@ class Workshop:
             return NMSSpread(self.detector)
         posterior = posterior_of(run, self.posterior(run.share), self.detector)
         if run.method == "glm":
-            return GLM(self.detector, posterior)
+            return GLM(self.detector, posterior, most=self.setting.slow)
         if run.method == "exact":
             return ExactGLM(self.detector, posterior)
         return MCGLM(self.detector, posterior, run.samples, run.derivative, run.epsilon)

@@ -31,7 +31,7 @@ class Setting:
     test: str = "simulated:clear"
     test_split: str | None = None
     test_count: int = 40
-    slow: int = 2  # test frames for GLM, whose cost grows with the boxes
+    slow: int = 40  # boxes of the first test frame for GLM, which costs D backward passes each
     shifts: tuple[str, ...] = ("simulated:rain", "simulated:fog", "simulated:sparse", "simulated:crowd", "simulated:unseen")
     shift_count: int = 12
     prior_precision: float = 1.0
@@ -43,7 +43,7 @@ class Setting:
     @staticmethod
     def quick() -> Setting:
         """The same in minutes: too few frames to read the figures as more than a check."""
-        return replace(Setting(), count=20, test_count=3, slow=1, shift_count=2)
+        return replace(Setting(), count=20, test_count=3, slow=4, shift_count=2)
 
     def json(self) -> dict[str, Any]:
         return {**asdict(self), "shifts": list(self.shifts)}
@@ -71,7 +71,7 @@ class Run:
         >>> Run("mcglm", "paper", derivative="fd").key
         'mcglm-paper-head-k10-fd1e-07-test'
         """
-        words = [self.method]
+        words: list[str] = [self.method]
         if self.form is not None:
             words += [self.form, self.depth + ("-alone" if self.alone else "")]
         if self.share != 1:

@@ -38,7 +38,8 @@ def scenarios(workshop: Workshop) -> Table:
     columns = ("shift", "u", "median u, times clear", "AUROC, boxes", "AUROC, frames")
     note = (
         f"{setting.shift_count} shifted frames against {setting.test_count} test frames, predictions above a score of {setting.threshold}. "
-        "Frames by the mean of log u over their boxes (of 1 - score itself). H, N, B: the posterior of head, neck and backbone, each alone, paper's form, k = 10."
+        "Frames by the mean of log u over their boxes (of 1 - score itself). "
+        "H, N, B: the posterior of head, neck and backbone, each alone, paper's form, k = 10."
     )
     return Table("shift", "Uncertainty under a shift", columns, rows, (note,))
 
@@ -60,7 +61,7 @@ def _measures(workshop: Workshop, setting: Setting, on: str) -> list[tuple[str, 
         clear, shifted = records(workshop, part_alone(depth, TEST)), records(workshop, part_alone(depth, on))
         found.append((name, _Numbers(clear, clear.uncertainty), _Numbers(shifted, shifted.uncertainty)))
     mci = records(workshop, Run("mci")), records(workshop, Run("mci", on=on))
-    found.append(("MCI", *(_Numbers(part, part.uncertainty) for part in mci)))  # type: ignore[arg-type]
+    found.append(("MCI", _Numbers(mci[0], mci[0].uncertainty), _Numbers(mci[1], mci[1].uncertainty)))
     found.append(("1 - score", _Numbers(clear, 1 - clear.scores, False), _Numbers(shifted, 1 - shifted.scores, False)))
     return found
 

@@ -81,8 +81,21 @@ function listenToPointer() {
   });
 }
 
+// Paper is white, and has no way to open what is closed.
+function listenToPrinter() {
+  const closed = [...document.querySelectorAll("details:not([open])")];
+  for (const [name, on] of [["beforeprint", true], ["afterprint", false]]) {
+    window.addEventListener(name, () => {
+      document.documentElement.toggleAttribute("data-print", on);
+      closed.forEach((part) => part.toggleAttribute("open", on));
+      if (data.scenes.length) redraw();
+    });
+  }
+}
+
 function start() {
   if (!methods.length) return;
+  listenToPrinter();
   listen();
   if (!data.scenes.length) {
     showScene(false);
@@ -100,12 +113,6 @@ function start() {
     redraw();
   }).observe(stage);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  for (const [name, on] of [["beforeprint", true], ["afterprint", false]]) {
-    window.addEventListener(name, () => {
-      document.documentElement.toggleAttribute("data-print", on);
-      redraw();
-    });
-  }
 }
 
 start();

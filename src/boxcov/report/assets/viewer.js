@@ -47,6 +47,7 @@ function look(i) {
 function pin(i) {
   state.pinned = state.pinned === i ? null : i;
   groups.forEach((group, k) => group.classList.toggle("pinned", k === state.pinned));
+  details.classList.toggle("pinned", state.pinned !== null);
   look(i);
 }
 
@@ -92,6 +93,7 @@ function showScene(refit) {
     control("previous").disabled = state.scene === 0;
     control("next").disabled = state.scene === data.scenes.length - 1;
     control("points-note").textContent = pointsNote();
+    details.classList.remove("pinned");
     details.replaceChildren(node("p", "Point at a box, or step to it with Tab, for its covariance. A click pins it.", "quiet"));
     drawBoxes();
     if (refit) fitScene();
