@@ -67,10 +67,10 @@ def test_mc_dropout_needs_no_posterior_and_fd_takes_its_step(tmp_path, made) -> 
     word, posterior = made
     assert boxcov("predict", "--detector", word, "--method", "mci", "--out", tmp_path / "a", *TINY).code == 0
     assert Detections.load(tmp_path / "a").meta["dropout"] == 0.1
-    words = ["--method", "mcglm", "--derivative", "fd", "--epsilon", 1e-5]
+    words = ["--method", "mcglm", "--derivative", "fd", "--epsilon", 1e-2]
     done = boxcov("predict", "--detector", word, "--posterior", posterior, "--out", tmp_path / "b", *TINY, *words)
     assert done.code == 0, done.err
-    assert Detections.load(tmp_path / "b").meta["epsilon"] == 1e-5
+    assert Detections.load(tmp_path / "b").meta["epsilon"] == 1e-2
 
 
 # cut off and resumed

@@ -73,7 +73,7 @@ class How:
             return MCI(detector, posterior, samples=samples, seed=self.seed, calibrated=self.calibrated)
         assert posterior is not None
         if self.method == "glm":
-            return GLM(detector, posterior, self.calibrated)
+            return GLM(detector, posterior, calibrated=self.calibrated)
         if self.method == "exact":
             return ExactGLM(detector, posterior, self.samples, self.seed, calibrated=self.calibrated)
         epsilon = 1e-7 if self.epsilon is None else self.epsilon

@@ -106,6 +106,15 @@ def unseen_split(data: str) -> str:
     return {"nuscenes": "val", "kitti": "training"}.get(data.partition(":")[0], "test")
 
 
+def held_out_split(data: str) -> str:
+    """The split to calibrate on: unseen in training, and another than ``boxcov predict`` takes, where there are enough of them.
+
+    >>> held_out_split("simulated:fog"), held_out_split("nuscenes:ROOT")
+    ('val', 'val')
+    """
+    return "val" if data.startswith("simulated") else unseen_split(data)
+
+
 def frames_named(
     data: str,
     split: str | None = None,
