@@ -88,6 +88,9 @@ def test_probabilities_come_from_other_frames() -> None:
         after = out_of_fold(X, flipped, frame, folds=6)
         assert np.array_equal(before[frame == number], after[frame == number])
         assert not np.array_equal(before, after)
+    moved = X.copy()
+    moved[0] = 50.0  # nor does a box reach the others of its frame, by the scaling of the columns
+    assert np.array_equal(out_of_fold(moved, bad, frame, folds=6)[1:10], before[1:10])
 
 
 def test_edges() -> None:
@@ -97,6 +100,9 @@ def test_edges() -> None:
     assert all_bad == pytest.approx(3.5 / 4)
     extreme = some_records(np.random.default_rng(0), 5)
     assert np.isfinite(features(Records(**{**vars(extreme), "scores": np.array([0, 1, 0.5, 0, 1.0])}))).all()
+    wild = some_records(np.random.default_rng(0), 60)
+    wild.boxes[0, :6], wild.boxes[1, :6] = np.inf, np.nan
+    assert np.isfinite(score_and_size(wild).uncertainty).all()
     image = Records(**{**vars(extreme), "fields": ("x1", "y1", "x2", "y2"), "boxes": np.array([[0, 0, 2, 3.0]] * 5)})
     assert features(image).shape == (5, 5)
     assert features(image)[0, 1:3] == pytest.approx(np.log([2, 3]))

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from boxcov.errors import BoxcovError
 from boxcov.evaluate.bootstrap import bootstrap, paired_difference, resampled
 from boxcov.evaluate.quality import quality
 
@@ -52,6 +53,8 @@ def test_several_numbers_nan_seed_and_nothing() -> None:
     assert np.isnan(found.low[1])
     again, other = (bootstrap(lambda rows: np.arange(50)[rows].mean(), np.arange(50), seed=seed) for seed in (0, 1))
     assert again == bootstrap(lambda rows: np.arange(50)[rows].mean(), np.arange(50), seed=0) != other
+    with pytest.raises(BoxcovError, match="at least 1, got 0"):
+        bootstrap(np.mean, np.arange(3), replicates=0)
     assert np.isnan(bootstrap(lambda rows: np.nan if not len(rows) else 1.0, np.zeros(0, int)).low)
 
 

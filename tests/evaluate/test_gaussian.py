@@ -69,6 +69,7 @@ def test_reliability_counts() -> None:
     levels = np.linspace(0, 1, 21)
     expected = [np.mean([fit.nees[i] <= stats.chi2.ppf(p, 3) for i in range(50)]) for p in levels]
     assert reliability(fit, levels).tolist() == expected
+    assert reliability(fit_of(np.zeros((1, 2)), np.eye(2)[None]), [0.0]).tolist() == [1.0]  # on the border is inside
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,14 @@ def test_singular_covariances(covariance: np.ndarray) -> None:
 def test_small_units_are_not_singular() -> None:
     covariance = np.diag([1e-20, 1e20])[None]
     assert fit_of(np.array([[1e-10, 1e10]]), covariance).nees[0] == pytest.approx(2)
+
+
+@pytest.mark.parametrize("k", [2, 5, 9])
+def test_too_few_samples_in_float32_are_singular(k: int) -> None:
+    """Rounding makes the eigenvalues that should be 0 positive in half of the rows."""
+    samples = np.random.default_rng(0).normal(size=(500, 9, k)).astype(np.float32)
+    samples -= samples.mean(2, keepdims=True)
+    assert np.isinf(fit_of(np.ones((500, 9)), samples @ samples.transpose(0, 2, 1)).nees).all()
 
 
 def slow_ence(errors, variance, bins: int) -> float:

@@ -11,7 +11,7 @@ from boxcov.evaluate.gaussian import gaussian
 from boxcov.evaluate.quality import METRICS, quality
 from boxcov.evaluate.ranking import auroc, ause
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.summary import COLUMNS, by_class, by_range, summarise, table
+from boxcov.evaluate.summary import COLUMNS, by_class, by_range, compare, summarise, table
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")
 
@@ -77,6 +77,7 @@ def test_intervals_hold_the_value_and_chance_what_is_useless() -> None:
 
 def test_groups_are_summaries_of_their_rows() -> None:
     records = some_records()
+    records.boxes[:2, :2] = [[15.0, 0.0], [0.0, 50.0]]  # on the edges: each in one group
     classes = by_class(records, replicates=5)
     assert list(classes) == ["car", "bus"]  # no tram was seen
     assert classes["bus"] == summarise(records[records.labels == 1], replicates=5)
@@ -130,3 +131,15 @@ def test_singular_covariances_are_counted() -> None:
     found = summarise(replace(records, l2=np.nan_to_num(records.l2), truth=np.nan_to_num(records.truth)), replicates=2)
     assert found["covariance"]["singular"] == 1
     assert found["covariance"]["NLL"] is None
+
+
+def test_differences_of_two_methods() -> None:
+    good = some_records(900)
+    noisy = good.with_uncertainty(good.uncertainty * np.exp(np.random.default_rng(0).normal(scale=2, size=900)))
+    found = compare(good, noisy)
+    one, other = summarise(good, 2), summarise(noisy, 2)
+    assert found["AUROC"]["l2"]["value"] == pytest.approx(one["AUROC"]["l2"]["value"] - other["AUROC"]["l2"]["value"])
+    assert found["P(U|I)"]["IoU"]["low"] <= found["P(U|I)"]["IoU"]["value"] <= found["P(U|I)"]["IoU"]["high"]
+    assert found["AUROC"]["l2"]["low"] > 0 > found["AUSE"]["l2"]["high"]
+    same = compare(good, good, replicates=20)
+    assert {tuple(cell.values()) for by_error in same.values() for cell in by_error.values()} == {(0, 0, 0)}

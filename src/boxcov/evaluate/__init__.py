@@ -4,6 +4,6 @@ from boxcov.evaluate.curves import curves
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import partition, quality
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.summary import by_class, by_range, summarise, table
+from boxcov.evaluate.summary import by_class, by_range, compare, summarise, table
 
-__all__ = ["Records", "by_class", "by_range", "curves", "match", "partition", "quality", "summarise", "table"]
+__all__ = ["Records", "by_class", "by_range", "compare", "curves", "match", "partition", "quality", "summarise", "table"]

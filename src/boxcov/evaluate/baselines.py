@@ -51,9 +51,9 @@ def features(records: Records) -> Array:
     """
     score = np.clip(np.asarray(records.scores, dtype=float), 1e-6, 1 - 1e-6)
     columns = [np.log(score / (1 - score))]
-    columns += [np.log(np.maximum(size, 1e-6)) for size in _sizes(records)]
+    columns += [np.log(np.clip(np.nan_to_num(size), 1e-6, 1e6)) for size in _sizes(records)]
     if "x" in records.fields and "y" in records.fields:
-        columns.append(records.range)
+        columns.append(np.clip(np.nan_to_num(records.range), 0, 1e3))  # a box gone wild must not spoil the fit for all others
     columns += [(records.labels == label).astype(float) for label in range(len(records.classes))]
     return np.stack(columns, 1)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from boxcov.errors import BoxcovError
 from boxcov.evaluate.chance import interval
 
 Array = NDArray[Any]
@@ -30,6 +31,8 @@ def resampled(frame: Array, *others: Array, replicates: int = 1000, seed: int = 
     >>> rows.tolist() in ([0, 1, 0, 1], [0, 1, 2], [2, 0, 1], [2, 2])
     True
     """
+    if replicates < 1:
+        raise BoxcovError(f"replicates must be at least 1, got {replicates}")
     methods = (frame, *others)
     numbers = np.unique(np.concatenate(methods))
     tables = []

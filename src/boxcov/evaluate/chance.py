@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.errors import BoxcovError
 from boxcov.evaluate.quality import METRICS, Partition
 
 Array = NDArray[Any]
@@ -28,6 +29,8 @@ def shuffled(metric: Callable[[Array], float], uncertainty: Array, replicates: i
     >>> first.low, round(first.mean), first.high
     (1.0, 2, 3.0)
     """
+    if replicates < 1:
+        raise BoxcovError(f"replicates must be at least 1, got {replicates}")
     rng = np.random.default_rng(seed)
     values = np.array([metric(rng.permutation(uncertainty)) for _ in range(replicates)])
     return Chance(float(values.mean()), *interval(values))

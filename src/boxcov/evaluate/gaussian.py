@@ -14,7 +14,8 @@ from boxcov.evaluate.special import chi_square, chi_square_quantile
 
 Array = NDArray[Any]
 LEVELS = (0.5, 0.9, 0.95)
-_SINGULAR = 1e-12  # the least eigenvalue of a correlation matrix that counts as more than rounding
+# up to here an eigenvalue of a correlation matrix is rounding; a float32 sample covariance of too few samples has +-2e-7 for 0
+_ROUNDING, _ROUNDING_SINGLE = 1e-12, 5e-7
 
 
 class Fit(NamedTuple):
@@ -44,12 +45,13 @@ def fit_of(errors: Array, covariance: Array) -> Fit:
     """Each error (n, D) under its own covariance (n, D, D). Fields that are NaN are left out of the row: the rest has the sub-covariance.
 
     A covariance counts as singular where a variance is not positive, a number not finite, or the least eigenvalue of the correlation matrix
-    below 1e-12. Its row has NLL and NEES of infinity, and lies in no ellipsoid.
+    no more than rounding: 1e-12, for arrays in float32 5e-7. Its row has NLL and NEES of infinity, and lies in no ellipsoid.
 
     >>> fit = fit_of(np.array([[1.0, 2.0], [1.0, np.nan]]), np.array([np.diag([1.0, 4.0]), np.diag([1.0, 4.0])]))
     >>> fit.nees.tolist(), fit.dims.tolist()
     ([2.0, 1.0], [2, 1])
     """
+    rounding = _ROUNDING_SINGLE if np.asarray(covariance).dtype == np.float32 else _ROUNDING
     errors, covariance = np.asarray(errors, dtype=float), np.asarray(covariance, dtype=float)
     if covariance.shape != (*errors.shape, errors.shape[-1]):
         raise BoxcovError(f"covariance has shape {covariance.shape}, expected {(*errors.shape, errors.shape[-1])} for the errors")
@@ -58,11 +60,11 @@ def fit_of(errors: Array, covariance: Array) -> Fit:
     for pattern in np.unique(known, axis=0):  # the few ways in which fields are unknown, not the many rows
         if pattern.any():
             rows = (known == pattern).all(1)
-            nll[rows], nees[rows] = _whole(errors[np.ix_(rows, pattern)], covariance[np.ix_(rows, pattern, pattern)])
+            nll[rows], nees[rows] = _whole(errors[np.ix_(rows, pattern)], covariance[np.ix_(rows, pattern, pattern)], rounding)
     return Fit(nll, nees, known.sum(1))
 
 
-def _whole(errors: Array, covariance: Array) -> tuple[Array, Array]:
+def _whole(errors: Array, covariance: Array, rounding: float) -> tuple[Array, Array]:
     """NLL and NEES (n,) without unknown fields; scaled to unit variances first, so that metres and radians are alike."""
     d = errors.shape[1]
     variance = np.diagonal(covariance, axis1=1, axis2=2)
@@ -70,7 +72,7 @@ def _whole(errors: Array, covariance: Array) -> tuple[Array, Array]:
     sd = np.sqrt(np.where(sound[:, None], variance, 1))
     correlation = np.where(sound[:, None, None], covariance, np.eye(d)) / sd[:, :, None] / sd[:, None, :]
     values, vectors = np.linalg.eigh((correlation + correlation.transpose(0, 2, 1)) / 2)
-    sound &= values[:, 0] > _SINGULAR
+    sound &= values[:, 0] > rounding
     values = np.where(sound[:, None], values, 1)
     away = np.einsum("nij,ni->nj", vectors, np.where(sound[:, None], errors, 0) / sd)
     nees = np.where(sound, (away**2 / values).sum(1), np.inf)

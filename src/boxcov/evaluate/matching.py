@@ -74,8 +74,8 @@ def match(
         truth=truth,
         iou=iou,
         l2=l2,
-        covariance=None if covariance is None else np.asarray(covariance, dtype=float)[keep],
-        predictive=None if predictive is None else np.asarray(predictive, dtype=float)[keep],
+        covariance=None if covariance is None else np.asarray(covariance)[keep],
+        predictive=None if predictive is None else np.asarray(predictive)[keep],
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.baselines import one_minus_score, score_and_size
-from boxcov.evaluate.bootstrap import bootstrap
+from boxcov.evaluate.bootstrap import bootstrap, paired_difference
 from boxcov.evaluate.chance import Chance, chance, shuffled
 from boxcov.evaluate.gaussian import LEVELS, gaussian
 from boxcov.evaluate.quality import ERRORS, METRICS, SHARES, accurate_iou, accurate_l2, partitions, quality
@@ -98,6 +98,24 @@ def by_range(records: Records, edges: Sequence[float] = (0, 15, 30, 50), replica
     distance = records.range
     groups = {f"{low:g} to {high:g} m": (distance >= low) & (distance < high) for low, high in pairwise(edges)}
     return _by_group(records, groups | {f"{edges[-1]:g} m and more": distance >= edges[-1]}, replicates, seed)
+
+
+def compare(a: Records, b: Records, replicates: int = 200, seed: int = 0) -> dict[str, dict[str, Any]]:
+    """``a`` minus ``b`` on the same frames, for each metric and error: value, low and high, both drawing the same frames in each replicate.
+
+    >>> from boxcov.evaluate.matching import match
+    >>> boxes, number = np.array([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 14.0, 14.0]]), np.arange(2)
+    >>> found = match(boxes, np.array([0.9, 0.3]), 0 * number, number, boxes[:1], [0], [0], ("x1", "y1", "x2", "y2"), ("car",), number + 1)
+    >>> compare(found, found.with_uncertainty(-found.uncertainty), replicates=9)["AUROC"]["IoU"]["value"]
+    1.0
+    """
+    of_a, of_b = _statistics(a), _statistics(b)
+    low, high = paired_difference(of_a, a.frame, of_b, b.frame, replicates=replicates, seed=seed)
+    values = of_a(np.arange(len(a))) - of_b(np.arange(len(b)))
+    found: dict[str, dict[str, Any]] = {name: {} for name in MEASURES}
+    for (name, error), *ends in zip(_names(), values, low, high):
+        found[name][error] = _plain(dict(zip(("value", "low", "high"), ends)))
+    return found
 
 
 def table(methods: Mapping[str, Records], replicates: int = 200, seed: int = 0) -> list[dict[str, Any]]:
