@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from boxcov.calibration import Calibration
 from boxcov.curvature.fisher import Layer
 from boxcov.curvature.layers import Geometry
 from boxcov.curvature.posterior import Block, Eigen, Posterior
@@ -20,7 +21,7 @@ from boxcov.files import write_safetensors
 from boxcov.frozen import fingerprint
 from boxcov.version import __version__
 
-FORMAT = 1
+FORMAT = 1  # "calibration" came later and is optional: files without it are read, and older readers pass over it
 _KEY = "boxcov.posterior"
 
 
@@ -74,6 +75,8 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "jitter": posterior.jitter,
         "meta": dict(posterior.meta),
     }
+    if posterior.calibration is not None:
+        about["calibration"] = json.loads(posterior.calibration.to_json())
     write_safetensors(path, tensors, {_KEY: json.dumps(about)})
 
 
@@ -86,13 +89,21 @@ def load(path: str | Path, detector: Detector) -> Posterior:
                 raise BoxcovError(f"{path}: written by boxcov {about['version']} in format {about['format']}, this one reads {FORMAT}")
             check_fingerprint(about["weights_sha256"], detector, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _posterior(about, tensors).to(next(detector.parameters()).device)
+        posterior = _posterior(about, tensors).to(next(detector.parameters()).device)
+        return posterior.with_calibration(_calibration(path, about))
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file") from None
     except BoxcovError:
         raise
     except (SafetensorError, KeyError, TypeError, ValueError, OSError, AttributeError, RuntimeError) as error:
         raise BoxcovError(f"{path}: not a boxcov posterior, or a damaged one ({type(error).__name__}: {error})") from None
+
+
+def _calibration(path: str | Path, about: dict[str, Any]) -> Calibration | None:
+    try:
+        return Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
+    except BoxcovError as error:
+        raise BoxcovError(f"{path}: {error}") from None
 
 
 def check_fingerprint(known: str, detector: Detector, what: str) -> None:

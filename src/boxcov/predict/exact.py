@@ -38,6 +38,7 @@ class ExactGLM(PosteriorPredictor):
     unless given, that part is exact too, at one backward pass for each output number.
     precision: of the products on a GPU, for a detector whose head is given as stages: "float32", or "tf32" or "half", faster and less exact.
     graphs: on a GPU, keep what was computed for a number of boxes as a CUDA graph, for the next frame with about as many.
+    calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -59,6 +60,7 @@ class ExactGLM(PosteriorPredictor):
         samples: int | None = None,
         seed: int = 0,
         *,
+        calibrated: bool = False,
         precision: Precision = "float32",
         graphs: bool = True,
     ) -> None:
@@ -66,7 +68,7 @@ class ExactGLM(PosteriorPredictor):
             check_samples(samples)
         if precision not in get_args(Precision):
             raise BoxcovError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
-        super().__init__(detector, posterior)
+        super().__init__(detector, posterior, calibrated)
         self.samples, self.seed = samples, seed
         self._trace: Trace | None = None  # known after the first boxes
         self._verified: set[str] = set()  # weights whose gradients by instance were seen to be right
