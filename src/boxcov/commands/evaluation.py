@@ -96,12 +96,12 @@ def _frames(source: Source, found: Detections, scenes: int, progress: Progress |
     truth = truth_of(targets)
     boxes = truth.columns(found.fields)
     return truth, {
-        number: Scene(f"frame {number}", _key_sweep(points), boxes[truth.frame == number], truth.labels[truth.frame == number])
+        number: Scene(f"frame {number}", key_sweep(points), boxes[truth.frame == number], truth.labels[truth.frame == number])
         for number, points in kept.items()
     }
 
 
-def _key_sweep(points: torch.Tensor) -> Any:
+def key_sweep(points: torch.Tensor) -> Any:
     """What the LiDAR saw in its last turn, x y z: older turns only smear the picture."""
     return points[points[:, 4] == 0, :3].numpy() if points.shape[1] > 4 else points[:, :3].numpy()
 

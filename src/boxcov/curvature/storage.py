@@ -89,13 +89,21 @@ def load(path: str | Path, detector: Detector) -> Posterior:
                 raise BoxcovError(f"{path}: written by boxcov {about['version']} in format {about['format']}, this one reads {FORMAT}")
             check_fingerprint(about["weights_sha256"], detector, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _posterior(about, tensors).to(next(detector.parameters()).device)
+        posterior = _posterior(about, tensors).to(next(detector.parameters()).device)
+        return posterior.with_calibration(_calibration(path, about))
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file") from None
     except BoxcovError:
         raise
     except (SafetensorError, KeyError, TypeError, ValueError, OSError, AttributeError, RuntimeError) as error:
         raise BoxcovError(f"{path}: not a boxcov posterior, or a damaged one ({type(error).__name__}: {error})") from None
+
+
+def _calibration(path: str | Path, about: dict[str, Any]) -> Calibration | None:
+    try:
+        return Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
+    except BoxcovError as error:
+        raise BoxcovError(f"{path}: {error}") from None
 
 
 def check_fingerprint(known: str, detector: Detector, what: str) -> None:
@@ -163,5 +171,4 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
         form=about["form"],
         jitter=about["jitter"],
         meta=about["meta"],
-        calibration=Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None,
     )
