@@ -129,12 +129,11 @@ def rows_of(study: Study, replicates: int = 200, seed: int = 0) -> list[dict[str
 
 def shown(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows as a table for a terminal: a column a method or baseline, a line a metric, and below it what chance gives."""
-    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     columns, chance = ([row for row in rows if (row["kind"] == "chance") is by_chance] for by_chance in (False, True))
     title = "quality of the covariances, with 95 % intervals over frames"
-    drawn = Table("", *(str(row["method"]) for row in columns), title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    drawn = Table("", *(str(row["method"]) for row in columns), title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("boxes", "paired"):
         drawn.add_row(name, *(str(row[name]) for row in columns))
     for name in COLUMNS:
