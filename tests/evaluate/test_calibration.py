@@ -275,7 +275,10 @@ def test_no_pair_is_an_error() -> None:
 def test_boxes_without_a_pair_do_not_count() -> None:
     records = drawn(100, 13, residual=flat)
     more = replace(records, l2=np.where(np.arange(100) < 50, 0.0, np.nan))
-    assert fit(more, "affine", estimator="exact", strength=1.0).log_scale == fit(records[:50], "affine", estimator="exact", strength=1.0).log_scale
+    assert (
+        fit(more, "affine", estimator="exact", strength=1.0).log_scale
+        == fit(records[:50], "affine", estimator="exact", strength=1.0).log_scale
+    )
 
 
 def test_singular_covariances() -> None:

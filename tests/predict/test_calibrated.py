@@ -60,7 +60,9 @@ def test_boxes_and_covariance_are_the_same_bits(made, name: str) -> None:
 def test_no_box_has_an_empty_predictive_covariance() -> None:
     frames = shapes.frames(count=2)
     detector = TinyCenter(threshold=1.1)
-    found = boxcov.ExactGLM(detector, boxcov.fit(detector, frames, depth=["head.shared.0"]).with_calibration(affine()), calibrated=True)(frames[0][0])
+    found = boxcov.ExactGLM(detector, boxcov.fit(detector, frames, depth=["head.shared.0"]).with_calibration(affine()), calibrated=True)(
+        frames[0][0]
+    )
     assert found.predictive.shape == (0, 5, 5)
 
 
