@@ -26,8 +26,8 @@ _SIZES = ("w", "l", "h")
 class Calibration:
     """What a fit found. Logarithms of variances are natural; -inf stands for a part that is not there.
 
-    kind: "scale": ``a_c Sigma``, a factor a class; "affine": ``a_c Sigma + diag(B_c)``; "residual": ``a_c Sigma + diag(r_c)`` with
-    ``log r_c`` linear in the features; "score": the same with a = 0, which knows nothing of the posterior: the baseline.
+    kind: "scale": ``a_c Sigma``, a factor a class; "affine": ``a_c Sigma + diag(B_c)``; "residual": ``a Sigma + diag(r)`` with
+    ``log r`` linear in the features; "score": the same with a = 0, which knows nothing of the posterior: the baseline.
     estimator: what the covariances were computed by, as ``boxcov.predict.predictor.estimator`` says it: sampling noise is part of what was fitted.
 
     >>> twice = Calibration(

@@ -41,7 +41,7 @@ class VarianceModel:
     fields: tuple[str, ...]
     classes: tuple[str, ...]
     errors: Errors
-    Z: Array  # (n, 1 + C): 1, a column a class; none where a = 0
+    Z: Array  # (n, 1 + C): 1, a column a class; fewer where a is the same for all, or 0
     X: Array  # (n, 1 + C + P): 1, a column a class, features standardised; none where r = 0
     features: tuple[Feature, ...]
     centre: Array  # (P,)
@@ -65,7 +65,7 @@ class VarianceModel:
             fields=paired.fields,
             classes=paired.classes,
             errors=Errors.of(errors, paired.covariance, floor),
-            Z=classes[:, :0] if kind == "score" else classes,
+            Z=classes[:, : {"score": 0, "residual": 1}.get(kind)],
             X=classes[:, :0] if kind == "scale" else np.concatenate([classes, (seen - centre) / spread], 1),
             features=names,
             centre=centre,
@@ -144,7 +144,7 @@ class VarianceModel:
         each = np.concatenate([np.ones((C, 1)), np.eye(C)], 1)  # (C, 1 + C): what a class adds up from
         log_scale, log_residual, slopes = np.full(C, -np.inf), np.full((C, D), -np.inf), np.zeros((D, P))
         if len(alpha) and alpha[0] > self.bounds()[0][0]:
-            log_scale = each @ alpha
+            log_scale = each[:, : len(alpha)] @ alpha
         if beta.size:
             log_residual = np.where(known, each @ beta[:, : 1 + C].T, -np.inf)
             slopes = np.where(np.reshape(known, (D, 1)), beta[:, 1 + C :], 0.0)
@@ -173,7 +173,7 @@ class VarianceModel:
         scale, residual, slopes = np.zeros(C), np.zeros((C, D)), np.zeros((D, len(self.features)))
         for V in covariances:
             if q:
-                scale = np.maximum(scale, _deviations(each, V[:q, :q]))
+                scale = np.maximum(scale, _deviations(each[:, :q], V[:q, :q]))
             for f in range(D if p else 0):
                 block = V[q + f * p : q + (f + 1) * p, q + f * p : q + (f + 1) * p]
                 residual[:, f] = np.maximum(residual[:, f], _deviations(each, block[: 1 + C, : 1 + C]))
