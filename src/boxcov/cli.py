@@ -17,6 +17,7 @@ from boxcov.commands.demo import demo
 from boxcov.commands.evaluate import evaluate
 from boxcov.commands.fit import fit
 from boxcov.commands.predict import predict
+from boxcov.commands.reproduce import reproduce
 from boxcov.commands.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
 
@@ -26,6 +27,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     evaluate: "boxcov evaluate exact.safetensors nms.safetensors --out report.html",
     calibrate: "boxcov calibrate --posterior posterior.safetensors --data simulated:clear --count 40 --out calibrated.safetensors",
     train: "boxcov train --config small --data simulated:clear --device cuda --out small.safetensors",
+    reproduce: "boxcov reproduce --quick --out reproduction",
     demo: "boxcov demo --out demo",
 }
 

@@ -19,7 +19,7 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.frozen import check_finite_weights, fingerprint
 from boxcov.predict.linearise import Linearised, Point
 
@@ -99,7 +99,7 @@ class Predictor(ABC):
         assert result.covariance is not None
         if not bool(result.covariance.isfinite().all()):
             rows = (~result.covariance.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
-            raise BoxcovError(
+            raise NotFiniteError(
                 f"{self.method}: the covariance of {len(rows)} of {len(result)} boxes is not finite (box {rows[0]}: "
                 f"{result.boxes[rows[0]].tolist()}): the weights, or a step of {self.settings()}, are out of range"
             )

@@ -25,19 +25,19 @@ class Setting:
 
     detector: str = "centerpoint:small"
     data: str = "simulated:clear"  # frames behind the posterior
-    split: str | None = None
-    count: int = 200  # of them, where they are simulated
+    split: str | None = "train"
+    count: int | None = 200  # of them; all where None
     n_data: float | None = 3500.0  # frames that the detector was trained on; those behind the posterior where None
     test: str = "simulated:clear"
-    test_split: str | None = None
-    test_count: int = 40
+    test_split: str | None = "test"
+    test_count: int | None = 40
     slow: int = 40  # boxes of the first test frame for GLM, which costs D backward passes each
     shifts: tuple[str, ...] = ("simulated:rain", "simulated:fog", "simulated:sparse", "simulated:crowd", "simulated:unseen")
     shift_count: int = 12
     prior_precision: float = 1.0
     threshold: float = 0.1  # of the score
     sweeps: int = 10
-    seed: int = 0  # of the frames behind the posterior; those of the test are another
+    seed: int = 0
     device: str = "cpu"
 
     @staticmethod

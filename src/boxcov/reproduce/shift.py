@@ -37,7 +37,7 @@ def scenarios(workshop: Workshop) -> Table:
             rows.append((on.partition(":")[2] or on, name, rise, box, auroc(_labels(*frames), np.concatenate(frames))))
     columns = ("shift", "u", "median u, times clear", "AUROC, boxes", "AUROC, frames")
     note = (
-        f"{setting.shift_count} shifted frames against {setting.test_count} test frames, predictions above a score of {setting.threshold}. "
+        f"{setting.shift_count} shifted frames a row against the test frames, predictions above a score of {setting.threshold}. "
         "Frames by the mean of log u over their boxes (of 1 - score itself). "
         "H, N, B: the posterior of head, neck and backbone, each alone, paper's form, k = 10."
     )

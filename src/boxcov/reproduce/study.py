@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
+from boxcov.commands.evaluation import key_sweep
 from boxcov.files import replacing
 from boxcov.report.figures import write_figures
 from boxcov.report.page import write as write_page
@@ -61,10 +60,11 @@ def shown(workshop: Workshop, made: list[Table]) -> Study:
 
 
 def _scenes(workshop: Workshop) -> dict[int, Scene]:
-    truth = workshop.truth(TEST)
-    scenes = {}
+    """The first frames, where they are point clouds."""
+    truth, scenes = workshop.truth(TEST), {}
     for number, (inputs, _) in enumerate(workshop.frames(TEST)[:SCENES]):
-        mine = truth["frame"] == number
-        points = np.asarray(inputs[0].cpu().numpy())
-        scenes[number] = Scene(f"frame {number}", points, truth["boxes"][mine].astype(float), truth["labels"][mine])
+        if not isinstance(inputs, list):
+            break
+        mine = truth.frame == number
+        scenes[number] = Scene(f"frame {number}", key_sweep(inputs[0].cpu()), truth.boxes[mine], truth.labels[mine])
     return scenes

@@ -11,7 +11,7 @@ from boxcov.detections import Detections
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.records import Records
 from boxcov.reproduce import paper
-from boxcov.reproduce.measures import measured, milliseconds, one_minus_score, records, spearman
+from boxcov.reproduce.measures import measured, milliseconds, one_minus_score, records, refused, spearman
 from boxcov.reproduce.runs import Workshop, posterior_of
 from boxcov.reproduce.setting import DEPTHS, EPSILONS, FORMS, SAMPLES, SHARES, Form, Run, published
 from boxcov.reproduce.table import Table
@@ -32,9 +32,10 @@ def quality(workshop: Workshop, form: Form) -> list[Table]:
         "GLM": exact,
         "MC-GLM": records(workshop, published(form)),
         "MC-GLM, exact derivatives": records(workshop, Run("mcglm", form)),
-        "boxes that NMS removed": records(workshop, Run("nms")),
         "1 - score": one_minus_score(exact),
     }
+    if workshop.path(Run("nms")).exists():
+        found["boxes that NMS removed"] = records(workshop, Run("nms"))
     checked, off = glm_check(workshop, form)
     notes = (
         CHANCE,
@@ -86,7 +87,9 @@ def share(workshop: Workshop, form: Form) -> Table:
 def epsilon(workshop: Workshop, form: Form) -> Table:
     """Table V: the step of the finite difference, and how far off the exact derivatives it is."""
     exact = records(workshop, Run("mcglm", form))
-    found = {name: records(workshop, published(form, epsilon=step)) for name, step in EPSILONS.items()}
+    steps = {name: published(form, epsilon=step) for name, step in EPSILONS.items()}
+    why = {name: refused(workshop, run) for name, run in steps.items()}
+    found = {name: records(workshop, run) for name, run in steps.items() if why[name] is None}
     off = {name: _off(rows, exact) for name, rows in found.items()}
     rows = [(*row, off[row[0]], spearman(found[row[0]].uncertainty, exact.uncertainty)) for row in _rows(found, paper.EPSILON)]
     columns = ("epsilon", "error", *_COLUMNS, "AUROC", "off the derivative", "rank correlation")
@@ -94,7 +97,8 @@ def epsilon(workshop: Workshop, form: Form) -> Table:
         "Off the derivative: median over the boxes of the relative distance of the covariance from that of exact derivatives (jvp) along "
         "the same directions; rank correlation: of the u with those."
     )
-    return Table(f"epsilon-{form}", f"Step of the finite difference, MC-GLM, head, {NAMES[form]}", columns, rows, (CHANCE, note))
+    lost = tuple(f"epsilon = {name}: no figures. {reason}." for name, reason in why.items() if reason is not None)
+    return Table(f"epsilon-{form}", f"Step of the finite difference, MC-GLM, head, {NAMES[form]}", columns, rows, (CHANCE, note, *lost))
 
 
 def samples(workshop: Workshop, form: Form) -> Table:
