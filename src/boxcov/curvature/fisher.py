@@ -211,7 +211,9 @@ class Accumulator:
             off = expected if name not in seen else seen[name] - expected
             parts = {name: slice(None)} if sums.layer.bias is None else {name: slice(-1), sums.layer.bias: slice(-1, None)}
             slack, size = _slack(expected, self.chosen[name]), sizes.get(name, torch.zeros_like(expected))
-            allowed = {part: slack * float(expected[..., at].norm()) + 1e-2 * slack * float(size[..., at].norm()) for part, at in parts.items()}
+            allowed = {
+                part: slack * float(expected[..., at].norm()) + 1e-2 * slack * float(size[..., at].norm()) for part, at in parts.items()
+            }
             wrong += [part for part, at in parts.items() if float(off[..., at].norm()) > allowed[part]]
         if wrong:
             raise BoxcovError(_cannot_be_factored(wrong, []))

@@ -42,7 +42,7 @@ def glm_and_mcglm(workshop: Workshop) -> Table:
         exact = records(workshop, Run("exact", form))
         rng = np.random.default_rng(0)
         noisy = [measured(exact.with_uncertainty(noisy_trace(exact, 10, rng))) for _ in range(DRAWS)]
-        real = {"MC-GLM, jvp": Run("mcglm", form), "MC-GLM, fd 1e-7": published(form), "MC-GLM, fd 1": published(form, epsilon=1.0)}
+        real = {"MC-GLM, jvp": Run("mcglm", form), "MC-GLM, fd 1e-7": published(form), "MC-GLM, fd 1": published(form, 1.0)}
         real = {name: run for name, run in real.items() if refused(workshop, run) is None}
         for error in ERRORS:
             rows.append((form, "exact (= GLM)", error, *_cells([measured(exact)], error)))
