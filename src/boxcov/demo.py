@@ -21,6 +21,7 @@ from boxcov.report.study import Study
 
 DETECTOR = "centerpoint:small"
 TRAINED_ON = 3500  # frames behind the weights of the detector
+PRIOR_PRECISION = 100.0  # a prior as wide as the weights are large: their RMS is 0.1
 Step = Callable[[str], Callable[[int, int | None], None]]  # says what is done next, and gives its progress
 
 
