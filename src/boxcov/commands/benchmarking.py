@@ -27,13 +27,13 @@ _SCALARS = 9  # of the paper's GLM: so many outputs are timed, the rest is extra
 
 @dataclass(frozen=True)
 class Entry:
-    """One method: what is timed, how often that happens in a frame, and a note on how the figure came about."""
+    """One method: what is timed, a note on how the figure came about, and whether it takes too long for many repeats."""
 
     method: str
     samples: int | None
     call: Callable[[Any], object]
-    times: float = 1.0
     note: str = ""
+    slow: bool = False
 
 
 def run(
@@ -51,8 +51,8 @@ def run(
     """One row a method: ``method``, ``device``, ``boxes``, ``samples``, ``ms``, ``low`` and ``high`` (quartiles), ``ratio``, ``peak_mib``, ``note``.
 
     boxes: numbers of boxes to report, where the detector can be told; as many as it reports unless given. All methods are timed in turn,
-    after a warm-up, on ``frames`` frames, ``repeats`` times; ratios are to the plain detector in the same run. ``peak_mib`` is what a GPU held; None on
-    a CPU, where torch does not count.
+    after a warm-up, on ``frames`` frames, ``repeats`` times; ratios are to the plain detector in the same run. ``peak_mib`` is what a GPU held;
+    None on a CPU, where torch does not count.
     """
     if repeats < 1 or frames < 1:
         raise BoxcovError(f"a benchmark needs at least one frame and one repeat, got frames {frames} and repeats {repeats}")
@@ -63,7 +63,7 @@ def run(
         posterior = fit(model, items[frames:], n_data=3000)
     inputs = [ready(given, torch.device(device)) for given, _ in items[:frames]]
     rows: list[dict[str, Any]] = []
-    counts = list(boxes) or [None]
+    counts: list[int | None] = [*boxes] or [None]
     for number, count in enumerate(counts):
         told = model if count is None else reporting(model, count)
         rows += _measured(told, entries(told, posterior, samples, seed), inputs, repeats, device)
@@ -96,7 +96,7 @@ def entries(detector: Detector, posterior: Posterior, samples: Sequence[int], se
         found.append(Entry("mcglm as published", k, _as_published(ours), note=f"{k + 1} whole passes, finite differences"))
         found.append(Entry("mc dropout", k, MCI(detector, dropout=0.1, samples=k, seed=seed)))
     glm = GLM(detector, posterior)
-    found.append(Entry("glm as published", None, _some_backwards(glm), -1.0, f"extrapolated from {_SCALARS} backward passes"))
+    found.append(Entry("glm as published", None, _some_backwards(glm), f"extrapolated from {_SCALARS} backward passes", slow=True))
     return found
 
 
@@ -143,10 +143,10 @@ def _measured(detector: Detector, found: list[Entry], inputs: list[Any], repeats
     times: list[list[float]] = [[] for _ in found]
     peaks: list[float | None] = [None for _ in found]
     count = statistics.mean(len(detector.detect(given)) for given in inputs)
-    for turn in range(-2, repeats * len(inputs)):  # two for warming up: the first frames are checked, and graphs captured
+    for turn in range(-3 - len(inputs), repeats * len(inputs)):  # for warming up: first boxes are checked, graphs are captured
         for number, entry in enumerate(found):
-            if entry.times < 0 and turn >= len(inputs):
-                continue  # slow: once a frame is enough
+            if entry.slow and not -1 <= turn < len(inputs):
+                continue  # once a frame is enough
             if device != "cpu":
                 torch.cuda.reset_peak_memory_stats()
             start = _clock(device)
@@ -158,8 +158,8 @@ def _measured(detector: Detector, found: list[Entry], inputs: list[Any], repeats
                 peaks[number] = torch.cuda.max_memory_allocated() / 2**20
     plain = statistics.median(times[0])
     rows = []
-    for entry, spent, peak in zip(found, times, peaks):
-        low, middle, high = _quartiles(spent)
+    for entry, taken, peak in zip(found, times, peaks):
+        low, middle, high = _quartiles(taken)
         rows.append(
             {
                 "method": entry.method,
@@ -180,11 +180,11 @@ def _measured(detector: Detector, found: list[Entry], inputs: list[Any], repeats
 def _quartiles(values: list[float]) -> tuple[float, float, float]:
     """
     >>> _quartiles([3.0, 1.0, 2.0])
-    (1.0, 2.0, 3.0)
+    (1.5, 2.0, 2.5)
     """
     if len(values) == 1:
         return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4)
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, middle, high
 
 
@@ -199,13 +199,13 @@ def shown(rows: list[dict[str, Any]]) -> str:
 
     >>> row = {"method": "exact", "device": "cpu", "boxes": 9, "samples": None, "ms": 3.21, "low": 3.0, "high": 4.0, "ratio": 1.5}
     >>> print(shown([{**row, "peak_mib": None, "note": ""}]).splitlines()[1])
-    exact                 9         -        3.2 (3.0 to 4.0)      1.50         -
+    exact                     9         -                3.2 (3.0 to 4.0)      1.50         -
     """
-    lines = [f"{'method':20}{'boxes':>3}{'samples':>10}{'ms (quartiles)':>24}{'ratio':>10}{'peak MiB':>10}"]
+    lines = [f"{'method':20}{'boxes':>7}{'samples':>10}{'ms (quartiles)':>32}{'ratio':>10}{'peak MiB':>10}"]
     for row in rows:
         samples = "-" if row["samples"] is None else str(row["samples"])
         ms = f"{row['ms']:.1f} ({row['low']:.1f} to {row['high']:.1f})"
         peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
         note = f"  {row['note']}" if row["note"] else ""
-        lines.append(f"{row['method']:20}{row['boxes']:>3}{samples:>10}{ms:>24}{row['ratio']:>10.2f}{peak:>10}{note}")
+        lines.append(f"{row['method']:20}{row['boxes']:>7}{samples:>10}{ms:>32}{row['ratio']:>10.2f}{peak:>10}{note}")
     return "\n".join(lines)
