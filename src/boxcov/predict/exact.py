@@ -82,6 +82,9 @@ class ExactGLM(PosteriorPredictor):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "samples": self.samples, "seed": self.seed, "precision": self.precision}
 
+    def asks(self) -> bool:
+        return not self._stages.suffice
+
     def predict(self, point: Point) -> Detections:
         covariance, below = self._head(point)
         if below:
@@ -93,6 +96,8 @@ class ExactGLM(PosteriorPredictor):
         fast = self._stages.covariance(point)
         if fast is not None and self._stages.trusted:
             return fast, self._stages.below
+        if not point.remembered:
+            point = self.linearised.at(point.inputs)
         m, D = point.boxes.shape
         zeros = at_least_float32(point.boxes).new_zeros(m, D, D)
         if point.linearised.shadow.instances(point.raw, point.selection) is None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from boxcov.curvature.posterior import Posterior
 from boxcov.errors import BoxcovError
@@ -34,6 +33,11 @@ class Stages:
         self._prepared: Prepared | None = None
         self._layers: tuple[int, ...] = ()  # what was prepared, by id
 
+    @property
+    def suffice(self) -> bool:
+        """Whether nothing else is needed for a frame: all kinds have been compared, and the posterior does not reach below the head."""
+        return self.trusted and not self.below and self._prepared is not None and len(self._compared) == self._prepared.kinds
+
     def covariance(self, point: Point) -> Tensor | None:
         """What the head's layers add (m, D, D); None if the detector has no stages, or none that can be stacked."""
         linearised = point.linearised
@@ -59,19 +63,19 @@ class Stages:
         """On a GPU: sizes are rounded up, and every size that was met is kept as a graph."""
         m = len(where.kind)
         most = _bucket(int(torch.bincount(where.kind, minlength=head.kinds).max()), 8)
-        full = _bucket(m, 32)
-        filled = Where(*(functional.pad(t, (0, full - m), value=fill) for t, fill in zip(vars(where).values(), (0, 0, 0, head.kinds))))
+        packed = torch.zeros(4, _bucket(m, 32), dtype=where.kind.dtype, device=where.kind.device)
+        packed[3] = head.kinds  # boxes that fill up are of no kind
+        torch.stack([where.frame, where.row, where.column, where.kind], out=packed[:, :m])
 
-        def run(features: Tensor, *at: Tensor) -> Tensor:
-            own = Where(*at)
+        def run(features: Tensor, packed: Tensor) -> Tensor:
+            own = Where(*packed)
             pixels, plan = own_cells(features, own, head.radius, head.reaches, head.kinds, most)
             found = raw_covariance(head, plan, pixels, half=self.precision == "half")
             return decoded(*found, lambda values: decode(values, own.row, own.column))
 
         if self._graphs is None:
-            return run(features, *vars(filled).values())[:m]
-        key = (tuple(features.shape), full, most)
-        return self._graphs(key, run, features, *vars(filled).values())[:m]
+            return run(features, packed)[:m]
+        return self._graphs((features.shape, packed.shape, most), run, features, packed)[:m]
 
     def _ready(self, staged: Staged, names: dict[int, str]) -> Prepared | None:
         layers = tuple(id(layer) for stage in (*staged.stem, *staged.branches) for row in stage.layers for layer in row)
