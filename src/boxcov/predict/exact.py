@@ -24,6 +24,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.predict.contract import MEMORY, layer_covariance
 from boxcov.predict.graphs import Precision
+from boxcov.predict.graphs import matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance
@@ -102,7 +103,8 @@ class ExactGLM(PosteriorPredictor):
         zeros = at_least_float32(point.boxes).new_zeros(m, D, D)
         if point.linearised.shadow.instances(point.raw, point.selection) is None:
             return zeros, list(self.posterior.blocks)
-        part, direct, upstream = self._by_instance(point)
+        with matrix_precision("float32"):  # convolutions take TF32 by themselves, and some headings magnify its rounding a hundredfold
+            part, direct, upstream = self._by_instance(point)
         if upstream & direct:  # a weight used on both sides of the cut: its gradient cannot be told apart
             return zeros, list(self.posterior.blocks)
         below = [name for weight, name in self._block_of.items() if weight in upstream]
