@@ -23,8 +23,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.predict.contract import MEMORY, layer_covariance
-from boxcov.predict.graphs import Precision
-from boxcov.predict.graphs import matrix_precision
+from boxcov.predict.graphs import Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance
