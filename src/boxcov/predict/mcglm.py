@@ -98,10 +98,12 @@ class MCGLM(PosteriorPredictor):
 
     def _derivatives(self, point: Point, etas: dict[str, Tensor]) -> Tensor:
         """J eta (m, D, k), through the stages of the head where the detector has them and the boxes depend on nothing else."""
-        if self.fresh or self._other_weights:
+        if self._other_weights:
             return directional_derivatives(point, etas, self.chunk)
         if self._stages is None:
             self._stages = Stages(self.posterior, etas=etas)
+        elif self.fresh:
+            self._stages.draw(etas)
         fast = self._stages.found(point)
         if fast is not None and self._stages.trusted:
             return fast

@@ -34,6 +34,7 @@ class Stages:
         self._kinds: list[int] = []
         self._prepared: Prepared | None = None
         self._layers: tuple[int, ...] = ()  # what was prepared, by id
+        self._stale = False  # whether it was prepared with other directions
 
     @property
     def suffice(self) -> bool:
@@ -84,6 +85,10 @@ class Stages:
             return run(features, packed)[:m]
         return self._graphs((features.shape, packed.shape, most), run, features, packed)[:m]
 
+    def draw(self, etas: dict[str, Tensor]) -> None:
+        """Other directions from here on; what has been compared stays so."""
+        self.etas, self._stale, self._graphs = etas, True, None
+
     def _decoded(self, found: Tensor, numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
         J = jacobian(numbers, decode).to(found.dtype)
         return J @ found if self.etas is not None else J @ found @ J.transpose(1, 2)
@@ -95,6 +100,9 @@ class Stages:
             self._compared.clear()
             self._graphs = None if self._graphs is None else Graphs()  # those at hand belong to other weights
             self.trusted = False
+        elif self._stale:
+            self._prepared = prepared(staged, self.posterior, names, self.etas)
+        self._stale = False
         return self._prepared
 
     def parameters(self) -> set[str]:
