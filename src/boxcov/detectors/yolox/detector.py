@@ -29,7 +29,7 @@ class YOLOX(Detector):
 
     >>> detector = YOLOX(Config.named("nano")).eval()
     >>> sum(p.numel() for p in detector.parameters())
-    912725
+    912159
     >>> detector.detect(torch.zeros(1, 3, 64, 64)).boxes.shape[1]
     4
     """
