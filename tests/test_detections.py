@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from boxcov import BoxcovError, Detections
+from boxcov.detections import concatenated
 
 
 def some(m: int = 4, D: int = 3, seed: int = 0) -> Detections:
@@ -113,3 +116,25 @@ def test_damaged_files_are_named(tmp_path, damage: str) -> None:
         save_file({"boxes": torch.zeros(1, 3)}, path, metadata={"boxcov.detections": '{"fields": ["x"], "classes": [], "meta": {}}'})
     with pytest.raises(BoxcovError, match=r"d\.safetensors: (no such file|not a file of boxcov detections)"):
         Detections.load(path)
+
+
+def test_parts_are_put_together_in_order() -> None:
+    found = some(7)
+    parts = [found[:0], found[:3], found[3:3], found[3:]]
+    again = concatenated(parts)
+    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor"):
+        assert torch.equal(getattr(again, name), getattr(found, name))
+    assert again.meta == found.meta
+
+
+def test_parts_that_differ_are_refused() -> None:
+    found = some()
+    plain = Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes)
+    with pytest.raises(
+        BoxcovError, match="part 1 has boxes, scores, labels, frame, part 0 boxes, scores, labels, frame, covariance, factor"
+    ):
+        concatenated([found, plain])
+    with pytest.raises(BoxcovError, match="part 1 has boxes"):
+        concatenated([found, replace(found, classes=("other",))])
+    with pytest.raises(BoxcovError, match="nothing to put together"):
+        concatenated([])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from boxcov.errors import BoxcovError
 from boxcov.files import write_safetensors
 
 _REQUIRED = ("boxes", "scores", "labels", "frame")
-_OPTIONAL = ("covariance", "factor")
+_OPTIONAL = ("covariance", "factor", "predictive")
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,13 @@ class Detections:
     classes: tuple[str, ...]
     covariance: Tensor | None = None  # (m, D, D)
     factor: Tensor | None = None  # (m, D, k): the covariance of all boxes together is its (m D, k) matrix times its transpose
+    predictive: Tensor | None = None  # (m, D, D) of each box's error: calibrated, with what the weights cannot explain
     meta: Mapping[str, Any] = field(default_factory=dict)  # how this was made: method, samples, seed, fingerprint ...
 
     def __post_init__(self) -> None:
         m, D = len(self.scores), len(self.fields)
-        expected = {"boxes": (m, D), "scores": (m,), "labels": (m,), "frame": (m,), "covariance": (m, D, D)}
+        expected = {"boxes": (m, D), "scores": (m,), "labels": (m,), "frame": (m,)}
+        expected |= {"covariance": (m, D, D), "predictive": (m, D, D)}
         for name, shape in expected.items():
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != shape:
@@ -142,3 +144,24 @@ class Detections:
         if self.covariance is None:
             raise BoxcovError("these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM or MCI")
         return self.covariance
+
+
+def concatenated(parts: Sequence[Detections]) -> Detections:
+    """The boxes of all parts one after another, with the ``meta`` of the first; ``frame`` stays what each part says.
+
+    >>> none = torch.zeros(0)
+    >>> empty = Detections(none.reshape(0, 1), none, none.long(), none.long(), ("x",), ("car",))
+    >>> one = Detections(torch.ones(1, 1), torch.ones(1), torch.tensor([0]), torch.tensor([4]), ("x",), ("car",))
+    >>> concatenated([empty, one, one]).frame
+    tensor([4, 4])
+    """
+    if not parts:
+        raise BoxcovError("there is nothing to put together: give at least one Detections, an empty one where nothing was found")
+    first = parts[0]
+    names = [name for name, _ in first._tensors()]
+    for number, part in enumerate(parts):
+        if (part.fields, part.classes) != (first.fields, first.classes):
+            raise BoxcovError(f"part {number} has boxes {part.fields} of {part.classes}, part 0 {first.fields} of {first.classes}")
+        if [name for name, _ in part._tensors()] != names:
+            raise BoxcovError(f"part {number} has {', '.join(name for name, _ in part._tensors())}, part 0 {', '.join(names)}")
+    return first._with({name: torch.cat([getattr(part, name) for part in parts]) for name in names})

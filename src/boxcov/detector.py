@@ -32,6 +32,18 @@ class Selection:
         return int(self.scores.shape[0])
 
 
+@dataclass(frozen=True)
+class Candidates(Selection):
+    """Every instance above the score threshold before NMS, as a selection that can be decoded, and which reported one removed it.
+
+    >>> two = torch.zeros(2, dtype=torch.long)
+    >>> len(Candidates(frame=two, scores=torch.tensor([0.9, 0.8]), labels=two, where=two, removed_by=torch.tensor([-1, 0])))
+    2
+    """
+
+    removed_by: Tensor  # (c,) row in select(raw) of the best reported instance that suppresses it; -1 where none does
+
+
 InstanceGroup = tuple[Tensor, Callable[[], Tensor]]
 """``(index, run)``: ``run()`` gives the boxes (g, D) of the instances ``index`` (g,), each its own item of the batch at every layer."""
 
@@ -74,6 +86,10 @@ class Detector(nn.Module, ABC):
         reads. In ``run`` every layer sees g items, item i belonging to instance ``index[i]`` alone: cropped receptive fields for a
         convolutional head, RoIs, queries.
         """
+        return None
+
+    def candidates(self, raw: Any) -> Candidates | None:
+        """Optional: what NMS chose from, and what it removed because of which reported instance (``NMSSpread`` uses it)."""
         return None
 
     def sample_targets(self, raw: Any, generator: torch.Generator) -> Any:

@@ -326,3 +326,29 @@ def test_empty_frames_count() -> None:
     with pytest.warns(BoxcovWarning, match="zero gradient"):
         posterior = fit(TinyCenter(), frames)
     assert posterior.frames == 4
+
+
+class PerLocation(NetDetector):
+    """Forgets to sum over the locations of a frame."""
+
+    def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return (raw["map"] - targets).square().sum(1).flatten()
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_a_loss_of_more_values_than_frames_is_refused(detector: NetDetector, in_dict: bool) -> None:
+    inputs, targets = item(3)
+    frames = [({"image": inputs}, targets) if in_dict else (inputs, targets)]
+    wrong = PerLocation(_FromDict(detector.net) if in_dict else detector.net)
+    with pytest.raises(BoxcovError, match=r"loss\(\) returned 75 values for batch 0, which has 3 frames: return the sum over each frame"):
+        fit(wrong, frames)
+
+
+class _FromDict(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        out: Tensor = self.net(inputs["image"])
+        return out

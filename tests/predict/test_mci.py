@@ -54,6 +54,13 @@ def test_dropout_varies_and_follows_its_seed(tiny, image) -> None:
     assert float(MCI(tiny, dropout=0.5)(image).uncertainty.mean()) > float(first.uncertainty.mean())
 
 
+def test_equal_frames_get_equal_numbers_whatever_came_before(tiny, image) -> None:
+    model = MCI(tiny, dropout=0.1)
+    first = model(image)
+    model(image.flip(3))
+    assert torch.equal(model(image).covariance, first.covariance)
+
+
 class WithDropout(NetDetector):
     def __init__(self, kind: type[nn.Module] = nn.Dropout, rate: float = 0.3) -> None:
         torch.manual_seed(0)

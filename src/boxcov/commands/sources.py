@@ -1,10 +1,12 @@
-"""The words of the command line: which detector, which frames."""
+"""The words of the command line: which detector, which frames, where to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import pi
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,10 +14,16 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov.data import kitti, nuscenes, simulated
 from boxcov.data.poses import wrapped
+from boxcov.detector import Detector
+from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import Config
 from boxcov.errors import BoxcovError
 
 CONFIGS = ("small", "pillar", "voxel", "kitti")
+KITTI_AS_NUSCENES = {"Car": "car", "Pedestrian": "pedestrian", "Cyclist": "bicycle"}
+SPLITS = {"train": 0, "test": 1000, "val": 2000}  # of simulated frames: what is added to the seed
+Making = Callable[[int, int], None]
+D = TypeVar("D", bound=Detector)
 
 
 def config_named(name: str) -> Config:
@@ -30,28 +38,122 @@ def config_named(name: str) -> Config:
     return made[name]()
 
 
+def detector_named(word: str, device: str = "cpu") -> Detector:
+    """The detector that ``--detector KIND:WHICH`` means: ``centerpoint:small`` or ``centerpoint:CHECKPOINT``.
+
+    >>> len(detector_named("centerpoint:small").classes)
+    10
+    """
+    kind, _, which = word.partition(":")
+    if kind != "centerpoint" or not which:
+        raise BoxcovError(f"no detector {word!r}: give centerpoint:small, or centerpoint: and the path of a checkpoint")
+    return on_device(centerpoint.load(which), device)
+
+
+def on_device(detector: D, device: str) -> D:
+    """The detector there, or an error that says what the machine lacks.
+
+    >>> on_device(detector_named("centerpoint:small"), "abacus")
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: no device 'abacus' on this machine: give cpu, or cuda where torch sees a GPU
+    """
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise BoxcovError(f"no device {device!r} on this machine: give cpu, or cuda where torch sees a GPU") from None
+    return detector.to(device)
+
+
+def check_folder(out: Path) -> None:
+    """Better before an hour's work than after it.
+
+    >>> check_folder(Path("nowhere/posterior.safetensors"))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: nowhere/posterior.safetensors: there is no folder nowhere: make it first
+    """
+    if not out.absolute().parent.is_dir():
+        raise BoxcovError(f"{out}: there is no folder {out.parent}: make it first")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which frames, in words: enough to find them again.
+
+    >>> Source("simulated:rain", "test", count=3).sweeps
+    10
+    """
+
+    data: str
+    split: str | None = None
+    count: int | None = None
+    seed: int = 0
+    sweeps: int = 10
+
+    def frames(self, device: str = "cpu", classes: Sequence[str] = simulated.CLASSES) -> Sequence[Any]:
+        return frames_named(self.data, self.split, self.count, self.seed, self.sweeps, device, classes)
+
+
+def unseen_split(data: str) -> str:
+    """The split to try a detector on that was trained on the default one; KITTI has labels for one split only.
+
+    >>> unseen_split("simulated:fog"), unseen_split("nuscenes:ROOT"), unseen_split("kitti:ROOT")
+    ('test', 'val', 'training')
+    """
+    return {"nuscenes": "val", "kitti": "training"}.get(data.partition(":")[0], "test")
+
+
 def frames_named(
-    data: str, split: str | None = None, count: int = 100, seed: int = 0, sweeps: int = 10, device: str = "cpu"
+    data: str,
+    split: str | None = None,
+    count: int | None = None,
+    seed: int = 0,
+    sweeps: int = 10,
+    device: str = "cpu",
+    classes: Sequence[str] = simulated.CLASSES,
 ) -> Sequence[Any]:
     """The frames that ``--data KIND:WHERE`` means: ``simulated:clear``, ``nuscenes:ROOT``, ``kitti:ROOT``.
 
-    ``count`` and ``seed`` are for the simulator; ``split`` names a split of a real set, with a range of its frames if need be:
-    ``train[:28]``, ``training[50:]``.
+    split: of a real set, with a range of its frames if need be: ``train[:28]``, ``training[50:]``; of simulated frames, train, test or val,
+    each from seeds of its own. count: so many simulated frames (100), or the first ones of the split (all). classes: the detector's;
+    KITTI's frames are turned into the axes and classes of nuScenes for a detector that knows those.
 
     >>> len(frames_named("simulated:rain", count=3))
     3
     """
     kind, _, where = data.partition(":")
-    if kind == "simulated":
-        return simulated.frames(where or "clear", seed=seed, count=count, sweeps=sweeps, device=device)
     name, part = _split_part(split)
+    if kind == "simulated":
+        if part != slice(None):
+            raise BoxcovError(
+                f"split {split!r}: simulated frames have no parts: --count says how many, --split is one of {', '.join(SPLITS)}"
+            )
+        if (name or "train") not in SPLITS:
+            raise BoxcovError(f"no split {name!r} of simulated frames: there are {', '.join(SPLITS)}")
+        size = 100 if count is None else count
+        made = simulated.frames(where or "clear", seed=seed + SPLITS[name or "train"], count=size, sweeps=sweeps, device=device)
+        return _known(made, simulated.CLASSES, classes, data)
     if kind == "nuscenes" and where:
-        frames: Sequence[Any] = nuscenes.frames(where, split=name or "train", sweeps=sweeps)
-        return frames[part]
+        name = name or "train"
+        version = "v1.0-mini" if name.startswith("mini") else "v1.0-test" if name == "test" else "v1.0-trainval"
+        samples = nuscenes.frames(where, version, name, sweeps)
+        return _known(samples[part][:count], simulated.CLASSES, classes, f"{data}, split {split or name}")
     if kind == "kitti" and where:
-        drive = kitti.frames(where, split=name or "training")
-        return [as_nuscenes(drive[i]) for i in range(len(drive))[part]]
+        drive = kitti.frames(where, split=name or "training")[part][:count]
+        there = f"{data}, split {split or 'training'}"
+        if tuple(c.lower() for c in classes) == tuple(c.lower() for c in kitti.CLASSES):
+            return _known(drive, kitti.CLASSES, kitti.CLASSES, there)
+        return _known(Turned(drive), simulated.CLASSES, classes, there)
     raise BoxcovError(f"no data {data!r}: give simulated:SCENARIO, nuscenes:ROOT or kitti:ROOT")
+
+
+def _known(frames: Sequence[Any], theirs: Sequence[str], classes: Sequence[str], where: str) -> Sequence[Any]:
+    if not len(frames):
+        raise BoxcovError(f"{where}: there are no frames: widen the part of the split, or raise the count")
+    if tuple(theirs) != tuple(classes):
+        raise BoxcovError(f"{where}: labels mean {', '.join(theirs)}; the detector knows {', '.join(classes)}")
+    return frames
 
 
 def _split_part(split: str | None) -> tuple[str, slice]:
@@ -65,6 +167,19 @@ def _split_part(split: str | None) -> tuple[str, slice]:
     return name, slice(start, stop)
 
 
+class Turned(Sequence[Any]):
+    """KITTI's frames in the axes and classes of nuScenes, turned when they are asked for."""
+
+    def __init__(self, drive: kitti.Kitti) -> None:
+        self.drive = drive
+
+    def __len__(self) -> int:
+        return len(self.drive)
+
+    def __getitem__(self, item: Any) -> Any:
+        return Turned(self.drive[item]) if isinstance(item, slice) else as_nuscenes(self.drive[item])
+
+
 def as_nuscenes(frame: Any) -> Any:
     """A KITTI frame in the axes and classes of nuScenes: x to the right and y ahead; cars, people and bicycles.
 
@@ -74,20 +189,20 @@ def as_nuscenes(frame: Any) -> Any:
     ([-0.0, 10.0], 'bicycle')
     """
     points, targets = frame
-    classes = torch.tensor([simulated.CLASSES.index(name) for name in ("car", "pedestrian", "bicycle")])  # Car, Pedestrian, Cyclist
+    classes = torch.tensor([simulated.CLASSES.index(KITTI_AS_NUSCENES[name]) for name in kitti.CLASSES])
     turned = [torch.cat([-cloud[:, 1:2], cloud[:, :1], cloud[:, 2:]], 1) for cloud in points]
     boxes = [target["boxes"] for target in targets]
     moved = [torch.cat([-b[:, 1:2], b[:, :1], b[:, 2:6], wrapped(b[:, 6:7] + pi / 2), b[:, 7:]], 1) for b in boxes]
     return turned, [{**target, "boxes": b, "labels": classes[target["labels"]]} for target, b in zip(targets, moved)]
 
 
-def kept(frames: Sequence[Any], device: str, together: int = 8) -> list[Any]:
+def kept(frames: Sequence[Any], device: str, together: int = 8, progress: Making | None = None) -> list[Any]:
     """All frames, made once and held on ``device``: for training over many epochs.
 
     >>> len(kept(simulated.frames(count=3, sweeps=1), "cpu"))
     3
     """
-    items = []
+    items: list[Any] = []
     for start in range(0, len(frames), together):
         numbers = range(start, min(start + together, len(frames)))
         if isinstance(frames, simulated.Simulated):  # a GPU makes several at a time
@@ -96,4 +211,6 @@ def kept(frames: Sequence[Any], device: str, together: int = 8) -> list[Any]:
         else:
             made = [frames[i] for i in numbers]
         items += tree_map_only(Tensor, lambda t: t.to(torch.device(device)), made)
+        if progress is not None:
+            progress(len(items), len(frames))
     return items

@@ -1,124 +1,57 @@
-"""``boxcov train``: a CenterPoint from simulated or real frames, its average precision on frames that it has not seen, and its weights."""
+"""``boxcov train``: see ``boxcov.commands.training`` for what it does."""
 
 from __future__ import annotations
 
 import json
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import numpy as np
+import typer
 
-from boxcov.commands.sources import config_named, frames_named, kept
-from boxcov.curvature.inputs import move
-from boxcov.data.augment import Augmentation
-from boxcov.detectors.centerpoint import CenterPoint, load, save
-from boxcov.detectors.training import Progress, Recipe, train
-from boxcov.errors import BoxcovError
-from boxcov.evaluate.precision import Boxes, average_precision, mean_precision
-from boxcov.files import replacing
-
-Table = dict[str, dict[float, float]]
+from boxcov.commands.options import AsJson, DataWord, Device, Resume, Seed, Split, Sweeps
 
 
-def run(
-    out: Path,
-    config: str = "small",
-    data: str = "simulated:clear",
-    split: str | None = None,
-    test: Sequence[tuple[str, str | None]] = (("simulated:clear", None),),
-    count: int = 2000,
-    test_count: int = 100,
-    steps: int = 4000,
-    batch: int = 4,
-    rate: float = 2e-3,
-    sweeps: int = 10,
-    seed: int = 0,
-    device: str = "cpu",
-    start_from: str | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Train, test on each of ``test`` (data, split), write weights to ``out`` and the report beside it; gives the report.
+def train(
+    out: Annotated[Path, typer.Option(help="File for the weights; the report goes beside it.")],
+    config: Annotated[str, typer.Option(help="small, pillar, voxel or kitti.")] = "small",
+    data: DataWord = "simulated:clear",
+    split: Split = None,
+    test: Annotated[list[str] | None, typer.Option(help="Data to test on, as --data; again for more.")] = None,
+    test_split: Annotated[str | None, typer.Option(help="Split of the data to test on: 'train[28:]'.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Simulated frames to train on.")] = 2000,
+    test_count: Annotated[int, typer.Option(min=1, help="Simulated frames to test on.")] = 100,
+    steps: Annotated[int, typer.Option(min=1)] = 4000,
+    batch: Annotated[int, typer.Option(min=1, help="Frames of a step.")] = 4,
+    rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 2e-3,
+    sweeps: Sweeps = 10,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    start_from: Annotated[str | None, typer.Option(help="Weights to start from: a file, or small.")] = None,
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a CenterPoint, print its average precision on frames that it has not seen, and write its weights."""
+    from boxcov.commands import training
+    from boxcov.commands.progress import Progress
 
-    Simulated test frames come from another seed than those of the training. A checkpoint lies beside ``out`` until the end.
-    """
-    if not out.absolute().parent.is_dir():  # better now than after an hour
-        raise BoxcovError(f"{out}: there is no folder {out.parent}: make it first")
-    detector = CenterPoint(config_named(config), seed) if start_from is None else load(start_from)
-    detector.to(device)
-    began = time.perf_counter()
-    frames = kept(frames_named(data, split, count, seed, sweeps, device), device)
-    made = time.perf_counter() - began
-    recipe = Recipe(steps, batch, rate, seed=seed, augmentation=Augmentation())
-    checkpoint = out.with_suffix(".checkpoint")
-    loss = train(detector, frames, recipe, checkpoint=checkpoint, resume=resume, progress=progress)
-    report: dict[str, Any] = {
-        "config": config,
-        "data": data,
-        "split": split,
-        "frames": len(frames),
-        "steps": steps,
-        "batch": batch,
-        "rate": rate,
-        "sweeps": sweeps,
-        "seed": seed,
-        "start_from": start_from,
-        "seconds_to_make_frames": made,
-        "minutes": (time.perf_counter() - began) / 60,
-        "loss": loss,
-        "parameters": sum(p.numel() for p in detector.parameters()),
-    }
-    save(detector, out)
-    report["test"] = {}
-    for what, part in test:
-        unseen = frames_named(what, part, test_count, seed + 1000, sweeps, device)
-        table = precision(detector, kept(unseen, device))
-        report["test"][what if part is None else f"{what} {part}"] = {"mAP": mean_precision(table), "AP": table}
-    with replacing(out.with_suffix(".json")) as file:
-        file.write_text(json.dumps(report, indent=1) + "\n")
-    checkpoint.unlink(missing_ok=True)
-    return report
-
-
-def precision(detector: CenterPoint, frames: Sequence[Any]) -> Table:
-    """nuScenes-style AP by class and distance of what ``detector`` finds in ``frames``.
-
-    >>> from boxcov.detectors.centerpoint import Config
-    >>> untrained = CenterPoint(Config.small()).eval()
-    >>> precision(untrained, kept(frames_named("simulated:clear", count=1, sweeps=1), "cpu"))["car"][2.0] < 0.5
-    True
-    """
-    found, truth = [], []
-    device = next(detector.parameters()).device
-    for inputs, targets in frames:
-        boxes = detector.detect(move(inputs, device)).numpy()
-        found.append(Boxes(boxes["boxes"][:, :2].astype(float), boxes["labels"], boxes["scores"].astype(float)))
-        target = targets[0]
-        centres = target["boxes"][:, :2].cpu().numpy().astype(float)
-        points = target["points"].cpu().numpy() if "points" in target else np.ones(len(centres))
-        truth.append(Boxes(centres, target["labels"].cpu().numpy(), points))
-    return average_precision(found, truth, detector.classes)
-
-
-def show(report: dict[str, Any]) -> str:
-    """The report as a table for a terminal: AP by class, a column a test set.
-
-    >>> print(show({"test": {"a": {"mAP": 0.5, "AP": {"car": {2.0: 0.5}}}}}))
-    AP (0.5, 1, 2, 4 m)                          a
-    car                                       0.50
-    mean                                      0.50
-    """
-    names = list(report["test"])
-    lines = [f"{'AP (0.5, 1, 2, 4 m)':24}" + "".join(f"{name[-20:]:>22}" for name in names)]
-    for label in report["test"][names[0]]["AP"]:
-        lines.append(f"{label:24}" + "".join(f"{np.mean(list(report['test'][name]['AP'][label].values())):22.2f}" for name in names))
-    return "\n".join([*lines, f"{'mean':24}" + "".join(f"{report['test'][name]['mAP']:22.2f}" for name in names)])
-
-
-def plain_progress(done: int, total: int, loss: float) -> None:
-    """A plain line every fiftieth of the way, for logs."""
-    if done % max(1, total // 50) == 0:
-        print(f"step {done} of {total}, loss {loss:.3f}", file=sys.stderr, flush=True)
+    with Progress("making frames") as making, Progress("training", "steps") as bar:
+        report = training.run(
+            out,
+            config,
+            data,
+            split,
+            [(name, test_split) for name in test or [data]],
+            count,
+            test_count,
+            steps,
+            batch,
+            rate,
+            sweeps,
+            seed,
+            device,
+            start_from,
+            resume,
+            progress=lambda done, total, loss: bar(done, total, f"loss {loss:.3f}"),
+            making=making,
+        )
+    print(json.dumps(report) if as_json else training.show(report))

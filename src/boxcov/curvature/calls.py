@@ -6,8 +6,9 @@ modules, and a weight counts wherever it is used (twice, under two names, by ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from threading import local
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ _CONVOLUTIONS: dict[Any, int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d:
 _TRANSPOSED: dict[Any, int] = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2, torch.conv_transpose3d: 3}
 _CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+
+_under_way = local()  # the watches of this thread, as torch keeps its modes
 
 
 @dataclass(frozen=True)
@@ -133,8 +136,31 @@ class Watch(TorchFunctionMode):
         self.names = names
         self.run = run
 
+    def __enter__(self) -> Watch:
+        super().__enter__()
+        _under_way.watches = [*getattr(_under_way, "watches", []), self]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _under_way.watches = _under_way.watches[:-1]
+        super().__exit__(*error)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = parse(func, args, kwargs or {})
         if call is not None and id(call.weight) in self.names:
             return self.run(self.names[id(call.weight)], call)
         return func(*args, **(kwargs or {}))
+
+
+def watched(weights: Iterable[Tensor]) -> bool:
+    """Whether a watch under way waits for one of ``weights``: for code that could use them where no watch sees it.
+
+    >>> linear = torch.nn.Linear(2, 3)
+    >>> with Watch({id(linear.weight): "linear"}, lambda name, call: call()):
+    ...     watched([linear.weight]), watched([linear.bias])
+    (True, False)
+    >>> watched([linear.weight])
+    False
+    """
+    names = {key for watch in getattr(_under_way, "watches", []) for key in watch.names}
+    return any(id(weight) in names for weight in weights)

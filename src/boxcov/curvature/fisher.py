@@ -11,9 +11,11 @@ frames of a batch gives each frame's own d, because in eval mode frames do not m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +23,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov.curvature.calls import Call, Watch
 from boxcov.curvature.grams import input_gram
-from boxcov.curvature.inputs import fresh
+from boxcov.curvature.inputs import fresh, most_frames
 from boxcov.curvature.layers import Geometry, columns, gram, rows, to_matrix
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.frozen import check_buffers, listed, shadow, versions
 
+P = ParamSpec("P")
+R = TypeVar("R")
 FisherKind = Literal["empirical", "mc", "identity"]
 
 
@@ -112,9 +116,15 @@ class Accumulator:
             raw = self._detector(fresh(inputs))
             if first:
                 self._check_all_found()
+            most = most_frames(inputs, targets)
             if generator is not None:
                 targets = sampled(self._detector, raw, generator)
             losses = frame_losses(self._detector, raw, targets, batch)
+            if most is not None and len(losses) > most:
+                raise BoxcovError(
+                    f"loss() returned {len(losses)} values for batch {batch}, which has {most} frames: "
+                    "return the sum over each frame's locations or boxes, shape (B,)"
+                )
         check_buffers(buffers)
         wanted: list[Any] = [use.edge for use in uses]
         if first:
@@ -266,6 +276,25 @@ def sampled(detector: Detector, raw: Any, generator: torch.Generator) -> Any:
             'give it a method sample_targets(raw, generator), or use fisher="empirical" with labelled frames'
         )
     return targets
+
+
+def full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """``function`` outside torch.autocast: matrix products of factors and covariances are no place for half precision.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     full_precision(torch.mm)(torch.eye(2), torch.eye(2)).dtype
+    torch.float32
+    """
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        with ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            return function(*args, **kwargs)
+
+    return run
 
 
 def at_least_float32(x: Tensor) -> Tensor:

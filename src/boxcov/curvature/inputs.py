@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,3 +45,23 @@ def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
             step = "".join(str(part) for part in path)
             raise BoxcovError(f"{where}{step} holds {int((~leaf.isfinite()).sum())} NaN or infinite values of {leaf.numel()}")
     return move(inputs, device)
+
+
+def most_frames(inputs: Any, targets: Any) -> int | None:
+    """How many frames a batch can have, from its tensors' first dimensions and its lists' lengths; None where that cannot be told.
+
+    A list of inputs may hold one entry a frame, or the parts of one input: only lists of inputs and of targets together tell.
+
+    >>> most_frames(torch.zeros(4, 3, 8, 8), None), most_frames([torch.zeros(900, 5)], [{}])
+    (4, 1)
+    >>> most_frames([torch.zeros(4, 3, 8, 8), torch.zeros(4, 2)], None) is None
+    True
+    """
+    if isinstance(inputs, Mapping):
+        known = [value for value in inputs.values() if isinstance(value, (Tensor, list))]
+    elif isinstance(inputs, Tensor) or (isinstance(inputs, list) and isinstance(targets, (Tensor, list))):
+        known = [inputs]
+    else:
+        return None
+    counts = [len(each) for each in (*known, targets) if isinstance(each, list) or (isinstance(each, Tensor) and each.dim())]
+    return max(counts, default=None) if known else None

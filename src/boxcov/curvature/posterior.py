@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from boxcov.curvature.fisher import FisherKind, Layer
+from boxcov.calibration import Calibration
+from boxcov.curvature.fisher import FisherKind, Layer, full_precision
 from boxcov.curvature.layers import from_matrix, to_matrix
 from boxcov.errors import BoxcovError
 from boxcov.frozen import listed
@@ -129,6 +130,7 @@ class Posterior:
     form: Form = "eigen"
     jitter: float = 1e-6  # of the paper's form, relative to a factor's mean eigenvalue
     meta: Mapping[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None  # from its covariances to those of the errors; other variances of the weights lose it
 
     def __post_init__(self) -> None:
         if isinstance(self.prior_precision, Mapping):
@@ -151,8 +153,8 @@ class Posterior:
         return [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias is not None]
 
     def restricted(self, names: Iterable[str]) -> Posterior:
-        """The same posterior over some of its layers."""
-        return replace(self, blocks={name: self.blocks[name] for name in names})
+        """The same posterior over some of its layers, without its calibration."""
+        return replace(self, blocks={name: self.blocks[name] for name in names}, calibration=None)
 
     # the covariance
 
@@ -169,6 +171,7 @@ class Posterior:
             return 1 / (h.unsqueeze(2) * q.unsqueeze(1))
         return 1 / (self.n_data * block.curvature + self.tau(name))
 
+    @full_precision
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """``count`` draws of eta ~ N(0, Sigma), (count, *shape) by parameter name, on the posterior's device.
 
@@ -201,6 +204,7 @@ class Posterior:
                 etas[layer.bias] = bias
         return etas
 
+    @full_precision
     def quadratic(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) by parameter name; a parameter without one counts as 0.
 
@@ -245,12 +249,16 @@ class Posterior:
     # other posteriors of the same factors
 
     def with_prior(self, prior_precision: float | Mapping[str, float]) -> Posterior:
-        """The same factors under another prior precision, in the exact form."""
-        return replace(self, prior_precision=prior_precision, form="eigen")
+        """The same factors under another prior precision, in the exact form, without a calibration."""
+        return replace(self, prior_precision=prior_precision, form="eigen", calibration=None)
 
     def paper(self, jitter: float = 1e-6) -> Posterior:
         """The paper's own posterior ``Q^-1 (x) H^-1`` (n = 1, no prior), each factor with ``jitter`` times its mean eigenvalue added."""
-        return replace(self, form="paper", jitter=jitter)
+        return replace(self, form="paper", jitter=jitter, calibration=None)
+
+    def with_calibration(self, calibration: Calibration | None) -> Posterior:
+        """The same posterior with a calibration to carry, see ``boxcov.evaluate.calibration`` and ``boxcov calibrate``."""
+        return replace(self, calibration=calibration)
 
     def to(self, device: torch.device | str) -> Posterior:
         moved: dict[int, Eigen] = {}  # shared factors stay shared

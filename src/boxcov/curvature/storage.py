@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from boxcov.calibration import Calibration
 from boxcov.curvature.fisher import Layer
 from boxcov.curvature.layers import Geometry
 from boxcov.curvature.posterior import Block, Eigen, Posterior
@@ -20,7 +21,7 @@ from boxcov.files import write_safetensors
 from boxcov.frozen import fingerprint
 from boxcov.version import __version__
 
-FORMAT = 1
+FORMAT = 1  # "calibration" came later and is optional: files without it are read, and older readers pass over it
 _KEY = "boxcov.posterior"
 
 
@@ -74,6 +75,8 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "jitter": posterior.jitter,
         "meta": dict(posterior.meta),
     }
+    if posterior.calibration is not None:
+        about["calibration"] = json.loads(posterior.calibration.to_json())
     write_safetensors(path, tensors, {_KEY: json.dumps(about)})
 
 
@@ -160,4 +163,5 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
         form=about["form"],
         jitter=about["jitter"],
         meta=about["meta"],
+        calibration=Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None,
     )

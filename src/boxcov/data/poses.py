@@ -86,11 +86,17 @@ def carried(detections: Detections, boxes: Tensor, jacobian: Tensor, fields: tup
     >>> carried(one, one.boxes * 3, torch.full((1, 1, 1), 3.0), ("mm",)).covariance
     tensor([[[9.]]])
     """
-    J, C, A = jacobian, detections.covariance, detections.factor
-    covariance = None if C is None else J @ C.to(J) @ J.transpose(1, 2)
-    if covariance is not None:
-        covariance = (covariance + covariance.transpose(1, 2)) / 2  # rounding must not leave it lopsided
-    return replace(detections, boxes=boxes, fields=fields, covariance=covariance, factor=None if A is None else J @ A.to(J))
+    J, A = jacobian, detections.factor
+
+    def there(C: Tensor | None) -> Tensor | None:
+        if C is None:
+            return None
+        C = J @ C.to(J) @ J.transpose(1, 2)
+        return (C + C.transpose(1, 2)) / 2  # rounding must not leave it lopsided
+
+    covariance, predictive = there(detections.covariance), there(detections.predictive)
+    factor = None if A is None else J @ A.to(J)
+    return replace(detections, boxes=boxes, fields=fields, covariance=covariance, predictive=predictive, factor=factor)
 
 
 def moved(detections: Detections, pose: Pose) -> Detections:

@@ -55,7 +55,27 @@ def about(detections: Detections, fields: Sequence[str], frame: str) -> dict[str
     """
     if detections.covariance is None:
         return {}
-    return {"covariance_fields": list(fields), "covariance_frame": frame, "uncertainty": dict(detections.meta)}
+    made = {"covariance_fields": list(fields), "covariance_frame": frame, "uncertainty": dict(detections.meta)}
+    return made if detections.predictive is None else {**made, "predictive": True}
+
+
+def covariances(name: str, found: Detections) -> list[dict[str, Any]]:
+    """What a file says of the uncertainty of each box, under boxcov's keys; nothing where it has none.
+
+    >>> from torch import ones, zeros
+    >>> covariances("000007", Detections(ones(1, 1), ones(1), zeros(1), zeros(1), ("x",), ("car",), 2 * ones(1, 1, 1)))
+    [{'covariance': [2.0], 'uncertainty': 2.0}]
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(len(found))]
+    if found.covariance is not None:
+        check_finite(name, "covariance", found.covariance)
+        for row, numbers in zip(rows, nine_digits(found.covariance.flatten(1))):
+            row |= {"covariance": numbers, "uncertainty": sum(numbers[:: len(found.fields) + 1])}
+    if found.predictive is not None:
+        check_finite(name, "predictive covariance", found.predictive)
+        for row, numbers in zip(rows, nine_digits(found.predictive.flatten(1))):
+            row["predictive"] = numbers
+    return rows
 
 
 def check_finite(name: str, what: str, values: Tensor) -> None:

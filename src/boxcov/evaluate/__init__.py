@@ -1,1 +1,9 @@
-"""How good boxes and covariances are, from plain arrays: numpy only."""
+"""How good boxes and covariances are, from plain arrays: numpy only. docs/evaluation.md defines each number."""
+
+from boxcov.evaluate.curves import curves
+from boxcov.evaluate.matching import match
+from boxcov.evaluate.quality import partition, quality
+from boxcov.evaluate.records import Records
+from boxcov.evaluate.summary import by_class, by_range, compare, summarise, table
+
+__all__ = ["Records", "by_class", "by_range", "compare", "curves", "match", "partition", "quality", "summarise", "table"]

@@ -73,3 +73,7 @@ class Records:
     def with_uncertainty(self, uncertainty: Array) -> Records:
         """The same predictions with another u (n,)."""
         return replace(self, uncertainty=uncertainty)
+
+    def without_covariance(self, uncertainty: Array) -> Records:
+        """The same predictions with the u (n,) of a baseline, which says nothing of a covariance."""
+        return replace(self, uncertainty=uncertainty, covariance=None, predictive=None)

@@ -34,6 +34,7 @@ class ExactGLM(PosteriorPredictor):
 
     samples: for a posterior that reaches below the head: estimate what lies below by Monte Carlo with that many samples, drawn with ``seed``;
     unless given, that part is exact too, at one backward pass for each output number.
+    calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -48,10 +49,12 @@ class ExactGLM(PosteriorPredictor):
 
     method = "exact"
 
-    def __init__(self, detector: Detector, posterior: Posterior, samples: int | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, detector: Detector, posterior: Posterior, samples: int | None = None, seed: int = 0, *, calibrated: bool = False
+    ) -> None:
         if samples is not None:
             check_samples(samples)
-        super().__init__(detector, posterior)
+        super().__init__(detector, posterior, calibrated)
         self.samples, self.seed = samples, seed
         self._trace: Trace | None = None  # known after the first boxes
         self._verified: set[str] = set()  # weights whose gradients by instance were seen to be right

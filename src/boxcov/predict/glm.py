@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from boxcov.curvature.fisher import at_least_float32
+from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError
 from boxcov.predict.linearise import Point
 from boxcov.predict.predictor import PosteriorPredictor
 
 
 class GLM(PosteriorPredictor):
-    """``J Sigma J^T`` of every box, from D backward passes a box.
+    """``J Sigma J^T`` of every box, from D backward passes a box; ``calibrated`` fills ``Detections.predictive``, too.
+
+    most: only the first so many boxes of an input, those of the highest scores where the detector sorts them; the others are left out.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -26,12 +33,18 @@ class GLM(PosteriorPredictor):
 
     method = "glm"
 
+    def __init__(self, detector: Detector, posterior: Posterior, *, most: int | None = None) -> None:
+        if most is not None and (not isinstance(most, int) or most < 1):
+            raise BoxcovError(f"most must be a whole number of boxes of at least 1, got {most!r}")
+        super().__init__(detector, posterior)
+        self.most = most
+
     def predict(self, point: Point) -> Detections:
         with torch.enable_grad():
             weights = {name: w.requires_grad_() for name, w in point.linearised.theta().items()}
             z = point.boxes_at(weights)
-            blocks = [self.posterior.quadratic(_gradients(box, weights)) for box in z]
-        return point.detections(covariance=torch.stack(blocks), meta=self.settings())
+            blocks = [self.posterior.quadratic(_gradients(box, weights)) for box in z[: self.most]]
+        return replace(point.detections()[: self.most], covariance=torch.stack(blocks), meta=self.settings())
 
 
 def _gradients(box: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -111,15 +111,23 @@ class Point:
 
     def difference(self, boxes: Tensor) -> Tensor:
         """``boxes`` minus the plain ones, the short way round in fields that wrap."""
-        detector = self.linearised.shadow
-        delta = boxes - self.boxes
-        for name, period in detector.periods.items():
-            if name in detector.box_fields:
-                column = detector.box_fields.index(name)
-                wrapped = torch.remainder(delta[:, column] + period / 2, period) - period / 2
-                # only where it did go round: adding half a turn and taking it away again costs small differences their digits
-                delta[:, column] = torch.where(delta[:, column].abs() > period / 2, wrapped, delta[:, column])
-        return delta
+        return short_way(boxes - self.boxes, self.linearised.shadow)
 
     def detections(self, **extra: Any) -> Detections:
         return replace(self.linearised.shadow.detections(self.selection, self.boxes), **extra)
+
+
+def short_way(delta: Tensor, detector: Detector) -> Tensor:
+    """Differences of boxes (m, D) with the fields that wrap around taken the short way; works in place.
+
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> short_way(torch.tensor([[0.0, 0.0, 0.0, 0.0, 6.0]]), TinyCenter())[0, 4]
+    tensor(-0.2832)
+    """
+    for name, period in detector.periods.items():
+        if name in detector.box_fields:
+            column = detector.box_fields.index(name)
+            wrapped = torch.remainder(delta[:, column] + period / 2, period) - period / 2
+            # only where it did go round: adding half a turn and taking it away again costs small differences their digits
+            delta[:, column] = torch.where(delta[:, column].abs() > period / 2, wrapped, delta[:, column])
+    return delta

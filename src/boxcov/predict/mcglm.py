@@ -29,6 +29,7 @@ class MCGLM(PosteriorPredictor):
     fresh: draw new directions for every frame; otherwise those of ``seed`` serve all frames, and equal frames get equal numbers.
     cross_box: also return the low-rank covariance of all boxes together, see ``Detections.cross_covariance``.
     chunk: how many directions to differentiate at once, to bound memory; all of them unless given.
+    calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -55,6 +56,7 @@ class MCGLM(PosteriorPredictor):
         fresh: bool = False,
         cross_box: bool = False,
         chunk: int | None = None,
+        calibrated: bool = False,
     ) -> None:
         check_samples(samples)
         if derivative not in get_args(Derivative):
@@ -63,7 +65,7 @@ class MCGLM(PosteriorPredictor):
             raise BoxcovError(f"chunk must be a whole number of directions of at least 1, got {chunk!r}")
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
-        super().__init__(detector, posterior)
+        super().__init__(detector, posterior, calibrated)
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
         self.fresh, self.cross_box, self.chunk = fresh, cross_box, chunk
         self._generator = torch.Generator().manual_seed(seed)
@@ -125,6 +127,11 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
     >>> directional_derivatives(point, model.posterior.sample(7)).shape
     torch.Size([3, 5, 7])
     """
+    if torch.is_autocast_enabled(point.boxes.device.type):
+        raise BoxcovError(
+            "forward-mode differentiation does not work under torch.autocast: call the model outside of it (for a smaller, faster detector "
+            "use detector.bfloat16()), or take derivative='fd' with an epsilon for half precision, or ExactGLM with a posterior of the head"
+        )
     theta = point.linearised.theta()
     at = {name: theta[name] for name in etas}
     scaled, scale = _normalised(etas, at)

@@ -21,7 +21,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.frozen import check_finite_weights
 from boxcov.predict.linearise import Point
-from boxcov.predict.predictor import Predictor, check_samples, sample_covariance
+from boxcov.predict.predictor import Predictor, calibration_of, check_samples, sample_covariance
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _NOTHING_DROPPED = (
@@ -39,6 +39,7 @@ class MCI(Predictor):
 
     posterior: draw the networks from it; otherwise by dropout.
     dropout: the rate at which the inputs of every layer at ``depth`` are dropped; None keeps the detector's own dropout layers active instead.
+    calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
 
     The boxes returned are the mean, not the plain detector's: Bayesian averaging is not post hoc.
 
@@ -60,6 +61,7 @@ class MCI(Predictor):
         seed: int = 0,
         *,
         depth: str | Sequence[str] = "head",
+        calibrated: bool = False,
     ) -> None:
         check_samples(samples)
         if posterior is not None:
@@ -72,21 +74,25 @@ class MCI(Predictor):
             names = list(chosen_parameters(detector, depth))
         else:
             raise BoxcovError(f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own dropout layers")
-        super().__init__(detector, names)
+        if calibrated and posterior is None:
+            raise BoxcovError("calibrated=True takes a posterior that carries a calibration, and MC dropout has none")
+        super().__init__(detector, names, calibration_of(posterior, detector) if posterior is not None and calibrated else None)
         self.posterior = None if posterior is None else posterior.to(self.device)
         self.dropout, self.samples, self.seed = dropout, samples, seed
-        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._generator = torch.Generator(self.device)
         self._etas: dict[str, Tensor] | None = None
 
     def settings(self) -> dict[str, Any]:
         own = {"method": self.method, "samples": self.samples, "seed": self.seed}
         if self.posterior is None:
             return {**own, "dropout": self.dropout}
-        return {**own, "depth": self.posterior.depth, "weights_sha256": self.posterior.fingerprint}
+        about = {"depth": self.posterior.depth, "weights_sha256": self.posterior.fingerprint}
+        return {**own, **about, **self._calibration_settings()}
 
     def predict(self, point: Point) -> Detections:
         draw = self._own_dropout if self.posterior is None and self.dropout is None else self._by_layer
         self._drops = 0
+        self._generator.manual_seed(self.seed)  # equal frames get equal numbers, whatever came before them
         deltas = torch.stack([at_least_float32(point.difference(draw(point, i))) for i in range(self.samples)], 2)  # (m, D, k)
         if self.posterior is None and not self._drops:
             raise BoxcovError(_NOTHING_DROPPED if self.dropout is None else _NOTHING_CALLED)

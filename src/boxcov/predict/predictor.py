@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from threading import Lock
 from typing import Any, ClassVar
+from warnings import warn
 
 import torch
 from torch import Tensor
 
-from boxcov.curvature.fisher import at_least_float32
+from boxcov.calibration import Calibration, Prepared
+from boxcov.curvature.fisher import at_least_float32, full_precision
 from boxcov.curvature.inputs import ready
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.frozen import check_finite_weights, fingerprint
 from boxcov.predict.linearise import Linearised, Point
 
@@ -25,8 +29,10 @@ class Predictor(ABC):
 
     method: ClassVar[str]
 
-    def __init__(self, detector: Detector, parameters: list[str]) -> None:
+    def __init__(self, detector: Detector, parameters: list[str], calibration: Calibration | None = None) -> None:
         check_finite_weights(detector)
+        self._calibration = calibration
+        self._prepared: Prepared | None = None  # the calibration on the device, known after the first boxes
         self._detector = detector
         self._fingerprint = fingerprint(detector)
         self._weights = _versions(detector)
@@ -41,13 +47,11 @@ class Predictor(ABC):
             inputs = ready(inputs, self.device)
             try:
                 point = self.linearised.at(inputs)
-                if not len(point.selection):
-                    return self._empty(point)
-                result = self.predict(point)
+                result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearised.trunk.forget()
             self._check(result)
-            return result
+            return result if self._calibration is None else self._calibrated(result, self._calibration)
 
     @abstractmethod
     def predict(self, point: Point) -> Detections:
@@ -70,6 +74,27 @@ class Predictor(ABC):
         zeros = at_least_float32(point.boxes).new_zeros
         return point.detections(covariance=zeros(0, D, D), meta=self.settings())
 
+    def _calibrated(self, result: Detections, calibration: Calibration) -> Detections:
+        """The same detections with ``predictive`` filled."""
+        covariance = result.covariance
+        assert covariance is not None
+        if self._prepared is None:
+            own = estimator(self.settings())
+            if own != calibration.estimator:
+                warn(
+                    f"the calibration was fitted to covariances of {calibration.estimator}, these are of {own}, with other noise: "
+                    "fit one for them with `boxcov calibrate`",
+                    BoxcovWarning,
+                    stacklevel=4,
+                )
+            self._prepared = calibration.prepared(covariance)
+        predictive = self._prepared(covariance, result.boxes.to(covariance.dtype), result.scores.to(covariance.dtype), result.labels)
+        return replace(result, predictive=predictive)
+
+    def _calibration_settings(self) -> dict[str, Any]:
+        known = self._calibration
+        return {} if known is None else {"calibration": {"kind": known.kind, "estimator": known.estimator}}
+
     def _check(self, result: Detections) -> None:
         assert result.covariance is not None
         if not bool(result.covariance.isfinite().all()):
@@ -81,12 +106,12 @@ class Predictor(ABC):
 
 
 class PosteriorPredictor(Predictor):
-    """A method that needs a posterior: it must belong to the detector."""
+    """A method that needs a posterior: it must belong to the detector, and so must its calibration, if asked for."""
 
-    def __init__(self, detector: Detector, posterior: Posterior) -> None:
+    def __init__(self, detector: Detector, posterior: Posterior, calibrated: bool = False) -> None:
         check_finite_weights(detector)
         check_fingerprint(posterior.fingerprint, detector, "posterior")
-        super().__init__(detector, posterior.parameters)
+        super().__init__(detector, posterior.parameters, calibration_of(posterior, detector) if calibrated else None)
         self.posterior = posterior.to(self.device)
 
     def settings(self) -> dict[str, Any]:
@@ -99,9 +124,39 @@ class PosteriorPredictor(Predictor):
             "prior_precision": posterior.prior_precision,
             "fisher": posterior.fisher,
             "weights_sha256": posterior.fingerprint,
+            **self._calibration_settings(),
         }
 
 
+def calibration_of(posterior: Posterior, detector: Detector) -> Calibration:
+    """The posterior's calibration, if it has one and it is for such boxes and classes.
+
+    >>> import boxcov
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> detector = TinyCenter()
+    >>> calibration_of(boxcov.fit(detector, shapes.frames(count=2)), detector)
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: calibrated=True, but the posterior has no calibration: fit one with `boxcov calibrate`
+    """
+    if posterior.calibration is None:
+        raise BoxcovError("calibrated=True, but the posterior has no calibration: fit one with `boxcov calibrate`")
+    posterior.calibration.check(detector.box_fields, detector.classes, "the detector")
+    return posterior.calibration
+
+
+def estimator(settings: Mapping[str, Any]) -> str:
+    """In a few words what computed a covariance, as far as its noise goes: the method and the samples. GLM and ExactGLM give the same.
+
+    >>> estimator({"method": "mcglm", "samples": 10}), estimator({"method": "glm"}), estimator({"method": "exact", "samples": None})
+    ('mcglm, 10 samples', 'exact', 'exact')
+    """
+    method = "exact" if settings["method"] == "glm" else settings["method"]
+    return method if settings.get("samples") is None else f"{method}, {settings['samples']} samples"
+
+
+@full_precision
 def sample_covariance(A: Tensor) -> Tensor:
     """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (16) and (17) of the paper.
 

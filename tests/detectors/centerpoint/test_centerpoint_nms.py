@@ -7,7 +7,15 @@ from math import pi
 import pytest
 import torch
 
-from boxcov.detectors.centerpoint.nms import circle_nms, intersection, rotated_iou, rotated_nms
+from boxcov.detectors.centerpoint.nms import circle_rivals, greedy, intersection, rotated_iou, rotated_rivals
+
+
+def rotated_nms(boxes, valid, overlap):
+    return greedy(*rotated_rivals(boxes, valid, overlap), valid)
+
+
+def circle_nms(centres, valid, bound):
+    return greedy(*circle_rivals(centres, valid, bound), valid)
 
 
 def polygon(box):
@@ -87,7 +95,7 @@ def test_single_precision_is_good_enough_to_suppress_with():
     torch.testing.assert_close(rotated_iou(a.float(), b.float()).double(), rotated_iou(a, b), rtol=0, atol=1e-5)
 
 
-def greedy(suppresses, n):
+def slow_greedy(suppresses, n):
     stays = []
     for j in range(n):
         if not any(suppresses(i, j) for i in stays):
@@ -104,7 +112,7 @@ def test_rotated_nms_is_the_greedy_loop(seed, spread):
     for some, counts, stays in zip(groups, valid, found):
         some = some[counts]
         iou = torch.stack([rotated_iou(box.expand(len(some), 5), some) for box in some])
-        assert stays[counts].tolist() == greedy(lambda i, j, iou=iou: iou[i, j] > 0.2, len(some))
+        assert stays[counts].tolist() == slow_greedy(lambda i, j, iou=iou: iou[i, j] > 0.2, len(some))
         assert not bool(stays[~counts].any())
 
 
@@ -122,7 +130,7 @@ def test_circle_nms_is_the_greedy_loop_on_squared_distances(seed):
     bounds = [4.0, 0.175]
     found = circle_nms(centres, torch.ones(2, 30, dtype=torch.bool), torch.tensor(bounds).double())
     for some, bound, stays in zip(centres, bounds, found):
-        assert stays.tolist() == greedy(lambda i, j, some=some, bound=bound: (some[i] - some[j]).square().sum() <= bound, 30)
+        assert stays.tolist() == slow_greedy(lambda i, j, some=some, bound=bound: (some[i] - some[j]).square().sum() <= bound, 30)
 
 
 def test_nothing_to_suppress():

@@ -14,7 +14,7 @@ from torch import Tensor
 from boxcov.data.kitti.camera import CAMERA_FIELDS, LIDAR_FIELDS, from_camera, image_boxes, to_camera
 from boxcov.data.kitti.sequence import Kitti, read_labels
 from boxcov.data.poses import BOX_FIELDS, carried, wrapped
-from boxcov.data.results import about, check_finite, nine_digits, one_a_frame
+from boxcov.data.results import about, check_finite, covariances, one_a_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import replacing
@@ -29,13 +29,13 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
     The detections are in the LiDAR's frame, ``x y z w l h yaw`` with or without ``vx vy``, which KITTI has no place for. The text files are
     official result files (truncation and occlusion unknown: -1; a 2D box that is the projection of the 3D one; nothing is left out).
     ``covariance.json`` has ``frames``: by frame, row for row, a covariance (7 x 7, row by row, in the camera frame and the order of
-    ``meta.covariance_fields``, which is that of columns 9 to 15) and its trace, ``uncertainty``.
+    ``meta.covariance_fields``, which is that of columns 9 to 15) and its trace, ``uncertainty``; where it is calibrated, ``predictive`` too.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / COVARIANCES).unlink(missing_ok=True)  # of the files about to be replaced
     meta: dict[str, Any] = {}
-    covariances: dict[str, Any] = {}
+    by_frame: dict[str, Any] = {}
     for number, (token, found) in enumerate(one_a_frame(frames.tokens, detections, frames.classes)):
         calibration = frames.calibration(number)
         boxes, J = to_camera(_lidar_boxes(token, found), calibration.pose)
@@ -45,13 +45,11 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
         with replacing(folder / f"{token}.txt") as temporary:
             temporary.write_text("".join(_lines(there, covered)), encoding="ascii")
         if there.covariance is not None:
-            check_finite(token, "covariance", there.covariance)
             meta = about(there, CAMERA_FIELDS, "rectified camera")
-            rows = nine_digits(there.covariance.flatten(1))
-            covariances[token] = [{"covariance": row, "uncertainty": sum(row[:: len(CAMERA_FIELDS) + 1])} for row in rows]
-    if covariances:
+            by_frame[token] = covariances(token, there)
+    if by_frame:
         with replacing(folder / COVARIANCES) as temporary:
-            temporary.write_text(json.dumps({"meta": meta, "frames": covariances}), encoding="utf-8")
+            temporary.write_text(json.dumps({"meta": meta, "frames": by_frame}), encoding="utf-8")
 
 
 def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
@@ -61,8 +59,9 @@ def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
     try:
         beside = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         meta = {} if beside is None else beside["meta"]["uncertainty"]
-        covariances = [None if beside is None else beside["frames"][token] for token in frames.tokens]
-        return [_read(folder, frames, number, rows, meta) for number, rows in enumerate(covariances)]
+        by_frame = [None if beside is None else beside["frames"][token] for token in frames.tokens]
+        calibrated = beside is not None and beside["meta"].get("predictive", False)
+        return [_read(folder, frames, number, rows, meta, calibrated) for number, rows in enumerate(by_frame)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, BoxcovError):
             raise
@@ -90,17 +89,21 @@ def _lines(there: Detections, covered: Tensor) -> list[str]:
     ]
 
 
-def _read(folder: Path, frames: Kitti, number: int, beside: list[dict[str, Any]] | None, meta: dict[str, Any]) -> Detections:
+def _read(
+    folder: Path, frames: Kitti, number: int, beside: list[dict[str, Any]] | None, meta: dict[str, Any], calibrated: bool
+) -> Detections:
     path = folder / f"{frames.tokens[number]}.txt"
     entries = read_labels(path)
     for row, (kind, values) in enumerate(entries):
         if kind not in frames.classes or len(values) != 15:
             raise BoxcovError(f"{path}: object {row} ({kind}, {len(values) + 1} columns): expected 16 columns and one of {frames.classes}")
-    covariance = None
+    covariance = predictive = None
     if beside is not None:
         if len(beside) != len(entries):
             raise BoxcovError(f"{path}: {len(entries)} objects, and {len(beside)} in {COVARIANCES}: they were not written together")
         covariance = torch.tensor([entry["covariance"] for entry in beside], dtype=torch.float64).reshape(-1, 7, 7)
+        if calibrated:
+            predictive = torch.tensor([entry["predictive"] for entry in beside], dtype=torch.float64).reshape(-1, 7, 7)
     numbers = torch.tensor([values for _, values in entries], dtype=torch.float64).reshape(-1, 15)
     boxes, J = from_camera(numbers[:, 7:14], frames.calibration(number).pose)
     there = Detections(
@@ -111,6 +114,7 @@ def _read(folder: Path, frames: Kitti, number: int, beside: list[dict[str, Any]]
         fields=CAMERA_FIELDS,
         classes=frames.classes,
         covariance=covariance,
+        predictive=predictive,
         meta=meta,
     )
     return carried(there, boxes, J, LIDAR_FIELDS)

@@ -14,7 +14,7 @@ from torch import Tensor
 from boxcov.data.nuscenes.classes import CLASSES, attribute
 from boxcov.data.nuscenes.sequence import NuScenes
 from boxcov.data.poses import BOX_FIELDS, moved, rotation_matrix
-from boxcov.data.results import about, check_finite, nine_digits, one_a_frame
+from boxcov.data.results import about, check_finite, covariances, one_a_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import replacing
@@ -27,8 +27,9 @@ def write_results(path: str | Path, frames: NuScenes, detections: Iterable[Detec
     """Write the detections of all ``frames``, one ``Detections`` each in the same order, as a result file in the global frame.
 
     The detections are in the LIDAR_TOP frame (``x y z w l h yaw vx vy``). Boxes and covariances go to the global frame; each box has its
-    ``covariance`` (9 x 9, row by row, in the order of ``meta.covariance_fields``) and ``uncertainty`` (its trace), ``meta.uncertainty`` says
-    how they were made. The 500 highest scores of a sample are kept. A velocity may be NaN, nothing else. For the official evaluation
+    ``covariance`` (9 x 9, row by row, in the order of ``meta.covariance_fields``) and ``uncertainty`` (its trace), and where it is calibrated
+    the ``predictive`` one beside it; ``meta.uncertainty`` says how they were made.
+    The 500 highest scores of a sample are kept. A velocity may be NaN, nothing else. For the official evaluation
     ``frames`` must be a whole split, at any number of sweeps. Detections may come from a generator: one frame at a time is held.
     """
     meta: dict[str, Any] = {}
@@ -67,10 +68,7 @@ def _entries(token: str, found: Detections) -> Iterator[dict[str, Any]]:
     """The boxes of one sample as the result file has them."""
     check_finite(token, "box", found.boxes[:, :7])
     check_finite(token, "score", found.scores[:, None])
-    covariances: list[Any] = [None] * len(found)
-    if found.covariance is not None:
-        check_finite(token, "covariance", found.covariance)
-        covariances = nine_digits(found.covariance.flatten(1))
+    beside = covariances(token, found)
     for row, (box, score, label) in enumerate(zip(found.boxes.tolist(), found.scores.tolist(), found.labels.tolist())):
         name = found.classes[label]
         entry = {
@@ -83,10 +81,7 @@ def _entries(token: str, found: Detections) -> Iterator[dict[str, Any]]:
             "detection_score": float(score),
             "attribute_name": attribute(name, hypot(*box[7:])),
         }
-        if covariances[row] is not None:
-            entry["covariance"] = covariances[row]
-            entry["uncertainty"] = sum(covariances[row][:: len(BOX_FIELDS) + 1])
-        yield entry
+        yield {**entry, **beside[row]}
 
 
 def _detections(path: Path, token: str, entries: list[dict[str, Any]], meta: dict[str, Any]) -> Detections:
@@ -106,5 +101,6 @@ def _detections(path: Path, token: str, entries: list[dict[str, Any]], meta: dic
         fields=BOX_FIELDS,
         classes=CLASSES,
         covariance=column("covariance", 81).reshape(-1, 9, 9) if "covariance_fields" in meta else None,
+        predictive=column("predictive", 81).reshape(-1, 9, 9) if meta.get("predictive") else None,
         meta=meta.get("uncertainty", {}),
     )

@@ -21,7 +21,7 @@ class Scenario:
     noise: float = 0.02  # metres, standard deviation of a range
     extinction: float = 0.0  # 1 / metres, of the air, one way
     scatter: float = 0.0  # share of rays that meet a drop or a bank of fog
-    scatter_distance: float = 5.0  # metres, mean distance at which they do
+    scatter_distance: float = 5.0  # metres, mean distance at which they do, beyond the first metre
     wet: bool = False  # dark, mirror-like ground, and spray behind what moves
     people: float = 1.0  # pedestrians and cycles, relative to a clear day
     unseen: bool = False  # bodies and sizes of no other scenario
@@ -30,7 +30,8 @@ class Scenario:
 SCENARIOS = {
     "clear": Scenario(),
     "rain": Scenario(reach=55.0, dropout=0.12, noise=0.03, extinction=0.008, scatter=0.02, scatter_distance=8.0, wet=True),
-    "fog": Scenario(dropout=0.05, noise=0.03, extinction=0.07, scatter=0.15, scatter_distance=4.0),
+    # 150 m of visibility (3 / extinction, Koschmieder's law at a contrast of 5 %), back-scatter within a few metres of the sensor
+    "fog": Scenario(dropout=0.05, noise=0.03, extinction=0.02, scatter=0.1, scatter_distance=1.5),
     "sparse": Scenario(beam_step=2),
     "crowd": Scenario(people=9.0),
     "unseen": Scenario(unseen=True),

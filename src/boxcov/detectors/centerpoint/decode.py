@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from boxcov.detector import Selection
+from boxcov.detector import Candidates, Selection
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.head import TaskMaps
-from boxcov.detectors.centerpoint.nms import circle_nms, rotated_nms
+from boxcov.detectors.centerpoint.nms import Pairs, circle_rivals, greedy, rotated_rivals
 
 
 @dataclass(frozen=True)
@@ -69,23 +69,72 @@ def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
     >>> [config.classes[label] for label in found.labels], found.where.column
     (['trailer'], tensor([6]))
     """
-    rules = config.reporting
+    ranked = _ranked(tasks, config)
+    return ranked.selection(ranked.reported(greedy(*_rivals(ranked, config), ranked.valid), config.reporting.most))
+
+
+def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
+    """What NMS chooses from, in the order of ``select``, and the best reported box that suppresses each.
+
+    >>> config = Config.small()
+    >>> maps = [{name: torch.zeros(1, n, 128, 128) for name, n in config.branches.items()} for _ in config.tasks]
+    >>> for task, names in zip(maps, config.tasks):
+    ...     task["heatmap"] = torch.full((1, len(names), 128, 128), -9.0)
+    >>> maps[0]["heatmap"][0, 0, 5, 6:8] = torch.tensor([3.0, 2.0])
+    >>> maps[0]["dim"] += 1  # boxes of 2.7 m, 0.8 m apart
+    >>> found = candidates(maps, config)
+    >>> found.where.column, found.removed_by
+    (tensor([6, 7]), tensor([-1,  0]))
+    """
+    ranked = _ranked(tasks, config)
+    first, second = _rivals(ranked, config)
+    kept = ranked.reported(greedy(first, second, ranked.valid), config.reporting.most)
+    row = torch.full((ranked.valid.numel() + 1,), -1, device=kept.device)  # in the report; the last one stands for nobody
+    row[kept] = torch.arange(len(kept), device=kept.device)
+    counts = row[first] >= 0
+    nobody = torch.full_like(row[:-1], len(row) - 1)
+    best = nobody.scatter_reduce(0, second[counts], first[counts], "amin")  # the lower the number, the higher the score
+    every = ranked.ordered(ranked.valid.flatten().nonzero()[:, 0])
+    plain = ranked.selection(every)
+    return Candidates(plain.frame, plain.scores, plain.labels, plain.where, row[best[every]])
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """The best candidates of every frame and task (G = B tasks), by falling score, before NMS."""
+
+    scores: Tensor  # (G, k)
+    labels: Tensor  # (G k,)
+    valid: Tensor  # (G, k) above the threshold
+    where: Where  # G k of them
+    boxes: Tensor  # (G, k, D)
+
+    def reported(self, stays: Tensor, most: int) -> Tensor:
+        """Numbers of those that are reported of what NMS left (G, k), in the order of the report."""
+        return self.ordered((stays & (stays.cumsum(1) <= most)).flatten().nonzero()[:, 0])
+
+    def ordered(self, index: Tensor) -> Tensor:
+        """Frame by frame, by falling score."""
+        index = index[self.scores.flatten()[index].argsort(descending=True, stable=True)]
+        return index[self.where.frame[index].argsort(stable=True)]
+
+    def selection(self, index: Tensor) -> Selection:
+        where = self.where[index]
+        return Selection(where.frame, self.scores.flatten()[index], self.labels[index], where)
+
+
+def _ranked(tasks: Sequence[TaskMaps], config: Config) -> _Ranked:
     found = [_candidates(maps, config) for maps in tasks]
     scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*found))  # (B, tasks, K) each, by falling score
-    valid = scores > rules.threshold
+    valid = scores > config.reporting.threshold
     most = int(valid.sum(2).amax())
     scores, classes, cells, valid = (t[:, :, :most].flatten(0, 1) for t in (scores, classes, cells, valid))  # (B tasks, k)
     group = torch.arange(len(scores), device=scores.device).unsqueeze(1).expand_as(scores)
     columns = tasks[0]["reg"].shape[3]
     where = Where(*(t.flatten() for t in (group // len(tasks), group % len(tasks), cells // columns, cells % columns)))
     boxes = boxes_of(values_at(tasks, where, list(config.branches)), where.row, where.column, config)
-    stays = _stays(boxes.unflatten(0, scores.shape), valid, config)
-    kept = (stays & (stays.cumsum(1) <= rules.most)).flatten().nonzero()[:, 0]
-    kept = kept[scores.flatten()[kept].argsort(descending=True, stable=True)]
-    kept = kept[where.frame[kept].argsort(stable=True)]
-    first = torch.tensor([sum(len(t) for t in config.tasks[:i]) for i in range(len(tasks))], device=kept.device)
-    where = where[kept]
-    return Selection(where.frame, scores.flatten()[kept], first[where.task] + classes.flatten()[kept], where)
+    first = torch.tensor([sum(len(t) for t in config.tasks[:i]) for i in range(len(tasks))], device=scores.device)
+    return _Ranked(scores, first[where.task] + classes.flatten(), valid, where, boxes.unflatten(0, scores.shape))
 
 
 def _candidates(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,10 +163,10 @@ def _in_range(maps: TaskMaps, config: Config) -> Tensor:
     return (inside[0] & inside[1] & inside[2]).unsqueeze(1)
 
 
-def _stays(boxes: Tensor, valid: Tensor, config: Config) -> Tensor:
-    """Which boxes (B tasks, k, D), by falling score, survive NMS (B tasks, k)."""
-    rules = config.reporting
+def _rivals(ranked: _Ranked, config: Config) -> Pairs:
+    """Which candidate would suppress which, as numbers among all G k."""
+    rules, boxes = config.reporting, ranked.boxes
     if rules.nms == "circle":
         bound = boxes.new_tensor(rules.radii).repeat(len(boxes) // len(config.tasks))
-        return circle_nms(boxes[:, :, :2], valid, bound)
-    return rotated_nms(boxes[:, :, [0, 1, 3, 4, 6]], valid, rules.overlap)
+        return circle_rivals(boxes[:, :, :2], ranked.valid, bound)
+    return rotated_rivals(boxes[:, :, [0, 1, 3, 4, 6]], ranked.valid, rules.overlap)

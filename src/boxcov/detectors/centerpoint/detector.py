@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov.detector import Detector, InstanceGroup, Selection
+from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.centerpoint.decode import boxes_of, select, values_at
+from boxcov.detectors.centerpoint.decode import boxes_of, candidates, select, values_at
 from boxcov.detectors.centerpoint.encoders import PillarEncoder
 from boxcov.detectors.centerpoint.head import REACH, CenterHead
 from boxcov.detectors.centerpoint.loss import frame_losses
@@ -59,6 +59,9 @@ class CenterPoint(Detector):
 
     def select(self, raw: Raw) -> Selection:
         return select(raw["tasks"], self.config)
+
+    def candidates(self, raw: Raw) -> Candidates:
+        return candidates(raw["tasks"], self.config)
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         where = selection.where

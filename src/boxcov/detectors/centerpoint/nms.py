@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+Pairs = tuple[Tensor, Tensor]
+
 
 def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
     """IoU (n,) of boxes (n, 5) with boxes (n, 5), pair by pair; 0 for boxes without area.
@@ -68,34 +70,33 @@ def _cut(polygon: Tensor, distance: Tensor) -> Tensor:
     return torch.where(filled.unsqueeze(2), packed, first)
 
 
-def rotated_nms(boxes: Tensor, valid: Tensor, overlap: float) -> Tensor:
-    """Which of the boxes (G, K, 5) of G groups, each by falling score, stay (G, K): those that overlap no better one by more than ``overlap``.
+def rotated_rivals(boxes: Tensor, valid: Tensor, overlap: float) -> Pairs:
+    """The pairs of valid boxes (G, K, 5) of a group that overlap by more than ``overlap``, the better one first, as numbers among all G K.
 
-    Boxes that are not ``valid`` (G, K) neither stay nor suppress others.
+    The boxes of a group come by falling score.
 
     >>> boxes = torch.tensor([[[0.0, 0, 2, 4, 0], [0.5, 0, 2, 4, 0], [9.0, 0, 2, 4, 0]]])
-    >>> rotated_nms(boxes, torch.ones(1, 3, dtype=torch.bool), 0.2)
-    tensor([[ True, False,  True]])
+    >>> rotated_rivals(boxes, torch.ones(1, 3, dtype=torch.bool), 0.2)
+    (tensor([0]), tensor([1]))
     """
     reach = boxes[:, :, 2:4].norm(dim=2) / 2
     near = _squared_distances(boxes) <= (reach.unsqueeze(2) + reach.unsqueeze(1)).square()
     first, second = _pairs(near, valid)
     flat = boxes.flatten(0, 1)
     over = rotated_iou(flat[first], flat[second]) > overlap
-    return _greedy(first[over], second[over], valid)
+    return first[over], second[over]
 
 
-def circle_nms(centres: Tensor, valid: Tensor, bound: Tensor) -> Tensor:
-    """Which of the centres (G, K, 2) of G groups, each by falling score, stay (G, K): those without a better one within ``bound`` (G,).
+def circle_rivals(centres: Tensor, valid: Tensor, bound: Tensor) -> Pairs:
+    """The pairs of valid centres (G, K, 2) of a group within ``bound`` (G,) of each other, the better one first, as numbers among all G K.
 
     The bound is on the squared distance, though the originals call it a radius.
 
     >>> centres = torch.tensor([[[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]]])
-    >>> circle_nms(centres, torch.ones(1, 3, dtype=torch.bool), torch.tensor([4.0]))
-    tensor([[ True, False,  True]])
+    >>> circle_rivals(centres, torch.ones(1, 3, dtype=torch.bool), torch.tensor([4.0]))
+    (tensor([0]), tensor([1]))
     """
-    first, second = _pairs(_squared_distances(centres) <= bound.reshape(-1, 1, 1), valid)
-    return _greedy(first, second, valid)
+    return _pairs(_squared_distances(centres) <= bound.reshape(-1, 1, 1), valid)
 
 
 def _squared_distances(boxes: Tensor) -> Tensor:
@@ -103,15 +104,18 @@ def _squared_distances(boxes: Tensor) -> Tensor:
     return dx.square() + dy.square()
 
 
-def _pairs(near: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+def _pairs(near: Tensor, valid: Tensor) -> Pairs:
     """Pairs of boxes that are near each other, the better one first, as numbers among all G K boxes."""
     group, first, second = (near & valid.unsqueeze(2) & valid.unsqueeze(1)).triu(1).nonzero(as_tuple=True)
     before = group * valid.shape[1]
     return before + first, before + second
 
 
-def _greedy(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
+def greedy(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
     """What greedy suppression keeps of the valid boxes (G, K), where ``first`` suppresses ``second``.
+
+    >>> greedy(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(1, 3, dtype=torch.bool))  # what was removed removes nothing
+    tensor([[ True, False,  True]])
 
     A box stays where no box that stays suppresses it. Iterated from "all stay", the first t boxes of a group are right after t rounds; in
     practice it settles after the longest chain of suppressions, a handful.

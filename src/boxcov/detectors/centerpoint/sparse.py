@@ -2,7 +2,7 @@
 
 A site is an occupied cell. Which sites a kernel sees is told by an index table (sites, taps), made by looking the neighbours' cell numbers up
 in the sorted cell numbers of the sites. A convolution is then ``F.linear`` on patches (sites, taps x channels): a plain matrix product, so
-its curvature has Kronecker factors like any linear layer's.
+its curvature has Kronecker factors like any linear layer's. spconv may do the same for passes without derivatives, see ``by_spconv``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from boxcov.detectors.centerpoint import by_spconv
+from boxcov.detectors.centerpoint.by_spconv import Backend, Rules, Triple
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.settings import Voxels
 from boxcov.detectors.centerpoint.voxels import voxelise
@@ -22,20 +24,19 @@ from boxcov.detectors.centerpoint.voxels import voxelise
 _NUMBERS = (
     2**22
 )  # of a patch matrix at once on a CPU: 16 MiB stay in reach of its cache, and twice as fast as 256; a GPU takes 64 times as many
-Triple = tuple[int, int, int]
 _ONE: Triple = (1, 1, 1)
 
 
 @dataclass(frozen=True)
 class Sites:
-    """Occupied cells of a batch: frame, z, y, x (V, 4), sorted by their number in a grid of ``shape`` (z, y, x)."""
+    """Occupied cells of a batch: frame, z, y, x (V, 4), sorted by their number in a grid of ``shape`` (z, y, x); spconv's are in its order."""
 
     where: Tensor
     shape: Triple
 
     @property
     def numbers(self) -> Tensor:
-        """The sites' numbers (V,), rising."""
+        """The sites' numbers (V,)."""
         frame, z, y, x = self.where.unbind(1)
         return number(frame, z, y, x, self.shape)
 
@@ -120,7 +121,9 @@ class SparseConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(n_out, prod(kernel) * n_in))
         nn.init.kaiming_uniform_(self.weight, a=5**0.5)
 
-    def forward(self, features: Tensor, table: Tensor) -> Tensor:
+    def forward(self, features: Tensor, table: Tensor | Rules) -> Tensor:
+        if isinstance(table, Rules):
+            return table.product(features, self.weight.reshape(self.n_out, *self.kernel, self.n_in))
         padded = F.pad(features, (0, 0, 0, 1))  # a row of zeros for "no site"
         numbers = _NUMBERS if features.device.type == "cpu" else 64 * _NUMBERS
         step = max(1, numbers // self.weight.shape[1])
@@ -139,7 +142,7 @@ class Residual(nn.Module):
         self.conv1, self.norm1 = SparseConv(width, width, (3, 3, 3)), _norm(width)
         self.conv2, self.norm2 = SparseConv(width, width, (3, 3, 3)), _norm(width)
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, table: Tensor | Rules) -> Tensor:
         out: Tensor = self.norm1(self.conv1(x, table)).relu()
         out = self.norm2(self.conv2(out, table)) + x
         return out.relu()
@@ -154,20 +157,34 @@ class Stage(nn.Module):
         self.conv, self.norm = SparseConv(n_in, width, kernel), _norm(width)
         self.blocks = nn.ModuleList(Residual(width) for _ in range(blocks))
 
-    def forward(self, x: Tensor, sites: Sites) -> tuple[Tensor, Sites]:
-        submanifold = self.stride == _ONE
-        out = sites if submanifold else strided_sites(sites, self.kernel, self.stride, self.padding)
-        table = index_table(sites, out, self.kernel, self.stride, self.padding)
+    def forward(self, x: Tensor, sites: Sites, frames: int, spconv: bool) -> tuple[Tensor, Sites]:
+        look = _rules if spconv else _tables
+        out, table = look(sites, frames, self.kernel, self.stride, self.padding)
         x = self.norm(self.conv(x, table)).relu()
-        if self.blocks and not submanifold:
-            table = index_table(out, out, (3, 3, 3), _ONE, _ONE)
+        if self.blocks and self.stride != _ONE:
+            _, table = look(out, frames, (3, 3, 3), _ONE, _ONE)
         for block in self.blocks:
             x = block(x, table)
         return x, out
 
 
+def _tables(sites: Sites, frames: int, kernel: Triple, stride: Triple, padding: Triple) -> tuple[Sites, Tensor]:
+    """A convolution's sites, and where their inputs are."""
+    out = sites if stride == _ONE else strided_sites(sites, kernel, stride, padding)
+    return out, index_table(sites, out, kernel, stride, padding)
+
+
+def _rules(sites: Sites, frames: int, kernel: Triple, stride: Triple, padding: Triple) -> tuple[Sites, Rules]:
+    """The same for spconv."""
+    where, found = by_spconv.rules(sites.where, sites.shape, frames, kernel, stride, padding)
+    return Sites(where, _output_shape(sites.shape, kernel, stride, padding)), found
+
+
 class VoxelEncoder(nn.Module):
     """Clouds (N_i, 5) to maps (B, 2 C, ny / 8, nx / 8): the mean of each voxel's points through four sparse stages.
+
+    backend: who multiplies where no derivative is asked for: "torch", "spconv", or "auto", which is spconv where it is installed, right and
+    faster: on a CPU, in float32, with one thread. Where derivatives are asked for it is torch.
 
     >>> from dataclasses import replace
     >>> config = replace(Config.voxel(), point_range=(0, 0, -5, 6.4, 6.4, 3))
@@ -178,6 +195,7 @@ class VoxelEncoder(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         assert isinstance(config.encoder, Voxels)
+        self.backend: Backend = "auto"
         self.config, self.voxels = config, config.encoder
         a, b, c, d = self.voxels.widths
         self.stages = nn.ModuleList(
@@ -197,9 +215,13 @@ class VoxelEncoder(nn.Module):
         x = cells.means.to(next(self.parameters()).dtype)
         nx, ny, nz = config.grid
         sites = Sites(cells.where, (nz + 1, ny, nx))  # one layer more, as in the originals
+        return self.maps(x, sites, len(clouds), by_spconv.chosen(self.backend, x, self.parameters(), len(clouds) * prod(sites.shape)))
+
+    def maps(self, x: Tensor, sites: Sites, frames: int, spconv: bool) -> Tensor:
+        """The maps of means (V, 5) at sites, by torch or by spconv."""
         for stage in self.stages:
-            x, sites = stage(x, sites)
-        return dense(x, sites, len(clouds))
+            x, sites = stage(x, sites, frames, spconv and len(x) > 0)
+        return dense(x, sites, frames)
 
 
 def dense(x: Tensor, sites: Sites, frames: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boxcov.detector import Selection
-from boxcov.detectors.centerpoint.nms import _greedy as greedy
+from boxcov.detectors.centerpoint.nms import greedy
 from boxcov.detectors.yolox.config import STRIDES, Config
 
 _CANDIDATES = 3000  # of an image at most, by score, that NMS compares with each other

@@ -1,0 +1,42 @@
+"""``boxcov evaluate``: how good the covariances of one or more files of predictions are, as a table and as a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from boxcov.commands.options import AsJson
+
+
+def evaluate(
+    predictions: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What boxcov predict wrote, one file a method.")],
+    data: Annotated[
+        str | None, typer.Option(metavar="KIND:WHERE", help="Where the frames are now; unless given, where the file says they were.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there: one HTML page.")] = None,
+    scenes: Annotated[int, typer.Option(min=0, help="Frames to look at in the report.")] = 6,
+    replicates: Annotated[int, typer.Option(min=2, help="Of the frames drawn anew, for the intervals.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn for intervals and chance.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare predictions with the objects of their frames: the metrics of each file, beside baselines and chance."""
+    from boxcov.commands import evaluation
+    from boxcov.commands.progress import Progress
+
+    with Progress("reading frames") as reading:
+        study = evaluation.study_of(predictions, data, out, scenes, progress=reading)
+    rows = evaluation.rows_of(study, replicates, seed)
+    if out is not None:
+        evaluation.write(out, study)
+    if as_json:
+        print(json.dumps({"about": dict(study.about), "rows": rows, "out": None if out is None else str(out)}))
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print(evaluation.shown(rows))
+    if out is not None:
+        console.print(f"report: {out}", highlight=False)

@@ -1,0 +1,158 @@
+"""The work of ``boxcov evaluate``: from files of predictions to a study, its table and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from boxcov.commands.records import Truth, records_of, truth_of
+from boxcov.commands.sources import Source, check_folder
+from boxcov.detections import Detections
+from boxcov.errors import BoxcovError
+from boxcov.evaluate.summary import COLUMNS, table
+from boxcov.report.page import write
+from boxcov.report.study import Method, Scene, Study
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["rows_of", "shown", "study_of", "write"]
+
+Progress = Callable[[int, int], None]
+_TOLD = ("method", "samples", "derivative", "epsilon", "dropout", "depth", "form", "n_data", "prior_precision", "fisher", "seed")
+
+
+def study_of(
+    paths: Sequence[Path], data: str | None = None, out: Path | None = None, scenes: int = 6, progress: Progress | None = None
+) -> Study:
+    """The records of each file, named after it, with the frames that the files say they were made from, or those of ``data``."""
+    if out is not None:
+        check_folder(out)
+    files = dict(zip(_names(paths), (Detections.load(path) for path in paths)))
+    sources = [_source(path, found, data) for path, found in zip(paths, files.values())]
+    other = next((path for path, source in zip(paths, sources) if source != sources[0]), None)
+    if other is not None:
+        raise BoxcovError(f"{other}: predictions of other frames than {paths[0]}: evaluate them apart")
+    first = next(iter(files.values()))
+    truth, looked_at = _frames(sources[0], first, scenes, progress)
+    methods = [Method(name, records_of(found, truth), _note(found.meta)) for name, found in files.items()]
+    empty = next((path for path, method in zip(paths, methods) if not len(method.records)), None)
+    if empty is not None:
+        raise BoxcovError(f"{empty}: holds no box scored above 0.1: there is nothing to evaluate")
+    about = {
+        "data": " ".join(str(part) for part in (sources[0].data, sources[0].split) if part),
+        "frames": truth.frames,
+        "objects": len(truth.labels),
+        **{key: first.meta[key] for key in ("detector", "posterior", "boxcov", "torch") if key in first.meta},
+        **{name: {key: found.meta[key] for key in _TOLD if key in found.meta} for name, found in files.items()},
+    }
+    runtime = [_runtime(name, found) for name, found in files.items() if found.meta.get("milliseconds")]
+    return Study(f"Box covariances on {about['data']}", about, methods, looked_at, runtime)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Of the files, without what they share."""
+    stems = [path.stem for path in paths]
+    if len(set(stems)) == len(stems):
+        return stems
+    if len(set(map(str, paths))) < len(paths):
+        raise BoxcovError("the same file is given twice")
+    return [str(path) for path in paths]
+
+
+def _source(path: Path, found: Detections, data: str | None) -> Source:
+    given = found.meta.get("source")
+    if not isinstance(given, Mapping):
+        raise BoxcovError(f"{path}: does not say which frames it was made from: make it with boxcov predict")
+    return Source(**{**given, **({} if data is None else {"data": data})})
+
+
+def _frames(source: Source, found: Detections, scenes: int, progress: Progress | None) -> tuple[Truth, dict[int, Scene]]:
+    """The objects of all frames, and the first frames whole, as far as the boxes' own fields go."""
+    frames = source.frames("cpu", found.classes)
+    expected = found.meta.get("frames", len(frames))
+    if expected != len(frames):
+        raise BoxcovError(
+            f"{source.data}: {len(frames)} frames, and the predictions are of {expected}: these are not the frames they were made from"
+        )
+    targets, kept = [], {}
+    for number in range(len(frames)):
+        inputs, target = frames[number]
+        targets.append((None, target))
+        if number < scenes:
+            kept[number] = inputs[0]
+        if progress is not None:
+            progress(number + 1, len(frames))
+    truth = truth_of(targets)
+    boxes = truth.columns(found.fields)
+    return truth, {
+        number: Scene(f"frame {number}", _key_sweep(points), boxes[truth.frame == number], truth.labels[truth.frame == number])
+        for number, points in kept.items()
+    }
+
+
+def _key_sweep(points: torch.Tensor) -> Any:
+    """What the LiDAR saw in its last turn, x y z: older turns only smear the picture."""
+    return points[points[:, 4] == 0, :3].numpy() if points.shape[1] > 4 else points[:, :3].numpy()
+
+
+def _note(meta: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {meta[key]}" for key in _TOLD if meta.get(key) is not None)
+
+
+def _runtime(name: str, found: Detections) -> dict[str, Any]:
+    """The median over the frames but the first, which has to warm up."""
+    spent = found.meta["milliseconds"]
+    row = {
+        "method": name,
+        "device": found.meta.get("device", ""),
+        "boxes": round(len(found) / len(spent)),
+        "ms": median(spent[1:] or spent),
+    }
+    return row if found.meta.get("samples") is None else {**row, "samples": found.meta["samples"]}
+
+
+def rows_of(study: Study, replicates: int = 200, seed: int = 0) -> list[dict[str, Any]]:
+    """See ``boxcov.evaluate.summary.table``."""
+    return table({method.name: method.records for method in study.methods}, replicates, seed)
+
+
+def shown(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The rows as a table for a terminal: a column a method or baseline, a line a metric, and below it what chance gives."""
+    from rich.table import Table
+
+    drawn = Table(
+        "", *(str(row["method"]) for row in rows if row["kind"] != "chance"), title="quality of the covariances, 95 % intervals over frames"
+    )
+    columns = [row for row in rows if row["kind"] != "chance"]
+    chance = [row for row in rows if row["kind"] == "chance"]
+    for name in ("boxes", "paired"):
+        drawn.add_row(name, *(str(row[name]) for row in columns))
+    for name in COLUMNS:
+        if any(row[name] is not None for row in columns):
+            drawn.add_row(name, *(_cell(row[name]) for row in columns))
+        if any(row[name] is not None for row in chance):
+            drawn.add_row("  by chance", *(_cell(row[name]) for row in chance), style="dim")
+    return drawn
+
+
+def _cell(cell: Mapping[str, float | None] | None) -> str:
+    """A number and the ends of its interval, in few characters.
+
+    >>> _cell({"value": 0.7123, "low": 0.6, "high": 1.0}), _cell({"value": -1.5, "low": None, "high": None}), _cell(None)
+    ('0.71 .60-1.00', '-1.5', '')
+    """
+    if cell is None or cell["value"] is None:
+        return ""
+    low, high = cell["low"], cell["high"]
+    if low is None or high is None:
+        return f"{cell['value']:.3g}"
+    return f"{cell['value']:.2f} {_short(low)}-{_short(high)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.2f}"

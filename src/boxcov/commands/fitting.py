@@ -1,0 +1,76 @@
+"""The work of ``boxcov fit``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from boxcov.commands.sources import Source, check_folder, detector_named
+from boxcov.curvature.fit import Progress
+from boxcov.curvature.fit import fit as fit_posterior
+from boxcov.curvature.posterior import Posterior
+from boxcov.data import batched
+
+
+def run(
+    out: Path,
+    detector: str,
+    source: Source,
+    depth: str = "head",
+    *,
+    prior_precision: float = 1.0,
+    n_data: float | None = None,
+    fisher: Literal["empirical", "mc", "identity"] = "empirical",
+    fraction: float = 1.0,
+    form: Literal["eigen", "paper"] = "eigen",
+    batch: int = 1,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Posterior:
+    """Fit the posterior of ``detector`` to the frames of ``source`` and write it to ``out``; the file says what it was made from."""
+    check_folder(out)
+    network = detector_named(detector, device)
+    frames = source.frames(device, network.classes)
+    posterior = fit_posterior(
+        network,
+        frames if batch == 1 else batched(frames, batch),
+        depth.split(",") if "," in depth or "." in depth else depth,
+        n_data,
+        prior_precision,
+        fisher,
+        fraction=fraction,
+        form=form,
+        seed=source.seed,
+        progress=progress,
+    )
+    made_from = {"detector": detector, **{name: str(value) for name, value in asdict(source).items() if value is not None}}
+    posterior = replace(posterior, meta=made_from)
+    posterior.save(out)
+    return posterior
+
+
+def report(posterior: Posterior, minutes: float) -> dict[str, Any]:
+    """What there is to say of a posterior.
+
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> report(fit_posterior(TinyCenter(), shapes.frames(count=2)), 0.1)["layers"]
+    9
+    """
+    storage = posterior.storage()
+    return {
+        "layers": len(posterior.blocks),
+        "depth": posterior.depth,
+        "frames": posterior.frames,
+        "n_data": posterior.n_data,
+        "prior_precision": posterior.prior_precision,
+        "fisher": posterior.fisher,
+        "form": posterior.form,
+        "loss": posterior.loss,
+        "storage": str(storage),
+        "bytes": asdict(storage),
+        "weights_sha256": posterior.fingerprint,
+        "made_from": dict(posterior.meta),
+        "minutes": minutes,
+    }

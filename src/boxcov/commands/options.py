@@ -1,0 +1,58 @@
+"""The shared words of the command line: the same in every verb. Light, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Method(str, Enum):
+    mcglm = "mcglm"
+    glm = "glm"
+    exact = "exact"
+    mci = "mci"
+    nms = "nms"
+
+
+class Format(str, Enum):
+    native = "native"
+    nuscenes = "nuscenes"
+    kitti = "kitti"
+    coco = "coco"
+
+
+class DerivativeKind(str, Enum):
+    jvp = "jvp"
+    fd = "fd"
+
+
+class FisherKind(str, Enum):
+    empirical = "empirical"
+    mc = "mc"
+    identity = "identity"
+
+
+class FormKind(str, Enum):
+    eigen = "eigen"
+    paper = "paper"
+
+
+DetectorWord = Annotated[str, typer.Option("--detector", metavar="KIND:WHICH", help="centerpoint:small, or centerpoint:CHECKPOINT.")]
+DataWord = Annotated[str, typer.Option("--data", metavar="KIND:WHERE", help="simulated:SCENARIO, nuscenes:ROOT or kitti:ROOT.")]
+Split = Annotated[
+    str | None,
+    typer.Option(help="train, test or val of simulated data; a split of a real set, with a part of it if need be: 'train[:28]'."),
+]
+Count = Annotated[int | None, typer.Option(min=1, help="Frames: so many simulated ones (100), or the first ones of a real split (all).")]
+Depth = Annotated[str, typer.Option(help="head, neck (and head), backbone (and both), or module names with commas between them.")]
+Sweeps = Annotated[int, typer.Option(min=1, help="Turns of the LiDAR in a frame, 10 at most if simulated.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of all that is drawn: simulated frames, samples.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
+Posterior = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="What boxcov fit wrote; every method but nms and MC dropout needs one.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script, and nothing else on stdout.")]

@@ -1,0 +1,73 @@
+"""``boxcov predict``: boxes with their covariances for every frame, in one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from boxcov.commands.options import (
+    AsJson,
+    Count,
+    DataWord,
+    DerivativeKind,
+    DetectorWord,
+    Device,
+    Format,
+    Method,
+    Posterior,
+    Resume,
+    Seed,
+    Split,
+    Sweeps,
+)
+
+
+def predict(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the boxes; a folder for the format kitti.")],
+    detector: DetectorWord = "centerpoint:small",
+    posterior: Posterior = None,
+    data: DataWord = "simulated:clear",
+    split: Split = None,
+    count: Count = None,
+    method: Annotated[Method, typer.Option(help="nms is a baseline: the spread of what NMS removed.")] = Method.exact,
+    samples: Annotated[int | None, typer.Option(help="Of mcglm and mci (10), and of what exact is to estimate below the head.")] = None,
+    derivative: Annotated[DerivativeKind | None, typer.Option(help="Of mcglm: forward mode (jvp), or the paper's difference (fd).")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Step of the derivative fd (1e-7).")] = None,
+    calibrated: Annotated[
+        bool, typer.Option("--calibrated", help="Also the covariance of the errors, by what boxcov calibrate wrote.")
+    ] = False,
+    format: Annotated[Format, typer.Option(help="native is what boxcov evaluate reads.")] = Format.native,
+    sweeps: Sweeps = 10,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a detector over frames and write its boxes with their covariances. Frames are those that it was not trained on, unless --split says."""
+    from boxcov.commands import prediction
+    from boxcov.commands.progress import Progress
+    from boxcov.commands.sources import Source, unseen_split
+
+    how = prediction.How(method.value, posterior, samples, None if derivative is None else derivative.value, epsilon, seed, calibrated)
+    with Progress("predicting") as progress:
+        report = prediction.run(
+            out,
+            detector,
+            how,
+            Source(data, split or unseen_split(data), count, seed, sweeps),
+            format=format.value,
+            device=device,
+            resume=resume,
+            progress=progress,
+        )
+    print(json.dumps(report) if as_json else _shown(report))
+
+
+def _shown(report: dict[str, Any]) -> str:
+    found = f"{report['boxes']} boxes in {report['frames']} frames, {report['milliseconds']:.0f} ms a frame (median)"
+    if report["boxes"]:
+        return f"{found}\nuncertainty (trace): median {report['uncertainty']:.3g}\nwritten to {report['out']}"
+    return f"{found}\nwritten to {report['out']}"

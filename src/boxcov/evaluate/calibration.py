@@ -1,0 +1,156 @@
+"""Fitting a calibration to the errors of held-out boxes: maximum likelihood, classes shrunk to what all have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args
+from warnings import warn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcov.calibration import Calibration, Feature, Kind, features_of
+from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.evaluate.gaussian import fit_of
+from boxcov.evaluate.likelihood import Loss
+from boxcov.evaluate.records import Records
+from boxcov.evaluate.variances import VarianceModel
+
+Array = NDArray[Any]
+STRENGTHS = (
+    100.0,
+    30.0,
+    10.0,
+    3.0,
+    1.0,
+    0.3,
+    0.1,
+)  # of the L2 penalty; 1 weighs as much as two boxes of a class do for one of its variances
+_FOLDS = 5
+
+
+def fit(
+    records: Records,
+    kind: Kind = "residual",
+    *,
+    estimator: str,
+    loss: Loss = "gaussian",
+    strength: float | None = None,
+    features: Sequence[Feature] | None = None,
+    data: str = "",
+) -> Calibration:
+    """The calibration of this kind under which the errors of the paired boxes are likeliest.
+
+    estimator: what computed the covariances, see ``boxcov.predict.predictor.estimator``.
+    loss: "gaussian", or "robust" (Huber's: a wrong pair counts no more than a box at the edge of the right ones), which describes the bulk of
+    the boxes and says too little of the rest: see docs/calibration.md for both, measured.
+    strength: of the L2 penalty on what a class or a feature changes; by cross-validation over frames unless given.
+    features: what the residual may depend on beside the class; all that such boxes have (``boxcov.calibration.features_of``) unless given.
+    data: what the frames were, for the record.
+
+    >>> rng = np.random.default_rng(0)
+    >>> n = 400
+    >>> drawn = Records(
+    ...     fields=("x", "y"), classes=("car",), boxes=rng.normal(0, 2.0, (n, 2)), uncertainty=np.ones(n), scores=np.full(n, 0.5),
+    ...     labels=np.zeros(n, int), frame=np.arange(n) // 10, truth=np.zeros((n, 2)), iou=np.ones(n), l2=np.zeros(n),
+    ...     covariance=np.tile(np.eye(2), (n, 1, 1)),
+    ... )
+    >>> found = fit(drawn, "scale", estimator="exact")
+    >>> round(float(np.exp(found.log_scale[0]))), found.provenance["boxes"], found.provenance["frames"]  # drawn with a variance of 4
+    (4, 400, 40)
+    """
+    if kind not in get_args(Kind):
+        raise BoxcovError(f"no kind of calibration {kind!r}: there are {', '.join(get_args(Kind))}")
+    if strength is not None and not 0 < strength < np.inf:
+        raise BoxcovError(f"strength must be above 0 and finite, got {strength}")
+    paired = _paired(records, kind)
+    before = fit_of(paired.errors, _covariance(paired)).known.nll
+    if kind == "scale" and np.isinf(before).any():
+        raise BoxcovError(
+            f"kind 'scale': the covariances of {int(np.isinf(before).sum())} of {len(paired)} boxes are singular, and no factor mends that: "
+            "use kind 'affine' or 'residual'"
+        )
+    model = VarianceModel.of(paired, kind, loss, _known(features, records))
+    frames = np.unique(paired.frame, return_inverse=True)[1]
+    scores = _cross_validated(model, frames) if strength is None else {}
+    if strength is None:
+        strength = min(scores, key=lambda s: scores[s]) if scores else STRENGTHS[2]
+    theta = model.fitted(strength)
+    provenance = {
+        "boxes": len(paired),
+        "boxes_by_class": {name: int((paired.labels == c).sum()) for c, name in enumerate(records.classes)},
+        "frames": int(frames.max()) + 1,
+        "data": data,
+        "loss": loss,
+        "strength": strength,
+        "cross_validation": {str(s): value for s, value in scores.items()},
+        "nll_before": float(before.mean()),
+        "nll_after": float(model.local(theta, "gaussian").loss.mean()),
+    }
+    found = model.calibration(theta, model.covariances(theta, strength, frames), estimator)
+    return replace(found, provenance=provenance)
+
+
+def calibrated(records: Records, calibration: Calibration) -> Records:
+    """The records with ``predictive`` filled.
+
+    >>> twice = Calibration("scale", ("x",), ("car",), "exact", (np.log(2.0),), ((-np.inf,),))
+    >>> one = Records(
+    ...     fields=("x",), classes=("car",), boxes=np.zeros((1, 1)), uncertainty=np.ones(1), scores=np.ones(1), labels=np.zeros(1, int),
+    ...     frame=np.zeros(1, int), truth=np.zeros((1, 1)), iou=np.ones(1), l2=np.zeros(1), covariance=np.ones((1, 1, 1)),
+    ... )
+    >>> calibrated(one, twice).predictive.tolist()
+    [[[2.0]]]
+    """
+    calibration.check(records.fields, records.classes, "the records")
+    covariance = np.asarray(_covariance(records), dtype=float)
+    predictive = calibration.predictive(covariance, records.boxes.astype(float), records.scores.astype(float), records.labels)
+    return replace(records, predictive=predictive)
+
+
+def _known(names: Sequence[Feature] | None, records: Records) -> Sequence[Feature] | None:
+    there = features_of(records.fields)
+    unknown = [name for name in names or () if name not in there]
+    if unknown:
+        raise BoxcovError(f"no feature {', '.join(unknown)}: boxes of {' '.join(records.fields)} have {', '.join(there)}")
+    return names
+
+
+def _covariance(records: Records) -> Array:
+    if records.covariance is None:
+        raise BoxcovError("these records have no covariance to calibrate: make them with ExactGLM, MCGLM, GLM or MCI")
+    return records.covariance
+
+
+def _paired(records: Records, kind: Kind) -> Records:
+    """The boxes with an object, of which something is known in every field; a word about fields that nothing is known of."""
+    paired = records[records.paired]
+    if not len(paired):
+        raise BoxcovError(f"none of {len(records)} boxes was paired with an object: there is nothing to calibrate on")
+    if not np.isfinite(_covariance(paired)).all() or not np.isfinite(paired.boxes).all():
+        raise BoxcovError("some boxes or covariances are not finite: leave those rows out")
+    unknown = [name for name, column in zip(paired.fields, paired.errors.T) if np.isnan(column).all()]
+    if unknown and kind == "score":
+        raise BoxcovError(
+            f"the error of {', '.join(unknown)} is known of no box, and kind 'score' has nothing else to go by: use 'residual'"
+        )
+    if unknown and kind != "scale":
+        warn(f"the error of {', '.join(unknown)} is known of no box: their variance will be the scaled epistemic one", BoxcovWarning, 3)
+    return paired
+
+
+def _cross_validated(model: VarianceModel, frames: Array) -> dict[float, float]:
+    """The mean loss of boxes of frames that the fit has not seen, by strength; nothing where there is but one frame."""
+    count = int(frames.max()) + 1
+    folds = min(_FOLDS, count)
+    if folds < 2:
+        return {}
+    totals = dict.fromkeys(STRENGTHS, 0.0)
+    fold_of = np.random.default_rng(0).permutation(count)[frames] % folds
+    for fold in range(folds):
+        seen, unseen, theta = model[fold_of != fold], model[fold_of == fold], None
+        for strength in STRENGTHS:  # from the stiffest: each optimum is a good start for the next
+            theta = seen.fitted(strength, theta)
+            totals[strength] += float(unseen.local(theta, model.loss).loss.sum())
+    return {strength: total / len(model.errors) for strength, total in totals.items()}

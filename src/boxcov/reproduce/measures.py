@@ -1,0 +1,85 @@
+"""From the files of a run to the figures of a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from boxcov.detections import Detections
+from boxcov.evaluate.chance import chance
+from boxcov.evaluate.matching import match
+from boxcov.evaluate.quality import METRICS, accurate_iou, accurate_l2, partitions
+from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.records import Records
+from boxcov.reproduce.runs import Workshop
+from boxcov.reproduce.setting import Run
+
+
+def records(workshop: Workshop, run: Run) -> Records:
+    """The predictions of a run with the objects of its frames, from their files alone."""
+    found = Detections.load(workshop.path(run))
+    truth, arrays = workshop.truth(run.on), found.numpy()
+    return match(
+        arrays["boxes"].astype(float),
+        arrays["scores"].astype(float),
+        arrays["labels"],
+        arrays["frame"],
+        truth["boxes"].astype(float),
+        truth["labels"],
+        truth["frame"],
+        found.fields,
+        found.classes,
+        uncertainty=arrays["uncertainty"].astype(float),
+        covariance=arrays["covariance"].astype(float),
+        threshold=workshop.setting.threshold,
+    )
+
+
+def milliseconds(workshop: Workshop, run: Run) -> list[float]:
+    """Of each frame of a run."""
+    return list(Detections.load(workshop.path(run)).meta["ms"])
+
+
+def measured(rows: Records) -> dict[str, dict[str, dict[str, float]]]:
+    """By error ("IoU", "l2") and metric: the value, what chance gives, and the interval of 95 % of the chances; AUROC, P(U) and P(A) beside.
+
+    >>> two = Records(
+    ...     ("x",), ("car",), np.zeros((4, 1)), np.array([1.0, 1.0, 1.0, 5.0]), np.ones(4), np.zeros(4), np.zeros(4), np.zeros((4, 1)),
+    ...     iou=np.array([0.9, 0.8, 0.1, 0.0]), l2=np.array([0.1, 0.1, 1.0, np.nan]),
+    ... )
+    >>> measured(two)["IoU"]["P(U|I)"]["value"], measured(two)["IoU"]["P(U|I)"]["chance"]
+    (0.5, 0.25)
+    """
+    out = {}
+    for error, part in partitions(rows.iou, rows.l2, rows.uncertainty).items():
+        by_chance, now = chance(part), part.metrics()
+        found = {
+            name: {"value": now[name], "chance": by_chance[name].mean, "low": by_chance[name].low, "high": by_chance[name].high}
+            for name in METRICS
+        }
+        found["AUROC"] = {"value": auroc(*_bad(rows, error)), "chance": 0.5}
+        out[error] = {**found, "P(U)": {"value": now["P(U)"]}, "P(A)": {"value": now["P(A)"]}}
+    return out
+
+
+def _bad(rows: Records, error: str) -> tuple[Any, Any]:
+    """Which predictions are inaccurate, and their u."""
+    if error == "IoU":
+        return ~accurate_iou(rows.iou), rows.uncertainty
+    return ~accurate_l2(rows.l2[rows.paired]), rows.uncertainty[rows.paired]
+
+
+def one_minus_score(rows: Records) -> Records:
+    """The baseline beside every method: the detector's own doubt."""
+    return rows.with_uncertainty(1 - rows.scores)
+
+
+def spearman(a: Any, b: Any) -> float:
+    """The rank correlation of two arrays (n,).
+
+    >>> spearman(np.array([1, 2, 3]), np.array([1, 4, 9]))
+    1.0
+    """
+    ranks = np.stack([np.unique(x, return_inverse=True)[1].astype(float) for x in (a, b)])
+    return float(np.corrcoef(ranks)[0, 1])

@@ -1,0 +1,219 @@
+"""Doing the runs: posteriors and predictions, each one file that is there whole or not at all, and is not made twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from boxcov.commands.sources import detector_named, frames_named, kept
+from boxcov.curvature.fit import fit
+from boxcov.curvature.posterior import Posterior
+from boxcov.data import batched
+from boxcov.detections import Detections, concatenated
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError
+from boxcov.files import replacing, write_safetensors
+from boxcov.predict.exact import ExactGLM
+from boxcov.predict.glm import GLM
+from boxcov.predict.mcglm import MCGLM
+from boxcov.predict.mci import MCI
+from boxcov.predict.nms import NMSSpread
+from boxcov.reproduce.setting import TEST, Run, Setting
+from boxcov.version import __version__
+
+Progress = Callable[[str, int, int], None]  # what, done, of how many
+
+
+class Workshop:
+    """The folder of a reproduction: what is there is used, what is missing is made when asked for."""
+
+    def __init__(self, folder: Path, setting: Setting, progress: Progress | None = None) -> None:
+        self.folder, self.setting = folder, setting
+        self.progress = progress or (lambda what, done, total: None)
+        self._detector: Detector | None = None
+        self._frames: dict[str, Sequence[Any]] = {}
+        self._posteriors: dict[float, Posterior] = {}
+        for name in ("posteriors", "predictions", "truth", "tables", "figures"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        self._check_setting()
+
+    def _check_setting(self) -> None:
+        """A folder belongs to one setting and one version: figures of two would be mixed otherwise."""
+        path, mine = self.folder / "setting.json", {"version": __version__, **self.setting.json()}
+        if not path.exists():
+            with replacing(path) as file:
+                file.write_text(json.dumps(mine, indent=1) + "\n")
+            return
+        try:
+            there = json.loads(path.read_text())
+        except ValueError:
+            raise BoxcovError(f"{path}: damaged; remove the folder or choose another with --out") from None
+        other = sorted(name for name in {*mine, *there} if mine.get(name) != there.get(name))
+        if other:
+            differs = ", ".join(f"{name} {there.get(name)!r} there and {mine.get(name)!r} now" for name in other)
+            raise BoxcovError(f"{self.folder} holds a reproduction of another setting ({differs}): choose another folder with --out")
+
+    # what the runs are made of
+
+    @property
+    def detector(self) -> Detector:
+        if self._detector is None:
+            self._detector = detector_named(self.setting.detector, self.setting.device)
+        return self._detector
+
+    def frames(self, on: str) -> Sequence[Any]:
+        """The frames of a run, made once: the test frames, or those of a shift."""
+        if on not in self._frames:
+            s = self.setting
+            data, split, count = (s.test, s.test_split, s.test_count) if on == TEST else (on, None, s.shift_count)
+            found = frames_named(data, split, count, s.seed + 1000, s.sweeps, s.device)
+            self._frames[on] = kept(found if len(found) <= count else found[:count], s.device)
+        return self._frames[on]
+
+    def posterior(self, share: float = 1.0) -> Posterior:
+        """Of the whole network, from a share of the frames: fitted once, then read."""
+        if share not in self._posteriors:
+            path = self.folder / "posteriors" / f"{share:g}.safetensors"
+            if not path.exists():
+                self._fitted(share).save(path)
+            self._posteriors[share] = Posterior.load(path, self.detector)
+        return self._posteriors[share]
+
+    def _fitted(self, share: float) -> Posterior:
+        s, what = self.setting, f"posterior from {share:.0%} of the frames"
+        data = frames_named(s.data, s.split, s.count, s.seed, s.sweeps, s.device)
+        return fit(
+            self.detector,
+            batched(data, 2),
+            depth="backbone",
+            n_data=s.n_data,
+            prior_precision=s.prior_precision,
+            fraction=share,
+            progress=lambda done, total: self.progress(what, done, total or done),
+        )
+
+    # the runs
+
+    def path(self, run: Run) -> Path:
+        return self.folder / "predictions" / f"{run.key}.safetensors"
+
+    def done(self, run: Run) -> bool:
+        return self.path(run).exists() and self._truth_path(run.on).exists()
+
+    def make(self, run: Run) -> None:
+        """The predictions of a run, written to their file; the objects of its frames, to theirs."""
+        if not self._truth_path(run.on).exists():
+            self._write_truth(run.on)
+        if self.path(run).exists():
+            return
+        model, frames = self._model(run), self.frames(run.on)
+        if run.method == "glm":
+            frames = frames[:1]
+        else:
+            model(frames[0][0])  # warm: what is done once is not part of a frame's time
+        found, times = [], []
+        for number, (inputs, _) in enumerate(frames):
+            start = _now(self.setting.device)
+            one = model(inputs)
+            times.append(1e3 * (_now(self.setting.device) - start))
+            found.append(replace(one, frame=torch.full_like(one.frame, number)))
+            self.progress(run.key, number + 1, len(frames))
+        together = concatenated(found).to("cpu")
+        replace(together, meta={**together.meta, "ms": times, "frames": len(frames)}).save(self.path(run))
+
+    def _model(self, run: Run) -> Callable[[Any], Detections]:
+        if run.method == "mci":
+            return MCI(self.detector, samples=run.samples)
+        if run.method == "nms":
+            return NMSSpread(self.detector)
+        posterior = posterior_of(run, self.posterior(run.share), self.detector)
+        if run.method == "glm":
+            return GLM(self.detector, posterior, most=self.setting.slow)
+        if run.method == "exact":
+            return ExactGLM(self.detector, posterior)
+        return MCGLM(self.detector, posterior, run.samples, run.derivative, run.epsilon)
+
+    def plain_times(self) -> list[float]:
+        """Milliseconds of the plain detector on each test frame, measured once and kept."""
+        path = self.folder / "predictions" / "plain.json"
+        if not path.exists():
+            self.detector.detect(self.frames(TEST)[0][0])
+            times = []
+            for inputs, _ in self.frames(TEST):
+                start = _now(self.setting.device)
+                self.detector.detect(inputs)
+                times.append(1e3 * (_now(self.setting.device) - start))
+            with replacing(path) as file:
+                file.write_text(json.dumps(times) + "\n")
+        times = json.loads(path.read_text())
+        assert isinstance(times, list)
+        return times
+
+    # the objects
+
+    def _truth_path(self, on: str) -> Path:
+        return self.folder / "truth" / f"{on.replace(':', '-').replace('/', '-')}.safetensors"
+
+    def _write_truth(self, on: str) -> None:
+        """Objects with a point at least, as in the official evaluation of nuScenes."""
+        boxes, labels, frame = [], [], []
+        for number, (_, targets) in enumerate(self.frames(on)):
+            target = targets[0]
+            seen = target["points"] > 0 if "points" in target else torch.ones(len(target["labels"]), dtype=torch.bool)
+            boxes.append(target["boxes"][seen].cpu())
+            labels.append(target["labels"][seen].cpu())
+            frame.append(torch.full((len(boxes[-1]),), number))
+        tensors = {"boxes": torch.cat(boxes), "labels": torch.cat(labels), "frame": torch.cat(frame)}
+        write_safetensors(self._truth_path(on), tensors, {"boxcov.truth": on})
+
+    def truth(self, on: str) -> dict[str, Any]:
+        """Boxes, labels and frame numbers of the objects, from their file."""
+        with safe_open(self._truth_path(on), framework="np") as file:
+            return {name: file.get_tensor(name) for name in ("boxes", "labels", "frame")}
+
+
+def posterior_of(run: Run, whole: Posterior, detector: Detector) -> Posterior:
+    """The posterior of a run, from that of the whole network.
+
+    The paper's form has no inverse for a layer that no gradient ever reached: such layers are left out of it.
+    """
+    names = [name for name in whole.blocks if part_of(name, detector) in _parts(run)]
+    posterior = replace(whole.restricted(names), depth=run.depth + (" alone" if run.alone else ""))
+    if run.counted:
+        posterior = replace(posterior, n_data=run.share * posterior.n_data)
+    if run.form == "prior":
+        return posterior
+    return posterior.restricted([name for name in names if posterior.blocks[name].H.values.amax() > 0]).paper()
+
+
+def part_of(layer: str, detector: Detector) -> str:
+    """The part of the network ("head", "neck" ...) that a layer belongs to.
+
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> part_of("head.shared.0", TinyCenter())
+    'head'
+    """
+    modules = dict(detector.named_modules())
+    for part, roots in detector.parts().items():
+        for root in roots if isinstance(roots, tuple) else (roots,):
+            if any(modules[layer] is module for module in root.modules()):
+                return part
+    raise BoxcovError(f"the layer {layer} is in no part of {type(detector).__name__}.parts()")
+
+
+def _parts(run: Run) -> tuple[str, ...]:
+    order = ("head", "neck", "backbone")
+    return (run.depth,) if run.alone else order[: order.index(run.depth) + 1]
+
+
+def _now(device: str) -> float:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()

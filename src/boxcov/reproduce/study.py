@@ -1,0 +1,70 @@
+"""``boxcov reproduce``: all runs that are not there yet, then every table and figure from their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from boxcov.files import replacing
+from boxcov.report.figures import write_figures
+from boxcov.report.page import write as write_page
+from boxcov.report.study import Method, Scene, Study
+from boxcov.reproduce.measures import one_minus_score, records
+from boxcov.reproduce.runs import Progress, Workshop
+from boxcov.reproduce.setting import TEST, Run, Setting, published, runs
+from boxcov.reproduce.shift import scenarios, with_data
+from boxcov.reproduce.table import Table, write
+from boxcov.reproduce.tables import tables
+from boxcov.reproduce.why import glm_and_mcglm, published_chance
+from boxcov.version import __version__
+
+SCENES = 8  # frames to step through in the report
+
+
+def reproduce(folder: Path, setting: Setting, progress: Progress | None = None) -> list[Table]:
+    """Everything: runs, tables, figures and the report, in ``folder``. What is there already is not done again."""
+    workshop = Workshop(folder, setting, progress)
+    for run in runs(setting):
+        if not workshop.done(run):
+            workshop.make(run)
+    made = [*tables(workshop), published_chance(), glm_and_mcglm(workshop), with_data(workshop)]
+    if setting.shifts:
+        made.append(scenarios(workshop))
+    for table in made:
+        write(folder / "tables", table)
+    text = "\n\n".join(table.markdown() for table in made)
+    with replacing(folder / "reproduction.md") as file:
+        file.write_text(f"# Reproduction\n\nboxcov {__version__}, {setting.detector}, {setting.test}.\n\n{text}\n")
+    study = shown(workshop, made)
+    write_figures(folder / "figures", study)
+    write_page(folder / "report.html", study)
+    return made
+
+
+def shown(workshop: Workshop, made: list[Table]) -> Study:
+    """The methods of table I under the paper's posterior, for curves, pictures and the report."""
+    exact = records(workshop, Run("exact", "paper"))
+    methods = [
+        Method("MCI", records(workshop, Run("mci")), "MC dropout, k = 10"),
+        Method("MC-GLM", records(workshop, published("paper")), "k = 10, finite differences, 1e-7"),
+        Method("GLM", exact, "by ExactGLM: the covariance that MC-GLM estimates"),
+        Method("1 - score", one_minus_score(exact), "no covariance: a baseline"),
+    ]
+    runtime = next(table for table in made if table.name == "runtime").json()["rows"]
+    bars = [
+        {"method": row["method"], "device": workshop.setting.device, "ms": row["ms"], "ratio": row["times the plain detector"]}
+        for row in runtime
+    ]
+    about = {"boxcov": __version__, **workshop.setting.json(), "posterior": "paper's form, head"}
+    return Study("Reproduction of MC-GLM", about, methods, _scenes(workshop), bars)
+
+
+def _scenes(workshop: Workshop) -> dict[int, Scene]:
+    truth = workshop.truth(TEST)
+    scenes = {}
+    for number, (inputs, _) in enumerate(workshop.frames(TEST)[:SCENES]):
+        mine = truth["frame"] == number
+        points = np.asarray(inputs[0].cpu().numpy())
+        scenes[number] = Scene(f"frame {number}", points, truth["boxes"][mine].astype(float), truth["labels"][mine])
+    return scenes

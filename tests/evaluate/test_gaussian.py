@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from boxcov.errors import BoxcovError
+from boxcov.evaluate.gaussian import anees, ence, ence_by_field, fit_of, gaussian, reliability
+
+NAN = float("nan")
+
+
+def sample(rng, n: int, D: int, unknown: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Errors drawn from their own covariances, of very different units."""
+    root = rng.normal(size=(n, D, D + 2)) * np.geomspace(1e-3, 1e3, D)[:, None]
+    covariance = root @ root.transpose(0, 2, 1)
+    errors = np.stack([rng.multivariate_normal(np.zeros(D), C) for C in covariance])
+    errors[rng.random((n, D)) < unknown] = NAN
+    return errors, covariance
+
+
+@pytest.mark.parametrize("unknown", [0.0, 0.4])
+def test_rows_as_scipy_has_them(unknown: float) -> None:
+    errors, covariance = sample(np.random.default_rng(0), 60, 5, unknown)
+    errors[3] = NAN
+    fit = fit_of(errors, covariance)
+    for i, (e, C) in enumerate(zip(errors, covariance)):
+        known = ~np.isnan(e)
+        assert fit.dims[i] == known.sum()
+        if not known.any():
+            assert math.isnan(fit.nll[i])
+            assert math.isnan(fit.nees[i])
+            continue
+        e, C = e[known], C[np.ix_(known, known)]
+        unit = 1 / np.sqrt(np.diag(C))  # scipy takes differing units for a singular matrix
+        density = stats.multivariate_normal(cov=C * unit[:, None] * unit).pdf(e * unit) * unit.prod()
+        assert fit.nll[i] == pytest.approx(-np.log(density), rel=1e-8)
+        assert fit.nees[i] == pytest.approx(e @ np.linalg.solve(C, e), rel=1e-8)
+        assert fit.probability[i] == pytest.approx(stats.chi2.cdf(fit.nees[i], known.sum()), abs=1e-9)
+
+
+def test_right_covariances_look_right_and_others_do_not() -> None:
+    errors, covariance = sample(np.random.default_rng(0), 3000, 3, 0.2)
+    right = gaussian(errors, covariance, "abc")
+    assert right["ANEES low"] < right["ANEES"] < right["ANEES high"]
+    for level, inside in right["coverage"].items():
+        assert inside == pytest.approx(float(level), abs=0.03)
+    assert max(right["ENCE"], *right["ENCE by field"].values()) < 0.1
+    small, large = gaussian(errors, covariance / 4, "abc"), gaussian(errors, covariance * 4, "abc")
+    assert small["ANEES"] == pytest.approx(4 * right["ANEES"])
+    assert small["coverage"]["0.9"] < 0.7 < 0.99 < large["coverage"]["0.9"]
+    assert min(small["NLL"], large["NLL"]) > right["NLL"]
+    assert small["ENCE"] == pytest.approx(1, abs=0.1)
+    assert large["ENCE"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_anees_interval_as_scipy_has_it() -> None:
+    fit = fit_of(*sample(np.random.default_rng(0), 40, 4, 0.3)).known
+    value, low, high = anees(fit)
+    total = fit.dims.sum()
+    assert value == pytest.approx(fit.nees.sum() / total)
+    assert (low, high) == pytest.approx(tuple(stats.chi2.ppf([0.025, 0.975], total) / total), rel=1e-9)
+
+
+def test_reliability_counts() -> None:
+    fit = fit_of(*sample(np.random.default_rng(0), 50, 3))
+    levels = np.linspace(0, 1, 21)
+    expected = [np.mean([fit.nees[i] <= stats.chi2.ppf(p, 3) for i in range(50)]) for p in levels]
+    assert reliability(fit, levels).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "covariance",
+    [
+        np.zeros((2, 2)),
+        np.diag([1.0, 0.0]),
+        np.ones((2, 2)),
+        np.diag([1.0, -1.0]),
+        np.array([[1, 2], [2, 1.0]]),
+        np.diag([np.inf, 1]),
+        np.full((2, 2), NAN),
+    ],
+)
+def test_singular_covariances(covariance: np.ndarray) -> None:
+    errors, both = np.array([[0.1, 0.2], [0.1, 0.2]]), np.stack([np.eye(2), covariance])
+    fit = fit_of(errors, both)
+    assert fit.nll[1] == fit.nees[1] == np.inf
+    assert np.isfinite(fit.nll[0])
+    found = gaussian(errors, both, "xy")
+    assert found["singular"] == 1
+    assert found["NLL"] == found["ANEES"] == np.inf
+    assert found["coverage"] == {"0.5": 0.5, "0.9": 0.5, "0.95": 0.5}
+
+
+def test_small_units_are_not_singular() -> None:
+    covariance = np.diag([1e-20, 1e20])[None]
+    assert fit_of(np.array([[1e-10, 1e10]]), covariance).nees[0] == pytest.approx(2)
+
+
+@pytest.mark.parametrize("k", [2, 5, 9])
+def test_too_few_samples_in_float32_are_singular(k: int) -> None:
+    """Rounding makes the eigenvalues that should be 0 positive in half of the rows."""
+    samples = np.random.default_rng(0).normal(size=(500, 9, k)).astype(np.float32)
+    samples -= samples.mean(2, keepdims=True)
+    assert np.isinf(fit_of(np.ones((500, 9)), samples @ samples.transpose(0, 2, 1)).nees).all()
+
+
+def slow_ence(errors, variance, bins: int) -> float:
+    order = sorted(range(len(errors)), key=lambda i: variance[i])
+    cuts = [variance[order[len(order) * k // bins]] for k in range(1, bins)]
+    groups: dict[int, list[int]] = {}
+    for i in range(len(errors)):
+        groups.setdefault(sum(variance[i] >= cut for cut in cuts), []).append(i)
+    parts = []
+    for rows in groups.values():
+        rmv, rmse = np.mean([variance[i] for i in rows]) ** 0.5, np.mean([errors[i] ** 2 for i in rows]) ** 0.5
+        parts.append(abs(rmv - rmse) / rmv)
+    return float(np.mean(parts))
+
+
+@pytest.mark.parametrize("n", [1, 3, 10, 57, 200])
+def test_ence_equals_brute_force(n: int) -> None:
+    rng = np.random.default_rng(n)
+    for variance in (rng.gamma(1, 1, n), rng.integers(1, 4, n).astype(float), np.ones(n)):
+        errors = rng.normal(size=n)
+        assert ence(errors, variance) == pytest.approx(slow_ence(errors, variance, 10))
+        shuffle = rng.permutation(n)
+        assert ence(errors[shuffle], variance[shuffle]) == pytest.approx(ence(errors, variance))
+
+
+def test_ence_edges() -> None:
+    assert math.isnan(ence(np.zeros(0), np.zeros(0)))
+    assert math.isnan(ence(np.array([NAN]), np.ones(1)))
+    assert ence(np.zeros(2), np.zeros(2)) == 0
+    assert ence(np.ones(2), np.zeros(2)) == np.inf
+    assert ence_by_field(np.array([[NAN, 1.0], [NAN, 1.0]]), np.stack([np.eye(2)] * 2), "ab")["b"] == 0
+
+
+def test_no_rows() -> None:
+    for errors in (np.zeros((0, 2)), np.full((3, 2), NAN)):
+        found = gaussian(errors, np.zeros((len(errors), 2, 2)), "xy")
+        assert found["rows"] == 0
+        assert all(math.isnan(found[name]) for name in ("NLL", "ENCE", "ANEES", "ANEES low"))
+        assert all(math.isnan(x) for x in found["coverage"].values())
+    with pytest.raises(BoxcovError, match="covariance has shape"):
+        gaussian(np.zeros((2, 2)), np.zeros((2, 3, 3)), "xy")

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from boxcov.errors import BoxcovError
+from boxcov.evaluate.quality import partitions
+from boxcov.evaluate.summary import table as metric_table
+from boxcov.report import page as module
+from boxcov.report.page import write
+from boxcov.report.payload import POINTS, pack, readable
+from boxcov.report.study import Method, Scene, Study
+from studies import random_records, random_study
+
+HOSTILE = "</script><b>&\"'$x_1$"
+VOID = {"meta", "input", "br"}
+
+
+def page(study: Study) -> str:
+    return module.page(study, replicates=3)
+
+
+class Reader(HTMLParser):
+    """Tags that do not match are an error; tables are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: set[str] = set()
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.rows: list[list[str]] = []
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        self.names.add(tag)
+        given = dict(attributes)
+        self.ids += [given["id"]] if "id" in given else []
+        self.references += [given[name] for name in ("src", "href", "data", "action") if name in given]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attributes: list) -> None:
+        self.names.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, text: str) -> None:
+        if self.open and self.open[-1] in ("td", "th", "small") and self.rows:
+            self.rows[-1][-1] += ("|" if self.open[-1] == "small" else "") + text
+
+
+def read(study: Study) -> Reader:
+    reader = Reader()
+    reader.feed(page(study))
+    reader.close()
+    assert reader.open == []
+    assert len(reader.ids) == len(set(reader.ids))
+    return reader
+
+
+def test_nothing_comes_from_outside() -> None:
+    text = page(random_study())
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|\bfetch\(|XMLHttp|import\(", text)
+    assert "default-src 'none'" in text
+
+
+def test_links_lead_to_sections() -> None:
+    reader = read(random_study())
+    assert all(reference.startswith("#") for reference in reader.references)
+    assert {reference[1:] for reference in reader.references} == {
+        "about",
+        "quality",
+        "curves",
+        "reliability",
+        "groups",
+        "runtime",
+        "viewer",
+    }
+    assert {reference[1:] for reference in reader.references} <= set(reader.ids)
+
+
+def test_table_has_the_summarys_values() -> None:
+    study = random_study(seed=5)
+    found = metric_table({method.name: method.records for method in study.methods}, replicates=3)[0]
+    row = next(row for row in read(study).rows if row and row[0] == "exact" and len(row) == 13)
+    cell = found["P(U|I) l2"]
+    assert row[1:3] == [str(found["boxes"]), str(found["paired"])]
+    assert row[8] == f"{cell['value']:.2f}|{cell['low']:.2f} – {cell['high']:.2f}"
+
+
+def test_names_are_escaped_everywhere() -> None:
+    records = random_records(0, classes=(HOSTILE, "car"))
+    scene = Scene(HOSTILE, np.zeros((1, 2)), records.boxes[:1], np.zeros(1, int))
+    runtime = [{"method": HOSTILE, "device": HOSTILE, "ms": 3.0, "samples": HOSTILE}]
+    study = Study(HOSTILE, {HOSTILE: [HOSTILE, {HOSTILE: 1}]}, [Method(HOSTILE, records, HOSTILE)], {0: scene}, runtime)
+    text = page(study)
+    assert HOSTILE not in text
+    assert "<b>&" not in text
+    assert text.count("</script>") == 2
+    assert pack(study)["methods"][0]["note"] == HOSTILE
+    read(study)
+
+
+def test_page_of_twenty_frames_is_light() -> None:
+    """As many boxes as CenterPoint finds on nuScenes: three methods on the detector's own boxes, two with boxes of their own."""
+    study = random_study(frames=21, each=97, points=30_000)
+    many = [random_records(seed, frames=21, each=97) for seed in range(5)]
+    own = [replace(many[0], covariance=records.covariance, uncertainty=records.uncertainty) for records in many[:3]]
+    methods = [Method(f"method {i}", records) for i, records in enumerate(own + many[3:])]
+    assert len(page(replace(study, methods=methods)).encode()) < 3_000_000
+
+
+def test_data_are_json_and_the_counts_can_be_made_from_them() -> None:
+    study = random_study(seed=8)
+    text = page(study)
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    assert data == pack(study)
+    records = study.methods[0].records
+    assert sum(partitions(records.iou, records.l2, records.uncertainty)["l2"]) == records.paired.sum()
+
+
+def test_points_are_thinned_and_far_ones_left_out() -> None:
+    points = np.array([[1.0, 2.0], [np.nan, 0.0], [1e6, 0.0], [-327.0, 5.0]])
+    records = random_records(0)
+    scenes = {i: Scene("x", np.tile(points, (30_000, 1)), np.zeros((0, 9)), np.zeros(0, int)) for i in range(10)}
+    data = pack(Study("x", methods=[Method("m", records)], scenes=scenes))
+    kept = np.frombuffer(base64.b64decode(data["blobs"][data["scenes"][0]["points"]]), "<i2").reshape(-1, 2)
+    assert len(kept) == POINTS // 10
+    assert {tuple(point) for point in kept.tolist()} == {(100, 200), (-32700, 500)}
+    assert data["scenes"][0]["pointsTotal"] == 120_000
+
+
+def test_covariances_that_are_not_sound_are_readable() -> None:
+    odd = np.array([[[0.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [0.0, 1.0]], [[np.nan, 1.0], [1.0, 1.0]], [[1.0, 2.0], [2.0, 1.0]]])
+    deviations, correlations = readable(odd)
+    np.testing.assert_array_equal(deviations, [[0, 1], [np.nan, 1], [np.nan, 1], [1, 1]])
+    np.testing.assert_array_equal(correlations, [[0], [0], [0], [1]])
+    records = replace(random_records(0, frames=1, each=4, fields=("x1", "y1", "x2", "y2")), covariance=np.full((4, 4, 4), np.nan))
+    read(Study("Odd", methods=[Method("odd", records)], scenes={0: Scene("s", np.zeros((0, 2)), records.boxes, records.labels)}))
+
+
+def test_infinite_uncertainty() -> None:
+    records = random_records(0)
+    records.uncertainty[3] = np.inf
+    assert pack(Study("x", methods=[Method("m", records)]))["methods"][0]["threshold"] is None  # the page's infinity
+    read(Study("x", methods=[Method("m", records)]))
+
+
+def test_boxes_that_cannot_be_drawn_have_their_tables() -> None:
+    fields = ("a", "b", "c")
+    study = Study(
+        "Odd",
+        methods=[Method("m", random_records(0, fields=fields))],
+        scenes={0: Scene("s", np.zeros((1, 2)), np.zeros((0, 3)), np.zeros(0))},
+    )
+    assert "stage" not in read(study).ids
+    assert "quality" in read(study).ids
+
+
+def test_studies_that_cannot_be(tmp_path) -> None:
+    records = random_records(0)
+    with pytest.raises(BoxcovError, match="'twice' occurs 2 times"):
+        Study("x", methods=[Method("twice", records), Method("twice", records)])
+    with pytest.raises(BoxcovError, match="'image' has other box fields or classes than 'lidar'"):
+        Study("x", methods=[Method("lidar", records), Method("image", random_records(0, fields=("x1", "y1", "x2", "y2")))])
+    with pytest.raises(BoxcovError, match="'odd': 48 of 48 uncertainties are NaN"):
+        Study("x", methods=[Method("odd", records.with_uncertainty(np.full(48, np.nan)))])
+    with pytest.raises(BoxcovError, match="scene 3: truth has 5 numbers a box, the records have 9"):
+        Study("x", methods=[Method("m", records)], scenes={3: Scene("s", np.zeros((0, 2)), np.zeros((1, 5)), np.zeros(1))})
+    with pytest.raises(BoxcovError, match=r"points have shape \(4,\)"):
+        Scene("s", np.zeros(4), np.zeros((0, 9)), np.zeros(0))
+    with pytest.raises(BoxcovError, match="with 1 labels"):
+        Scene("s", np.zeros((4, 2)), np.zeros((0, 9)), np.zeros(1))
+    with pytest.raises(BoxcovError, match="cannot be written"):
+        write(tmp_path / "no" / "such" / "report.html", Study("x"))
