@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,18 @@ from boxcov.data.coco.images import letterbox, read_image
 from boxcov.errors import BoxcovError
 
 Frame = tuple[Tensor, list[dict[str, Any]]]
+Change = Callable[[Tensor], Tensor]
 
 
 class Coco(Sequence[Frame]):
     """Images of one split; ``frames[:50]`` is a part of them. Made by ``frames``, read when asked for, and may go to other processes."""
 
-    def __init__(self, folder: Path, annotations: Annotations, size: int) -> None:
-        self.folder, self.annotations, self.size = folder, annotations, size
+    def __init__(self, folder: Path, annotations: Annotations, size: int, change: Change | None = None) -> None:
+        self.folder, self.annotations, self.size, self.change = folder, annotations, size, change
+
+    def changed(self, change: Change) -> Coco:
+        """The same frames with ``change`` done to every image (3, h, w) of bytes, such as a ``boxcov.data.corruptions.Corruption``."""
+        return Coco(self.folder, self.annotations, self.size, change)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -42,14 +47,14 @@ class Coco(Sequence[Frame]):
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
-            return Coco(self.folder, replace(self.annotations, pictures=self.annotations.pictures[item]), self.size)
+            return Coco(self.folder, replace(self.annotations, pictures=self.annotations.pictures[item]), self.size, self.change)
         picture = self.annotations.pictures[item]
         path = self.folder / picture.file
         image = read_image(path)
         if tuple(image.shape[1:]) != (picture.height, picture.width):
             height, width = image.shape[1:]
             raise BoxcovError(f"{path}: {width} x {height} pixels, and {picture.width} x {picture.height} in the annotations")
-        square, scale = letterbox(image, self.size)
+        square, scale = letterbox(image if self.change is None else self.change(image), self.size)
         target = {
             "boxes": scale * torch.tensor(picture.boxes, dtype=torch.float32).reshape(-1, 4),
             "labels": torch.tensor(picture.labels, dtype=torch.long),
