@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from boxcov import MCGLM, MCI, Detections, ExactGLM, Posterior, fit
+from boxcov import MCGLM, MCI, Detections, ExactGLM, NMSSpread, Posterior, fit
 from boxcov.commands.calibration import compared
 from boxcov.data import coco
 from boxcov.data.corruptions import KINDS, Corruption
@@ -84,6 +84,7 @@ def models_of(given: argparse.Namespace, detector: yolox.YOLOX, samples: int) ->
         "neck": MCGLM(detector, neck, samples),
         "backbone": MCGLM(detector, backbone, samples),
         "dropout": MCI(detector, dropout=0.1, samples=10),
+        "NMS spread": NMSSpread(detector),
     }
 
 
@@ -144,7 +145,7 @@ def relative_trace(boxes: np.ndarray, covariance: np.ndarray) -> np.ndarray:
 def report(given: argparse.Namespace) -> None:
     detector = detector_of(given)
     images = images_of(given, detector, "val2017")
-    found = {name: Detections.load(given.out / f"{name}.safetensors") for name in (*PARTS, "dropout")}
+    found = {name: Detections.load(given.out / f"{name}.safetensors") for name in (*PARTS, "dropout", "NMS spread")}
     records = records_of(found, images)
     rows = table(records, replicates=500)
     told: dict[str, Any] = {"rows": rows, "calibration": calibrations(records), "by": against_score(records)}
@@ -173,7 +174,7 @@ def records_of(found: Mapping[str, Detections], images: coco.Coco) -> dict[str, 
         return rows[~in_crowds(rows, truth)]
 
     made = {}
-    for name in ("head", "neck", "backbone", "sum", "dropout"):
+    for name in (*PARTS, "sum", "dropout", "NMS spread"):
         C, box = covariance[name], plain.boxes.numpy()
         made[name] = matched(np.trace(C[:, :4, :4], axis1=1, axis2=2), name)
         made[f"{name}, relative"] = matched(relative_trace(box, C), name)

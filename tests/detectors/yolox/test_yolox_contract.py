@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from boxcov import GLM, MCGLM, MCI, ExactGLM, Selection, fit
-from boxcov.detectors.yolox.decode import Where, grid_of
+from boxcov import GLM, MCGLM, MCI, ExactGLM, NMSSpread, Selection, fit
+from boxcov.detectors.yolox.decode import grid_of
+from boxcov.detectors.yolox.select import Where
 from yolox_cases import images, objects, small
 
 
@@ -63,3 +64,12 @@ def test_a_fisher_without_labels() -> None:
     detector = small()
     posterior = fit(detector, [(images(seed=i), None) for i in range(3)], fisher="mc", n_data=100)
     assert bool((ExactGLM(detector, posterior)(images()).uncertainty > 0).all())
+
+
+def test_the_spread_of_what_nms_removed() -> None:
+    detector = small(threshold=0.1, overlap=0.2, most=50)
+    for layer in detector.head.reg_preds:
+        layer.bias.data[2:] = 1.0  # large boxes, which overlap
+    found = NMSSpread(detector)(images())
+    assert torch.equal(found.boxes, detector.detect(images()).boxes)
+    assert int((found.uncertainty > 0).sum()) > 2

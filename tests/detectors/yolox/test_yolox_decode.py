@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from boxcov.detectors.yolox.config import Config
-from boxcov.detectors.yolox.decode import grid_of, pairwise_iou, reported_boxes, select, suppressed
+from boxcov.detectors.yolox.decode import grid_of, pairwise_iou, reported_boxes
+from boxcov.detectors.yolox.select import candidates, rivals_of, select
 from yolox_cases import SMALL
 
 MAPS = [torch.zeros(1, 1, 8 // 2**i, 12 // 2**i) for i in range(3)]  # of an image of 64 x 96
@@ -85,6 +86,26 @@ def test_what_is_reported_is_what_the_greedy_loop_keeps(seed: int, overlap: floa
     assert torch.equal(found.where.grid.row, grid_of(MAPS).row[found.where.cell])
 
 
+@pytest.mark.parametrize("most", [100, 3])
+def test_candidates_are_removed_by_the_best_reported_box_of_their_class(most: int) -> None:
+    config = replace(SMALL, threshold=0.2, overlap=0.2, most=most)
+    values = values_of(5, frames=2)
+    found, every = select(values, grid_of(MAPS), config), candidates(values, grid_of(MAPS), config)
+    boxes = reported_boxes(values[every.frame, every.where.cell], every.labels, every.where.grid, SMALL).tolist()
+    rows = list(zip(found.frame.tolist(), found.where.cell.tolist()))
+    place = {(f, c): i for i, (f, c) in enumerate(zip(every.frame.tolist(), every.where.cell.tolist()))}
+    assert set(rows) <= set(place)
+    for i, by in enumerate(every.removed_by.tolist()):
+        better = [
+            row
+            for row, (f, c) in enumerate(rows)
+            if f == every.frame[i] and place[f, c] < i and every.labels[place[f, c]] == every.labels[i]
+            and slow_iou(boxes[place[f, c]], boxes[i]) > 0.2
+        ]  # fmt: skip
+        assert by == (better[0] if better else -1)
+    assert int((every.removed_by >= 0).sum()) > 5
+
+
 def test_none_one_and_ties() -> None:
     values = torch.full((2, 126, 8), -20.0)
     assert len(select(values, grid_of(MAPS), SMALL)) == 0
@@ -93,8 +114,9 @@ def test_none_one_and_ties() -> None:
     assert (found.frame.tolist(), found.where.cell.tolist(), found.labels.tolist()) == ([1], [40], [0])
     values[1, [10, 60], 4:6] = 5.0  # equal scores: in the order of the cells
     assert select(values, grid_of(MAPS), SMALL).where.cell.tolist() == [10, 40, 60]
-    assert suppressed(torch.zeros(0, 4), torch.zeros(0), 0.5).tolist() == []
-    assert suppressed(torch.zeros(2, 4), torch.zeros(2), 0.5).tolist() == [False, False]  # without area, nothing overlaps
+    assert rivals_of(torch.zeros(0, 4), torch.zeros(0), 0.5).shape == (0, 0)
+    assert not bool(rivals_of(torch.zeros(2, 4), torch.zeros(2), 0.5).any())  # without area, nothing overlaps
+    assert len(candidates(torch.full((2, 126, 8), -20.0), grid_of(MAPS), SMALL)) == 0
 
 
 def test_pairwise_iou_pair_by_pair() -> None:

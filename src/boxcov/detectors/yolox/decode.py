@@ -1,4 +1,4 @@
-"""From the head's values to boxes: the grid of cells, which of them are reported, and their boxes in pixels."""
+"""From the head's values to boxes in pixels: the grid of cells, and what the values of a cell mean."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov.detector import Selection
-from boxcov.detectors.centerpoint.nms import greedy
 from boxcov.detectors.yolox.config import STRIDES, Config
-
-_CANDIDATES = 3000  # of an image at most, by score, that NMS compares with each other
 
 
 @dataclass(frozen=True)
@@ -36,15 +32,6 @@ class Grid:
     def corner(self) -> Tensor:
         """Of each cell in the image, x and y in pixels (N, 2)."""
         return torch.stack([self.column, self.row], 1) * self.stride.unsqueeze(1)
-
-
-@dataclass(frozen=True)
-class Where:
-    """The cells of m instances."""
-
-    frame: Tensor  # (m,)
-    cell: Tensor  # (m,) among all N
-    grid: Grid  # the same cells
 
 
 def grid_of(features: Sequence[Tensor]) -> Grid:
@@ -97,44 +84,6 @@ def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -
     named = values[:, 5:].gather(1, labels.unsqueeze(1))
     log_p = F.logsigmoid(values[:, 4:5]) + F.logsigmoid(named)
     return torch.cat([boxes, log_p - (-torch.expm1(log_p)).log()], 1)
-
-
-def select(values: Tensor, grid: Grid, config: Config) -> Selection:
-    """The cells whose score is above the threshold and that no better box of their class suppresses; image by image, by falling score.
-
-    >>> values = torch.full((1, 84, 85), -9.0)
-    >>> values[0, 20, [4, 5 + 16]] = 3.0  # a dog
-    >>> found = select(values, grid_of([torch.zeros(1, 1, n, n) for n in (8, 4, 2)]), Config.named("nano"))
-    >>> found.scores.round(decimals=2), found.labels, found.where.cell
-    (tensor([0.9100]), tensor([16]), tensor([20]))
-    """
-    named, labels = values[:, :, 5:].sigmoid().max(2)  # (B, N)
-    scores = values[:, :, 4].sigmoid() * named
-    boxes = corners(centred_boxes(values, grid))
-    kept = [_kept(*image, config) for image in zip(scores, labels, boxes)]
-    cell = torch.cat(kept) if kept else labels.new_zeros(0)
-    counts = torch.tensor([len(cells) for cells in kept], device=cell.device)
-    frame = torch.arange(len(kept), device=cell.device).repeat_interleave(counts)
-    return Selection(frame, scores[frame, cell], labels[frame, cell], Where(frame, cell, grid[cell]))
-
-
-def _kept(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -> Tensor:
-    """The cells (k,) of one image that are reported, by falling score."""
-    cells = (scores > config.threshold).nonzero()[:, 0]
-    cells = cells[scores[cells].argsort(descending=True, stable=True)][:_CANDIDATES]
-    return cells[suppressed(boxes[cells], labels[cells], config.overlap).logical_not()][: config.most]
-
-
-def suppressed(boxes: Tensor, labels: Tensor, overlap: float) -> Tensor:
-    """Which of k boxes (k, 4) as x1 y1 x2 y2, by falling score, NMS removes (k,): those that overlap a better one of their class that stays.
-
-    >>> boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 5], [0, 0, 4, 5]])
-    >>> suppressed(boxes, torch.tensor([0, 0, 1]), 0.65)
-    tensor([False,  True, False])
-    """
-    rivals = (pairwise_iou(boxes, boxes) > overlap) & (labels.unsqueeze(1) == labels)
-    first, second = rivals.triu(1).nonzero(as_tuple=True)
-    return ~greedy(first, second, torch.ones(1, len(boxes), dtype=torch.bool, device=boxes.device))[0]
 
 
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov.detector import Detector, InstanceGroup, Selection
+from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.detectors.crops import crop
 from boxcov.detectors.yolox.assign import Assigned
 from boxcov.detectors.yolox.config import STRIDES, Config
-from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes, select
+from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
 from boxcov.detectors.yolox.head import REACH, Head
 from boxcov.detectors.yolox.loss import encode, frame_losses
+from boxcov.detectors.yolox.select import candidates, select
 from boxcov.detectors.yolox.trunk import PAFPN
 from boxcov.errors import BoxcovError
 
@@ -58,6 +59,9 @@ class YOLOX(Detector):
 
     def select(self, raw: Raw) -> Selection:
         return select(raw["values"], grid_of(raw["features"]), self.config)
+
+    def candidates(self, raw: Raw) -> Candidates:
+        return candidates(raw["values"], grid_of(raw["features"]), self.config)
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         where = selection.where
