@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
     parser.add_argument("--samples", type=int, default=32, help="of MC-GLM, for neck and backbone")
     parser.add_argument("--corrupted", type=int, default=40, help="images of each corruption")
+    parser.add_argument("--methods", nargs="+", help="to predict with; all unless given")
     parser.add_argument("--prior", type=float, default=1.0, help="prior precision")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
@@ -92,6 +93,8 @@ def predict(given: argparse.Namespace) -> None:
     detector = detector_of(given)
     images = images_of(given, detector, "val2017")
     for name, model in models_of(given, detector, given.samples).items():
+        if name not in (given.methods or [name]):
+            continue
         found, spent = [], []
         for number, (inputs, _) in enumerate(images):
             began = time.process_time()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from boxcov import Detections
-from boxcov.commands import fitting, prediction
+from boxcov.commands import evaluation, fitting, prediction
 from boxcov.commands.records import records_of
 from boxcov.commands.sources import Source, detector_named, frames_named, unseen_split
 from boxcov.data import coco
@@ -49,6 +49,8 @@ def test_from_a_fit_to_coco_s_results(root: Path, weights: Path, tmp_path: Path)
     torch.testing.assert_close(torch.cat([f.covariance for f in again]), native.covariance.double(), rtol=1e-4, atol=1e-6)
     assert json.loads((tmp_path / "found.meta.json").read_text())["uncertainty"]["method"] == "exact"
     assert records_of(native, frames).fields == ("x1", "y1", "x2", "y2")
+    study = evaluation.study_of([tmp_path / "found.safetensors"], out=tmp_path / "page.html")
+    assert [row["method"] for row in evaluation.rows_of(study, replicates=3) if row["kind"] == "method"] == ["found"]
 
 
 def test_words_for_images(root: Path, weights: Path) -> None:
