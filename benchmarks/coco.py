@@ -26,11 +26,14 @@ from boxcov.data.corruptions import KINDS, Corruption
 from boxcov.detections import concatenated
 from boxcov.detectors import yolox
 from boxcov.evaluate.calibration import fit as calibrate
+from boxcov.evaluate.gaussian import gaussian
 from boxcov.evaluate.matching import match
+from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summary import compare, table
 from boxcov.predict.predictor import Predictor
+from boxcov.report.photo import picture
 
 N_TRAIN = 118_287  # images that YOLOX was trained on
 PARTS = ("head", "neck", "backbone")
@@ -38,7 +41,7 @@ LOGIT = 4  # its place among the numbers of a box
 
 
 def main() -> None:
-    steps = {"fit": fit_posterior, "predict": predict, "corrupt": corrupt, "report": report}
+    steps = {"fit": fit_posterior, "predict": predict, "corrupt": corrupt, "prior": priors, "report": report, "draw": draw}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=steps)
     parser.add_argument("--root", type=Path, required=True, help="COCO: annotations, train2017, val2017")
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("--corrupted", type=int, default=40, help="images of each corruption")
     parser.add_argument("--methods", nargs="+", help="to predict with; all unless given")
     parser.add_argument("--prior", type=float, default=1.0, help="prior precision")
+    parser.add_argument("--photos", action="store_true", help="draw boxes on the photographs, which have licences of their own")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -145,6 +149,26 @@ def relative_trace(boxes: np.ndarray, covariance: np.ndarray) -> np.ndarray:
 # what it is worth
 
 
+def priors(given: argparse.Namespace) -> None:
+    """The head's covariances under several prior precisions, that of the evidence among them."""
+    detector = detector_of(given)
+    images = images_of(given, detector, "val2017")
+    inputs = [images[i][0] for i in range(len(images))]
+    posterior = Posterior.load(given.out / "posterior.safetensors", detector)
+    likeliest = posterior.tune_prior_precision()
+    print("evidence:", likeliest.prior_precision)
+    head = posterior.restricted([name for name in posterior.blocks if name.startswith("head.")])
+    for tau in (1.0, 10.0, 100.0, 1e3, 1e4, 1e5):
+        model = ExactGLM(detector, head.with_prior(tau))
+        found = [model(image) for image in inputs]
+        plain = concatenated([replace(f, frame=f.frame + number) for number, f in enumerate(found)])
+        made = records_of({"head": plain}, images)
+        values = [auroc(~accurate_iou(rows.iou), rows.uncertainty) for rows in made.values()]
+        paired = made["head"][made["head"].paired]
+        inside = gaussian(paired.errors, paired.covariance, paired.fields)
+        print(f"tau {tau:g}:", dict(zip(made, np.round(values, 3).tolist())), inside["coverage"], "NLL", inside["NLL"], flush=True)
+
+
 def report(given: argparse.Namespace) -> None:
     detector = detector_of(given)
     images = images_of(given, detector, "val2017")
@@ -167,7 +191,8 @@ def records_of(found: Mapping[str, Detections], images: coco.Coco) -> dict[str, 
     frame = np.repeat(np.arange(len(truth)), [len(t["labels"]) for t in truth])
     plain = found["head"]
     covariance = {name: f.covariance.double().numpy() for name, f in found.items() if f.covariance is not None}
-    covariance["sum"] = sum(covariance[part] for part in PARTS)
+    if set(PARTS) <= set(covariance):
+        covariance["sum"] = sum(covariance[part] for part in PARTS)
 
     def matched(u: np.ndarray, of: str) -> Records:
         rows = match(
@@ -177,11 +202,13 @@ def records_of(found: Mapping[str, Detections], images: coco.Coco) -> dict[str, 
         return rows[~in_crowds(rows, truth)]
 
     made = {}
-    for name in (*PARTS, "sum", "dropout", "NMS spread"):
-        C, box = covariance[name], plain.boxes.numpy()
+    for name, C in covariance.items():
+        box = plain.boxes.numpy()
         made[name] = matched(np.trace(C[:, :4, :4], axis1=1, axis2=2), name)
         made[f"{name}, relative"] = matched(relative_trace(box, C), name)
         made[f"{name}, logit"] = matched(C[:, LOGIT, LOGIT], name)
+        scores = plain.scores.double().numpy()
+        made[f"{name}, score"] = matched(C[:, LOGIT, LOGIT] * (scores * (1 - scores)) ** 2, name)  # of the score itself, to first order
     return made
 
 
@@ -285,6 +312,45 @@ def show(told: dict[str, Any]) -> None:
         print("\n| images |", " | ".join(names), "|\n|", " --- |" * (len(names) + 1))
         for what, cells in told["corruptions"].items():
             print(f"| {what} |", " | ".join(f"{cells[name]:.2f}" for name in names), "|")
+
+
+def draw(given: argparse.Namespace) -> None:
+    """Boxes with the ellipses of their corners, and how well each number tells corrupted images from clean ones."""
+    detector = detector_of(given)
+    images = images_of(given, detector, "val2017")
+    found = [Detections.load(given.out / f"{part}.safetensors") for part in PARTS]
+    total = replace(
+        found[0], covariance=sum(f.covariance for f in found) / 25
+    )  # a fifth of the standard deviations, or they would cover each other
+    each = total.frames(len(images))
+    many = sorted(range(len(images)), key=lambda i: -min(len(each[i]), 7))[:6]
+    frames = []
+    for i in many:
+        image, targets = images[i]
+        shown = image[0].numpy() if given.photos else np.full(image.shape[1:], 255.0)
+        frames.append((shown, each[i], targets[0]["boxes"].numpy() if given.photos else np.zeros((0, 4))))
+    picture(given.out / "boxes.png", frames, [f"image {images.image_ids[i]}" for i in many])
+    if (given.out / "corrupted.jsonl").exists():
+        chart(given.out / "corruptions.png", corruptions(given.out / "corrupted.jsonl"))
+
+
+def chart(path: Path, cells: Mapping[str, Mapping[str, float]]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    names = [name for name in cells["clean 0"] if name not in ("images", "boxes", "without")]
+    for number, kind in enumerate(KINDS):
+        axes = figure.add_subplot(1, 4, number + 1)
+        strengths = [s for s in range(1, 6) if f"{kind} {s}" in cells]
+        for name in names:
+            style = "-" if name == "1 - score" else ":" if "dropout" in name else "--"
+            axes.plot(strengths, [cells[f"{kind} {s}"][name] for s in strengths], style, marker="o", markersize=3, label=name)
+        axes.axhline(0.5, color="grey", linewidth=0.5)
+        axes.set(title=kind, ylim=(0.2, 1.02), xlabel="strength", ylabel="AUROC, corrupted or clean" if not number else "")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(names), fontsize=8)
+    figure.savefig(path, dpi=90)
 
 
 if __name__ == "__main__":
