@@ -40,6 +40,11 @@ class FormKind(str, Enum):
     paper = "paper"
 
 
+class LocationsKind(str, Enum):
+    all = "all"
+    gradient = "gradient"
+
+
 DetectorWord = Annotated[str, typer.Option("--detector", metavar="KIND:WHICH", help="centerpoint:small, or centerpoint:CHECKPOINT.")]
 DataWord = Annotated[str, typer.Option("--data", metavar="KIND:WHERE", help="simulated:SCENARIO, nuscenes:ROOT or kitti:ROOT.")]
 Split = Annotated[
