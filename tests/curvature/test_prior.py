@@ -18,7 +18,7 @@ def control(tiny, train_frames):
 def test_standard_deviations_are_the_weights_root_mean_squares(tiny, control, posterior) -> None:
     weights = dict(tiny.named_parameters())
     for name, block in control.blocks.items():
-        rms = float(weights[block.layer.weight].square().mean().sqrt())
+        rms = float(weights[block.layer.weight].detach().square().mean().sqrt())
         assert torch.allclose(control.variances(name).sqrt(), torch.tensor(0.3 * rms), rtol=1e-5)
     fitted = posterior.weight_scaled(tiny, scale=0.3)  # what was fitted does not matter, nor how many frames there were
     assert fitted.fisher == "identity"
