@@ -23,7 +23,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.predict.contract import MEMORY, layer_covariance
-from boxcov.predict.graphs import Precision
+from boxcov.predict.graphs import Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance
@@ -82,6 +82,9 @@ class ExactGLM(PosteriorPredictor):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "samples": self.samples, "seed": self.seed, "precision": self.precision}
 
+    def asks(self) -> bool:
+        return not self._stages.suffice
+
     def predict(self, point: Point) -> Detections:
         covariance, below = self._head(point)
         if below:
@@ -93,11 +96,14 @@ class ExactGLM(PosteriorPredictor):
         fast = self._stages.covariance(point)
         if fast is not None and self._stages.trusted:
             return fast, self._stages.below
+        if not point.remembered:
+            point = self.linearised.at(point.inputs)
         m, D = point.boxes.shape
         zeros = at_least_float32(point.boxes).new_zeros(m, D, D)
         if point.linearised.shadow.instances(point.raw, point.selection) is None:
             return zeros, list(self.posterior.blocks)
-        part, direct, upstream = self._by_instance(point)
+        with matrix_precision("float32"):  # convolutions take TF32 by themselves, and some headings magnify its rounding a hundredfold
+            part, direct, upstream = self._by_instance(point)
         if upstream & direct:  # a weight used on both sides of the cut: its gradient cannot be told apart
             return zeros, list(self.posterior.blocks)
         below = [name for weight, name in self._block_of.items() if weight in upstream]

