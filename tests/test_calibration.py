@@ -85,6 +85,7 @@ def test_json_there_and_back(kind: str) -> None:
     text = c.to_json()
     json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     again = Calibration.from_json(text)
+    assert again == c
     assert again.to_json() == text
     given = boxes()
     assert np.array_equal(again.predictive(*given), c.predictive(*given))

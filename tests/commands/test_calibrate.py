@@ -41,7 +41,7 @@ def test_the_report_is_about_the_frames_that_were_not_fitted(made) -> None:
     loaded = Posterior.load(out, detector)
     found = loaded.calibration
     assert (found.kind, found.estimator, found.provenance["frames"]) == ("affine", "exact", 2)
-    frames = Source("simulated:clear", "test", 4, 0, 2).frames()
+    frames = Source("simulated:clear", "val", 4, 0, 2).frames()
     model = package.ExactGLM(detector, loaded)
     boxes, unseen = [], []
     for number in (2, 3):

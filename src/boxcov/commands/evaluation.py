@@ -89,7 +89,7 @@ def _frames(source: Source, found: Detections, scenes: int, progress: Progress |
     for number in range(len(frames)):
         inputs, target = frames[number]
         targets.append((None, target))
-        if number < scenes:
+        if number < scenes and isinstance(inputs, list):  # clouds of points: there is no picture of an image yet
             kept[number] = inputs[0]
         if progress is not None:
             progress(number + 1, len(frames))
@@ -131,29 +131,29 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows as a table for a terminal: a column a method or baseline, a line a metric, and below it what chance gives."""
     from rich.table import Table
 
-    drawn = Table(
-        "", *(str(row["method"]) for row in rows if row["kind"] != "chance"), title="quality of the covariances, 95 % intervals over frames"
-    )
-    columns = [row for row in rows if row["kind"] != "chance"]
-    chance = [row for row in rows if row["kind"] == "chance"]
+    columns, chance = ([row for row in rows if (row["kind"] == "chance") is by_chance] for by_chance in (False, True))
+    title = "quality of the covariances, with 95 % intervals over frames"
+    drawn = Table("", *(str(row["method"]) for row in columns), title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("boxes", "paired"):
         drawn.add_row(name, *(str(row[name]) for row in columns))
     for name in COLUMNS:
         if any(row[name] is not None for row in columns):
             drawn.add_row(name, *(_cell(row[name]) for row in columns))
         if any(row[name] is not None for row in chance):
-            drawn.add_row("  by chance", *(_cell(row[name]) for row in chance), style="dim")
+            drawn.add_row("  chance", *(_cell(row[name]) for row in chance), style="dim")
     return drawn
 
 
 def _cell(cell: Mapping[str, float | None] | None) -> str:
-    """A number and the ends of its interval, in few characters.
+    """A number and the ends of its interval, in few characters; a dash where it is not finite.
 
     >>> _cell({"value": 0.7123, "low": 0.6, "high": 1.0}), _cell({"value": -1.5, "low": None, "high": None}), _cell(None)
     ('0.71 .60-1.00', '-1.5', '')
     """
-    if cell is None or cell["value"] is None:
+    if cell is None:
         return ""
+    if cell["value"] is None:
+        return "-"
     low, high = cell["low"], cell["high"]
     if low is None or high is None:
         return f"{cell['value']:.3g}"
