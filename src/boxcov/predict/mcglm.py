@@ -15,7 +15,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.predict.linearise import Point, Weights
-from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance
+from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance, score_parts
 
 Derivative = Literal["jvp", "fd"]
 _STEP_TOLERANCE = 0.05
@@ -30,6 +30,7 @@ class MCGLM(PosteriorPredictor):
     cross_box: also return the low-rank covariance of all boxes together, see ``Detections.cross_covariance``.
     chunk: how many directions to differentiate at once, to bound memory; all of them unless given.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
+    score: also the variance of each score's logit, and its covariance with the box, from the same directions.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -57,6 +58,7 @@ class MCGLM(PosteriorPredictor):
         cross_box: bool = False,
         chunk: int | None = None,
         calibrated: bool = False,
+        score: bool = False,
     ) -> None:
         check_samples(samples)
         if derivative not in get_args(Derivative):
@@ -65,7 +67,7 @@ class MCGLM(PosteriorPredictor):
             raise BoxcovError(f"chunk must be a whole number of directions of at least 1, got {chunk!r}")
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
-        super().__init__(detector, posterior, calibrated)
+        super().__init__(detector, posterior, calibrated, score)
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
         self.fresh, self.cross_box, self.chunk = fresh, cross_box, chunk
         self._generator = torch.Generator().manual_seed(seed)
@@ -86,8 +88,10 @@ class MCGLM(PosteriorPredictor):
             A = finite_differences(point, etas, self.epsilon)
             if not self._step_checked:
                 self._check_step(point, etas, A)
-        factor = (A - A.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5 if self.cross_box else None
-        return point.detections(covariance=sample_covariance(A), factor=factor, meta=self.settings())
+        boxes = A[:, : point.boxes.shape[1]].contiguous()  # in one layout, with logits or without: sums come out the same
+        factor = (boxes - boxes.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5 if self.cross_box else None
+        score = score_parts(sample_covariance(A)[:, -1] if self.score else None)
+        return point.detections(covariance=sample_covariance(boxes), factor=factor, meta=self.settings(), **score)
 
     def _directions(self) -> dict[str, Tensor]:
         if self._etas is None or self.fresh:
@@ -115,7 +119,7 @@ class MCGLM(PosteriorPredictor):
 
 
 def directional_derivatives(point: Point, etas: Weights, chunk: int | None = None) -> Tensor:
-    """J eta (m, D, k) of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass.
+    """J eta (m, D, k), one row more with logits, of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -137,7 +141,7 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
     scaled, scale = _normalised(etas, at)
 
     def one(eta: dict[str, Tensor]) -> Tensor:
-        return torch.func.jvp(point.boxes_at, (at,), (eta,))[1]  # type: ignore[no-any-return]
+        return torch.func.jvp(point.z_at, (at,), (eta,))[1]  # type: ignore[no-any-return]
 
     # a zero that depends on the direction: vmap cannot stack what does not, as the boxes of a posterior that they do not depend on
     u = torch.vmap(lambda eta: one(eta) + 0 * next(iter(eta.values())).flatten()[0], chunk_size=chunk)(scaled)
@@ -169,7 +173,7 @@ def finite_differences(point: Point, etas: Weights, epsilon: float) -> Tensor:
     shifted = []
     for i in range(count):
         weights = {name: theta[name] + (epsilon * eta[i]).to(theta[name].dtype) for name, eta in etas.items()}
-        shifted.append(at_least_float32(point.difference(point.boxes_at(weights))) / epsilon)
+        shifted.append(at_least_float32(point.difference(point.z_at(weights))) / epsilon)
     return torch.stack(shifted, 2)
 
 
