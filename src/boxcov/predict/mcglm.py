@@ -119,7 +119,9 @@ class MCGLM(PosteriorPredictor):
 
 
 def directional_derivatives(point: Point, etas: Weights, chunk: int | None = None) -> Tensor:
-    """J eta (m, D, k), one row more with logits, of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass.
+    """J eta (m, D, k), of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass.
+
+    At a point with logits it is (m, D + 1, k).
 
     >>> import boxcov
     >>> from boxcov.data import shapes

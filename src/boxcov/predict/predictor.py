@@ -180,7 +180,7 @@ def sample_covariance(A: Tensor) -> Tensor:
     return A @ A.transpose(1, 2) / (A.shape[2] - 1)
 
 
-def score_parts(row: Tensor | None) -> dict[str, Tensor]:
+def score_parts(row: Tensor | None) -> dict[str, Any]:
     """What ``Detections`` says of the scores, from each logit's covariance with the box and with itself (m, D + 1); nothing for None.
 
     >>> score_parts(torch.tensor([[0.1, 0.2, 4.0]]))
