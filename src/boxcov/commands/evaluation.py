@@ -14,6 +14,8 @@ from boxcov.commands.records import Truth, records_of, truth_of
 from boxcov.commands.sources import Source, check_folder
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
+from boxcov.evaluate.records import Records
+from boxcov.evaluate.summaries import Summary, uncertainty_of
 from boxcov.evaluate.summary import COLUMNS, table
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study
@@ -28,9 +30,17 @@ _TOLD = ("method", "samples", "derivative", "epsilon", "dropout", "depth", "form
 
 
 def study_of(
-    paths: Sequence[Path], data: str | None = None, out: Path | None = None, scenes: int = 6, progress: Progress | None = None
+    paths: Sequence[Path],
+    data: str | None = None,
+    out: Path | None = None,
+    scenes: int = 6,
+    uncertainty: Summary = "trace",
+    progress: Progress | None = None,
 ) -> Study:
-    """The records of each file, named after it, with the frames that the files say they were made from, or those of ``data``."""
+    """The records of each file, named after it, with the frames that the files say they were made from, or those of ``data``.
+
+    uncertainty: what is made of each covariance to be u, see ``boxcov.evaluate.summaries.uncertainty_of``.
+    """
     if out is not None:
         check_folder(out)
     files = dict(zip(_names(paths), (Detections.load(path) for path in paths)))
@@ -40,7 +50,7 @@ def study_of(
         raise BoxcovError(f"{other}: predictions of other frames than {paths[0]}: evaluate them apart")
     first = next(iter(files.values()))
     truth, looked_at = _frames(sources[0], first, scenes, progress)
-    methods = [Method(name, records_of(found, truth), _note(found.meta)) for name, found in files.items()]
+    methods = [_method(path, name, records_of(found, truth), found.meta, uncertainty) for path, (name, found) in zip(paths, files.items())]
     empty = next((path for path, method in zip(paths, methods) if not len(method.records)), None)
     if empty is not None:
         raise BoxcovError(f"{empty}: holds no box scored above 0.1: there is nothing to evaluate")
@@ -48,11 +58,20 @@ def study_of(
         "data": " ".join(str(part) for part in (sources[0].data, sources[0].split) if part),
         "frames": truth.frames,
         "objects": len(truth.labels),
+        "u": uncertainty,
         **{key: first.meta[key] for key in ("detector", "posterior", "boxcov", "torch") if key in first.meta},
         **{name: {key: found.meta[key] for key in _TOLD if key in found.meta} for name, found in files.items()},
     }
     runtime = [_runtime(name, found) for name, found in files.items() if found.meta.get("milliseconds")]
     return Study(f"Box covariances on {about['data']}", about, methods, looked_at, runtime)
+
+
+def _method(path: Path, name: str, records: Records, meta: Mapping[str, Any], uncertainty: Summary) -> Method:
+    try:
+        u = records.uncertainty if uncertainty == "trace" else uncertainty_of(records, uncertainty)
+    except BoxcovError as error:
+        raise BoxcovError(f"{path}: {error}") from None
+    return Method(name, records.with_uncertainty(u), _note(meta))
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -40,6 +40,14 @@ class FormKind(str, Enum):
     paper = "paper"
 
 
+class SummaryKind(str, Enum):
+    trace = "trace"
+    expected_iou = "expected-iou"
+    relative = "relative"
+    logdet = "logdet"
+    score_variance = "score-variance"
+
+
 DetectorWord = Annotated[str, typer.Option("--detector", metavar="KIND:WHICH", help="centerpoint:small, or centerpoint:CHECKPOINT.")]
 DataWord = Annotated[str, typer.Option("--data", metavar="KIND:WHERE", help="simulated:SCENARIO, nuscenes:ROOT or kitti:ROOT.")]
 Split = Annotated[
