@@ -41,5 +41,8 @@ def evaluate(
 
     console = Console()
     console.print(evaluation.shown(rows))
+    more = evaluation.added(rows)
+    if more is not None:
+        console.print(more)
     if out is not None:
         console.print(f"report: {out}", highlight=False)

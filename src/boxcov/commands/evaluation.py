@@ -23,7 +23,7 @@ from boxcov.report.study import Method, Scene, Study
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["rows_of", "shown", "study_of", "write"]
+__all__ = ["added", "rows_of", "shown", "study_of", "write"]
 
 Progress = Callable[[int, int], None]
 _TOLD = ("method", "samples", "derivative", "epsilon", "dropout", "depth", "form", "n_data", "prior_precision", "fisher", "seed")
@@ -150,7 +150,7 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows as a table for a terminal: a column a method or baseline, a line a metric, and below it what chance gives."""
     from rich.table import Table
 
-    columns, chance = ([row for row in rows if (row["kind"] == "chance") is by_chance] for by_chance in (False, True))
+    columns, chance = [row for row in rows if row["kind"] not in ("chance", "difference")], [row for row in rows if row["kind"] == "chance"]
     title = "quality of the covariances, with 95 % intervals over frames"
     drawn = Table("", *(str(row["method"]) for row in columns), title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("boxes", "paired"):
@@ -163,11 +163,29 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> Table:
     return drawn
 
 
+def added(rows: Sequence[Mapping[str, Any]]) -> Table | None:
+    """What the covariances add to score + size: the differences, a line a metric; None without any."""
+    from rich.table import Table
+
+    columns = [row for row in rows if row["kind"] == "difference"]
+    if not columns:
+        return None
+    title = "what the covariance adds to score + size, with 95 % intervals of the difference"
+    names = (str(row["method"]).partition(", minus ")[0] for row in columns)
+    drawn = Table("", *names, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in COLUMNS:
+        if any(row[name] is not None for row in columns):
+            drawn.add_row(name, *(_cell(row[name]) for row in columns))
+    return drawn
+
+
 def _cell(cell: Mapping[str, float | None] | None) -> str:
     """A number and the ends of its interval, in few characters; a dash where it is not finite.
 
     >>> _cell({"value": 0.7123, "low": 0.6, "high": 1.0}), _cell({"value": -1.5, "low": None, "high": None}), _cell(None)
     ('0.71 .60-1.00', '-1.5', '')
+    >>> _cell({"value": 0.02, "low": -0.01, "high": 0.05})
+    '0.02 -.01 to .05'
     """
     if cell is None:
         return ""
@@ -176,7 +194,7 @@ def _cell(cell: Mapping[str, float | None] | None) -> str:
     low, high = cell["low"], cell["high"]
     if low is None or high is None:
         return f"{cell['value']:.3g}"
-    return f"{cell['value']:.2f} {_short(low)}-{_short(high)}"
+    return f"{cell['value']:.2f} {_short(low)}{' to ' if low < 0 else '-'}{_short(high)}"
 
 
 def _short(value: float) -> str:

@@ -41,7 +41,8 @@ def predict(
         bool, typer.Option("--calibrated", help="Also the covariance of the errors, by what boxcov calibrate wrote.")
     ] = False,
     score: Annotated[
-        bool, typer.Option("--score", help="Also the variance of each score's logit, and its covariance with the box, in the format native.")
+        bool,
+        typer.Option("--score", help="Also the variance of each score's logit, and its covariance with the box, in the format native."),
     ] = False,
     format: Annotated[Format, typer.Option(help="native is what boxcov evaluate reads.")] = Format.native,
     sweeps: Sweeps = 10,
