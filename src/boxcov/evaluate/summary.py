@@ -122,9 +122,9 @@ def table(methods: Mapping[str, Records], replicates: int = 200, seed: int = 0) 
     """One row a method, then the baselines on the same boxes, then these with a covariance; after each its own chance: the same u, shuffled.
 
     A row has ``method`` (its name), ``kind`` ("method", "baseline", "combined", "chance" or "difference"), ``boxes``, ``paired``, and a cell
-    for each of ``COLUMNS``: a dict of value, low and high, or None where there is nothing to say. The baselines are 1 - score and the cross-validated score +
-    size, once for each different set of boxes. Combined is the same regression with the log variances of a method as columns more; the last rows are
-    its differences from score + size, with intervals of the difference.
+    for each of ``COLUMNS``: a dict of value, low and high, or None where there is nothing to say. The baselines are 1 - score and the
+    cross-validated score + size, once for each different set of boxes. Combined is the same regression with the log variances of a method as
+    columns more; the last rows are its differences from score + size, with intervals of the difference.
 
     >>> from boxcov.evaluate.matching import match
     >>> box, one = np.array([[0.0, 0.0, 4.0, 4.0]]), np.zeros(1, int)
