@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import subprocess
 import sys
 
@@ -9,34 +8,9 @@ import pytest
 import torch
 
 import boxcov as package
-from boxcov import cli, demo
+from boxcov import cli
 from boxcov.report.bev import corners, ellipse
 from command_line import boxcov
-
-
-@pytest.fixture
-def small(monkeypatch, tiny, train_frames) -> None:
-    """The demo without its training."""
-    monkeypatch.setattr(demo, "prepare", lambda: (tiny, train_frames[:16]))
-    monkeypatch.setattr(demo, "posterior_of", lambda detector, frames: demo.fit(detector, frames, depth="neck", prior_precision=100.0))
-    compare = demo.compare
-    monkeypatch.setattr(demo, "compare", lambda detector, posterior: compare(detector, posterior, count=2, slow=1))
-
-
-@pytest.mark.usefixtures("small")
-def test_demo_writes_what_it_says(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["boxcov", "demo", "--out", str(tmp_path / "out"), "--json"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert rows == json.loads((tmp_path / "out" / "demo.json").read_text())
-    by_method = {row["method"]: row for row in rows}
-    assert by_method["exact"]["off"] == 0
-    assert by_method["GLM (1 frames)"]["off"] < 1e-4
-    assert by_method["MC-GLM, k = 10"]["off"] > by_method["MC-GLM, k = 100"]["off"]
-    assert (tmp_path / "out" / "demo.png").stat().st_size > 10_000
-    assert (tmp_path / "out" / "posterior.safetensors").exists()
 
 
 @pytest.mark.parametrize("verb", [verb.__name__ for verb in cli.EXAMPLES])

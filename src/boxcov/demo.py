@@ -21,6 +21,7 @@ from boxcov.report.study import Study
 
 DETECTOR = "centerpoint:small"
 TRAINED_ON = 3500  # frames behind the weights of the detector
+PRIOR_PRECISION = 100.0  # a prior as wide as the weights are large: their RMS is 0.1
 Step = Callable[[str], Callable[[int, int | None], None]]  # says what is done next, and gives its progress
 
 
@@ -47,10 +48,10 @@ def run(out: Path, step: Step, fit_frames: int = 16, frames: int = 10, slow: int
         posterior, DETECTOR, learned, "head", n_data=TRAINED_ON, progress=step(f"fit: the head's posterior from {fit_frames} frames")
     )
     methods = {
-        "MCI": prediction.How("mci"),
-        "MC-GLM": prediction.How("mcglm", posterior),
         "exact": prediction.How("exact", posterior),
+        "MC-GLM": prediction.How("mcglm", posterior),
         "NMS": prediction.How("nms"),
+        "MCI": prediction.How("mci"),
     }
     paths = []
     for name, how in methods.items():
@@ -70,7 +71,7 @@ def run(out: Path, step: Step, fit_frames: int = 16, frames: int = 10, slow: int
     rows = evaluation.rows_of(study, replicates)
     with replacing(out / "demo.json") as file:
         file.write_text(json.dumps({"quality": rows, "runtime": list(study.runtime)}, indent=1) + "\n")
-    return Result(study, rows, [dict(row) for row in study.runtime], glm_check(Detections.load(slowly), Detections.load(paths[2])), report)
+    return Result(study, rows, [dict(row) for row in study.runtime], glm_check(Detections.load(slowly), Detections.load(paths[0])), report)
 
 
 def plain_milliseconds(source: Source) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,6 @@ def demo(
     from rich.console import Console
 
     from boxcov import demo as steps
-    from boxcov.commands.evaluation import shown
 
     console = Console(stderr=as_json)
     console.print(f"detector: {steps.DETECTOR}, trained and frozen; frames: simulated LiDAR", highlight=False)
@@ -32,10 +32,34 @@ def demo(
     if as_json:
         print(json.dumps({"quality": result.rows, "runtime": result.runtime, "report": str(result.report)}))
         return
-    console.print(shown(result.rows))
+    for error, what in (("IoU", "boxes that overlap no object by 0.4"), ("l2", "boxes further off than the mean")):
+        console.print(brief(result.rows, error, f"does u find the {what}? By chance: (in brackets)"))
     console.print(runtime_table(result.runtime))
     console.print(result.check, highlight=False)
-    console.print(f"report: {result.report}   figures: {out / 'figures'}   predictions: {out}/*.safetensors", highlight=False)
+    console.print(f"report: {result.report}", f"figures: {out}/figures", f"predictions: {out}/*.safetensors", sep="\n", highlight=False)
+
+
+def brief(rows: list[dict[str, Any]], error: str, title: str) -> Table:
+    """The paper's metrics and AUROC for one error, a line a method, what chance gives in brackets; intervals are in the report.
+
+    >>> cell = {"value": 0.62, "low": None, "high": None}
+    >>> row = {"method": "exact", "kind": "method", **{f"{name} IoU": cell for name in ("AvU", "P(A|C)", "P(U|I)", "AUROC")}}
+    >>> brief([row, {**row, "kind": "chance"}], "IoU", "quality").row_count
+    1
+    """
+    from rich.table import Table
+
+    names = ("AvU", "P(A|C)", "P(U|I)", "AUROC")
+    table = Table("u of", *names, title=title)
+    for row, chance in pairwise(rows):  # each row is followed by its own chance
+        if row["kind"] != "chance" and not row["method"].endswith("(MCI)"):  # whose boxes are others, and so its baselines
+            cells = [(row[f"{name} {error}"], chance[f"{name} {error}"]) for name in names]
+            table.add_row(row["method"], *(f"{_two(own)} ({_two(random)})" for own, random in cells))
+    return table
+
+
+def _two(cell: dict[str, float | None]) -> str:
+    return "-" if cell["value"] is None else f"{cell['value']:.2f}"
 
 
 def runtime_table(rows: list[dict[str, Any]]) -> Table:

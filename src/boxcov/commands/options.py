@@ -48,8 +48,15 @@ class SummaryKind(str, Enum):
     score_variance = "score-variance"
 
 
-DetectorWord = Annotated[str, typer.Option("--detector", metavar="KIND:WHICH", help="centerpoint:small, or centerpoint:CHECKPOINT.")]
-DataWord = Annotated[str, typer.Option("--data", metavar="KIND:WHERE", help="simulated:SCENARIO, nuscenes:ROOT or kitti:ROOT.")]
+class LocationsKind(str, Enum):
+    all = "all"
+    gradient = "gradient"
+
+
+DetectorWord = Annotated[
+    str, typer.Option("--detector", metavar="KIND:WHICH", help="centerpoint:small, centerpoint:CHECKPOINT or yolox:CHECKPOINT.")
+]
+DataWord = Annotated[str, typer.Option("--data", metavar="KIND:WHERE", help="simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT.")]
 Split = Annotated[
     str | None,
     typer.Option(help="train, test or val of simulated data; a split of a real set, with a part of it if need be: 'train[:28]'."),

@@ -7,6 +7,7 @@ backward pass a number, or by Monte Carlo, which is one estimator with less nois
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -23,7 +24,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.predict.contract import MEMORY, layer_covariance
-from boxcov.predict.graphs import Precision
+from boxcov.predict.graphs import Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance, score_parts
@@ -82,6 +83,9 @@ class ExactGLM(PosteriorPredictor):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "samples": self.samples, "seed": self.seed, "precision": self.precision}
 
+    def asks(self) -> bool:
+        return self.score or not self._stages.suffice
+
     def predict(self, point: Point) -> Detections:
         plain = replace(point, logits=None)
         covariance, below = self._head(plain)
@@ -100,14 +104,17 @@ class ExactGLM(PosteriorPredictor):
 
     def _head(self, point: Point) -> tuple[Tensor, list[str]]:
         """What the layers of the head add (m, D, D), and the names of those that lie below."""
-        fast = self._stages.covariance(point)
+        fast = self._stages.found(point)
         if fast is not None and self._stages.trusted:
             return fast, self._stages.below
+        if not point.remembered:
+            point = self.linearised.at(point.inputs)
         m, D = point.boxes.shape
         zeros = at_least_float32(point.boxes).new_zeros(m, D, D)
         if point.linearised.shadow.instances(point.raw, point.selection) is None:
             return zeros, list(self.posterior.blocks)
-        part, direct, upstream = self._by_instance(point)
+        with nullcontext() if fast is None else matrix_precision("float32"):  # to be compared, it must be as exact
+            part, direct, upstream = self._by_instance(point)
         if upstream & direct:  # a weight used on both sides of the cut: its gradient cannot be told apart
             return zeros, list(self.posterior.blocks)
         below = [name for weight, name in self._block_of.items() if weight in upstream]

@@ -15,7 +15,7 @@ _KEPT = 16  # graphs; each holds its own intermediates
 
 @contextmanager
 def matrix_precision(precision: Precision) -> Iterator[None]:
-    """Products of float32 matrices on a GPU in float32, or with TF32 inside; as it was before, afterwards.
+    """Products and convolutions in float32 on a GPU in float32, or with TF32 inside; as it was before, afterwards.
 
     >>> before = torch.backends.cuda.matmul.allow_tf32
     >>> with matrix_precision("tf32"):
@@ -24,12 +24,12 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
     >>> torch.backends.cuda.matmul.allow_tf32 == before
     True
     """
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision != "float32"
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 class Graphs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from math import log10
 from typing import Any, Literal, get_args
 from warnings import warn
@@ -14,8 +16,10 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.predict.graphs import matrix_precision
 from boxcov.predict.linearise import Point, Weights
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance, score_parts
+from boxcov.predict.stages import Stages
 
 Derivative = Literal["jvp", "fd"]
 _STEP_TOLERANCE = 0.05
@@ -73,6 +77,8 @@ class MCGLM(PosteriorPredictor):
         self._generator = torch.Generator().manual_seed(seed)
         self._etas: dict[str, Tensor] | None = None
         self._step_checked = derivative == "jvp"
+        self._stages: Stages | None = None
+        self._other_weights = False  # whether boxes were seen to depend on weights that are not the stages'
 
     def settings(self) -> dict[str, Any]:
         own: dict[str, Any] = {"samples": self.samples, "derivative": self.derivative, "seed": self.seed, "fresh": self.fresh}
@@ -83,15 +89,50 @@ class MCGLM(PosteriorPredictor):
     def predict(self, point: Point) -> Detections:
         etas = self._directions()
         if self.derivative == "jvp":
-            A = directional_derivatives(point, etas, self.chunk)
+            boxes, A = self._derivatives(point, etas)
         else:
             A = finite_differences(point, etas, self.epsilon)
+            boxes = A[:, : point.boxes.shape[1]].contiguous()  # in one layout, with logits or without: sums come out the same
             if not self._step_checked:
                 self._check_step(point, etas, A)
-        boxes = A[:, : point.boxes.shape[1]].contiguous()  # in one layout, with logits or without: sums come out the same
         factor = (boxes - boxes.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5 if self.cross_box else None
         score = score_parts(sample_covariance(A)[:, -1] if self.score else None)
         return point.detections(covariance=sample_covariance(boxes), factor=factor, meta=self.settings(), **score)
+
+    def asks(self) -> bool:
+        return self.score or self._stages is None or not self._stages.suffice
+
+    def _derivatives(self, point: Point, etas: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """J eta (m, D, k) of the boxes, and of all that is asked about, logits too.
+
+        That of the boxes goes through the stages of the head where the detector has them and the boxes depend on nothing else.
+        """
+        plain = replace(point, logits=None)
+        fast = None if self._other_weights else self._by_stages(plain, etas)
+        trusted = fast is not None and self._stages is not None and self._stages.trusted
+        if fast is not None and trusted and not self.score:
+            return fast, fast
+        if not point.remembered:
+            point = plain = self.linearised.at(point.inputs)
+        with nullcontext() if fast is None or trusted else matrix_precision("float32"):  # to be compared, it must be as exact
+            A = directional_derivatives(point, etas, self.chunk)
+        boxes = A[:, : point.boxes.shape[1]].contiguous()
+        if fast is None or trusted:
+            return boxes if fast is None else fast, A
+        assert self._stages is not None
+        rest = {name: eta[:2] for name, eta in etas.items() if name not in self._stages.parameters()}
+        if rest and bool(directional_derivatives(plain, rest).any()):
+            self._other_weights = True  # the posterior reaches below the head
+            return boxes, A
+        self._stages.compare(fast, boxes, [])
+        return fast, A
+
+    def _by_stages(self, point: Point, etas: dict[str, Tensor]) -> Tensor | None:
+        if self._stages is None:
+            self._stages = Stages(self.posterior, etas=etas)
+        elif self.fresh:
+            self._stages.draw(etas)
+        return self._stages.found(point)
 
     def _directions(self) -> dict[str, Tensor]:
         if self._etas is None or self.fresh:

@@ -99,16 +99,16 @@ def own_cells(features: Tensor, where: Where, radius: int, reaches: list[int], k
     cell, inside = _cells(features, where, radius)
     cell, inside = cell.flatten(), inside.flatten()
     height, width = features.shape[2:]
-    pixels = features.flatten(2)[cell // (height * width), :, cell % (height * width)] * inside.unsqueeze(1)
+    pixels = features.flatten(2)[cell // (height * width), :, cell % (height * width)]
     each = torch.arange(m, device=cell.device)
-    rows = torch.arange(m * side * side, device=cell.device).view(m, side, side)
+    index = torch.where(inside, torch.arange(m * side * side, device=cell.device), m * side * side).view(m, side, side)
     stages = []
     for reach in reaches:
         size, side = 2 * reach + 1, side - 2 * reach
-        table = rows.unfold(1, size, 1).unfold(2, size, 1).flatten(3).flatten(0, 2)
+        table = index.unfold(1, size, 1).unfold(2, size, 1).flatten(3).flatten(0, 2)
         inside = inside.view(m, side + 2 * reach, -1)[:, reach : reach + side, reach : reach + side].flatten()
-        rows = torch.arange(m * side * side, device=cell.device).view(m, side, side)
-        stages.append(Cells(table, torch.where(inside, rows.flatten(), m * side * side).view(m, -1)))
+        index = torch.where(inside, torch.arange(m * side * side, device=cell.device), m * side * side).view(m, side, side)
+        stages.append(Cells(table, index.flatten(1)))
     group = _together(where.kind, kinds, most)
     return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), each, each, (group,))
 

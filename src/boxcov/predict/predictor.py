@@ -49,13 +49,17 @@ class Predictor(ABC):
             self._check_weights()
             inputs = ready(inputs, self.device)
             try:
-                point = self.linearised.at(inputs)
+                point = self.linearised.at(inputs, self.asks())
                 point = point.scored() if self.score else point
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearised.trunk.forget()
             self._check(result)
             return result if self._calibration is None else self._calibrated(result, self._calibration)
+
+    def asks(self) -> bool:
+        """Whether it will ask what other weights would give, for which the trunk must be remembered."""
+        return True
 
     @abstractmethod
     def predict(self, point: Point) -> Detections:

@@ -21,7 +21,7 @@ def with_data(workshop: Workshop) -> Table:
     whole = found["100 %"]
     rows = [(name, float(np.median(u)), float(np.median(u / whole)), float((u > whole).mean())) for name, u in found.items() if len(u)]
     columns = ("share of the data", "median u", "median ratio to all data", "share of the boxes whose u is larger")
-    note = "Factors from that share of the frames, n_data that share of the training frames; head, exact, prior precision 1."
+    note = "Factors from that share of the frames, n_data that share of the training frames; head, exact."
     return Table("data", "Uncertainty and the amount of data", columns, rows, (note,))
 
 

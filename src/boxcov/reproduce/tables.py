@@ -11,7 +11,7 @@ from boxcov.detections import Detections
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.records import Records
 from boxcov.reproduce import paper
-from boxcov.reproduce.measures import measured, milliseconds, one_minus_score, records, refused, spearman
+from boxcov.reproduce.measures import known, measured, milliseconds, one_minus_score, records, refused, spearman
 from boxcov.reproduce.runs import Workshop, posterior_of
 from boxcov.reproduce.setting import DEPTHS, EPSILONS, FORMS, SAMPLES, SHARES, Form, Run, published
 from boxcov.reproduce.table import Table
@@ -163,8 +163,8 @@ def _rows(found: Mapping[str, Records], figures: paper.Figures) -> list[tuple[An
             cells: list[Any] = [name, error]
             for metric in METRICS:
                 printed = figures[name][metric][error] if name in figures else None
-                cells += [printed, now[error][metric]["value"], now[error][metric]["chance"]]
-            rows.append((*cells, now[error]["AUROC"]["value"]))
+                cells += [printed, known(now[error][metric]["value"]), known(now[error][metric]["chance"])]
+            rows.append((*cells, known(now[error]["AUROC"]["value"])))
     return rows
 
 
