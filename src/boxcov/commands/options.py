@@ -40,6 +40,14 @@ class FormKind(str, Enum):
     paper = "paper"
 
 
+class SummaryKind(str, Enum):
+    trace = "trace"
+    expected_iou = "expected-iou"
+    relative = "relative"
+    logdet = "logdet"
+    score_variance = "score-variance"
+
+
 class LocationsKind(str, Enum):
     all = "all"
     gradient = "gradient"
