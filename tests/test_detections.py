@@ -22,6 +22,7 @@ def some(m: int = 4, D: int = 3, seed: int = 0) -> Detections:
         classes=("car", "bus"),
         covariance=A @ A.transpose(1, 2),
         factor=A,
+        predictive=2 * A @ A.transpose(1, 2),
         meta={"method": "exact", "samples": None},
     )
 
@@ -34,7 +35,7 @@ def test_every_array_is_cut_alike(rows) -> None:
     part = found[rows]
     index = torch.arange(4)[rows if not isinstance(rows, int) else [rows]]
     assert len(part) == len(index)
-    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor", "uncertainty"):
+    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor", "predictive", "uncertainty"):
         assert torch.equal(getattr(part, name), getattr(found, name)[index])
     assert part.meta == found.meta
 
@@ -67,6 +68,8 @@ def test_shapes_are_checked() -> None:
         Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes, torch.zeros(4, 2, 2))
     with pytest.raises(BoxcovError, match=r"boxes has shape \(4, 2\)"):
         Detections(found.boxes[:, :2], found.scores, found.labels, found.frame, found.fields, found.classes)
+    with pytest.raises(BoxcovError, match=r"predictive has shape \(4, 2, 2\), expected \(4, 3, 3\)"):
+        Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes, predictive=torch.zeros(4, 2, 2))
     with pytest.raises(BoxcovError, match=r"factor has shape \(2, 3, 5\)"):
         Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes, factor=torch.zeros(2, 3, 5))
 
@@ -81,7 +84,7 @@ def test_plain_detections_have_no_uncertainty() -> None:
 
 def test_numpy_and_device() -> None:
     arrays = some().to("cpu").numpy()
-    assert set(arrays) == {"boxes", "scores", "labels", "frame", "covariance", "factor", "uncertainty"}
+    assert set(arrays) == {"boxes", "scores", "labels", "frame", "covariance", "factor", "predictive", "uncertainty"}
     assert all(isinstance(array, np.ndarray) for array in arrays.values())
 
 
@@ -93,7 +96,7 @@ def test_files_bring_everything_back(tmp_path, m: int) -> None:
     assert again.fields == found.fields
     assert again.classes == found.classes
     assert again.meta == found.meta
-    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor"):
+    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor", "predictive"):
         assert torch.equal(getattr(again, name), getattr(found, name))
     assert b"pickle" not in (tmp_path / "d.safetensors").read_bytes()
 
@@ -122,7 +125,7 @@ def test_parts_are_put_together_in_order() -> None:
     found = some(7)
     parts = [found[:0], found[:3], found[3:3], found[3:]]
     again = concatenated(parts)
-    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor"):
+    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor", "predictive"):
         assert torch.equal(getattr(again, name), getattr(found, name))
     assert again.meta == found.meta
 

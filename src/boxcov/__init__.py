@@ -1,19 +1,46 @@
 """boxcov: for every box of a frozen object detector, the covariance of that box under what the detector does not know."""
 
-from boxcov import data, detectors, evaluate
-from boxcov.calibration import Calibration
-from boxcov.curvature.fit import fit
-from boxcov.curvature.posterior import Posterior
-from boxcov.detections import Detections
-from boxcov.detector import Candidates, Detector, Selection
-from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.predict.exact import ExactGLM
-from boxcov.predict.glm import GLM
-from boxcov.predict.held_out import held_out_nll
-from boxcov.predict.mcglm import MCGLM
-from boxcov.predict.mci import MCI
-from boxcov.predict.nms import NMSSpread
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from boxcov.version import __version__
+
+if TYPE_CHECKING:
+    from boxcov import data, detectors, evaluate
+    from boxcov.calibration import Calibration
+    from boxcov.curvature.fit import fit
+    from boxcov.curvature.posterior import Posterior
+    from boxcov.detections import Detections
+    from boxcov.detector import Candidates, Detector, Selection
+    from boxcov.errors import BoxcovError, BoxcovWarning
+    from boxcov.predict.exact import ExactGLM
+    from boxcov.predict.glm import GLM
+    from boxcov.predict.held_out import held_out_nll
+    from boxcov.predict.mcglm import MCGLM
+    from boxcov.predict.mci import MCI
+    from boxcov.predict.nms import NMSSpread
+
+# each name is imported when it is first asked for, so that ``boxcov --help`` need not wait for torch
+_HOMES = {
+    "data": "",
+    "detectors": "",
+    "evaluate": "",
+    "Calibration": "calibration",
+    "fit": "curvature.fit",
+    "Posterior": "curvature.posterior",
+    "Detections": "detections",
+    "Candidates": "detector",
+    "Detector": "detector",
+    "Selection": "detector",
+    "BoxcovError": "errors",
+    "BoxcovWarning": "errors",
+    "ExactGLM": "predict.exact",
+    "GLM": "predict.glm",
+    "held_out_nll": "predict.held_out",
+    "MCGLM": "predict.mcglm",
+    "MCI": "predict.mci",
+    "NMSSpread": "predict.nms",
+}
 
 __all__ = [
     "GLM",
@@ -36,3 +63,16 @@ __all__ = [
     "fit",
     "held_out_nll",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'boxcov' has no attribute {name!r}")
+    home = _HOMES[name]
+    found = getattr(import_module(f"boxcov.{home}"), name) if home else import_module(f"boxcov.{name}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

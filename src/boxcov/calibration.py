@@ -116,8 +116,7 @@ class Calibration:
             lacking = [f.name for f in fields(Calibration)[:6] if f.name not in given]
             if lacking:
                 raise BoxcovError(f"not a calibration, or a damaged one (missing: {', '.join(lacking)})")
-            tables = {name: value if name == "provenance" else _tuples(value) for name, value in given.items()}
-            return Calibration(**tables)
+            return Calibration(**_restored(given))
         except (ValueError, TypeError, AttributeError) as error:
             if isinstance(error, BoxcovError):
                 raise
@@ -221,7 +220,10 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _tuples(value: Any) -> Any:
+def _restored(value: Any) -> Any:
+    """What ``_plain`` was given, lists as tuples."""
+    if isinstance(value, dict):
+        return {key: _restored(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return tuple(_tuples(entry) for entry in value)
+        return tuple(_restored(entry) for entry in value)
     return float(value) if value in ("inf", "-inf", "nan") else value

@@ -12,11 +12,13 @@ try:
 except ImportError:
     sys.exit("the boxcov command needs typer, rich and matplotlib: pip install 'boxcov[cli]'")
 
+from boxcov.commands.bench import bench
 from boxcov.commands.calibrate import calibrate
 from boxcov.commands.demo import demo
 from boxcov.commands.evaluate import evaluate
 from boxcov.commands.fit import fit
 from boxcov.commands.predict import predict
+from boxcov.commands.reproduce import reproduce
 from boxcov.commands.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
 
@@ -26,6 +28,8 @@ EXAMPLES: dict[Callable[..., None], str] = {
     evaluate: "boxcov evaluate exact.safetensors nms.safetensors --out report.html",
     calibrate: "boxcov calibrate --posterior posterior.safetensors --data simulated:clear --count 40 --out calibrated.safetensors",
     train: "boxcov train --config small --data simulated:clear --device cuda --out small.safetensors",
+    bench: "boxcov bench --boxes 10 --boxes 100 --samples 10",
+    reproduce: "boxcov reproduce --quick --out reproduction",
     demo: "boxcov demo --out demo",
 }
 

@@ -1,109 +1,114 @@
-"""``boxcov demo``: everything once, small: train a detector, fit its posterior, compare the methods, draw a picture."""
+"""``boxcov demo``: the verbs of the command line one after another, small: fit, predict by every method, evaluate, report."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from math import pi
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from boxcov.curvature.fit import fit
-from boxcov.curvature.posterior import Posterior
-from boxcov.data import batched, shapes
+from boxcov.commands import evaluation, fitting, prediction
+from boxcov.commands.sources import Source, detector_named
 from boxcov.detections import Detections
-from boxcov.detectors.tiny import TinyCenter, train
-from boxcov.predict.exact import ExactGLM
-from boxcov.predict.glm import GLM
-from boxcov.predict.held_out import gaussian_nll, held_out_nll
-from boxcov.predict.mcglm import MCGLM
-from boxcov.predict.mci import MCI
-from boxcov.predict.predictor import Predictor
+from boxcov.files import replacing
+from boxcov.report.figures import write_figures
+from boxcov.report.study import Study
+
+DETECTOR = "centerpoint:small"
+TRAINED_ON = 3500  # frames behind the weights of the detector
+PRIOR_PRECISION = 100.0  # a prior as wide as the weights are large: their RMS is 0.1
+Step = Callable[[str], Callable[[int, int | None], None]]  # says what is done next, and gives its progress
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method: how long a frame takes, how far its covariances are from the exact ones, how well they explain the boxes' errors."""
+class Result:
+    """What the demo found, for its tables."""
 
-    method: str
-    milliseconds: float
-    off: float  # median over boxes of the relative Frobenius distance
-    nll: float  # mean negative log-likelihood of the errors of paired boxes
-
-
-def prepare(train_count: int = 240, epochs: int = 7) -> tuple[TinyCenter, list[Any]]:
-    """A trained detector and the frames that it was trained on."""
-    frames = list(shapes.frames(count=train_count, seed=0))
-    return train(TinyCenter(), frames, epochs=epochs), frames
+    study: Study
+    rows: list[dict[str, Any]]  # of the quality table, as in the report
+    runtime: list[dict[str, Any]]
+    check: str  # GLM against the exact covariance
+    report: Path
 
 
-def posterior_of(detector: TinyCenter, frames: list[Any]) -> Posterior:
-    """Of the whole network, the prior precision tuned on frames that neither training nor test has seen."""
-    posterior = fit(detector, batched(frames, 8), depth="backbone")
-    return posterior.tune_prior_precision(held_out_nll(detector, list(shapes.frames(count=10, seed=1)), pair, samples=10))
+def run(out: Path, step: Step, fit_frames: int = 16, frames: int = 10, slow: int = 4, replicates: int = 200) -> Result:
+    """Everything into ``out``: a posterior, one file of predictions a method, tables as JSON, figures and the report.
 
-
-def pair(found: Detections, targets: Any) -> tuple[Tensor, Tensor]:
-    """Boxes with a ground truth within 2 m, and their errors, the heading's the short way round.
-
-    >>> _, targets = shapes.frames(count=1)[0]
-    >>> truth = targets[0]["boxes"]
-    >>> n = torch.zeros(len(truth))
-    >>> index, errors = pair(Detections(truth + 0.1, n, n, n, ("x", "y", "w", "l", "yaw"), ("car",)), targets)
-    >>> len(index) == len(truth), round(float(errors.max()), 2)
-    (True, 0.1)
+    slow: boxes for GLM, which costs nine backward passes each; its time is extrapolated from them.
     """
-    boxes = targets[0]["boxes"]
-    if not len(boxes) or not len(found):
-        return torch.zeros(0, dtype=torch.long), torch.zeros(0, 5)
-    distance, nearest = torch.cdist(found.boxes[:, :2], boxes[:, :2]).min(1)
-    index = (distance < 2).nonzero()[:, 0]
-    errors = found.boxes[index] - boxes[nearest[index]]
-    errors[:, 4] = torch.remainder(errors[:, 4] + pi, 2 * pi) - pi
-    return index, errors
+    out.mkdir(parents=True, exist_ok=True)
+    posterior = out / "posterior.safetensors"
+    learned, unseen = Source("simulated:clear", "train", fit_frames), Source("simulated:clear", "test", frames)
+    fitting.run(
+        posterior, DETECTOR, learned, "head", n_data=TRAINED_ON, progress=step(f"fit: the head's posterior from {fit_frames} frames")
+    )
+    methods = {
+        "exact": prediction.How("exact", posterior),
+        "MC-GLM": prediction.How("mcglm", posterior),
+        "NMS": prediction.How("nms"),
+        "MCI": prediction.How("mci"),
+    }
+    paths = []
+    for name, how in methods.items():
+        paths.append(out / f"{name}.safetensors")
+        _remove_parts(paths[-1])
+        prediction.run(paths[-1], DETECTOR, how, unseen, progress=step(f"predict: {name} on {frames} unseen frames"))
+    slowly = out / "GLM.safetensors"
+    _remove_parts(slowly)
+    how = prediction.How("glm", posterior, most=slow)
+    prediction.run(slowly, DETECTOR, how, replace(unseen, count=1), progress=step(f"predict: GLM on {slow} boxes of one frame"))
+    study = evaluation.study_of(paths, progress=step("evaluate"))
+    study = replace(study, runtime=runtime(study, Detections.load(slowly), plain_milliseconds(unseen)))
+    step("report")
+    report = out / "report.html"
+    evaluation.write(report, study)
+    write_figures(out / "figures", study)
+    rows = evaluation.rows_of(study, replicates)
+    with replacing(out / "demo.json") as file:
+        file.write_text(json.dumps({"quality": rows, "runtime": list(study.runtime)}, indent=1) + "\n")
+    return Result(study, rows, [dict(row) for row in study.runtime], glm_check(Detections.load(slowly), Detections.load(paths[0])), report)
 
 
-def compare(detector: TinyCenter, posterior: Posterior, count: int = 20, slow: int = 3) -> list[Row]:
-    """All methods on the same frames; GLM, one backward pass a number, on the first ``slow`` of them only."""
-    frames = list(shapes.frames(count=count, seed=2))
-    exact = ExactGLM(detector, posterior)
-    reference = [exact(inputs) for inputs, _ in frames]
-    models: list[tuple[str, Predictor, int]] = [
-        ("MCI, dropout, k = 10", MCI(detector), count),
-        ("MCI, Laplace, k = 10", MCI(detector, posterior), count),
-        (f"GLM ({slow} frames)", GLM(detector, posterior), slow),
-        ("MC-GLM, k = 10", MCGLM(detector, posterior, samples=10), count),
-        ("MC-GLM, k = 100", MCGLM(detector, posterior, samples=100), count),
-        ("exact head + MC rest, k = 10", ExactGLM(detector, posterior, samples=10), count),
-        ("exact", exact, count),
+def plain_milliseconds(source: Source) -> float:
+    """The plain detector, median over the frames but the first."""
+    detector, spent = detector_named(DETECTOR), []
+    for inputs, _ in source.frames():
+        began = perf_counter()
+        detector.detect(inputs)
+        spent.append(1e3 * (perf_counter() - began))
+    return median(spent[1:] or spent)
+
+
+def runtime(study: Study, slow: Detections, plain: float) -> list[dict[str, Any]]:
+    """The plain detector, GLM extrapolated to as many boxes as the others have, and the others; ``ratio`` is to the plain detector."""
+    each = slow.meta["milliseconds"][0] / max(1, len(slow))
+    boxes = next(row["boxes"] for row in study.runtime if row["method"] == "exact")
+    device = slow.meta["device"]
+    rows = [
+        {"method": "plain detector", "device": device, "boxes": boxes, "ms": plain},
+        {"method": f"GLM, from {len(slow)} boxes", "device": device, "boxes": boxes, "ms": each * boxes},
+        *(dict(row) for row in study.runtime),
     ]
-    return [_row(name, model, frames[:number], reference) for name, model, number in models]
+    return [{**row, "ratio": row["ms"] / plain} for row in rows]
 
 
-def _row(name: str, model: Predictor, frames: list[Any], reference: list[Detections]) -> Row:
-    model(frames[0][0])  # warm
-    start = time.perf_counter()
-    results = [model(inputs) for inputs, _ in frames]
-    spent = (time.perf_counter() - start) / len(frames)
-    off, nll = [], []
-    for found, exact, (_, targets) in zip(results, reference, frames):
-        assert found.covariance is not None
-        assert exact.covariance is not None
-        off.append((found.covariance - exact.covariance).flatten(1).norm(dim=1) / exact.covariance.flatten(1).norm(dim=1))
-        index, errors = pair(found, targets)
-        # a covariance of rank k - 1 < D, or none at all, has no density: a centimetre of noise gives it one
-        nll.append(gaussian_nll(errors, found.covariance[index], residual=1e-4))
-    return Row(name, 1e3 * spent, float(torch.cat(off).median()), float(torch.cat(nll).mean()))
+def glm_check(slow: Detections, exact: Detections) -> str:
+    """How far GLM, one backward pass a number, is from the exact covariance on the boxes where it was run."""
+    assert slow.covariance is not None
+    assert exact.covariance is not None
+    if not len(slow):
+        return "GLM was run on no box"
+    off = torch.linalg.matrix_norm(slow.covariance - exact.covariance[: len(slow)]) / torch.linalg.matrix_norm(
+        exact.covariance[: len(slow)]
+    )
+    return f"GLM on {len(slow)} boxes: the same covariance as exact to {float(off.max()):.1g}"
 
 
-def draw(detector: TinyCenter, posterior: Posterior, path: Path) -> None:
-    """Three scenes, the last one crowded and with twice the noise."""
-    from boxcov.report.bev import picture
-
-    model = ExactGLM(detector, posterior)
-    scenes = [shapes.frames(count=2, seed=5)[0], shapes.frames(count=2, seed=5)[1], shapes.frames(count=1, seed=6, noise=0.2, objects=9)[0]]
-    rows = [(inputs[0, 0].numpy(), model(inputs), targets[0]["boxes"].numpy()) for inputs, targets in scenes]
-    picture(path, rows, shapes.METRES)
+def _remove_parts(path: Path) -> None:
+    """What a demo that was cut off left behind."""
+    prediction.Parts(path.with_name(f"{path.name}.parts")).clear()

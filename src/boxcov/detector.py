@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.detections import Detections
+from boxcov.staged import Staged
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,13 @@ class Detector(nn.Module, ABC):
         Gives groups ``(index, run)`` that cover every instance once. ``raw`` is what ``forward`` returned and must hold what the head
         reads. In ``run`` every layer sees g items, item i belonging to instance ``index[i]`` alone: cropped receptive fields for a
         convolutional head, RoIs, queries.
+        """
+        return None
+
+    def staged(self, raw: Any, selection: Selection) -> Staged | None:
+        """Optional, beside ``instances``: the head as stages, which ``ExactGLM`` runs over all boxes, kinds and branches at once.
+
+        It must say the same as ``instances``: the first frames are computed both ways and compared.
         """
         return None
 

@@ -19,3 +19,7 @@ class BoxcovWarning(UserWarning):
     >>> import warnings
     >>> warnings.simplefilter("error", BoxcovWarning)  # in a safety case, turn them into errors
     """
+
+
+class NotFiniteError(BoxcovError):
+    """A covariance came out as NaN or infinite: the step or the weights are out of range."""

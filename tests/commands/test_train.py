@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError
-from boxcov.commands import sources, train
+from boxcov.commands import sources, training
 from boxcov.detectors import centerpoint
 
 
@@ -29,7 +29,7 @@ def test_the_shipped_detector_detects() -> None:
     """On unseen seeds, in little time: cars well, and far better than on shapes that it was never shown."""
     detector = centerpoint.load("small")
     clear, unseen = (
-        train.precision(detector, sources.kept(sources.frames_named(f"simulated:{scenario}", count=4, seed=4000), "cpu"))
+        training.precision(detector, sources.kept(sources.frames_named(f"simulated:{scenario}", count=4, seed=4000), "cpu"))
         for scenario in ("clear", "unseen")
     )
     assert clear["car"][2.0] > 0.7
@@ -38,7 +38,7 @@ def test_the_shipped_detector_detects() -> None:
 
 def test_a_folder_that_is_not_there_is_noticed_before_the_work(tmp_path) -> None:
     with pytest.raises(BoxcovError, match="there is no folder"):
-        train.run(tmp_path / "absent" / "x.safetensors", data="nothing")
+        training.run(tmp_path / "absent" / "x.safetensors", data="nothing")
 
 
 def test_words_of_the_command_line() -> None:

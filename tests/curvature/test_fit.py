@@ -90,6 +90,23 @@ def test_a_weight_with_a_hidden_use_is_refused() -> None:
         fit(detector, [item()])
 
 
+class Weighed(NetDetector):
+    """Its loss weighs the outputs: the gradient of a bias is the sum of the weights."""
+
+    def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return (raw["map"] * targets).sum((1, 2))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_gradients_that_cancel_are_no_hidden_use(seed) -> None:
+    """Of a sum that is zero but for rounding, two ways of summing agree in nothing."""
+    torch.manual_seed(seed)
+    targets = torch.randn(2, 2, 25)
+    targets[1] = 0.3 - targets[0].flip(1)
+    targets -= targets.sum((0, 2), keepdim=True) / 50
+    fit(Weighed(nn.Conv2d(2, 2, 3, padding=1)), [(torch.rand(2, 2, 5, 5), targets)])
+
+
 class TwoBiases(nn.Module):
     def __init__(self) -> None:
         super().__init__()

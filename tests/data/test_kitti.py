@@ -240,6 +240,17 @@ def test_results_there_and_back(root: Path, tmp_path: Path, fields: int) -> None
         assert torch.allclose(back.covariance, given.covariance[:, :7, :7], rtol=2e-3)
 
 
+def test_calibrated_covariances_go_with_the_others(root: Path, tmp_path: Path) -> None:
+    frames = kitti.frames(root)
+    given = [replace(one, predictive=3 * one.covariance) for one in (found(frames, number) for number in range(2))]
+    kitti.write_results(tmp_path / "out", frames, given)
+    for back in kitti.read_results(tmp_path / "out", frames):
+        assert torch.allclose(back.predictive, 3 * back.covariance, rtol=1e-6, atol=1e-12)
+    kitti.write_results(tmp_path / "out", frames, [found(frames, number) for number in range(2)])
+    assert "predictive" not in (tmp_path / "out/covariance.json").read_text()
+    assert all(back.predictive is None for back in kitti.read_results(tmp_path / "out", frames))
+
+
 def test_the_image_size_is_that_of_the_image(root: Path, tmp_path: Path) -> None:
     frames = kitti.frames(root)[:1]
     (root / "training/image_2").mkdir()

@@ -283,6 +283,18 @@ def test_results_there_and_back(root: Path, tmp_path: Path) -> None:
     assert torch.allclose(car[7:], torch.from_numpy(CAR_SPEED), atol=1e-2)
 
 
+def test_calibrated_covariances_go_with_the_others(root: Path, tmp_path: Path) -> None:
+    frames = nuscenes.frames(root, sweeps=1)
+    given = [replace(one, predictive=3 * one.covariance) for one in (found(frames, number) for number in range(4))]
+    nuscenes.write_results(tmp_path / "r.json", frames, given)
+    for back in nuscenes.read_results(tmp_path / "r.json").values():
+        assert torch.allclose(back.predictive, 3 * back.covariance, rtol=1e-6, atol=1e-12)
+    nuscenes.write_results(tmp_path / "r.json", frames, [found(frames, number) for number in range(4)])
+    assert "predictive" not in (tmp_path / "r.json").read_text()
+    with pytest.raises(BoxcovError, match="predictive covariance of 3 boxes is not finite"):
+        nuscenes.write_results(tmp_path / "r.json", frames, [replace(given[0], predictive=given[0].predictive * torch.inf), *given[1:]])
+
+
 def test_the_500_best_are_written_and_nan_velocities_stay(root: Path, tmp_path: Path) -> None:
     frames = nuscenes.frames(root, sweeps=1)[:1]
     boxes = torch.ones(600, 9)

@@ -69,6 +69,7 @@ def test_reliability_counts() -> None:
     levels = np.linspace(0, 1, 21)
     expected = [np.mean([fit.nees[i] <= stats.chi2.ppf(p, 3) for i in range(50)]) for p in levels]
     assert reliability(fit, levels).tolist() == expected
+    assert reliability(fit_of(np.zeros((1, 2)), np.eye(2)[None]), [0.0]).tolist() == [1.0]  # on the border is inside
 
 
 @pytest.mark.parametrize(

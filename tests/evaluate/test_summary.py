@@ -77,6 +77,7 @@ def test_intervals_hold_the_value_and_chance_what_is_useless() -> None:
 
 def test_groups_are_summaries_of_their_rows() -> None:
     records = some_records()
+    records.boxes[:2, :2] = [[15.0, 0.0], [0.0, 50.0]]  # on the edges: each in one group
     classes = by_class(records, replicates=5)
     assert list(classes) == ["car", "bus"]  # no tram was seen
     assert classes["bus"] == summarise(records[records.labels == 1], replicates=5)

@@ -17,7 +17,7 @@ def test_autocast_gives_the_boxes_of_the_plain_detector_or_a_clear_error() -> No
             found = model(frame[0])
             assert torch.equal(found.boxes, plain.boxes)
             assert found.covariance.dtype == torch.float32
-        with pytest.raises(BoxcovError, match="does not work under torch.autocast: call the model outside of it"):
+        with pytest.raises(BoxcovError, match=r"does not work under torch\.autocast: call the model outside of it"):
             MCGLM(detector, posterior)(frame[0])
 
 

@@ -1,14 +1,27 @@
 from __future__ import annotations
 
+from math import pi
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import multivariate_normal
 
-from boxcov import BoxcovError, held_out_nll
+from boxcov import BoxcovError, Detections, held_out_nll
 from boxcov.data import shapes
-from boxcov.demo import pair
 from boxcov.predict.held_out import gaussian_nll
+
+
+def pair(found: Detections, targets: list) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boxes with an object within 2 m, and their errors, the heading's the short way round."""
+    boxes = targets[0]["boxes"]
+    if not len(boxes) or not len(found):
+        return torch.zeros(0, dtype=torch.long), torch.zeros(0, 5)
+    distance, nearest = torch.cdist(found.boxes[:, :2], boxes[:, :2]).min(1)
+    index = (distance < 2).nonzero()[:, 0]
+    errors = found.boxes[index] - boxes[nearest[index]]
+    errors[:, 4] = torch.remainder(errors[:, 4] + pi, 2 * pi) - pi
+    return index, errors
 
 
 def test_nll_is_that_of_scipy() -> None:

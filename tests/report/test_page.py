@@ -176,8 +176,10 @@ def test_studies_that_cannot_be(tmp_path) -> None:
         Study("x", methods=[Method("twice", records), Method("twice", records)])
     with pytest.raises(BoxcovError, match="'image' has other box fields or classes than 'lidar'"):
         Study("x", methods=[Method("lidar", records), Method("image", random_records(0, fields=("x1", "y1", "x2", "y2")))])
-    with pytest.raises(BoxcovError, match="'odd': 48 of 48 uncertainties are NaN"):
+    with pytest.raises(BoxcovError, match="'odd': 48 of 48 uncertainties are negative or NaN"):
         Study("x", methods=[Method("odd", records.with_uncertainty(np.full(48, np.nan)))])
+    with pytest.raises(BoxcovError, match="'minus': 1 of 48"):
+        Study("x", methods=[Method("minus", records.with_uncertainty(np.array([-0.1] + [0.0] * 47)))])
     with pytest.raises(BoxcovError, match="scene 3: truth has 5 numbers a box, the records have 9"):
         Study("x", methods=[Method("m", records)], scenes={3: Scene("s", np.zeros((0, 2)), np.zeros((1, 5)), np.zeros(1))})
     with pytest.raises(BoxcovError, match=r"points have shape \(4,\)"):

@@ -258,6 +258,11 @@ def test_click_pins_a_box(page: Browser) -> None:
     assert page.text("#details") == title
     choose(page, "slider", 0)  # all uncertain: the pinned box is told anew
     assert page.text("#details .kind")[1] == "U"
+    x, y = centre_of(page, 2)
+    page.pointer(("move", x, y), "down", ("move", x + 30, y + 30), "up")  # a drag is no click
+    assert page.run("return document.querySelectorAll('.pinned.box').length") == 1
+    page.pointer(("move", *centre_of(page, 2)), "down", "up")
+    assert page.run("return document.querySelectorAll('.pinned.box').length") == 0
 
 
 HOSTILE = "</script><b id='evil'>&amp;\"'<!--\u2028"

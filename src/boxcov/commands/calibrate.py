@@ -48,14 +48,14 @@ def calibrate(
     from boxcov.commands import calibration
     from boxcov.commands.prediction import How
     from boxcov.commands.progress import Progress
-    from boxcov.commands.sources import Source, unseen_split
+    from boxcov.commands.sources import Source, held_out_split
 
     with Progress("predicting") as progress:
         report = calibration.run(
             out,
             detector,
             How(method.value, posterior, samples, seed=seed),
-            Source(data, split or unseen_split(data), count, seed, sweeps),
+            Source(data, split or held_out_split(data), count, seed, sweeps),
             kind.value,
             loss=loss.value,
             fit_share=fit_share,

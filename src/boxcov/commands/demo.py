@@ -3,53 +3,75 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from boxcov.commands.options import AsJson
+from boxcov.commands.progress import Steps
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the picture, the table and the posterior.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the posterior, the predictions, the figures and the report.")] = Path("demo"),
     as_json: AsJson = False,
 ) -> None:
-    """Train a small detector, fit its posterior, compare all methods on unseen frames, and draw what they say."""
+    """The trained CenterPoint inside boxcov on simulated LiDAR: fit its posterior, run every method, and report. No download, no GPU."""
     from rich.console import Console
-    from rich.table import Table
 
     from boxcov import demo as steps
 
     console = Console(stderr=as_json)
-    out.mkdir(parents=True, exist_ok=True)
-    with console.status("training a small detector on 240 drawn scenes"):
-        detector, frames = steps.prepare()
-    with console.status("fitting the posterior of all its layers"):
-        posterior = steps.posterior_of(detector, frames)
-    console.print(f"posterior of {len(posterior.blocks)} layers from {posterior.frames} frames: {posterior.storage()}")
-    with console.status("running every method on 20 unseen scenes"):
-        rows = steps.compare(detector, posterior)
-    steps.draw(detector, posterior, out / "demo.png")
-    posterior.save(out / "posterior.safetensors")
-    (out / "demo.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    console.print(f"detector: {steps.DETECTOR}, trained and frozen; frames: simulated LiDAR", highlight=False)
+    with Steps() as step:
+        result = steps.run(out, step)
     if as_json:
-        print(json.dumps([asdict(row) for row in rows]))
+        print(json.dumps({"quality": result.rows, "runtime": result.runtime, "report": str(result.report)}))
         return
-    table = Table(
-        "method", "ms a frame", "off the exact covariance", "NLL of the errors", title="covariances of the boxes of 20 unseen scenes"
-    )
-    for row in rows:
-        table.add_row(row.method, f"{row.milliseconds:.1f}", percent(row.off), f"{row.nll:.2f}")
-    console.print(table)
-    console.print(f"picture, table and posterior: {out}/demo.png, demo.json, posterior.safetensors")
+    for error, what in (("IoU", "boxes that overlap no object by 0.4"), ("l2", "boxes further off than the mean")):
+        console.print(brief(result.rows, error, f"does u find the {what}? By chance: (in brackets)"))
+    console.print(runtime_table(result.runtime))
+    console.print(result.check, highlight=False)
+    console.print(f"report: {result.report}", f"figures: {out}/figures", f"predictions: {out}/*.safetensors", sep="\n", highlight=False)
 
 
-def percent(ratio: float) -> str:
-    """Two digits where they matter.
+def brief(rows: list[dict[str, Any]], error: str, title: str) -> Table:
+    """The paper's metrics and AUROC for one error, a line a method, what chance gives in brackets; intervals are in the report.
 
-    >>> percent(1.414), percent(0.0764), percent(0.0)
-    ('141 %', '7.6 %', '0 %')
+    >>> cell = {"value": 0.62, "low": None, "high": None}
+    >>> row = {"method": "exact", "kind": "method", **{f"{name} IoU": cell for name in ("AvU", "P(A|C)", "P(U|I)", "AUROC")}}
+    >>> brief([row, {**row, "kind": "chance"}], "IoU", "quality").row_count
+    1
     """
-    return f"{100 * ratio:.0f} %" if ratio >= 1 else f"{100 * ratio:.2g} %"
+    from rich.table import Table
+
+    names = ("AvU", "P(A|C)", "P(U|I)", "AUROC")
+    table = Table("u of", *names, title=title)
+    for row, chance in pairwise(rows):  # each row is followed by its own chance
+        if row["kind"] != "chance" and not row["method"].endswith("(MCI)"):  # whose boxes are others, and so its baselines
+            cells = [(row[f"{name} {error}"], chance[f"{name} {error}"]) for name in names]
+            table.add_row(row["method"], *(f"{_two(own)} ({_two(random)})" for own, random in cells))
+    return table
+
+
+def _two(cell: dict[str, float | None]) -> str:
+    return "-" if cell["value"] is None else f"{cell['value']:.2f}"
+
+
+def runtime_table(rows: list[dict[str, Any]]) -> Table:
+    """Milliseconds a frame, for a terminal.
+
+    >>> runtime_table([{"method": "exact", "ms": 12.34, "ratio": 1.5, "boxes": 97}]).row_count
+    1
+    """
+    from rich.table import Table
+
+    table = Table("method", "ms a frame", "times the plain detector", title=f"run time, {rows[0]['boxes']} boxes a frame")
+    for row in rows:
+        samples = f", k = {row['samples']}" if row.get("samples") else ""
+        table.add_row(f"{row['method']}{samples}", f"{row['ms']:.0f}", f"{row['ratio']:.1f}")
+    return table

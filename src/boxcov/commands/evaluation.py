@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,12 @@ def _source(path: Path, found: Detections, data: str | None) -> Source:
     given = found.meta.get("source")
     if not isinstance(given, Mapping):
         raise BoxcovError(f"{path}: does not say which frames it was made from: make it with boxcov predict")
-    return Source(**{**given, **({} if data is None else {"data": data})})
+    source = Source(**given)
+    if data is None:
+        return source
+    if data.partition(":")[0] != source.data.partition(":")[0] or (data.startswith("simulated") and data != source.data):
+        raise BoxcovError(f"{path}: predictions for {source.data}, not for {data}: --data says where a set of files is now")
+    return replace(source, data=data)
 
 
 def _frames(source: Source, found: Detections, scenes: int, progress: Progress | None) -> tuple[Truth, dict[int, Scene]]:
@@ -90,12 +96,12 @@ def _frames(source: Source, found: Detections, scenes: int, progress: Progress |
     truth = truth_of(targets)
     boxes = truth.columns(found.fields)
     return truth, {
-        number: Scene(f"frame {number}", _key_sweep(points), boxes[truth.frame == number], truth.labels[truth.frame == number])
+        number: Scene(f"frame {number}", key_sweep(points), boxes[truth.frame == number], truth.labels[truth.frame == number])
         for number, points in kept.items()
     }
 
 
-def _key_sweep(points: torch.Tensor) -> Any:
+def key_sweep(points: torch.Tensor) -> Any:
     """What the LiDAR saw in its last turn, x y z: older turns only smear the picture."""
     return points[points[:, 4] == 0, :3].numpy() if points.shape[1] > 4 else points[:, :3].numpy()
 
@@ -125,29 +131,29 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows as a table for a terminal: a column a method or baseline, a line a metric, and below it what chance gives."""
     from rich.table import Table
 
-    drawn = Table(
-        "", *(str(row["method"]) for row in rows if row["kind"] != "chance"), title="quality of the covariances, 95 % intervals over frames"
-    )
-    columns = [row for row in rows if row["kind"] != "chance"]
-    chance = [row for row in rows if row["kind"] == "chance"]
+    columns, chance = ([row for row in rows if (row["kind"] == "chance") is by_chance] for by_chance in (False, True))
+    title = "quality of the covariances, with 95 % intervals over frames"
+    drawn = Table("", *(str(row["method"]) for row in columns), title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("boxes", "paired"):
         drawn.add_row(name, *(str(row[name]) for row in columns))
     for name in COLUMNS:
         if any(row[name] is not None for row in columns):
             drawn.add_row(name, *(_cell(row[name]) for row in columns))
         if any(row[name] is not None for row in chance):
-            drawn.add_row("  by chance", *(_cell(row[name]) for row in chance), style="dim")
+            drawn.add_row("  chance", *(_cell(row[name]) for row in chance), style="dim")
     return drawn
 
 
 def _cell(cell: Mapping[str, float | None] | None) -> str:
-    """A number and the ends of its interval, in few characters.
+    """A number and the ends of its interval, in few characters; a dash where it is not finite.
 
     >>> _cell({"value": 0.7123, "low": 0.6, "high": 1.0}), _cell({"value": -1.5, "low": None, "high": None}), _cell(None)
     ('0.71 .60-1.00', '-1.5', '')
     """
-    if cell is None or cell["value"] is None:
+    if cell is None:
         return ""
+    if cell["value"] is None:
+        return "-"
     low, high = cell["low"], cell["high"]
     if low is None or high is None:
         return f"{cell['value']:.3g}"

@@ -17,6 +17,7 @@ from boxcov.commands.options import (
     Device,
     FisherKind,
     FormKind,
+    LocationsKind,
     Seed,
     Split,
     Sweeps,
@@ -39,13 +40,17 @@ def fit(
     ] = FisherKind.empirical,
     fraction: Annotated[float, typer.Option(help="Share of the frames to use, drawn with the seed.")] = 1.0,
     form: Annotated[FormKind, typer.Option(help="eigen is exact; paper is Q^-1 (x) H^-1 without n and tau.")] = FormKind.eigen,
+    locations: Annotated[
+        LocationsKind, typer.Option(help="Inputs of a layer: at all locations alike, or weighed by their squared gradient.")
+    ] = LocationsKind.all,
+    corrected: Annotated[bool, typer.Option("--corrected", help="Correct the eigenvalues (EKFAC): a second pass over the frames.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Frames at a time.")] = 1,
     sweeps: Sweeps = 10,
     seed: Seed = 0,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Fit the posterior of a detector's weights to its training frames: offline, once, one pass over the frames."""
+    """Fit the posterior of a detector's weights to its training frames: offline, once, one pass over the frames, or two with --corrected."""
     from time import perf_counter
 
     from boxcov.commands import fitting
@@ -64,6 +69,8 @@ def fit(
             fisher=fisher.value,
             fraction=fraction,
             form=form.value,
+            locations=locations.value,
+            corrected=corrected,
             batch=batch,
             device=device,
             progress=progress,

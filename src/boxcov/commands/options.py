@@ -40,6 +40,11 @@ class FormKind(str, Enum):
     paper = "paper"
 
 
+class LocationsKind(str, Enum):
+    all = "all"
+    gradient = "gradient"
+
+
 DetectorWord = Annotated[
     str, typer.Option("--detector", metavar="KIND:WHICH", help="centerpoint:small, centerpoint:CHECKPOINT or yolox:CHECKPOINT.")
 ]

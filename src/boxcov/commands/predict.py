@@ -36,6 +36,7 @@ def predict(
     samples: Annotated[int | None, typer.Option(help="Of mcglm and mci (10), and of what exact is to estimate below the head.")] = None,
     derivative: Annotated[DerivativeKind | None, typer.Option(help="Of mcglm: forward mode (jvp), or the paper's difference (fd).")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Step of the derivative fd (1e-7).")] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="Of glm: only the first so many boxes of a frame.")] = None,
     calibrated: Annotated[
         bool, typer.Option("--calibrated", help="Also the covariance of the errors, by what boxcov calibrate wrote.")
     ] = False,
@@ -51,7 +52,9 @@ def predict(
     from boxcov.commands.progress import Progress
     from boxcov.commands.sources import Source, unseen_split
 
-    how = prediction.How(method.value, posterior, samples, None if derivative is None else derivative.value, epsilon, seed, calibrated)
+    how = prediction.How(
+        method.value, posterior, samples, None if derivative is None else derivative.value, epsilon, seed, calibrated, most
+    )
     with Progress("predicting") as progress:
         report = prediction.run(
             out,

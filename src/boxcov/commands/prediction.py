@@ -48,10 +48,12 @@ class How:
     epsilon: float | None = None
     seed: int = 0
     calibrated: bool = False
+    most: int | None = None
 
     def __post_init__(self) -> None:
-        used = {"mcglm": {"samples", "derivative", "epsilon"}, "exact": {"samples"}, "mci": {"samples"}}.get(self.method, set())
-        for name in ("samples", "derivative", "epsilon"):
+        uses = {"mcglm": {"samples", "derivative", "epsilon"}, "exact": {"samples"}, "mci": {"samples"}, "glm": {"most"}}
+        used = uses.get(self.method, set())
+        for name in ("samples", "derivative", "epsilon", "most"):
             if getattr(self, name) is not None and name not in used:
                 raise BoxcovError(f"--{name} means nothing to the method {self.method}: leave it out")
         if self.epsilon is not None and self.derivative != "fd":
@@ -73,7 +75,7 @@ class How:
             return MCI(detector, posterior, samples=samples, seed=self.seed, calibrated=self.calibrated)
         assert posterior is not None
         if self.method == "glm":
-            return GLM(detector, posterior, self.calibrated)
+            return GLM(detector, posterior, calibrated=self.calibrated, most=self.most)
         if self.method == "exact":
             return ExactGLM(detector, posterior, self.samples, self.seed, calibrated=self.calibrated)
         epsilon = 1e-7 if self.epsilon is None else self.epsilon
@@ -201,6 +203,11 @@ class Parts:
         for path in (*self._files(), *self.folder.glob(".*")):  # and what a kill left half written
             path.unlink()
         self.folder.rmdir()
+
+    def clear(self) -> None:
+        """Start anew, whatever is there."""
+        if self.folder.is_dir():
+            self.remove()
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("*.safetensors"))

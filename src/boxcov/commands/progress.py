@@ -99,3 +99,39 @@ def clock_face(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Steps:
+    """Several pieces of work one after another, each with its own progress: ``step("fit")`` ends the last one and begins the next.
+
+    >>> with Steps(stream=sys.stdout) as step:
+    ...     fitting = step("fit")
+    ...     fitting(1, 2)
+    ...     step.named("predict", 1, 2)
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream
+        self.now: Progress | None = None
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end()
+
+    def __call__(self, what: str) -> Progress:
+        self._end()
+        self.now = Progress(what, stream=self.stream)
+        return self.now
+
+    def named(self, what: str, done: int, total: int) -> None:
+        """Progress of a piece of work that is named each time."""
+        if self.now is None or self.now.what != what:
+            self(what)
+        assert self.now is not None
+        self.now(done, total)
+
+    def _end(self) -> None:
+        if self.now is not None:
+            self.now.close()

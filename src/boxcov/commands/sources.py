@@ -73,6 +73,8 @@ def check_folder(out: Path) -> None:
     ...
     boxcov.errors.BoxcovError: nowhere/posterior.safetensors: there is no folder nowhere: make it first
     """
+    if not out.name:
+        raise BoxcovError(f"{out}: is a folder; give the name of a file")
     if not out.absolute().parent.is_dir():
         raise BoxcovError(f"{out}: there is no folder {out.parent}: make it first")
 
@@ -102,6 +104,15 @@ def unseen_split(data: str) -> str:
     ('test', 'val', 'training')
     """
     return {"nuscenes": "val", "kitti": "training", "coco": "val2017"}.get(data.partition(":")[0], "test")
+
+
+def held_out_split(data: str) -> str:
+    """The split to calibrate on: unseen in training, and another than ``boxcov predict`` takes, where there are enough of them.
+
+    >>> held_out_split("simulated:fog"), held_out_split("nuscenes:ROOT")
+    ('val', 'val')
+    """
+    return "val" if data.startswith("simulated") else unseen_split(data)
 
 
 def frames_named(

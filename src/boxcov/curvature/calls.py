@@ -137,13 +137,13 @@ class Watch(TorchFunctionMode):
         self.run = run
 
     def __enter__(self) -> Watch:
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         _under_way.watches = [*getattr(_under_way, "watches", []), self]
         return self
 
     def __exit__(self, *error: Any) -> None:
         _under_way.watches = _under_way.watches[:-1]
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = parse(func, args, kwargs or {})

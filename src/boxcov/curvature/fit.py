@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from boxcov.curvature.fisher import Accumulator, FisherKind
-from boxcov.curvature.inputs import move, ready
+from boxcov.curvature.blocks import Block, Eigen
+from boxcov.curvature.fisher import Accumulator, FisherKind, Locations
+from boxcov.curvature.inputs import pairs
 from boxcov.curvature.layers import to_matrix
-from boxcov.curvature.posterior import Block, Eigen, Form, Posterior
+from boxcov.curvature.losses import Weight
+from boxcov.curvature.posterior import Form, Posterior
+from boxcov.curvature.refine import refined
 from boxcov.curvature.scope import chosen_parameters
 from boxcov.data.frame import Batches
 from boxcov.detector import Detector
@@ -35,6 +38,10 @@ def fit(
     fixed: Sequence[str] = (),
     form: Form = "eigen",
     jitter: float = 1e-6,
+    locations: Locations = "all",
+    corrected: bool = False,
+    full: str | Sequence[str] = (),
+    weight: Weight | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Posterior:
@@ -45,7 +52,11 @@ def fit(
     fisher: "empirical" (the paper), "mc" (targets drawn by the detector: frames may be (inputs, None)), "identity" (a baseline).
     fraction: share of the items to use, drawn with ``seed``.
     form: "eigen" is ``(n F + tau I)^-1`` exactly; "paper" is ``Q^-1 (x) H^-1`` with ``jitter``.
-    progress: called with the number of items done and their total, or None where that is unknown.
+    locations: take the input factor Q over "all" locations alike, or weigh each by its squared "gradient": the box loss lives on few cells.
+    corrected: the eigenvalue correction (EKFAC), by a second pass over the frames; ``full``: names of small layers, or "last", to keep the whole
+    Fisher of, by the same pass. See ``boxcov.curvature.refine``.
+    weight: from the targets of an item to a weight of each of its frames' losses, such as the number of objects that the loss was divided by.
+    progress: called with the number of items done and their total, or None where that is unknown; two passes are twice as many.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -54,30 +65,32 @@ def fit(
     >>> posterior.frames, posterior.n_data
     (4, 1000.0)
     """
-    _check_arguments(fisher, fraction, form)
+    _check_arguments(fisher, fraction, form, locations)
+    twice = corrected or len(full) > 0
+    if twice:
+        _check_second_pass(frames, fisher, form)
     check_finite_weights(detector)
     chosen = chosen_parameters(detector, depth, fixed)
-    accumulator = Accumulator(detector, chosen)
+    accumulator = Accumulator(detector, chosen, locations, weight)
     device = next(iter(chosen.values())).device
     generator = torch.Generator(device).manual_seed(seed) if fisher == "mc" else None
     taken = _Taken(frames, fraction, seed)
+    expected = None if taken.expected is None else taken.expected * (1 + twice)
     with torch.inference_mode(False):
-        for batch, item in enumerate(taken):
-            given, targets = _pair(item, batch)
-            inputs = ready(given, device, f"inputs of batch {batch}")
+        for batch, inputs, targets in pairs(taken, device):
             if fisher == "identity":
                 accumulator.discover(inputs)
                 break
-            accumulator.add(inputs, move(targets, device), generator, batch)
+            accumulator.add(inputs, targets, generator, batch)
             if progress is not None:
-                progress(batch + 1, taken.expected)
+                progress(batch + 1, expected)
     if not accumulator.sums:
         raise BoxcovError("the data set is empty: fit needs at least one frame")
     if fisher != "identity":
         _check_reached(accumulator)
     if n_data is None:
         n_data = taken.all_frames(_frames_in(inputs) if fisher == "identity" else accumulator.frames)
-    return Posterior(
+    posterior = Posterior(
         blocks=_blocks(accumulator, chosen, identity=fisher == "identity"),
         n_data=float(n_data),
         prior_precision=prior_precision,
@@ -88,6 +101,13 @@ def fit(
         depth=depth if isinstance(depth, str) else ",".join(depth),
         form=form,
         jitter=jitter,
+        locations=locations,
+    )
+    if not twice:
+        return posterior
+    again = None if progress is None else lambda done, _: progress(taken.used + done, expected)
+    return refined(
+        posterior, detector, _Taken(frames, fraction, seed), correct=corrected, full=full, weight=weight, seed=seed, progress=again
     )
 
 
@@ -136,19 +156,24 @@ def _frames_in(inputs: Any) -> int:
     return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
-def _check_arguments(fisher: str, fraction: float, form: str) -> None:
-    if fisher not in get_args(FisherKind):
-        raise BoxcovError(f"fisher must be one of {', '.join(get_args(FisherKind))}, got {fisher!r}")
-    if form not in get_args(Form):
-        raise BoxcovError(f"form must be one of {', '.join(get_args(Form))}, got {form!r}")
+def _check_arguments(fisher: str, fraction: float, form: str, locations: str) -> None:
+    for name, given, kinds in (("fisher", fisher, FisherKind), ("form", form, Form), ("locations", locations, Locations)):
+        if given not in get_args(kinds):
+            raise BoxcovError(f"{name} must be one of {', '.join(get_args(kinds))}, got {given!r}")
     if not 0 < fraction <= 1:
         raise BoxcovError(f"fraction must be above 0 and at most 1, got {fraction}")
 
 
-def _pair(item: Any, batch: int) -> tuple[Any, Any]:
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise BoxcovError(f"frames must give pairs (inputs, targets); item {batch} is a {type(item).__name__}")
-    return item[0], item[1]
+def _check_second_pass(frames: Iterable[Any], fisher: str, form: str) -> None:
+    """Before the first pass, not after it."""
+    if isinstance(frames, Iterator):
+        raise BoxcovError(
+            f"corrected and full read the frames twice, and a {type(frames).__name__} can be read once: give a list or a sequence"
+        )
+    if fisher == "identity":
+        raise BoxcovError("corrected and full go with a Fisher of gradients: fisher='identity' has none")
+    if form == "paper":
+        raise BoxcovError("corrected and full go with the form 'eigen': the paper's form is Q^-1 (x) H^-1 alone")
 
 
 def _check_reached(accumulator: Accumulator) -> None:
@@ -183,7 +208,7 @@ def _blocks(accumulator: Accumulator, chosen: dict[str, nn.Parameter], identity:
         if identity:
             Q, H = (torch.eye(len(M[0]), device=M.device).expand_as(M) for M in (sums.Q, sums.H))
         else:
-            Q, H = sums.Q / sums.locations, sums.H / accumulator.frames
+            Q, H = sums.factors(accumulator.frames, accumulator.by_gradient)
         known = next((eigen for matrix, eigen in shared if matrix.shape == Q.shape and torch.equal(matrix, Q)), None)
         if known is None:
             known = Eigen.of(Q, dtype)

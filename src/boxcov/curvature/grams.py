@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 
 import torch
 from torch import Tensor
 
-from boxcov.curvature.layers import Geometry, columns, gram, pad, plain, stretch
+from boxcov.curvature.layers import Geometry, columns, columns_at, gram, pad, plain, stretch
+
+_ROOM = 128 * 2**20  # bytes of columns at once
 
 
 def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, int]:
@@ -41,6 +44,27 @@ def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, i
         one = Q.new_full((Q.shape[0], 1, 1), float(locations))
         Q = torch.cat([torch.cat([Q, total.unsqueeze(2)], dim=2), torch.cat([total.unsqueeze(1), one], dim=2)], dim=1)
     return Q, locations
+
+
+def weighted_gram(x: Tensor, weights: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
+    """Sum of ``w a a^T`` (G, n_in, n_in) over all locations, with weights (B, G, T) of at least 0; those of weight 0 cost nothing.
+
+    >>> x, geometry = torch.randn(2, 4, 8, 8), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    >>> same = weighted_gram(x, torch.ones(2, 1, 64), geometry, has_bias=True), input_gram(x, geometry, has_bias=True)[0]
+    >>> torch.allclose(*same, atol=1e-4)
+    True
+    """
+    n_in = x.shape[-1] if not geometry.kernel else x.shape[1] // geometry.groups * geometry.taps
+    Q = x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias)
+    items, locations = weights.amax(1).nonzero(as_tuple=True)
+    step = max(1, _ROOM // (geometry.groups * n_in * x.element_size()))
+    for item, location in zip(items.split(step), locations.split(step)):
+        a = columns_at(x, geometry, item, location)  # (m, G, n_in)
+        if has_bias:
+            a = torch.cat([a, torch.ones_like(a[:, :, :1])], 2)
+        a = a * weights[item, :, location].sqrt().unsqueeze(2)
+        Q += a.permute(1, 2, 0) @ a.transpose(0, 1)
+    return Q
 
 
 def _correlates(x: Tensor, geometry: Geometry) -> bool:
@@ -84,16 +108,11 @@ def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
         flip = False
     groups, taps = geometry.groups, geometry.taps
     channels = x.shape[1] // groups
-    correlations = dict(zip(lags, _correlations(x, geometry, lags)))
-    Q = x.new_zeros(groups, taps, taps, channels, channels)
-    offsets = list(product(*(range(k) for k in geometry.kernel)))
-    for i, o in enumerate(offsets):
-        for j, p in enumerate(offsets):
-            lag = tuple(b - a for a, b in zip(o, p))
-            if lag in correlations:
-                Q[:, i, j] = correlations[lag]
-                Q[:, j, i] = correlations[lag].transpose(1, 2)
-    Q = Q.permute(0, 3, 1, 4, 2).reshape(groups, channels * taps, channels * taps)  # n_in runs over (channel, tap)
+    # one block for each lag, its opposite's behind it, zeros last; then one gather puts them where they belong
+    there = torch.stack(_correlations(x, geometry, lags))  # (lags, G, channels, channels)
+    blocks = torch.cat([there, there.transpose(2, 3), torch.zeros_like(there[:1])])
+    Q = blocks[_places(geometry.kernel, tuple(lags)).to(x.device)]  # (taps, taps, G, channels, channels)
+    Q = Q.permute(2, 3, 0, 4, 1).reshape(groups, channels * taps, channels * taps)  # n_in runs over (channel, tap)
     total = x.sum(dim=(0, *range(2, x.dim()))).reshape(groups, channels, 1).expand(-1, -1, taps).reshape(groups, -1)
     for a in _ring(x, geometry):
         Q, total = Q - gram(a), total - a.sum(dim=(0, 3))
@@ -101,6 +120,21 @@ def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
         order = torch.arange(channels * taps, device=x.device).reshape(channels, taps).flip(1).flatten()
         Q, total = Q[:, order][:, :, order], total[:, order]
     return Q, total
+
+
+@lru_cache(maxsize=64)
+def _places(kernel: tuple[int, ...], lags: tuple[tuple[int, ...], ...]) -> Tensor:
+    """For each pair of taps (taps, taps) the number of its block: of their lag, of the opposite one, or of none.
+
+    >>> _places((2,), ((0,), (1,)))
+    tensor([[0, 1],
+            [3, 0]])
+    """
+    number = {lag: i for i, lag in enumerate(lags)}
+    opposite = {tuple(-n for n in lag): len(lags) + i for lag, i in number.items()}
+    offsets = list(product(*(range(k) for k in kernel)))
+    between = [[tuple(b - a for a, b in zip(o, p)) for p in offsets] for o in offsets]
+    return torch.tensor([[number.get(lag, opposite.get(lag, 2 * len(lags))) for lag in row] for row in between])
 
 
 def _correlations(x: Tensor, geometry: Geometry, lags: list[tuple[int, ...]]) -> list[Tensor]:

@@ -12,16 +12,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from boxcov.calibration import Calibration
+from boxcov.curvature.blocks import Block, Eigen
 from boxcov.curvature.fisher import Layer
 from boxcov.curvature.layers import Geometry
-from boxcov.curvature.posterior import Block, Eigen, Posterior
+from boxcov.curvature.posterior import Posterior
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.files import write_safetensors
 from boxcov.frozen import fingerprint
 from boxcov.version import __version__
 
-FORMAT = 1  # "calibration" came later and is optional: files without it are read, and older readers pass over it
+FORMAT = 1  # "calibration" and "locations" came later and are optional: files without them are read, and older readers pass over them
+REFINED = 2  # "corrected" and "full", which older readers must not pass over
 _KEY = "boxcov.posterior"
 
 
@@ -61,7 +63,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
     """Write the posterior: there whole or not at all."""
     tensors, numbers = _tensors(posterior)
     about = {
-        "format": FORMAT,
+        "format": REFINED if any(block.refined for block in posterior.blocks.values()) else FORMAT,
         "version": __version__,
         "blocks": [_about(block, numbers) for block in posterior.blocks.values()],
         "n_data": posterior.n_data,
@@ -71,6 +73,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "loss": posterior.loss,
         "weights_sha256": posterior.fingerprint,
         "depth": posterior.depth,
+        "locations": posterior.locations,
         "form": posterior.form,
         "jitter": posterior.jitter,
         "meta": dict(posterior.meta),
@@ -85,17 +88,27 @@ def load(path: str | Path, detector: Detector) -> Posterior:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[_KEY])
-            if about["format"] != FORMAT:
-                raise BoxcovError(f"{path}: written by boxcov {about['version']} in format {about['format']}, this one reads {FORMAT}")
+            if about["format"] not in (FORMAT, REFINED):
+                raise BoxcovError(
+                    f"{path}: written by boxcov {about['version']} in format {about['format']}, this one reads up to {REFINED}"
+                )
             check_fingerprint(about["weights_sha256"], detector, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _posterior(about, tensors).to(next(detector.parameters()).device)
+        posterior = _posterior(about, tensors).to(next(detector.parameters()).device)
+        return posterior.with_calibration(_calibration(path, about))
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file") from None
     except BoxcovError:
         raise
     except (SafetensorError, KeyError, TypeError, ValueError, OSError, AttributeError, RuntimeError) as error:
         raise BoxcovError(f"{path}: not a boxcov posterior, or a damaged one ({type(error).__name__}: {error})") from None
+
+
+def _calibration(path: str | Path, about: dict[str, Any]) -> Calibration | None:
+    try:
+        return Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
+    except BoxcovError as error:
+        raise BoxcovError(f"{path}: {error}") from None
 
 
 def check_fingerprint(known: str, detector: Detector, what: str) -> None:
@@ -113,17 +126,19 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
     numbers: dict[int, int] = {}
     tensors = {}
     for block in posterior.blocks.values():
-        for factor in (block.Q, block.H):
-            if id(factor) not in numbers:
+        for factor in (block.Q, block.H, block.full):
+            if factor is not None and id(factor) not in numbers:
                 number = numbers[id(factor)] = len(numbers)
                 tensors[f"factor.{number}.vectors"] = factor.vectors
                 tensors[f"factor.{number}.values"] = factor.values
+        if block.corrected is not None:
+            tensors[f"corrected.{block.layer.name}"] = block.corrected
     return tensors, numbers
 
 
 def _about(block: Block, numbers: dict[int, int]) -> dict[str, Any]:
     layer = block.layer
-    return {
+    about: dict[str, Any] = {
         "weight": layer.weight,
         "bias": layer.bias,
         "shape": list(layer.shape),
@@ -132,6 +147,9 @@ def _about(block: Block, numbers: dict[int, int]) -> dict[str, Any]:
         "H": numbers[id(block.H)],
         "square_norm": block.square_norm,
     }
+    if block.full is not None:
+        about["full"] = numbers[id(block.full)]
+    return about
 
 
 def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
@@ -145,12 +163,15 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
         form = entry["geometry"]
         geometry = Geometry(tuple(form["kernel"]), groups=form["groups"], transposed=form["transposed"])
         layer = Layer(entry["weight"], entry["bias"], torch.Size(entry["shape"]), geometry)
-        Q, H = factors[entry["Q"]], factors[entry["H"]]
-        for factor, n, side in ((Q, layer.n_in, "Q"), (H, layer.n_out, "H")):
+        Q, H, full = factors[entry["Q"]], factors[entry["H"]], factors[entry["full"]] if "full" in entry else None
+        for factor, n, side in ((Q, layer.n_in, "Q"), (H, layer.n_out, "H"), (full, layer.n_in * layer.n_out, "the Fisher")):
             expected = (geometry.groups, n, n)
-            if tuple(factor.vectors.shape) != expected or tuple(factor.values.shape) != expected[:2]:
+            if factor is not None and (tuple(factor.vectors.shape) != expected or tuple(factor.values.shape) != expected[:2]):
                 raise ValueError(f"{side} of {layer.name} has shape {tuple(factor.vectors.shape)}, expected {expected}")
-        blocks[layer.name] = Block(layer, Q, H, entry["square_norm"])
+        corrected = tensors.get(f"corrected.{layer.name}")
+        if corrected is not None and tuple(corrected.shape) != (geometry.groups, layer.n_out, layer.n_in):
+            raise ValueError(f"the corrected eigenvalues of {layer.name} have shape {tuple(corrected.shape)}")
+        blocks[layer.name] = Block(layer, Q, H, entry["square_norm"], corrected, full)
     return Posterior(
         blocks=blocks,
         n_data=about["n_data"],
@@ -163,5 +184,5 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
         form=about["form"],
         jitter=about["jitter"],
         meta=about["meta"],
-        calibration=Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None,
+        locations=about.get("locations", "all"),
     )

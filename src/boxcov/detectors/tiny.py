@@ -18,6 +18,7 @@ from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.crops import crop, run_on_crops
 from boxcov.errors import BoxcovError
+from boxcov.staged import Stage, Staged
 
 _BRANCHES = {"heatmap": len(CLASSES), "offset": 2, "size": 2, "rot": 2}
 Raw = dict[str, Tensor]
@@ -121,6 +122,19 @@ class TinyCenter(Detector):
             return self._boxes(offset, size, rot, row, column)
 
         return [(index, run)]
+
+    def staged(self, raw: Raw, selection: Selection) -> Staged:
+        frame, row, column = selection.where
+        chains = [self.head.branches[name] for name in ("offset", "size", "rot")]
+        stem = Stage(((self.head.shared[0],),), ((self.head.shared[1],),), torch.relu)  # type: ignore[arg-type]
+        first = Stage((tuple(c[0] for c in chains),), (tuple(c[1] for c in chains),), torch.relu)  # type: ignore[index]
+        last = Stage((tuple(c[3] for c in chains),))  # type: ignore[index]
+
+        def decode(numbers: Tensor, row: Tensor, column: Tensor) -> Tensor:
+            offset, size, rot = numbers.split(2, 1)
+            return self._boxes(offset, size, rot, row, column)
+
+        return Staged(raw["features"], frame, row, column, torch.zeros_like(row), (stem,), (first, last), decode)
 
     def _boxes(self, offset: Tensor, size: Tensor, rot: Tensor, row: Tensor, column: Tensor) -> Tensor:
         centre = (torch.stack([column, row], 1) + offset) * self.cell

@@ -23,7 +23,18 @@ _SIGNS: dict[Feature, tuple[float, float]] = {"score": (-np.inf, 0.0), "range": 
 
 @dataclass(frozen=True)
 class VarianceModel:
-    """``log a = Z alpha`` and ``log r_f = X beta_f``; the unknowns theta are alpha, then beta field by field."""
+    """``log a = Z alpha`` and ``log r_f = X beta_f``; the unknowns theta are alpha, then beta field by field.
+
+    >>> n = np.ones(50)
+    >>> records = Records(
+    ...     fields=("x",), classes=("car",), boxes=3 * n[:, None], uncertainty=n, scores=n, labels=np.zeros(50, int), frame=np.zeros(50, int),
+    ...     truth=0 * n[:, None], iou=n, l2=n, covariance=n[:, None, None],
+    ... )
+    >>> model = VarianceModel.of(records, "scale", "gaussian")
+    >>> theta = model.fitted(strength=1.0)
+    >>> np.exp(model.Z @ theta)[0].round(4)  # the square of the error
+    np.float64(9.0)
+    """
 
     kind: Kind
     loss: Loss

@@ -7,8 +7,9 @@ backward pass a number, or by Monte Carlo, which is one estimator with less nois
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -23,9 +24,11 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.predict.contract import MEMORY, layer_covariance
+from boxcov.predict.graphs import Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance
+from boxcov.predict.stages import Stages
 from boxcov.predict.trace import Trace, groups, leaves_read, trace
 
 
@@ -34,6 +37,8 @@ class ExactGLM(PosteriorPredictor):
 
     samples: for a posterior that reaches below the head: estimate what lies below by Monte Carlo with that many samples, drawn with ``seed``;
     unless given, that part is exact too, at one backward pass for each output number.
+    precision: of the products on a GPU, for a detector whose head is given as stages: "float32", or "tf32" or "half", faster and less exact.
+    graphs: on a GPU, keep what was computed for a number of boxes as a CUDA graph, for the next frame with about as many.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
 
     >>> import boxcov
@@ -50,10 +55,20 @@ class ExactGLM(PosteriorPredictor):
     method = "exact"
 
     def __init__(
-        self, detector: Detector, posterior: Posterior, samples: int | None = None, seed: int = 0, *, calibrated: bool = False
+        self,
+        detector: Detector,
+        posterior: Posterior,
+        samples: int | None = None,
+        seed: int = 0,
+        *,
+        calibrated: bool = False,
+        precision: Precision = "float32",
+        graphs: bool = True,
     ) -> None:
         if samples is not None:
             check_samples(samples)
+        if precision not in get_args(Precision):
+            raise BoxcovError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
         super().__init__(detector, posterior, calibrated)
         self.samples, self.seed = samples, seed
         self._trace: Trace | None = None  # known after the first boxes
@@ -62,21 +77,41 @@ class ExactGLM(PosteriorPredictor):
         self._variances = {name: self.posterior.variances(name) for name in self.posterior.blocks}
         self._block_of = {block.layer.weight: name for name, block in self.posterior.blocks.items()}
         self._etas: dict[str, Tensor] | None = None
+        self.precision = precision
+        self._stages = Stages(self.posterior, precision, graphs)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "samples": self.samples, "seed": self.seed}
+        return {**super().settings(), "samples": self.samples, "seed": self.seed, "precision": self.precision}
+
+    def asks(self) -> bool:
+        return not self._stages.suffice
 
     def predict(self, point: Point) -> Detections:
-        below = list(self.posterior.blocks)
-        m, D = point.boxes.shape
-        covariance = at_least_float32(point.boxes).new_zeros(m, D, D)
-        if point.linearised.shadow.instances(point.raw, point.selection) is not None:
-            part, direct, upstream = self._by_instance(point)
-            if not upstream & direct:  # a weight used on both sides of the cut: its gradient cannot be told apart
-                covariance, below = covariance + part, [name for weight, name in self._block_of.items() if weight in upstream]
+        covariance, below = self._head(point)
         if below:
             covariance = covariance + self._below(point, below)
         return point.detections(covariance=covariance, meta=self.settings())
+
+    def _head(self, point: Point) -> tuple[Tensor, list[str]]:
+        """What the layers of the head add (m, D, D), and the names of those that lie below."""
+        fast = self._stages.found(point)
+        if fast is not None and self._stages.trusted:
+            return fast, self._stages.below
+        if not point.remembered:
+            point = self.linearised.at(point.inputs)
+        m, D = point.boxes.shape
+        zeros = at_least_float32(point.boxes).new_zeros(m, D, D)
+        if point.linearised.shadow.instances(point.raw, point.selection) is None:
+            return zeros, list(self.posterior.blocks)
+        with nullcontext() if fast is None else matrix_precision("float32"):  # to be compared, it must be as exact
+            part, direct, upstream = self._by_instance(point)
+        if upstream & direct:  # a weight used on both sides of the cut: its gradient cannot be told apart
+            return zeros, list(self.posterior.blocks)
+        below = [name for weight, name in self._block_of.items() if weight in upstream]
+        if fast is not None:
+            self._stages.compare(fast, part, below)
+            part = fast  # the same numbers for a frame, whether it was the first or not
+        return part, below
 
     # the head, one instance at a time
 

@@ -33,10 +33,10 @@ class GLM(PosteriorPredictor):
 
     method = "glm"
 
-    def __init__(self, detector: Detector, posterior: Posterior, *, most: int | None = None) -> None:
+    def __init__(self, detector: Detector, posterior: Posterior, *, most: int | None = None, calibrated: bool = False) -> None:
         if most is not None and (not isinstance(most, int) or most < 1):
             raise BoxcovError(f"most must be a whole number of boxes of at least 1, got {most!r}")
-        super().__init__(detector, posterior)
+        super().__init__(detector, posterior, calibrated)
         self.most = most
 
     def predict(self, point: Point) -> Detections:

@@ -35,18 +35,18 @@ class Linearised:
         self._watched = not any(isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) for m in self.shadow.modules())
         self._buffers_checked = False
 
-    def at(self, inputs: Any) -> Point:
-        """The plain detector, once: what it returns bit for bit, and the trunk's outputs remembered."""
+    def at(self, inputs: Any, remember: bool = True) -> Point:
+        """The plain detector, once: what it returns bit for bit, and the trunk's outputs remembered, if other weights will be asked about."""
         with torch.no_grad():
-            raw = self._recorded(inputs)
-            if not self.trunk.intact():
+            raw = self._recorded(inputs) if remember else self.shadow(fresh(inputs))
+            if remember and not self.trunk.intact():
                 raw = self._recorded(inputs)
             before = versions(raw)
             selection = self.shadow.select(raw)
             self._check_unchanged(before, "select()")
             boxes = self.shadow.decode(raw, selection)
             self._check_unchanged(before, "decode()")
-            return Point(self, inputs, raw, selection, boxes)
+            return Point(self, inputs, raw, selection, boxes, remember)
 
     def _recorded(self, inputs: Any) -> Any:
         def run(name: str, call: Call) -> Tensor:
@@ -99,6 +99,7 @@ class Point:
     raw: Any
     selection: Selection
     boxes: Tensor  # (m, D)
+    remembered: bool = True  # whether the trunk can be played back: without, other weights cannot be asked about
 
     def boxes_at(self, weights: Weights) -> Tensor:
         """z(theta) (m, D): the same instances under other weights; differentiable in them."""

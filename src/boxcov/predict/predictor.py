@@ -19,7 +19,7 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.frozen import check_finite_weights, fingerprint
 from boxcov.predict.linearise import Linearised, Point
 
@@ -46,12 +46,16 @@ class Predictor(ABC):
             self._check_weights()
             inputs = ready(inputs, self.device)
             try:
-                point = self.linearised.at(inputs)
+                point = self.linearised.at(inputs, self.asks())
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearised.trunk.forget()
             self._check(result)
             return result if self._calibration is None else self._calibrated(result, self._calibration)
+
+    def asks(self) -> bool:
+        """Whether it will ask what other weights would give, for which the trunk must be remembered."""
+        return True
 
     @abstractmethod
     def predict(self, point: Point) -> Detections:
@@ -99,7 +103,7 @@ class Predictor(ABC):
         assert result.covariance is not None
         if not bool(result.covariance.isfinite().all()):
             rows = (~result.covariance.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
-            raise BoxcovError(
+            raise NotFiniteError(
                 f"{self.method}: the covariance of {len(rows)} of {len(result)} boxes is not finite (box {rows[0]}: "
                 f"{result.boxes[rows[0]].tolist()}): the weights, or a step of {self.settings()}, are out of range"
             )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.detections import Detections
 from boxcov.evaluate.records import Records
 from boxcov.report.payload import PLANE, thinned
 from boxcov.report.study import Scene
@@ -76,24 +73,3 @@ def draw_scene(axes: Any, scene: Scene, records: Records, threshold: float | Non
     middle, half = (low + high) / 2, float((high - low).max()) / 2
     axes.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half), aspect="equal")
     axes.set(xlabel="x [m]", ylabel="y [m]")
-
-
-def picture(path: str | Path, frames: Sequence[tuple[Array, Detections, Array]], metres: float) -> None:
-    """Frames side by side as a PNG: (image, detections, truth) each, on a square of ``metres``."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, len(frames), figsize=(5 * len(frames), 5.8), squeeze=False)
-    for ax, (image, found, truth) in zip(axes[0], frames):
-        ax.imshow(image, cmap="Greys", origin="lower", extent=(0, metres, 0, metres), vmin=0, vmax=3)
-        arrays, plane = found.numpy(), [found.fields.index(name) for name in PLANE]
-        position = arrays["covariance"][:, plane[:2]][:, :, plane[:2]]
-        draw(ax, arrays["boxes"][:, plane], arrays["uncertainty"], position, truth)
-        ax.set(xlim=(0, metres), ylim=(0, metres), xlabel="x [m]", aspect="equal")
-    axes[0][0].set_ylabel("y [m]")
-    figure.suptitle("green: ground truth   red: detections, 1 and 3 sigma of the position, uncertainty (trace) as a number", fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    plt.close(figure)

@@ -14,7 +14,7 @@ from boxcov.evaluate.records import Records
 from boxcov.report.study import Method, Scene, Study
 
 Array = NDArray[Any]
-POINTS, POINTS_A_SCENE = 120_000, 20_000  # drawn at most: more would hardly be seen, and would weigh more than all else
+POINTS, POINTS_A_SCENE = 100_000, 20_000  # drawn at most: more would hardly be seen, and would weigh more than all else
 PLANE, IMAGE = ("x", "y", "w", "l", "yaw"), ("x1", "y1", "x2", "y2")
 CENTIMETRES = 100  # points are kept as whole centimetres: two bytes a coordinate up to 327 m
 
@@ -105,7 +105,7 @@ def _scene(blobs: Blobs, number: int, scene: Scene, share: int) -> dict[str, Any
         "pointsTotal": len(scene.points),
         "points": blobs.add(np.round(points * CENTIMETRES), "<i2"),
         "truth": blobs.add(scene.truth, "<f4"),
-        "truthLabels": blobs.add(scene.truth_labels, "<i4"),
+        "truthLabels": blobs.add(scene.truth_labels, "<i2"),
     }
 
 
@@ -119,7 +119,7 @@ def _method(blobs: Blobs, method: Method, frames: Sequence[int]) -> dict[str, An
         "uncertainty": blobs.add(u, "<f8"),  # whole: the page must count as Python counts
         "accurate": {name: blobs.add(kinds, "<i1") for name, kinds in kinds_of(records).items()},
         "frame": blobs.add(records.frame, "<i4"),
-        "shown": {str(frame): _shown(blobs, records, np.flatnonzero(records.frame == frame)) for frame in frames},
+        "shown": {str(frame): _shown(blobs, records[records.frame == frame]) for frame in frames},
     }
 
 
@@ -140,15 +140,13 @@ def kinds_of(records: Records) -> dict[str, Array]:
     return dict(zip(ERRORS, (accurate_iou(records.iou).astype(int), by_distance)))
 
 
-def _shown(blobs: Blobs, records: Records, rows: Array) -> dict[str, Any]:
+def _shown(blobs: Blobs, cut: Records) -> dict[str, Any]:
     """The boxes of one frame, for drawing and for reading."""
-    cut = records[rows]
     packed = {
-        "rows": blobs.add(rows, "<i4"),
         "boxes": blobs.add(cut.boxes, "<f4"),
         "errors": blobs.add(cut.errors, "<f4"),
         "scores": blobs.add(cut.scores, "<f4"),
-        "labels": blobs.add(cut.labels, "<i4"),
+        "labels": blobs.add(cut.labels, "<i2"),
         "iou": blobs.add(cut.iou, "<f4"),
         "l2": blobs.add(cut.l2, "<f4"),
     }

@@ -73,10 +73,10 @@ class Study:
                     f"{', '.join(other.fields)} of {len(other.classes)} classes, {', '.join(first.fields)} of {len(first.classes)}"
                 )
         for method in self.methods:
-            unknown = int(np.isnan(method.records.uncertainty).sum())
-            if unknown:
+            odd = int((~(np.asarray(method.records.uncertainty) >= 0)).sum())
+            if odd:
                 raise BoxcovError(
-                    f"method {method.name!r}: {unknown} of {len(method.records)} uncertainties are NaN; leave those boxes out"
+                    f"method {method.name!r}: {odd} of {len(method.records)} uncertainties are negative or NaN; leave those boxes out"
                 )
         for number, scene in self.scenes.items():
             if self.methods and len(scene.truth) and scene.truth.shape[1] != len(self.fields):

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from boxcov.commands.records import records_of
 from boxcov.detections import Detections
 from boxcov.evaluate.chance import chance
-from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import METRICS, accurate_iou, accurate_l2, partitions
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
@@ -16,24 +16,15 @@ from boxcov.reproduce.runs import Workshop
 from boxcov.reproduce.setting import Run
 
 
+def refused(workshop: Workshop, run: Run) -> str | None:
+    """Why a run gave no covariances, where it did not."""
+    meta = Detections.load(workshop.path(run)).meta
+    return str(meta["refused"]) if "refused" in meta else None
+
+
 def records(workshop: Workshop, run: Run) -> Records:
     """The predictions of a run with the objects of its frames, from their files alone."""
-    found = Detections.load(workshop.path(run))
-    truth, arrays = workshop.truth(run.on), found.numpy()
-    return match(
-        arrays["boxes"].astype(float),
-        arrays["scores"].astype(float),
-        arrays["labels"],
-        arrays["frame"],
-        truth["boxes"].astype(float),
-        truth["labels"],
-        truth["frame"],
-        found.fields,
-        found.classes,
-        uncertainty=arrays["uncertainty"].astype(float),
-        covariance=arrays["covariance"].astype(float),
-        threshold=workshop.setting.threshold,
-    )
+    return records_of(Detections.load(workshop.path(run)), workshop.truth(run.on), workshop.setting.threshold)
 
 
 def milliseconds(workshop: Workshop, run: Run) -> list[float]:
@@ -83,3 +74,12 @@ def spearman(a: Any, b: Any) -> float:
     """
     ranks = np.stack([np.unique(x, return_inverse=True)[1].astype(float) for x in (a, b)])
     return float(np.corrcoef(ranks)[0, 1])
+
+
+def known(value: float) -> float | None:
+    """None for what has nothing to divide by: P(U|I) where no prediction is inaccurate.
+
+    >>> known(0.5), known(float("nan"))
+    (0.5, None)
+    """
+    return value if value == value else None

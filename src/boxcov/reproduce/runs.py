@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from boxcov.commands.sources import detector_named, frames_named, kept
+from boxcov.commands.records import Truth, truth_of
+from boxcov.commands.sources import Source, detector_named, kept
 from boxcov.curvature.fit import fit
 from boxcov.curvature.posterior import Posterior
 from boxcov.data import batched
 from boxcov.detections import Detections, concatenated
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.files import replacing, write_safetensors
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
@@ -72,9 +73,9 @@ class Workshop:
         """The frames of a run, made once: the test frames, or those of a shift."""
         if on not in self._frames:
             s = self.setting
-            data, split, count = (s.test, s.test_split, s.test_count) if on == TEST else (on, None, s.shift_count)
-            found = frames_named(data, split, count, s.seed + 1000, s.sweeps, s.device)
-            self._frames[on] = kept(found if len(found) <= count else found[:count], s.device)
+            test = Source(s.test, s.test_split, s.test_count, s.seed, s.sweeps)
+            source = test if on == TEST else replace(test, data=on, count=s.shift_count)
+            self._frames[on] = kept(source.frames(s.device, self.detector.classes), s.device)
         return self._frames[on]
 
     def posterior(self, share: float = 1.0) -> Posterior:
@@ -88,7 +89,7 @@ class Workshop:
 
     def _fitted(self, share: float) -> Posterior:
         s, what = self.setting, f"posterior from {share:.0%} of the frames"
-        data = frames_named(s.data, s.split, s.count, s.seed, s.sweeps, s.device)
+        data = Source(s.data, s.split, s.count, s.seed, s.sweeps).frames(s.device, self.detector.classes)
         return fit(
             self.detector,
             batched(data, 2),
@@ -105,6 +106,9 @@ class Workshop:
         return self.folder / "predictions" / f"{run.key}.safetensors"
 
     def done(self, run: Run) -> bool:
+        """Whether there is nothing to do: the files are there, or the detector cannot say what NMS removed."""
+        if run.method == "nms" and type(self.detector).candidates is Detector.candidates:
+            return True
         return self.path(run).exists() and self._truth_path(run.on).exists()
 
     def make(self, run: Run) -> None:
@@ -116,17 +120,25 @@ class Workshop:
         model, frames = self._model(run), self.frames(run.on)
         if run.method == "glm":
             frames = frames[:1]
-        else:
-            model(frames[0][0])  # warm: what is done once is not part of a frame's time
+        try:
+            if run.method != "glm":
+                model(frames[0][0])  # warm: what is done once is not part of a frame's time
+            found, meta = self._predicted(model, frames, run.key)
+        except NotFiniteError as error:  # a result, too: there is no covariance under this setting
+            found, meta = self._predicted(self.detector.detect, frames, run.key)
+            meta["refused"] = str(error).partition(" (box")[0]
+        together = concatenated(found).to("cpu")
+        replace(together, meta={**together.meta, **meta}).save(self.path(run))
+
+    def _predicted(self, model: Callable[[Any], Detections], frames: Sequence[Any], what: str) -> tuple[list[Detections], dict[str, Any]]:
         found, times = [], []
         for number, (inputs, _) in enumerate(frames):
             start = _now(self.setting.device)
             one = model(inputs)
             times.append(1e3 * (_now(self.setting.device) - start))
             found.append(replace(one, frame=torch.full_like(one.frame, number)))
-            self.progress(run.key, number + 1, len(frames))
-        together = concatenated(found).to("cpu")
-        replace(together, meta={**together.meta, "ms": times, "frames": len(frames)}).save(self.path(run))
+            self.progress(what, number + 1, len(frames))
+        return found, {"ms": times, "frames": len(frames)}
 
     def _model(self, run: Run) -> Callable[[Any], Detections]:
         if run.method == "mci":
@@ -162,21 +174,16 @@ class Workshop:
         return self.folder / "truth" / f"{on.replace(':', '-').replace('/', '-')}.safetensors"
 
     def _write_truth(self, on: str) -> None:
-        """Objects with a point at least, as in the official evaluation of nuScenes."""
-        boxes, labels, frame = [], [], []
-        for number, (_, targets) in enumerate(self.frames(on)):
-            target = targets[0]
-            seen = target["points"] > 0 if "points" in target else torch.ones(len(target["labels"]), dtype=torch.bool)
-            boxes.append(target["boxes"][seen].cpu())
-            labels.append(target["labels"][seen].cpu())
-            frame.append(torch.full((len(boxes[-1]),), number))
-        tensors = {"boxes": torch.cat(boxes), "labels": torch.cat(labels), "frame": torch.cat(frame)}
-        write_safetensors(self._truth_path(on), tensors, {"boxcov.truth": on})
+        frames = self.frames(on)
+        truth = truth_of(frames)
+        tensors = {name: torch.from_numpy(getattr(truth, name)) for name in ("boxes", "labels", "frame")}
+        write_safetensors(self._truth_path(on), tensors, {"boxcov.truth": on, "frames": str(len(frames))})
 
-    def truth(self, on: str) -> dict[str, Any]:
-        """Boxes, labels and frame numbers of the objects, from their file."""
+    def truth(self, on: str) -> Truth:
+        """The objects of the frames, from their file."""
         with safe_open(self._truth_path(on), framework="np") as file:
-            return {name: file.get_tensor(name) for name in ("boxes", "labels", "frame")}
+            arrays = {name: file.get_tensor(name) for name in ("boxes", "labels", "frame")}
+            return Truth(**arrays, frames=int(file.metadata()["frames"]))
 
 
 def posterior_of(run: Run, whole: Posterior, detector: Detector) -> Posterior:

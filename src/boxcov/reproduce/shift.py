@@ -21,7 +21,7 @@ def with_data(workshop: Workshop) -> Table:
     whole = found["100 %"]
     rows = [(name, float(np.median(u)), float(np.median(u / whole)), float((u > whole).mean())) for name, u in found.items() if len(u)]
     columns = ("share of the data", "median u", "median ratio to all data", "share of the boxes whose u is larger")
-    note = "Factors from that share of the frames, n_data that share of the training frames; head, exact, prior precision 1."
+    note = "Factors from that share of the frames, n_data that share of the training frames; head, exact."
     return Table("data", "Uncertainty and the amount of data", columns, rows, (note,))
 
 
@@ -37,7 +37,7 @@ def scenarios(workshop: Workshop) -> Table:
             rows.append((on.partition(":")[2] or on, name, rise, box, auroc(_labels(*frames), np.concatenate(frames))))
     columns = ("shift", "u", "median u, times clear", "AUROC, boxes", "AUROC, frames")
     note = (
-        f"{setting.shift_count} shifted frames against {setting.test_count} test frames, predictions above a score of {setting.threshold}. "
+        f"{setting.shift_count} shifted frames a row against the test frames, predictions above a score of {setting.threshold}. "
         "Frames by the mean of log u over their boxes (of 1 - score itself). "
         "H, N, B: the posterior of head, neck and backbone, each alone, paper's form, k = 10."
     )

@@ -11,7 +11,7 @@ from boxcov.detections import Detections
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.records import Records
 from boxcov.reproduce import paper
-from boxcov.reproduce.measures import measured, milliseconds, one_minus_score, records, spearman
+from boxcov.reproduce.measures import known, measured, milliseconds, one_minus_score, records, refused, spearman
 from boxcov.reproduce.runs import Workshop, posterior_of
 from boxcov.reproduce.setting import DEPTHS, EPSILONS, FORMS, SAMPLES, SHARES, Form, Run, published
 from boxcov.reproduce.table import Table
@@ -27,19 +27,24 @@ CHANCE = (
 def quality(workshop: Workshop, form: Form) -> list[Table]:
     """Table I: MCI, GLM, MC-GLM; and 1 - score and the spread under NMS. For all predictions, and for those with an object."""
     exact = records(workshop, Run("exact", form))
+    differences = published(form)
+    why = refused(workshop, differences)
     found = {
         "MCI": records(workshop, Run("mci")),
         "GLM": exact,
-        "MC-GLM": records(workshop, published(form)),
+        **({"MC-GLM": records(workshop, differences)} if why is None else {}),
         "MC-GLM, exact derivatives": records(workshop, Run("mcglm", form)),
-        "boxes that NMS removed": records(workshop, Run("nms")),
         "1 - score": one_minus_score(exact),
     }
+    if workshop.path(Run("nms")).exists():
+        found["boxes that NMS removed"] = records(workshop, Run("nms"))
     checked, off = glm_check(workshop, form)
-    notes = (
+    notes: tuple[str, ...] = (
         CHANCE,
         f"GLM: computed by ExactGLM; one backward pass a number gave the same to {off:.1g} on the {checked} boxes where it was run.",
     )
+    if why is not None:
+        notes += (f"MC-GLM by finite differences of 1e-7: no figures. {why}.",)
     tables = []
     for name, title in (("all", "all predictions"), ("paired", "predictions with an object")):
         rows = _rows({method: part[part.paired] if name == "paired" else part for method, part in found.items()}, paper.QUALITY)
@@ -60,33 +65,37 @@ def glm_check(workshop: Workshop, form: Form) -> tuple[int, float]:
 
 def depth(workshop: Workshop, form: Form) -> Table:
     """Table III: head; neck and head; backbone, neck and head; with what the factors weigh."""
-    found = {name: records(workshop, published(form, depth=part)) for name, part in DEPTHS.items()}
+    found = {name: records(workshop, Run("mcglm", form, part)) for name, part in DEPTHS.items()}
     whole = workshop.posterior()
     sizes = {}
     for name, part in DEPTHS.items():
-        storage = posterior_of(published(form, depth=part), whole, workshop.detector).storage()
+        storage = posterior_of(Run("mcglm", form, part), whole, workshop.detector).storage()
         sizes[name] = (paper.STORAGE[name], storage.factors / 2**20, storage.stored / 2**20)
     rows = [(*row, *sizes[row[0]]) for row in _rows(found, paper.DEPTH)]
     columns = ("depth", "error", *_COLUMNS, "AUROC", "MB, paper", "MiB as the paper counts", "MiB stored")
-    return Table(f"depth-{form}", f"Depth of the posterior, MC-GLM, {NAMES[form]}", columns, rows, (CHANCE,))
+    return Table(f"depth-{form}", f"Depth of the posterior, MC-GLM with exact derivatives, {NAMES[form]}", columns, rows, (CHANCE,))
 
 
 def share(workshop: Workshop, form: Form) -> Table:
     """Table IV: the posterior of all three parts from less of the training data."""
-    found = {name: records(workshop, published(form, depth="backbone", share=part)) for name, part in SHARES.items()}
+    found = {name: records(workshop, Run("mcglm", form, "backbone", share=part)) for name, part in SHARES.items()}
     whole, exact = records(workshop, Run("exact", form)), {}
     for name, part in SHARES.items():
         exact[name] = spearman(whole.uncertainty, records(workshop, Run("exact", form, share=part, counted=part < 1)).uncertainty)
     rows = [(*row, exact[row[0]]) for row in _rows(found, paper.SHARE)]
     columns = ("share", "error", *_COLUMNS, "AUROC", "rank correlation, head")
     note = "Rank correlation: of the exact u under the head's posterior with the u under that of all the data; no sampling in it."
-    return Table(f"share-{form}", f"Share of the training data, MC-GLM, B+N+H, {NAMES[form]}", columns, rows, (CHANCE, note))
+    return Table(
+        f"share-{form}", f"Share of the training data, MC-GLM with exact derivatives, B+N+H, {NAMES[form]}", columns, rows, (CHANCE, note)
+    )
 
 
 def epsilon(workshop: Workshop, form: Form) -> Table:
     """Table V: the step of the finite difference, and how far off the exact derivatives it is."""
     exact = records(workshop, Run("mcglm", form))
-    found = {name: records(workshop, published(form, epsilon=step)) for name, step in EPSILONS.items()}
+    steps = {name: published(form, step) for name, step in EPSILONS.items()}
+    why = {name: refused(workshop, run) for name, run in steps.items()}
+    found = {name: records(workshop, run) for name, run in steps.items() if why[name] is None}
     off = {name: _off(rows, exact) for name, rows in found.items()}
     rows = [(*row, off[row[0]], spearman(found[row[0]].uncertainty, exact.uncertainty)) for row in _rows(found, paper.EPSILON)]
     columns = ("epsilon", "error", *_COLUMNS, "AUROC", "off the derivative", "rank correlation")
@@ -94,19 +103,20 @@ def epsilon(workshop: Workshop, form: Form) -> Table:
         "Off the derivative: median over the boxes of the relative distance of the covariance from that of exact derivatives (jvp) along "
         "the same directions; rank correlation: of the u with those."
     )
-    return Table(f"epsilon-{form}", f"Step of the finite difference, MC-GLM, head, {NAMES[form]}", columns, rows, (CHANCE, note))
+    lost = tuple(f"epsilon = {name}: no figures. {reason}." for name, reason in why.items() if reason is not None)
+    return Table(f"epsilon-{form}", f"Step of the finite difference, MC-GLM, head, {NAMES[form]}", columns, rows, (CHANCE, note, *lost))
 
 
 def samples(workshop: Workshop, form: Form) -> Table:
     """Table VI: the number of samples, and how far off the exact covariance they are."""
     exact = records(workshop, Run("exact", form))
-    found = {name: records(workshop, published(form, samples=k)) for name, k in SAMPLES.items()}
+    found = {name: records(workshop, Run("mcglm", form, samples=k)) for name, k in SAMPLES.items()}
     rows = [
         (*row, _off(found[row[0]], exact), spearman(found[row[0]].uncertainty, exact.uncertainty)) for row in _rows(found, paper.SAMPLES)
     ]
     columns = ("k", "error", *_COLUMNS, "AUROC", "off the exact", "rank correlation")
     note = "Off the exact: median over the boxes of the relative distance of the covariance from the exact one; rank correlation: of the u."
-    return Table(f"samples-{form}", f"Number of samples, MC-GLM, head, {NAMES[form]}", columns, rows, (CHANCE, note))
+    return Table(f"samples-{form}", f"Number of samples, MC-GLM with exact derivatives, head, {NAMES[form]}", columns, rows, (CHANCE, note))
 
 
 def runtime(workshop: Workshop) -> Table:
@@ -153,8 +163,8 @@ def _rows(found: Mapping[str, Records], figures: paper.Figures) -> list[tuple[An
             cells: list[Any] = [name, error]
             for metric in METRICS:
                 printed = figures[name][metric][error] if name in figures else None
-                cells += [printed, now[error][metric]["value"], now[error][metric]["chance"]]
-            rows.append((*cells, now[error]["AUROC"]["value"]))
+                cells += [printed, known(now[error][metric]["value"]), known(now[error][metric]["chance"])]
+            rows.append((*cells, known(now[error]["AUROC"]["value"])))
     return rows
 
 

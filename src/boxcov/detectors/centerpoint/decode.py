@@ -49,8 +49,9 @@ def boxes_of(values: Mapping[str, Tensor], row: Tensor, column: Tensor, config: 
     >>> boxes_of({**values, "vel": torch.zeros(1, 2)}, torch.tensor([64]), torch.tensor([64]), Config.mmdet3d_pillar())
     tensor([[0., 0., 1., 1., 1., 1., 0., 0., 0.]])
     """
-    reg = values["reg"]
-    centre = (torch.stack([column, row], 1) + reg) * reg.new_tensor(config.cell) + reg.new_tensor(config.point_range[:2])
+    # plain numbers, no tensors made of them: those would have to travel to a GPU
+    x, y = ((at + values["reg"][:, i]) * config.cell[i] + config.point_range[i] for i, at in enumerate((column, row)))
+    centre = torch.stack([x, y], 1)
     l, w, h = values["dim"].exp().unbind(1)
     yaw = torch.atan2(values["rot"][:, 0], values["rot"][:, 1])
     parts = [centre, values["height"], torch.stack([w, l, h, yaw], 1)]

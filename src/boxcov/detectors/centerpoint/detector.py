@@ -19,6 +19,7 @@ from boxcov.detectors.centerpoint.settings import Pillars
 from boxcov.detectors.centerpoint.sparse import VoxelEncoder
 from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets, encode
 from boxcov.detectors.crops import crop
+from boxcov.staged import Staged
 
 Raw = dict[str, Any]
 
@@ -81,6 +82,17 @@ class CenterPoint(Detector):
             return boxes_of(values, where.row, where.column, self.config)
 
         return index, run
+
+    def staged(self, raw: Raw, selection: Selection) -> Staged:
+        """The stem and the regression branches; the kind of a box is its task."""
+        where = selection.where
+        stem, branches = self.head.stages(tuple(self.config.branches))
+        sizes = list(self.config.branches.values())
+
+        def decode(numbers: Tensor, row: Tensor, column: Tensor) -> Tensor:
+            return boxes_of(dict(zip(self.config.branches, numbers.split(sizes, 1))), row, column, self.config)
+
+        return Staged(raw["features"], where.frame, where.row, where.column, where.task, stem, branches, decode)
 
     # the training loss
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.crops import run_on_crops
+from boxcov.staged import Stage
 
 REACH = 3  # cells that a box sees to each side: three 3x3 convolutions
 TaskMaps = dict[str, Tensor]
@@ -61,6 +62,23 @@ class CenterHead(nn.Module):
         x, inside = run_on_crops(self.shared, crops, inside)
         branches = self.branches()[task]
         return {name: _single(run_on_crops(branches[name], x, inside)[0][:, :, 0, 0]) for name in names}
+
+    def stages(self, names: tuple[str, ...]) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
+        """The stem, and the branches ``names`` of all tasks, as stages.
+
+        >>> stem, branches = CenterHead(Config.small()).stages(("reg", "dim"))
+        >>> [[len(stage.layers), len(stage.layers[0])] for stage in (*stem, *branches)]
+        [[1, 1], [6, 2], [6, 2]]
+        """
+        chains = [[cast(nn.Sequential, task[name]) for name in names] for task in self.branches()]
+        return (_stage([[self.shared]], 0, True),), (_stage(chains, 0, True), _stage(chains, 3, False))
+
+
+def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage:
+    """The convolution ``number`` of each chain; in a block, with the norm and the activation behind it."""
+    layers = tuple(tuple(cast(nn.Conv2d, chain[number]) for chain in row) for row in chains)
+    norms = tuple(tuple(cast(nn.BatchNorm2d, chain[number + 1]) for chain in row) for row in chains) if block else None
+    return Stage(layers, norms, torch.relu if block else None)
 
 
 def _single(x: Tensor) -> Tensor:

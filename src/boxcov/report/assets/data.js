@@ -33,11 +33,11 @@ const methods = data.methods.map((packed) => {
 function boxesOf(method, scene) {
   const packed = method.shown[scene.frame];
   return {
-    rows: array(packed.rows, Int32Array),
+    rows: Array.from(method.frame.keys()).filter((row) => method.frame[row] === scene.frame),
     boxes: array(packed.boxes, Float32Array),
     errors: array(packed.errors, Float32Array),
     scores: array(packed.scores, Float32Array),
-    labels: array(packed.labels, Int32Array),
+    labels: array(packed.labels, Int16Array),
     iou: array(packed.iou, Float32Array),
     l2: array(packed.l2, Float32Array),
     std: array(packed.std, Float32Array),

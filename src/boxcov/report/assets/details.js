@@ -56,7 +56,8 @@ function correlationTable(found, i) {
     const cells = [node("th", name)];
     for (let b = 0; b <= a; b++) {
       const rho = correlation(found, i, a, b);
-      const cell = node("td", a === b ? "1" : rho.toFixed(2).replace("-", "−"), a === b ? "diagonal" : rho < 0 ? "negative" : "positive");
+      const text = (Math.round(100 * rho) / 100 || 0).toFixed(2).replace("-", "−"); // no -0.00
+      const cell = node("td", a === b ? "1" : text, a === b ? "diagonal" : rho < 0 ? "negative" : "positive");
       cell.style.setProperty("--strength", `${Math.round(70 * Math.abs(rho))}%`);
       cell.title = `cov(${data.fields[b]}, ${name}) = ${digits(covariance(found, i, a, b), 3)}`;
       cells.push(cell);

@@ -56,6 +56,7 @@ function listenToStage() {
 
 function listenToPointer() {
   let drag = null;
+  let way = 0; // pixels since the button went down: a drag is no click
   const inside = (event) => {
     const area = stage.getBoundingClientRect();
     return [event.clientX - area.left, event.clientY - area.top];
@@ -67,12 +68,15 @@ function listenToPointer() {
   }, { passive: false });
   stage.addEventListener("pointerdown", (event) => {
     drag = inside(event);
+    way = 0;
   });
+  stage.addEventListener("click", (event) => way > 4 && event.stopPropagation(), { capture: true });
   window.addEventListener("pointermove", (event) => {
     if (!drag) return;
     const now = inside(event);
     view.x -= (now[0] - drag[0]) / view.scale;
     view.y -= (up * (now[1] - drag[1])) / view.scale;
+    way += Math.hypot(now[0] - drag[0], now[1] - drag[1]);
     drag = now;
     redraw();
   });

@@ -12,12 +12,12 @@ function drawBoxes() {
   world.replaceChildren();
   labels.replaceChildren();
   const truth = array(scene().truth, Float32Array);
-  const truthLabels = array(scene().truthLabels, Int32Array);
+  const truthLabels = array(scene().truthLabels, Int16Array);
   truthLabels.forEach((label, i) => {
     const path = element("path", { class: "truth", d: outline(rectangle(truth, i)) }, world);
     element("title", {}, path).textContent = `ground truth: ${data.classes[label] ?? label}`;
   });
-  groups = Array.from(found.rows, (_, i) => drawBox(i));
+  groups = found.rows.map((_, i) => drawBox(i));
 }
 
 function drawBox(i) {
@@ -110,7 +110,7 @@ function pointsNote() {
 
 function fitScene() {
   const truth = array(scene().truth, Float32Array);
-  const objects = Array.from({ length: array(scene().truthLabels, Int32Array).length }, (_, i) => rectangle(truth, i));
+  const objects = Array.from({ length: array(scene().truthLabels, Int16Array).length }, (_, i) => rectangle(truth, i));
   fit([...objects, ...groups.map((_, i) => rectangle(found.boxes, i))]);
 }
 

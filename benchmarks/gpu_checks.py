@@ -1,0 +1,172 @@
+"""What only a GPU can show, as a plain script that needs torch, numpy and safetensors alone:
+
+    PYTHONPATH=src python benchmarks/gpu_checks.py
+
+The simulator sees the same streets as on the CPU, in every scenario; posteriors and all predictors give there what they give here; and both leave
+boxes bit for bit as the plain detector's. Says what it found, check by check, and ends with 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+import boxcov
+from boxcov.data import shapes, simulated
+from boxcov.detectors import centerpoint
+from boxcov.detectors.centerpoint import CenterPoint, Config
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.frozen import fingerprint
+
+Check = tuple[str, Callable[[], str]]
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda"  # "cpu" tries the script itself
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.cpu().double() - expected.cpu().double()).norm() / expected.cpu().double().norm().clamp(min=1e-30))
+
+
+def require(true: bool, what: str) -> None:
+    if not true:
+        raise AssertionError(what)
+
+
+# the simulator
+
+
+def streets(scenario: str) -> str:
+    here, there = (simulated.frames(scenario, seed=5, count=4, sweeps=3, device=device) for device in ("cpu", DEVICE))
+    points, near = [], []
+    for i in range(4):
+        (cloud,), (target,) = there[i]
+        (expected,), (labelled,) = here[i]
+        require(cloud.device.type == DEVICE, "the points are not on the device")
+        points.append(len(cloud) / len(expected))
+        seen = target["points"] >= 10  # an object with few points may be labelled on one device only: the rays' noise differs
+        apart = torch.cdist(target["boxes"].cpu().double(), labelled["boxes"].double()).amin(1)  # in float32 cdist is centimetres off
+        near += (apart < 1e-3)[seen.cpu()].tolist()
+        dimmer = float(cloud[:, 3].mean()) / float(expected[:, 3].mean())
+        require(abs(dimmer - 1) < 0.03, f"mean intensity of frame {i} is {dimmer:.3f} times that on the CPU")
+    share = sum(near) / len(near)
+    require(all(abs(ratio - 1) < 0.01 for ratio in points), f"points relative to the CPU: {points}")
+    require(share > 0.95, f"only {share:.0%} of the objects with ten points are on the CPU's street")
+    return f"points within {max(abs(ratio - 1) for ratio in points):.2%} of the CPU's, {share:.0%} of the objects the same"
+
+
+def batches() -> str:
+    frames = simulated.frames("rain", seed=5, count=3, sweeps=3, device=DEVICE)
+    clouds, targets = frames.batch([2, 0])
+    for k, i in enumerate((2, 0)):
+        (cloud,), (target,) = frames[i]
+        require(torch.equal(clouds[k], cloud), f"the points of frame {i} are others in a batch")
+        require(all(torch.equal(targets[k][key], target[key]) for key in target), f"the targets of frame {i} are others in a batch")
+    return "bit for bit as one by one"
+
+
+# posteriors and predictors
+
+
+def samples() -> str:
+    posterior = boxcov.fit(TinyCenter(), shapes.frames(count=4), depth="backbone")
+    here = posterior.sample(2, torch.Generator().manual_seed(0))
+    there = posterior.to(DEVICE).sample(2, torch.Generator().manual_seed(0))
+    worst = max(relative(there[name], here[name]) for name in here)
+    require(worst < 1e-4, f"{worst:.1e} off")
+    return f"{worst:.1e} off"
+
+
+def factors() -> str:
+    detector, frames = TinyCenter().double(), [(x.double(), t) for x, t in shapes.frames(count=4)]
+    here, there = boxcov.fit(detector, frames, depth="backbone"), boxcov.fit(deepcopy(detector).to(DEVICE), frames, depth="backbone")
+    pairs = [(there.covariance(name), here.covariance(name)) for name in here.blocks if here.variances(name).numel() <= 3000]
+    worst = max(relative(found, expected) for found, expected in pairs)
+    require(worst < 1e-6, f"the covariance of a layer is {worst:.1e} off")
+    return f"{len(pairs)} layers, {worst:.1e} off"
+
+
+def predictors() -> Iterator[Check]:
+    """On a small detector in float64, so that differences are errors and not rounding."""
+    detector, frames = TinyCenter(threshold=0.05, most=6).double().eval(), [(x.double(), t) for x, t in shapes.frames(count=4)]
+    posterior, moved, inputs = boxcov.fit(detector, frames, depth="backbone"), deepcopy(detector).to(DEVICE), frames[0][0]
+    models: dict[str, Callable[[TinyCenter], Callable[[Tensor], boxcov.Detections]]] = {
+        "MCGLM, jvp": lambda net: boxcov.MCGLM(net, posterior),
+        "MCGLM, fd": lambda net: boxcov.MCGLM(net, posterior, derivative="fd", epsilon=1e-6),
+        "GLM": lambda net: boxcov.GLM(net, posterior),
+        "ExactGLM": lambda net: boxcov.ExactGLM(net, posterior),
+        "ExactGLM, Monte Carlo below the head": lambda net: boxcov.ExactGLM(net, posterior, samples=10),
+        "MCI, Laplace": lambda net: boxcov.MCI(net, posterior.with_prior(1e4)),  # the prior of an untrained one is too wide for it
+    }
+    for name, make in models.items():
+        yield name, lambda make=make: same(make, detector, moved, inputs)
+
+
+def same(make: Callable[[TinyCenter], Callable[[Tensor], boxcov.Detections]], here: TinyCenter, there: TinyCenter, inputs: Tensor) -> str:
+    before = fingerprint(there)
+    expected, found, plain = make(here)(inputs), make(there)(inputs), there.detect(inputs.to(DEVICE))
+    require(found.boxes.device.type == DEVICE, "the boxes are not on the device")
+    if found.meta.get("method") != "mci":
+        require(torch.equal(found.boxes, plain.boxes) and torch.equal(found.scores, plain.scores), "not the plain detector's boxes")
+    require(fingerprint(there) == before, "the detector was changed")
+    boxes, covariance = relative(found.boxes, expected.boxes), relative(found.covariance, expected.covariance)
+    require(boxes < 1e-8 and covariance < 1e-5, f"boxes {boxes:.1e}, covariance {covariance:.1e} off the CPU's")
+    return f"{len(found)} boxes {boxes:.1e}, covariance {covariance:.1e} off the CPU's"
+
+
+def lidar(detector: CenterPoint) -> str:
+    """A CenterPoint in float32: the plain detector's boxes bit for bit, and exact against sampled covariances."""
+    detector = detector.to(DEVICE).eval()
+    frames = simulated.frames(count=2, sweeps=2, device=DEVICE)
+    posterior = boxcov.fit(detector, frames)
+    inputs = frames[0][0]
+    plain = detector.detect(inputs)
+    exact, sampled = boxcov.ExactGLM(detector, posterior)(inputs), boxcov.MCGLM(detector, posterior, samples=200, chunk=20)(inputs)
+    for found in (exact, sampled):
+        require(torch.equal(found.boxes, plain.boxes) and torch.equal(found.scores, plain.scores), "not the plain detector's boxes")
+    if not len(plain):
+        return "no boxes"
+    ratio = float((sampled.uncertainty / exact.uncertainty).median())
+    require(0.8 < ratio < 1.25, f"the median ratio of sampled to exact uncertainty is {ratio:.2f}")
+    return f"{len(plain)} boxes, median ratio of sampled (200) to exact uncertainty {ratio:.2f}"
+
+
+def voxel_network() -> CenterPoint:
+    config = replace(Config.voxel(), point_range=(-25.6, -25.6, -5.0, 25.6, 25.6, 3.0))
+    return CenterPoint(replace(config, reporting=replace(config.reporting, most=8)))
+
+
+def checks() -> Iterator[Check]:
+    for scenario in simulated.SCENARIOS:
+        yield f"simulator, {scenario}", lambda scenario=scenario: streets(scenario)
+    yield "simulator, batches", batches
+    yield "posterior, samples", samples
+    yield "posterior, factors", factors
+    yield from predictors()
+    yield "CenterPoint small", lambda: lidar(centerpoint.load("small"))
+    yield "CenterPoint voxel, untrained", lambda: lidar(voxel_network())
+
+
+def main() -> None:
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        sys.exit("no GPU: torch.cuda.is_available() is False")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else DEVICE}", flush=True)
+    failed = 0
+    for name, check in checks():
+        try:
+            print(f"ok      {name}: {check()}", flush=True)
+        except Exception as error:  # the other checks are to be seen, too
+            failed += 1
+            print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
+            if not isinstance(error, AssertionError):
+                traceback.print_exc()
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Fails when a ratio to the plain detector is half as large again as the one on record.
+
+    python benchmarks/regression.py [--device cpu] [--record]
+
+Ratios of one run, so that the machine's own speed falls out; --record writes what was measured as the new record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from boxcov.commands.benchmarking import run, shown
+
+RECORD = Path(__file__).with_name("ratios.json")
+WORSE = 1.5
+
+
+def worsened(rows: list[dict[str, object]], record: dict[str, float]) -> list[str]:
+    """Methods whose ratio is beyond the bound, in words; the paper's own are not ours to guard."""
+    found = []
+    for row in rows:
+        known = record.get(_key(row))
+        if known is not None and float(str(row["ratio"])) > WORSE * known:
+            found.append(f"{_key(row)}: {row['ratio']:.2f} plain detectors, {known:.2f} on record")
+    return found
+
+
+def _key(row: dict[str, object]) -> str:
+    return f"{row['device']}, {row['method']}, samples {row['samples']}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    rows = run(device=options.device)
+    print(shown(rows))
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if options.record:
+        kept = {_key(row): round(row["ratio"], 3) for row in rows if row["method"] != "plain" and "published" not in row["method"]}
+        RECORD.write_text(json.dumps({**record, **kept}, indent=1) + "\n")
+        return
+    if not any(_key(row) in record for row in rows):
+        sys.exit(f"nothing on record for {options.device}: measure with --record first")
+    found = worsened(rows, record)
+    if found:
+        sys.exit("slower than on record:\n" + "\n".join(found))
+
+
+if __name__ == "__main__":
+    main()

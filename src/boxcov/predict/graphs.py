@@ -1,0 +1,67 @@
+"""On a GPU: which precision products are taken in, and functions kept as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Precision = Literal["float32", "tf32", "half"]
+_KEPT = 16  # graphs; each holds its own intermediates
+
+
+@contextmanager
+def matrix_precision(precision: Precision) -> Iterator[None]:
+    """Products and convolutions in float32 on a GPU in float32, or with TF32 inside; as it was before, afterwards.
+
+    >>> before = torch.backends.cuda.matmul.allow_tf32
+    >>> with matrix_precision("tf32"):
+    ...     torch.backends.cuda.matmul.allow_tf32
+    True
+    >>> torch.backends.cuda.matmul.allow_tf32 == before
+    True
+    """
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+class Graphs:
+    """Calls a function of tensors; the second call with the same key is captured, and replayed from then on."""
+
+    def __init__(self) -> None:
+        self._met: set[Hashable] = set()
+        self._kept: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
+
+    def __call__(self, key: Hashable, run: Callable[..., Tensor], *given: Tensor) -> Tensor:
+        if key not in self._met:  # libraries settle on their ways, which must not happen while capturing
+            self._met.add(key)
+            return run(*given)
+        if key not in self._kept:
+            if len(self._kept) >= _KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = self._captured(run, given)
+        graph, inputs, out = self._kept[key]
+        for held, tensor in zip(inputs, given):
+            held.copy_(tensor)
+        graph.replay()
+        return out.clone()  # the next replay writes over it
+
+    def _captured(self, run: Callable[..., Tensor], given: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]:
+        inputs = tuple(tensor.clone() for tensor in given)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                run(*inputs)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run(*inputs)
+        return graph, inputs, out

@@ -1,0 +1,157 @@
+"""Which rows each stage of a head reads, for the boxes of a frame: index tensors, made once a frame.
+
+A stage's output lives at cells of the map: rows 0 to L - 1, and row L, which is zero, for all cells beyond the border. On a CPU every cell that some
+box sees is listed once, as windows overlap. On a GPU every box has cells of its own, so that all sizes follow from the number of boxes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Where one stage is evaluated."""
+
+    table: Tensor  # (L, k k) rows of its input that each cell reads
+    at: Tensor  # (m, T) its rows that each box sees; L is beyond the border
+
+    def at_or_beyond(self, boxes: Tensor) -> Tensor:
+        """The same for some boxes (..., T); the box m sees nothing."""
+        return torch.cat([self.at, torch.full_like(self.at[:1], len(self.table))])[boxes]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The boxes of some kinds, one row a kind."""
+
+    kinds: slice
+    members: Tensor  # (G, n) boxes of each kind, filled up with m
+    boxes: Tensor  # (g,) all of them
+    slot: Tensor  # (g,) where each of them is among the members
+
+
+@dataclass(frozen=True)
+class Plan:
+    stages: tuple[Cells, ...]  # those of the stem, and the first of the branches
+    first: Tensor  # (u,) one box for each different cell that a box stands on
+    cell: Tensor  # (m,) which of them
+    groups: tuple[Group, ...]
+
+    def cell_or_none(self, boxes: Tensor) -> Tensor:
+        """The cells of some boxes; for the box m, which is none, any."""
+        return torch.cat([self.cell, self.cell.new_zeros(1)])[boxes]
+
+
+@dataclass(frozen=True)
+class Where:
+    """The cells that m boxes stand on, and what kind they are."""
+
+    frame: Tensor
+    row: Tensor
+    column: Tensor
+    kind: Tensor
+
+
+def shared_cells(features: Tensor, where: Where, radius: int, reaches: list[int]) -> tuple[Tensor, Plan]:
+    """The features (P + 1, C) of the cells that boxes see, each once and a row of zeros, and the plan for stages of those ``reaches``.
+
+    >>> where = Where(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
+    >>> pixels, made = shared_cells(torch.randn(1, 4, 8, 8), where, radius=1, reaches=[1])
+    >>> pixels.shape, [group.kinds for group in made.groups]  # four cells of the first, in the corner, and nine of the second
+    (torch.Size([14, 4]), [slice(0, 1, None), slice(1, 2, None)])
+    """
+    batch, _, height, width = features.shape
+    cell, inside = _cells(features, where, radius)
+    cells, index = once(torch.where(inside, cell, batch * height * width), batch * height * width)
+    pixels = features.flatten(2)[cells // (height * width), :, cells % (height * width)]
+    rows, side = len(cells), 2 * radius + 1
+    centres, own = once(index[:, radius, radius], rows)
+    first = torch.zeros_like(centres).scatter(0, own, torch.arange(len(own), device=own.device))
+    stages = []
+    for reach in reaches:
+        size = 2 * reach + 1
+        around = index.unfold(1, size, 1).unfold(2, size, 1).flatten(3)  # (m, s, s, k k)
+        index = index[:, reach : side - reach, reach : side - reach]
+        cells, at = once(index, rows)
+        table = torch.zeros(rows + 1, size * size, dtype=index.dtype, device=index.device)
+        table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell agree on what is around it
+        stages.append(Cells(table[cells], at.flatten(1)))
+        index, rows, side = at, len(cells), side - 2 * reach
+    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), first, own, _one_by_one(where.kind))
+
+
+def own_cells(features: Tensor, where: Where, radius: int, reaches: list[int], kinds: int, most: int) -> tuple[Tensor, Plan]:
+    """The same with cells of its own for every box: sizes follow from m, ``kinds`` and the ``most`` boxes of a kind, nothing is looked at.
+
+    A box of the kind ``kinds`` is none: it fills up.
+
+    >>> where = Where(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
+    >>> pixels, made = own_cells(torch.randn(1, 4, 8, 8), where, radius=1, reaches=[1], kinds=2, most=1)
+    >>> pixels.shape, made.groups[0].members
+    (torch.Size([19, 4]), tensor([[0],
+            [1]]))
+    """
+    m, side = len(where.frame), 2 * radius + 1
+    cell, inside = _cells(features, where, radius)
+    cell, inside = cell.flatten(), inside.flatten()
+    height, width = features.shape[2:]
+    pixels = features.flatten(2)[cell // (height * width), :, cell % (height * width)]
+    each = torch.arange(m, device=cell.device)
+    index = torch.where(inside, torch.arange(m * side * side, device=cell.device), m * side * side).view(m, side, side)
+    stages = []
+    for reach in reaches:
+        size, side = 2 * reach + 1, side - 2 * reach
+        table = index.unfold(1, size, 1).unfold(2, size, 1).flatten(3).flatten(0, 2)
+        inside = inside.view(m, side + 2 * reach, -1)[:, reach : reach + side, reach : reach + side].flatten()
+        index = torch.where(inside, torch.arange(m * side * side, device=cell.device), m * side * side).view(m, side, side)
+        stages.append(Cells(table, index.flatten(1)))
+    group = _together(where.kind, kinds, most)
+    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), each, each, (group,))
+
+
+def once(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The different ones among ``numbers`` below ``size``, ascending (n,), and where each stands among them; ``size`` itself stands at n.
+
+    >>> once(torch.tensor([5, 2, 9, 5]), 9)
+    (tensor([2, 5]), tensor([1, 0, 2, 1]))
+    """
+    there = torch.zeros(size + 1, dtype=torch.bool, device=numbers.device)
+    there[numbers.flatten()] = True
+    there[size] = False
+    place = there.cumsum(0) - 1
+    found = there.nonzero()[:, 0]
+    place[size] = len(found)
+    return found, place[numbers]
+
+
+def _cells(features: Tensor, where: Where, radius: int) -> tuple[Tensor, Tensor]:
+    """Numbers (m, s, s) of the cells of each window, and whether they are on the map; one beyond has the number of the nearest that is."""
+    height, width = features.shape[2:]
+    around = torch.arange(-radius, radius + 1, device=where.row.device)
+    rows = (where.row[:, None] + around)[:, :, None]  # (m, s, 1)
+    columns = (where.column[:, None] + around)[:, None, :]  # (m, 1, s)
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    return (where.frame[:, None, None] * height + rows.clamp(0, height - 1)) * width + columns.clamp(0, width - 1), inside
+
+
+def _together(kind: Tensor, kinds: int, most: int) -> Group:
+    """All kinds at once, each filled up to the largest: few launches on a GPU."""
+    m = len(kind)
+    each = torch.arange(m, device=kind.device)
+    number = (kind.unsqueeze(1) == torch.arange(kinds + 1, device=kind.device)).cumsum(0).gather(1, kind.unsqueeze(1)).squeeze(1) - 1
+    slot = torch.where(kind < kinds, kind * most + number, kinds * most)
+    members = torch.full((kinds * most + 1,), m, device=kind.device).scatter(0, slot, each)[:-1]
+    return Group(slice(0, kinds), members.view(kinds, most), each, slot.clamp(max=kinds * most - 1))
+
+
+def _one_by_one(kind: Tensor) -> tuple[Group, ...]:
+    """One kind after the other: nothing is filled up, and what is worked on stays in a CPU's cache."""
+    groups = []
+    for k in kind.unique().tolist():
+        boxes = (kind == k).nonzero()[:, 0]
+        groups.append(Group(slice(k, k + 1), boxes.unsqueeze(0), boxes, torch.arange(len(boxes), device=kind.device)))
+    return tuple(groups)

@@ -1,0 +1,293 @@
+"""The exact covariance of all boxes of a frame through a staged head: products over all boxes, kinds and branches at once.
+
+With A (T x n_in) the inputs of a layer at the T cells that a box sees and D_j (T x n_out) the gradient of its number j there, and in the eigenbasis
+``alpha = A U``, ``delta_j = D_j V``, the layer adds
+
+    C[j, j'] = sum over p of delta_j[:, p]^T K_p delta_j'[:, p],    K_p = alpha diag(v[p]) alpha^T    (T x T).
+
+K_p has no j in it, and with v in separable form (``separable.py``) it is a combination of a few Gram matrices, which are the same for all
+branches and for boxes on the same cell. alpha is computed once for each cell of the map. Numbers come first, the decoding's Jacobian last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from boxcov.predict.contract import MEMORY
+from boxcov.predict.plan import Cells, Group, Plan
+from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned
+
+_NEAR = 2**20  # bytes of intermediates at once on a CPU: what its second cache holds
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a stage leaves behind for the way back."""
+
+    alpha: Tensor | None  # inputs in the eigenbasis, or times directions: (L + 1, n_in), or (G, B, n, T, n_in) in the branches
+    slope: Tensor  # of norm and activation: (L + 1, C), or (G, B, n, T, C)
+
+
+def through_head(head: Prepared, plan: Plan, pixels: Tensor, half: bool = False) -> tuple[Tensor, Tensor]:
+    """The covariance of the numbers of all boxes (m, R, R) and the numbers (m, R), from the features (P + 1, C) of the cells that they see.
+
+    For a head prepared with k directions, the derivatives along them (m, R, k) come in the place of the covariance.
+    half: take the one large product, of the stem's inputs with their eigenvectors, in half precision.
+    """
+    rows, stem = pixels, []
+    for layers, cells in zip(head.stem, plan.stages):
+        rows, passed = _stem_stage(layers, cells, rows, half)
+        stem.append(passed)
+    numbers, found, d = _branches(head, plan, rows)
+    for layers, cells, passed in zip(reversed(head.stem), reversed(plan.stages[:-1]), reversed(stem)):
+        d = d * passed.slope[cells.at]  # (R, m, T, C)
+        if layers.turned is not None:
+            assert passed.alpha is not None
+            add = _stem_directions if isinstance(layers.turned, Drawn) else _stem_covariance
+            part = add(layers.turned, passed.alpha, d, cells, plan)  # type: ignore[arg-type]
+            found = part if found is None else found + part
+        if layers is not head.stem[0]:
+            d = _back(d, layers.W[0, 0], layers)
+    assert found is not None
+    return found, numbers
+
+
+def jacobian(numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
+    """Derivatives (m, D, R) of boxes in their numbers (m, R), each of its own.
+
+    >>> jacobian(torch.zeros(3, 2), lambda x: 2 * x.exp())[0]
+    tensor([[2., 0.],
+            [0., 2.]])
+    """
+    with torch.enable_grad():
+        numbers = numbers.detach().requires_grad_()
+        boxes = decode(numbers)
+        m, D = boxes.shape
+        ones = torch.eye(D, dtype=boxes.dtype, device=boxes.device).unsqueeze(1).expand(D, m, D)
+        (J,) = torch.autograd.grad(boxes, numbers, ones, is_grads_batched=True)  # (D, m, R)
+    return J.transpose(0, 1)
+
+
+def _pointwise(y: Tensor, scale: Tensor, shift: Tensor, layers: Layers) -> tuple[Tensor, Tensor]:
+    """Norm and activation, and their derivative."""
+    z = torch.addcmul(shift, y, scale)
+    if layers.activation is None:
+        return z, scale.expand_as(z)
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        h = layers.activation(z)
+        (slope,) = torch.autograd.grad(h, z, torch.ones_like(h))
+    return h.detach(), slope * scale
+
+
+def _contracted(K: Tensor, delta: Tensor) -> Tensor:
+    """``sum over p of delta^T K_p delta`` (..., R, R), for K (..., p, T, T) and delta (..., p, T, R)."""
+    right = K @ delta
+    C = delta.flatten(-3, -2).transpose(-1, -2) @ right.flatten(-3, -2)
+    return (C + C.transpose(-1, -2)) / 2
+
+
+def _chunks(count: int, size: int, like: Tensor) -> range:
+    """Where to start anew so that ``size`` numbers for each of ``count`` items stay within bounds."""
+    room = _NEAR if like.device.type == "cpu" else 4 * MEMORY
+    return range(0, count, max(1, int(room // (size * like.element_size()))))
+
+
+# the stem: rows of cells, the same for all kinds
+
+
+def _stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple[Tensor, Passed]:
+    a = _gathered(rows, cells.table, layers.has_bias)
+    if layers.turned is None or layers.joined is None:
+        alpha, y = None, a @ layers.W[0, 0]
+    elif half:
+        alpha, y = (a.half() @ layers.turned.U.half()).to(a.dtype), a @ layers.W[0, 0]
+    else:
+        alpha, y = (a @ layers.joined).tensor_split([layers.joined.shape[1] - layers.W.shape[3]], 1)
+    h, slope = _pointwise(y, layers.scale[0, 0], layers.shift[0, 0], layers)
+    h[-1], slope[-1] = 0, 0
+    return h, Passed(alpha, slope)
+
+
+def _gathered(rows: Tensor, table: Tensor, has_bias: bool) -> Tensor:
+    """Inputs (L + 1, n_in) of a layer: what each cell reads, tap by tap, and a row of zeros."""
+    a = rows.new_zeros(len(table) + 1, table.shape[1] * rows.shape[1] + has_bias)
+    if not has_bias:
+        torch.index_select(rows, 0, table.flatten(), out=a[:-1].view(-1, rows.shape[1]))
+        return a
+    a[:-1, :-1] = rows.index_select(0, table.flatten()).view(len(table), -1)
+    a[:-1, -1] = 1
+    return a
+
+
+def _stem_covariance(turned: Turned, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan) -> Tensor:
+    """(m, R, R) of gradients d (R, m, T, C)."""
+    R, m, T, p = d.shape
+    delta = (d.flatten(0, 2) @ turned.V[0, 0]).view(d.shape).permute(1, 3, 2, 0)  # (m, p, T, R)
+    grams = _grams(turned, alpha, cells.at[plan.first])  # (u, S, T T)
+    out = delta.new_empty(m, R, R)
+    chunks = _chunks(m, p * T * T, delta)
+    for i in chunks:
+        part = slice(i, i + chunks.step)
+        K = grams.index_select(0, plan.cell[part])
+        K = K if turned.rows is None else turned.rows[0, 0] @ K
+        out[part] = _contracted(K.view(-1, p, T, T), delta[part].contiguous())
+    return out
+
+
+def _stem_directions(drawn: Drawn, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan) -> Tensor:
+    """(m, R, k) of gradients d (R, m, T, C) and what the directions make of the inputs, alpha (L + 1, k C)."""
+    _, m, T, C = d.shape
+    moved = alpha[cells.at].view(m, T, drawn.count, C).transpose(2, 3).flatten(1, 2)  # (m, T C, k)
+    return d.transpose(0, 1).flatten(2) @ moved
+
+
+def _grams(turned: Turned, alpha: Tensor, at: Tensor) -> Tensor:
+    """``alpha diag(columns[s]) alpha^T`` (u, S, T T) over the cells ``at`` (u, T) that boxes see; every variance by itself if not separable."""
+    bands = turned.bands or ((slice(0, alpha.shape[1]), turned.variances[0, 0]),)
+    u, T = at.shape
+    parts = []
+    for q, columns in bands:
+        S, n = columns.shape
+        chunks = _chunks(u, S * T * n, alpha)
+        weighed = alpha.new_empty(chunks.step, S, T, n)
+        part = alpha.new_empty(u, T, S * T)
+        for i in chunks:
+            own = alpha[:, q].index_select(0, at[i : i + chunks.step].flatten()).view(-1, T, n)
+            torch.mul(own.unsqueeze(1), columns.unsqueeze(1), out=weighed[: len(own)])
+            # the long side last: a CPU takes half as long again otherwise
+            torch.bmm(own, weighed[: len(own)].view(len(own), S * T, n).transpose(1, 2), out=part[i : i + chunks.step])
+        parts.append(part.view(u, T, S, T).transpose(1, 2))
+    return torch.cat(parts, 1).view(u, -1, T * T)
+
+
+# the branches: boxes by kind, (G kinds, B branches, n boxes, ...)
+
+
+def _branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The numbers (m, R), what the branches' layers add (m, R, R or k), and the gradients at the stem's output (R, m, T, C)."""
+    first, last = head.branches[0], head.branches[-1]
+    a = _gathered(rows, plan.stages[-1].table, first.has_bias)
+    grams = None
+    if isinstance(first.turned, Turned) and first.turned.rows is not None:
+        grams = _grams(first.turned, a @ first.turned.U, plan.stages[-1].at[plan.first])
+    found = [_of_kinds(head, plan, group, a, grams) for group in plan.groups]
+    order = torch.cat([group.boxes for group in plan.groups]).argsort()
+    numbers = torch.cat([parts[0] for parts in found])[order].flatten(1)[:, last.picked]
+    d = torch.cat([parts[2] for parts in found], 1).index_select(1, order)
+    added = [parts[1] for parts in found if parts[1] is not None]
+    if not added:
+        return numbers, None, d
+    part = torch.cat(added)[order]  # (m, B, c, c or k)
+    if any(isinstance(layers.turned, Turned) for layers in head.branches):  # numbers of two branches share no layer of theirs
+        part = torch.diag_embed(part.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2).flatten(3)[..., last.picked]
+    return numbers, part.flatten(1, 2)[:, last.picked], d
+
+
+def _of_kinds(head: Prepared, plan: Plan, group: Group, a: Tensor, grams: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Numbers (g, B, c), what the layers add (g, B, c, c or k) and gradients (R, g, T, C) of the boxes of some kinds."""
+    at = plan.stages[-1].at_or_beyond(group.members)  # (G, n, T)
+    stages = [layers.of(group.kinds) for layers in head.branches]
+    x, passed = _first_branches(stages[0], at, a)
+    passes = [passed]
+    for layers in stages[1:]:
+        x, passed = _later_branches(layers, x)
+        passes.append(passed)
+    numbers, c = x, x.shape[-1]
+    d = torch.eye(c, dtype=x.dtype, device=x.device).view(c, 1, 1, c).expand(*x.shape[:2], c, *x.shape[2:])  # (G, B, c, n, T, C)
+    added: Tensor | None = None
+    for number, layers, passed in zip(reversed(range(len(stages))), reversed(stages), reversed(passes)):
+        d = d * passed.slope.unsqueeze(2)
+        part: Tensor | None = None
+        if isinstance(layers.turned, Drawn):
+            part = _branch_directions(layers.turned, passed.alpha, d)
+        elif layers.turned is not None:
+            own = grams.index_select(0, plan.cell_or_none(group.members).flatten()) if grams is not None and not number else None
+            part = _branch_covariance(layers.turned, passed.alpha, d, own)
+        added = part if added is None else added if part is None else added + part
+        if number:
+            d = _back(d, layers.W, layers)
+    # from here on a row a number: what was filled up falls away
+    d = _back(d.flatten(1, 2)[:, stages[-1].picked], stages[0].W[:, stages[-1].branch_of], stages[0])  # (G, R, n, T, C)
+    d = d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
+    by_box = [None if t is None else t.transpose(1, 2).flatten(0, 1)[group.slot] for t in (numbers.squeeze(3), added)]
+    assert by_box[0] is not None
+    return by_box[0], by_box[1], d
+
+
+def _first_branches(layers: Layers, at: Tensor, a: Tensor) -> tuple[Tensor, Passed]:
+    """The first stage, which reads the stem's cells ``a`` (L + 1, n_in): (G, B, n, T, C)."""
+    G, n, T = at.shape
+    own = a.index_select(0, at.flatten()).view(G, n * T, -1)
+    alpha = None
+    if isinstance(layers.turned, Drawn):
+        alpha = (own @ layers.turned.U.transpose(1, 2).flatten(2)).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
+    elif layers.turned is not None and layers.turned.rows is None:
+        U = layers.turned.U  # one for all, or (G, B, n_in, n_in)
+        alpha = (own @ U).view(G, 1, n, T, -1) if U.dim() == 2 else (own.unsqueeze(1) @ U).view(*U.shape[:2], n, T, -1)
+    W = layers.W.transpose(1, 2).flatten(2)  # (G, n_in, B C)
+    y = (own @ W).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
+    h, slope = _pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
+    inside = (at < len(a) - 1).view(G, 1, n, T, 1)
+    return h * inside, Passed(alpha, slope * inside)
+
+
+def _later_branches(layers: Layers, x: Tensor) -> tuple[Tensor, Passed]:
+    """A stage behind, on x (G, B, n, T, C)."""
+    G, B, n, T, C = x.shape
+    side, size = round(T**0.5), 2 * layers.reach + 1
+    a = x.reshape(G, B, n, side, side, C).unfold(3, size, 1).unfold(4, size, 1)  # (G, B, n, s, s, C, k, k)
+    a = a.movedim(5, 7).flatten(5).flatten(3, 4)  # (G, B, n, T', k k C)
+    if layers.has_bias:
+        a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
+    flat = a.flatten(2, 3)
+    alpha = None if layers.turned is None else (flat @ layers.turned.U).view(*a.shape[:4], -1)
+    y = (flat @ layers.W).view(*a.shape[:4], -1)
+    h, slope = _pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
+    return h, Passed(alpha, slope)
+
+
+def _branch_covariance(turned: Turned, alpha: Tensor | None, d: Tensor, grams: Tensor | None) -> Tensor:
+    """(G, B, n, c, c) of gradients d (G, B, c, n, T, C)."""
+    G, B, _, n, T, p = d.shape
+    delta = (d.flatten(2, 4) @ turned.V).view(d.shape).permute(0, 1, 3, 5, 4, 2)  # (G, B, n, p, T, c)
+    if grams is not None:
+        assert turned.rows is not None
+        K = turned.rows.flatten(1, 2).unsqueeze(1) @ grams.view(G, n, -1, T * T)  # (G, n, B p, T T)
+        K = K.view(G, n, B, p, T, T).transpose(1, 2)
+    else:
+        assert alpha is not None
+        pairs = (alpha.unsqueeze(-2) * alpha.unsqueeze(-3)).flatten(2, 4)  # (G, B, n T T, n_in)
+        K = (pairs @ turned.variances.transpose(2, 3)).view(G, B, n, T * T, p).transpose(3, 4).unflatten(4, (T, T))
+    return _contracted(K, delta)
+
+
+def _branch_directions(drawn: Drawn, alpha: Tensor | None, d: Tensor) -> Tensor:
+    """(G, B, n, c, k) of gradients d (G, B, c, n, T, C) and what the directions make of the inputs, alpha (G, B, n, T, k C)."""
+    assert alpha is not None
+    G, B, n, T, _ = alpha.shape
+    moved = alpha.reshape(G, B, n, T, drawn.count, -1).transpose(4, 5).flatten(3, 4)  # (G, B, n, T C, k)
+    return d.transpose(2, 3).flatten(4) @ moved
+
+
+def _back(d: Tensor, W: Tensor, layers: Layers) -> Tensor:
+    """Gradients (..., T, n_out) at a stage's product, before its norm, as gradients at its input, over the larger window.
+
+    W has the shape (*lead, n_in, n_out), with the first dimensions of d for ``lead``.
+    """
+    size = 2 * layers.reach + 1
+    W = W[..., : W.shape[-2] - layers.has_bias, :].transpose(-1, -2)
+    side = round(d.shape[-2] ** 0.5)
+    spread = d.flatten(W.dim() - 2, -2) @ W
+    if side == 1:
+        return spread.view(*d.shape[:-2], size * size, -1)
+    spread = spread.view(*d.shape[:-2], side, side, size * size, -1)
+    out = spread.new_zeros(*d.shape[:-2], side + size - 1, side + size - 1, spread.shape[-1])
+    for tap in range(size * size):
+        y, x = divmod(tap, size)
+        out[..., y : y + side, x : x + side, :] += spread[..., tap, :]
+    return out.flatten(-3, -2)

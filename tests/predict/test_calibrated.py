@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import boxcov
+from boxcov import BoxcovError, BoxcovWarning, Calibration, Posterior
+from boxcov.curvature.storage import _KEY
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.predict.predictor import Predictor
+
+FIELDS = TinyCenter.box_fields
+CLASSES = TinyCenter().classes
+
+
+def affine(estimator: str = "exact", fields=FIELDS, classes=CLASSES) -> Calibration:
+    C, D = len(classes), len(fields)
+    residual = tuple(tuple(-1.0 - 0.1 * f - c for f in range(D)) for c in range(C))
+    return Calibration("affine", tuple(fields), tuple(classes), estimator, tuple(0.5 * c for c in range(C)), residual)
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[TinyCenter, Posterior, torch.Tensor]:
+    frames = shapes.frames(count=2)
+    detector = TinyCenter(threshold=0.05, most=4)
+    return detector, boxcov.fit(detector, frames, prior_precision=1e4), frames[0][0]
+
+
+def model(name: str, detector: TinyCenter, posterior: Posterior, calibrated: bool) -> Predictor:
+    if name == "exact":
+        return boxcov.ExactGLM(detector, posterior, calibrated=calibrated)
+    if name == "glm":
+        return boxcov.GLM(detector, posterior, calibrated=calibrated)
+    if name == "mcglm":
+        return boxcov.MCGLM(detector, posterior, samples=10, calibrated=calibrated)
+    return boxcov.MCI(detector, posterior, samples=10, calibrated=calibrated)
+
+
+ESTIMATORS = {"exact": "exact", "glm": "exact", "mcglm": "mcglm, 10 samples", "mci": "mci, 10 samples"}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_boxes_and_covariance_are_the_same_bits(made, name: str) -> None:
+    detector, posterior, inputs = made
+    calibration = affine(ESTIMATORS[name])
+    plain = model(name, detector, posterior, False)(inputs)
+    found = model(name, detector, posterior.with_calibration(calibration), True)(inputs)
+    for array in ("boxes", "scores", "labels", "frame", "covariance"):
+        assert torch.equal(getattr(found, array), getattr(plain, array)), array
+    assert plain.predictive is None
+    given = [getattr(found, array).double().numpy() for array in ("covariance", "boxes", "scores")]
+    expected = calibration.predictive(*given, found.labels.numpy())
+    np.testing.assert_allclose(found.predictive.numpy(), expected, rtol=1e-5)
+    assert found.meta["calibration"] == {"kind": "affine", "estimator": ESTIMATORS[name]}
+    assert "calibration" not in plain.meta
+
+
+def test_no_box_has_an_empty_predictive_covariance() -> None:
+    frames = shapes.frames(count=2)
+    detector = TinyCenter(threshold=1.1)
+    found = boxcov.ExactGLM(detector, boxcov.fit(detector, frames, depth=["head.shared.0"]).with_calibration(affine()), calibrated=True)(
+        frames[0][0]
+    )
+    assert found.predictive.shape == (0, 5, 5)
+
+
+def test_another_method_is_warned_of_once(made) -> None:
+    detector, posterior, inputs = made
+    other = boxcov.MCGLM(detector, posterior.with_calibration(affine("exact")), samples=7, calibrated=True)
+    with pytest.warns(BoxcovWarning, match="fitted to covariances of exact, these are of mcglm, 7 samples"):
+        other(inputs)
+    other(inputs)  # warnings are errors in this suite
+
+
+def test_what_is_refused(made) -> None:
+    detector, posterior, _ = made
+    for name in ESTIMATORS:
+        with pytest.raises(BoxcovError, match="the posterior has no calibration: fit one with `boxcov calibrate`"):
+            model(name, detector, posterior, True)
+    with pytest.raises(BoxcovError, match="for boxes of x y, the detector has x y w l yaw"):
+        boxcov.ExactGLM(detector, posterior.with_calibration(affine(fields=("x", "y"))), calibrated=True)
+    with pytest.raises(BoxcovError, match="for the classes car, moon"):
+        boxcov.ExactGLM(detector, posterior.with_calibration(affine(classes=("car", "moon"))), calibrated=True)
+    with pytest.raises(BoxcovError, match="MC dropout has none"):
+        boxcov.MCI(detector, calibrated=True)
+
+
+def test_a_posterior_keeps_it_in_its_file(made, tmp_path) -> None:
+    detector, posterior, _ = made
+    calibration = affine()
+    posterior.save(tmp_path / "plain.safetensors")
+    assert Posterior.load(tmp_path / "plain.safetensors", detector).calibration is None
+    assert b"calibration" not in (tmp_path / "plain.safetensors").read_bytes()
+    posterior.with_calibration(calibration).save(tmp_path / "p.safetensors")
+    again = Posterior.load(tmp_path / "p.safetensors", detector)
+    assert again.calibration == calibration
+    again.with_calibration(None).save(tmp_path / "p.safetensors")
+    assert Posterior.load(tmp_path / "p.safetensors", detector).calibration is None
+
+
+def test_a_damaged_one_is_named(made, tmp_path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    detector, posterior, _ = made
+    path = tmp_path / "p.safetensors"
+    posterior.with_calibration(affine()).save(path)
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata()[_KEY].replace('"log_scale"', '"log_skale"')
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata={_KEY: about})
+    with pytest.raises(BoxcovError, match=r"p\.safetensors: not a calibration, or a damaged one \(missing: log_scale\)"):
+        Posterior.load(path, detector)
+
+
+def test_other_variances_lose_it(made) -> None:
+    _, posterior, _ = made
+    carrying = posterior.with_calibration(affine())
+    assert carrying.to("cpu").calibration is carrying.calibration
+    for other in (carrying.with_prior(2.0), carrying.paper(1e-3), carrying.restricted(list(carrying.blocks)[:1])):
+        assert other.calibration is None

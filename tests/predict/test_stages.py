@@ -1,0 +1,227 @@
+"""The stacked way through a head against the plain ones: one box, many, none, on the border, of one kind, several frames."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import boxcov
+from boxcov import GLM, MCGLM, BoxcovError, ExactGLM
+from boxcov.detector import Selection
+from boxcov.detectors.centerpoint import CenterPoint
+from boxcov.detectors.centerpoint.decode import Where
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.predict import stages
+from boxcov.predict.mcglm import directional_derivatives
+from boxcov.predict.plan import Where as At
+from boxcov.predict.plan import own_cells
+from boxcov.predict.predictor import sample_covariance
+from boxcov.predict.separable import separable
+from boxcov.predict.stacked import through_head
+from boxcov.staged import Stage
+from centerpoint_cases import detector_of, frames, pillar_config
+from oracles.dense import relative
+
+TASKS = (("car",), ("truck", "trailer"), ("bus",))
+
+
+class Chosen(CenterPoint):
+    """Reports cells that are drawn once, all over the map and its border, in the tasks given."""
+
+    count: int
+    only: int | None
+
+    def select(self, raw: dict[str, object]) -> Selection:
+        generator = torch.Generator().manual_seed(self.count)
+        batch = len(raw["features"])  # type: ignore[arg-type]
+        row, column = torch.randint(0, 8, (2, self.count), generator=generator)
+        task = torch.randint(0, len(self.config.tasks), (self.count,), generator=generator)
+        task = task if self.only is None else torch.full_like(task, self.only)
+        where = Where(torch.arange(self.count) % batch, task, row, column)
+        return Selection(where.frame, torch.ones(self.count), task, where)
+
+
+def chosen(count: int, only: int | None = None, dtype: torch.dtype = torch.float32) -> Chosen:
+    detector = detector_of(pillar_config(tasks=TASKS), dtype=dtype)
+    detector.__class__ = Chosen
+    detector.count, detector.only = count, only
+    return detector
+
+
+@pytest.fixture(scope="module")
+def data():
+    return frames(pillar_config(tasks=TASKS))
+
+
+@pytest.fixture(scope="module")
+def posterior(data):
+    return boxcov.fit(chosen(1), data, n_data=1e6)
+
+
+def both_ways(detector, posterior, inputs) -> tuple[Tensor, Tensor]:
+    """By stages, from a model that has seen a frame, and by instances."""
+    model = ExactGLM(detector, posterior)
+    model(inputs)
+    assert model._stages.trusted
+    fast = model(inputs)
+    assert torch.equal(fast.boxes, detector.detect(inputs).boxes)
+    with torch.no_grad():
+        plain, _, _ = model._by_instance(model.linearised.at(inputs))
+    return fast.covariance, plain
+
+
+@pytest.mark.parametrize("count", [1, 2, 60, 500])
+def test_any_number_of_boxes_on_the_whole_map(posterior, data, count: int) -> None:
+    fast, plain = both_ways(chosen(count), posterior, data[0][0])
+    assert len(fast) == count
+    assert float(((fast - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)).max()) < 1e-4
+
+
+@pytest.mark.parametrize("only", [0, 2])
+def test_boxes_of_one_kind_alone(posterior, data, only: int) -> None:
+    assert relative(*both_ways(chosen(20, only), posterior, data[0][0])) < 1e-4
+
+
+def test_several_frames_in_a_batch(posterior, data) -> None:
+    assert relative(*both_ways(chosen(30), posterior, data[0][0] + data[1][0])) < 1e-4
+
+
+def test_kinds_that_come_later_are_compared_when_they_come(posterior, data) -> None:
+    detector = chosen(10, 0)
+    model = ExactGLM(detector, posterior)
+    model(data[0][0])
+    assert model._stages._compared == {0}
+    model.linearised.shadow.only = None
+    found = model(data[0][0])
+    assert model._stages._compared == {0, 1, 2}
+    assert relative(found.covariance, GLM(chosen(10), posterior)(data[0][0]).covariance) < 1e-4
+
+
+@pytest.mark.parametrize("form", ["eigen", "tau of each layer", "no prior", "paper", "corrected", "gradient", "gradient, corrected"])
+def test_forms_of_the_posterior(data, form: str) -> None:
+    detector = chosen(12, dtype=torch.float64)
+    inputs = [points.double() for points in data[0][0]]
+    labelled = [([points.double()], targets) for (points,), targets in data]
+    posterior = boxcov.fit(detector, labelled, n_data=1e4)
+    posterior = {
+        "eigen": lambda: posterior,
+        "tau of each layer": lambda: posterior.with_prior({name: 1.0 + i for i, name in enumerate(posterior.blocks)}),
+        "no prior": lambda: posterior.with_prior(1e-9),
+        "paper": lambda: posterior.paper(jitter=1e-2),
+        "corrected": lambda: posterior.corrected(detector, labelled),
+        "gradient": lambda: boxcov.fit(detector, labelled, n_data=1e4, locations="gradient"),
+        "gradient, corrected": lambda: boxcov.fit(detector, labelled, n_data=1e4, locations="gradient", corrected=True),
+    }[form]()
+    fast, plain = both_ways(detector, posterior, inputs)
+    assert relative(fast, plain) < 1e-9
+    # and through the separable form, in the same precision
+    found = separable(posterior, ["head.shared.0"], 1e-5)
+    if found is not None:
+        assert float((found.of(0) / posterior.variances("head.shared.0")[0] - 1).abs().max()) < 1.1e-5
+
+
+@pytest.mark.parametrize("depth", [["head.shared"], ["head.tasks"], ["head.tasks.1.reg", "head.shared"], "neck"])
+def test_posteriors_of_a_part_of_the_head_and_of_more(data, depth) -> None:
+    detector = chosen(12)
+    posterior = boxcov.fit(detector, data, depth=depth, n_data=1e4)
+    model = ExactGLM(detector, posterior)
+    model(data[0][0])
+    assert relative(model(data[0][0]).covariance, GLM(detector, posterior)(data[0][0]).covariance) < 1e-4
+
+
+def test_cells_of_their_own_give_the_same(posterior, data) -> None:
+    """The way of a GPU, with boxes filled up, on a CPU."""
+    detector = chosen(21)
+    fast, _ = both_ways(detector, posterior, data[0][0])
+    model = ExactGLM(detector, posterior)
+    with torch.no_grad():
+        model(data[0][0])
+        point = model.linearised.at(data[0][0])
+        staged = point.linearised.shadow.staged(point.raw, point.selection)
+        head = model._stages._prepared
+        at = At(
+            *(nn.functional.pad(t, (0, 11), value=v) for t, v in zip((staged.frame, staged.row, staged.column, staged.kind), (0, 0, 0, 3)))
+        )
+        pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, head.kinds, 16)
+        C = model._stages._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, at.row, at.column))
+    assert C.shape == (32, 9, 9)
+    assert bool(C.isfinite().all())
+    assert relative(C[:21], fast) < 1e-5
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_derivatives_along_directions(posterior, data, count: int) -> None:
+    detector = chosen(count)
+    model = MCGLM(detector, posterior, samples=6, cross_box=True)
+    model(data[0][0])
+    assert model._stages.suffice or count == 1
+    found = model(data[0][0])
+    assert torch.equal(found.boxes, detector.detect(data[0][0]).boxes)
+    A = directional_derivatives(model.linearised.at(data[0][0]), model._etas)
+    assert relative(found.covariance, sample_covariance(A)) < 1e-4
+    assert found.factor.shape == (count, 9, 6)
+
+
+def test_directions_that_reach_below_the_head_are_taken_the_plain_way(data) -> None:
+    detector = chosen(5)
+    model = MCGLM(detector, boxcov.fit(detector, data, depth="neck"), samples=4)
+    model(data[0][0])
+    found = model(data[0][0])
+    assert model._other_weights
+    A = directional_derivatives(model.linearised.at(data[0][0]), model._etas)
+    assert relative(found.covariance, sample_covariance(A)) < 1e-5
+
+
+def test_weights_that_are_exchanged_for_equal_ones_are_prepared_anew(posterior, data) -> None:
+    detector = chosen(8)
+    model = ExactGLM(detector, posterior)
+    before = model(data[0][0])
+    detector.load_state_dict({name: t.clone() for name, t in detector.state_dict().items()}, assign=True)
+    assert relative(model(data[0][0]).covariance, before.covariance) < 1e-6
+
+
+class NoNorm(TinyCenter):
+    """Says less than it does."""
+
+    def staged(self, raw, selection):
+        staged = super().staged(raw, selection)
+        return replace(staged, stem=(Stage(staged.stem[0].layers, None, torch.relu),))
+
+
+class Strided(TinyCenter):
+    """A head that is no chain of plain convolutions: taken the plain way."""
+
+    def staged(self, raw, selection):
+        staged = super().staged(raw, selection)
+        odd = nn.Conv2d(32, 16, 3, stride=2, padding=1, bias=False)
+        return replace(staged, stem=(Stage(((odd,),), staged.stem[0].norms, torch.relu),))
+
+
+def test_stages_that_contradict_instances_are_refused(tiny, request, train_frames) -> None:
+    wrong = NoNorm()
+    wrong.load_state_dict(tiny.state_dict())
+    posterior = boxcov.fit(wrong.eval(), train_frames[:4])
+    with pytest.raises(BoxcovError, match=r"staged\(\) contradicts instances\(\) or decode\(\): box \d+"):
+        ExactGLM(wrong, posterior)(train_frames[0][0])
+
+
+def test_a_head_that_cannot_be_stacked_is_served_all_the_same(tiny, train_frames) -> None:
+    odd = Strided()
+    odd.load_state_dict(tiny.state_dict())
+    posterior = boxcov.fit(odd.eval(), train_frames[:4])
+    found = ExactGLM(odd, posterior)(train_frames[0][0])
+    assert relative(found.covariance, ExactGLM(tiny, posterior)(train_frames[0][0]).covariance) < 1e-5
+
+
+@pytest.mark.parametrize("count", range(1, 600, 37))
+def test_buckets_hold_what_they_must(count: int) -> None:
+    full = stages._bucket(count, 32)
+    assert count <= full < count + max(32, count / 4)
+
+
+def test_a_precision_that_there_is_not_is_refused(tiny, train_frames) -> None:
+    with pytest.raises(BoxcovError, match="precision must be one of float32, tf32, half, got 'double'"):
+        ExactGLM(tiny, boxcov.fit(tiny, train_frames[:2]), precision="double")
