@@ -45,7 +45,13 @@ def run(out: Path, step: Step, fit_frames: int = 16, frames: int = 10, slow: int
     posterior = out / "posterior.safetensors"
     learned, unseen = Source("simulated:clear", "train", fit_frames), Source("simulated:clear", "test", frames)
     fitting.run(
-        posterior, DETECTOR, learned, "head", n_data=TRAINED_ON, progress=step(f"fit: the head's posterior from {fit_frames} frames")
+        posterior,
+        DETECTOR,
+        learned,
+        "head",
+        n_data=TRAINED_ON,
+        prior_precision=PRIOR_PRECISION,
+        progress=step(f"fit: the head's posterior from {fit_frames} frames"),
     )
     methods = {
         "exact": prediction.How("exact", posterior),

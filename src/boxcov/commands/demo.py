@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,17 +43,19 @@ def brief(rows: list[dict[str, Any]], error: str, title: str) -> Table:
 
     >>> cell = {"value": 0.62, "low": None, "high": None}
     >>> row = {"method": "exact", "kind": "method", **{f"{name} IoU": cell for name in ("AvU", "P(A|C)", "P(U|I)", "AUROC")}}
-    >>> brief([row, {**row, "kind": "chance"}], "IoU", "quality").row_count
+    >>> brief([row, {**row, "kind": "chance", "method": "exact, shuffled"}], "IoU", "quality").row_count
     1
     """
     from rich.table import Table
 
     names = ("AvU", "P(A|C)", "P(U|I)", "AUROC")
     table = Table("u of", *names, title=title)
-    for row, chance in pairwise(rows):  # each row is followed by its own chance
-        if row["kind"] != "chance" and not row["method"].endswith("(MCI)"):  # whose boxes are others, and so its baselines
-            cells = [(row[f"{name} {error}"], chance[f"{name} {error}"]) for name in names]
-            table.add_row(row["method"], *(f"{_two(own)} ({_two(random)})" for own, random in cells))
+    random = {row["method"].removesuffix(", shuffled"): row for row in rows if row["kind"] == "chance"}
+    for row in rows:
+        own = row["kind"] in ("method", "baseline") and not row["method"].endswith("(MCI)")  # whose boxes are others, and so its baselines
+        if own or row["method"] == "score + size + covariance (exact)":
+            cells = [(row[f"{name} {error}"], random[row["method"]][f"{name} {error}"]) for name in names]
+            table.add_row(row["method"], *(f"{_two(value)} ({_two(chance)})" for value, chance in cells))
     return table
 
 

@@ -19,6 +19,7 @@ from boxcov.report.study import Study
 COLOURS = ("#2a78d6", "#e0592a", "#159c6c", "#b87f00", "#d4588c", "#0a7a0a", "#4a3aa7", "#c93a3a")
 DASHES = ("-", "--", ":")
 SCENES = 3  # pictures at most
+SCORE = 0.3  # of a box in a picture: those below it would cover the others
 
 
 def write_figures(folder: str | Path, study: Study) -> list[Path]:
@@ -107,8 +108,10 @@ def _scene(study: Study, frame: int) -> Any:
     method = next((method for method in study.methods if method.records.covariance is not None), study.methods[0])
     figure, axes = _axes(1, 1, 6.5, 6.8)
     records = method.records
-    draw_scene(axes[0][0], study.scenes[frame], records[records.frame == frame], mean_within(records.uncertainty))
-    axes[0][0].set_title(f"{study.scenes[frame].name}: {method.name}".replace("$", r"\$"), fontsize=10)
+    shown = records[(records.frame == frame) & (records.scores >= SCORE)]
+    draw_scene(axes[0][0], study.scenes[frame], shown, mean_within(records.uncertainty))
+    title = f"{study.scenes[frame].name}: {method.name}, scores from {SCORE}. Green: objects; numbers: u"
+    axes[0][0].set_title(title.replace("$", r"\$"), fontsize=9)
     return figure
 
 
