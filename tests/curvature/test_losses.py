@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from boxcov import BoxcovError, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.centerpoint import object_counts
+from boxcov.detectors.centerpoint.loss import box_loss, heat_loss
 from boxcov.detectors.centerpoint.targets import Encoded, encode
 from boxcov.detectors.tiny import TinyCenter
 from centerpoint_cases import cloud, detector_of, pillar_config, target
@@ -89,6 +92,26 @@ def test_object_counts() -> None:
     encoded = encode(targets, ONE_TASK, torch.zeros(2, 1, 8, 8))
     assert object_counts(encoded).tolist() == [6, 1]
     assert object_counts(Encoded(encoded.tasks * 2)).tolist() == [12, 1]
+
+
+@pytest.mark.parametrize("positives", ["objects", "peaks"])
+def test_no_normaliser_is_every_task_times_its_own_number(positives: str) -> None:
+    config = pillar_config(tasks=(("car",), ("truck", "bus"), ("barrier",)))
+    detector = detector_of(replace(config, loss=replace(config.loss, positives=positives, normaliser="max")))
+    few = {"boxes": target(config)["boxes"][:3], "labels": torch.tensor([0, 1, 1])}  # the last task has none
+    with torch.no_grad():
+        raw = detector([cloud(config, 0), cloud(config, 1)])
+        encoded = detector.encode([target(config, 1, each=3), few], raw["tasks"][0]["heatmap"])
+        expected = 0
+        for maps, task in zip(raw["tasks"], encoded.tasks):
+            objects = torch.bincount(task.frame, minlength=2).clamp(min=1)
+            peaks = (task.heat == 1).sum((1, 2, 3)).clamp(min=1)
+            heat = heat_loss(maps["heatmap"], task, detector.config.loss)
+            expected = expected + heat * (objects if positives == "objects" else peaks) + box_loss(maps, task, detector.config) * objects
+        divided = detector.loss(raw, encoded)
+        detector.config = replace(detector.config, loss=replace(detector.config.loss, normaliser="none"))
+        assert torch.allclose(detector.loss(raw, encoded), expected)
+        assert not torch.allclose(divided, expected)
 
 
 def test_object_counts_undo_the_normaliser_of_one_task() -> None:

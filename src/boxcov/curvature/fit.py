@@ -16,7 +16,7 @@ from boxcov.curvature.inputs import pairs
 from boxcov.curvature.layers import to_matrix
 from boxcov.curvature.losses import Weight
 from boxcov.curvature.posterior import Form, Posterior
-from boxcov.curvature.refine import refined
+from boxcov.curvature.refine import check_names, refined
 from boxcov.curvature.scope import chosen_parameters
 from boxcov.data.frame import Batches
 from boxcov.detector import Detector
@@ -66,11 +66,12 @@ def fit(
     (4, 1000.0)
     """
     _check_arguments(fisher, fraction, form, locations)
+    check_finite_weights(detector)
+    chosen = chosen_parameters(detector, depth, fixed)
     twice = corrected or len(full) > 0
     if twice:
         _check_second_pass(frames, fisher, form)
-    check_finite_weights(detector)
-    chosen = chosen_parameters(detector, depth, fixed)
+        check_names(full, [name.removesuffix(".weight") for name in chosen if not name.endswith(".bias")])
     accumulator = Accumulator(detector, chosen, locations, weight)
     device = next(iter(chosen.values())).device
     generator = torch.Generator(device).manual_seed(seed) if fisher == "mc" else None

@@ -150,18 +150,30 @@ class _Moments:
 
 def _chosen(full: str | Sequence[str], posterior: Posterior, losses: Losses, inputs: Any) -> list[str]:
     """The layers whose Fisher is kept whole, checked."""
+    check_names(full, posterior.blocks)
     if full == "last":
         full = last_layers(posterior, losses, inputs)
-    elif isinstance(full, str):
-        raise BoxcovError(f"full must be 'last' or a list of layer names, got the string {full!r}: write full=[{full!r}]")
-    lost = [name for name in full if name not in posterior.blocks]
-    if lost:
-        raise BoxcovError(f"full names {listed(lost)}, which the posterior does not hold: it has {listed(list(posterior.blocks))}")
     layers = {name: posterior.blocks[name].layer for name in full}
     wide = [f"{name} ({layer.n_out * layer.n_in})" for name, layer in layers.items() if layer.n_out * layer.n_in > WIDEST]
     if wide:
         raise BoxcovError(f"the whole Fisher of {listed(wide)} is too large: at most {WIDEST} weights a group")
     return list(full)
+
+
+def check_names(full: str | Sequence[str], known: Iterable[str]) -> None:
+    """Refuse names of layers that are not ``known``.
+
+    >>> check_names("last", ["head.0"]), check_names(["head.0"], ["head.0"])
+    (None, None)
+    """
+    if full == "last":
+        return
+    if isinstance(full, str):
+        raise BoxcovError(f"full must be 'last' or a list of layer names, got the string {full!r}: write full=[{full!r}]")
+    known = list(known)
+    lost = [name for name in full if name not in known]
+    if lost:
+        raise BoxcovError(f"full names {listed(lost)}, which the posterior does not hold: it has {listed(known)}")
 
 
 def last_layers(posterior: Posterior, losses: Losses, inputs: Any) -> list[str]:

@@ -36,7 +36,7 @@ def object_counts(targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
     """The objects of each frame (B,), at least 1: ``boxcov.fit(..., weight=object_counts)`` undoes the loss's division by their number.
 
     Exactly, for a head of one task whose objects are all on the map. With several tasks each divides by its own number, and a frame's weight can
-    only restore their sum.
+    only restore their sum; ``Loss(normaliser="none")`` in the detector's configuration leaves out every division.
 
     >>> object_counts([{"labels": torch.tensor([0, 0, 3])}, {"labels": torch.zeros(0, dtype=torch.long)}])
     tensor([3., 1.])
