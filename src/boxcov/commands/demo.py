@@ -52,7 +52,9 @@ def brief(rows: list[dict[str, Any]], error: str, title: str) -> Table:
     names = ("AvU", "P(A|C)", "P(U|I)", "AUROC")
     table = Table("u of", *names, title=title)
     for row, chance in pairwise(rows):  # each row is followed by its own chance
-        if row["kind"] != "chance" and not row["method"].endswith("(MCI)"):  # whose boxes are others, and so its baselines
+        if row["kind"] not in ("chance", "difference") and not row["method"].endswith(
+            "(MCI)"
+        ):  # whose boxes are others, and so its baselines
             cells = [(row[f"{name} {error}"], chance[f"{name} {error}"]) for name in names]
             table.add_row(row["method"], *(f"{_two(own)} ({_two(random)})" for own, random in cells))
     return table
