@@ -84,7 +84,7 @@ def test_glm_equals_a_dense_jacobian(tiny, posterior, image) -> None:
         logit = torch.stack([raw["heatmap"][f, c, y, x] for f, c, y, x in zip(frame, selection.labels, row, column)])
         return torch.cat([tiny.decode(raw, selection), logit[:, None]], 1)
 
-    expected = posterior.quadratic(torch.func.jacrev(z)(theta))
+    expected = posterior.quadratic(torch.func.jacrev(z)(theta)).detach()
     assert relative(joint(GLM(tiny, posterior, score=True)(image)), expected) < 1e-5
 
 
@@ -186,6 +186,13 @@ def test_after_the_stages_are_trusted(tiny, posterior, train_frames) -> None:
     exact, glm = (kind(tiny, posterior, score=True) for kind in (ExactGLM, GLM))
     for i in range(3):
         assert relative(joint(exact(train_frames[i][0])), joint(glm(train_frames[i][0]))) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [ExactGLM, MCGLM])
+def test_all_else_is_the_same_once_the_stages_are_trusted(tiny, posterior, train_frames, kind: type) -> None:
+    plain, scored = (kind(tiny, posterior, score=flag) for flag in (False, True))
+    for i in range(3):
+        assert torch.equal(plain(train_frames[i][0]).covariance, scored(train_frames[i][0]).covariance)
 
 
 def test_half_precision(tiny, posterior, image, train_frames) -> None:

@@ -119,10 +119,9 @@ def _all(setting: Setting) -> Iterator[Run]:
             yield published(form, epsilon)
         for samples in SAMPLES.values():
             yield Run("mcglm", form, samples=samples)
-    for on in (TEST, *setting.shifts):
-        for depth in DEPTHS.values():
-            yield part_alone(depth, on)
-        yield Run("mci", on=on)
+    for depth in DEPTHS.values():
+        yield from (part_alone(depth, on) for on in (TEST, *setting.shifts))  # one after another: the same method stays at work
+    yield from (Run("mci", on=on) for on in setting.shifts)
 
 
 def part_alone(depth: str, on: str) -> Run:
