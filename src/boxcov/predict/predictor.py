@@ -19,8 +19,9 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.frozen import check_finite_weights, fingerprint
+from boxcov.predict.guard import check_covariance
 from boxcov.predict.linearise import Linearised, Point
 
 
@@ -50,7 +51,7 @@ class Predictor(ABC):
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearised.trunk.forget()
-            self._check(result)
+            check_covariance(result, self.method, self.settings())
             return result if self._calibration is None else self._calibrated(result, self._calibration)
 
     def asks(self) -> bool:
@@ -98,15 +99,6 @@ class Predictor(ABC):
     def _calibration_settings(self) -> dict[str, Any]:
         known = self._calibration
         return {} if known is None else {"calibration": {"kind": known.kind, "estimator": known.estimator}}
-
-    def _check(self, result: Detections) -> None:
-        assert result.covariance is not None
-        if not bool(result.covariance.isfinite().all()):
-            rows = (~result.covariance.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
-            raise NotFiniteError(
-                f"{self.method}: the covariance of {len(rows)} of {len(result)} boxes is not finite (box {rows[0]}: "
-                f"{result.boxes[rows[0]].tolist()}): the weights, or a step of {self.settings()}, are out of range"
-            )
 
 
 class PosteriorPredictor(Predictor):
