@@ -25,11 +25,18 @@ def run(
     fraction: float = 1.0,
     form: Literal["eigen", "paper"] = "eigen",
     batch: int = 1,
+    nonfinite: Literal["error", "skip"] = "error",
+    every: float = 60.0,
+    resume: bool = False,
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Posterior:
-    """Fit the posterior of ``detector`` to the frames of ``source`` and write it to ``out``; the file says what it was made from."""
+    """Fit the posterior of ``detector`` to the frames of ``source`` and write it to ``out``; the file says what it was made from.
+
+    What was counted is kept in a file beside ``out`` until all is done: ``resume`` goes on with it.
+    """
     check_folder(out)
+    checkpoint = checkpoint_of(out)
     network = detector_named(detector, device)
     frames = source.frames(device, network.classes)
     posterior = fit_posterior(
@@ -42,12 +49,26 @@ def run(
         fraction=fraction,
         form=form,
         seed=source.seed,
+        nonfinite=nonfinite,
+        checkpoint=checkpoint,
+        every=every,
+        resume=resume,
         progress=progress,
     )
     made_from = {"detector": detector, **{name: str(value) for name, value in asdict(source).items() if value is not None}}
     posterior = replace(posterior, meta=made_from)
     posterior.save(out)
+    checkpoint.unlink(missing_ok=True)
     return posterior
+
+
+def checkpoint_of(out: Path) -> Path:
+    """Where a fit keeps what it has counted, until ``out`` is there.
+
+    >>> str(checkpoint_of(Path("posterior.safetensors")))
+    'posterior.safetensors.checkpoint'
+    """
+    return out.with_name(f"{out.name}.checkpoint")
 
 
 def report(posterior: Posterior, minutes: float) -> dict[str, Any]:
@@ -59,15 +80,20 @@ def report(posterior: Posterior, minutes: float) -> dict[str, Any]:
     9
     """
     storage = posterior.storage()
+    conditions = {name: posterior.condition(name) for name in posterior.blocks}
+    worst = max(conditions, key=conditions.__getitem__)
     return {
         "layers": len(posterior.blocks),
         "depth": posterior.depth,
         "frames": posterior.frames,
+        "skipped": posterior.skipped,
         "n_data": posterior.n_data,
         "prior_precision": posterior.prior_precision,
         "fisher": posterior.fisher,
         "form": posterior.form,
         "loss": posterior.loss,
+        "condition": conditions[worst],
+        "worst": worst,
         "storage": str(storage),
         "bytes": asdict(storage),
         "weights_sha256": posterior.fingerprint,

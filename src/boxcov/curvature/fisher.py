@@ -26,7 +26,7 @@ from boxcov.curvature.grams import input_gram
 from boxcov.curvature.inputs import fresh, most_frames
 from boxcov.curvature.layers import Geometry, columns, gram, rows, to_matrix
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, NotFiniteFrameError
 from boxcov.frozen import check_buffers, listed, shadow, versions
 
 P = ParamSpec("P")
@@ -84,11 +84,15 @@ class _Use:
     edge: GradientEdge  # where the gradient of the output will pass, before anything changes the output in place
 
 
+_Seen = tuple[str, Tensor, int]  # a use of a layer: its name, the sum of a a^T, the locations
+
+
 class Accumulator:
     """Adds batches to the factors of the chosen parameters; ``layers`` are known after the first one."""
 
     def __init__(self, detector: Detector, chosen: Mapping[str, nn.Parameter]) -> None:
         self.chosen = chosen
+        self.device = next(iter(chosen.values())).device
         # aliases of all parameters, of which the chosen ones require a gradient: the detector's own flags stay as they are, and no graph
         # is built before the first chosen layer
         everything = dict(detector.named_parameters())
@@ -100,19 +104,28 @@ class Accumulator:
         self.frames = 0
         self.loss = 0.0  # sum over frames
 
+    def restore(self, sums: dict[str, Sums], frames: int, loss: float) -> None:
+        """Go on from what an earlier run has counted."""
+        self.sums, self.frames, self.loss = sums, frames, loss
+        if frames:
+            self._check_all_found()
+
     def discover(self, inputs: Any) -> None:
         """Find the layers without any loss: for the identity."""
-        uses: list[_Use] = []
-        with torch.enable_grad(), self._watching(uses, keep=False):
+        with torch.enable_grad(), self._watching([], [], keep=False):
             self._detector(fresh(inputs))
         self._check_all_found()
 
     def add(self, inputs: Any, targets: Any, generator: torch.Generator | None, batch: int) -> None:
-        """One batch: its inputs into Q, the gradients of its frames' losses into H. A ``generator`` draws the targets ("mc")."""
+        """One batch: its inputs into Q, the gradients of its frames' losses into H. A ``generator`` draws the targets ("mc").
+
+        It counts whole or not at all: whatever is raised on the way, the sums are those of the batches before.
+        """
         first = not self.frames
+        seen: list[_Seen] = []
         uses: list[_Use] = []
         buffers = versions(list(self._detector.buffers())) if first else []
-        with torch.enable_grad(), self._watching(uses, keep=first):
+        with torch.enable_grad(), self._watching(seen, uses, keep=first):
             raw = self._detector(fresh(inputs))
             if first:
                 self._check_all_found()
@@ -130,14 +143,22 @@ class Accumulator:
         if first:
             wanted += self._aliases.values()
         grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-        self._add_gradients(uses, grads[: len(uses)], batch)
+        reached = _gradient_grams(uses, grads[: len(uses)])
+        _check_finite(seen, reached, batch)
         if first:
             self._check_gradients(uses, grads[: len(uses)], dict(zip(self._aliases, grads[len(uses) :])))
+        loss = float(losses.detach().double().sum())
+        for name, Q, locations in seen:
+            self.sums[name].Q += Q
+            self.sums[name].locations += locations
+        for name, H in reached:
+            self.sums[name].H += H
+            self.sums[name].reached = True
         self.frames += len(losses)
-        self.loss += float(losses.detach().double().sum())
+        self.loss += loss
 
-    def _watching(self, uses: list[_Use], keep: bool) -> Watch:
-        """Adds the inputs of every use to Q, and the use to ``uses``, with its input if ``keep``."""
+    def _watching(self, seen: list[_Seen], uses: list[_Use], keep: bool) -> Watch:
+        """Adds the inputs of every use to ``seen``, and the use to ``uses``, with its input if ``keep``."""
         grams: dict[Any, tuple[Tensor, tuple[Tensor, int]]] = {}  # layers that read the same tensor share one Q
 
         def run(name: str, call: Call) -> Tensor:
@@ -146,9 +167,7 @@ class Accumulator:
             key = (id(call.x), call.x._version, call.geometry, sums.layer.bias is not None)
             if key not in grams:
                 grams[key] = call.x, input_gram(at_least_float32(call.batched_x), call.geometry, sums.layer.bias is not None)
-            Q, locations = grams[key][1]
-            sums.Q += Q
-            sums.locations += locations
+            seen.append((name, *grams[key][1]))
             if out.requires_grad:  # not inside the detector's own no_grad
                 kept = call if keep else replace(call, x=call.x.new_empty(0))
                 uses.append(_Use(name, kept, get_gradient_edge(out)))
@@ -168,18 +187,6 @@ class Accumulator:
                 f"leave that module out with fixed=[{layer.name!r}]"
             )
         return self.sums[name]
-
-    def _add_gradients(self, uses: list[_Use], grads: tuple[Tensor | None, ...], batch: int) -> None:
-        for use, d in zip(uses, grads):
-            if d is None:
-                continue
-            sums = self.sums[use.name]
-            sums.H += gram(rows(use.call.batched_out(at_least_float32(d)), use.call.geometry))
-            sums.reached = True
-        finite = torch.stack([factor.sum() for sums in self.sums.values() for factor in (sums.Q, sums.H)]).isfinite()
-        if not bool(finite.all()):  # one look at the device for all layers
-            bad = [name for name, ok in zip(self.sums, finite.reshape(-1, 2).all(1).tolist()) if not ok]
-            raise BoxcovError(f"batch {batch} gives a NaN or infinite input or gradient at {listed(bad)}, though its loss is finite")
 
     def _check_all_found(self) -> None:
         biases = [sums.layer.bias for sums in self.sums.values() if sums.layer.bias is not None]
@@ -225,6 +232,20 @@ class Accumulator:
         return to_matrix(at_least_float32(weight), None if bias is None else at_least_float32(bias), layer.geometry)
 
 
+def _gradient_grams(uses: list[_Use], grads: tuple[Tensor | None, ...]) -> list[tuple[str, Tensor]]:
+    """The sum of d d^T of every use that a gradient reached."""
+    reached = [(use, at_least_float32(d)) for use, d in zip(uses, grads) if d is not None]
+    return [(use.name, gram(rows(use.call.batched_out(d), use.call.geometry))) for use, d in reached]
+
+
+def _check_finite(seen: list[_Seen], reached: list[tuple[str, Tensor]], batch: int) -> None:
+    parts = [(name, Q) for name, Q, _ in seen] + reached
+    finite = torch.stack([part.sum(dtype=torch.float64) for _, part in parts]).isfinite()
+    if not bool(finite.all()):  # one look at the device for all layers
+        bad = list(dict.fromkeys(name for (name, _), ok in zip(parts, finite.tolist()) if not ok))
+        raise NotFiniteFrameError(f"batch {batch} gives a NaN or infinite input or gradient at {listed(bad)}, though its loss is finite")
+
+
 def _slack(gradient: Tensor, weight: Tensor) -> float:
     """How far two ways to the same gradient may lie apart: TF32 on a GPU, and half precision, round early."""
     if weight.dtype not in (torch.float32, torch.float64):
@@ -260,7 +281,7 @@ def frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tens
         )
     if not bool(losses.isfinite().all()):
         bad = [i for i, ok in enumerate(losses.isfinite().tolist()) if not ok]
-        raise BoxcovError(
+        raise NotFiniteFrameError(
             f"the loss of batch {batch} is {losses[bad[0]].item()} in frame {bad[0]} of the batch: "
             "its inputs or targets hold a NaN, an infinity or a value out of range"
         )

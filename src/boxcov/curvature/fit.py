@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from boxcov.curvature.checkpoint import Keeper
 from boxcov.curvature.fisher import Accumulator, FisherKind
 from boxcov.curvature.inputs import move, ready
+from boxcov.curvature.items import Items
 from boxcov.curvature.layers import to_matrix
 from boxcov.curvature.posterior import Block, Eigen, Form, Posterior
 from boxcov.curvature.scope import chosen_parameters
-from boxcov.data.frame import Batches
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError
 from boxcov.frozen import check_finite_weights, fingerprint, listed
 
 Progress = Callable[[int, int | None], None]
+NonFinite = Literal["error", "skip"]
+_EMPTY = "the data set is empty: fit needs at least one frame"
 
 
 def fit(
@@ -36,6 +40,10 @@ def fit(
     form: Form = "eigen",
     jitter: float = 1e-6,
     seed: int = 0,
+    nonfinite: NonFinite = "error",
+    checkpoint: str | Path | None = None,
+    every: float = 60.0,
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> Posterior:
     """The Laplace posterior of the weights of ``detector`` at ``depth``, from ``frames`` of (inputs, targets), any number of frames an item.
@@ -45,6 +53,9 @@ def fit(
     fisher: "empirical" (the paper), "mc" (targets drawn by the detector: frames may be (inputs, None)), "identity" (a baseline).
     fraction: share of the items to use, drawn with ``seed``.
     form: "eigen" is ``(n F + tau I)^-1`` exactly; "paper" is ``Q^-1 (x) H^-1`` with ``jitter``.
+    nonfinite: what to do with an item whose inputs, loss or gradients hold a NaN or an infinity: "error", or "skip" it and count it.
+    checkpoint: a file for what was counted so far, written every ``every`` seconds, on SIGINT and SIGTERM, and when something is raised. With
+    ``resume`` the fit goes on from it, if it is there, to the same posterior; remove it when the posterior is saved.
     progress: called with the number of items done and their total, or None where that is unknown.
 
     >>> import boxcov
@@ -54,79 +65,78 @@ def fit(
     >>> posterior.frames, posterior.n_data
     (4, 1000.0)
     """
-    _check_arguments(fisher, fraction, form)
+    _check_arguments(fisher, fraction, form, nonfinite)
     check_finite_weights(detector)
     chosen = chosen_parameters(detector, depth, fixed)
     accumulator = Accumulator(detector, chosen)
-    device = next(iter(chosen.values())).device
-    generator = torch.Generator(device).manual_seed(seed) if fisher == "mc" else None
-    taken = _Taken(frames, fraction, seed)
-    with torch.inference_mode(False):
-        for batch, item in enumerate(taken):
-            given, targets = _pair(item, batch)
-            inputs = ready(given, device, f"inputs of batch {batch}")
-            if fisher == "identity":
-                accumulator.discover(inputs)
-                break
-            accumulator.add(inputs, move(targets, device), generator, batch)
-            if progress is not None:
-                progress(batch + 1, taken.expected)
-    if not accumulator.sums:
-        raise BoxcovError("the data set is empty: fit needs at least one frame")
-    if fisher != "identity":
-        _check_reached(accumulator)
-    if n_data is None:
-        n_data = taken.all_frames(_frames_in(inputs) if fisher == "identity" else accumulator.frames)
+    items = Items(frames, fraction, seed)
+    settings: dict[str, Any] = {"weights_sha256": fingerprint(detector), "depth": depth if isinstance(depth, str) else ",".join(depth)}
+    settings |= {"parameters": list(chosen), "fisher": fisher, "fraction": fraction, "seed": seed, "items": items.size}
+    keeper = Keeper(checkpoint, every, resume, settings, accumulator)
+    if fisher == "identity":
+        counted = _discover(accumulator, items)
+    else:
+        with torch.inference_mode(False), keeper:
+            _accumulate(
+                accumulator, items, keeper, torch.Generator(accumulator.device) if fisher == "mc" else None, seed, nonfinite, progress
+            )
+        _check_counted(accumulator, keeper.skipped)
+        counted = accumulator.frames, keeper.next - len(keeper.skipped)
     return Posterior(
         blocks=_blocks(accumulator, chosen, identity=fisher == "identity"),
-        n_data=float(n_data),
+        n_data=float(items.all_frames(*counted) if n_data is None else n_data),
         prior_precision=prior_precision,
         fisher=fisher,
         frames=accumulator.frames,
         loss=accumulator.loss / max(accumulator.frames, 1),
-        fingerprint=fingerprint(detector),
-        depth=depth if isinstance(depth, str) else ",".join(depth),
+        fingerprint=settings["weights_sha256"],
+        depth=settings["depth"],
         form=form,
         jitter=jitter,
+        skipped=len(keeper.skipped),
     )
 
 
-class _Taken:
-    """The items of ``frames`` that a share of the data means."""
+def _discover(accumulator: Accumulator, items: Items) -> tuple[int, int]:
+    """The layers, from one item: its frames, and that it is one."""
+    for number, item in items.after(0):
+        inputs = ready(_pair(item, number)[0], accumulator.device, f"inputs of batch {number}")
+        with torch.inference_mode(False):
+            accumulator.discover(inputs)
+        return _frames_in(inputs), 1
+    raise BoxcovError(_EMPTY)
 
-    def __init__(self, frames: Iterable[Any], fraction: float, seed: int) -> None:
-        self.frames, self.fraction = frames, fraction
-        self.seen = self.used = 0
-        self.done = False  # whether a stream was read to its end
-        self.order: list[int] | None = None
-        size = len(frames) if isinstance(frames, Sized) else None
-        self.expected: int | None = None if size is None else max(1, round(fraction * size)) if size else 0
-        if size and fraction < 1 and hasattr(frames, "__getitem__"):
-            generator = torch.Generator().manual_seed(seed)
-            self.order = sorted(torch.randperm(size, generator=generator)[: self.expected].tolist())
-        self.size = size
 
-    def __iter__(self) -> Iterator[Any]:
-        if self.order is not None:  # only what is used is ever read
-            for i in self.order:
-                self.used += 1
-                yield self.frames[i]  # type: ignore[index]
-            return
-        for item in self.frames:  # a stream: evenly spread, the first one always
-            self.seen += 1
-            if self.used < round(self.seen * self.fraction, 9):
-                self.used += 1
-                yield item
-        self.done = True
+def _accumulate(
+    accumulator: Accumulator,
+    items: Items,
+    keeper: Keeper,
+    generator: torch.Generator | None,
+    seed: int,
+    nonfinite: NonFinite,
+    progress: Progress | None,
+) -> None:
+    for number, item in keeper.items(items):
+        given, targets = _pair(item, number)
+        if generator is not None:  # each item draws for itself, wherever a run begins
+            generator.manual_seed(1_000_003 * seed + number)
+        try:
+            inputs = ready(given, accumulator.device, f"inputs of batch {number}")
+            accumulator.add(inputs, move(targets, accumulator.device), generator, number)
+        except NotFiniteFrameError as error:
+            if nonfinite == "error":
+                raise NotFiniteFrameError(f"{error}{_tokens(targets)}. Mend it, or leave such frames out with nonfinite='skip'") from None
+            keeper.skipped.append(number)
+            warn(f"{error}{_tokens(targets)}: left out", BoxcovWarning, stacklevel=3)
+        keeper.counted(number, item)
+        if progress is not None:
+            progress(number + 1, items.expected)
 
-    def all_frames(self, used: int) -> int:
-        """The frames of the whole data set, of which the items used hold ``used``: exact for equal items and for ``boxcov.data.batched``."""
-        if isinstance(self.frames, Batches):
-            return len(self.frames.frames)
-        items = self.seen if self.size is None else self.size
-        if self.size is None and not self.done:
-            raise BoxcovError("fisher='identity' reads one item, and this data set has no length: give n_data, the number of its frames")
-        return round(used * items / self.used)
+
+def _tokens(targets: Any) -> str:
+    """The frames of a batch as the data set calls them, where it says so."""
+    known = [target["token"] for target in targets if isinstance(target, dict) and "token" in target] if isinstance(targets, list) else []
+    return f" ({listed(known)})" if known else ""
 
 
 def _frames_in(inputs: Any) -> int:
@@ -136,7 +146,9 @@ def _frames_in(inputs: Any) -> int:
     return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
-def _check_arguments(fisher: str, fraction: float, form: str) -> None:
+def _check_arguments(fisher: str, fraction: float, form: str, nonfinite: str) -> None:
+    if nonfinite not in get_args(NonFinite):
+        raise BoxcovError(f"nonfinite must be one of {', '.join(get_args(NonFinite))}, got {nonfinite!r}")
     if fisher not in get_args(FisherKind):
         raise BoxcovError(f"fisher must be one of {', '.join(get_args(FisherKind))}, got {fisher!r}")
     if form not in get_args(Form):
@@ -151,7 +163,9 @@ def _pair(item: Any, batch: int) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def _check_reached(accumulator: Accumulator) -> None:
+def _check_counted(accumulator: Accumulator, skipped: list[int]) -> None:
+    if not accumulator.frames:
+        raise BoxcovError(f"all {len(skipped)} items hold a NaN or an infinity: nothing is left to fit to" if skipped else _EMPTY)
     unseen = [name for name, sums in accumulator.sums.items() if not sums.locations]
     if unseen:
         raise BoxcovError(

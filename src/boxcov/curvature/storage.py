@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from boxcov.files import write_safetensors
 from boxcov.frozen import fingerprint
 from boxcov.version import __version__
 
-FORMAT = 1  # "calibration" came later and is optional: files without it are read, and older readers pass over it
+FORMAT = 1  # "calibration" and "skipped" came later and are optional: files without them are read, and older readers pass over them
 _KEY = "boxcov.posterior"
 
 
@@ -74,6 +75,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "form": posterior.form,
         "jitter": posterior.jitter,
         "meta": dict(posterior.meta),
+        "skipped": posterior.skipped,
     }
     if posterior.calibration is not None:
         about["calibration"] = json.loads(posterior.calibration.to_json())
@@ -130,16 +132,33 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
 
 
 def _about(block: Block, numbers: dict[int, int]) -> dict[str, Any]:
-    layer = block.layer
     return {
-        "weight": layer.weight,
-        "bias": layer.bias,
-        "shape": list(layer.shape),
-        "geometry": asdict(layer.geometry),
+        **layer_to_json(block.layer),
         "Q": numbers[id(block.Q)],
         "H": numbers[id(block.H)],
         "square_norm": block.square_norm,
     }
+
+
+def layer_to_json(layer: Layer) -> dict[str, Any]:
+    """A layer as the header of a file has it.
+
+    >>> layer_from_json(layer_to_json(Layer("conv.weight", None, torch.Size([8, 4, 3, 3]), Geometry((3, 3))))).n_in
+    36
+    """
+    return {"weight": layer.weight, "bias": layer.bias, "shape": list(layer.shape), "geometry": asdict(layer.geometry)}
+
+
+def layer_from_json(entry: Mapping[str, Any]) -> Layer:
+    """The way back; numbers that are no sizes are a ValueError."""
+    form, bias = entry["geometry"], entry["bias"]
+    kernel, shape = tuple(form["kernel"]), tuple(entry["shape"])
+    sizes = (*kernel, *shape, form["groups"])
+    if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes) or len(shape) != 2 + len(kernel):
+        raise ValueError(f"no layer has the shape {shape}, a kernel of {kernel} and {form['groups']} groups")
+    if not isinstance(entry["weight"], str) or not (bias is None or isinstance(bias, str)):
+        raise ValueError(f"{entry['weight']!r} and {bias!r} are no names of a weight and a bias")
+    return Layer(entry["weight"], bias, torch.Size(shape), Geometry(kernel, groups=form["groups"], transposed=bool(form["transposed"])))
 
 
 def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
@@ -150,9 +169,8 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
     }
     blocks = {}
     for entry in about["blocks"]:
-        form = entry["geometry"]
-        geometry = Geometry(tuple(form["kernel"]), groups=form["groups"], transposed=form["transposed"])
-        layer = Layer(entry["weight"], entry["bias"], torch.Size(entry["shape"]), geometry)
+        layer = layer_from_json(entry)
+        geometry = layer.geometry
         Q, H = factors[entry["Q"]], factors[entry["H"]]
         for factor, n, side in ((Q, layer.n_in, "Q"), (H, layer.n_out, "H")):
             expected = (geometry.groups, n, n)
@@ -171,4 +189,5 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
         form=about["form"],
         jitter=about["jitter"],
         meta=about["meta"],
+        skipped=about.get("skipped", 0),
     )
