@@ -9,16 +9,18 @@ import torch
 from torch import Tensor, nn
 
 import boxcov
-from boxcov import GLM, BoxcovError, ExactGLM
+from boxcov import GLM, MCGLM, BoxcovError, ExactGLM
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict import stages
+from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.plan import Where as At
 from boxcov.predict.plan import own_cells
+from boxcov.predict.predictor import sample_covariance
 from boxcov.predict.separable import separable
-from boxcov.predict.stacked import decoded, raw_covariance
+from boxcov.predict.stacked import through_head
 from boxcov.staged import Stage
 from centerpoint_cases import detector_of, frames, pillar_config
 from oracles.dense import relative
@@ -140,10 +142,33 @@ def test_cells_of_their_own_give_the_same(posterior, data) -> None:
             *(nn.functional.pad(t, (0, 11), value=v) for t, v in zip((staged.frame, staged.row, staged.column, staged.kind), (0, 0, 0, 3)))
         )
         pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, head.kinds, 16)
-        C = decoded(*raw_covariance(head, plan, pixels), lambda numbers: staged.decode(numbers, at.row, at.column))
+        C = model._stages._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, at.row, at.column))
     assert C.shape == (32, 9, 9)
     assert bool(C.isfinite().all())
     assert relative(C[:21], fast) < 1e-5
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_derivatives_along_directions(posterior, data, count: int) -> None:
+    detector = chosen(count)
+    model = MCGLM(detector, posterior, samples=6, cross_box=True)
+    model(data[0][0])
+    assert model._stages.suffice or count == 1
+    found = model(data[0][0])
+    assert torch.equal(found.boxes, detector.detect(data[0][0]).boxes)
+    A = directional_derivatives(model.linearised.at(data[0][0]), model._etas)
+    assert relative(found.covariance, sample_covariance(A)) < 1e-4
+    assert found.factor.shape == (count, 9, 6)
+
+
+def test_directions_that_reach_below_the_head_are_taken_the_plain_way(data) -> None:
+    detector = chosen(5)
+    model = MCGLM(detector, boxcov.fit(detector, data, depth="neck"), samples=4)
+    model(data[0][0])
+    found = model(data[0][0])
+    assert model._other_weights
+    A = directional_derivatives(model.linearised.at(data[0][0]), model._etas)
+    assert relative(found.covariance, sample_covariance(A)) < 1e-5
 
 
 def test_weights_that_are_exchanged_for_equal_ones_are_prepared_anew(posterior, data) -> None:
@@ -175,7 +200,7 @@ def test_stages_that_contradict_instances_are_refused(tiny, request, train_frame
     wrong = NoNorm()
     wrong.load_state_dict(tiny.state_dict())
     posterior = boxcov.fit(wrong.eval(), train_frames[:4])
-    with pytest.raises(BoxcovError, match=r"staged\(\) contradicts instances\(\): box \d+"):
+    with pytest.raises(BoxcovError, match=r"staged\(\) contradicts instances\(\) or decode\(\): box \d+"):
         ExactGLM(wrong, posterior)(train_frames[0][0])
 
 

@@ -93,8 +93,8 @@ def entries(detector: Detector, posterior: Posterior, samples: Sequence[int], se
     for k in samples:
         ours = MCGLM(detector, posterior, k, seed=seed)
         found.append(Entry("mcglm", k, ours))
-        found.append(Entry("mcglm as published", k, _as_published(ours), note=f"{k + 1} whole passes, finite differences"))
-        found.append(Entry("mc dropout", k, MCI(detector, dropout=0.1, samples=k, seed=seed)))
+        found.append(Entry("mcglm as published", k, _as_published(ours), f"{k + 1} whole passes, finite differences", slow=True))
+        found.append(Entry("mc dropout", k, MCI(detector, dropout=0.1, samples=k, seed=seed), slow=True))
     glm = GLM(detector, posterior)
     found.append(Entry("glm as published", None, _some_backwards(glm), f"extrapolated from {_SCALARS} backward passes", slow=True))
     return found

@@ -89,7 +89,7 @@ def _frames(source: Source, found: Detections, scenes: int, progress: Progress |
     for number in range(len(frames)):
         inputs, target = frames[number]
         targets.append((None, target))
-        if number < scenes:
+        if number < scenes and isinstance(inputs, list):  # clouds of points: there is no picture of an image yet
             kept[number] = inputs[0]
         if progress is not None:
             progress(number + 1, len(frames))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,13 @@ from typing import Any
 import torch
 
 from boxcov.commands.sources import KITTI_AS_NUSCENES, Turned
-from boxcov.data import kitti, nuscenes
-from boxcov.data.poses import BOX_FIELDS, Pose, carried, moved
-from boxcov.data.results import check_finite, nine_digits
+from boxcov.data import coco, kitti, nuscenes
+from boxcov.data.coco.results import IMAGE_FIELDS
+from boxcov.data.poses import BOX_FIELDS, Pose, moved
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.files import replacing
 
-IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
-CORNERS_TO_SIZE = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [-1, 0, 1, 0], [0, -1, 0, 1]])  # x1 y1 x2 y2 to x y w h
 TURN_BACK = Pose(torch.tensor([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), torch.zeros(3))  # from nuScenes' axes to KITTI's
 
 
@@ -35,8 +32,8 @@ def check(format: str, out: Path, frames: Sequence[Any], detector: Detector) -> 
         raise BoxcovError("the format kitti is for frames of KITTI: give --data kitti:ROOT, or take the format native")
     if format == "coco" and fields != IMAGE_FIELDS:
         raise BoxcovError(f"the format coco holds boxes x1 y1 x2 y2 in images; those of this detector are {' '.join(fields)}")
-    if format == "coco" and not hasattr(frames, "image_ids"):
-        raise BoxcovError("the format coco is for images of COCO, which have numbers: take the format native")
+    if format == "coco" and not isinstance(frames, coco.Coco):
+        raise BoxcovError("the format coco is for images of COCO: give --data coco:ROOT, or take the format native")
     if format == "kitti" and out.is_file():
         raise BoxcovError(f"{out}: is a file; the format kitti writes a folder")
     if format != "kitti" and out.is_dir():
@@ -56,7 +53,7 @@ def write(format: str, out: Path, frames: Any, found: Detections) -> None:
     elif format == "kitti":
         kitti.write_results(out, frames, (replace(part, classes=kitti.CLASSES) for part in each))
     else:
-        write_coco(out, frames.image_ids, frames.category_ids, each)
+        coco.write_results(out, frames, each)
 
 
 def as_kitti(found: Detections) -> Detections:
@@ -73,26 +70,6 @@ def as_kitti(found: Detections) -> Detections:
     known = found[[row for row, name in enumerate(names) if name is not None]]
     labels = torch.tensor([kitti.CLASSES.index(name) for name in names if name is not None], dtype=torch.long)
     return moved(replace(known, labels=labels, classes=kitti.CLASSES), TURN_BACK)
-
-
-def write_coco(path: Path, image_ids: Sequence[int], category_ids: Sequence[int], detections: Iterable[Detections]) -> None:
-    """COCO's list of results: boxes x y w h, each with its covariance (4 x 4, row by row, in that order) and the trace of it.
-
-    ``image_ids``: one a frame; ``category_ids``: one a class.
-    """
-    entries: list[dict[str, Any]] = []
-    for image, found in zip(image_ids, detections, strict=True):
-        size = CORNERS_TO_SIZE.double()
-        there = carried(found, found.boxes.double() @ size.T, size.expand(len(found), 4, 4), ("x", "y", "w", "h"))
-        check_finite(str(image), "box", there.boxes)
-        rows = [None] * len(there) if there.covariance is None else nine_digits(there.covariance.flatten(1))
-        for box, score, label, row in zip(nine_digits(there.boxes), there.scores.tolist(), there.labels.tolist(), rows):
-            entry: dict[str, Any] = {"image_id": image, "category_id": category_ids[label], "bbox": box, "score": score}
-            if row is not None:
-                entry.update(covariance=row, uncertainty=sum(row[::5]))
-            entries.append(entry)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(entries), encoding="utf-8")
 
 
 def plain(about: dict[str, Any]) -> dict[str, Any]:

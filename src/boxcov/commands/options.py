@@ -45,8 +45,10 @@ class FormKind(str, Enum):
     paper = "paper"
 
 
-DetectorWord = Annotated[str, typer.Option("--detector", metavar="KIND:WHICH", help="centerpoint:small, or centerpoint:CHECKPOINT.")]
-DataWord = Annotated[str, typer.Option("--data", metavar="KIND:WHERE", help="simulated:SCENARIO, nuscenes:ROOT or kitti:ROOT.")]
+DetectorWord = Annotated[
+    str, typer.Option("--detector", metavar="KIND:WHICH", help="centerpoint:small, centerpoint:CHECKPOINT or yolox:CHECKPOINT.")
+]
+DataWord = Annotated[str, typer.Option("--data", metavar="KIND:WHERE", help="simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT.")]
 Split = Annotated[
     str | None,
     typer.Option(help="train, test or val of simulated data; a split of a real set, with a part of it if need be: 'train[:28]'."),

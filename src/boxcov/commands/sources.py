@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from boxcov.data import kitti, nuscenes, simulated
+from boxcov.data import coco, kitti, nuscenes, simulated
 from boxcov.data.poses import wrapped
 from boxcov.detector import Detector
-from boxcov.detectors import centerpoint
+from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.centerpoint import Config
 from boxcov.errors import BoxcovError
 
@@ -39,15 +39,15 @@ def config_named(name: str) -> Config:
 
 
 def detector_named(word: str, device: str = "cpu") -> Detector:
-    """The detector that ``--detector KIND:WHICH`` means: ``centerpoint:small`` or ``centerpoint:CHECKPOINT``.
+    """The detector that ``--detector KIND:WHICH`` means: ``centerpoint:small``, ``centerpoint:CHECKPOINT`` or ``yolox:CHECKPOINT``.
 
     >>> len(detector_named("centerpoint:small").classes)
     10
     """
     kind, _, which = word.partition(":")
-    if kind != "centerpoint" or not which:
-        raise BoxcovError(f"no detector {word!r}: give centerpoint:small, or centerpoint: and the path of a checkpoint")
-    return on_device(centerpoint.load(which), device)
+    if kind not in ("centerpoint", "yolox") or not which:
+        raise BoxcovError(f"no detector {word!r}: give centerpoint:small, or centerpoint: or yolox: and the path of a checkpoint")
+    return on_device(centerpoint.load(which) if kind == "centerpoint" else yolox.load(which), device)
 
 
 def on_device(detector: D, device: str) -> D:
@@ -103,7 +103,7 @@ def unseen_split(data: str) -> str:
     >>> unseen_split("simulated:fog"), unseen_split("nuscenes:ROOT"), unseen_split("kitti:ROOT")
     ('test', 'val', 'training')
     """
-    return {"nuscenes": "val", "kitti": "training"}.get(data.partition(":")[0], "test")
+    return {"nuscenes": "val", "kitti": "training", "coco": "val2017"}.get(data.partition(":")[0], "test")
 
 
 def held_out_split(data: str) -> str:
@@ -124,7 +124,9 @@ def frames_named(
     device: str = "cpu",
     classes: Sequence[str] = simulated.CLASSES,
 ) -> Sequence[Any]:
-    """The frames that ``--data KIND:WHERE`` means: ``simulated:clear``, ``nuscenes:ROOT``, ``kitti:ROOT``.
+    """The frames that ``--data KIND:WHERE`` means: ``simulated:clear``, ``nuscenes:ROOT``, ``kitti:ROOT``, ``coco:ROOT``.
+
+    COCO's images are letterboxed to 416 pixels, or as in ``coco:ROOT@640``.
 
     split: of a real set, with a range of its frames if need be: ``train[:28]``, ``training[50:]``; of simulated frames, train, test or val,
     each from seeds of its own. count: so many simulated frames (100), or the first ones of the split (all). classes: the detector's;
@@ -156,7 +158,21 @@ def frames_named(
         if tuple(c.lower() for c in classes) == tuple(c.lower() for c in kitti.CLASSES):
             return _known(drive, kitti.CLASSES, kitti.CLASSES, there)
         return _known(Turned(drive), simulated.CLASSES, classes, there)
-    raise BoxcovError(f"no data {data!r}: give simulated:SCENARIO, nuscenes:ROOT or kitti:ROOT")
+    if kind == "coco" and where:
+        root, size = _sized(where)
+        images = coco.frames(root, name or "train2017", size)
+        return _known(images[part][:count], images.classes, classes, f"{data}, split {split or 'train2017'}")
+    raise BoxcovError(f"no data {data!r}: give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT")
+
+
+def _sized(where: str) -> tuple[str, int]:
+    """A folder of images, and the pixels of the squares that they are letterboxed to.
+
+    >>> _sized("data/coco"), _sized("data/coco@640")
+    (('data/coco', 416), ('data/coco', 640))
+    """
+    root, _, size = where.rpartition("@")
+    return (root, int(size)) if root and size.isdecimal() else (where, 416)
 
 
 def _known(frames: Sequence[Any], theirs: Sequence[str], classes: Sequence[str], where: str) -> Sequence[Any]:

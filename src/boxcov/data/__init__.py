@@ -1,6 +1,6 @@
 """Frames: sized, indexable sequences of (inputs, targets), ready for ``detector(inputs)``."""
 
-from boxcov.data import kitti, nuscenes, shapes, simulated
+from boxcov.data import coco, kitti, nuscenes, shapes, simulated
 from boxcov.data.frame import batched
 
-__all__ = ["batched", "kitti", "nuscenes", "shapes", "simulated"]
+__all__ = ["batched", "coco", "kitti", "nuscenes", "shapes", "simulated"]

@@ -7,6 +7,7 @@ backward pass a number, or by Monte Carlo, which is one estimator with less nois
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -93,7 +94,7 @@ class ExactGLM(PosteriorPredictor):
 
     def _head(self, point: Point) -> tuple[Tensor, list[str]]:
         """What the layers of the head add (m, D, D), and the names of those that lie below."""
-        fast = self._stages.covariance(point)
+        fast = self._stages.found(point)
         if fast is not None and self._stages.trusted:
             return fast, self._stages.below
         if not point.remembered:
@@ -102,7 +103,7 @@ class ExactGLM(PosteriorPredictor):
         zeros = at_least_float32(point.boxes).new_zeros(m, D, D)
         if point.linearised.shadow.instances(point.raw, point.selection) is None:
             return zeros, list(self.posterior.blocks)
-        with matrix_precision("float32"):  # convolutions take TF32 by themselves, and some headings magnify its rounding a hundredfold
+        with nullcontext() if fast is None else matrix_precision("float32"):  # to be compared, it must be as exact
             part, direct, upstream = self._by_instance(point)
         if upstream & direct:  # a weight used on both sides of the cut: its gradient cannot be told apart
             return zeros, list(self.posterior.blocks)

@@ -15,7 +15,7 @@ _KEPT = 16  # graphs; each holds its own intermediates
 
 @contextmanager
 def matrix_precision(precision: Precision) -> Iterator[None]:
-    """Products of float32 matrices and convolutions on a GPU in float32, or with TF32 inside; as it was before, afterwards.
+    """Products and convolutions in float32 on a GPU in float32, or with TF32 inside; as it was before, afterwards.
 
     >>> before = torch.backends.cuda.matmul.allow_tf32
     >>> with matrix_precision("tf32"):

@@ -14,8 +14,10 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.predict.graphs import matrix_precision
 from boxcov.predict.linearise import Point, Weights
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance
+from boxcov.predict.stages import Stages
 
 Derivative = Literal["jvp", "fd"]
 _STEP_TOLERANCE = 0.05
@@ -71,6 +73,8 @@ class MCGLM(PosteriorPredictor):
         self._generator = torch.Generator().manual_seed(seed)
         self._etas: dict[str, Tensor] | None = None
         self._step_checked = derivative == "jvp"
+        self._stages: Stages | None = None
+        self._other_weights = False  # whether boxes were seen to depend on weights that are not the stages'
 
     def settings(self) -> dict[str, Any]:
         own: dict[str, Any] = {"samples": self.samples, "derivative": self.derivative, "seed": self.seed, "fresh": self.fresh}
@@ -81,13 +85,40 @@ class MCGLM(PosteriorPredictor):
     def predict(self, point: Point) -> Detections:
         etas = self._directions()
         if self.derivative == "jvp":
-            A = directional_derivatives(point, etas, self.chunk)
+            A = self._derivatives(point, etas)
         else:
             A = finite_differences(point, etas, self.epsilon)
             if not self._step_checked:
                 self._check_step(point, etas, A)
         factor = (A - A.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5 if self.cross_box else None
         return point.detections(covariance=sample_covariance(A), factor=factor, meta=self.settings())
+
+    def asks(self) -> bool:
+        return self._stages is None or not self._stages.suffice
+
+    def _derivatives(self, point: Point, etas: dict[str, Tensor]) -> Tensor:
+        """J eta (m, D, k), through the stages of the head where the detector has them and the boxes depend on nothing else."""
+        if self._other_weights:
+            return directional_derivatives(point, etas, self.chunk)
+        if self._stages is None:
+            self._stages = Stages(self.posterior, etas=etas)
+        elif self.fresh:
+            self._stages.draw(etas)
+        fast = self._stages.found(point)
+        if fast is not None and self._stages.trusted:
+            return fast
+        if not point.remembered:
+            point = self.linearised.at(point.inputs)
+        if fast is None:
+            return directional_derivatives(point, etas, self.chunk)
+        with matrix_precision("float32"):  # to be compared, it must be as exact
+            plain = directional_derivatives(point, etas, self.chunk)
+        rest = {name: eta[:2] for name, eta in etas.items() if name not in self._stages.parameters()}
+        if rest and bool(directional_derivatives(point, rest).any()):
+            self._other_weights = True  # the posterior reaches below the head
+            return plain
+        self._stages.compare(fast, plain, [])
+        return fast
 
     def _directions(self) -> dict[str, Tensor]:
         if self._etas is None or self.fresh:

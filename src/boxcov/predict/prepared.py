@@ -35,6 +35,17 @@ class Turned:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """Directions in the place of a posterior: k of them for every layer of a stage."""
+
+    U: Tensor  # (n_in, k n_out) for a stem, else (G, B, n_in, k n_out)
+    count: int
+
+    def of(self, kinds: slice) -> Drawn:
+        return Drawn(self.U[kinds], self.count)
+
+
+@dataclass(frozen=True)
 class Layers:
     """The layers of a stage: G kinds of B branches. A stage of the stem has one of each."""
 
@@ -46,7 +57,8 @@ class Layers:
     reach: int
     picked: Tensor  # (R,) which of the B n_out outputs are real
     branch_of: Tensor  # (R,) the branch of each
-    turned: Turned | None  # None: not in the posterior
+    turned: Turned | Drawn | None  # None: not in the posterior
+    parameters: tuple[str, ...]  # of the posterior, among those of the layers
     joined: Tensor | None = None  # of a stem: U and W side by side, one product for both
 
     def of(self, kinds: slice) -> Layers:
@@ -66,6 +78,11 @@ class Prepared:
         return sum(layers.reach for layers in (*self.stem, *self.branches))
 
     @property
+    def parameters(self) -> set[str]:
+        """Of the posterior, by name: those that it accounts for."""
+        return {name for layers in (*self.stem, *self.branches) for name in layers.parameters}
+
+    @property
     def kinds(self) -> int:
         return self.branches[0].W.shape[0]
 
@@ -75,19 +92,23 @@ class Prepared:
         return [layers.reach for layers in (*self.stem, self.branches[0])]
 
 
-def prepared(staged: Staged, posterior: Posterior, names: Mapping[int, str]) -> Prepared | None:
-    """None if the head, or what the posterior holds of it, is not of the form that can be stacked. ``names``: of the parameters, by id."""
+def prepared(staged: Staged, posterior: Posterior, names: Mapping[int, str], etas: Mapping[str, Tensor] | None = None) -> Prepared | None:
+    """None if the head, or what the posterior holds of it, is not of the form that can be stacked.
+
+    names: of the parameters, by id. etas: directions (k, *shape) by parameter name; with them, derivatives along these are prepared
+    instead of the posterior's covariance.
+    """
     stages = (*staged.stem, *staged.branches)
     if not staged.stem or not staged.branches or not all(stage.fits() for stage in stages):
         return None
     if any(len(stage.layers) > 1 or len(stage.layers[0]) > 1 for stage in staged.stem):
         return None
-    made = [_layers(stage, posterior, names) for stage in stages]
+    made = [_layers(stage, posterior, names, etas) for stage in stages]
     found = [layers for layers in made if layers is not None]
     if len(found) < len(made) or len({tuple(layers.W.shape[:2]) for layers in found[len(staged.stem) :]}) > 1:
         return None
     first = found[len(staged.stem)]
-    if first.turned is not None and first.turned.U.dim() > 2:  # branches that do not share their input factor
+    if isinstance(first.turned, Turned) and first.turned.U.dim() > 2:  # branches that do not share their input factor
         return None
     return Prepared(tuple(_joined(layers) for layers in found[: len(staged.stem)]), tuple(found[len(staged.stem) :]))
 
@@ -96,11 +117,12 @@ def _joined(layers: Layers) -> Layers:
     """U becomes a part of the joined matrix, so that it is kept once."""
     if layers.turned is None:
         return layers
-    joined = torch.cat([layers.turned.U, layers.W[0, 0]], 1)
-    return replace(layers, joined=joined, turned=replace(layers.turned, U=joined[:, : len(joined)]))
+    U = layers.turned.U if layers.turned.U.dim() == 2 else layers.turned.U[0, 0]
+    joined = torch.cat([U, layers.W[0, 0]], 1)
+    return replace(layers, joined=joined, turned=replace(layers.turned, U=joined[:, : U.shape[1]]))
 
 
-def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str]) -> Layers | None:
+def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str], etas: Mapping[str, Tensor] | None) -> Layers | None:
     layers = [layer for row in stage.layers for layer in row]
     G, B = len(stage.layers), len(stage.layers[0])
     shapes = {tuple(layer.weight.shape[1:]) for layer in layers}
@@ -118,16 +140,32 @@ def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str]) -> Lay
     most = max(outputs[0])
     weights = torch.stack([_filled(_by_taps(layer), most) for layer in layers]).unflatten(0, (G, B))  # (G, B, n_out, n_in)
     scale, shift = _norm(stage, weights)
-    turned = _turned(posterior, known, layers[0], most, (G, B)) if known else None
+    turned: Turned | Drawn | None = None
+    if known:
+        turned = _turned(posterior, known, layers[0], most, (G, B)) if etas is None else _drawn(posterior, known, etas, most, (G, B))
+    matrices = [posterior.blocks[name].layer for name in known]
+    parameters = tuple(name for layer in matrices for name in (layer.weight, layer.bias) if name is not None)
     real = torch.arange(most) < torch.tensor(outputs[0]).unsqueeze(1)  # (B, n_out)
     picked = real.flatten().nonzero()[:, 0].to(weights.device)
     W = weights.transpose(2, 3).contiguous()
-    return Layers(W, scale, shift, stage.activation, has_bias, stage.reach, picked, picked // most, turned)
+    return Layers(W, scale, shift, stage.activation, has_bias, stage.reach, picked, picked // most, turned, parameters)
 
 
 def _by_taps(layer: nn.Conv2d) -> Tensor:
-    matrix = layer.weight.detach().flatten(2).transpose(1, 2).flatten(1)  # (n_out, taps channels)
-    return matrix if layer.bias is None else torch.cat([matrix, layer.bias.detach().unsqueeze(1)], 1)
+    return _matrix(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+
+
+def _matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Weights (..., n_out, channels, k, k) as (..., n_out, n_in), tap by tap, the bias last."""
+    matrix = weight.flatten(-2).transpose(-1, -2).flatten(-2)
+    return matrix if bias is None else torch.cat([matrix, bias.unsqueeze(-1)], -1)
+
+
+def _drawn(posterior: Posterior, names: list[str], etas: Mapping[str, Tensor], most: int, form: tuple[int, int]) -> Drawn:
+    layers = [posterior.blocks[name].layer for name in names]
+    matrices = [_matrix(etas[layer.weight], None if layer.bias is None else etas[layer.bias]) for layer in layers]  # (k, n_out, n_in)
+    U = torch.stack([_filled(matrix, most, 1).flatten(0, 1).T for matrix in matrices]).unflatten(0, form)
+    return Drawn(U.contiguous(), len(matrices[0]))
 
 
 def _filled(x: Tensor, most: int, dim: int = 0) -> Tensor:

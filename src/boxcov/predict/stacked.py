@@ -19,7 +19,7 @@ from torch import Tensor
 
 from boxcov.predict.contract import MEMORY
 from boxcov.predict.plan import Cells, Group, Plan
-from boxcov.predict.prepared import Layers, Prepared, Turned
+from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned
 
 _NEAR = 2**20  # bytes of intermediates at once on a CPU: what its second cache holds
 
@@ -28,36 +28,40 @@ _NEAR = 2**20  # bytes of intermediates at once on a CPU: what its second cache 
 class Passed:
     """What a stage leaves behind for the way back."""
 
-    alpha: Tensor | None  # inputs in the eigenbasis: (L + 1, n_in), or (G, B, n, T, n_in) in the branches
+    alpha: Tensor | None  # inputs in the eigenbasis, or times directions: (L + 1, n_in), or (G, B, n, T, n_in) in the branches
     slope: Tensor  # of norm and activation: (L + 1, C), or (G, B, n, T, C)
 
 
-def raw_covariance(head: Prepared, plan: Plan, pixels: Tensor, half: bool = False) -> tuple[Tensor, Tensor]:
+def through_head(head: Prepared, plan: Plan, pixels: Tensor, half: bool = False) -> tuple[Tensor, Tensor]:
     """The covariance of the numbers of all boxes (m, R, R) and the numbers (m, R), from the features (P + 1, C) of the cells that they see.
 
+    For a head prepared with k directions, the derivatives along them (m, R, k) come in the place of the covariance.
     half: take the one large product, of the stem's inputs with their eigenvectors, in half precision.
     """
     rows, stem = pixels, []
     for layers, cells in zip(head.stem, plan.stages):
         rows, passed = _stem_stage(layers, cells, rows, half)
         stem.append(passed)
-    numbers, C, d = _branches(head, plan, rows)
+    numbers, found, d = _branches(head, plan, rows)
     for layers, cells, passed in zip(reversed(head.stem), reversed(plan.stages[:-1]), reversed(stem)):
         d = d * passed.slope[cells.at]  # (R, m, T, C)
         if layers.turned is not None:
             assert passed.alpha is not None
-            C = C + _stem_covariance(layers.turned, passed.alpha, d, cells, plan)
+            add = _stem_directions if isinstance(layers.turned, Drawn) else _stem_covariance
+            part = add(layers.turned, passed.alpha, d, cells, plan)  # type: ignore[arg-type]
+            found = part if found is None else found + part
         if layers is not head.stem[0]:
             d = _back(d, layers.W[0, 0], layers)
-    return C, numbers
+    assert found is not None
+    return found, numbers
 
 
-def decoded(C: Tensor, numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
-    """The covariance of the boxes (m, D, D) from that of their numbers (m, R, R).
+def jacobian(numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
+    """Derivatives (m, D, R) of boxes in their numbers (m, R), each of its own.
 
-    >>> decoded(torch.eye(2).expand(3, 2, 2), torch.zeros(3, 2), lambda x: 2 * x.exp())[0]
-    tensor([[4., 0.],
-            [0., 4.]])
+    >>> jacobian(torch.zeros(3, 2), lambda x: 2 * x.exp())[0]
+    tensor([[2., 0.],
+            [0., 2.]])
     """
     with torch.enable_grad():
         numbers = numbers.detach().requires_grad_()
@@ -65,8 +69,7 @@ def decoded(C: Tensor, numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> T
         m, D = boxes.shape
         ones = torch.eye(D, dtype=boxes.dtype, device=boxes.device).unsqueeze(1).expand(D, m, D)
         (J,) = torch.autograd.grad(boxes, numbers, ones, is_grads_batched=True)  # (D, m, R)
-    J = J.transpose(0, 1).to(C.dtype)
-    return J @ C @ J.transpose(1, 2)
+    return J.transpose(0, 1)
 
 
 def _pointwise(y: Tensor, scale: Tensor, shift: Tensor, layers: Layers) -> tuple[Tensor, Tensor]:
@@ -104,8 +107,7 @@ def _stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple
     elif half:
         alpha, y = (a.half() @ layers.turned.U.half()).to(a.dtype), a @ layers.W[0, 0]
     else:
-        both = a @ layers.joined
-        alpha, y = both[:, : a.shape[1]], both[:, a.shape[1] :]
+        alpha, y = (a @ layers.joined).tensor_split([layers.joined.shape[1] - layers.W.shape[3]], 1)
     h, slope = _pointwise(y, layers.scale[0, 0], layers.shift[0, 0], layers)
     h[-1], slope[-1] = 0, 0
     return h, Passed(alpha, slope)
@@ -137,6 +139,13 @@ def _stem_covariance(turned: Turned, alpha: Tensor, d: Tensor, cells: Cells, pla
     return out
 
 
+def _stem_directions(drawn: Drawn, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan) -> Tensor:
+    """(m, R, k) of gradients d (R, m, T, C) and what the directions make of the inputs, alpha (L + 1, k C)."""
+    _, m, T, C = d.shape
+    moved = alpha[cells.at].view(m, T, drawn.count, C).transpose(2, 3).flatten(1, 2)  # (m, T C, k)
+    return d.transpose(0, 1).flatten(2) @ moved
+
+
 def _grams(turned: Turned, alpha: Tensor, at: Tensor) -> Tensor:
     """``alpha diag(columns[s]) alpha^T`` (u, S, T T) over the cells ``at`` (u, T) that boxes see; every variance by itself if not separable."""
     bands = turned.bands or ((slice(0, alpha.shape[1]), turned.variances[0, 0]),)
@@ -159,23 +168,28 @@ def _grams(turned: Turned, alpha: Tensor, at: Tensor) -> Tensor:
 # the branches: boxes by kind, (G kinds, B branches, n boxes, ...)
 
 
-def _branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The numbers (m, R), what the branches' layers add to their covariance (m, R, R), and their gradients at the stem's output (R, m, T, C)."""
+def _branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The numbers (m, R), what the branches' layers add (m, R, R or k), and the gradients at the stem's output (R, m, T, C)."""
     first, last = head.branches[0], head.branches[-1]
     a = _gathered(rows, plan.stages[-1].table, first.has_bias)
     grams = None
-    if first.turned is not None and first.turned.rows is not None:
+    if isinstance(first.turned, Turned) and first.turned.rows is not None:
         grams = _grams(first.turned, a @ first.turned.U, plan.stages[-1].at[plan.first])
     found = [_of_kinds(head, plan, group, a, grams) for group in plan.groups]
     order = torch.cat([group.boxes for group in plan.groups]).argsort()
-    numbers, blocks = (torch.cat(parts)[order] for parts in list(zip(*found))[:2])
+    numbers = torch.cat([parts[0] for parts in found])[order].flatten(1)[:, last.picked]
     d = torch.cat([parts[2] for parts in found], 1).index_select(1, order)
-    blocks = torch.diag_embed(blocks.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2).flatten(3).flatten(1, 2)  # (m, B c, B c)
-    return numbers.flatten(1)[:, last.picked], blocks[:, last.picked][:, :, last.picked], d
+    added = [parts[1] for parts in found if parts[1] is not None]
+    if not added:
+        return numbers, None, d
+    part = torch.cat(added)[order]  # (m, B, c, c or k)
+    if any(isinstance(layers.turned, Turned) for layers in head.branches):  # numbers of two branches share no layer of theirs
+        part = torch.diag_embed(part.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2).flatten(3)[..., last.picked]
+    return numbers, part.flatten(1, 2)[:, last.picked], d
 
 
-def _of_kinds(head: Prepared, plan: Plan, group: Group, a: Tensor, grams: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers (g, B, c), covariance (g, B, c, c) and gradients (R, g, T, C) of the boxes of some kinds."""
+def _of_kinds(head: Prepared, plan: Plan, group: Group, a: Tensor, grams: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Numbers (g, B, c), what the layers add (g, B, c, c or k) and gradients (R, g, T, C) of the boxes of some kinds."""
     at = plan.stages[-1].at_or_beyond(group.members)  # (G, n, T)
     stages = [layers.of(group.kinds) for layers in head.branches]
     x, passed = _first_branches(stages[0], at, a)
@@ -185,18 +199,24 @@ def _of_kinds(head: Prepared, plan: Plan, group: Group, a: Tensor, grams: Tensor
         passes.append(passed)
     numbers, c = x, x.shape[-1]
     d = torch.eye(c, dtype=x.dtype, device=x.device).view(c, 1, 1, c).expand(*x.shape[:2], c, *x.shape[2:])  # (G, B, c, n, T, C)
-    C = x.new_zeros(*x.shape[:3], c, c)
+    added: Tensor | None = None
     for number, layers, passed in zip(reversed(range(len(stages))), reversed(stages), reversed(passes)):
         d = d * passed.slope.unsqueeze(2)
-        if layers.turned is not None:
+        part: Tensor | None = None
+        if isinstance(layers.turned, Drawn):
+            part = _branch_directions(layers.turned, passed.alpha, d)
+        elif layers.turned is not None:
             own = grams.index_select(0, plan.cell_or_none(group.members).flatten()) if grams is not None and not number else None
-            C = C + _branch_covariance(layers.turned, passed.alpha, d, own)
+            part = _branch_covariance(layers.turned, passed.alpha, d, own)
+        added = part if added is None else added if part is None else added + part
         if number:
             d = _back(d, layers.W, layers)
     # from here on a row a number: what was filled up falls away
     d = _back(d.flatten(1, 2)[:, stages[-1].picked], stages[0].W[:, stages[-1].branch_of], stages[0])  # (G, R, n, T, C)
     d = d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
-    return (*(t.transpose(1, 2).flatten(0, 1)[group.slot] for t in (numbers.squeeze(3), C)), d)  # type: ignore[return-value]
+    by_box = [None if t is None else t.transpose(1, 2).flatten(0, 1)[group.slot] for t in (numbers.squeeze(3), added)]
+    assert by_box[0] is not None
+    return by_box[0], by_box[1], d
 
 
 def _first_branches(layers: Layers, at: Tensor, a: Tensor) -> tuple[Tensor, Passed]:
@@ -204,7 +224,9 @@ def _first_branches(layers: Layers, at: Tensor, a: Tensor) -> tuple[Tensor, Pass
     G, n, T = at.shape
     own = a.index_select(0, at.flatten()).view(G, n * T, -1)
     alpha = None
-    if layers.turned is not None and layers.turned.rows is None:
+    if isinstance(layers.turned, Drawn):
+        alpha = (own @ layers.turned.U.transpose(1, 2).flatten(2)).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
+    elif layers.turned is not None and layers.turned.rows is None:
         alpha = (own @ layers.turned.U).view(G, 1, n, T, -1)
     W = layers.W.transpose(1, 2).flatten(2)  # (G, n_in, B C)
     y = (own @ W).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
@@ -222,7 +244,7 @@ def _later_branches(layers: Layers, x: Tensor) -> tuple[Tensor, Passed]:
     if layers.has_bias:
         a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
     flat = a.flatten(2, 3)
-    alpha = None if layers.turned is None else (flat @ layers.turned.U).view(a.shape)
+    alpha = None if layers.turned is None else (flat @ layers.turned.U).view(*a.shape[:4], -1)
     y = (flat @ layers.W).view(*a.shape[:4], -1)
     h, slope = _pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
     return h, Passed(alpha, slope)
@@ -241,6 +263,14 @@ def _branch_covariance(turned: Turned, alpha: Tensor | None, d: Tensor, grams: T
         pairs = (alpha.unsqueeze(-2) * alpha.unsqueeze(-3)).flatten(2, 4)  # (G, B, n T T, n_in)
         K = (pairs @ turned.variances.transpose(2, 3)).view(G, B, n, T * T, p).transpose(3, 4).unflatten(4, (T, T))
     return _contracted(K, delta)
+
+
+def _branch_directions(drawn: Drawn, alpha: Tensor | None, d: Tensor) -> Tensor:
+    """(G, B, n, c, k) of gradients d (G, B, c, n, T, C) and what the directions make of the inputs, alpha (G, B, n, T, k C)."""
+    assert alpha is not None
+    G, B, n, T, _ = alpha.shape
+    moved = alpha.reshape(G, B, n, T, drawn.count, -1).transpose(4, 5).flatten(3, 4)  # (G, B, n, T C, k)
+    return d.transpose(2, 3).flatten(4) @ moved
 
 
 def _back(d: Tensor, W: Tensor, layers: Layers) -> Tensor:

@@ -13,19 +13,21 @@ from boxcov.predict.graphs import Graphs, Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.plan import Where, own_cells, shared_cells
 from boxcov.predict.prepared import Prepared, prepared
-from boxcov.predict.stacked import decoded, raw_covariance
+from boxcov.predict.stacked import jacobian, through_head
 from boxcov.staged import Staged
 
 Decode = Callable[[Tensor, Tensor, Tensor], Tensor]
-_SLACK = 1e-2
+_SLACK = 3e-2  # an activation that lies at its kink to rounding may fall to either side
 _OUTLIERS = 0.1  # share of the boxes
 
 
 class Stages:
     """What is known of a detector's stages so far."""
 
-    def __init__(self, posterior: Posterior, precision: Precision = "float32", graphs: bool = True) -> None:
-        self.posterior, self.precision = posterior, precision
+    def __init__(
+        self, posterior: Posterior, precision: Precision = "float32", graphs: bool = True, etas: dict[str, Tensor] | None = None
+    ) -> None:
+        self.posterior, self.precision, self.etas = posterior, precision, etas
         self._graphs = Graphs() if graphs else None
         self.below: list[str] = []  # layers of the posterior that lie below the head
         self.trusted = False  # whether the boxes of the last frame were of kinds that have been compared
@@ -33,14 +35,18 @@ class Stages:
         self._kinds: list[int] = []
         self._prepared: Prepared | None = None
         self._layers: tuple[int, ...] = ()  # what was prepared, by id
+        self._stale = False  # whether it was prepared with other directions
 
     @property
     def suffice(self) -> bool:
         """Whether nothing else is needed for a frame: all kinds have been compared, and the posterior does not reach below the head."""
         return self.trusted and not self.below and self._prepared is not None and len(self._compared) == self._prepared.kinds
 
-    def covariance(self, point: Point) -> Tensor | None:
-        """What the head's layers add (m, D, D); None if the detector has no stages, or none that can be stacked."""
+    def found(self, point: Point) -> Tensor | None:
+        """What the head's layers add to the covariance (m, D, D), or, given directions, to the derivatives along them (m, D, k).
+
+        None if the detector has no stages, or none that can be stacked.
+        """
         linearised = point.linearised
         if point.boxes.dtype not in (torch.float32, torch.float64):
             return None
@@ -50,13 +56,15 @@ class Stages:
         head = self._ready(staged, linearised.names)
         if head is None:
             return None
+        if not head.parameters:
+            return None  # the posterior holds nothing of it
         if len(self._compared) < head.kinds:
             self._kinds = staged.kind.unique().tolist()
             self.trusted = self._compared.issuperset(self._kinds)
         where = Where(staged.frame, staged.row, staged.column, staged.kind)
         if staged.features.device.type == "cpu":
             pixels, plan = shared_cells(staged.features, where, head.radius, head.reaches)
-            return decoded(*raw_covariance(head, plan, pixels), lambda numbers: staged.decode(numbers, where.row, where.column))
+            return self._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, where.row, where.column))
         with matrix_precision(self.precision):
             return self._on_device(head, staged.features, where, staged.decode)
 
@@ -71,21 +79,36 @@ class Stages:
         def run(features: Tensor, packed: Tensor) -> Tensor:
             own = Where(*packed)
             pixels, plan = own_cells(features, own, head.radius, head.reaches, head.kinds, most)
-            found = raw_covariance(head, plan, pixels, half=self.precision == "half")
-            return decoded(*found, lambda values: decode(values, own.row, own.column))
+            found = through_head(head, plan, pixels, half=self.precision == "half")
+            return self._decoded(*found, lambda values: decode(values, own.row, own.column))
 
         if self._graphs is None:
             return run(features, packed)[:m]
         return self._graphs((features.shape, packed.shape, most), run, features, packed)[:m]
 
+    def draw(self, etas: dict[str, Tensor]) -> None:
+        """Other directions from here on; what has been compared stays so."""
+        self.etas, self._stale, self._graphs = etas, True, None
+
+    def _decoded(self, found: Tensor, numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
+        J = jacobian(numbers, decode).to(found.dtype)
+        return J @ found if self.etas is not None else J @ found @ J.transpose(1, 2)
+
     def _ready(self, staged: Staged, names: dict[int, str]) -> Prepared | None:
         layers = tuple(id(layer) for stage in (*staged.stem, *staged.branches) for row in stage.layers for layer in row)
         if layers != self._layers:
-            self._prepared, self._layers = prepared(staged, self.posterior, names), layers
+            self._prepared, self._layers = prepared(staged, self.posterior, names, self.etas), layers
             self._compared.clear()
             self._graphs = None if self._graphs is None else Graphs()  # those at hand belong to other weights
             self.trusted = False
+        elif self._stale:
+            self._prepared = prepared(staged, self.posterior, names, self.etas)
+        self._stale = False
         return self._prepared
+
+    def parameters(self) -> set[str]:
+        """Of the posterior, those that the stages account for."""
+        return set() if self._prepared is None else self._prepared.parameters
 
     def compare(self, fast: Tensor, plain: Tensor, below: list[str]) -> None:
         """Both ways must agree; if they do, the kinds seen are trusted from here on.
@@ -96,8 +119,8 @@ class Stages:
         if bool(off.median() > _SLACK) or bool((off > _SLACK).float().mean() > _OUTLIERS):
             row = int(off.argmax())
             raise BoxcovError(
-                f"staged() contradicts instances(): box {row} has variances {fast[row].diagonal().tolist()} by stages, "
-                f"{plain[row].diagonal().tolist()} by instances; is a stage missing, or its norm or activation another?"
+                f"staged() contradicts instances() or decode(): box {row} has {fast[row].diagonal().tolist()} by stages, "
+                f"{plain[row].diagonal().tolist()} without; is a stage missing, or its norm or activation another?"
             )
         self._compared.update(self._kinds)
         self.below = below

@@ -74,3 +74,12 @@ def spearman(a: Any, b: Any) -> float:
     """
     ranks = np.stack([np.unique(x, return_inverse=True)[1].astype(float) for x in (a, b)])
     return float(np.corrcoef(ranks)[0, 1])
+
+
+def known(value: float) -> float | None:
+    """None for what has nothing to divide by: P(U|I) where no prediction is inaccurate.
+
+    >>> known(0.5), known(float("nan"))
+    (0.5, None)
+    """
+    return value if value == value else None

@@ -11,7 +11,7 @@ from boxcov.detections import Detections
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.records import Records
 from boxcov.reproduce import paper
-from boxcov.reproduce.measures import measured, milliseconds, one_minus_score, records, refused, spearman
+from boxcov.reproduce.measures import known, measured, milliseconds, one_minus_score, records, refused, spearman
 from boxcov.reproduce.runs import Workshop, posterior_of
 from boxcov.reproduce.setting import DEPTHS, EPSILONS, FORMS, SAMPLES, SHARES, Form, Run, published
 from boxcov.reproduce.table import Table
@@ -166,15 +166,6 @@ def _rows(found: Mapping[str, Records], figures: paper.Figures) -> list[tuple[An
                 cells += [printed, known(now[error][metric]["value"]), known(now[error][metric]["chance"])]
             rows.append((*cells, known(now[error]["AUROC"]["value"])))
     return rows
-
-
-def known(value: float) -> float | None:
-    """None for what has nothing to divide by: P(U|I) where no prediction is inaccurate.
-
-    >>> known(0.5), known(float("nan"))
-    (0.5, None)
-    """
-    return value if value == value else None
 
 
 def _off(rows: Records, exact: Records) -> float:

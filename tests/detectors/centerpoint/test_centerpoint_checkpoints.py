@@ -286,7 +286,7 @@ def test_a_pillar_network_is_no_voxel_network(tmp_path):
             {"backbone.conv.weight": torch.zeros(1)},
             r"looked for names that start with pts_bbox_head\. \(mmdet3d\), .*found backbone.conv.weight",
         ),
-        ({"state_dict": [1, 2]}, "looked for a dict of tensors, alone or under state_dict or model_state, and found state_dict"),
+        ({"state_dict": [1, 2]}, "looked for a dict of tensors, alone or under state_dict, model_state or model, and found state_dict"),
         ([torch.zeros(1)], "and found list"),
         ({}, "and found dict"),
     ],

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from boxcov.detectors.centerpoint.config import Config
@@ -18,6 +14,7 @@ from boxcov.detectors.centerpoint.detector import CenterPoint
 from boxcov.detectors.centerpoint.keys import HEADS, SPARSE, Names, layers
 from boxcov.detectors.centerpoint.settings import Framework, Pillars
 from boxcov.detectors.centerpoint.sparse import SparseConv
+from boxcov.detectors.reading import State, read_weights
 from boxcov.errors import BoxcovError
 from boxcov.files import write_safetensors
 from boxcov.frozen import listed
@@ -26,7 +23,6 @@ _KEY = "boxcov.centerpoint"
 _WEIGHTS = Path(__file__).parent / "weights"
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _LAYOUTS = ((4, 0, 1, 2, 3), (0, 1, 2, 3, 4), (3, 0, 1, 2, 4))  # of a sparse kernel, to (out, kz, ky, kx, in); the first is spconv 1.x's
-State = Mapping[str, Tensor]
 
 
 def load(path_or_name: str | Path, config: Config | None = None, *, legacy: bool | None = None) -> CenterPoint:
@@ -44,7 +40,7 @@ def load(path_or_name: str | Path, config: Config | None = None, *, legacy: bool
     True
     """
     path = _path(path_or_name)
-    state, about = _read(path)
+    state, about = read_weights(path)
     if _KEY in about:
         detector = CenterPoint(config or Config.from_json(about[_KEY]))
         _fill(detector, state, {name: name for name in detector.state_dict()}, path)
@@ -86,41 +82,6 @@ def _path(path_or_name: str | Path) -> Path:
     if not path.is_file():
         raise BoxcovError(f"{path}: no such file; give the path of a checkpoint, or the name of one in the package: small")
     return path
-
-
-def _read(path: Path) -> tuple[State, Mapping[str, Any]]:
-    """The tensors of a file, and what it says about itself."""
-    try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return tensors, file.metadata() or {}
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        code = re.search(r"GLOBAL (\S+)", str(error))
-        if code is None:
-            raise BoxcovError(f"{path}: not a checkpoint that torch.save wrote, or a damaged one") from None
-        raise BoxcovError(
-            f"{path}: holds more than weights ({code[1]}), and boxcov runs no code from a checkpoint. Keep its tensors alone: "
-            "torch.save({'state_dict': checkpoint['state_dict']}, ...), where you trust the file and have its framework"
-        ) from None
-    except (SafetensorError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        raise BoxcovError(f"{path}: not a checkpoint, or a damaged one ({type(error).__name__}: {error})") from None
-    return _state(content, path)
-
-
-def _state(content: Any, path: Path) -> tuple[State, Mapping[str, Any]]:
-    inside = content if isinstance(content, dict) else {}
-    state = next((inside[key] for key in ("state_dict", "model_state") if key in inside), inside)
-    if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
-        found = listed(map(str, inside)) if inside else type(content).__name__
-        raise BoxcovError(
-            f"{path}: no weights found; looked for a dict of tensors, alone or under state_dict or model_state, and found {found}"
-        )
-    if all(name.startswith("module.") for name in state):  # saved from a network spread over several GPUs
-        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    meta = inside.get("meta")
-    return state, meta if isinstance(meta, dict) else {}
 
 
 def _framework(state: State, path: Path) -> Framework:

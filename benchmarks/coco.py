@@ -1,0 +1,357 @@
+"""YOLOX on COCO: what the covariances of its boxes are worth. See docs/yolox.md for the commands and what came out.
+
+python benchmarks/coco.py fit     --root ROOT --weights WEIGHTS --out OUT    # the posterior, from the split train2017
+python benchmarks/coco.py predict --root ROOT --weights WEIGHTS --out OUT    # covariances by part of the network, and MC dropout, on val2017
+python benchmarks/coco.py corrupt --root ROOT --weights WEIGHTS --out OUT    # the same on blurred, noisy, foggy and dark images
+python benchmarks/coco.py report  --root ROOT --weights WEIGHTS --out OUT    # tables from what the steps before wrote
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from boxcov import MCGLM, MCI, Detections, ExactGLM, NMSSpread, Posterior, fit
+from boxcov.commands.calibration import compared
+from boxcov.data import coco
+from boxcov.data.corruptions import KINDS, Corruption
+from boxcov.detections import concatenated
+from boxcov.detectors import yolox
+from boxcov.evaluate.calibration import fit as calibrate
+from boxcov.evaluate.gaussian import gaussian
+from boxcov.evaluate.matching import match
+from boxcov.evaluate.quality import accurate_iou
+from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.records import Records
+from boxcov.evaluate.summary import compare, table
+from boxcov.predict.predictor import Predictor
+from boxcov.report.photo import picture
+
+N_TRAIN = 118_287  # images that YOLOX was trained on
+PARTS = ("head", "neck", "backbone")
+LOGIT = 4  # its place among the numbers of a box
+
+
+def main() -> None:
+    steps = {"fit": fit_posterior, "predict": predict, "corrupt": corrupt, "prior": priors, "report": report, "draw": draw}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=steps)
+    parser.add_argument("--root", type=Path, required=True, help="COCO: annotations, train2017, val2017")
+    parser.add_argument("--weights", type=Path, required=True, help="YOLOX checkpoint")
+    parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
+    parser.add_argument("--samples", type=int, default=32, help="of MC-GLM, for neck and backbone")
+    parser.add_argument("--corrupted", type=int, default=40, help="images of each corruption")
+    parser.add_argument("--methods", nargs="+", help="to predict with; all unless given")
+    parser.add_argument("--prior", type=float, default=1.0, help="prior precision")
+    parser.add_argument("--photos", action="store_true", help="draw boxes on the photographs, which have licences of their own")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    given.out.mkdir(parents=True, exist_ok=True)
+    steps[given.step](given)
+
+
+def detector_of(given: argparse.Namespace) -> yolox.YOLOX:
+    return yolox.load(given.weights, threshold=0.3, logit=True)
+
+
+def images_of(given: argparse.Namespace, detector: yolox.YOLOX, split: str) -> coco.Coco:
+    return coco.frames(given.root, split, detector.config.size, detector.classes)
+
+
+def fit_posterior(given: argparse.Namespace) -> None:
+    detector = detector_of(given)
+    images = images_of(given, detector, "train2017")
+    began = time.perf_counter()
+    posterior = fit(detector, images, "backbone", N_TRAIN, given.prior, progress=lambda done, total: print(done, total, flush=True))
+    print(f"{posterior.frames} images, {time.perf_counter() - began:.0f} s, mean loss {posterior.loss:.2f}")
+    posterior.save(given.out / "posterior.safetensors")
+
+
+def models_of(given: argparse.Namespace, detector: yolox.YOLOX, samples: int) -> dict[str, Predictor]:
+    """One for each part of the network alone: their covariances add up to that of the whole."""
+    posterior = Posterior.load(given.out / "posterior.safetensors", detector).with_prior(given.prior)
+    names = {"head": [], "neck": [], "backbone": []}
+    for name in posterior.blocks:
+        part = "head" if name.startswith("head.") else "backbone" if name.startswith("backbone.backbone.") else "neck"
+        names[part].append(name)
+    head, neck, backbone = (posterior.restricted(names[part]) for part in PARTS)
+    return {
+        "head": ExactGLM(detector, head),
+        "neck": MCGLM(detector, neck, samples),
+        "backbone": MCGLM(detector, backbone, samples),
+        "dropout": MCI(detector, dropout=0.1, samples=10),
+        "NMS spread": NMSSpread(detector),
+    }
+
+
+def predict(given: argparse.Namespace) -> None:
+    detector = detector_of(given)
+    images = images_of(given, detector, "val2017")
+    for name, model in models_of(given, detector, given.samples).items():
+        if name not in (given.methods or [name]):
+            continue
+        found, spent = [], []
+        for number, (inputs, _) in enumerate(images):
+            began = time.process_time()
+            boxes = model(inputs)
+            spent.append(time.process_time() - began)
+            found.append(replace(boxes, frame=boxes.frame + number))
+            print(name, number, len(boxes), f"{spent[-1]:.2f}", flush=True)
+        concatenated([replace(f, meta={**f.meta, "seconds": float(np.median(spent))}) for f in found]).save(
+            given.out / f"{name}.safetensors"
+        )
+
+
+def corrupt(given: argparse.Namespace) -> None:
+    """For each image and corruption the mean over its boxes of score, u and logit variance; a line of JSON each, so that it can go on."""
+    detector = detector_of(given)
+    images = images_of(given, detector, "val2017")[: given.corrupted]
+    models = models_of(given, detector, 8)
+    path = given.out / "corrupted.jsonl"
+    done = {tuple(json.loads(line)["what"]) for line in path.read_text().splitlines()} if path.exists() else set()
+    conditions = [("clean", 0), *((kind, strength) for strength in (5, 3, 1, 4, 2) for kind in KINDS)]
+    for kind, strength in conditions:
+        changed = images if not strength else images.changed(Corruption(kind, strength))  # type: ignore[arg-type]
+        for number in range(len(images)):
+            if (kind, strength, number) in done:
+                continue
+            inputs = changed[number][0]
+            line: dict[str, Any] = {"what": [kind, strength, number]}
+            for part in ("head", "backbone", "dropout"):
+                found = models[part](inputs)
+                if part == "head":
+                    line |= {"boxes": len(found), "score": mean(found.scores)}
+                line[f"u {part}"] = mean(relative_trace(found.boxes.numpy(), found.covariance.numpy()))
+                line[f"logit {part}"] = mean(found.covariance[:, LOGIT, LOGIT])
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def mean(values: Any) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def relative_trace(boxes: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """The trace of the covariance of x1 y1 x2 y2 with each number divided by the width or height of its box."""
+    sides = np.maximum(np.concatenate([boxes[:, 2:4] - boxes[:, :2]] * 2, 1), 1.0)
+    return (np.diagonal(covariance, axis1=1, axis2=2)[:, :4] / sides**2).sum(1)
+
+
+# what it is worth
+
+
+def priors(given: argparse.Namespace) -> None:
+    """The head's covariances under several prior precisions, that of the evidence among them."""
+    detector = detector_of(given)
+    images = images_of(given, detector, "val2017")
+    inputs = [images[i][0] for i in range(len(images))]
+    posterior = Posterior.load(given.out / "posterior.safetensors", detector)
+    likeliest = posterior.tune_prior_precision()
+    print("evidence:", likeliest.prior_precision)
+    head = posterior.restricted([name for name in posterior.blocks if name.startswith("head.")])
+    for tau in (1.0, 10.0, 100.0, 1e3, 1e4, 1e5):
+        model = ExactGLM(detector, head.with_prior(tau))
+        found = [model(image) for image in inputs]
+        plain = concatenated([replace(f, frame=f.frame + number) for number, f in enumerate(found)])
+        made = records_of({"head": plain}, images)
+        values = [auroc(~accurate_iou(rows.iou), rows.uncertainty) for rows in made.values()]
+        paired = made["head"][made["head"].paired]
+        inside = gaussian(paired.errors, paired.covariance, paired.fields)
+        print(f"tau {tau:g}:", dict(zip(made, np.round(values, 3).tolist())), inside["coverage"], "NLL", inside["NLL"], flush=True)
+
+
+def report(given: argparse.Namespace) -> None:
+    detector = detector_of(given)
+    images = images_of(given, detector, "val2017")
+    found = {name: Detections.load(given.out / f"{name}.safetensors") for name in (*PARTS, "dropout", "NMS spread")}
+    records = records_of(found, images)
+    rows = table(records, replicates=500)
+    told: dict[str, Any] = {"rows": rows, "calibration": calibrations(records), "by": against_score(records)}
+    told["seconds a frame"] = {name: f.meta["seconds"] for name, f in found.items()}
+    told["correlation"] = correlations(records)
+    if (given.out / "corrupted.jsonl").exists():
+        told["corruptions"] = corruptions(given.out / "corrupted.jsonl")
+    (given.out / "report.json").write_text(json.dumps(told, indent=1))
+    show(told)
+
+
+def records_of(found: Mapping[str, Detections], images: coco.Coco) -> dict[str, Records]:
+    """The records of each number that may serve as u."""
+    truth = [targets[0] for targets in (images[i][1] for i in range(len(images)))]
+    boxes, labels = (np.concatenate([t[key].numpy() for t in truth]) for key in ("boxes", "labels"))
+    frame = np.repeat(np.arange(len(truth)), [len(t["labels"]) for t in truth])
+    plain = found["head"]
+    covariance = {name: f.covariance.double().numpy() for name, f in found.items() if f.covariance is not None}
+    if set(PARTS) <= set(covariance):
+        covariance["sum"] = sum(covariance[part] for part in PARTS)
+
+    def matched(u: np.ndarray, of: str) -> Records:
+        rows = match(
+            plain.boxes[:, :4].numpy(), plain.scores.numpy(), plain.labels.numpy(), plain.frame.numpy(), boxes, labels, frame,
+            ("x1", "y1", "x2", "y2"), plain.classes, u, covariance[of][:, :4, :4], threshold=0.3,
+        )  # fmt: skip
+        return rows[~in_crowds(rows, truth)]
+
+    made = {}
+    for name, C in covariance.items():
+        box = plain.boxes.numpy()
+        made[name] = matched(np.trace(C[:, :4, :4], axis1=1, axis2=2), name)
+        made[f"{name}, relative"] = matched(relative_trace(box, C), name)
+        made[f"{name}, logit"] = matched(C[:, LOGIT, LOGIT], name)
+        scores = plain.scores.double().numpy()
+        made[f"{name}, score"] = matched(C[:, LOGIT, LOGIT] * (scores * (1 - scores)) ** 2, name)  # of the score itself, to first order
+    return made
+
+
+def in_crowds(records: Records, truth: list[dict[str, Any]]) -> np.ndarray:
+    """Boxes without an object that lie in a crowd of their class: the official evaluation counts them neither for nor against."""
+    away = np.zeros(len(records), bool)
+    for row in np.flatnonzero(~records.paired):
+        target = truth[int(records.frame[row])]
+        crowds = target["crowds"].numpy()[target["crowd_labels"].numpy() == records.labels[row]]
+        box = records.boxes[row]
+        both = np.clip(np.minimum(box[2:], crowds[:, 2:]) - np.maximum(box[:2], crowds[:, :2]), 0, None).prod(1)
+        away[row] = bool((both >= 0.5 * (box[2:] - box[:2]).prod()).any())
+    return away
+
+
+def calibrations(records: Mapping[str, Records]) -> dict[str, Any]:
+    """Coverage and NLL on the second half of the images, before and after a calibration that was fitted on the first."""
+    out = {}
+    for name in ("head", "backbone", "sum", "dropout"):
+        rows = records[name]
+        cut = (int(rows.frame.max()) + 1) // 2
+        fitted = rows[rows.frame < cut]
+        baseline = calibrate(fitted, "score", estimator=name)
+        for kind in ("affine", "residual"):
+            out[f"{name}, {kind}"] = compared(rows[rows.frame >= cut], calibrate(fitted, kind, estimator=name), baseline)
+    return out
+
+
+def against_score(records: Mapping[str, Records]) -> dict[str, Any]:
+    """AUROC of each less that of 1 - score, with its interval over images; and what a regression gains that sees it beside score, size and class."""
+    from boxcov.evaluate.baselines import one_minus_score, score_and_size
+
+    out = {}
+    for name, rows in records.items():
+        single = compare(rows, one_minus_score(rows), replicates=500)["AUROC"]["IoU"]
+        beside = score_and_size(rows, np.log(np.maximum(rows.uncertainty, 1e-30))[:, None])
+        out[name] = {"alone": single, "beside": compare(beside, score_and_size(rows), replicates=500)["AUROC"]["IoU"]}
+    return out
+
+
+def correlations(records: Mapping[str, Records]) -> dict[str, Any]:
+    """Rank correlation of u with the size of the box and with the score."""
+    out = {}
+    for name, rows in records.items():
+        size = (rows.boxes[:, 2:] - rows.boxes[:, :2]).prod(1)
+        out[name] = [float(np.corrcoef(ranked(rows.uncertainty), ranked(other))[0, 1]) for other in (size, rows.scores)]
+    return out
+
+
+def ranked(values: np.ndarray) -> np.ndarray:
+    return np.argsort(np.argsort(values, kind="stable"))
+
+
+def corruptions(path: Path) -> dict[str, Any]:
+    """AUROC of telling corrupted images from the same images clean; one without boxes counts as the most uncertain, whatever the number."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    numbers = ("1 - score", *(key for key in lines[0] if key.startswith(("u ", "logit "))))
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        kinds.setdefault(f"{line['what'][0]} {line['what'][1]}", []).append(line)
+
+    def value(line: dict[str, Any], name: str) -> float:
+        if not line["boxes"]:
+            return float("inf")
+        return 1 - line["score"] if name == "1 - score" else line[name]
+
+    clean = kinds["clean 0"]
+    seen = {line["what"][2] for line in clean}
+    out: dict[str, Any] = {}
+    for what, some in kinds.items():
+        mine = [line for line in some if line["what"][2] in seen]
+        bad = np.array([False] * len(clean) + [True] * len(mine))
+        cells = {name: auroc(bad, np.array([value(line, name) for line in (*clean, *mine)])) for name in numbers}
+        boxes = [line["boxes"] for line in mine]
+        out[what] = {"images": len(mine), "boxes": float(np.mean(boxes)), "without": int(np.sum(np.array(boxes) == 0)), **cells}
+    return out
+
+
+def show(told: dict[str, Any]) -> None:
+    """Markdown."""
+    columns = [f"{m} {e}" for m in ("AvU", "P(A|C)", "P(U|I)", "AUROC", "AUSE") for e in ("IoU", "l2")]
+    print("| u |", " | ".join(columns), "|\n|", " --- |" * (len(columns) + 1))
+    for row in told["rows"]:
+        if row["kind"] != "chance":
+            cells = [row[name] for name in columns]
+            print(f"| {row['method']} |", " | ".join("" if c is None or c["value"] is None else f"{c['value']:.3f}" for c in cells), "|")
+    print(told["rows"][0]["boxes"], "boxes,", told["rows"][0]["paired"], "paired")
+    print("\n| u | AUROC alone less 1 - score | AUROC of the regression with it less without |\n| --- | --- | --- |")
+    for name, row in told["by"].items():
+        print(f"| {name} |", " | ".join(f"{c['value']:+.3f} ({c['low']:+.3f} to {c['high']:+.3f})" for c in row.values()), "|")
+    print("\n| calibration | when | NLL | 50 % | 90 % | 95 % | ANEES |\n| --- | --- | --- | --- | --- | --- | --- |")
+    for name, row in told["calibration"].items():
+        for when, cells in row["rows"].items():
+            numbers = [cells["NLL"], *(cells["coverage"][level] for level in ("0.5", "0.9", "0.95")), cells["ANEES"]]
+            print(f"| {name} | {when} |", " | ".join("" if n is None else f"{n:.3g}" for n in numbers), "|")
+        print("gain over the score baseline", row["gain"])
+    print("\nrank correlation with size and score:", {k: [round(v, 2) for v in pair] for k, pair in told["correlation"].items()})
+    print("seconds a frame:", told["seconds a frame"])
+    if "corruptions" in told:
+        names = list(told["corruptions"]["clean 0"])
+        print("\n| images |", " | ".join(names), "|\n|", " --- |" * (len(names) + 1))
+        for what, cells in told["corruptions"].items():
+            print(f"| {what} |", " | ".join(f"{cells[name]:.2f}" for name in names), "|")
+
+
+def draw(given: argparse.Namespace) -> None:
+    """Boxes with the ellipses of their corners, and how well each number tells corrupted images from clean ones."""
+    detector = detector_of(given)
+    images = images_of(given, detector, "val2017")
+    found = [Detections.load(given.out / f"{part}.safetensors") for part in PARTS]
+    total = replace(
+        found[0], covariance=sum(f.covariance for f in found) / 25
+    )  # a fifth of the standard deviations, or they would cover each other
+    each = total.frames(len(images))
+    many = sorted(range(len(images)), key=lambda i: -min(len(each[i]), 7))[:6]
+    frames = []
+    for i in many:
+        image, targets = images[i]
+        shown = image[0].numpy() if given.photos else np.full(image.shape[1:], 255.0)
+        frames.append((shown, each[i], targets[0]["boxes"].numpy() if given.photos else np.zeros((0, 4))))
+    picture(given.out / "boxes.png", frames, [f"image {images.image_ids[i]}" for i in many])
+    if (given.out / "corrupted.jsonl").exists():
+        chart(given.out / "corruptions.png", corruptions(given.out / "corrupted.jsonl"))
+
+
+def chart(path: Path, cells: Mapping[str, Mapping[str, float]]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    names = [name for name in cells["clean 0"] if name not in ("images", "boxes", "without")]
+    for number, kind in enumerate(KINDS):
+        axes = figure.add_subplot(1, 4, number + 1)
+        strengths = [s for s in range(1, 6) if f"{kind} {s}" in cells]
+        for name in names:
+            style = "-" if name == "1 - score" else ":" if "dropout" in name else "--"
+            axes.plot(strengths, [cells[f"{kind} {s}"][name] for s in strengths], style, marker="o", markersize=3, label=name)
+        axes.axhline(0.5, color="grey", linewidth=0.5)
+        axes.set(title=kind, ylim=(0.2, 1.02), xlabel="strength", ylabel="AUROC, corrupted or clean" if not number else "")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(names), fontsize=8)
+    figure.savefig(path, dpi=90)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Weights of YOLOX: upstream checkpoints, and files with BatchNorm folded into the convolutions. The names of the tensors tell the size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from boxcov.data.coco.classes import CLASSES
+from boxcov.detectors.reading import State, read_weights
+from boxcov.detectors.yolox.config import Config
+from boxcov.detectors.yolox.detector import YOLOX
+from boxcov.errors import BoxcovError
+from boxcov.frozen import listed
+
+_SHORT = {"lateral0": "lateral_conv0", "c3p4": "C3_p4", "reduce1": "reduce_conv1", "c3p3": "C3_p3", "bu2": "bu_conv2"}
+_SHORT |= {"c3n3": "C3_n3", "bu1": "bu_conv1", "c3n4": "C3_n4"}
+_STEM = "backbone.backbone.stem.conv.conv.weight"
+
+
+def load(
+    path: str | Path,
+    classes: Sequence[str] | None = None,
+    threshold: float = 0.3,
+    overlap: float = 0.65,
+    most: int = 100,
+    logit: bool = False,
+) -> YOLOX:
+    """A trained YOLOX in eval mode, from an upstream checkpoint (.pth) or from safetensors; nano to x, as its weights tell.
+
+    classes: names of its classes; those of COCO for 80 of them unless given.
+    threshold, overlap, most: what it reports, see ``Config``; the official COCO evaluation takes a threshold of 0.01 or less.
+    logit: whether a box has a fifth number, the logit of its score.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"model": YOLOX(Config.named("nano")).state_dict()}, f"{folder}/yolox_nano.pth")
+    ...     load(f"{folder}/yolox_nano.pth").config == Config.named("nano")
+    True
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise BoxcovError(f"{path}: no such file; give the path of a YOLOX checkpoint")
+    state = {_upstream(name): tensor for name, tensor in read_weights(path)[0].items()}
+    config = replace(_config(state, classes, path), threshold=threshold, overlap=overlap, most=most, logit=logit)
+    detector = YOLOX(config)
+    _fill(detector, state, path)
+    return detector.eval()
+
+
+def _upstream(name: str) -> str:
+    """A tensor's name upstream, from that or from the short one of folded weights.
+
+    >>> _upstream("c3p4.conv1.conv.bias"), _upstream("head.stems.0.conv.weight")
+    ('backbone.C3_p4.conv1.conv.bias', 'head.stems.0.conv.weight')
+    """
+    first, _, rest = name.partition(".")
+    if first == "stem" or re.fullmatch(r"dark\d", first):
+        return f"backbone.backbone.{name}"
+    if first in _SHORT:
+        return f"backbone.{_SHORT[first]}.{rest}"
+    if re.fullmatch(r"stems|(cls|reg)_convs|(cls|reg|obj)_preds", first):
+        return f"head.{name}"
+    return name
+
+
+def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
+    stem, named = state.get(_STEM), state.get("head.cls_preds.0.weight")
+    if stem is None or named is None or stem.dim() != 4:
+        raise BoxcovError(
+            f"{path}: no YOLOX that boxcov knows: looked for {_STEM} and head.cls_preds.0.weight, and found {listed(state, 4)}. "
+            "YOLOX-Darknet53 and networks before version 0.1 are not among those that it knows"
+        )
+    bottlenecks = {match[1] for name in state if (match := re.match(r"backbone\.C3_p4\.m\.(\d+)\.", name))}
+    count = len(named)
+    if classes is None:
+        classes = CLASSES if count == len(CLASSES) else [f"class {i}" for i in range(count)]
+    if len(classes) != count:
+        raise BoxcovError(f"{path}: a network for {count} classes, but {len(classes)} names were given for them")
+    return Config(
+        width=len(stem),
+        depth=max(len(bottlenecks), 1),
+        depthwise="backbone.backbone.dark2.0.dconv.conv.weight" in state,
+        norm="backbone.backbone.stem.conv.bn.weight" in state,
+        classes=tuple(classes),
+    )
+
+
+def _fill(detector: YOLOX, state: State, path: Path) -> None:
+    """Copy the tensors into the detector; all that does not fit in one error."""
+    own: dict[str, Tensor] = detector.state_dict()
+    # how many batches a norm has seen is nothing to a frozen network
+    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
+    surplus = sorted(set(state) - set(own))
+    wrong = [
+        f"{name} {tuple(state[name].shape)} for {tuple(own[name].shape)}"
+        for name in own
+        if name in state and state[name].shape != own[name].shape
+    ]
+    if missing or surplus or wrong:
+        lists = {"missing": missing, "surplus": surplus, "of another shape": wrong}
+        text = "; ".join(f"{len(names)} {kind}: {listed(names, 20)}" for kind, names in lists.items() if names)
+        raise BoxcovError(f"{path}: the weights do not fit a YOLOX of width {detector.config.width}. {text}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name in state:
+                tensor.copy_(state[name])

@@ -1,0 +1,56 @@
+"""What a YOLOX is made of, and what it reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from boxcov.data.coco.classes import CLASSES
+from boxcov.errors import BoxcovError
+
+STRIDES = (8, 16, 32)  # pixels a cell of each level
+SIZES = {"nano": (16, 1), "tiny": (24, 1), "s": (32, 1), "m": (48, 2), "l": (64, 3), "x": (80, 4)}  # width and depth
+
+
+@dataclass(frozen=True)
+class Config:
+    """A YOLOX. The released ones are ``Config.named("nano")`` to ``Config.named("x")``.
+
+    >>> Config.named("nano").size, Config.named("x").width
+    (416, 80)
+    """
+
+    width: int  # channels of the first convolution; all others are multiples of it
+    depth: int  # bottlenecks of a short stage; a long one has three times as many
+    depthwise: bool = False  # whether 3x3 convolutions are depthwise ones, with a 1x1 convolution after them: nano
+    norm: bool = True  # False: BatchNorm is folded into the convolutions, which have a bias
+    classes: tuple[str, ...] = CLASSES
+    threshold: float = 0.3  # on the score, the product of objectness and class
+    overlap: float = 0.65  # IoU from which on a better box of the class suppresses another
+    most: int = 100  # boxes an image
+    logit: bool = False  # whether a box has a fifth number, the logit of its score, so that this has a variance, too
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.depth < 1 or not self.classes:
+            raise BoxcovError(f"a YOLOX has a width, a depth and classes, got {self.width}, {self.depth} and {self.classes}")
+        if not 0 <= self.threshold <= 1 or not 0 < self.overlap <= 1 or self.most < 1:
+            raise BoxcovError(
+                "threshold must be from 0 to 1, overlap above 0 and at most 1, most at least 1, "
+                f"got {self.threshold}, {self.overlap} and {self.most}"
+            )
+
+    @staticmethod
+    def named(name: str) -> Config:
+        """A released one: nano, tiny, s, m, l or x."""
+        if name not in SIZES:
+            raise BoxcovError(f"no YOLOX {name!r}: there are {', '.join(SIZES)}")
+        width, depth = SIZES[name]
+        return Config(width, depth, depthwise=name == "nano")
+
+    @property
+    def size(self) -> int:
+        """Pixels of a side of the square images that the released networks of this width were made for."""
+        return 416 if self.width <= SIZES["tiny"][0] else 640
+
+    @property
+    def box_fields(self) -> tuple[str, ...]:
+        return ("x1", "y1", "x2", "y2", *(("logit",) if self.logit else ()))

@@ -1,0 +1,100 @@
+"""From the head's values to boxes in pixels: the grid of cells, and what the values of a cell mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from boxcov.detectors.yolox.config import STRIDES, Config
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All N cells, levels one after another, row by row; or some of them."""
+
+    level: Tensor  # (N,)
+    row: Tensor  # (N,)
+    column: Tensor  # (N,)
+
+    def __getitem__(self, index: Tensor) -> Grid:
+        return Grid(self.level[index], self.row[index], self.column[index])
+
+    @property
+    def stride(self) -> Tensor:
+        """Pixels a cell (N,)."""
+        return torch.tensor(STRIDES, device=self.level.device)[self.level]
+
+    @property
+    def corner(self) -> Tensor:
+        """Of each cell in the image, x and y in pixels (N, 2)."""
+        return torch.stack([self.column, self.row], 1) * self.stride.unsqueeze(1)
+
+
+def grid_of(features: Sequence[Tensor]) -> Grid:
+    """The cells of the pyramid's maps.
+
+    >>> grid = grid_of([torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 1, 1)])
+    >>> grid.row.tolist(), grid.corner[3].tolist(), grid.stride[4]
+    ([0, 0, 1, 1, 0], [8, 8], tensor(16))
+    """
+    device = features[0].device
+    cells = [torch.ones(x.shape[2:], dtype=torch.bool, device=device).nonzero() for x in features]
+    level = torch.arange(len(cells), device=device).repeat_interleave(torch.tensor([len(c) for c in cells], device=device))
+    row, column = torch.cat(cells).unbind(1)
+    return Grid(level, row, column)
+
+
+def centred_boxes(values: Tensor, grid: Grid) -> Tensor:
+    """Boxes (..., m, 4) as centre and size, in pixels, of the head's values (..., m, 4 or more) at m cells.
+
+    >>> grid = grid_of([torch.zeros(1, 1, 2, 2)])
+    >>> centred_boxes(torch.zeros(4, 4), grid)[3]
+    tensor([8., 8., 8., 8.])
+    """
+    stride = grid.stride.unsqueeze(1)
+    return torch.cat([values[..., :2] * stride + grid.corner, values[..., 2:4].exp() * stride], -1)
+
+
+def corners(boxes: Tensor) -> Tensor:
+    """Centres and sizes (..., 4) as x1 y1 x2 y2.
+
+    >>> corners(torch.tensor([5.0, 5.0, 2.0, 4.0]))
+    tensor([4., 3., 6., 7.])
+    """
+    centre, half = boxes[..., :2], boxes[..., 2:] / 2
+    return torch.cat([centre - half, centre + half], -1)
+
+
+def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -> Tensor:
+    """The boxes (m, D) of values at m cells: (m, 4), or (m, 5 + classes) where the boxes have a logit.
+
+    >>> from dataclasses import replace
+    >>> config = replace(Config.named("nano"), logit=True)
+    >>> grid, values = grid_of([torch.zeros(1, 1, 1, 1)]), torch.zeros(1, 85)
+    >>> reported_boxes(values, torch.tensor([7]), grid, config)[0, 4]  # log(1/4 / (3/4))
+    tensor(-1.0986)
+    """
+    boxes = corners(centred_boxes(values, grid))
+    if not config.logit:
+        return boxes
+    named = values[:, 5:].gather(1, labels.unsqueeze(1))
+    log_p = F.logsigmoid(values[:, 4:5]) + F.logsigmoid(named)
+    return torch.cat([boxes, log_p - (-torch.expm1(log_p)).log()], 1)
+
+
+def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
+    """IoU (n, k) of boxes (n, 4) with boxes (k, 4), as x1 y1 x2 y2; 0 for boxes without area.
+
+    >>> pairwise_iou(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 3, 2], [5, 5, 6, 6]])).round(decimals=3)
+    tensor([[0.3330, 0.0000]])
+    """
+    low = torch.maximum(a[:, None, :2], b[None, :, :2])
+    high = torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    both = (high - low).clamp(min=0).prod(2)
+    areas = [(x[:, 2:] - x[:, :2]).clamp(min=0).prod(1) for x in (a, b)]
+    union = areas[0][:, None] + areas[1] - both
+    return torch.where(union > 0, both / union.clamp(min=torch.finfo(a.dtype).tiny), 0)

@@ -1,0 +1,107 @@
+"""YOLOX as boxcov sees it: the contract over CSPDarknet, PAFPN and head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
+from boxcov.detectors.crops import crop
+from boxcov.detectors.yolox.assign import Assigned
+from boxcov.detectors.yolox.config import STRIDES, Config
+from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
+from boxcov.detectors.yolox.head import REACH, Head
+from boxcov.detectors.yolox.loss import encode, frame_losses
+from boxcov.detectors.yolox.select import candidates, select
+from boxcov.detectors.yolox.trunk import PAFPN
+from boxcov.errors import BoxcovError
+
+Raw = dict[str, Any]
+
+
+class YOLOX(Detector):
+    """Boxes x1 y1 x2 y2 in pixels of the images (B, 3, h, w) that it is given: BGR, 0 to 255, sides that divide by 32.
+
+    Targets are a list of one dict a frame: ``boxes`` (n, 4) as x1 y1 x2 y2 in the same pixels and ``labels`` (n,) into ``classes``.
+    ``boxcov.data.coco`` gives both.
+
+    >>> detector = YOLOX(Config.named("nano")).eval()
+    >>> sum(p.numel() for p in detector.parameters())
+    912159
+    >>> detector.detect(torch.zeros(1, 3, 64, 64)).boxes.shape[1]
+    4
+    """
+
+    def __init__(self, config: Config, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.box_fields, self.classes = config.box_fields, config.classes
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.backbone = PAFPN(config)  # upstream's name for neck and backbone together
+            self.head = Head(config)
+
+    def forward(self, inputs: Tensor) -> Raw:
+        if inputs.dim() != 4 or inputs.shape[1] != 3 or inputs.shape[2] % STRIDES[-1] or inputs.shape[3] % STRIDES[-1]:
+            raise BoxcovError(
+                f"images must be (B, 3, h, w) with sides that divide by {STRIDES[-1]}, got {tuple(inputs.shape)}: letterbox them"
+            )
+        features = self.backbone(inputs)
+        return {"features": features, "values": self.head(features)}
+
+    def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
+        return {"head": self.head, "neck": self.backbone.own(), "backbone": self.backbone.backbone}
+
+    # from raw outputs to boxes
+
+    def select(self, raw: Raw) -> Selection:
+        return select(raw["values"], grid_of(raw["features"]), self.config)
+
+    def candidates(self, raw: Raw) -> Candidates:
+        return candidates(raw["values"], grid_of(raw["features"]), self.config)
+
+    def decode(self, raw: Raw, selection: Selection) -> Tensor:
+        where = selection.where
+        return reported_boxes(raw["values"][where.frame, where.cell], selection.labels, where.grid, self.config)
+
+    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
+        """One group a level, each box on the 5x5 crop of the neck's map that it sees."""
+        levels = selection.where.grid.level
+        return [self._group(raw, selection, (levels == level).nonzero()[:, 0], level) for level in range(len(STRIDES))]
+
+    def _group(self, raw: Raw, selection: Selection, index: Tensor, level: int) -> InstanceGroup:
+        frame, grid = selection.where.frame[index], selection.where.grid[index]
+
+        def run() -> Tensor:
+            crops, inside = crop(raw["features"][level], frame, grid.row, grid.column, REACH)
+            values = self.head.on_crops(crops, inside, level, classes=self.config.logit)
+            return reported_boxes(values, selection.labels[index], grid, self.config)
+
+        return index, run
+
+    # the training loss
+
+    def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Sequence[Assigned]) -> Tensor:
+        """Overlap, objectness, class and L1 losses of each image (B,), at the cells that SimOTA assigns."""
+        values, grid = raw["values"], grid_of(raw["features"])
+        assigned = [target for target in targets if isinstance(target, Assigned)]
+        if len(assigned) != len(values):
+            assigned = encode([target for target in targets if isinstance(target, dict)], values, grid)
+        return frame_losses(values, assigned, grid)
+
+    def sample_targets(self, raw: Raw, generator: torch.Generator) -> list[Assigned]:
+        """An object in a cell with the probability of its objectness, each class with its own, the values of its box around the predicted ones.
+
+        The L1 loss is the likelihood of a Laplace distribution of width 1, so this is what the values are drawn from. The overlap loss is
+        no likelihood of anything and is taken at the same draw.
+        """
+        values, grid = raw["values"].detach(), grid_of(raw["features"])
+        drawn = torch.bernoulli(values[:, :, 4:].sigmoid(), generator=generator)  # (B, N, 1 + classes)
+        uniform = torch.rand((*values.shape[:2], 4), generator=generator, device=values.device, dtype=values.dtype) - 0.5
+        noise = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.4999999))
+        boxes = centred_boxes(values[:, :, :4] + noise, grid)
+        cells = [image[:, 0].nonzero()[:, 0] for image in drawn]
+        return [Assigned(cell, boxes[b, cell], drawn[b, cell, 1:]) for b, cell in enumerate(cells)]

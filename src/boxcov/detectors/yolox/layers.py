@@ -1,0 +1,124 @@
+"""What YOLOX is built from. Modules are named as upstream names them, so that its checkpoints fit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from boxcov.detectors.yolox.config import Config
+
+
+class BaseConv(nn.Module):
+    """Convolution, BatchNorm (unless it is folded into the convolution), SiLU.
+
+    >>> BaseConv(3, 8, 3, stride=2)(torch.zeros(1, 3, 8, 8)).shape
+    torch.Size([1, 8, 4, 4])
+    """
+
+    def __init__(self, n_in: int, n_out: int, kernel: int, stride: int = 1, groups: int = 1, norm: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(n_in, n_out, kernel, stride, kernel // 2, groups=groups, bias=not norm)
+        self.bn = nn.BatchNorm2d(n_out, eps=1e-3, momentum=0.03) if norm else nn.Identity()
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.bn(self.conv(x)))
+        return out
+
+
+class DWConv(nn.Module):
+    """A depthwise convolution and a 1x1 convolution in the place of a full one.
+
+    >>> DWConv(4, 8, 3)(torch.zeros(1, 4, 8, 8)).shape
+    torch.Size([1, 8, 8, 8])
+    """
+
+    def __init__(self, n_in: int, n_out: int, kernel: int, stride: int = 1, norm: bool = True) -> None:
+        super().__init__()
+        self.dconv = BaseConv(n_in, n_in, kernel, stride, groups=n_in, norm=norm)
+        self.pconv = BaseConv(n_in, n_out, 1, norm=norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.pconv(self.dconv(x))
+        return out
+
+
+def conv(config: Config, n_in: int, n_out: int, kernel: int, stride: int = 1) -> BaseConv | DWConv:
+    """A convolution of the kind that ``config`` takes for kernels above 1x1.
+
+    >>> type(conv(Config.named("nano"), 4, 8, 3)).__name__, type(conv(Config.named("s"), 4, 8, 3)).__name__
+    ('DWConv', 'BaseConv')
+    """
+    if config.depthwise and kernel > 1:
+        return DWConv(n_in, n_out, kernel, stride, config.norm)
+    return BaseConv(n_in, n_out, kernel, stride, norm=config.norm)
+
+
+class Bottleneck(nn.Module):
+    """A 1x1 and a 3x3 convolution, with a way around them where ``shortcut``."""
+
+    def __init__(self, config: Config, channels: int, shortcut: bool) -> None:
+        super().__init__()
+        self.conv1 = conv(config, channels, channels, 1)
+        self.conv2 = conv(config, channels, channels, 3)
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv2(self.conv1(x))
+        return x + out if self.shortcut else out
+
+
+class CSPLayer(nn.Module):
+    """Half of the channels through ``count`` bottlenecks, half past them, then both together.
+
+    >>> CSPLayer(Config.named("nano"), 16, 32, 2)(torch.zeros(1, 16, 8, 8)).shape
+    torch.Size([1, 32, 8, 8])
+    """
+
+    def __init__(self, config: Config, n_in: int, n_out: int, count: int, shortcut: bool = True) -> None:
+        super().__init__()
+        half = n_out // 2
+        self.conv1 = conv(config, n_in, half, 1)
+        self.conv2 = conv(config, n_in, half, 1)
+        self.conv3 = conv(config, 2 * half, n_out, 1)
+        self.m = nn.Sequential(*(Bottleneck(config, half, shortcut) for _ in range(count)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv3(torch.cat([self.m(self.conv1(x)), self.conv2(x)], 1))
+        return out
+
+
+class SPPBottleneck(nn.Module):
+    """Maxima over windows of 5, 9 and 13 cells, beside the map itself.
+
+    >>> SPPBottleneck(Config.named("nano"), 16)(torch.zeros(1, 16, 4, 4)).shape
+    torch.Size([1, 16, 4, 4])
+    """
+
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__()
+        self.conv1 = conv(config, channels, channels // 2, 1)
+        self.conv2 = conv(config, 2 * channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        out: Tensor = self.conv2(torch.cat([x, *(F.max_pool2d(x, k, stride=1, padding=k // 2) for k in (5, 9, 13))], 1))
+        return out
+
+
+class Focus(nn.Module):
+    """Every second pixel of every second line as a channel of its own, then a convolution.
+
+    >>> Focus(Config.named("nano"), 16)(torch.zeros(1, 3, 8, 8)).shape
+    torch.Size([1, 16, 4, 4])
+    """
+
+    def __init__(self, config: Config, n_out: int) -> None:
+        super().__init__()
+        self.conv = BaseConv(12, n_out, 3, norm=config.norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        corners = [x[..., row::2, column::2] for column in (0, 1) for row in (0, 1)]
+        out: Tensor = self.conv(torch.cat(corners, 1))
+        return out

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from boxcov.data import coco
+from boxcov.data.coco.results import to_image
+from boxcov.errors import BoxcovError
+from coco_cases import average_precisions, coco_root, edited, found_in
+
+
+@pytest.fixture
+def frames(tmp_path: Path) -> coco.Coco:
+    return coco.frames(coco_root(tmp_path / "set"), size=96)
+
+
+def test_what_is_written_is_coco_s_with_covariances_in_place(frames: coco.Coco, tmp_path: Path) -> None:
+    found = found_in(frames)
+    coco.write_results(tmp_path / "found.json", frames, found)
+    entries = json.loads((tmp_path / "found.json").read_text())
+    assert len(entries) == sum(map(len, found))
+    first, box = entries[0], (found[0].boxes[0].double() / 0.96).tolist()
+    assert set(first) == {"image_id", "category_id", "bbox", "score", "covariance", "uncertainty"}
+    assert (first["image_id"], first["category_id"]) == (11, 1)
+    assert first["bbox"] == pytest.approx([box[0], box[1], box[2] - box[0], box[3] - box[1]], rel=1e-6)
+    assert first["uncertainty"] == pytest.approx(sum(first["covariance"][::5]))
+    meta = json.loads((tmp_path / "found.meta.json").read_text())
+    assert meta == {"covariance_fields": ["x", "y", "w", "h"], "covariance_frame": "image", "uncertainty": {"method": "exact"}}
+
+
+def test_the_covariance_goes_through_the_jacobian_of_the_map() -> None:
+    boxes = torch.tensor([[3.0, 4.0, 30.0, 50.0]], dtype=torch.float64)
+    there, J = to_image(boxes, 0.65)
+    expected = torch.autograd.functional.jacobian(lambda box: to_image_by_hand(box, 0.65), boxes[0])
+    torch.testing.assert_close(J[0], expected)
+    torch.testing.assert_close(there[0], to_image_by_hand(boxes[0], 0.65))
+
+
+def to_image_by_hand(box: torch.Tensor, scale: float) -> torch.Tensor:
+    x1, y1, x2, y2 = box / scale
+    return torch.stack([x1, y1, x2 - x1, y2 - y1])
+
+
+def test_there_and_back(frames: coco.Coco, tmp_path: Path) -> None:
+    found = [replace(f, predictive=2 * f.covariance) for f in found_in(frames)]
+    coco.write_results(tmp_path / "found.json", frames, found)
+    for a, b in zip(found, coco.read_results(tmp_path / "found.json", frames), strict=True):
+        for name in ("boxes", "scores", "covariance", "predictive"):
+            torch.testing.assert_close(getattr(b, name), getattr(a, name).double(), rtol=1e-5, atol=1e-5)
+        assert (b.labels.tolist(), b.fields, b.classes, b.meta) == (a.labels.tolist(), a.fields, a.classes, {"method": "exact"})
+
+
+def test_plain_boxes_have_no_covariance_and_leave_no_old_one_behind(frames: coco.Coco, tmp_path: Path) -> None:
+    coco.write_results(tmp_path / "found.json", frames, found_in(frames))
+    coco.write_results(tmp_path / "found.json", frames, found_in(frames, covariance=False))
+    assert not (tmp_path / "found.meta.json").exists()
+    assert set(json.loads((tmp_path / "found.json").read_text())[0]) == {"image_id", "category_id", "bbox", "score"}
+    assert coco.read_results(tmp_path / "found.json", frames)[0].covariance is None
+
+
+def test_nothing_found_anywhere(frames: coco.Coco, tmp_path: Path) -> None:
+    nothing = [found[:0] for found in found_in(frames)]
+    coco.write_results(tmp_path / "none.json", frames, nothing)
+    assert json.loads((tmp_path / "none.json").read_text()) == []
+    assert [len(found) for found in coco.read_results(tmp_path / "none.json", frames)] == [0, 0, 0]
+
+
+def test_other_names_for_the_covariance(frames: coco.Coco, tmp_path: Path) -> None:
+    found = found_in(frames)
+    coco.write_results(tmp_path / "found.json", frames, found, also=["bbox_covar", "covars"])
+    entry = json.loads((tmp_path / "found.json").read_text())[0]
+    assert np.array(entry["bbox_covar"]).ravel().tolist() == entry["covariance"]
+    C = found[0].covariance[0].double().numpy() / 0.96**2  # of the corners, in pixels of the image
+    np.testing.assert_allclose(entry["covars"], [C[:2, :2], C[2:, 2:]], rtol=1e-5, atol=1e-6)
+    with pytest.raises(BoxcovError, match="no other name sigma"):
+        coco.write_results(tmp_path / "found.json", frames, found, also=["sigma"])
+
+
+def test_the_logit_stays_behind(frames: coco.Coco, tmp_path: Path) -> None:
+    found = found_in(frames, fields=("x1", "y1", "x2", "y2", "logit"))
+    coco.write_results(tmp_path / "found.json", frames, found)
+    again = coco.read_results(tmp_path / "found.json", frames)[0]
+    torch.testing.assert_close(again.covariance, found[0].covariance[:, :4, :4].double(), rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_be_written(frames: coco.Coco, tmp_path: Path) -> None:
+    found = found_in(frames)
+    bad = [
+        ([replace(f, fields=("x", "y", "w", "h")) for f in found], "image 11: boxes of x y w h: COCO takes x1 y1 x2 y2"),
+        ([replace(f, boxes=f.boxes * torch.nan) for f in found], "frame 11: the box of 4 boxes is not finite"),
+        ([replace(f, scores=f.scores * torch.nan) for f in found], "frame 11: the score of 4 boxes is not finite"),
+        ([replace(f, classes=("cat", "horse", "dog")) for f in found], "frame 11: no class horse"),
+        (found[:2], "detections of 2 frames for 3 frames"),
+    ]
+    for detections, message in bad:
+        with pytest.raises(BoxcovError, match=message):
+            coco.write_results(tmp_path / "bad.json", frames, detections)
+    assert not (tmp_path / "bad.json").exists()
+
+
+def test_files_that_are_no_results(frames: coco.Coco, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    texts = ["{", "[1]", '[{"image_id": 11}]', '[{"image_id": 11, "category_id": 2, "bbox": [1, 2, 3, 4], "score": 1}]']
+    for text in texts:
+        path.write_text(text)
+        with pytest.raises(BoxcovError, match=r"found\.json: not a file of COCO results, or a damaged one"):
+            coco.read_results(path, frames)
+    path.write_text('[{"image_id": 12}]')
+    with pytest.raises(BoxcovError, match="image 12, which is not among the frames"):
+        coco.read_results(path, frames)
+
+
+def test_the_official_evaluation_gives_the_same_numbers_with_and_without(frames: coco.Coco, tmp_path: Path) -> None:
+    path = edited(tmp_path / "set", lambda content: [thing.setdefault("iscrowd", 0) for thing in content["annotations"]])
+    found = found_in(frames)
+    coco.write_results(tmp_path / "with.json", frames, found, also=["bbox_covar", "covars"])
+    coco.write_results(tmp_path / "without.json", frames, [replace(f, covariance=None) for f in found])
+    with_it, without = (average_precisions(path, tmp_path / f"{name}.json") for name in ("with", "without"))
+    assert with_it == without
+    assert with_it[1] > 0.3  # at an IoU of 0.5: the boxes were put near the objects
