@@ -1,4 +1,4 @@
-"""Writing files so that they are there whole or not at all."""
+"""Writing files so that they are there whole or not at all, and reading damaged ones so that nothing but a clear error comes out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,31 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from boxcov.errors import BoxcovError
+
+# what readers raise on damaged files; deep nesting is a RecursionError, which is a RuntimeError
+DAMAGE = (SafetensorError, LookupError, TypeError, ValueError, OSError, AttributeError, ArithmeticError, RuntimeError, EOFError)
+
+
+@contextmanager
+def reading(path: str | Path, what: str) -> Iterator[None]:
+    """Whatever a damaged file makes its reader raise, as one error that names the file.
+
+    >>> with reading("x.json", "a list of frames"):
+    ...     [1, 2][3]
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: x.json: not a list of frames, or a damaged one (IndexError: list index out of range)
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise BoxcovError(f"{path}: no such file") from None
+    except BoxcovError as error:
+        if str(path) in str(error):
+            raise
+        raise BoxcovError(f"{path}: {error}") from None
+    except DAMAGE as error:
+        raise BoxcovError(f"{path}: not {what}, or a damaged one ({type(error).__name__}: {error})") from None
 
 
 @contextmanager

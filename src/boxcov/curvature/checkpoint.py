@@ -18,14 +18,14 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from boxcov.curvature.fisher import Accumulator, Sums
 from boxcov.curvature.items import Items, digest
 from boxcov.curvature.storage import layer_from_json, layer_to_json
 from boxcov.errors import BoxcovError
-from boxcov.files import check_writable, remove_leftovers, write_safetensors
+from boxcov.files import DAMAGE, check_writable, remove_leftovers, write_safetensors
 from boxcov.version import __version__
 
 FORMAT = 1
@@ -160,14 +160,14 @@ class Keeper:
                 _compare(about["settings"], self.settings)
                 sums = {entry["weight"]: _unpacked(entry, file, self.accumulator) for entry in about["layers"]}
             counts = {name: about[name] for name in ("next", "frames")}
-            if not all(type(count) is int and count >= 0 for count in counts.values()) or not isfinite(about["loss"]):
+            if not all(type(count) is int and 0 <= count < 1 << 53 for count in counts.values()) or not isfinite(about["loss"]):
                 raise ValueError(f"counts of {counts}, a loss of {about['loss']}")
             skipped = [int(number) for number in about["skipped"]]
             known = str(about["item_sha256"])
             self.accumulator.restore(sums, about["frames"], float(about["loss"]))
         except BoxcovError as error:
             raise BoxcovError(f"{path}: {error}") from None
-        except (SafetensorError, LookupError, TypeError, ValueError, OSError, AttributeError, ArithmeticError, RuntimeError) as error:
+        except DAMAGE as error:
             raise BoxcovError(
                 f"{path}: not a checkpoint of a fit, or a damaged one ({type(error).__name__}: {error}): remove it to start anew"
             ) from None
@@ -217,7 +217,7 @@ def _unpacked(entry: Mapping[str, Any], file: Any, accumulator: Accumulator) -> 
         if not bool(factor.isfinite().all()):
             raise ValueError(f"{name} holds a NaN or an infinity")
         factors.append(factor.to(accumulator.device, copy=True))
-    if type(entry["locations"]) is not int or entry["locations"] < 0:
+    if type(entry["locations"]) is not int or not 0 <= entry["locations"] < 1 << 53:
         raise ValueError(f"{entry['locations']!r} locations")
     return Sums(layer, factors[0], factors[1], entry["locations"], bool(entry["reached"]))
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from boxcov.calibration import Calibration
-from boxcov.curvature.fisher import Layer
+from boxcov.curvature.fisher import FisherKind, Layer
 from boxcov.curvature.layers import Geometry
-from boxcov.curvature.posterior import Block, Eigen, Posterior
+from boxcov.curvature.posterior import Block, Eigen, Form, Posterior
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.files import write_safetensors
+from boxcov.files import DAMAGE, write_safetensors
 from boxcov.frozen import fingerprint
 from boxcov.version import __version__
 
@@ -97,7 +98,7 @@ def load(path: str | Path, detector: Detector) -> Posterior:
         raise BoxcovError(f"{path}: no such file") from None
     except BoxcovError:
         raise
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError, AttributeError, RuntimeError) as error:
+    except DAMAGE as error:
         raise BoxcovError(f"{path}: not a boxcov posterior, or a damaged one ({type(error).__name__}: {error})") from None
 
 
@@ -173,21 +174,52 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
         geometry = layer.geometry
         Q, H = factors[entry["Q"]], factors[entry["H"]]
         for factor, n, side in ((Q, layer.n_in, "Q"), (H, layer.n_out, "H")):
-            expected = (geometry.groups, n, n)
-            if tuple(factor.vectors.shape) != expected or tuple(factor.values.shape) != expected[:2]:
-                raise ValueError(f"{side} of {layer.name} has shape {tuple(factor.vectors.shape)}, expected {expected}")
-        blocks[layer.name] = Block(layer, Q, H, entry["square_norm"])
+            _check_factor(factor, (geometry.groups, n, n), f"{side} of {layer.name}")
+        blocks[layer.name] = Block(layer, Q, H, number(entry["square_norm"], "square_norm"))
+    tau = about["prior_precision"]
+    tau = (
+        {str(name): number(value, "prior_precision") for name, value in tau.items()}
+        if isinstance(tau, dict)
+        else number(tau, "prior_precision")
+    )
+    if about["fisher"] not in get_args(FisherKind) or about["form"] not in get_args(Form) or not isinstance(about["meta"], dict):
+        raise ValueError(f"a fisher of {about['fisher']!r}, a form of {about['form']!r}, a meta of {about['meta']!r}")
     return Posterior(
         blocks=blocks,
-        n_data=about["n_data"],
-        prior_precision=about["prior_precision"],
+        n_data=number(about["n_data"], "n_data"),
+        prior_precision=tau,
         fisher=about["fisher"],
-        frames=about["frames"],
-        loss=about["loss"],
+        frames=int(number(about["frames"], "frames")),
+        loss=number(about["loss"], "loss"),
         fingerprint=about["weights_sha256"],
-        depth=about["depth"],
+        depth=str(about["depth"]),
         form=about["form"],
-        jitter=about["jitter"],
+        jitter=number(about["jitter"], "jitter"),
         meta=about["meta"],
-        skipped=about.get("skipped", 0),
+        skipped=int(number(about.get("skipped", 0), "skipped")),
     )
+
+
+def _check_factor(factor: Eigen, shape: tuple[int, int, int], what: str) -> None:
+    if tuple(factor.vectors.shape) != shape or tuple(factor.values.shape) != shape[:2]:
+        raise ValueError(f"{what} has shape {tuple(factor.vectors.shape)}, expected {shape}")
+    dtypes = {factor.vectors.dtype, factor.values.dtype}
+    if dtypes not in ({torch.float32}, {torch.float64}):
+        raise ValueError(f"{what} is of {dtypes}")
+    if not bool(factor.vectors.isfinite().all()) or not bool(((factor.values >= 0) & factor.values.isfinite()).all()):
+        raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
+    if not bool((factor.vectors.abs() <= 1 + 1e-3).all()):
+        raise ValueError(f"{what} has vectors longer than 1")
+
+
+def number(value: Any, what: str) -> float:
+    """A finite number of a header.
+
+    >>> number("7", "n_data")
+    Traceback (most recent call last):
+    ...
+    ValueError: n_data is '7', expected a finite number
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+        raise ValueError(f"{what} is {value!r}, expected a finite number")
+    return float(value)
