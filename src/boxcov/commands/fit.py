@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +84,8 @@ def fit(
             device=device,
             progress=progress,
         )
+    if os.environ.get("RANK", "0") != "0":  # one of several says what all have done
+        return
     report = fitting.report(posterior, (perf_counter() - began) / 60)
     print(json.dumps({"out": str(out), **report}) if as_json else _shown(out, report))
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
+from torch import distributed as dist
 
 from boxcov.commands.sources import Source, check_folder, detector_named
 from boxcov.curvature.fit import Progress
 from boxcov.curvature.fit import fit as fit_posterior
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.ranks import Ranks
 from boxcov.data import batched
 
 
@@ -37,6 +42,9 @@ def run(
     """
     check_folder(out)
     checkpoint = checkpoint_of(out)
+    spread = launched(device)
+    if spread:
+        device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
     network = detector_named(detector, device)
     frames = source.frames(device, network.classes)
     posterior = fit_posterior(
@@ -53,13 +61,35 @@ def run(
         checkpoint=checkpoint,
         every=every,
         resume=resume,
+        distributed=spread,
         progress=progress,
     )
     made_from = {"detector": detector, **{name: str(value) for name, value in asdict(source).items() if value is not None}}
     posterior = replace(posterior, meta=made_from)
-    posterior.save(out)
-    checkpoint.unlink(missing_ok=True)
+    ranks = Ranks.of_group() if spread else Ranks()
+    if ranks.rank == 0:
+        posterior.save(out)
+    if spread:
+        dist.barrier()  # no checkpoint goes before the posterior is there
+        dist.destroy_process_group()
+    kept = ranks.checkpoint(checkpoint)
+    assert kept is not None
+    kept.unlink(missing_ok=True)
     return posterior
+
+
+def launched(device: str) -> bool:
+    """Whether torchrun started this process as one of several; then they are joined in a group, by gloo on a CPU and nccl on GPUs.
+
+    >>> launched("cpu")
+    False
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        return False
+    if device.startswith("cuda"):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    return True
 
 
 def checkpoint_of(out: Path) -> Path:

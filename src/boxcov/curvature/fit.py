@@ -17,6 +17,7 @@ from boxcov.curvature.inputs import move, ready
 from boxcov.curvature.items import Items
 from boxcov.curvature.layers import to_matrix
 from boxcov.curvature.posterior import Block, Eigen, Form, Posterior
+from boxcov.curvature.ranks import Ranks
 from boxcov.curvature.scope import chosen_parameters
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError
@@ -44,6 +45,7 @@ def fit(
     checkpoint: str | Path | None = None,
     every: float = 60.0,
     resume: bool = False,
+    distributed: bool = False,
     progress: Progress | None = None,
 ) -> Posterior:
     """The Laplace posterior of the weights of ``detector`` at ``depth``, from ``frames`` of (inputs, targets), any number of frames an item.
@@ -56,6 +58,8 @@ def fit(
     nonfinite: what to do with an item whose inputs, loss or gradients hold a NaN or an infinity: "error", or "skip" it and count it.
     checkpoint: a file for what was counted so far, written every ``every`` seconds, on SIGINT and SIGTERM, and when something is raised. With
     ``resume`` the fit goes on from it, if it is there, to the same posterior; remove it when the posterior is saved.
+    distributed: every process of torch.distributed's default group calls fit alike, counts its share of the items and gets the posterior of
+    all of them; each keeps a checkpoint of its own.
     progress: called with the number of items done and their total, or None where that is unknown.
 
     >>> import boxcov
@@ -69,19 +73,24 @@ def fit(
     check_finite_weights(detector)
     chosen = chosen_parameters(detector, depth, fixed)
     accumulator = Accumulator(detector, chosen)
-    items = Items(frames, fraction, seed)
+    ranks = Ranks.of_group() if distributed else Ranks()
+    items = Items(frames, fraction, seed, ranks)
     settings: dict[str, Any] = {"weights_sha256": fingerprint(detector), "depth": depth if isinstance(depth, str) else ",".join(depth)}
     settings |= {"parameters": list(chosen), "fisher": fisher, "fraction": fraction, "seed": seed, "items": items.size}
-    keeper = Keeper(checkpoint, every, resume, settings, accumulator)
+    settings |= {} if ranks.alone else {"shard": f"{ranks.rank} of {ranks.count}"}
+    keeper = Keeper(ranks.checkpoint(checkpoint), every, resume, settings, accumulator)
+    skipped = 0
     if fisher == "identity":
-        counted = _discover(accumulator, items)
+        counted = _discover(accumulator, Items(frames, fraction, seed))
     else:
-        with torch.inference_mode(False), keeper:
-            _accumulate(
-                accumulator, items, keeper, torch.Generator(accumulator.device) if fisher == "mc" else None, seed, nonfinite, progress
-            )
-        _check_counted(accumulator, keeper.skipped)
-        counted = accumulator.frames, keeper.next - len(keeper.skipped)
+        generator = torch.Generator(accumulator.device) if fisher == "mc" else None
+        with ranks.named(), torch.inference_mode(False), keeper:
+            _accumulate(accumulator, items, keeper, generator, seed, nonfinite, progress)
+            if not ranks.alone:
+                keeper.save()  # another rank may die while this one waits for it
+        done, skipped = ranks.reduce(accumulator, ranks.items(keeper.next), len(keeper.skipped))
+        _check_counted(accumulator, skipped)
+        counted = accumulator.frames, done - skipped
     return Posterior(
         blocks=_blocks(accumulator, chosen, identity=fisher == "identity"),
         n_data=float(items.all_frames(*counted) if n_data is None else n_data),
@@ -93,7 +102,7 @@ def fit(
         depth=settings["depth"],
         form=form,
         jitter=jitter,
-        skipped=len(keeper.skipped),
+        skipped=skipped,
     )
 
 
@@ -163,9 +172,9 @@ def _pair(item: Any, batch: int) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def _check_counted(accumulator: Accumulator, skipped: list[int]) -> None:
+def _check_counted(accumulator: Accumulator, skipped: int) -> None:
     if not accumulator.frames:
-        raise BoxcovError(f"all {len(skipped)} items hold a NaN or an infinity: nothing is left to fit to" if skipped else _EMPTY)
+        raise BoxcovError(f"all {skipped} items hold a NaN or an infinity: nothing is left to fit to" if skipped else _EMPTY)
     unseen = [name for name, sums in accumulator.sums.items() if not sums.locations]
     if unseen:
         raise BoxcovError(

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from boxcov.curvature.ranks import Ranks
 from boxcov.data.frame import Batches
 from boxcov.errors import BoxcovError
+
+_ALONE = Ranks()
 
 
 class Items:
@@ -22,8 +25,8 @@ class Items:
     (4, True)
     """
 
-    def __init__(self, frames: Iterable[Any], fraction: float, seed: int) -> None:
-        self.frames, self.fraction = frames, fraction
+    def __init__(self, frames: Iterable[Any], fraction: float, seed: int, ranks: Ranks = _ALONE) -> None:
+        self.frames, self.fraction, self.ranks = frames, fraction, ranks
         self.seen = 0  # items of a stream
         self.done = False  # whether a stream was read to its end
         self.order: list[int] | None = None
@@ -35,12 +38,12 @@ class Items:
             self.order = sorted(torch.randperm(self.size, generator=generator)[: self.expected].tolist())
 
     def after(self, start: int) -> Iterator[tuple[int, Any]]:
-        """The items from number ``start`` on, with their numbers; a stream is read and passed over up to there."""
-        if self.order is not None or (self.indexed and start):  # only what is used is ever read
-            for number in range(start, self.expected or 0):
+        """This rank's items from number ``start`` on, with their numbers; a stream is read and passed over where they are not."""
+        if self.order is not None or (self.indexed and (start or not self.ranks.alone)):  # only what is used is ever read
+            for number in filter(self.ranks.owns, range(start, self.expected or 0)):
                 yield number, self.frames[number if self.order is None else self.order[number]]  # type: ignore[index]
             return
-        yield from ((number, item) for number, item in self._streamed() if number >= start)
+        yield from ((number, item) for number, item in self._streamed() if number >= start and self.ranks.owns(number))
 
     def _streamed(self) -> Iterator[tuple[int, Any]]:
         """Evenly spread over the stream, the first one always."""

@@ -19,7 +19,7 @@ from boxcov.curvature.layers import Geometry
 from boxcov.curvature.posterior import Block, Eigen, Form, Posterior
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.files import DAMAGE, write_safetensors
+from boxcov.files import reading, write_safetensors
 from boxcov.frozen import fingerprint
 from boxcov.version import __version__
 
@@ -85,7 +85,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
 
 def load(path: str | Path, detector: Detector) -> Posterior:
     """Read a posterior for ``detector``; one that was made for other weights is refused."""
-    try:
+    with reading(path, "a boxcov posterior"):
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[_KEY])
             if about["format"] != FORMAT:
@@ -93,20 +93,11 @@ def load(path: str | Path, detector: Detector) -> Posterior:
             check_fingerprint(about["weights_sha256"], detector, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         posterior = _posterior(about, tensors).to(next(detector.parameters()).device)
-        return posterior.with_calibration(_calibration(path, about))
-    except FileNotFoundError:
-        raise BoxcovError(f"{path}: no such file") from None
-    except BoxcovError:
-        raise
-    except DAMAGE as error:
-        raise BoxcovError(f"{path}: not a boxcov posterior, or a damaged one ({type(error).__name__}: {error})") from None
+        return posterior.with_calibration(_calibration(about))
 
 
-def _calibration(path: str | Path, about: dict[str, Any]) -> Calibration | None:
-    try:
-        return Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
-    except BoxcovError as error:
-        raise BoxcovError(f"{path}: {error}") from None
+def _calibration(about: dict[str, Any]) -> Calibration | None:
+    return Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
 
 
 def check_fingerprint(known: str, detector: Detector, what: str) -> None:

@@ -47,7 +47,9 @@ def load(
     if not path.is_file():
         raise BoxcovError(f"{path}: no such file; give the path of a YOLOX checkpoint")
     state = {_upstream(name): tensor for name, tensor in read_weights(path)[0].items()}
-    config = replace(_config(state, classes, path), threshold=threshold, overlap=overlap, most=most, logit=logit)
+    with reading(path, "a checkpoint of YOLOX"):
+        found = _config(state, classes, path)
+    config = replace(found, threshold=threshold, overlap=overlap, most=most, logit=logit)
     with reading(path, "a checkpoint of YOLOX"):
         with torch.device("meta"):  # its sizes come from the file: compared before any memory is taken
             _check_fit(YOLOX(config).state_dict(), state, config, path)
