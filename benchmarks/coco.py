@@ -88,7 +88,8 @@ def models_of(given: argparse.Namespace, detector: yolox.YOLOX, samples: int) ->
         "head": ExactGLM(detector, head),
         "neck": MCGLM(detector, neck, samples),
         "backbone": MCGLM(detector, backbone, samples),
-        "dropout": MCI(detector, dropout=0.1, samples=10),
+        "dropout": MCI(detector, dropout=0.1, samples=10, depth="backbone"),
+        "head dropout": MCI(detector, dropout=0.1, samples=10),
         "NMS spread": NMSSpread(detector),
     }
 
@@ -126,7 +127,7 @@ def corrupt(given: argparse.Namespace) -> None:
                 continue
             inputs = changed[number][0]
             line: dict[str, Any] = {"what": [kind, strength, number]}
-            for part in ("head", "backbone", "dropout"):
+            for part in ("head", "backbone", "head dropout"):
                 found = models[part](inputs)
                 if part == "head":
                     line |= {"boxes": len(found), "score": mean(found.scores)}
@@ -172,7 +173,7 @@ def priors(given: argparse.Namespace) -> None:
 def report(given: argparse.Namespace) -> None:
     detector = detector_of(given)
     images = images_of(given, detector, "val2017")
-    found = {name: Detections.load(given.out / f"{name}.safetensors") for name in (*PARTS, "dropout", "NMS spread")}
+    found = {name: Detections.load(given.out / f"{name}.safetensors") for name in (*PARTS, "dropout", "head dropout", "NMS spread")}
     records = records_of(found, images)
     rows = table(records, replicates=500)
     told: dict[str, Any] = {"rows": rows, "calibration": calibrations(records), "by": against_score(records)}
@@ -180,6 +181,7 @@ def report(given: argparse.Namespace) -> None:
     told["correlation"] = correlations(records)
     if (given.out / "corrupted.jsonl").exists():
         told["corruptions"] = corruptions(given.out / "corrupted.jsonl")
+        told["corruption gains"] = corruption_gains(given.out / "corrupted.jsonl")
     (given.out / "report.json").write_text(json.dumps(told, indent=1))
     show(told)
 
@@ -201,13 +203,14 @@ def records_of(found: Mapping[str, Detections], images: coco.Coco) -> dict[str, 
         )  # fmt: skip
         return rows[~in_crowds(rows, truth)]
 
-    made = {}
+    box, scores = plain.boxes.numpy(), plain.scores.double().numpy()
+    made = {"size": matched((box[:, 2:4] - box[:, :2]).prod(1), "head")}  # of the box, and nothing else: large boxes are off by more pixels
     for name, C in covariance.items():
-        box = plain.boxes.numpy()
         made[name] = matched(np.trace(C[:, :4, :4], axis1=1, axis2=2), name)
         made[f"{name}, relative"] = matched(relative_trace(box, C), name)
+        if name == "NMS spread":
+            continue
         made[f"{name}, logit"] = matched(C[:, LOGIT, LOGIT], name)
-        scores = plain.scores.double().numpy()
         made[f"{name}, score"] = matched(C[:, LOGIT, LOGIT] * (scores * (1 - scores)) ** 2, name)  # of the score itself, to first order
     return made
 
@@ -238,14 +241,19 @@ def calibrations(records: Mapping[str, Records]) -> dict[str, Any]:
 
 
 def against_score(records: Mapping[str, Records]) -> dict[str, Any]:
-    """AUROC of each less that of 1 - score, with its interval over images; and what a regression gains that sees it beside score, size and class."""
-    from boxcov.evaluate.baselines import one_minus_score, score_and_size
+    """Differences of AUROC, with their intervals over images: of each to 1 - score (IoU), of each to the size of the box (l2), and of a regression
+    on the score and it to one on the score alone (IoU), both out of fold."""
+    from boxcov.evaluate.baselines import one_minus_score, out_of_fold
 
     out = {}
     for name, rows in records.items():
         single = compare(rows, one_minus_score(rows), replicates=500)["AUROC"]["IoU"]
-        beside = score_and_size(rows, np.log(np.maximum(rows.uncertainty, 1e-30))[:, None])
-        out[name] = {"alone": single, "beside": compare(beside, score_and_size(rows), replicates=500)["AUROC"]["IoU"]}
+        bad = ~accurate_iou(rows.iou)
+        score = np.log(rows.scores / (1 - rows.scores)).astype(float)[:, None]
+        both = np.concatenate([score, np.log(np.maximum(rows.uncertainty, 1e-30))[:, None]], 1)
+        beside, without = (rows.without_covariance(out_of_fold(columns, bad, rows.frame)) for columns in (both, score))
+        sized = compare(rows, records["size"], replicates=500)["AUROC"]["l2"]
+        out[name] = {"alone": single, "l2": sized, "beside": compare(beside, without, replicates=500)["AUROC"]["IoU"]}
     return out
 
 
@@ -264,27 +272,57 @@ def ranked(values: np.ndarray) -> np.ndarray:
 
 def corruptions(path: Path) -> dict[str, Any]:
     """AUROC of telling corrupted images from the same images clean; one without boxes counts as the most uncertain, whatever the number."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    numbers = ("1 - score", *(key for key in lines[0] if key.startswith(("u ", "logit "))))
-    kinds: dict[str, list[dict[str, Any]]] = {}
-    for line in lines:
-        kinds.setdefault(f"{line['what'][0]} {line['what'][1]}", []).append(line)
+    cells = _by_condition(path)
+    out: dict[str, Any] = {}
+    for what, numbers in cells.items():
+        boxes = numbers["boxes"]
+        out[what] = {"images": len(boxes), "boxes": float(boxes.mean()), "without": int((boxes == 0).sum())}
+        out[what] |= {name: _told_apart(cells["clean 0"][name], u) for name, u in numbers.items() if name != "boxes"}
+    return out
+
+
+def corruption_gains(path: Path, replicates: int = 500) -> dict[str, Any]:
+    """For each kind and over all, the mean AUROC of its five strengths less that of 1 - score: value, low and high, images drawn anew."""
+    cells = _by_condition(path)
+    names = [name for name in cells["clean 0"] if name not in ("boxes", "1 - score")]
+    size = len(cells["clean 0"]["boxes"])
+    rng = np.random.default_rng(0)
+    draws = [np.arange(size), *(rng.integers(0, size, size) for _ in range(replicates))]
+
+    def gain(kind: str, name: str, rows: np.ndarray) -> float:
+        found = []
+        for what in (what for what in cells if what.startswith(kind) and what != "clean 0"):
+            mine, score = (_told_apart(cells["clean 0"][n][rows], cells[what][n][rows]) for n in (name, "1 - score"))
+            found.append(mine - score)
+        return float(np.mean(found))
+
+    out: dict[str, Any] = {}
+    for kind in (*KINDS, ""):
+        for name in names:
+            values = [gain(kind, name, rows) for rows in draws]
+            low, high = np.quantile(values[1:], (0.025, 0.975))
+            out.setdefault(kind or "all", {})[name] = {"value": values[0], "low": float(low), "high": float(high)}
+    return out
+
+
+def _told_apart(clean: np.ndarray, corrupted: np.ndarray) -> float:
+    return auroc(np.repeat([False, True], [len(clean), len(corrupted)]), np.concatenate([clean, corrupted]))
+
+
+def _by_condition(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """By kind and strength, by name, one number an image, in the order of the images; those that all conditions have."""
+    lines: dict[str, dict[int, dict[str, Any]]] = {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        kind, strength, number = line.pop("what")
+        line = {"1 - score": 1 - (line["score"] or 0), **{name: value for name, value in line.items() if name != "score"}}
+        lines.setdefault(f"{kind} {strength}", {})[number] = line
+    images = sorted(set.intersection(*(set(some) for some in lines.values())))
+    names = list(lines["clean 0"][images[0]])
 
     def value(line: dict[str, Any], name: str) -> float:
-        if not line["boxes"]:
-            return float("inf")
-        return 1 - line["score"] if name == "1 - score" else line[name]
+        return float("inf") if name != "boxes" and not line["boxes"] else float(line[name])
 
-    clean = kinds["clean 0"]
-    seen = {line["what"][2] for line in clean}
-    out: dict[str, Any] = {}
-    for what, some in kinds.items():
-        mine = [line for line in some if line["what"][2] in seen]
-        bad = np.array([False] * len(clean) + [True] * len(mine))
-        cells = {name: auroc(bad, np.array([value(line, name) for line in (*clean, *mine)])) for name in numbers}
-        boxes = [line["boxes"] for line in mine]
-        out[what] = {"images": len(mine), "boxes": float(np.mean(boxes)), "without": int(np.sum(np.array(boxes) == 0)), **cells}
-    return out
+    return {what: {name: np.array([value(some[i], name) for i in images]) for name in names} for what, some in lines.items()}
 
 
 def show(told: dict[str, Any]) -> None:
@@ -296,7 +334,7 @@ def show(told: dict[str, Any]) -> None:
             cells = [row[name] for name in columns]
             print(f"| {row['method']} |", " | ".join("" if c is None or c["value"] is None else f"{c['value']:.3f}" for c in cells), "|")
     print(told["rows"][0]["boxes"], "boxes,", told["rows"][0]["paired"], "paired")
-    print("\n| u | AUROC alone less 1 - score | AUROC of the regression with it less without |\n| --- | --- | --- |")
+    print("\n| u | IoU: less 1 - score | l2: less size | IoU: regression on score and it, less score |\n| --- | --- | --- | --- |")
     for name, row in told["by"].items():
         print(f"| {name} |", " | ".join(f"{c['value']:+.3f} ({c['low']:+.3f} to {c['high']:+.3f})" for c in row.values()), "|")
     print("\n| calibration | when | NLL | 50 % | 90 % | 95 % | ANEES |\n| --- | --- | --- | --- | --- | --- | --- |")
@@ -312,18 +350,16 @@ def show(told: dict[str, Any]) -> None:
         print("\n| images |", " | ".join(names), "|\n|", " --- |" * (len(names) + 1))
         for what, cells in told["corruptions"].items():
             print(f"| {what} |", " | ".join(f"{cells[name]:.2f}" for name in names), "|")
+        for kind, gains in told["corruption gains"].items():
+            print(kind, {name: f"{c['value']:+.3f} ({c['low']:+.3f} to {c['high']:+.3f})" for name, c in gains.items()})
 
 
 def draw(given: argparse.Namespace) -> None:
     """Boxes with the ellipses of their corners, and how well each number tells corrupted images from clean ones."""
     detector = detector_of(given)
     images = images_of(given, detector, "val2017")
-    found = [Detections.load(given.out / f"{part}.safetensors") for part in PARTS]
-    total = replace(
-        found[0], covariance=sum(f.covariance for f in found) / 25
-    )  # a fifth of the standard deviations, or they would cover each other
-    each = total.frames(len(images))
-    many = sorted(range(len(images)), key=lambda i: -min(len(each[i]), 7))[:6]
+    each = Detections.load(given.out / "backbone.safetensors").frames(len(images))
+    many = [i for i in range(len(images)) if 3 <= len(each[i]) <= 6][:6]
     frames = []
     for i in many:
         image, targets = images[i]

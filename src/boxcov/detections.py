@@ -17,7 +17,7 @@ from boxcov.errors import BoxcovError
 from boxcov.files import reading, write_safetensors
 
 _REQUIRED = ("boxes", "scores", "labels", "frame")
-_OPTIONAL = ("covariance", "factor", "predictive")
+_OPTIONAL = ("covariance", "factor", "predictive", "score_variance", "score_covariance")
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,14 @@ class Detections:
     covariance: Tensor | None = None  # (m, D, D)
     factor: Tensor | None = None  # (m, D, k): the covariance of all boxes together is its (m D, k) matrix times its transpose
     predictive: Tensor | None = None  # (m, D, D) of each box's error: calibrated, with what the weights cannot explain
+    score_variance: Tensor | None = None  # (m,) of the logit of the score; ask a predictor for it with score=True
+    score_covariance: Tensor | None = None  # (m, D) of the box with that logit
     meta: Mapping[str, Any] = field(default_factory=dict)  # how this was made: method, samples, seed, fingerprint ...
 
     def __post_init__(self) -> None:
         m, D = len(self.scores), len(self.fields)
         expected = {"boxes": (m, D), "scores": (m,), "labels": (m,), "frame": (m,)}
-        expected |= {"covariance": (m, D, D), "predictive": (m, D, D)}
+        expected |= {"covariance": (m, D, D), "predictive": (m, D, D), "score_variance": (m,), "score_covariance": (m, D)}
         for name, shape in expected.items():
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != shape:

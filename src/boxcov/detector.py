@@ -89,6 +89,17 @@ class Detector(nn.Module, ABC):
         """
         return None
 
+    def logits(self, raw: Any, selection: Selection) -> Tensor | None:
+        """Optional: the logit (m,) of each selected instance's score, differentiable in ``raw``: with ``score=True`` its variance is told, too."""
+        return None
+
+    def scored_instances(self, raw: Any, selection: Selection) -> Iterable[InstanceGroup] | None:
+        """Optional, beside ``instances`` and ``logits``: the same groups, with the logit behind the D numbers of each box (g, D + 1).
+
+        Without it ``ExactGLM(score=True)`` takes one backward pass through the posterior's layers for every number.
+        """
+        return None
+
     def staged(self, raw: Any, selection: Selection) -> Staged | None:
         """Optional, beside ``instances``: the head as stages, which ``ExactGLM`` runs over all boxes, kinds and branches at once.
 

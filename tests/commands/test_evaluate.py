@@ -13,6 +13,7 @@ from boxcov.commands.records import records_of, truth_of
 from boxcov.commands.sources import Source
 from boxcov.data import simulated
 from boxcov.data.poses import BOX_FIELDS
+from boxcov.evaluate.summaries import uncertainty_of
 from command_line import boxcov
 
 SOURCE = {"data": "simulated:clear", "split": "test", "count": 4, "seed": 0, "sweeps": 1}
@@ -114,7 +115,10 @@ def test_a_script_gets_every_number(saved, frames) -> None:
     assert done.code == 0, done.err
     report = json.loads(done.out)
     rows = {row["method"]: row for row in report["rows"]}
-    assert list(rows) == [name + shuffled for name in ("exact", "nms", "1 - score", "score + size") for shuffled in ("", ", shuffled")]
+    both = [f"score + size + covariance ({name})" for name in ("exact", "nms")]
+    names = ["exact", "nms", "1 - score", "score + size", *both]
+    differences = [f"{name}, minus score + size" for name in both]
+    assert list(rows) == [*(name + shuffled for name in names for shuffled in ("", ", shuffled")), *differences]
     assert rows["exact"]["boxes"] == len(records_of(noisy(frames), frames))
     assert rows["exact"]["AUROC l2"]["value"] > rows["nms"]["AUROC l2"]["value"]  # the covariances that belong to the boxes
     assert report["about"]["frames"] == 4
@@ -175,3 +179,28 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, saved) -> N
     again = tmp_path / "b" / "exact.safetensors"
     again.write_bytes(saved[0].read_bytes())
     assert [method.name for method in study_of([saved[0], again]).methods] == [str(saved[0]), str(again)]
+
+
+def test_another_u(saved, tmp_path) -> None:
+    plain = study_of(saved[:1]).methods[0].records
+    other = study_of(saved[:1], uncertainty="expected-iou")
+    assert other.about["u"] == "expected-iou"
+    found = other.methods[0].records
+    assert np.array_equal(found.uncertainty, uncertainty_of(plain, "expected-iou"))
+    assert not np.array_equal(found.uncertainty, plain.uncertainty)
+    with pytest.raises(BoxcovError, match=r"exact\.safetensors: these records have no variance of the score"):
+        study_of(saved[:1], uncertainty="score-variance")
+    scored = Detections.load(saved[0])
+    m = len(scored)
+    scored = replace(scored, score_variance=torch.rand(m), score_covariance=torch.zeros(m, 9))
+    scored.save(tmp_path / "scored.safetensors")
+    records = study_of([tmp_path / "scored.safetensors"], uncertainty="score-variance").methods[0].records
+    assert np.allclose(records.uncertainty, scored.score_variance[scored.scores > 0.1].numpy())
+
+
+def test_another_u_and_what_the_covariance_adds_on_the_command_line(saved) -> None:
+    words = ("evaluate", saved[0], "--uncertainty", "relative", "--replicates", 5, "--scenes", 0)
+    assert "what the covariance adds" in boxcov(*words).out
+    found = json.loads(boxcov(*words, "--json").out)
+    assert found["about"]["u"] == "relative"
+    assert found["rows"][-1]["kind"] == "difference"

@@ -11,7 +11,7 @@ import boxcov as package
 from boxcov.commands import options
 from boxcov.commands.progress import Progress
 from boxcov.commands.sources import detector_named
-from boxcov.curvature.fisher import FisherKind
+from boxcov.curvature.fisher import FisherKind, Locations
 from boxcov.curvature.fit import NonFinite
 from boxcov.curvature.posterior import Form
 from boxcov.data import simulated
@@ -36,6 +36,20 @@ def test_the_posterior_is_that_of_the_library(tmp_path) -> None:
     assert report["layers"] == len(expected.blocks)
     assert report["bytes"]["stored"] == expected.storage().stored
     assert report["made_from"] == {"detector": word, "data": "simulated:clear", "count": "3", "seed": "0", "sweeps": "1"} == found.meta
+
+
+def test_better_posteriors(tmp_path) -> None:
+    word, out = small_network(tmp_path), tmp_path / "p.safetensors"
+    words = ["--count", 2, "--sweeps", 1, "--depth", "head.shared", "--fisher", "mc", "--locations", "gradient", "--corrected", "--json"]
+    done = boxcov("fit", "--detector", word, "--out", out, *words)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert (report["locations"], report["corrected"]) == ("gradient", True)
+    detector = detector_named(word)
+    found = package.Posterior.load(out, detector)
+    frames = simulated.frames("clear", seed=0, count=2, sweeps=1)
+    expected = package.fit(detector, frames, ["head.shared"], fisher="mc", locations="gradient", corrected=True)
+    assert torch.equal(found.variances("head.shared.0"), expected.variances("head.shared.0"))
 
 
 def test_what_people_read(tmp_path) -> None:
@@ -121,4 +135,5 @@ def test_the_choices_are_the_librarys() -> None:
     assert [kind.value for kind in options.FisherKind] == list(get_args(FisherKind))
     assert [kind.value for kind in options.NonFiniteKind] == list(get_args(NonFinite))
     assert [kind.value for kind in options.FormKind] == list(get_args(Form))
+    assert [kind.value for kind in options.LocationsKind] == list(get_args(Locations))
     assert [kind.value for kind in options.DerivativeKind] == list(get_args(Derivative))

@@ -39,6 +39,26 @@ METHODS = {
 }
 
 
+@pytest.mark.parametrize("method", ["exact", "glm", "mcglm", "mci"])
+def test_the_scores_variance(tmp_path, made, method) -> None:
+    word, posterior = made
+    common = ("predict", "--detector", word, "--posterior", posterior, "--method", method, *TINY)
+    for name, words in (("plain", []), ("scored", ["--score"])):
+        done = boxcov(*common, *words, "--out", tmp_path / f"{name}.safetensors")
+        assert done.code == 0, done.err
+    plain, scored = (Detections.load(tmp_path / f"{name}.safetensors") for name in ("plain", "scored"))
+    assert torch.equal(plain.covariance, scored.covariance)
+    assert plain.score_variance is None
+    assert bool((scored.score_variance > 0).all())
+    assert scored.meta["score"] is True
+
+
+def test_no_variance_of_the_score_by_nms(tmp_path, made) -> None:
+    done = boxcov("predict", "--detector", made[0], "--method", "nms", "--score", "--out", tmp_path / "d.safetensors", *TINY)
+    assert done.code != 0
+    assert "--score means nothing to the method nms" in done.err
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_file_is_what_the_library_gives(tmp_path, made, method) -> None:
     word, posterior = made

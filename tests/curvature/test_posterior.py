@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError, Posterior, fit
-from boxcov.curvature.posterior import Eigen
+from boxcov.curvature.blocks import Eigen
 from boxcov.detectors.tiny import TinyCenter
 from nets import CASES
 from oracles.dense import dense_covariance, flat, relative

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import optimize
 
+from boxcov import BoxcovError
 from boxcov.evaluate.baselines import covariance_features, features, logistic_regression, one_minus_score, out_of_fold, score_and_size
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
@@ -65,7 +68,10 @@ def test_more_columns_find_more_bad_boxes() -> None:
     assert one_minus_score(found).uncertainty == pytest.approx(1 - found.scores)
     assert score_and_size(found).covariance is None
     assert features(found).shape == (3000, 1 + 3 + 1 + 2)
-    assert covariance_features(found).shape == (3000, 8)
+    assert covariance_features(found).shape == (3000, 7)
+    assert covariance_features(replace(found, score_variance=np.ones(3000))).shape == (3000, 8)
+    with pytest.raises(BoxcovError, match="no covariance to take variances from"):
+        covariance_features(one_minus_score(found))
 
 
 def test_nothing_is_learnt_from_noise() -> None:

@@ -93,10 +93,13 @@ def test_table_has_baselines_and_chance() -> None:
     records = some_records()
     calibrated = replace(records, predictive=2 * records.covariance)
     rows = table({"exact": records, "MC-GLM": calibrated.with_uncertainty(records.uncertainty**2)}, replicates=10)
-    names = ["exact", "MC-GLM", "1 - score", "score + size"]
-    assert [row["method"] for row in rows] == [name + end for name in names for end in ("", ", shuffled")]
-    assert [row["kind"] for row in rows[::2]] == ["method", "method", "baseline", "baseline"]
-    assert {row["kind"] for row in rows[1::2]} == {"chance"}
+    both = [f"score + size + covariance ({name})" for name in ("exact", "MC-GLM")]
+    names = ["exact", "MC-GLM", "1 - score", "score + size", *both]
+    assert [row["method"] for row in rows[:-2]] == [name + end for name in names for end in ("", ", shuffled")]
+    assert [row["method"] for row in rows[-2:]] == [f"{name}, minus score + size" for name in both]
+    assert [row["kind"] for row in rows[:-2:2]] == ["method", "method", "baseline", "baseline", "combined", "combined"]
+    assert {row["kind"] for row in rows[1:-2:2]} == {"chance"}
+    assert {row["kind"] for row in rows[-2:]} == {"difference"}
     for row in rows:
         assert set(row) == {"method", "kind", "boxes", "paired", *COLUMNS}
     exact, shuffled, mcglm = rows[:3]
@@ -112,7 +115,24 @@ def test_table_has_baselines_and_chance() -> None:
 
 def test_other_boxes_have_baselines_of_their_own() -> None:
     rows = table({"exact": some_records(50), "MCI": some_records(40, seed=1)}, replicates=2)
-    assert [row["method"] for row in rows[4::2]] == ["1 - score", "score + size", "1 - score (MCI)", "score + size (MCI)"]
+    assert [row["method"] for row in rows[4:12:2]] == ["1 - score", "score + size", "1 - score (MCI)", "score + size (MCI)"]
+    differences = [row for row in rows if row["kind"] == "difference"]
+    assert [row["boxes"] for row in differences] == [50, 40]  # each from the score + size of its own boxes
+
+
+def test_what_the_covariance_adds() -> None:
+    """A covariance that knows which boxes are bad, and one that does not."""
+    records = some_records(400)
+    bad = records.iou < 0.4
+    knows = replace(records, covariance=np.where(bad, 4.0, 1.0)[:, None, None] * records.covariance**0 * np.eye(records.boxes.shape[1]))
+    for found, helps in ((knows, True), (replace(knows, covariance=np.ones_like(knows.covariance)), False)):
+        rows = {row["method"]: row for row in table({"exact": found}, replicates=50)}
+        with_it, without = rows["score + size + covariance"]["AUROC IoU"], rows["score + size"]["AUROC IoU"]
+        cell = rows["score + size + covariance, minus score + size"]["AUROC IoU"]
+        assert cell["value"] == pytest.approx(with_it["value"] - without["value"])
+        assert (cell["low"] > 0) is helps
+        assert with_it["value"] == 1 if helps else cell["value"] == pytest.approx(0, abs=1e-9)
+    assert not any("covariance" in row["method"] for row in table({"1 - score": knows.without_covariance(1 - knows.scores)}, replicates=2))
 
 
 @pytest.mark.parametrize("n", [0, 1])
@@ -121,7 +141,7 @@ def test_hardly_any_boxes(n: int) -> None:
     found = summarise(records, replicates=3)
     assert found["boxes"] == n
     assert found["AUROC"]["IoU"]["value"] is None
-    assert len(table({"exact": records}, replicates=3)) == 6
+    assert len(table({"exact": records}, replicates=3)) == 9
     json.dumps(found, allow_nan=False)
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from boxcov import Detector, Posterior
+from boxcov.curvature.blocks import Block
+from boxcov.curvature.calls import Call
 from boxcov.curvature.layers import to_matrix
-from boxcov.curvature.posterior import Block
 
 
 def flat(block: Block, gradients: dict[str, Tensor]) -> Tensor:
@@ -39,6 +40,27 @@ def frame_gradients(detector: Detector, inputs: Tensor, targets: Any) -> dict[st
     """The gradient (B, *shape) of every frame's own loss, one frame at a time."""
     losses = [detector.loss(detector(inputs[i : i + 1]), targets[i : i + 1])[0] for i in range(len(inputs))]
     return _gradients(torch.stack(losses), detector)
+
+
+def brute_columns(call: Call) -> Tensor:
+    """``a`` at every location (B, G, n_in, T): the answer of the layer itself to weights that are 1 in one place and 0 elsewhere."""
+    groups, n_out = call.geometry.groups, call.weight.shape[1] if call.geometry.transposed else call.weight.shape[0] // call.geometry.groups
+    x = call.x.detach()
+    if not call.geometry.kernel:
+        return (x if x.dim() > 2 else x.unsqueeze(1)).transpose(1, 2).unsqueeze(1)
+    inputs = call.weight.shape[0] // groups if call.geometry.transposed else call.weight.shape[1]
+    entries = []
+    for channel in range(inputs):
+        for tap in range(call.geometry.taps):
+            one = torch.zeros_like(call.weight).reshape(*call.weight.shape[:2], -1)
+            for g in range(groups):
+                if call.geometry.transposed:
+                    one[g * inputs + channel, :, tap] = 1
+                else:
+                    one[g * n_out : (g + 1) * n_out, channel, tap] = 1
+            out = call.func(x, one.reshape(call.weight.shape), None, **call.rest).flatten(2)
+            entries.append(out.reshape(len(x), groups, n_out, -1)[:, :, 0])  # every output of a group is the same
+    return torch.stack(entries, 2)
 
 
 def dense_covariance(posterior: Posterior, name: str) -> Tensor:

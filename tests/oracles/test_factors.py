@@ -12,28 +12,7 @@ from torch import Tensor, nn
 from boxcov import fit
 from boxcov.curvature.calls import Call, Watch
 from nets import CASES, Case, NetDetector
-from oracles.dense import flat, frame_gradients, relative
-
-
-def brute_columns(call: Call) -> Tensor:
-    """``a`` at every location (B, G, n_in, T): the answer of the layer itself to weights that are 1 in one place and 0 elsewhere."""
-    groups, n_out = call.geometry.groups, call.weight.shape[1] if call.geometry.transposed else call.weight.shape[0] // call.geometry.groups
-    x = call.x.detach()
-    if not call.geometry.kernel:
-        return (x if x.dim() > 2 else x.unsqueeze(1)).transpose(1, 2).unsqueeze(1)
-    inputs = call.weight.shape[0] // groups if call.geometry.transposed else call.weight.shape[1]
-    entries = []
-    for channel in range(inputs):
-        for tap in range(call.geometry.taps):
-            one = torch.zeros_like(call.weight).reshape(*call.weight.shape[:2], -1)
-            for g in range(groups):
-                if call.geometry.transposed:
-                    one[g * inputs + channel, :, tap] = 1
-                else:
-                    one[g * n_out : (g + 1) * n_out, channel, tap] = 1
-            out = call.func(x, one.reshape(call.weight.shape), None, **call.rest).flatten(2)
-            entries.append(out.reshape(len(x), groups, n_out, -1)[:, :, 0])  # every output of a group is the same
-    return torch.stack(entries, 2)
+from oracles.dense import brute_columns, flat, frame_gradients, relative
 
 
 def brute_factors(detector: NetDetector, inputs: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

@@ -100,16 +100,20 @@ def test_kinds_that_come_later_are_compared_when_they_come(posterior, data) -> N
     assert relative(found.covariance, GLM(chosen(10), posterior)(data[0][0]).covariance) < 1e-4
 
 
-@pytest.mark.parametrize("form", ["eigen", "tau of each layer", "no prior", "paper"])
+@pytest.mark.parametrize("form", ["eigen", "tau of each layer", "no prior", "paper", "corrected", "gradient", "gradient, corrected"])
 def test_forms_of_the_posterior(data, form: str) -> None:
     detector = chosen(12, dtype=torch.float64)
     inputs = [points.double() for points in data[0][0]]
-    posterior = boxcov.fit(detector, [([points.double()], targets) for (points,), targets in data], n_data=1e4)
+    labelled = [([points.double()], targets) for (points,), targets in data]
+    posterior = boxcov.fit(detector, labelled, n_data=1e4)
     posterior = {
         "eigen": lambda: posterior,
         "tau of each layer": lambda: posterior.with_prior({name: 1.0 + i for i, name in enumerate(posterior.blocks)}),
         "no prior": lambda: posterior.with_prior(1e-9),
         "paper": lambda: posterior.paper(jitter=1e-2),
+        "corrected": lambda: posterior.corrected(detector, labelled),
+        "gradient": lambda: boxcov.fit(detector, labelled, n_data=1e4, locations="gradient"),
+        "gradient, corrected": lambda: boxcov.fit(detector, labelled, n_data=1e4, locations="gradient", corrected=True),
     }[form]()
     fast, plain = both_ways(detector, posterior, inputs)
     assert relative(fast, plain) < 1e-9

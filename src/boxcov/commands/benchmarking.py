@@ -128,7 +128,7 @@ def _some_backwards(model: GLM) -> Callable[[Any], float]:
         with torch.enable_grad():
             point = linearised.at(inputs)
             weights = {name: w.requires_grad_() for name, w in linearised.theta().items()}
-            z = point.boxes_at(weights).flatten()
+            z = point.z_at(weights).flatten()
             before = _clock(model.device.type)
             for number in z[:_SCALARS]:
                 torch.autograd.grad(number, list(weights.values()), retain_graph=True, allow_unused=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from boxcov.commands.options import AsJson
+from boxcov.commands.options import AsJson, SummaryKind
 
 
 def evaluate(
@@ -16,6 +16,9 @@ def evaluate(
     data: Annotated[
         str | None, typer.Option(metavar="KIND:WHERE", help="Where the frames are now; unless given, where the file says they were.")
     ] = None,
+    uncertainty: Annotated[
+        SummaryKind, typer.Option(help="u of the tables: what is made of each covariance, or the variance of the score's logit.")
+    ] = SummaryKind.trace,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there: one HTML page.")] = None,
     scenes: Annotated[int, typer.Option(min=0, help="Frames to look at in the report.")] = 6,
     replicates: Annotated[int, typer.Option(min=2, help="Of the frames drawn anew, for the intervals.")] = 200,
@@ -27,7 +30,7 @@ def evaluate(
     from boxcov.commands.progress import Progress
 
     with Progress("reading frames") as reading:
-        study = evaluation.study_of(predictions, data, out, scenes, progress=reading)
+        study = evaluation.study_of(predictions, data, out, scenes, uncertainty.value, progress=reading)
     rows = evaluation.rows_of(study, replicates, seed)
     if out is not None:
         evaluation.write(out, study)
@@ -38,5 +41,8 @@ def evaluate(
 
     console = Console()
     console.print(evaluation.shown(rows))
+    more = evaluation.added(rows)
+    if more is not None:
+        console.print(more)
     if out is not None:
         console.print(f"report: {out}", highlight=False)

@@ -14,6 +14,8 @@ from boxcov.commands.records import Truth, records_of, truth_of
 from boxcov.commands.sources import Source, check_folder
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
+from boxcov.evaluate.records import Records
+from boxcov.evaluate.summaries import Summary, uncertainty_of
 from boxcov.evaluate.summary import COLUMNS, table
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study
@@ -21,16 +23,24 @@ from boxcov.report.study import Method, Scene, Study
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["rows_of", "shown", "study_of", "write"]
+__all__ = ["added", "rows_of", "shown", "study_of", "write"]
 
 Progress = Callable[[int, int], None]
 _TOLD = ("method", "samples", "derivative", "epsilon", "dropout", "depth", "form", "n_data", "prior_precision", "fisher", "seed")
 
 
 def study_of(
-    paths: Sequence[Path], data: str | None = None, out: Path | None = None, scenes: int = 6, progress: Progress | None = None
+    paths: Sequence[Path],
+    data: str | None = None,
+    out: Path | None = None,
+    scenes: int = 6,
+    uncertainty: Summary = "trace",
+    progress: Progress | None = None,
 ) -> Study:
-    """The records of each file, named after it, with the frames that the files say they were made from, or those of ``data``."""
+    """The records of each file, named after it, with the frames that the files say they were made from, or those of ``data``.
+
+    uncertainty: what is made of each covariance to be u, see ``boxcov.evaluate.summaries.uncertainty_of``.
+    """
     if out is not None:
         check_folder(out)
     files = dict(zip(_names(paths), (Detections.load(path) for path in paths)))
@@ -40,7 +50,7 @@ def study_of(
         raise BoxcovError(f"{other}: predictions of other frames than {paths[0]}: evaluate them apart")
     first = next(iter(files.values()))
     truth, looked_at = _frames(sources[0], first, scenes, progress)
-    methods = [Method(name, records_of(found, truth), _note(found.meta)) for name, found in files.items()]
+    methods = [_method(path, name, records_of(found, truth), found.meta, uncertainty) for path, (name, found) in zip(paths, files.items())]
     empty = next((path for path, method in zip(paths, methods) if not len(method.records)), None)
     if empty is not None:
         raise BoxcovError(f"{empty}: holds no box scored above 0.1: there is nothing to evaluate")
@@ -48,11 +58,20 @@ def study_of(
         "data": " ".join(str(part) for part in (sources[0].data, sources[0].split) if part),
         "frames": truth.frames,
         "objects": len(truth.labels),
+        "u": uncertainty,
         **{key: first.meta[key] for key in ("detector", "posterior", "boxcov", "torch") if key in first.meta},
         **{name: {key: found.meta[key] for key in _TOLD if key in found.meta} for name, found in files.items()},
     }
     runtime = [_runtime(name, found) for name, found in files.items() if found.meta.get("milliseconds")]
     return Study(f"Box covariances on {about['data']}", about, methods, looked_at, runtime)
+
+
+def _method(path: Path, name: str, records: Records, meta: Mapping[str, Any], uncertainty: Summary) -> Method:
+    try:
+        u = records.uncertainty if uncertainty == "trace" else uncertainty_of(records, uncertainty)
+    except BoxcovError as error:
+        raise BoxcovError(f"{path}: {error}") from None
+    return Method(name, records.with_uncertainty(u), _note(meta))
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -131,7 +150,7 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows as a table for a terminal: a column a method or baseline, a line a metric, and below it what chance gives."""
     from rich.table import Table
 
-    columns, chance = ([row for row in rows if (row["kind"] == "chance") is by_chance] for by_chance in (False, True))
+    columns, chance = [row for row in rows if row["kind"] not in ("chance", "difference")], [row for row in rows if row["kind"] == "chance"]
     title = "quality of the covariances, with 95 % intervals over frames"
     drawn = Table("", *(str(row["method"]) for row in columns), title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("boxes", "paired"):
@@ -144,11 +163,29 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> Table:
     return drawn
 
 
+def added(rows: Sequence[Mapping[str, Any]]) -> Table | None:
+    """What the covariances add to score + size: the differences, a line a metric; None without any."""
+    from rich.table import Table
+
+    columns = [row for row in rows if row["kind"] == "difference"]
+    if not columns:
+        return None
+    title = "what the covariance adds to score + size, with 95 % intervals of the difference"
+    names = (str(row["method"]).partition(", minus ")[0] for row in columns)
+    drawn = Table("", *names, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in COLUMNS:
+        if any(row[name] is not None for row in columns):
+            drawn.add_row(name, *(_cell(row[name]) for row in columns))
+    return drawn
+
+
 def _cell(cell: Mapping[str, float | None] | None) -> str:
     """A number and the ends of its interval, in few characters; a dash where it is not finite.
 
     >>> _cell({"value": 0.7123, "low": 0.6, "high": 1.0}), _cell({"value": -1.5, "low": None, "high": None}), _cell(None)
     ('0.71 .60-1.00', '-1.5', '')
+    >>> _cell({"value": 0.02, "low": -0.01, "high": 0.05})
+    '0.02 -.01 to .05'
     """
     if cell is None:
         return ""
@@ -157,7 +194,7 @@ def _cell(cell: Mapping[str, float | None] | None) -> str:
     low, high = cell["low"], cell["high"]
     if low is None or high is None:
         return f"{cell['value']:.3g}"
-    return f"{cell['value']:.2f} {_short(low)}-{_short(high)}"
+    return f"{cell['value']:.2f} {_short(low)}{' to ' if low < 0 else '-'}{_short(high)}"
 
 
 def _short(value: float) -> str:

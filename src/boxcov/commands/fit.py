@@ -21,6 +21,7 @@ from boxcov.commands.options import (
     Device,
     FisherKind,
     FormKind,
+    LocationsKind,
     NonFiniteKind,
     Resume,
     Seed,
@@ -45,6 +46,10 @@ def fit(
     ] = FisherKind.empirical,
     fraction: Annotated[float, typer.Option(help="Share of the frames to use, drawn with the seed.")] = 1.0,
     form: Annotated[FormKind, typer.Option(help="eigen is exact; paper is Q^-1 (x) H^-1 without n and tau.")] = FormKind.eigen,
+    locations: Annotated[
+        LocationsKind, typer.Option(help="Inputs of a layer: at all locations alike, or weighed by their squared gradient.")
+    ] = LocationsKind.all,
+    corrected: Annotated[bool, typer.Option("--corrected", help="Correct the eigenvalues (EKFAC): a second pass over the frames.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Frames at a time.")] = 1,
     nonfinite: Annotated[
         NonFiniteKind, typer.Option(help="A frame with a NaN or an infinity, in it or in its gradient: an error, or left out and counted.")
@@ -58,7 +63,7 @@ def fit(
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the posterior of a detector's weights to its training frames: offline, once, one pass over the frames."""
+    """Fit the posterior of a detector's weights to its training frames: offline, once, one pass over the frames, or two with --corrected."""
     from time import perf_counter
 
     from boxcov.commands import fitting
@@ -77,6 +82,8 @@ def fit(
             fisher=fisher.value,
             fraction=fraction,
             form=form.value,
+            locations=locations.value,
+            corrected=corrected,
             batch=batch,
             nonfinite=nonfinite.value,
             every=checkpoint_every,

@@ -45,6 +45,19 @@ class FormKind(str, Enum):
     paper = "paper"
 
 
+class SummaryKind(str, Enum):
+    trace = "trace"
+    expected_iou = "expected-iou"
+    relative = "relative"
+    logdet = "logdet"
+    score_variance = "score-variance"
+
+
+class LocationsKind(str, Enum):
+    all = "all"
+    gradient = "gradient"
+
+
 DetectorWord = Annotated[
     str, typer.Option("--detector", metavar="KIND:WHICH", help="centerpoint:small, centerpoint:CHECKPOINT or yolox:CHECKPOINT.")
 ]

@@ -40,6 +40,10 @@ def predict(
     calibrated: Annotated[
         bool, typer.Option("--calibrated", help="Also the covariance of the errors, by what boxcov calibrate wrote.")
     ] = False,
+    score: Annotated[
+        bool,
+        typer.Option("--score", help="Also the variance of each score's logit, and its covariance with the box, in the format native."),
+    ] = False,
     format: Annotated[Format, typer.Option(help="native is what boxcov evaluate reads.")] = Format.native,
     sweeps: Sweeps = 10,
     seed: Seed = 0,
@@ -53,7 +57,7 @@ def predict(
     from boxcov.commands.sources import Source, unseen_split
 
     how = prediction.How(
-        method.value, posterior, samples, None if derivative is None else derivative.value, epsilon, seed, calibrated, most
+        method.value, posterior, samples, None if derivative is None else derivative.value, epsilon, seed, calibrated, most, score
     )
     with Progress("predicting") as progress:
         report = prediction.run(

@@ -50,6 +50,7 @@ class How:
     seed: int = 0
     calibrated: bool = False
     most: int | None = None
+    score: bool = False
 
     def __post_init__(self) -> None:
         uses = {"mcglm": {"samples", "derivative", "epsilon"}, "exact": {"samples"}, "mci": {"samples"}, "glm": {"most"}}
@@ -63,6 +64,8 @@ class How:
             raise BoxcovError(f"the method {self.method} needs a posterior: make one with boxcov fit, and give it as --posterior FILE")
         if self.calibrated and (self.posterior is None or self.method == "nms"):
             raise BoxcovError("--calibrated takes a posterior that carries a calibration: make one with boxcov calibrate")
+        if self.score and self.method == "nms":
+            raise BoxcovError("--score means nothing to the method nms: leave it out")
         if self.posterior is not None and not self.posterior.is_file():
             raise BoxcovError(f"{self.posterior}: no such file: make a posterior with boxcov fit")
 
@@ -73,15 +76,15 @@ class How:
         posterior = None if self.posterior is None else Posterior.load(self.posterior, detector)
         samples = 10 if self.samples is None else self.samples
         if self.method == "mci":
-            return MCI(detector, posterior, samples=samples, seed=self.seed, calibrated=self.calibrated)
+            return MCI(detector, posterior, samples=samples, seed=self.seed, calibrated=self.calibrated, score=self.score)
         assert posterior is not None
         if self.method == "glm":
-            return GLM(detector, posterior, calibrated=self.calibrated, most=self.most)
+            return GLM(detector, posterior, calibrated=self.calibrated, most=self.most, score=self.score)
         if self.method == "exact":
-            return ExactGLM(detector, posterior, self.samples, self.seed, calibrated=self.calibrated)
+            return ExactGLM(detector, posterior, self.samples, self.seed, calibrated=self.calibrated, score=self.score)
         epsilon = 1e-7 if self.epsilon is None else self.epsilon
         derivative: Derivative = "fd" if self.derivative == "fd" else "jvp"
-        return MCGLM(detector, posterior, samples, derivative, epsilon, self.seed, calibrated=self.calibrated)
+        return MCGLM(detector, posterior, samples, derivative, epsilon, self.seed, calibrated=self.calibrated, score=self.score)
 
     def about(self) -> dict[str, Any]:
         """Which posterior, by name and content."""

@@ -95,4 +95,5 @@ def records_of(detections: Detections, frames: Iterable[Any] | Truth, threshold:
         covariance=arrays["covariance"],
         predictive=arrays.get("predictive"),
         threshold=threshold,
+        score_variance=arrays.get("score_variance"),
     )

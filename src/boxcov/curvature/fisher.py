@@ -5,7 +5,10 @@ at ``out``. KFAC takes the Fisher, the mean over frames of that gradient's outer
 
     Q = mean over frames and locations of a a^T,    H = mean over frames of the sum over locations of d d^T.
 
-Both are sums over everything seen, divided once at the end: neither the size nor the number of the batches matters. Summing the loss over the
+Q may also be taken over the locations that carry gradient, ``Q = sum of |d|^2 a a^T / sum of |d|^2``, so that ``tr Q tr H`` is exactly the mean over
+frames of the sum over locations of ``|a|^2 |d|^2``.
+
+All are sums over everything seen, divided once at the end: neither the size nor the number of the batches matters. Summing the loss over the
 frames of a batch gives each frame's own d, because in eval mode frames do not meet inside the network.
 """
 
@@ -22,16 +25,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov.curvature.calls import Call, Watch
-from boxcov.curvature.grams import input_gram
-from boxcov.curvature.inputs import fresh, most_frames
+from boxcov.curvature.grams import input_gram, weighted_gram
 from boxcov.curvature.layers import Geometry, columns, gram, rows, to_matrix
+from boxcov.curvature.losses import Losses, Weight
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteFrameError
-from boxcov.frozen import check_buffers, listed, shadow, versions
+from boxcov.frozen import check_buffers, listed, versions
 
 P = ParamSpec("P")
 R = TypeVar("R")
 FisherKind = Literal["empirical", "mc", "identity"]
+Locations = Literal["all", "gradient"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Sums:
     """What has been seen of one layer: sums in float64, so that the 28,000th frame counts like the first."""
 
     layer: Layer
-    Q: Tensor  # (G, n_in, n_in) sum of a a^T
+    Q: Tensor  # (G, n_in, n_in) sum of a a^T, or of |d|^2 a a^T
     H: Tensor  # (G, n_out, n_out) sum of d d^T
     locations: int = 0
     reached: bool = False  # whether any gradient ever came
@@ -73,6 +77,14 @@ class Sums:
         groups = layer.geometry.groups
         Q, H = (torch.zeros(groups, n, n, dtype=torch.float64, device=device) for n in (layer.n_in, layer.n_out))
         return Sums(layer, Q, H)
+
+    def factors(self, frames: int, by_gradient: bool) -> tuple[Tensor, Tensor]:
+        """Q and H: the weights |d|^2 of all locations sum up to the trace of H, and a group without any has a Q of 0."""
+        H = self.H / frames
+        if not by_gradient:
+            return self.Q / self.locations, H
+        total = self.H.diagonal(dim1=1, dim2=2).sum(1)
+        return self.Q / torch.where(total > 0, total, 1)[:, None, None], H
 
 
 @dataclass(frozen=True)
@@ -84,21 +96,21 @@ class _Use:
     edge: GradientEdge  # where the gradient of the output will pass, before anything changes the output in place
 
 
-_Seen = tuple[str, Tensor, int]  # a use of a layer: its name, the sum of a a^T, the locations
+_Seen = tuple[str, Tensor | None, int]  # a use of a layer: its name, the sum of a a^T unless the gradients are to weigh it, the locations
+_Reached = tuple[str, Tensor, Tensor | None]  # a use that a gradient reached: its name, the sum of d d^T, and of |d|^2 a a^T if that is Q
 
 
 class Accumulator:
     """Adds batches to the factors of the chosen parameters; ``layers`` are known after the first one."""
 
-    def __init__(self, detector: Detector, chosen: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, detector: Detector, chosen: Mapping[str, nn.Parameter], locations: Locations = "all", weight: Weight | None = None
+    ) -> None:
         self.chosen = chosen
         self.device = next(iter(chosen.values())).device
-        # aliases of all parameters, of which the chosen ones require a gradient: the detector's own flags stay as they are, and no graph
-        # is built before the first chosen layer
-        everything = dict(detector.named_parameters())
-        aliases = {name: nn.Parameter(p.detach(), requires_grad=name in chosen) for name, p in everything.items() if p.is_floating_point()}
-        self._aliases = {name: aliases[name] for name in chosen}
-        self._detector = shadow(detector, {id(p): aliases[name] for name, p in everything.items() if name in aliases})
+        self.by_gradient = locations == "gradient"
+        self._losses = Losses(detector, chosen, weight)
+        self._aliases = self._losses.aliases
         self._names = {id(alias): name for name, alias in self._aliases.items()}
         self.sums: dict[str, Sums] = {}
         self.frames = 0
@@ -113,7 +125,7 @@ class Accumulator:
     def discover(self, inputs: Any) -> None:
         """Find the layers without any loss: for the identity."""
         with torch.enable_grad(), self._watching([], [], keep=False):
-            self._detector(fresh(inputs))
+            self._losses.raw(inputs)
         self._check_all_found()
 
     def add(self, inputs: Any, targets: Any, generator: torch.Generator | None, batch: int) -> None:
@@ -124,38 +136,44 @@ class Accumulator:
         first = not self.frames
         seen: list[_Seen] = []
         uses: list[_Use] = []
-        buffers = versions(list(self._detector.buffers())) if first else []
-        with torch.enable_grad(), self._watching(seen, uses, keep=first):
-            raw = self._detector(fresh(inputs))
+        buffers = versions(list(self._losses.detector.buffers())) if first else []
+        with torch.enable_grad(), self._watching(seen, uses, keep=first or self.by_gradient):
+            raw = self._losses.raw(inputs)
             if first:
                 self._check_all_found()
-            most = most_frames(inputs, targets)
-            if generator is not None:
-                targets = sampled(self._detector, raw, generator)
-            losses = frame_losses(self._detector, raw, targets, batch)
-            if most is not None and len(losses) > most:
-                raise BoxcovError(
-                    f"loss() returned {len(losses)} values for batch {batch}, which has {most} frames: "
-                    "return the sum over each frame's locations or boxes, shape (B,)"
-                )
+            losses = self._losses.of(raw, inputs, targets, generator, batch)
         check_buffers(buffers)
         wanted: list[Any] = [use.edge for use in uses]
         if first:
             wanted += self._aliases.values()
         grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-        reached = _gradient_grams(uses, grads[: len(uses)])
+        reached = [self._reached(use, at_least_float32(d)) for use, d in zip(uses, grads) if d is not None]
         _check_finite(seen, reached, batch)
         if first:
             self._check_gradients(uses, grads[: len(uses)], dict(zip(self._aliases, grads[len(uses) :])))
+        self._commit(seen, reached, losses)
+
+    def _commit(self, seen: list[_Seen], reached: list[_Reached], losses: Tensor) -> None:
         loss = float(losses.detach().double().sum())
         for name, Q, locations in seen:
-            self.sums[name].Q += Q
             self.sums[name].locations += locations
-        for name, H in reached:
+            if Q is not None:
+                self.sums[name].Q += Q
+        for name, H, weighed in reached:
             self.sums[name].H += H
             self.sums[name].reached = True
+            if weighed is not None:
+                self.sums[name].Q += weighed
         self.frames += len(losses)
         self.loss += loss
+
+    def _reached(self, use: _Use, d: Tensor) -> _Reached:
+        D = rows(use.call.batched_out(d), use.call.geometry)
+        if not self.by_gradient:
+            return use.name, gram(D), None
+        has_bias = self.sums[use.name].layer.bias is not None
+        weighed = weighted_gram(at_least_float32(use.call.batched_x), D.square().sum(-2), use.call.geometry, has_bias)
+        return use.name, gram(D), weighed
 
     def _watching(self, seen: list[_Seen], uses: list[_Use], keep: bool) -> Watch:
         """Adds the inputs of every use to ``seen``, and the use to ``uses``, with its input if ``keep``."""
@@ -164,10 +182,13 @@ class Accumulator:
         def run(name: str, call: Call) -> Tensor:
             out = call()
             sums = self._sums(name, call)
-            key = (id(call.x), call.x._version, call.geometry, sums.layer.bias is not None)
-            if key not in grams:
-                grams[key] = call.x, input_gram(at_least_float32(call.batched_x), call.geometry, sums.layer.bias is not None)
-            seen.append((name, *grams[key][1]))
+            if self.by_gradient:
+                seen.append((name, None, out.numel() // (sums.layer.geometry.groups * sums.layer.n_out)))
+            else:
+                key = (id(call.x), call.x._version, call.geometry, sums.layer.bias is not None)
+                if key not in grams:
+                    grams[key] = call.x, input_gram(at_least_float32(call.batched_x), call.geometry, sums.layer.bias is not None)
+                seen.append((name, *grams[key][1]))
             if out.requires_grad:  # not inside the detector's own no_grad
                 kept = call if keep else replace(call, x=call.x.new_empty(0))
                 uses.append(_Use(name, kept, get_gradient_edge(out)))
@@ -232,15 +253,10 @@ class Accumulator:
         return to_matrix(at_least_float32(weight), None if bias is None else at_least_float32(bias), layer.geometry)
 
 
-def _gradient_grams(uses: list[_Use], grads: tuple[Tensor | None, ...]) -> list[tuple[str, Tensor]]:
-    """The sum of d d^T of every use that a gradient reached."""
-    reached = [(use, at_least_float32(d)) for use, d in zip(uses, grads) if d is not None]
-    return [(use.name, gram(rows(use.call.batched_out(d), use.call.geometry))) for use, d in reached]
-
-
-def _check_finite(seen: list[_Seen], reached: list[tuple[str, Tensor]], batch: int) -> None:
-    parts = [(name, Q) for name, Q, _ in seen] + reached
-    finite = torch.stack([part.sum(dtype=torch.float64) for _, part in parts]).isfinite()
+def _check_finite(seen: list[_Seen], reached: list[_Reached], batch: int) -> None:
+    parts = [(name, Q) for name, Q, _ in seen if Q is not None]
+    parts += [(name, part) for name, H, weighed in reached for part in (H, weighed) if part is not None]
+    finite = torch.stack([part.sum(dtype=torch.float64) for _, part in parts]).isfinite() if parts else torch.ones(1)
     if not bool(finite.all()):  # one look at the device for all layers
         bad = list(dict.fromkeys(name for (name, _), ok in zip(parts, finite.tolist()) if not ok))
         raise NotFiniteFrameError(f"batch {batch} gives a NaN or infinite input or gradient at {listed(bad)}, though its loss is finite")
@@ -264,45 +280,6 @@ def _cannot_be_factored(lost: list[str], twice: list[str]) -> str:
         f"these parameters cannot be factored: {'; '.join(reasons)}. "
         f"Keep them as constants with fixed={modules!r}, or give depth as a list of module names"
     )
-
-
-def frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tensor:
-    """The training loss of each frame (B,), checked."""
-    try:
-        losses = detector.loss(raw, targets)
-    except (BoxcovError, torch.OutOfMemoryError):
-        raise
-    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise BoxcovError(f"the targets of batch {batch} do not fit the detector: {type(error).__name__}: {error}") from error
-    if not isinstance(losses, Tensor) or losses.dim() != 1 or not len(losses):
-        form = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise BoxcovError(
-            f"loss() must return one value a frame, shape (B,), got {form}: a mean over the batch hides the frames' own gradients"
-        )
-    if not bool(losses.isfinite().all()):
-        bad = [i for i, ok in enumerate(losses.isfinite().tolist()) if not ok]
-        raise NotFiniteFrameError(
-            f"the loss of batch {batch} is {losses[bad[0]].item()} in frame {bad[0]} of the batch: "
-            "its inputs or targets hold a NaN, an infinity or a value out of range"
-        )
-    if not losses.requires_grad:
-        raise BoxcovError(
-            f"the loss of batch {batch} has no gradient for any chosen layer: "
-            "does loss() detach its inputs, or forward() run under no_grad or a reentrant checkpoint?"
-        )
-    return losses
-
-
-def sampled(detector: Detector, raw: Any, generator: torch.Generator) -> Any:
-    """Targets drawn by the detector, for fisher="mc"."""
-    with torch.no_grad():
-        targets = detector.sample_targets(raw, generator)
-    if targets is None:
-        raise BoxcovError(
-            f'fisher="mc" draws targets from the detector, and {type(detector).__name__} does not say how: '
-            'give it a method sample_targets(raw, generator), or use fisher="empirical" with labelled frames'
-        )
-    return targets
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:

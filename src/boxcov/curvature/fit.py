@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 from warnings import warn
@@ -11,13 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from boxcov.curvature.blocks import Block, Eigen
 from boxcov.curvature.checkpoint import Keeper
-from boxcov.curvature.fisher import Accumulator, FisherKind
+from boxcov.curvature.fisher import Accumulator, FisherKind, Locations
 from boxcov.curvature.inputs import move, ready
 from boxcov.curvature.items import Items
 from boxcov.curvature.layers import to_matrix
-from boxcov.curvature.posterior import Block, Eigen, Form, Posterior
+from boxcov.curvature.losses import Weight, seeded
+from boxcov.curvature.posterior import Form, Posterior
 from boxcov.curvature.ranks import Ranks
+from boxcov.curvature.refine import check_names, refined
 from boxcov.curvature.scope import chosen_parameters
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError
@@ -40,6 +43,10 @@ def fit(
     fixed: Sequence[str] = (),
     form: Form = "eigen",
     jitter: float = 1e-6,
+    locations: Locations = "all",
+    corrected: bool = False,
+    full: str | Sequence[str] = (),
+    weight: Weight | None = None,
     seed: int = 0,
     nonfinite: NonFinite = "error",
     checkpoint: str | Path | None = None,
@@ -55,12 +62,17 @@ def fit(
     fisher: "empirical" (the paper), "mc" (targets drawn by the detector: frames may be (inputs, None)), "identity" (a baseline).
     fraction: share of the items to use, drawn with ``seed``.
     form: "eigen" is ``(n F + tau I)^-1`` exactly; "paper" is ``Q^-1 (x) H^-1`` with ``jitter``.
+    locations: take the input factor Q over "all" locations alike, or weigh each by its squared "gradient": the box loss lives on few cells.
+    corrected: the eigenvalue correction (EKFAC), by a second pass over the frames; ``full``: names of small layers, or "last", to keep the whole
+    Fisher of, by the same pass. See ``boxcov.curvature.refine``.
+    weight: from the targets of an item to a weight of each of its frames' losses, such as the number of objects that the loss was divided by.
     nonfinite: what to do with an item whose inputs, loss or gradients hold a NaN or an infinity: "error", or "skip" it and count it.
     checkpoint: a file for what was counted so far, written every ``every`` seconds, on SIGINT and SIGTERM, and when something is raised. With
-    ``resume`` the fit goes on from it, if it is there, to the same posterior; remove it when the posterior is saved.
+    ``resume`` the fit goes on from it, if it is there, to the same posterior; remove it when the posterior is saved. A second
+    pass is not kept, and begins anew.
     distributed: every process of torch.distributed's default group calls fit alike, counts its share of the items and gets the posterior of
     all of them; each keeps a checkpoint of its own.
-    progress: called with the number of items done and their total, or None where that is unknown.
+    progress: called with the number of items done and their total, or None where that is unknown; two passes are twice as many.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -69,29 +81,36 @@ def fit(
     >>> posterior.frames, posterior.n_data
     (4, 1000.0)
     """
-    _check_arguments(fisher, fraction, form, nonfinite)
+    _check_arguments(fisher, fraction, form, locations, nonfinite)
     check_finite_weights(detector)
     chosen = chosen_parameters(detector, depth, fixed)
-    accumulator = Accumulator(detector, chosen)
+    twice = corrected or len(full) > 0
+    if twice:
+        _check_second_pass(frames, fisher, form, distributed)
+        check_names(full, [name.removesuffix(".weight") for name in chosen if not name.endswith(".bias")])
+    accumulator = Accumulator(detector, chosen, locations, weight)
     ranks = Ranks.of_group() if distributed else Ranks()
     items = Items(frames, fraction, seed, ranks)
     settings: dict[str, Any] = {"weights_sha256": fingerprint(detector), "depth": depth if isinstance(depth, str) else ",".join(depth)}
     settings |= {"parameters": list(chosen), "fisher": fisher, "fraction": fraction, "seed": seed, "items": items.size}
+    settings |= {"locations": locations, "weight": None if weight is None else getattr(weight, "__qualname__", type(weight).__name__)}
     settings |= {} if ranks.alone else {"shard": f"{ranks.rank} of {ranks.count}"}
     keeper = Keeper(ranks.checkpoint(checkpoint), every, resume, settings, accumulator)
+    expected = None if items.expected is None else items.expected * (1 + twice)
     skipped = 0
     if fisher == "identity":
         counted = _discover(accumulator, Items(frames, fraction, seed))
     else:
         generator = torch.Generator(accumulator.device) if fisher == "mc" else None
         with ranks.named(), torch.inference_mode(False), keeper:
-            _accumulate(accumulator, items, keeper, generator, seed, nonfinite, progress)
-            if not ranks.alone:
-                keeper.save()  # another rank may die while this one waits for it
+            shown = None if progress is None else lambda done: progress(done, expected)
+            _accumulate(accumulator, items, keeper, generator, seed, nonfinite, shown)
+            if twice or not ranks.alone:
+                keeper.save()  # more is to come, in which this rank or another may die
         done, skipped = ranks.reduce(accumulator, ranks.items(keeper.next), len(keeper.skipped))
         _check_counted(accumulator, skipped)
         counted = accumulator.frames, done - skipped
-    return Posterior(
+    posterior = Posterior(
         blocks=_blocks(accumulator, chosen, identity=fisher == "identity"),
         n_data=float(items.all_frames(*counted) if n_data is None else n_data),
         prior_precision=prior_precision,
@@ -102,8 +121,14 @@ def fit(
         depth=settings["depth"],
         form=form,
         jitter=jitter,
+        locations=locations,
         skipped=skipped,
     )
+    if not twice:
+        return posterior
+    again = None if progress is None else lambda done, _: progress(keeper.next + done, expected)
+    kept = (item for number, item in items.after(0) if number not in keeper.skipped)
+    return refined(posterior, detector, kept, correct=corrected, full=full, weight=weight, seed=seed, progress=again)
 
 
 def _discover(accumulator: Accumulator, items: Items) -> tuple[int, int]:
@@ -123,15 +148,13 @@ def _accumulate(
     generator: torch.Generator | None,
     seed: int,
     nonfinite: NonFinite,
-    progress: Progress | None,
+    progress: Callable[[int], None] | None,
 ) -> None:
     for number, item in keeper.items(items):
         given, targets = _pair(item, number)
-        if generator is not None:  # each item draws for itself, wherever a run begins
-            generator.manual_seed(1_000_003 * seed + number)
         try:
             inputs = ready(given, accumulator.device, f"inputs of batch {number}")
-            accumulator.add(inputs, move(targets, accumulator.device), generator, number)
+            accumulator.add(inputs, move(targets, accumulator.device), seeded(generator, seed, number), number)
         except NotFiniteFrameError as error:
             if nonfinite == "error":
                 raise NotFiniteFrameError(f"{error}{_tokens(targets)}. Mend it, or leave such frames out with nonfinite='skip'") from None
@@ -139,7 +162,7 @@ def _accumulate(
             warn(f"{error}{_tokens(targets)}: left out", BoxcovWarning, stacklevel=3)
         keeper.counted(number, item)
         if progress is not None:
-            progress(number + 1, items.expected)
+            progress(number + 1)
 
 
 def _tokens(targets: Any) -> str:
@@ -155,15 +178,32 @@ def _frames_in(inputs: Any) -> int:
     return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
-def _check_arguments(fisher: str, fraction: float, form: str, nonfinite: str) -> None:
-    if nonfinite not in get_args(NonFinite):
-        raise BoxcovError(f"nonfinite must be one of {', '.join(get_args(NonFinite))}, got {nonfinite!r}")
-    if fisher not in get_args(FisherKind):
-        raise BoxcovError(f"fisher must be one of {', '.join(get_args(FisherKind))}, got {fisher!r}")
-    if form not in get_args(Form):
-        raise BoxcovError(f"form must be one of {', '.join(get_args(Form))}, got {form!r}")
+def _check_arguments(fisher: str, fraction: float, form: str, locations: str, nonfinite: str) -> None:
+    choices = (
+        ("fisher", fisher, FisherKind),
+        ("form", form, Form),
+        ("locations", locations, Locations),
+        ("nonfinite", nonfinite, NonFinite),
+    )
+    for name, given, kinds in choices:
+        if given not in get_args(kinds):
+            raise BoxcovError(f"{name} must be one of {', '.join(get_args(kinds))}, got {given!r}")
     if not 0 < fraction <= 1:
         raise BoxcovError(f"fraction must be above 0 and at most 1, got {fraction}")
+
+
+def _check_second_pass(frames: Iterable[Any], fisher: str, form: str, distributed: bool) -> None:
+    """Before the first pass, not after it."""
+    if distributed:
+        raise BoxcovError("corrected and full are not spread over processes: fit without them, then boxcov.curvature.refine.refined in one")
+    if isinstance(frames, Iterator):
+        raise BoxcovError(
+            f"corrected and full read the frames twice, and a {type(frames).__name__} can be read once: give a list or a sequence"
+        )
+    if fisher == "identity":
+        raise BoxcovError("corrected and full go with a Fisher of gradients: fisher='identity' has none")
+    if form == "paper":
+        raise BoxcovError("corrected and full go with the form 'eigen': the paper's form is Q^-1 (x) H^-1 alone")
 
 
 def _pair(item: Any, batch: int) -> tuple[Any, Any]:
@@ -206,7 +246,7 @@ def _blocks(accumulator: Accumulator, chosen: dict[str, nn.Parameter], identity:
         if identity:
             Q, H = (torch.eye(len(M[0]), device=M.device).expand_as(M) for M in (sums.Q, sums.H))
         else:
-            Q, H = sums.Q / sums.locations, sums.H / accumulator.frames
+            Q, H = sums.factors(accumulator.frames, accumulator.by_gradient)
         known = next((eigen for matrix, eigen in shared if matrix.shape == Q.shape and torch.equal(matrix, Q)), None)
         if known is None:
             known = Eigen.of(Q, dtype)

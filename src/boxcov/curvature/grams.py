@@ -18,7 +18,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from boxcov.curvature.layers import Geometry, columns, gram, pad, plain, stretch
+from boxcov.curvature.layers import Geometry, columns, columns_at, gram, pad, plain, stretch
+
+_ROOM = 128 * 2**20  # bytes of columns at once
 
 
 def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, int]:
@@ -42,6 +44,27 @@ def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, i
         one = Q.new_full((Q.shape[0], 1, 1), float(locations))
         Q = torch.cat([torch.cat([Q, total.unsqueeze(2)], dim=2), torch.cat([total.unsqueeze(1), one], dim=2)], dim=1)
     return Q, locations
+
+
+def weighted_gram(x: Tensor, weights: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
+    """Sum of ``w a a^T`` (G, n_in, n_in) over all locations, with weights (B, G, T) of at least 0; those of weight 0 cost nothing.
+
+    >>> x, geometry = torch.randn(2, 4, 8, 8), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    >>> same = weighted_gram(x, torch.ones(2, 1, 64), geometry, has_bias=True), input_gram(x, geometry, has_bias=True)[0]
+    >>> torch.allclose(*same, atol=1e-4)
+    True
+    """
+    n_in = x.shape[-1] if not geometry.kernel else x.shape[1] // geometry.groups * geometry.taps
+    Q = x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias)
+    items, locations = weights.amax(1).nonzero(as_tuple=True)
+    step = max(1, _ROOM // (geometry.groups * n_in * x.element_size()))
+    for item, location in zip(items.split(step), locations.split(step)):
+        a = columns_at(x, geometry, item, location)  # (m, G, n_in)
+        if has_bias:
+            a = torch.cat([a, torch.ones_like(a[:, :, :1])], 2)
+        a = a * weights[item, :, location].sqrt().unsqueeze(2)
+        Q += a.permute(1, 2, 0) @ a.transpose(0, 1)
+    return Q
 
 
 def _correlates(x: Tensor, geometry: Geometry) -> bool:

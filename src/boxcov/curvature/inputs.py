@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_map_only
 
-from boxcov.errors import NotFiniteFrameError
+from boxcov.errors import BoxcovError, NotFiniteFrameError
 
 
 def move(tree: Any, device: torch.device) -> Any:
@@ -45,6 +45,18 @@ def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
             step = "".join(str(part) for part in path)
             raise NotFiniteFrameError(f"{where}{step} holds {int((~leaf.isfinite()).sum())} NaN or infinite values of {leaf.numel()}")
     return move(inputs, device)
+
+
+def pairs(frames: Iterable[Any], device: torch.device) -> Iterator[tuple[int, Any, Any]]:
+    """The number, inputs and targets of every item, on ``device``.
+
+    >>> [(batch, len(inputs)) for batch, inputs, _ in pairs([(torch.zeros(3), None)], torch.device("cpu"))]
+    [(0, 3)]
+    """
+    for batch, item in enumerate(frames):
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise BoxcovError(f"frames must give pairs (inputs, targets); item {batch} is a {type(item).__name__}")
+        yield batch, ready(item[0], device, f"inputs of batch {batch}"), move(item[1], device)
 
 
 def most_frames(inputs: Any, targets: Any) -> int | None:

@@ -107,6 +107,28 @@ def columns(x: Tensor, geometry: Geometry) -> Tensor:
     return _patches(x, geometry, flip=False)
 
 
+def columns_at(x: Tensor, geometry: Geometry, item: Tensor, location: Tensor) -> Tensor:
+    """The vectors ``a`` (m, G, n_in) at some locations (m,) of some items (m,) alone: the others are never unfolded.
+
+    >>> x, geometry = torch.randn(2, 4, 5, 5), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)
+    >>> a = columns_at(x, geometry, torch.tensor([0, 1]), torch.tensor([3, 24]))
+    >>> bool((a[1] == columns(x, geometry)[1, :, :, 24]).all())
+    True
+    """
+    if not geometry.kernel:
+        return x[item, location].unsqueeze(1)
+    n = len(geometry.kernel)
+    seen = _windows(stretch(x, geometry), plain(geometry)) if geometry.transposed else _windows(x, geometry)
+    at: list[Tensor] = []
+    for size in reversed(seen.shape[2 : 2 + n]):
+        at.insert(0, location % size)
+        location = location // size
+    picked = seen.movedim(1, 1 + n)[(item, *at)]  # (m, channels, *k)
+    if geometry.transposed:
+        picked = picked.flip(tuple(range(2, 2 + n)))
+    return picked.reshape(len(item), geometry.groups, seen.shape[1] // geometry.groups * geometry.taps)
+
+
 def rows(d: Tensor, geometry: Geometry) -> Tensor:
     """The gradients ``d`` at every location (..., B, G, n_out, T); d is (..., B, out, *spatial), or (..., B, T, out) if linear.
 
@@ -147,15 +169,21 @@ def plain(geometry: Geometry) -> Geometry:
 
 
 def _patches(x: Tensor, geometry: Geometry, flip: bool) -> Tensor:
-    x = pad(x, geometry.padding)
-    for axis, (reach, step, dilation) in enumerate(zip(geometry.reach, geometry.stride, geometry.dilation)):
-        x = x.unfold(2 + axis, reach + 1, step)[..., ::dilation]
-    n = len(geometry.kernel)  # x: (B, channels, *T, *k)
+    x = _windows(x, geometry)
+    n = len(geometry.kernel)
     x = x.permute(0, 1, *range(2 + n, 2 + 2 * n), *range(2, 2 + n))
     if flip:  # a transposed convolution reads its taps backwards
         x = x.flip(tuple(range(2, 2 + n)))
     batch, channels = x.shape[:2]
     return x.reshape(batch, geometry.groups, channels // geometry.groups * geometry.taps, -1)
+
+
+def _windows(x: Tensor, geometry: Geometry) -> Tensor:
+    """What the kernel sees at every location (B, channels, *T, *k): a view."""
+    x = pad(x, geometry.padding)
+    for axis, (reach, step, dilation) in enumerate(zip(geometry.reach, geometry.stride, geometry.dilation)):
+        x = x.unfold(2 + axis, reach + 1, step)[..., ::dilation]
+    return x
 
 
 def pad(x: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:

@@ -2,6 +2,7 @@
 
 With ``Q = U diag(l) U^T`` and ``H = V diag(m) V^T`` the covariance ``(n Q (x) H + tau I)^-1`` of a weight matrix is diagonal in the basis of the
 matrices ``v_a u_b^T``, with variances ``1 / (n m_a l_b + tau)``. The paper's own form, ``Q^-1 (x) H^-1``, is diagonal in the same basis.
+A second pass over the frames (``refine.py``) can put better numbers in the place of ``m_a l_b``, or a better basis.
 """
 
 from __future__ import annotations
@@ -9,97 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import log
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from boxcov.calibration import Calibration
-from boxcov.curvature.fisher import FisherKind, Layer, full_precision
+from boxcov.curvature.blocks import Block, Eigen, log_evidence
+from boxcov.curvature.fisher import FisherKind, Locations, full_precision
 from boxcov.curvature.layers import from_matrix, to_matrix
 from boxcov.errors import BoxcovError
 from boxcov.frozen import listed
 
 if TYPE_CHECKING:
+    from boxcov.curvature.losses import Weight
     from boxcov.curvature.storage import Storage
     from boxcov.detector import Detector
 
 Form = Literal["eigen", "paper"]
-
-
-@dataclass(frozen=True)
-class Eigen:
-    """A factor in its eigenbasis, one a group; layers that read the same tensor share one object."""
-
-    vectors: Tensor  # (G, n, n), in columns
-    values: Tensor  # (G, n), ascending, never negative
-
-    @staticmethod
-    def of(matrix: Tensor, dtype: torch.dtype) -> Eigen:
-        """Decompose (G, n, n) in float64.
-
-        >>> Eigen.of(torch.diag(torch.tensor([1.0, 4.0]))[None], torch.float32).values
-        tensor([[1., 4.]])
-        """
-        values, vectors = torch.linalg.eigh(matrix.double())
-        # contiguous, as a file would give it back: the layout decides how products round
-        return Eigen(vectors.to(dtype).contiguous(), values.clamp(min=0).to(dtype))
-
-    @property
-    def matrix(self) -> Tensor:
-        return (self.vectors * self.values.unsqueeze(1)) @ self.vectors.transpose(1, 2)
-
-    def to(self, device: torch.device | str) -> Eigen:
-        return Eigen(self.vectors.to(device), self.values.to(device))
-
-    def jittered(self, jitter: float) -> Tensor:
-        """Eigenvalues (G, n) of the factor plus ``jitter`` times its mean eigenvalue."""
-        return self.values + jitter * self.values.mean(1, keepdim=True)
-
-    @property
-    def rank(self) -> int:
-        """Of the poorest group, to rounding."""
-        floor = self.values.shape[1] * torch.finfo(self.values.dtype).eps * self.values.amax(1, keepdim=True)
-        return int((self.values > floor).sum(1).min())
-
-
-@dataclass(frozen=True)
-class Block:
-    """The posterior of one weight matrix, in the eigenbases of its factors."""
-
-    layer: Layer
-    Q: Eigen  # (G, n_in): inputs
-    H: Eigen  # (G, n_out): gradients
-    square_norm: float  # of the trained weights, for the marginal likelihood
-
-    @property
-    def size(self) -> int:
-        return self.layer.geometry.groups * self.layer.n_in * self.layer.n_out
-
-    @property
-    def curvature(self) -> Tensor:
-        """Eigenvalues of the Fisher (G, n_out, n_in): m_a l_b."""
-        return self.H.values.unsqueeze(2) * self.Q.values.unsqueeze(1)
-
-    def rotate(self, matrix: Tensor) -> Tensor:
-        """A weight matrix (..., G, n_out, n_in) in the eigenbasis: V^T M U."""
-        return self.H.vectors.transpose(1, 2) @ matrix @ self.Q.vectors
-
-    def unrotate(self, matrix: Tensor) -> Tensor:
-        """The inverse: V M U^T."""
-        return self.H.vectors @ matrix @ self.Q.vectors.transpose(1, 2)
-
-    def cholesky(self, jitter: float) -> tuple[Tensor, Tensor]:
-        """Lower Cholesky factors of Q and H with their jitter (G, n, n): section III-H of the paper."""
-        pair = []
-        for factor in (self.Q, self.H):
-            values = factor.jittered(jitter).double()
-            vectors = factor.vectors.double()
-            matrix = (vectors * values.unsqueeze(1)) @ vectors.transpose(1, 2)
-            pair.append(torch.linalg.cholesky(matrix).to(factor.values.dtype))
-        return pair[0], pair[1]
 
 
 @dataclass(frozen=True)
@@ -124,12 +53,13 @@ class Posterior:
     prior_precision: float | Mapping[str, float]  # tau, for all layers or for each
     fisher: FisherKind
     frames: int  # frames that the factors were computed from
-    loss: float  # mean training loss of those frames
+    loss: float  # mean training loss of those frames, with their weights
     fingerprint: str  # of the detector's weights
     depth: str = "head"
     form: Form = "eigen"
     jitter: float = 1e-6  # of the paper's form, relative to a factor's mean eigenvalue
     meta: Mapping[str, str] = field(default_factory=dict)
+    locations: Locations = "all"  # that Q was taken over
     calibration: Calibration | None = None  # from its covariances to those of the errors; other variances of the weights lose it
     skipped: int = 0  # items that were left out because of a NaN or an infinity
 
@@ -143,6 +73,12 @@ class Posterior:
                 raise BoxcovError(f"prior_precision must be at least 0 and finite, got {self.tau(name)} for {name}")
         if not 0 < self.n_data < float("inf"):
             raise BoxcovError(f"n_data must be above 0 and finite, got {self.n_data}")
+        refined = [name for name, block in self.blocks.items() if block.refined]
+        if refined and self.form == "paper":
+            raise BoxcovError(
+                f"the paper's form is Q^-1 (x) H^-1, and the Fisher of {listed(refined)} is eigenvalue-corrected or known whole, "
+                "no product of two factors: use the form 'eigen', or fit without corrected and full"
+            )
         poor = [name for name in self.blocks if not self._invertible(name)]
         if poor:
             raise BoxcovError(self._rank_message(poor))
@@ -255,10 +191,7 @@ class Posterior:
     def covariance(self, name: str) -> Tensor:
         """The covariance of one layer's weight matrix, dense (w, w) over (group, output, input): for small layers and for tests."""
         block = self.blocks[name]
-        groups = []
-        for g, v in enumerate(self.variances(name)):
-            basis = torch.kron(block.H.vectors[g], block.Q.vectors[g])  # (n_out n_in, n_out n_in)
-            groups.append((basis * v.flatten()) @ basis.T)
+        groups = [(block.basis(g) * v.flatten()) @ block.basis(g).T for g, v in enumerate(self.variances(name))]
         dense: Tensor = torch.block_diag(*groups)
         return dense
 
@@ -272,19 +205,33 @@ class Posterior:
         """The paper's own posterior ``Q^-1 (x) H^-1`` (n = 1, no prior), each factor with ``jitter`` times its mean eigenvalue added."""
         return replace(self, form="paper", jitter=jitter, calibration=None)
 
+    def corrected(
+        self,
+        detector: Detector,
+        frames: Iterable[Any],
+        *,
+        weight: Weight | None = None,
+        seed: int = 0,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> Posterior:
+        """The eigenvalue-corrected posterior (EKFAC), by a pass over ``frames``: see ``boxcov.curvature.refine.refined``."""
+        from boxcov.curvature.refine import refined
+
+        return refined(self, detector, frames, weight=weight, seed=seed, progress=progress)
+
+    def weight_scaled(self, detector: Detector, scale: float = 1.0) -> Posterior:
+        """A control without any data: see ``boxcov.curvature.prior.weight_scaled``."""
+        from boxcov.curvature.prior import weight_scaled
+
+        return weight_scaled(self, detector, scale)
+
     def with_calibration(self, calibration: Calibration | None) -> Posterior:
         """The same posterior with a calibration to carry, see ``boxcov.evaluate.calibration`` and ``boxcov calibrate``."""
         return replace(self, calibration=calibration)
 
     def to(self, device: torch.device | str) -> Posterior:
         moved: dict[int, Eigen] = {}  # shared factors stay shared
-
-        def eigen(factor: Eigen) -> Eigen:
-            if id(factor) not in moved:
-                moved[id(factor)] = factor.to(device)
-            return moved[id(factor)]
-
-        return replace(self, blocks={name: replace(b, Q=eigen(b.Q), H=eigen(b.H)) for name, b in self.blocks.items()})
+        return replace(self, blocks={name: block.to(device, moved) for name, block in self.blocks.items()})
 
     @property
     def device(self) -> torch.device:
@@ -338,23 +285,12 @@ class Posterior:
         block = self.blocks[name]
         if self.form == "eigen" and self.tau(name) > 0:
             return True
-        full = block.Q.rank == block.layer.n_in and block.H.rank == block.layer.n_out
-        if self.form == "eigen" or full:
-            return full
+        if self.form == "eigen" or block.has_full_rank:
+            return block.has_full_rank
         return self.jitter > 0 and bool((block.Q.values.sum(1) > 0).all() and (block.H.values.sum(1) > 0).all())
 
     def _rank_message(self, poor: list[str]) -> str:
-        one = self.blocks[poor[0]]
-        ranks = f"Q has rank {one.Q.rank} of {one.layer.n_in}, H has rank {one.H.rank} of {one.layer.n_out}"
         way = "use a prior_precision above 0"
         if self.form == "paper":
             way = f"a jitter of {self.jitter} does not mend that: raise it, leave the layer out, or use the form 'eigen'"
-        return f"the factors of {listed(poor)} are rank-deficient ({poor[0]}: {ranks}) and have no inverse: {way}"
-
-
-def log_evidence(block: Block, n_data: float, tau: float) -> float:
-    """What one layer adds to the log marginal likelihood: prior at the weights, and the volume that the data left of the prior's."""
-    if tau == 0:
-        return float("-inf")
-    precision = n_data * block.curvature.double() + tau
-    return 0.5 * (block.size * log(tau) - tau * block.square_norm - float(precision.log().sum()))
+        return f"the factors of {listed(poor)} are rank-deficient ({poor[0]}: {self.blocks[poor[0]].ranks}) and have no inverse: {way}"

@@ -1,12 +1,19 @@
-"""Choosing the prior precision: by the evidence of the training frames, or by held-out boxes."""
+"""Choosing the prior precision: by the evidence of the training frames, by held-out boxes, or by the size of the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import isfinite
 
-from boxcov.curvature.posterior import Posterior, log_evidence
+import torch
+
+from boxcov.curvature.blocks import Eigen, log_evidence
+from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.storage import check_fingerprint
+from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
+from boxcov.frozen import listed
 
 DECADES = (-8.0, 8.0)
 
@@ -38,6 +45,35 @@ def tune_prior_precision(posterior: Posterior, score: Callable[[Posterior], floa
     if per_layer:
         return posterior.with_prior({name: best([name]) for name in posterior.blocks})
     return posterior.with_prior(best(list(posterior.blocks)))
+
+
+def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) -> Posterior:
+    """A control that has seen no data: every weight of a layer by itself, with ``scale`` times the root mean square of the layer's weights as its
+    standard deviation. Biases count as weights of their layer, but not in the mean.
+
+    >>> import boxcov
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> detector = TinyCenter()
+    >>> control = weight_scaled(boxcov.fit(detector, shapes.frames(count=1), fisher="identity"), detector, scale=0.1)
+    >>> rms = detector.head.shared[0].weight.square().mean().sqrt()
+    >>> bool(torch.isclose(control.variances("head.shared.0").sqrt(), 0.1 * rms).all())
+    True
+    """
+    if not 0 < scale < float("inf"):
+        raise BoxcovError(f"scale must be above 0 and finite, got {scale}")
+    check_fingerprint(posterior.fingerprint, detector, "weight_scaled")
+    weights = dict(detector.named_parameters())
+    squares = {name: float(weights[block.layer.weight].detach().double().square().mean()) for name, block in posterior.blocks.items()}
+    empty = [name for name, square in squares.items() if square == 0]
+    if empty:
+        raise BoxcovError(f"all weights of {listed(empty)} are 0, so is their root mean square: leave them out with fixed={empty!r}")
+    blocks = {
+        name: replace(block, H=Eigen(block.H.vectors, torch.zeros_like(block.H.values)), corrected=None, full=None)
+        for name, block in posterior.blocks.items()
+    }
+    precisions = {name: 1 / (scale**2 * square) for name, square in squares.items()}
+    return replace(posterior, blocks=blocks, prior_precision=precisions, fisher="identity", form="eigen", calibration=None)
 
 
 def minimise(function: Callable[[float], float], low: float, high: float, steps: int, tolerance: float = 1e-3) -> float:

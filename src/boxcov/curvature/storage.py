@@ -14,16 +14,20 @@ from safetensors import safe_open
 from torch import Tensor
 
 from boxcov.calibration import Calibration
-from boxcov.curvature.fisher import FisherKind, Layer
+from boxcov.curvature.blocks import Block, Eigen
+from boxcov.curvature.fisher import FisherKind, Layer, Locations
 from boxcov.curvature.layers import Geometry
-from boxcov.curvature.posterior import Block, Eigen, Form, Posterior
+from boxcov.curvature.posterior import Form, Posterior
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.files import reading, write_safetensors
 from boxcov.frozen import fingerprint
 from boxcov.version import __version__
 
-FORMAT = 1  # "calibration" and "skipped" came later and are optional: files without them are read, and older readers pass over them
+FORMAT = (
+    1  # "calibration", "locations" and "skipped" came later and are optional: files without them are read, and older readers pass over them
+)
+REFINED = 2  # "corrected" and "full", which older readers must not pass over
 _KEY = "boxcov.posterior"
 
 
@@ -63,7 +67,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
     """Write the posterior: there whole or not at all."""
     tensors, numbers = _tensors(posterior)
     about = {
-        "format": FORMAT,
+        "format": REFINED if any(block.refined for block in posterior.blocks.values()) else FORMAT,
         "version": __version__,
         "blocks": [_about(block, numbers) for block in posterior.blocks.values()],
         "n_data": posterior.n_data,
@@ -73,6 +77,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "loss": posterior.loss,
         "weights_sha256": posterior.fingerprint,
         "depth": posterior.depth,
+        "locations": posterior.locations,
         "form": posterior.form,
         "jitter": posterior.jitter,
         "meta": dict(posterior.meta),
@@ -88,8 +93,10 @@ def load(path: str | Path, detector: Detector) -> Posterior:
     with reading(path, "a boxcov posterior"):
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[_KEY])
-            if about["format"] != FORMAT:
-                raise BoxcovError(f"{path}: written by boxcov {about['version']} in format {about['format']}, this one reads {FORMAT}")
+            if about["format"] not in (FORMAT, REFINED):
+                raise BoxcovError(
+                    f"{path}: written by boxcov {about['version']} in format {about['format']}, this one reads up to {REFINED}"
+                )
             check_fingerprint(about["weights_sha256"], detector, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         posterior = _posterior(about, tensors).to(next(detector.parameters()).device)
@@ -115,21 +122,26 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
     numbers: dict[int, int] = {}
     tensors = {}
     for block in posterior.blocks.values():
-        for factor in (block.Q, block.H):
-            if id(factor) not in numbers:
+        for factor in (block.Q, block.H, block.full):
+            if factor is not None and id(factor) not in numbers:
                 number = numbers[id(factor)] = len(numbers)
                 tensors[f"factor.{number}.vectors"] = factor.vectors
                 tensors[f"factor.{number}.values"] = factor.values
+        if block.corrected is not None:
+            tensors[f"corrected.{block.layer.name}"] = block.corrected
     return tensors, numbers
 
 
 def _about(block: Block, numbers: dict[int, int]) -> dict[str, Any]:
-    return {
+    about: dict[str, Any] = {
         **layer_to_json(block.layer),
         "Q": numbers[id(block.Q)],
         "H": numbers[id(block.H)],
         "square_norm": block.square_norm,
     }
+    if block.full is not None:
+        about["full"] = numbers[id(block.full)]
+    return about
 
 
 def layer_to_json(layer: Layer) -> dict[str, Any]:
@@ -162,23 +174,26 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
     blocks = {}
     for entry in about["blocks"]:
         layer = layer_from_json(entry)
-        geometry = layer.geometry
-        Q, H = factors[entry["Q"]], factors[entry["H"]]
-        for factor, n, side in ((Q, layer.n_in, "Q"), (H, layer.n_out, "H")):
-            _check_factor(factor, (geometry.groups, n, n), f"{side} of {layer.name}")
-        blocks[layer.name] = Block(layer, Q, H, number(entry["square_norm"], "square_norm"))
+        groups = layer.geometry.groups
+        Q, H, full = factors[entry["Q"]], factors[entry["H"]], factors[entry["full"]] if "full" in entry else None
+        for factor, n, side in ((Q, layer.n_in, "Q"), (H, layer.n_out, "H"), (full, layer.n_in * layer.n_out, "the Fisher")):
+            if factor is not None:
+                _check_factor(factor, (groups, n, n), f"{side} of {layer.name}")
+        corrected = tensors.get(f"corrected.{layer.name}")
+        if corrected is not None:
+            _check_values(corrected, (groups, layer.n_out, layer.n_in), Q.values.dtype, f"the corrected eigenvalues of {layer.name}")
+        blocks[layer.name] = Block(layer, Q, H, number(entry["square_norm"], "square_norm"), corrected, full)
     tau = about["prior_precision"]
-    tau = (
-        {str(name): number(value, "prior_precision") for name, value in tau.items()}
-        if isinstance(tau, dict)
-        else number(tau, "prior_precision")
-    )
-    if about["fisher"] not in get_args(FisherKind) or about["form"] not in get_args(Form) or not isinstance(about["meta"], dict):
-        raise ValueError(f"a fisher of {about['fisher']!r}, a form of {about['form']!r}, a meta of {about['meta']!r}")
+    taus = tau if isinstance(tau, dict) else {"": tau}
+    taus = {str(name): number(value, "prior_precision") for name, value in taus.items()}
+    choices = (("fisher", FisherKind), ("form", Form), ("locations", Locations))
+    about = {"locations": "all", "skipped": 0, **about}
+    if any(about[name] not in get_args(kinds) for name, kinds in choices) or not isinstance(about["meta"], dict):
+        raise ValueError(f"{[about[name] for name, _ in choices]!r} with a meta of {about['meta']!r}")
     return Posterior(
         blocks=blocks,
         n_data=number(about["n_data"], "n_data"),
-        prior_precision=tau,
+        prior_precision=taus if isinstance(tau, dict) else taus[""],
         fisher=about["fisher"],
         frames=int(number(about["frames"], "frames")),
         loss=number(about["loss"], "loss"),
@@ -187,7 +202,8 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
         form=about["form"],
         jitter=number(about["jitter"], "jitter"),
         meta=about["meta"],
-        skipped=int(number(about.get("skipped", 0), "skipped")),
+        locations=about["locations"],
+        skipped=int(number(about["skipped"], "skipped")),
     )
 
 
@@ -201,6 +217,11 @@ def _check_factor(factor: Eigen, shape: tuple[int, int, int], what: str) -> None
         raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
     if not bool((factor.vectors.abs() <= 1 + 1e-3).all()):
         raise ValueError(f"{what} has vectors longer than 1")
+
+
+def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
+    if tuple(values.shape) != shape or values.dtype != dtype or not bool(((values >= 0) & values.isfinite()).all()):
+        raise ValueError(f"{what} have shape {tuple(values.shape)} and {values.dtype}, or are negative or not finite")
 
 
 def number(value: Any, what: str) -> float:

@@ -110,16 +110,29 @@ class TinyCenter(Detector):
         offset, size, rot = (raw[name][frame, :, row, column] for name in ("offset", "size", "rot"))  # (m, 2) each
         return self._boxes(offset, size, rot, row, column)
 
+    def logits(self, raw: Raw, selection: Selection) -> Tensor:
+        frame, row, column = selection.where
+        return raw["heatmap"][frame, selection.labels, row, column]
+
     def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
+        return self._instances(raw, selection, scored=False)
+
+    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
+        return self._instances(raw, selection, scored=True)
+
+    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> Iterable[InstanceGroup]:
         frame, row, column = selection.where
         index = torch.arange(len(selection), device=row.device)
 
         def run() -> Tensor:
             x, inside = crop(raw["features"], frame, row, column, radius=3)
             x, inside = run_on_crops(self.head.shared, x, inside)
-            branches = self.head.branches
-            offset, size, rot = (run_on_crops(branches[name], x, inside)[0][:, :, 0, 0] for name in ("offset", "size", "rot"))
-            return self._boxes(offset, size, rot, row, column)
+
+            def at_centre(name: str) -> Tensor:
+                return run_on_crops(self.head.branches[name], x, inside)[0][:, :, 0, 0]
+
+            boxes = self._boxes(at_centre("offset"), at_centre("size"), at_centre("rot"), row, column)
+            return torch.cat([boxes, at_centre("heatmap").gather(1, selection.labels[:, None])], 1) if scored else boxes
 
         return [(index, run)]
 

@@ -1,4 +1,4 @@
-"""What is known without any covariance: 1 - score, and a small logistic regression on score, size, range and class."""
+"""What is known without any covariance: 1 - score, and a small logistic regression on score, size, range and class; and what to add to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.errors import BoxcovError
 from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.records import Records
 
@@ -49,29 +50,53 @@ def features(records: Records) -> Array:
     >>> features(match(car, np.array([0.5]), one, one, car, one, one, ("x", "y", "w", "l", "yaw"), ("car",), np.ones(1))).tolist()
     [[0.0, 0.0, 0.0, 5.0, 1.0]]
     """
+    return np.stack(list(named_features(records).values()), 1)
+
+
+def named_features(records: Records) -> dict[str, Array]:
+    """The columns (n,) of ``features`` by name.
+
+    >>> from boxcov.evaluate.matching import match
+    >>> car, one = np.array([[3.0, 4.0, 1.0, 1.0, 0.0]]), np.zeros(1, int)
+    >>> list(named_features(match(car, np.array([0.5]), one, one, car, one, one, ("x", "y", "w", "l", "yaw"), ("car",), np.ones(1))))
+    ['score', 'w', 'l', 'range', 'class car']
+    """
     score = np.clip(np.asarray(records.scores, dtype=float), 1e-6, 1 - 1e-6)
-    columns = [np.log(score / (1 - score))]
-    columns += [np.log(np.clip(np.nan_to_num(size), 1e-6, 1e6)) for size in _sizes(records)]
+    named = {"score": np.log(score / (1 - score))}
+    named |= {name: np.log(np.clip(np.nan_to_num(size), 1e-6, 1e6)) for name, size in _sizes(records).items()}
     if "x" in records.fields and "y" in records.fields:
-        columns.append(np.clip(np.nan_to_num(records.range), 0, 1e3))  # a box gone wild must not spoil the fit for all others
-    columns += [(records.labels == label).astype(float) for label in range(len(records.classes))]
-    return np.stack(columns, 1)
+        named["range"] = np.clip(np.nan_to_num(records.range), 0, 1e3)  # a box gone wild must not spoil the fit for all others
+    return named | {f"class {name}": (records.labels == label).astype(float) for label, name in enumerate(records.classes)}
 
 
 def covariance_features(records: Records) -> Array:
-    """Columns (n, D + 1): the log of u, and of each variance; without a covariance (n, 1), u alone.
+    """Columns (n, D), or (n, D + 1): the log of each variance, and of that of the score's logit where there is one.
 
     >>> from boxcov.evaluate.matching import match
     >>> car, one = np.array([[0.0, 0.0, 4.0, 4.0]]), np.zeros(1, int)
-    >>> found = match(car, np.array([0.75]), one, one, car, one, one, ("x1", "y1", "x2", "y2"), ("car",), np.ones(1))
+    >>> found = match(car, np.array([0.75]), one, one, car, one, one, ("x1", "y1", "x2", "y2"), ("car",), np.ones(1), np.eye(4)[None])
     >>> covariance_features(found).tolist()
-    [[0.0]]
+    [[0.0, 0.0, 0.0, 0.0]]
     """
-    columns = [records.uncertainty[:, None]]
-    if records.covariance is not None:
-        columns.append(np.diagonal(records.covariance, axis1=1, axis2=2))
-    logs: Array = np.log(np.clip(np.concatenate(columns, 1), 1e-30, 1e30))
-    return logs
+    return np.stack(list(named_covariance_features(records).values()), 1)
+
+
+def named_covariance_features(records: Records) -> dict[str, Array]:
+    """The columns (n,) of ``covariance_features`` by name.
+
+    >>> from boxcov.evaluate.matching import match
+    >>> car, one = np.array([[0.0, 0.0, 4.0, 4.0]]), np.zeros(1, int)
+    >>> found = match(car, np.array([0.75]), one, one, car, one, one, ("x1", "y1", "x2", "y2"), ("car",), np.ones(1), np.eye(4)[None])
+    >>> list(named_covariance_features(found))
+    ['variance x1', 'variance y1', 'variance x2', 'variance y2']
+    """
+    if records.covariance is None:
+        raise BoxcovError("these records have no covariance to take variances from")
+    variances = np.diagonal(np.asarray(records.covariance, dtype=float), axis1=1, axis2=2)
+    named = {f"variance {name}": variances[:, i] for i, name in enumerate(records.fields)}
+    if records.score_variance is not None:
+        named["variance of the score"] = np.asarray(records.score_variance, dtype=float)
+    return {name: np.log(np.clip(value, 1e-30, 1e30)) for name, value in named.items()}
 
 
 def out_of_fold(columns: Array, bad: Array, frame: Array, folds: int = 5, penalty: float = 1.0, seed: int = 0) -> Array:
@@ -97,7 +122,7 @@ def out_of_fold(columns: Array, bad: Array, frame: Array, folds: int = 5, penalt
         mean, sd = columns[rest].mean(0), columns[rest].std(0)
         scaled = (columns - mean) / np.where(sd > 0, sd, 1)
         weights = logistic_regression(scaled[rest], bad[rest], penalty)
-        probability[held] = _logistic(scaled[held] @ weights[1:] + weights[0])
+        probability[held] = logistic(scaled[held] @ weights[1:] + weights[0])
     return probability
 
 
@@ -121,7 +146,7 @@ def logistic_regression(columns: Array, bad: Array, penalty: float = 1.0) -> Arr
     weights[0] = np.log(y.sum() / (len(y) - y.sum()))
     now = loss(weights)
     for _ in range(100):
-        p = _logistic(X @ weights)
+        p = logistic(X @ weights)
         gradient = X.T @ (p - y) + ridge @ weights
         step = np.linalg.solve((X * (p * (1 - p))[:, None]).T @ X + ridge + 1e-12 * np.eye(len(weights)), gradient)
         size = 1.0
@@ -134,13 +159,18 @@ def logistic_regression(columns: Array, bad: Array, penalty: float = 1.0) -> Arr
     return weights
 
 
-def _logistic(z: Array) -> Array:
+def logistic(z: Array) -> Array:
+    """The probability (n,) of a log-odds.
+
+    >>> logistic(np.array([0.0, 800.0, -800.0])).tolist()
+    [0.5, 1.0, 0.0]
+    """
     value: Array = np.exp(-np.logaddexp(0, -z))
     return value
 
 
-def _sizes(records: Records) -> list[Array]:
+def _sizes(records: Records) -> dict[str, Array]:
     at = {name: records.boxes[:, i] for i, name in enumerate(records.fields)}
     if "x1" in at:
-        return [at["x2"] - at["x1"], at["y2"] - at["y1"]]
-    return [at[name] for name in ("w", "l", "h") if name in at]
+        return {"width": at["x2"] - at["x1"], "height": at["y2"] - at["y1"]}
+    return {name: at[name] for name in ("w", "l", "h") if name in at}

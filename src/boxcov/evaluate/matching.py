@@ -14,9 +14,9 @@ from boxcov.evaluate.pairing import pair_by_distance, pair_by_iou
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]
-_SPACE = ("x", "y", "z", "w", "l", "h", "yaw")
-_PLANE = ("x", "y", "w", "l", "yaw")
-_IMAGE = ("x1", "y1", "x2", "y2")
+SPACE = ("x", "y", "z", "w", "l", "h", "yaw")
+PLANE = ("x", "y", "w", "l", "yaw")
+IMAGE = ("x1", "y1", "x2", "y2")
 LEAST_IOU = 0.5  # of a pair in an image
 
 
@@ -35,10 +35,12 @@ def match(
     predictive: Array | None = None,
     threshold: float = 0.1,
     limit: float = 2.0,
+    score_variance: Array | None = None,
 ) -> Records:
     """Every prediction scored above ``threshold`` with the object it is paired with, class by class, as the data set pairs them.
 
-    Predictions: ``boxes`` (n, D), ``scores``, ``labels``, ``frame`` and ``uncertainty`` (n,), ``covariance`` and ``predictive`` (n, D, D).
+    Predictions: ``boxes`` (n, D), ``scores``, ``labels``, ``frame`` and ``uncertainty`` (n,), ``covariance`` and ``predictive`` (n, D, D),
+    ``score_variance`` (n,).
     Objects of the same frames: ``truth_boxes`` (k, D), ``truth_labels`` and ``truth_frame`` (k,); a velocity may be NaN, and stays so.
     Boxes with x, y, w, l, yaw are paired by the distance of their centres in the plane, below ``limit`` metres, and their IoU is in space
     where they have z and h too, else from above. Boxes x1 y1 x2 y2 are paired by an IoU of at least 0.5, and ``limit`` is not used.
@@ -54,6 +56,8 @@ def match(
     fields, classes = tuple(fields), tuple(classes)
     _check(fields, boxes, scores, labels, frame, uncertainty, covariance, predictive)
     _check_objects(fields, truth_boxes, truth_labels, truth_frame)
+    if score_variance is not None:
+        _check_shapes(len(scores), score_variance=(score_variance, (len(scores),)))
     keep = np.asarray(scores) > threshold
     boxes, truth_boxes = np.asarray(boxes, dtype=float)[keep], np.asarray(truth_boxes, dtype=float)
     scores, labels, frame = (np.asarray(value)[keep] for value in (scores, labels, frame))
@@ -76,6 +80,7 @@ def match(
         l2=l2,
         covariance=None if covariance is None else np.asarray(covariance)[keep],
         predictive=None if predictive is None else np.asarray(predictive)[keep],
+        score_variance=None if score_variance is None else np.asarray(score_variance, dtype=float)[keep],
     )
 
 
@@ -96,34 +101,44 @@ def _pairs(
         mine, theirs = np.flatnonzero(labels == label), np.flatnonzero(np.asarray(truth_labels) == label)
         group = scores[mine], frame[mine]
         there = np.asarray(truth_frame)[theirs]
-        if _has(fields, _IMAGE):
-            found = pair_by_iou(_columns(fields, _IMAGE, boxes[mine]), *group, _columns(fields, _IMAGE, truth[theirs]), there, LEAST_IOU)
+        if has(fields, IMAGE):
+            found = pair_by_iou(columns(fields, IMAGE, boxes[mine]), *group, columns(fields, IMAGE, truth[theirs]), there, LEAST_IOU)
         else:
-            here, objects = (_columns(fields, ("x", "y"), part) for part in (boxes[mine], truth[theirs]))
+            here, objects = (columns(fields, ("x", "y"), part) for part in (boxes[mine], truth[theirs]))
             found = pair_by_distance(here, *group, objects, there, limit)
         pair[mine[found >= 0]] = theirs[found[found >= 0]]
     return pair
 
 
 def _iou(fields: tuple[str, ...], boxes: Array, truth: Array) -> Array:
-    if _has(fields, _IMAGE):
-        return iou_2d(_columns(fields, _IMAGE, boxes), _columns(fields, _IMAGE, truth))
-    if _has(fields, _SPACE):
-        return iou_3d(_columns(fields, _SPACE, boxes), _columns(fields, _SPACE, truth))
-    return iou_bev(_columns(fields, _PLANE, boxes), _columns(fields, _PLANE, truth))
+    if has(fields, IMAGE):
+        return iou_2d(columns(fields, IMAGE, boxes), columns(fields, IMAGE, truth))
+    if has(fields, SPACE):
+        return iou_3d(columns(fields, SPACE, boxes), columns(fields, SPACE, truth))
+    return iou_bev(columns(fields, PLANE, boxes), columns(fields, PLANE, truth))
 
 
 def _centres(fields: tuple[str, ...], boxes: Array) -> Array:
-    if _has(fields, _IMAGE):
-        return (_columns(fields, _IMAGE[:2], boxes) + _columns(fields, _IMAGE[2:], boxes)) / 2
-    return _columns(fields, tuple(name for name in ("x", "y", "z") if name in fields), boxes)
+    if has(fields, IMAGE):
+        return (columns(fields, IMAGE[:2], boxes) + columns(fields, IMAGE[2:], boxes)) / 2
+    return columns(fields, tuple(name for name in ("x", "y", "z") if name in fields), boxes)
 
 
-def _has(fields: tuple[str, ...], names: tuple[str, ...]) -> bool:
+def has(fields: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    """Whether boxes of ``fields`` have all of ``names``.
+
+    >>> has(("x", "y", "w", "l", "yaw"), SPACE)
+    False
+    """
     return all(name in fields for name in names)
 
 
-def _columns(fields: tuple[str, ...], names: tuple[str, ...], boxes: Array) -> Array:
+def columns(fields: tuple[str, ...], names: tuple[str, ...], boxes: Array) -> Array:
+    """The fields ``names`` (n, d) of boxes (n, D), in that order.
+
+    >>> columns(("x", "y"), ("y", "x"), np.array([[1.0, 2.0]])).tolist()
+    [[2.0, 1.0]]
+    """
     return boxes[:, [fields.index(name) for name in names]]
 
 
@@ -137,8 +152,8 @@ def _check(
     covariance: Array | None,
     predictive: Array | None,
 ) -> None:
-    if not (_has(fields, _PLANE) or _has(fields, _IMAGE)):
-        raise BoxcovError(f"boxes of {fields} cannot be paired with objects: they need {' '.join(_PLANE)}, or {' '.join(_IMAGE)}")
+    if not (has(fields, PLANE) or has(fields, IMAGE)):
+        raise BoxcovError(f"boxes of {fields} cannot be paired with objects: they need {' '.join(PLANE)}, or {' '.join(IMAGE)}")
     n, D = len(scores), len(fields)
     _check_shapes(n, boxes=(boxes, (n, D)), labels=(labels, (n,)), frame=(frame, (n,)), uncertainty=(uncertainty, (n,)))
     for name, value in (("covariance", covariance), ("predictive", predictive)):

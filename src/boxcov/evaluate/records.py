@@ -39,6 +39,7 @@ class Records:
     l2: Array  # (n,) distance of the centres; NaN where there is no pair
     covariance: Array | None = None  # (n, D, D)
     predictive: Array | None = None  # (n, D, D) calibrated: with what the weights cannot explain
+    score_variance: Array | None = None  # (n,) of the logit of the score
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -76,4 +77,4 @@ class Records:
 
     def without_covariance(self, uncertainty: Array) -> Records:
         """The same predictions with the u (n,) of a baseline, which says nothing of a covariance."""
-        return replace(self, uncertainty=uncertainty, covariance=None, predictive=None)
+        return replace(self, uncertainty=uncertainty, covariance=None, predictive=None, score_variance=None)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.baselines import one_minus_score, score_and_size
+from boxcov.evaluate.baselines import covariance_features, one_minus_score, score_and_size
 from boxcov.evaluate.bootstrap import bootstrap, paired_difference
 from boxcov.evaluate.chance import Chance, chance, shuffled
 from boxcov.evaluate.gaussian import LEVELS, gaussian
@@ -119,11 +119,12 @@ def compare(a: Records, b: Records, replicates: int = 200, seed: int = 0) -> dic
 
 
 def table(methods: Mapping[str, Records], replicates: int = 200, seed: int = 0) -> list[dict[str, Any]]:
-    """One row a method, then the baselines on the same boxes, and after each of them its own chance: the same u, shuffled.
+    """One row a method, then the baselines on the same boxes, then these with a covariance; after each its own chance: the same u, shuffled.
 
-    A row has ``method`` (its name), ``kind`` ("method", "baseline" or "chance"), ``boxes``, ``paired``, and a cell for each of ``COLUMNS``: a
-    dict of value, low and high, or None where there is nothing to say. The baselines are 1 - score and the cross-validated score + size,
-    once for each different set of boxes.
+    A row has ``method`` (its name), ``kind`` ("method", "baseline", "combined", "chance" or "difference"), ``boxes``, ``paired``, and a cell
+    for each of ``COLUMNS``: a dict of value, low and high, or None where there is nothing to say. The baselines are 1 - score and the
+    cross-validated score + size, once for each different set of boxes. Combined is the same regression with the log variances of a method as
+    columns more; the last rows are its differences from score + size, with intervals of the difference.
 
     >>> from boxcov.evaluate.matching import match
     >>> box, one = np.array([[0.0, 0.0, 4.0, 4.0]]), np.zeros(1, int)
@@ -132,20 +133,33 @@ def table(methods: Mapping[str, Records], replicates: int = 200, seed: int = 0) 
     ['exact', 'exact, shuffled', '1 - score', '1 - score, shuffled', 'score + size', 'score + size, shuffled']
     """
     entries = [(name, "method", records) for name, records in methods.items()]
-    seen: list[Records] = []
+    seen: list[tuple[Records, Records]] = []  # those that have baselines, and their score + size
+    combined = []
     for name, records in methods.items():
-        if any(_same_boxes(records, other) for other in seen):
-            continue
-        of = f" ({name})" if seen else ""  # a method with boxes of its own has baselines of its own
-        seen.append(records)
-        entries.append((f"1 - score{of}", "baseline", one_minus_score(records)))
-        entries.append((f"score + size{of}", "baseline", score_and_size(records, seed=seed)))
+        known = next((baseline for other, baseline in seen if _same_boxes(records, other)), None)
+        if known is None:
+            of = f" ({name})" if seen else ""  # a method with boxes of its own has baselines of its own
+            known = score_and_size(records, seed=seed)
+            seen.append((records, known))
+            entries.append((f"1 - score{of}", "baseline", one_minus_score(records)))
+            entries.append((f"score + size{of}", "baseline", known))
+        if records.covariance is not None:
+            title = f"score + size + covariance{f' ({name})' if len(methods) > 1 else ''}"
+            combined.append((title, score_and_size(records, covariance_features(records), seed=seed), known))
+    entries += [(name, "combined", records) for name, records, _ in combined]
     rows = []
     for name, kind, records in entries:
         summary = summarise(records, replicates, seed)
         rows.append({"method": name, "kind": kind, **_row(summary)})
         rows.append({"method": f"{name}, shuffled", "kind": "chance", **_row(summary, "chance", "chance_low", "chance_high", fit=False)})
-    return rows
+    return rows + [_difference(name, records, known, replicates, seed) for name, records, known in combined]
+
+
+def _difference(name: str, records: Records, known: Records, replicates: int, seed: int) -> dict[str, Any]:
+    measures = compare(records, known, replicates, seed)
+    cells = {f"{measure} {error}": cell for measure in METRICS + RANKINGS for error, cell in measures[measure].items()}
+    counts = {"boxes": len(records), "paired": int(records.paired.sum())}
+    return {"method": f"{name}, minus score + size", "kind": "difference", **counts, **dict.fromkeys(COLUMNS), **cells}
 
 
 def _statistics(records: Records) -> Callable[[Array], Array]:

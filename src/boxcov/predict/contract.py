@@ -9,11 +9,13 @@ Either G is formed, or, for few locations, ``K[p, t, t'] = sum over q of v[p, q]
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from boxcov.curvature.blocks import Block
 from boxcov.curvature.fisher import full_precision
-from boxcov.curvature.posterior import Block
 
 MEMORY = 256 * 2**20  # bytes of intermediates at once
 CACHE = 4 * 2**20  # the same on a CPU, where they had better stay in its cache: measured 1.6 times faster at 100 boxes
@@ -27,13 +29,14 @@ def layer_covariance(a: Tensor, d: Tensor, block: Block, variances: Tensor) -> T
         a = torch.cat([a, a.new_ones(*a.shape[:2], 1, T)], 2)
     a, d = a.to(variances.dtype), d.to(variances.dtype)
     n_in = a.shape[2]
-    by_pairs = T * T < D * T + D * D / 2
+    by_pairs = block.full is None and T * T < D * T + D * D / 2
     numbers = a.shape[1] * (n_in * T * T if by_pairs else D * n_out * n_in)
     room = CACHE if a.device.type == "cpu" else MEMORY
     step = max(1, int(room // (numbers * variances.element_size())))
-    contract = _by_pairs if by_pairs else _by_gradients
-    alpha, delta = rotated(a, block.Q.vectors), rotated(d, block.H.vectors)
-    parts = [contract(alpha[i : i + step], delta[:, i : i + step], variances) for i in range(0, g, step)]
+    if block.full is None:
+        a, d = rotated(a, block.Q.vectors), rotated(d, block.H.vectors)
+    contract = _by_pairs if by_pairs else _by_gradients if block.full is None else partial(_by_basis, block)
+    parts = [contract(a[i : i + step], d[:, i : i + step], variances) for i in range(0, g, step)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -50,6 +53,13 @@ def rotated(x: Tensor, vectors: Tensor) -> Tensor:
 
 def _by_gradients(alpha: Tensor, delta: Tensor, variances: Tensor) -> Tensor:
     G = delta @ alpha.transpose(-1, -2)  # (D, g, G, n_out, n_in)
+    G = (G * variances.sqrt()).flatten(2).transpose(0, 1)  # (g, D, w)
+    return G @ G.transpose(1, 2)
+
+
+def _by_basis(block: Block, a: Tensor, d: Tensor, variances: Tensor) -> Tensor:
+    """For a basis that is no product of two: the gradients themselves are turned, one by one."""
+    G = block.rotate(d @ a.transpose(-1, -2))  # (D, g, G, n_out, n_in)
     G = (G * variances.sqrt()).flatten(2).transpose(0, 1)  # (g, D, w)
     return G @ G.transpose(1, 2)
 

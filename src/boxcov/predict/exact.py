@@ -8,7 +8,7 @@ backward pass a number, or by Monte Carlo, which is one estimator with less nois
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
@@ -27,7 +27,7 @@ from boxcov.predict.contract import MEMORY, layer_covariance
 from boxcov.predict.graphs import Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.mcglm import directional_derivatives
-from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance
+from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance, score_parts
 from boxcov.predict.stages import Stages
 from boxcov.predict.trace import Trace, groups, leaves_read, trace
 
@@ -40,6 +40,7 @@ class ExactGLM(PosteriorPredictor):
     precision: of the products on a GPU, for a detector whose head is given as stages: "float32", or "tf32" or "half", faster and less exact.
     graphs: on a GPU, keep what was computed for a number of boxes as a CUDA graph, for the next frame with about as many.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
+    score: also the variance of each score's logit, and its covariance with the box, exact alike; by instance, stages or not.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -64,16 +65,15 @@ class ExactGLM(PosteriorPredictor):
         calibrated: bool = False,
         precision: Precision = "float32",
         graphs: bool = True,
+        score: bool = False,
     ) -> None:
         if samples is not None:
             check_samples(samples)
         if precision not in get_args(Precision):
             raise BoxcovError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
-        super().__init__(detector, posterior, calibrated)
+        super().__init__(detector, posterior, calibrated, score)
         self.samples, self.seed = samples, seed
-        self._trace: Trace | None = None  # known after the first boxes
-        self._verified: set[str] = set()  # weights whose gradients by instance were seen to be right
-        self._apart: set[str] = set()  # weights that were seen to keep the instances apart, which takes two of them
+        self._checked, self._checked_scored = _Checked(), _Checked()
         self._variances = {name: self.posterior.variances(name) for name in self.posterior.blocks}
         self._block_of = {block.layer.weight: name for name, block in self.posterior.blocks.items()}
         self._etas: dict[str, Tensor] | None = None
@@ -84,13 +84,23 @@ class ExactGLM(PosteriorPredictor):
         return {**super().settings(), "samples": self.samples, "seed": self.seed, "precision": self.precision}
 
     def asks(self) -> bool:
-        return not self._stages.suffice
+        return self.score or not self._stages.suffice
 
     def predict(self, point: Point) -> Detections:
-        covariance, below = self._head(point)
-        if below:
-            covariance = covariance + self._below(point, below)
-        return point.detections(covariance=covariance, meta=self.settings())
+        plain = replace(point, logits=None)
+        covariance, below = self._head(plain)
+        if not self.score:
+            if below:
+                covariance = covariance + self._below(plain, below)[0]
+            return point.detections(covariance=covariance, meta=self.settings())
+        row, deeper = self._logit_row(point)
+        if below and below == deeper:
+            parts = self._below(point, below)
+            covariance, row = covariance + parts[0], row + parts[1]
+        else:  # boxes and logits are known by instance to different depths
+            covariance = covariance + self._below(plain, below)[0] if below else covariance
+            row = row + self._below(point, deeper)[1] if deeper else row
+        return point.detections(covariance=covariance, meta=self.settings(), **score_parts(row))
 
     def _head(self, point: Point) -> tuple[Tensor, list[str]]:
         """What the layers of the head add (m, D, D), and the names of those that lie below."""
@@ -113,37 +123,52 @@ class ExactGLM(PosteriorPredictor):
             part = fast  # the same numbers for a frame, whether it was the first or not
         return part, below
 
+    def _logit_row(self, point: Point) -> tuple[Tensor, list[str]]:
+        """The covariance of the logits with boxes and logits (m, D + 1) as far as the head's layers go, and those that lie below."""
+        nothing = at_least_float32(point.z).new_zeros(point.z.shape)
+        if point.linearised.shadow.scored_instances(point.raw, point.selection) is None:
+            return nothing, list(self.posterior.blocks)
+        row, direct, upstream = self._by_instance(point)
+        if upstream & direct:
+            return nothing, list(self.posterior.blocks)
+        return row, [name for weight, name in self._block_of.items() if weight in upstream]
+
     # the head, one instance at a time
 
     def _by_instance(self, point: Point) -> tuple[Tensor, set[str], set[str]]:
-        """What the layers that instances() runs add (m, D, D); the weights it used; and those that what it read depends on."""
+        """What the layers that instances() runs add (m, D, D); the weights it used; and those that what it read depends on.
+
+        With logits the last row alone (m, D + 1), which most layers do not bear on.
+        """
         leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw)
         watched = replace(point, raw=leaves)
-        m, D = point.boxes.shape
-        out = at_least_float32(point.boxes).new_zeros(m, D, D)
+        m, D = point.z.shape
+        checked = self._checked if point.logits is None else self._checked_scored
+        out = at_least_float32(point.boxes).new_zeros((m, D, D) if point.logits is None else (m, D))
         direct: set[str] = set()
         read: set[int] = set()
         for index, run in groups(watched):
             uses: dict[str, list[tuple[Call, GradientEdge]]] = {}
             boxes = self._watched(run, uses, len(index))
-            out[index] = self._group(boxes, uses)
+            out[index] = self._group(boxes, uses, checked, point.logits is not None)
             direct |= {name for name in uses if name in self._block_of}
             read |= leaves_read(boxes)
-        if self._trace is None or not direct <= self._verified or not self._trace.knows(leaves):
-            self._trace = trace(watched)
-            self._verified |= direct
-        return out, direct, self._trace.upstream_of(leaves, read)
+        if checked.trace is None or not direct <= checked.verified or not checked.trace.knows(leaves):
+            checked.trace = trace(watched)
+            checked.verified |= direct
+        return out, direct, checked.trace.upstream_of(leaves, read)
 
-    def _group(self, boxes: Tensor, uses: dict[str, list[tuple[Call, GradientEdge]]]) -> Tensor:
+    def _group(self, boxes: Tensor, uses: dict[str, list[tuple[Call, GradientEdge]]], checked: _Checked, last: bool) -> Tensor:
+        """(g, D, D) of the numbers (g, D) of some instances; the last row alone (g, D) if asked for."""
         g, D = boxes.shape
-        total = at_least_float32(boxes.detach()).new_zeros(g, D, D)
+        total = at_least_float32(boxes.detach()).new_zeros((g, D) if last else (g, D, D))
         edges = [edge for calls in uses.values() for _, edge in calls]
         if not edges:
             return total
         grads = _gradients_by_field(boxes, edges)
-        if g > 1 and not set(uses) <= self._apart:
+        if g > 1 and not set(uses) <= checked.apart:
             _check_apart(boxes, edges, grads, [call for calls in uses.values() for call, _ in calls], self.linearised.shadow)
-            self._apart |= set(uses)
+            checked.apart |= set(uses)
         remaining = iter(grads)
         layers = {}
         for name, calls in uses.items():
@@ -153,9 +178,14 @@ class ExactGLM(PosteriorPredictor):
                 d = torch.cat([rows(call.batched_out(at_least_float32(d), lead=1), call.geometry) for call, d in pairs], 4)
                 layers[self._block_of[name]] = a, d
         for (name, (a, d)), fields in zip(layers.items(), _fields_reached([d for _, d in layers.values()])):
+            if last and fields[-1] != D - 1:
+                continue
             C = layer_covariance(a, d[fields], self.posterior.blocks[name], self._variances[name])
             at = torch.tensor(fields, device=total.device)
-            total[:, at[:, None], at] += C
+            if last:
+                total[:, at] += C[:, -1]
+            else:
+                total[:, at[:, None], at] += C
         return total
 
     def _watched(self, run: Any, uses: dict[str, list[tuple[Call, GradientEdge]]], g: int) -> Tensor:
@@ -180,14 +210,26 @@ class ExactGLM(PosteriorPredictor):
 
     # what lies below the head
 
-    def _below(self, point: Point, names: list[str]) -> Tensor:
+    def _below(self, point: Point, names: list[str]) -> tuple[Tensor, Tensor]:
+        """The covariance of the boxes (m, D, D), and the last row (m, D) of that of all that is asked about: with logits (m, D + 1)."""
         posterior = self.posterior.restricted(names)
         if self.samples is None:
             return _vectorised(point, posterior)
         if self._etas is None:  # of all layers, so that the same seed gives the same directions whichever of them a frame needs
             self._etas = self.posterior.sample(self.samples, torch.Generator().manual_seed(self.seed))
         etas = {name: self._etas[name] for name in posterior.parameters}
-        return sample_covariance(directional_derivatives(point, etas))
+        A = directional_derivatives(point, etas)
+        covariance = sample_covariance(A[:, : point.boxes.shape[1]])
+        return covariance, covariance[:, -1] if point.logits is None else sample_covariance(A)[:, -1]
+
+
+@dataclass
+class _Checked:
+    """What is known of a detector's way to run its head by instance, after the first boxes."""
+
+    trace: Trace | None = None
+    verified: set[str] = field(default_factory=set)  # weights whose gradients by instance were seen to be right
+    apart: set[str] = field(default_factory=set)  # weights that were seen to keep the instances apart, which takes two of them
 
 
 def _gradients_by_field(boxes: Tensor, edges: list[GradientEdge]) -> list[Tensor | None]:
@@ -226,21 +268,35 @@ def _check_apart(boxes: Tensor, edges: list[GradientEdge], grads: list[Tensor | 
             )
 
 
-def _vectorised(point: Point, posterior: Posterior) -> Tensor:
-    """``J Sigma J^T`` from the gradients of each number by itself, as many at a time as memory allows: for any detector."""
+def _vectorised(point: Point, posterior: Posterior) -> tuple[Tensor, Tensor]:
+    """``J Sigma J^T`` from the gradients of each number by itself, as many at a time as memory allows: for any detector. As ``_below``."""
     with torch.enable_grad():
         theta = point.linearised.theta()
         weights = {name: theta[name].requires_grad_() for name in posterior.parameters}
-        z = point.boxes_at(weights)
-        m, D = z.shape
+        z = point.z_at(weights)
+        m, D = point.boxes.shape
         size = sum(w.numel() * w.element_size() for w in weights.values())
         step = max(1, int(MEMORY // (size * D)))
-        basis = torch.eye(m * D, dtype=z.dtype, device=z.device).reshape(m, D, m, D)
-        blocks = []
+        blocks, last = [], []
         for start in range(0, m, step):
-            seeds = basis[start : start + step].flatten(0, 1)  # (c D, m, D)
-            grads = torch.autograd.grad(z, list(weights.values()), seeds, retain_graph=True, is_grads_batched=True, allow_unused=True)
-            found = {name: at_least_float32(g).unflatten(0, (-1, D)) for name, g in zip(weights, grads) if g is not None}
-            found = {name: found.get(name, w.new_zeros(len(seeds) // D, D, *w.shape)) for name, w in weights.items()}
+            found = _gradients_of(z[:, :D], start, min(start + step, m), weights)
             blocks.append(posterior.quadratic(found))
-    return torch.cat(blocks)
+            if z.shape[1] > D:
+                own = _gradients_of(z[:, D:], start, min(start + step, m), weights)
+                blocks_of_all = posterior.quadratic({name: torch.cat([g, own[name]], 1) for name, g in found.items()})
+                last.append(blocks_of_all[:, -1])
+            else:
+                last.append(blocks[-1][:, -1])
+    return torch.cat(blocks), torch.cat(last)
+
+
+def _gradients_of(z: Tensor, start: int, stop: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients (c, D, *shape) of the numbers of the instances from ``start`` to ``stop``."""
+    m, D = z.shape
+    seeds = z.new_zeros(stop - start, D, m, D)
+    rows, fields = torch.arange(stop - start, device=z.device), torch.arange(D, device=z.device)
+    seeds[rows[:, None], fields, rows[:, None] + start, fields] = 1
+    every = list(weights.values())
+    grads = torch.autograd.grad(z, every, seeds.flatten(0, 1), retain_graph=True, is_grads_batched=True, allow_unused=True)
+    found = {name: at_least_float32(g).unflatten(0, (-1, D)) for name, g in zip(weights, grads) if g is not None}
+    return {name: found.get(name, at_least_float32(w.new_zeros(stop - start, D, *w.shape))) for name, w in weights.items()}

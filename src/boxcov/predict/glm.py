@@ -13,11 +13,13 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.predict.linearise import Point
-from boxcov.predict.predictor import PosteriorPredictor
+from boxcov.predict.predictor import PosteriorPredictor, score_parts
 
 
 class GLM(PosteriorPredictor):
     """``J Sigma J^T`` of every box, from D backward passes a box; ``calibrated`` fills ``Detections.predictive``, too.
+
+    score: also the variance of each score's logit, and its covariance with the box: one backward pass more a box.
 
     most: only the first so many boxes of an input, those of the highest scores where the detector sorts them; the others are left out.
 
@@ -33,22 +35,31 @@ class GLM(PosteriorPredictor):
 
     method = "glm"
 
-    def __init__(self, detector: Detector, posterior: Posterior, *, most: int | None = None, calibrated: bool = False) -> None:
+    def __init__(
+        self, detector: Detector, posterior: Posterior, *, most: int | None = None, calibrated: bool = False, score: bool = False
+    ) -> None:
         if most is not None and (not isinstance(most, int) or most < 1):
             raise BoxcovError(f"most must be a whole number of boxes of at least 1, got {most!r}")
-        super().__init__(detector, posterior, calibrated)
+        super().__init__(detector, posterior, calibrated, score)
         self.most = most
 
     def predict(self, point: Point) -> Detections:
         with torch.enable_grad():
             weights = {name: w.requires_grad_() for name, w in point.linearised.theta().items()}
-            z = point.boxes_at(weights)
-            blocks = [self.posterior.quadratic(_gradients(box, weights)) for box in z[: self.most]]
-        return replace(point.detections()[: self.most], covariance=torch.stack(blocks), meta=self.settings())
+            z = point.z_at(weights)
+            found = [self._of_box(_gradients(box, weights), point.boxes.shape[1]) for box in z[: self.most]]
+        covariance, row = (torch.stack(parts) for parts in zip(*found))
+        score = score_parts(row if self.score else None)
+        return replace(point.detections()[: self.most], covariance=covariance, meta=self.settings(), **score)
+
+    def _of_box(self, gradients: dict[str, Tensor], D: int) -> tuple[Tensor, Tensor]:
+        """The covariance of the box (D, D), and the last row of that of all that is asked about."""
+        covariance = self.posterior.quadratic({name: g[:D] for name, g in gradients.items()})
+        return covariance, self.posterior.quadratic(gradients)[-1] if self.score else covariance[-1]
 
 
 def _gradients(box: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients (D, *shape) of the D numbers of one box, one backward pass each."""
+    """Gradients (D, *shape) of the D numbers of one box, or D + 1, one backward pass each."""
     rows = []
     for number in box:
         grads = torch.autograd.grad(number, list(weights.values()), retain_graph=True, allow_unused=True)

@@ -100,22 +100,51 @@ class Point:
     selection: Selection
     boxes: Tensor  # (m, D)
     remembered: bool = True  # whether the trunk can be played back: without, other weights cannot be asked about
+    logits: Tensor | None = None  # (m,) of the scores, if asked about them too: z then has D + 1 numbers, the logit last
 
-    def boxes_at(self, weights: Weights) -> Tensor:
+    def scored(self) -> Point:
+        """The same point with the logits of the scores among what is asked about."""
+        logits = self.linearised.shadow.logits(self.raw, self.selection)
+        if logits is None or logits.shape != self.selection.scores.shape:
+            found = "None" if logits is None else f"shape {tuple(logits.shape)}"
+            raise BoxcovError(
+                f"{type(self.linearised.shadow).__name__}.logits() must give one logit for each of {len(self.selection)} scores, it gave {found}"
+            )
+        return replace(self, logits=logits)
+
+    @property
+    def z(self) -> Tensor:
+        """The plain boxes (m, D), and their logits behind them (m, D + 1) if asked about."""
+        return self.boxes if self.logits is None else _joined(self.boxes, self.logits)
+
+    def z_of(self, raw: Any) -> Tensor:
+        """The same numbers from other raw outputs, differentiable in them."""
+        boxes = self.linearised.shadow.decode(raw, self.selection)
+        if self.logits is None:
+            return boxes
+        logits = self.linearised.shadow.logits(raw, self.selection)
+        assert logits is not None
+        return _joined(boxes, logits)
+
+    def z_at(self, weights: Weights) -> Tensor:
         """z(theta) (m, D): the same instances under other weights; differentiable in them."""
-        return self.boxes_by(self.linearised.exchanged(weights))
+        return self.z_by(self.linearised.exchanged(weights))
 
-    def boxes_by(self, on_call: Callable[[str, Call], Tensor]) -> Tensor:
+    def z_by(self, on_call: Callable[[str, Call], Tensor]) -> Tensor:
         """The same instances (m, D) with every use of a weight answered by ``on_call``, in decode() too."""
-        boxes: Tensor = self.linearised.run(self.inputs, on_call, lambda raw: self.linearised.shadow.decode(raw, self.selection))
-        return boxes
+        z: Tensor = self.linearised.run(self.inputs, on_call, self.z_of)
+        return z
 
-    def difference(self, boxes: Tensor) -> Tensor:
-        """``boxes`` minus the plain ones, the short way round in fields that wrap."""
-        return short_way(boxes - self.boxes, self.linearised.shadow)
+    def difference(self, z: Tensor) -> Tensor:
+        """``z`` minus the plain one, the short way round in fields that wrap."""
+        return short_way(z - self.z, self.linearised.shadow)
 
     def detections(self, **extra: Any) -> Detections:
         return replace(self.linearised.shadow.detections(self.selection, self.boxes), **extra)
+
+
+def _joined(boxes: Tensor, logits: Tensor) -> Tensor:
+    return torch.cat([boxes, logits.unsqueeze(1).to(boxes.dtype)], 1)
 
 
 def short_way(delta: Tensor, detector: Detector) -> Tensor:

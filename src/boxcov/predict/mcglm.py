@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from math import log10
 from typing import Any, Literal, get_args
 from warnings import warn
@@ -16,7 +18,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.predict.graphs import matrix_precision
 from boxcov.predict.linearise import Point, Weights
-from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance
+from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance, score_parts
 from boxcov.predict.stages import Stages
 
 Derivative = Literal["jvp", "fd"]
@@ -32,6 +34,7 @@ class MCGLM(PosteriorPredictor):
     cross_box: also return the low-rank covariance of all boxes together, see ``Detections.cross_covariance``.
     chunk: how many directions to differentiate at once, to bound memory; all of them unless given.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
+    score: also the variance of each score's logit, and its covariance with the box, from the same directions.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -59,6 +62,7 @@ class MCGLM(PosteriorPredictor):
         cross_box: bool = False,
         chunk: int | None = None,
         calibrated: bool = False,
+        score: bool = False,
     ) -> None:
         check_samples(samples)
         if derivative not in get_args(Derivative):
@@ -67,7 +71,7 @@ class MCGLM(PosteriorPredictor):
             raise BoxcovError(f"chunk must be a whole number of directions of at least 1, got {chunk!r}")
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
-        super().__init__(detector, posterior, calibrated)
+        super().__init__(detector, posterior, calibrated, score)
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
         self.fresh, self.cross_box, self.chunk = fresh, cross_box, chunk
         self._generator = torch.Generator().manual_seed(seed)
@@ -85,40 +89,50 @@ class MCGLM(PosteriorPredictor):
     def predict(self, point: Point) -> Detections:
         etas = self._directions()
         if self.derivative == "jvp":
-            A = self._derivatives(point, etas)
+            boxes, A = self._derivatives(point, etas)
         else:
             A = finite_differences(point, etas, self.epsilon)
+            boxes = A[:, : point.boxes.shape[1]].contiguous()  # in one layout, with logits or without: sums come out the same
             if not self._step_checked:
                 self._check_step(point, etas, A)
-        factor = (A - A.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5 if self.cross_box else None
-        return point.detections(covariance=sample_covariance(A), factor=factor, meta=self.settings())
+        factor = (boxes - boxes.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5 if self.cross_box else None
+        score = score_parts(sample_covariance(A)[:, -1] if self.score else None)
+        return point.detections(covariance=sample_covariance(boxes), factor=factor, meta=self.settings(), **score)
 
     def asks(self) -> bool:
-        return self._stages is None or not self._stages.suffice
+        return self.score or self._stages is None or not self._stages.suffice
 
-    def _derivatives(self, point: Point, etas: dict[str, Tensor]) -> Tensor:
-        """J eta (m, D, k), through the stages of the head where the detector has them and the boxes depend on nothing else."""
-        if self._other_weights:
-            return directional_derivatives(point, etas, self.chunk)
+    def _derivatives(self, point: Point, etas: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """J eta (m, D, k) of the boxes, and of all that is asked about, logits too.
+
+        That of the boxes goes through the stages of the head where the detector has them and the boxes depend on nothing else.
+        """
+        plain = replace(point, logits=None)
+        fast = None if self._other_weights else self._by_stages(plain, etas)
+        trusted = fast is not None and self._stages is not None and self._stages.trusted
+        if fast is not None and trusted and not self.score:
+            return fast, fast
+        if not point.remembered:
+            point = plain = self.linearised.at(point.inputs)
+        with nullcontext() if fast is None or trusted else matrix_precision("float32"):  # to be compared, it must be as exact
+            A = directional_derivatives(point, etas, self.chunk)
+        boxes = A[:, : point.boxes.shape[1]].contiguous()
+        if fast is None or trusted:
+            return boxes if fast is None else fast, A
+        assert self._stages is not None
+        rest = {name: eta[:2] for name, eta in etas.items() if name not in self._stages.parameters()}
+        if rest and bool(directional_derivatives(plain, rest).any()):
+            self._other_weights = True  # the posterior reaches below the head
+            return boxes, A
+        self._stages.compare(fast, boxes, [])
+        return fast, A
+
+    def _by_stages(self, point: Point, etas: dict[str, Tensor]) -> Tensor | None:
         if self._stages is None:
             self._stages = Stages(self.posterior, etas=etas)
         elif self.fresh:
             self._stages.draw(etas)
-        fast = self._stages.found(point)
-        if fast is not None and self._stages.trusted:
-            return fast
-        if not point.remembered:
-            point = self.linearised.at(point.inputs)
-        if fast is None:
-            return directional_derivatives(point, etas, self.chunk)
-        with matrix_precision("float32"):  # to be compared, it must be as exact
-            plain = directional_derivatives(point, etas, self.chunk)
-        rest = {name: eta[:2] for name, eta in etas.items() if name not in self._stages.parameters()}
-        if rest and bool(directional_derivatives(point, rest).any()):
-            self._other_weights = True  # the posterior reaches below the head
-            return plain
-        self._stages.compare(fast, plain, [])
-        return fast
+        return self._stages.found(point)
 
     def _directions(self) -> dict[str, Tensor]:
         if self._etas is None or self.fresh:
@@ -146,7 +160,9 @@ class MCGLM(PosteriorPredictor):
 
 
 def directional_derivatives(point: Point, etas: Weights, chunk: int | None = None) -> Tensor:
-    """J eta (m, D, k) of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass.
+    """J eta (m, D, k), of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass.
+
+    At a point with logits it is (m, D + 1, k).
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -168,7 +184,7 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
     scaled, scale = _normalised(etas, at)
 
     def one(eta: dict[str, Tensor]) -> Tensor:
-        return torch.func.jvp(point.boxes_at, (at,), (eta,))[1]  # type: ignore[no-any-return]
+        return torch.func.jvp(point.z_at, (at,), (eta,))[1]  # type: ignore[no-any-return]
 
     # a zero that depends on the direction: vmap cannot stack what does not, as the boxes of a posterior that they do not depend on
     u = torch.vmap(lambda eta: one(eta) + 0 * next(iter(eta.values())).flatten()[0], chunk_size=chunk)(scaled)
@@ -200,7 +216,7 @@ def finite_differences(point: Point, etas: Weights, epsilon: float) -> Tensor:
     shifted = []
     for i in range(count):
         weights = {name: theta[name] + (epsilon * eta[i]).to(theta[name].dtype) for name, eta in etas.items()}
-        shifted.append(at_least_float32(point.difference(point.boxes_at(weights))) / epsilon)
+        shifted.append(at_least_float32(point.difference(point.z_at(weights))) / epsilon)
     return torch.stack(shifted, 2)
 
 

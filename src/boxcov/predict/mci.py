@@ -21,7 +21,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.frozen import check_finite_weights
 from boxcov.predict.linearise import Point
-from boxcov.predict.predictor import Predictor, calibration_of, check_samples, sample_covariance
+from boxcov.predict.predictor import Predictor, calibration_of, check_samples, sample_covariance, score_parts
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _NOTHING_DROPPED = (
@@ -40,6 +40,7 @@ class MCI(Predictor):
     posterior: draw the networks from it; otherwise by dropout.
     dropout: the rate at which the inputs of every layer at ``depth`` are dropped; None keeps the detector's own dropout layers active instead.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
+    score: also the variance of each score's logit over the networks, and its covariance with the box.
 
     The boxes returned are the mean, not the plain detector's: Bayesian averaging is not post hoc.
 
@@ -62,6 +63,7 @@ class MCI(Predictor):
         *,
         depth: str | Sequence[str] = "head",
         calibrated: bool = False,
+        score: bool = False,
     ) -> None:
         check_samples(samples)
         if posterior is not None:
@@ -76,14 +78,14 @@ class MCI(Predictor):
             raise BoxcovError(f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own dropout layers")
         if calibrated and posterior is None:
             raise BoxcovError("calibrated=True takes a posterior that carries a calibration, and MC dropout has none")
-        super().__init__(detector, names, calibration_of(posterior, detector) if posterior is not None and calibrated else None)
+        super().__init__(detector, names, calibration_of(posterior, detector) if posterior is not None and calibrated else None, score)
         self.posterior = None if posterior is None else posterior.to(self.device)
         self.dropout, self.samples, self.seed = dropout, samples, seed
         self._generator = torch.Generator(self.device)
         self._etas: dict[str, Tensor] | None = None
 
     def settings(self) -> dict[str, Any]:
-        own = {"method": self.method, "samples": self.samples, "seed": self.seed}
+        own = {"method": self.method, "samples": self.samples, "seed": self.seed, **self._score_settings()}
         if self.posterior is None:
             return {**own, "dropout": self.dropout}
         about = {"depth": self.posterior.depth, "weights_sha256": self.posterior.fingerprint}
@@ -96,12 +98,14 @@ class MCI(Predictor):
         deltas = torch.stack([at_least_float32(point.difference(draw(point, i))) for i in range(self.samples)], 2)  # (m, D, k)
         if self.posterior is None and not self._drops:
             raise BoxcovError(_NOTHING_DROPPED if self.dropout is None else _NOTHING_CALLED)
-        mean = point.boxes + deltas.mean(2).to(point.boxes.dtype)
-        return point.detections(boxes=mean, covariance=sample_covariance(deltas), meta=self.settings())
+        of_boxes = deltas[:, : point.boxes.shape[1]].contiguous()
+        mean = point.boxes + of_boxes.mean(2).to(point.boxes.dtype)
+        score = score_parts(sample_covariance(deltas)[:, -1] if self.score else None)
+        return point.detections(boxes=mean, covariance=sample_covariance(of_boxes), meta=self.settings(), **score)
 
     def _by_layer(self, point: Point, number: int) -> Tensor:
         answer = self._dropped if self.posterior is None else self._perturbed(number)
-        return point.boxes_by(answer)
+        return point.z_by(answer)
 
     def _dropped(self, name: str, call: Call) -> Tensor:
         assert self.dropout is not None
@@ -118,9 +122,9 @@ class MCI(Predictor):
 
     def _own_dropout(self, point: Point, number: int) -> Tensor:
         with _Active(self._generator) as active:
-            boxes = point.linearised.shadow.decode(point.linearised.shadow(fresh(point.inputs)), point.selection)
+            z = point.z_of(point.linearised.shadow(fresh(point.inputs)))
         self._drops += active.count
-        return boxes
+        return z
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator) -> Tensor:

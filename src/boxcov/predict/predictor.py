@@ -19,7 +19,7 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.frozen import check_finite_weights, fingerprint
 from boxcov.predict.guard import check_covariance
 from boxcov.predict.linearise import Linearised, Point
@@ -30,8 +30,11 @@ class Predictor(ABC):
 
     method: ClassVar[str]
 
-    def __init__(self, detector: Detector, parameters: list[str], calibration: Calibration | None = None) -> None:
+    def __init__(self, detector: Detector, parameters: list[str], calibration: Calibration | None = None, score: bool = False) -> None:
         check_finite_weights(detector)
+        if score and type(detector).logits is Detector.logits:
+            raise BoxcovError(f"score=True, but {type(detector).__name__} does not say what its scores are made from: it has no logits()")
+        self.score = score
         self._calibration = calibration
         self._prepared: Prepared | None = None  # the calibration on the device, known after the first boxes
         self._detector = detector
@@ -48,10 +51,11 @@ class Predictor(ABC):
             inputs = ready(inputs, self.device)
             try:
                 point = self.linearised.at(inputs, self.asks())
+                point = point.scored() if self.score else point
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearised.trunk.forget()
-            check_covariance(result, self.method, self.settings())
+            self._check(result)
             return result if self._calibration is None else self._calibrated(result, self._calibration)
 
     def asks(self) -> bool:
@@ -77,7 +81,8 @@ class Predictor(ABC):
     def _empty(self, point: Point) -> Detections:
         D = point.boxes.shape[1]
         zeros = at_least_float32(point.boxes).new_zeros
-        return point.detections(covariance=zeros(0, D, D), meta=self.settings())
+        row = zeros(0, D + 1) if self.score else None
+        return point.detections(covariance=zeros(0, D, D), meta=self.settings(), **score_parts(row))
 
     def _calibrated(self, result: Detections, calibration: Calibration) -> Detections:
         """The same detections with ``predictive`` filled."""
@@ -96,18 +101,27 @@ class Predictor(ABC):
         predictive = self._prepared(covariance, result.boxes.to(covariance.dtype), result.scores.to(covariance.dtype), result.labels)
         return replace(result, predictive=predictive)
 
+    def _score_settings(self) -> dict[str, Any]:
+        return {"score": True} if self.score else {}
+
     def _calibration_settings(self) -> dict[str, Any]:
         known = self._calibration
         return {} if known is None else {"calibration": {"kind": known.kind, "estimator": known.estimator}}
+
+    def _check(self, result: Detections) -> None:
+        check_covariance(result, self.method, self.settings())
+        for name, part in (("variance", result.score_variance), ("covariance with the box", result.score_covariance)):
+            if part is not None and not bool(part.isfinite().all()):
+                raise NotFiniteError(f"{self.method}: the {name} of a score's logit is not finite under {self.settings()}")
 
 
 class PosteriorPredictor(Predictor):
     """A method that needs a posterior: it must belong to the detector, and so must its calibration, if asked for."""
 
-    def __init__(self, detector: Detector, posterior: Posterior, calibrated: bool = False) -> None:
+    def __init__(self, detector: Detector, posterior: Posterior, calibrated: bool = False, score: bool = False) -> None:
         check_finite_weights(detector)
         check_fingerprint(posterior.fingerprint, detector, "posterior")
-        super().__init__(detector, posterior.parameters, calibration_of(posterior, detector) if calibrated else None)
+        super().__init__(detector, posterior.parameters, calibration_of(posterior, detector) if calibrated else None, score)
         self.posterior = posterior.to(self.device)
 
     def settings(self) -> dict[str, Any]:
@@ -120,6 +134,7 @@ class PosteriorPredictor(Predictor):
             "prior_precision": posterior.prior_precision,
             "fisher": posterior.fisher,
             "weights_sha256": posterior.fingerprint,
+            **self._score_settings(),
             **self._calibration_settings(),
         }
 
@@ -159,8 +174,20 @@ def sample_covariance(A: Tensor) -> Tensor:
     >>> sample_covariance(torch.tensor([[[1.0, 2.0, 3.0]]]))
     tensor([[[1.]]])
     """
+    A = A.contiguous()  # in one layout: some rows of a larger array come out the same
     A = A - A.mean(2, keepdim=True)
     return A @ A.transpose(1, 2) / (A.shape[2] - 1)
+
+
+def score_parts(row: Tensor | None) -> dict[str, Any]:
+    """What ``Detections`` says of the scores, from each logit's covariance with the box and with itself (m, D + 1); nothing for None.
+
+    >>> score_parts(torch.tensor([[0.1, 0.2, 4.0]]))
+    {'score_variance': tensor([4.]), 'score_covariance': tensor([[0.1000, 0.2000]])}
+    """
+    if row is None:
+        return {}
+    return {"score_variance": row[:, -1].contiguous(), "score_covariance": row[:, :-1].contiguous()}
 
 
 def check_samples(samples: int) -> None:

@@ -107,9 +107,6 @@ def prepared(staged: Staged, posterior: Posterior, names: Mapping[int, str], eta
     found = [layers for layers in made if layers is not None]
     if len(found) < len(made) or len({tuple(layers.W.shape[:2]) for layers in found[len(staged.stem) :]}) > 1:
         return None
-    first = found[len(staged.stem)]
-    if isinstance(first.turned, Turned) and first.turned.U.dim() > 2:  # branches that do not share their input factor
-        return None
     return Prepared(tuple(_joined(layers) for layers in found[: len(staged.stem)]), tuple(found[len(staged.stem) :]))
 
 
@@ -133,6 +130,8 @@ def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str], etas: 
     blocks = [names.get(id(layer.weight), "").removesuffix(".weight") for layer in layers]
     known = [name for name in blocks if name in posterior.blocks]
     if known and len(known) < len(layers):
+        return None
+    if any(posterior.blocks[name].full is not None for name in known):  # no bases of inputs and outputs to turn into
         return None
     has_bias = biases == {True}
     if any((posterior.blocks[name].layer.bias is not None) != has_bias for name in known):

@@ -52,6 +52,8 @@ def separable(posterior: Posterior, names: list[str], tolerance: float) -> Separ
     True
     """
     blocks = [posterior.blocks[name] for name in names]
+    if any(block.refined for block in blocks):  # variances of no particular form
+        return None
     dtype = blocks[0].H.values.dtype
     l = blocks[0].Q.values[0].double()
     if posterior.form == "paper":
@@ -62,7 +64,7 @@ def separable(posterior: Posterior, names: list[str], tolerance: float) -> Separ
     pairs = [(posterior.n_data * block.H.values[0].double(), posterior.tau(name)) for name, block in zip(names, blocks)]
     a = torch.cat([tau / nm.clamp(min=1e-300) for nm, tau in pairs])
     low, top = float(a.min()), float(l.max())
-    if not 0 < low < float("inf") or not top > 0:
+    if not 0 < low < 1e100 or not top > 0:  # no prior, or no curvature at all
         return None
     high = min(float(a.max()), 1e4 * max(top, low))  # beyond, 1 / (a + l) is flat
     grid = _spread(low, max(high, 1.01 * low), _POINTS, l)

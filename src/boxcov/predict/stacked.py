@@ -227,7 +227,8 @@ def _first_branches(layers: Layers, at: Tensor, a: Tensor) -> tuple[Tensor, Pass
     if isinstance(layers.turned, Drawn):
         alpha = (own @ layers.turned.U.transpose(1, 2).flatten(2)).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
     elif layers.turned is not None and layers.turned.rows is None:
-        alpha = (own @ layers.turned.U).view(G, 1, n, T, -1)
+        U = layers.turned.U  # one for all, or (G, B, n_in, n_in)
+        alpha = (own @ U).view(G, 1, n, T, -1) if U.dim() == 2 else (own.unsqueeze(1) @ U).view(*U.shape[:2], n, T, -1)
     W = layers.W.transpose(1, 2).flatten(2)  # (G, n_in, B C)
     y = (own @ W).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
     h, slope = _pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)

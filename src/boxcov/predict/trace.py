@@ -42,14 +42,13 @@ def floats(raw: Any) -> list[Tensor]:
 
 def groups(point: Point) -> list[InstanceGroup]:
     """The instances of a frame, group by group, checked to be each there once."""
-    given = point.linearised.shadow.instances(point.raw, point.selection)
+    detector = point.linearised.shadow
+    ask = detector.instances if point.logits is None else detector.scored_instances
+    given = ask(point.raw, point.selection)
     found = [(index, run) for index, run in given or [] if len(index)]
     index = torch.cat([index for index, _ in found]) if found else torch.zeros(0)
     if sorted(index.tolist()) != list(range(len(point.selection))):
-        raise BoxcovError(
-            f"{type(point.linearised.shadow).__name__}.instances() must give each of the {len(point.selection)} instances once, "
-            f"it gave {len(index)}"
-        )
+        raise BoxcovError(f"{_asked(point)} must give each of the {len(point.selection)} instances once, it gave {len(index)}")
     return found
 
 
@@ -80,7 +79,7 @@ def trace(point: Point) -> Trace:
     with torch.enable_grad():
         theta = {name: w.requires_grad_() for name, w in linearised.theta().items()}
         answer = linearised.exchanged(theta)
-        raw, decoded = linearised.run(point.inputs, answer, lambda raw: (raw, linearised.shadow.decode(raw, point.selection)))
+        raw, decoded = linearised.run(point.inputs, answer, lambda raw: (raw, point.z_of(raw)))
         upstream = tuple(_behind(tensor, theta) for tensor in floats(raw))
         boxes = torch.zeros_like(decoded)
         with Watch(linearised.names, answer):
@@ -111,10 +110,10 @@ def _gradients(number: Tensor, weights: list[Tensor]) -> list[Tensor | None]:
 def _check_agreement(point: Point, decoded: Tensor, boxes: Tensor, gradients: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
     """``instances`` must give the boxes of ``decode``, and the same gradients: crops too small or borders forgotten show here."""
     slack = 1e-2 if decoded.dtype in (torch.float32, torch.float64) else 0.1
-    who = type(point.linearised.shadow).__name__
+    who, whole_map = _asked(point), "decode()" if point.logits is None else "decode() with logits()"
     if not torch.allclose(boxes, decoded, rtol=slack, atol=slack):
         row = int((boxes - decoded).abs().amax(1).argmax())
-        raise BoxcovError(f"{who}.instances() gives box {row} as {boxes[row].tolist()}, decode() gives {decoded[row].tolist()}")
+        raise BoxcovError(f"{who} gives box {row} as {boxes[row].tolist()}, {whole_map} gives {decoded[row].tolist()}")
     wrong = []
     for name, (whole, own) in gradients.items():
         if whole is None or float(whole.norm()) == 0:
@@ -122,6 +121,8 @@ def _check_agreement(point: Point, decoded: Tensor, boxes: Tensor, gradients: di
         if own is None or float((whole - own).norm()) > slack * float(whole.norm()):
             wrong.append(name)
     if wrong:
-        raise BoxcovError(
-            f"{who}.instances() gives other gradients than decode() for {listed(wrong)}: is its crop too small, or its border off?"
-        )
+        raise BoxcovError(f"{who} gives other gradients than {whole_map} for {listed(wrong)}: is its crop too small, or its border off?")
+
+
+def _asked(point: Point) -> str:
+    return f"{type(point.linearised.shadow).__name__}.{'instances' if point.logits is None else 'scored_instances'}()"

@@ -57,7 +57,7 @@ def groups(kind: str, summaries: Mapping[str, Mapping[str, Any]]) -> str:
 def _name(row: Mapping[str, Any]) -> Cell:
     if row["kind"] == "chance":
         return "by chance"  # of the row above
-    return row["method"], "baseline" if row["kind"] == "baseline" else ""
+    return row["method"], row["kind"] if row["kind"] in ("baseline", "difference") else ""
 
 
 def _head(first: str) -> list[str]:

@@ -35,7 +35,8 @@ def draw(axes: Any, image: Array, found: Detections, truth: Array, sigmas: float
         side = float(np.sqrt(max((box[2] - box[0]) * (box[3] - box[1]), 1.0)))
         said = f"{100 * pixels / side:.0f} %" if relative else f"{pixels:.1f} px"
         text = f"{found.classes[int(label)]} {score:.2f}, {said}"
-        axes.text(box[0], box[1] - 2, text, color="white", fontsize=6, backgroundcolor=FOUND, clip_on=True)
+        under = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+        axes.text(max(box[0], 0) + 2, max(box[1], 0) + 2, text, color=FOUND, fontsize=6.5, va="top", bbox=under, clip_on=True)
     height, width = image.shape[1:]
     axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
 

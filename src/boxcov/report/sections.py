@@ -48,7 +48,8 @@ def quality(study: Study, replicates: int) -> Section | None:
     text = (
         "A box is certain where its u lies below the mean of all; accurate where its IoU is at least 0.4, or where its distance ℓ₂ is below "
         "the mean of the paired boxes. Below each value is its 95&nbsp;% interval over frames. Rows “by chance” deal the same u out to the "
-        "boxes at random. Higher is better, but for AUSE."
+        "boxes at random. Higher is better, but for AUSE. Score + size is a regression fitted on other frames; with the covariance it also reads "
+        "the logarithm of each variance, and the last rows say what that adds."
     )
     content = f"<p>{text}</p>{metric_tables.ordering(rows)}"
     fits = metric_tables.fits(rows)

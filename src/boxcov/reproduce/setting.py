@@ -43,7 +43,7 @@ class Setting:
     @staticmethod
     def quick() -> Setting:
         """The same in minutes: too few frames to read the figures as more than a check."""
-        return replace(Setting(), count=20, test_count=3, slow=4, shift_count=2)
+        return replace(Setting(), count=12, test_count=2, slow=2, shift_count=1)
 
     def json(self) -> dict[str, Any]:
         return {**asdict(self), "shifts": list(self.shifts)}

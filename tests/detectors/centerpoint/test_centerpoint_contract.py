@@ -67,10 +67,22 @@ def test_exact_equals_one_backward_per_output_on_the_border(kind: str, depth: st
     detector.__class__ = Corners
     data = frames(config, 1)
     posterior = boxcov.fit(detector, data, depth=depth)
-    exact = boxcov.ExactGLM(detector, posterior)(data[0][0])
-    glm = boxcov.GLM(detector, posterior)(data[0][0])
+    exact = boxcov.ExactGLM(detector, posterior, score=True)(data[0][0])
+    glm = boxcov.GLM(detector, posterior, score=True)(data[0][0])
     assert len(exact) == 9 * 2
     assert close(exact.covariance, glm.covariance)
+    assert close(exact.score_variance, glm.score_variance)
+    assert close(exact.score_covariance, glm.score_covariance)
+
+
+@pytest.mark.parametrize("kind", ["pillar", "voxel"])
+def test_the_logits_are_those_of_the_scores(kind: str):
+    config = (pillar_config if kind == "pillar" else voxel_config)(tasks=(("car",), ("truck", "trailer"), ("bus",)))
+    detector = detector_of(config)
+    raw = detector(frames(config, 1)[0][0])
+    selection = detector.select(raw)
+    assert len(set(selection.labels.tolist())) > 2
+    assert torch.allclose(detector.logits(raw, selection).sigmoid(), selection.scores)
 
 
 @pytest.mark.parametrize("kind", ["pillar", "voxel"])

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import boxcov
-from boxcov.curvature.posterior import Eigen
+from boxcov.curvature.blocks import Eigen
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.settings import Dense, Pillars, Reporting
 from boxcov.detectors.centerpoint.sparse import Sites, SparseConv, index_table, strided_sites

@@ -28,7 +28,7 @@ def read_image(path: str | Path) -> Tensor:
     try:
         from PIL import Image
     except ImportError:
-        raise BoxcovError("images are read with Pillow, which is not installed: pip install 'boxcov[cli]'") from None
+        raise BoxcovError("images are read with Pillow, which is not installed: pip install 'boxcov[coco]'") from None
     try:
         with Image.open(path) as image:
             image.load()

@@ -75,6 +75,10 @@ class Config:
         """The regression branches of a task and their channels, in the order of the loss weights."""
         return {"reg": 2, "height": 1, "dim": 3, "rot": 2, **({"vel": 2} if self.velocity else {})}
 
+    def first_class(self, task: int) -> int:
+        """The number in ``classes`` of a task's first one."""
+        return sum(len(names) for names in self.tasks[:task])
+
     @property
     def grid(self) -> tuple[int, int, int]:
         """Cells along x, y and z."""

@@ -42,6 +42,21 @@ def values_at(tasks: Sequence[TaskMaps], where: Where, names: Sequence[str]) -> 
     return out
 
 
+def logits_at(tasks: Sequence[TaskMaps], selection: Selection, config: Config) -> Tensor:
+    """The heat map's logit (m,) of each instance's class at its cell.
+
+    >>> config = Config.small()
+    >>> maps = [{"heatmap": torch.zeros(1, len(names), 4, 4)} for names in config.tasks]
+    >>> maps[1]["heatmap"][0, 1, 2, 3] = 5.0
+    >>> one = torch.tensor([0])
+    >>> logits_at(maps, Selection(one, one, one + config.first_class(1) + 1, Where(one, one + 1, one + 2, one + 3)), config)
+    tensor([5.])
+    """
+    where = selection.where
+    heat = torch.cat([maps["heatmap"][where.frame, :, where.row, where.column] for maps in tasks], 1)  # (m, classes)
+    return heat.gather(1, selection.labels[:, None])[:, 0]
+
+
 def boxes_of(values: Mapping[str, Tensor], row: Tensor, column: Tensor, config: Config) -> Tensor:
     """Boxes (m, 9), or (m, 7) without velocity, from the head's values (m, n) at their cells.
 
@@ -134,7 +149,7 @@ def _ranked(tasks: Sequence[TaskMaps], config: Config) -> _Ranked:
     columns = tasks[0]["reg"].shape[3]
     where = Where(*(t.flatten() for t in (group // len(tasks), group % len(tasks), cells // columns, cells % columns)))
     boxes = boxes_of(values_at(tasks, where, list(config.branches)), where.row, where.column, config)
-    first = torch.tensor([sum(len(t) for t in config.tasks[:i]) for i in range(len(tasks))], device=scores.device)
+    first = torch.tensor([config.first_class(i) for i in range(len(tasks))], device=scores.device)
     return _Ranked(scores, first[where.task] + classes.flatten(), valid, where, boxes.unflatten(0, scores.shape))
 
 

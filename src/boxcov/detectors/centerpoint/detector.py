@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.centerpoint.decode import boxes_of, candidates, select, values_at
+from boxcov.detectors.centerpoint.decode import boxes_of, candidates, logits_at, select, values_at
 from boxcov.detectors.centerpoint.encoders import PillarEncoder
 from boxcov.detectors.centerpoint.head import REACH, CenterHead
 from boxcov.detectors.centerpoint.loss import frame_losses
@@ -68,18 +68,32 @@ class CenterPoint(Detector):
         where = selection.where
         return boxes_of(values_at(raw["tasks"], where, list(self.config.branches)), where.row, where.column, self.config)
 
+    def logits(self, raw: Raw, selection: Selection) -> Tensor:
+        """What the heat map of each box's class says at its cell, before the sigmoid."""
+        return logits_at(raw["tasks"], selection, self.config)
+
     def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
         """One group a task, each box on the 7x7 crop of the neck's map that it sees."""
-        tasks = selection.where.task
-        return [self._group(raw, selection, (tasks == t).nonzero()[:, 0], t) for t in range(len(self.config.tasks))]
+        return self._groups(raw, selection, scored=False)
 
-    def _group(self, raw: Raw, selection: Selection, index: Tensor, task: int) -> InstanceGroup:
+    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
+        """The same, with the logit behind each box."""
+        return self._groups(raw, selection, scored=True)
+
+    def _groups(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup]:
+        tasks = selection.where.task
+        return [self._group(raw, selection, (tasks == t).nonzero()[:, 0], t, scored) for t in range(len(self.config.tasks))]
+
+    def _group(self, raw: Raw, selection: Selection, index: Tensor, task: int, scored: bool) -> InstanceGroup:
         where = selection.where[index]
+        number = selection.labels[index] - self.config.first_class(task)
 
         def run() -> Tensor:
             crops, inside = crop(raw["features"], where.frame, where.row, where.column, REACH)
-            values = self.head.on_crops(crops, inside, task, tuple(self.config.branches))
-            return boxes_of(values, where.row, where.column, self.config)
+            branches = tuple(self.config.branches)
+            values = self.head.on_crops(crops, inside, task, (*branches, "heatmap") if scored else branches)
+            boxes = boxes_of(values, where.row, where.column, self.config)
+            return torch.cat([boxes, values["heatmap"].gather(1, number[:, None])], 1) if scored else boxes
 
         return index, run
 

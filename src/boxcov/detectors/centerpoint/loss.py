@@ -44,7 +44,7 @@ def heat_loss(heatmap: Tensor, target: TaskTargets, rules: Loss) -> Tensor:
     else:
         peaks = target.heat == 1
         found, count = (at * peaks).sum((1, 2, 3)), peaks.sum((1, 2, 3))
-    return (found + away) / count.clamp(min=1)
+    return found + away if rules.normaliser == "none" else (found + away) / count.clamp(min=1)
 
 
 def box_loss(maps: TaskMaps, target: TaskTargets, config: Config) -> Tensor:
@@ -62,6 +62,8 @@ def box_loss(maps: TaskMaps, target: TaskTargets, config: Config) -> Tensor:
     off = (found - torch.where(known, target.values, 0)).abs() * known
     weights = found.new_tensor(rules.weights[: found.shape[1]])
     total = _by_frame((off * weights).sum(1), target.frame, len(maps["reg"]))
+    if rules.normaliser == "none":
+        return rules.box_weight * total
     count = _objects(target, found)
     return rules.box_weight * total / (count + 1e-4 if rules.normaliser == "plus" else count.clamp(min=1))
 

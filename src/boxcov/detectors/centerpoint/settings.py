@@ -96,7 +96,9 @@ class Loss:
     weights: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.2, 0.2)  # reg 2, height, dim 3, rot 2, vel 2
     box_weight: float = 0.25
     positives: Literal["objects", "peaks"] = "peaks"  # what the focal loss counts: objects, or cells where the heat is 1
-    normaliser: Literal["plus", "max"] = "plus"  # of the box loss: n + 1e-4, or max(n, 1)
+    normaliser: Literal["plus", "max", "none"] = (
+        "plus"  # of a task's box loss: n + 1e-4, or max(n, 1); "none": neither it nor the heat is divided
+    )
     max_objects: int = 500  # a task and frame
 
     @staticmethod

@@ -32,6 +32,23 @@ class Encoded:
     tasks: tuple[TaskTargets, ...]
 
 
+def object_counts(targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
+    """The objects of each frame (B,), at least 1: ``boxcov.fit(..., weight=object_counts)`` undoes the loss's division by their number.
+
+    Exactly, for a head of one task whose objects are all on the map. With several tasks each divides by its own number, and a frame's weight can
+    only restore their sum; ``Loss(normaliser="none")`` in the detector's configuration leaves out every division.
+
+    >>> object_counts([{"labels": torch.tensor([0, 0, 3])}, {"labels": torch.zeros(0, dtype=torch.long)}])
+    tensor([3., 1.])
+    """
+    if isinstance(targets, Encoded):
+        frames = len(targets.tasks[0].heat)
+        counts = torch.stack([torch.bincount(task.frame, minlength=frames) for task in targets.tasks]).sum(0)
+    else:
+        counts = torch.tensor([len(target["labels"]) for target in targets])
+    return counts.clamp(min=1).float()
+
+
 def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
     """How far (n,) the corners of a box may move so that it still overlaps its old self by ``overlap``.
 
