@@ -55,7 +55,7 @@ def kinds(folder: Path) -> Iterable[Kind]:
 
 def _own(folder: Path) -> Iterable[Kind]:
     tiny, frames = TinyCenter(width=4), list(shapes.frames(count=3))
-    posterior = fit(tiny, frames, depth=["head.shared", "head.branches.rot"])
+    posterior = fit(tiny, frames, depth=["head.shared", "head.branches.rot"], corrected=True, full=["head.branches.rot.3"])
     fields, classes = tiny.box_fields, tiny.classes
     scale = Calibration("scale", fields, classes, "exact", (0.1, 0.2), ((float("-inf"),) * len(fields),) * 2)
     posterior.with_calibration(scale).save(folder / "posterior.safetensors")

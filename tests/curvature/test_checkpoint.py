@@ -55,8 +55,15 @@ def bytes_of(posterior: Posterior, folder: Path) -> bytes:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"fisher": "mc", "seed": 3}, {"depth": "backbone"}, {"fraction": 0.6, "seed": 1}, {"depth": ["up", "head.shared"]}],
-    ids=["head", "mc", "backbone", "fraction", "modules"],
+    [
+        {},
+        {"fisher": "mc", "seed": 3},
+        {"depth": "backbone"},
+        {"fraction": 0.6, "seed": 1},
+        {"depth": ["up", "head.shared"]},
+        {"locations": "gradient"},
+    ],
+    ids=["head", "mc", "backbone", "fraction", "modules", "by gradient"],
 )
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, settings) -> None:
     whole = bytes_of(fit(TinyCenter(), FRAMES, **settings), tmp_path)
@@ -134,6 +141,8 @@ def test_resume_without_a_checkpoint_begins_at_the_beginning(tmp_path) -> None:
         (FRAMES, {"depth": "neck"}, "depth was 'head', is 'neck'"),
         (FRAMES, {"fisher": "mc"}, "fisher was 'empirical', is 'mc'"),
         (FRAMES, {"seed": 5}, "seed was 0, is 5"),
+        (FRAMES, {"locations": "gradient"}, "locations was 'all', is 'gradient'"),
+        (FRAMES, {"weight": len}, "weight was None, is 'len'"),
         (FRAMES, {"fraction": 0.9}, r"fraction was 1\.0, is 0\.9"),
         (FRAMES, {"fixed": ["head.shared"]}, "parameters was"),
         (shapes.frames(count=8), {}, "items was 7, is 8"),
@@ -158,6 +167,20 @@ def test_what_the_sums_do_not_depend_on_may_change(tmp_path) -> None:
     cut(tmp_path / "c")
     resumed = fit(TinyCenter(), FRAMES, n_data=99, prior_precision=5.0, checkpoint=tmp_path / "c", resume=True)
     assert (resumed.n_data, resumed.prior_precision, resumed.frames) == (99, 5.0, 7)
+
+
+def test_a_second_pass_goes_on_after_the_first(tmp_path) -> None:
+    settings = {"corrected": True, "full": ["head.branches.size.3"], "fisher": "mc"}
+
+    def stop(done: int, total: int | None) -> None:
+        if done == 10:  # of 14: in the second pass
+            raise Cut
+
+    with pytest.raises(Cut):
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=1e9, progress=stop, **settings)
+    assert about(tmp_path / "c")["next"] == 7
+    resumed = fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **settings)
+    assert bytes_of(resumed, tmp_path) == bytes_of(fit(TinyCenter(), FRAMES, **settings), tmp_path)
 
 
 # signals

@@ -68,6 +68,15 @@ def test_skipped_frames_leave_no_trace_but_their_number(detector, kind, place, t
     assert Posterior.load(tmp_path / "p", detector).skipped == 1
 
 
+def test_a_second_pass_leaves_out_the_same_frames(detector) -> None:
+    good = [item(), item(), item()]
+    with pytest.warns(BoxcovWarning, match="left out"):
+        found = fit(detector, [good[0], bad_items()["loss"], *good[1:]], nonfinite="skip", corrected=True)
+    expected = fit(detector, good, n_data=8, corrected=True)
+    for name in expected.blocks:
+        assert torch.equal(found.variances(name), expected.variances(name))
+
+
 def test_nothing_left(detector) -> None:
     with pytest.warns(BoxcovWarning), pytest.raises(BoxcovError, match="all 2 items hold a NaN or an infinity"):
         fit(detector, [bad_items()["loss"]] * 2, nonfinite="skip")

@@ -43,6 +43,11 @@ def test_without_a_group_there_is_nothing_to_spread_over() -> None:
         fit(TinyCenter(), shapes.frames(count=1), distributed=True)
 
 
+def test_a_second_pass_is_not_spread() -> None:
+    with pytest.raises(BoxcovError, match="corrected and full are not spread over processes"):
+        fit(TinyCenter(), shapes.frames(count=1), distributed=True, corrected=True)
+
+
 def test_items_go_round() -> None:
     for count in (1, 2, 3, 8):
         owners = [[rank for rank in range(count) if Ranks(rank, count).owns(number)] for number in range(10)]
