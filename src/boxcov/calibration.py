@@ -117,7 +117,7 @@ class Calibration:
             if lacking:
                 raise BoxcovError(f"not a calibration, or a damaged one (missing: {', '.join(lacking)})")
             return Calibration(**_restored(given))
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
             if isinstance(error, BoxcovError):
                 raise
             raise BoxcovError(f"not a calibration, or a damaged one ({type(error).__name__}: {error})") from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import TextIO
 
 try:
@@ -35,19 +37,29 @@ EXAMPLES: dict[Callable[..., None], str] = {
 
 
 def main() -> None:
-    """Run the command line: 0 where all went well, 1 with one line on stderr for an error of the user's, 2 for a wrong option."""
+    """Run the command line: 0 where all went well, 1 with one line on stderr for an error of the user's, 2 for a wrong option.
+
+    130 after SIGINT, 143 after SIGTERM: as shells have it, with all that a ``finally`` cleans up.
+    """
     app = typer.Typer(
         add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Covariances for the boxes of a detector."
     )
     app.callback()(_callback)
     for verb, example in EXAMPLES.items():
         app.command(epilog=f"Example: {example}")(verb)
+    before = signal.signal(signal.SIGTERM, _terminate)
     with warnings.catch_warnings():
         warnings.showwarning = _show
         try:
             app()
         except BoxcovError as error:
             sys.exit(f"boxcov: {error}")
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _callback() -> None:

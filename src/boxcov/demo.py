@@ -44,6 +44,7 @@ def run(out: Path, step: Step, fit_frames: int = 16, frames: int = 10, slow: int
     out.mkdir(parents=True, exist_ok=True)
     posterior = out / "posterior.safetensors"
     learned, unseen = Source("simulated:clear", "train", fit_frames), Source("simulated:clear", "test", frames)
+    fitting.checkpoint_of(posterior).unlink(missing_ok=True)  # of a demo that was cut off
     fitting.run(
         posterior,
         DETECTOR,

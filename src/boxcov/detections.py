@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from boxcov.errors import BoxcovError
-from boxcov.files import write_safetensors
+from boxcov.files import reading, write_safetensors
 
 _REQUIRED = ("boxes", "scores", "labels", "frame")
 _OPTIONAL = ("covariance", "factor", "predictive", "score_variance", "score_covariance")
@@ -120,15 +120,29 @@ class Detections:
 
     @staticmethod
     def load(path: str | Path) -> Detections:
-        try:
+        """Read what ``save`` wrote; labels and numbers of frames are checked, too."""
+        with reading(path, "a file of boxcov detections"):
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["boxcov.detections"])
                 tensors = {name: file.get_tensor(name) for name in file.keys() if name in _REQUIRED + _OPTIONAL}  # noqa: SIM118
-            return Detections(**tensors, fields=tuple(about["fields"]), classes=tuple(about["classes"]), meta=about["meta"])
-        except FileNotFoundError:
-            raise BoxcovError(f"{path}: no such file") from None
-        except (SafetensorError, KeyError, TypeError, OSError, json.JSONDecodeError, BoxcovError) as error:
-            raise BoxcovError(f"{path}: not a file of boxcov detections, or a damaged one ({error})") from None
+            fields, classes, meta = tuple(about["fields"]), tuple(about["classes"]), about["meta"]
+            if not all(isinstance(name, str) for name in fields + classes) or not isinstance(meta, dict):
+                raise ValueError("names of fields or classes that are no text, or a meta that is no object")
+            found = Detections(**tensors, fields=fields, classes=classes, meta=meta)
+            found._check_numbers()
+            return found
+
+    def _check_numbers(self) -> None:
+        """What a file may hold and a method never gives."""
+        for name, most in (("labels", len(self.classes)), ("frame", 1 << 40)):
+            numbers = getattr(self, name)
+            if numbers.is_floating_point() or numbers.dtype == torch.bool:
+                raise ValueError(f"{name} are {numbers.dtype}, expected whole numbers")
+            if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < most):
+                raise ValueError(f"{name} from {int(numbers.min())} to {int(numbers.max())}, expected 0 to {most - 1}")
+        for name, tensor in self._tensors():
+            if name not in ("labels", "frame") and not tensor.is_floating_point():
+                raise ValueError(f"{name} are {tensor.dtype}, expected floating-point numbers")
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         present = ((name, getattr(self, name)) for name in _REQUIRED + _OPTIONAL)

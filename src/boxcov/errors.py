@@ -22,4 +22,8 @@ class BoxcovWarning(UserWarning):
 
 
 class NotFiniteError(BoxcovError):
-    """A covariance came out as NaN or infinite: the step or the weights are out of range."""
+    """A covariance came out as NaN, infinite, or as none at all (not symmetric, a negative variance): the step or the weights are out of range."""
+
+
+class NotFiniteFrameError(BoxcovError):
+    """A frame's inputs, loss or gradient hold a NaN or an infinity; ``fit(nonfinite="skip")`` leaves such frames out."""

@@ -1,4 +1,4 @@
-"""Writing files so that they are there whole or not at all."""
+"""Writing files so that they are there whole or not at all, and reading damaged ones so that nothing but a clear error comes out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,31 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from boxcov.errors import BoxcovError
+
+# what readers raise on damaged files; deep nesting is a RecursionError, which is a RuntimeError
+DAMAGE = (SafetensorError, LookupError, TypeError, ValueError, OSError, AttributeError, ArithmeticError, RuntimeError, EOFError)
+
+
+@contextmanager
+def reading(path: str | Path, what: str) -> Iterator[None]:
+    """Whatever a damaged file makes its reader raise, as one error that names the file.
+
+    >>> with reading("x.json", "a list of frames"):
+    ...     [1, 2][3]
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: x.json: not a list of frames, or a damaged one (IndexError: list index out of range)
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise BoxcovError(f"{path}: no such file") from None
+    except BoxcovError as error:
+        if str(path) in str(error):
+            raise
+        raise BoxcovError(f"{path}: {error}") from None
+    except DAMAGE as error:
+        raise BoxcovError(f"{path}: not {what}, or a damaged one ({type(error).__name__}: {error})") from None
 
 
 @contextmanager
@@ -36,11 +61,53 @@ def replacing(path: str | Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.chmod(0o644)
         os.replace(temporary, path)
+        _sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
         raise BoxcovError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name itself, onto the disk: without it a power cut can bring the old file back."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_writable(path: Path) -> None:
+    """Whether a file can be made there: better before an hour's work than after it.
+
+    >>> check_writable(Path("nowhere/fit.checkpoint"))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: nowhere/fit.checkpoint: cannot be written (No such file or directory)
+    """
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise BoxcovError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def remove_leftovers(path: Path) -> None:
+    """What ``replacing`` had begun to write beside ``path`` when it was killed.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / ".x.txt.abcd_123").write_text("hal")
+    ...     remove_leftovers(Path(folder) / "x.txt")
+    ...     os.listdir(folder)
+    []
+    """
+    start = f".{path.name}."
+    for found in path.parent.iterdir():
+        if found.name.startswith(start) and len(found.name) == len(start) + 8:  # the letters that tempfile draws
+            found.unlink(missing_ok=True)
 
 
 def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

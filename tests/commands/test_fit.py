@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import get_args
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 
 import boxcov as package
 from boxcov.commands import options
+from boxcov.commands.progress import Progress
 from boxcov.commands.sources import detector_named
 from boxcov.curvature.fisher import FisherKind, Locations
+from boxcov.curvature.fit import NonFinite
 from boxcov.curvature.posterior import Form
 from boxcov.data import simulated
 from boxcov.predict.mcglm import Derivative
@@ -54,10 +57,12 @@ def test_what_people_read(tmp_path) -> None:
     words = ["--count", 4, "--sweeps", 1, "--fraction", 0.5, "--depth", "head.shared", "--batch", 2, "--fisher", "mc"]
     done = boxcov("fit", "--detector", small_network(tmp_path), "--out", out, *words)
     assert done.code == 0, done.err
-    first, second, third = done.out.splitlines()
+    first, second, third, fourth = done.out.splitlines()
     assert first.startswith("posterior of 1 layers (head.shared) from 2 frames, standing for 4, in 0.")
     assert second.startswith("factors 0.0")
-    assert third == f"written to {out}"
+    assert third.startswith("condition number of the covariance: ")
+    assert third.endswith(" at most, in head.shared.0")
+    assert fourth == f"written to {out}"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +97,43 @@ def test_wrong_usage_is_code_2(tmp_path, words) -> None:
     assert boxcov("fit", "--out", tmp_path / "p.safetensors", *words).code == 2
 
 
+def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
+    word, out = small_network(tmp_path), tmp_path / "p.safetensors"
+    words = ["fit", "--detector", word, "--out", out, "--count", 4, "--sweeps", 1, "--fisher", "mc"]
+    assert boxcov(*words).code == 0
+    whole = out.read_bytes()
+    out.unlink()
+    show = Progress.__call__
+
+    def stop(number: int) -> None:
+        def called(self, done: int, total: int | None = None, note: str = "") -> None:
+            if done == 2:
+                signal.raise_signal(number)
+            show(self, done, total, note)
+
+        monkeypatch.setattr(Progress, "__call__", called)
+
+    stop(signal.SIGINT)
+    done = boxcov(*words)
+    assert done.code == 130
+    assert done.err == f"boxcov: stopped; the same command with --resume goes on from {out}.checkpoint\n"
+    assert not out.exists()
+    refused = boxcov(*words)
+    assert refused.code == 1
+    assert "of a fit that was cut off: go on with it by" in refused.err
+    (tmp_path / "p.safetensors.checkpoint").unlink()
+    stop(signal.SIGTERM)
+    assert boxcov(*words).code == 143
+    monkeypatch.undo()
+    done = boxcov(*words, "--resume")
+    assert done.code == 0, done.err
+    assert out.read_bytes() == whole
+    assert not (tmp_path / "p.safetensors.checkpoint").exists()
+
+
 def test_the_choices_are_the_librarys() -> None:
     assert [kind.value for kind in options.FisherKind] == list(get_args(FisherKind))
+    assert [kind.value for kind in options.NonFiniteKind] == list(get_args(NonFinite))
     assert [kind.value for kind in options.FormKind] == list(get_args(Form))
     assert [kind.value for kind in options.LocationsKind] == list(get_args(Locations))
     assert [kind.value for kind in options.DerivativeKind] == list(get_args(Derivative))

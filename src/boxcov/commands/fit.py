@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +22,8 @@ from boxcov.commands.options import (
     FisherKind,
     FormKind,
     LocationsKind,
+    NonFiniteKind,
+    Resume,
     Seed,
     Split,
     Sweeps,
@@ -45,9 +51,16 @@ def fit(
     ] = LocationsKind.all,
     corrected: Annotated[bool, typer.Option("--corrected", help="Correct the eigenvalues (EKFAC): a second pass over the frames.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Frames at a time.")] = 1,
+    nonfinite: Annotated[
+        NonFiniteKind, typer.Option(help="A frame with a NaN or an infinity, in it or in its gradient: an error, or left out and counted.")
+    ] = NonFiniteKind.error,
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Keep what was counted in FILE.checkpoint, this often and when stopped.")
+    ] = 60.0,
     sweeps: Sweeps = 10,
     seed: Seed = 0,
     device: Device = "cpu",
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit the posterior of a detector's weights to its training frames: offline, once, one pass over the frames, or two with --corrected."""
@@ -58,7 +71,7 @@ def fit(
     from boxcov.commands.sources import Source
 
     began = perf_counter()
-    with Progress("fitting", "frames" if batch == 1 else "batches") as progress:
+    with _stopped(out), Progress("fitting", "frames" if batch == 1 else "batches") as progress:
         posterior = fitting.run(
             out,
             detector,
@@ -72,17 +85,36 @@ def fit(
             locations=locations.value,
             corrected=corrected,
             batch=batch,
+            nonfinite=nonfinite.value,
+            every=checkpoint_every,
+            resume=resume,
             device=device,
             progress=progress,
         )
+    if os.environ.get("RANK", "0") != "0":  # one of several says what all have done
+        return
     report = fitting.report(posterior, (perf_counter() - began) / 60)
     print(json.dumps({"out": str(out), **report}) if as_json else _shown(out, report))
 
 
+@contextmanager
+def _stopped(out: Path) -> Iterator[None]:
+    """Say how to go on after Ctrl-C or SIGTERM."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        print(f"boxcov: stopped; the same command with --resume goes on from {out}.checkpoint", file=sys.stderr)
+        raise
+
+
 def _shown(out: Path, report: dict[str, Any]) -> str:
-    frames = f"{report['frames']} frames" + ("" if report["n_data"] == report["frames"] else f", standing for {report['n_data']:g}")
+    skipped = f" and {report['skipped']} left out" if report["skipped"] else ""
+    frames = f"{report['frames']} frames{skipped}" + (
+        "" if report["n_data"] == report["frames"] else f", standing for {report['n_data']:g}"
+    )
     return (
         f"posterior of {report['layers']} layers ({report['depth']}) from {frames}, in {report['minutes']:.2f} minutes\n"
         f"{report['storage']}\n"
+        f"condition number of the covariance: {report['condition']:.2g} at most, in {report['worst']}\n"
         f"written to {out}"
     )

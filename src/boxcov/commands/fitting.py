@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
+from torch import distributed as dist
 
 from boxcov.commands.sources import Source, check_folder, detector_named
 from boxcov.curvature.fit import Progress
 from boxcov.curvature.fit import fit as fit_posterior
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.ranks import Ranks
 from boxcov.data import batched
 
 
@@ -27,11 +32,21 @@ def run(
     locations: Literal["all", "gradient"] = "all",
     corrected: bool = False,
     batch: int = 1,
+    nonfinite: Literal["error", "skip"] = "error",
+    every: float = 60.0,
+    resume: bool = False,
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Posterior:
-    """Fit the posterior of ``detector`` to the frames of ``source`` and write it to ``out``; the file says what it was made from."""
+    """Fit the posterior of ``detector`` to the frames of ``source`` and write it to ``out``; the file says what it was made from.
+
+    What was counted is kept in a file beside ``out`` until all is done: ``resume`` goes on with it.
+    """
     check_folder(out)
+    checkpoint = checkpoint_of(out)
+    spread = launched(device)
+    if spread:
+        device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
     network = detector_named(detector, device)
     frames = source.frames(device, network.classes)
     posterior = fit_posterior(
@@ -46,12 +61,48 @@ def run(
         locations=locations,
         corrected=corrected,
         seed=source.seed,
+        nonfinite=nonfinite,
+        checkpoint=checkpoint,
+        every=every,
+        resume=resume,
+        distributed=spread,
         progress=progress,
     )
     made_from = {"detector": detector, **{name: str(value) for name, value in asdict(source).items() if value is not None}}
     posterior = replace(posterior, meta=made_from)
-    posterior.save(out)
+    ranks = Ranks.of_group() if spread else Ranks()
+    if ranks.rank == 0:
+        posterior.save(out)
+    if spread:
+        dist.barrier()  # no checkpoint goes before the posterior is there
+        dist.destroy_process_group()
+    kept = ranks.checkpoint(checkpoint)
+    assert kept is not None
+    kept.unlink(missing_ok=True)
     return posterior
+
+
+def launched(device: str) -> bool:
+    """Whether torchrun started this process as one of several; then they are joined in a group, by gloo on a CPU and nccl on GPUs.
+
+    >>> launched("cpu")
+    False
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        return False
+    if device.startswith("cuda"):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    return True
+
+
+def checkpoint_of(out: Path) -> Path:
+    """Where a fit keeps what it has counted, until ``out`` is there.
+
+    >>> str(checkpoint_of(Path("posterior.safetensors")))
+    'posterior.safetensors.checkpoint'
+    """
+    return out.with_name(f"{out.name}.checkpoint")
 
 
 def report(posterior: Posterior, minutes: float) -> dict[str, Any]:
@@ -63,10 +114,13 @@ def report(posterior: Posterior, minutes: float) -> dict[str, Any]:
     9
     """
     storage = posterior.storage()
+    conditions = {name: posterior.condition(name) for name in posterior.blocks}
+    worst = max(conditions, key=conditions.__getitem__)
     return {
         "layers": len(posterior.blocks),
         "depth": posterior.depth,
         "frames": posterior.frames,
+        "skipped": posterior.skipped,
         "n_data": posterior.n_data,
         "prior_precision": posterior.prior_precision,
         "fisher": posterior.fisher,
@@ -74,6 +128,8 @@ def report(posterior: Posterior, minutes: float) -> dict[str, Any]:
         "locations": posterior.locations,
         "corrected": any(block.refined for block in posterior.blocks.values()),
         "loss": posterior.loss,
+        "condition": conditions[worst],
+        "worst": worst,
         "storage": str(storage),
         "bytes": asdict(storage),
         "weights_sha256": posterior.fingerprint,

@@ -35,6 +35,11 @@ class FisherKind(str, Enum):
     identity = "identity"
 
 
+class NonFiniteKind(str, Enum):
+    error = "error"
+    skip = "skip"
+
+
 class FormKind(str, Enum):
     eigen = "eigen"
     paper = "paper"

@@ -18,6 +18,7 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections, concatenated
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
+from boxcov.files import reading
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
 from boxcov.predict.mcglm import MCGLM, Derivative
@@ -200,7 +201,11 @@ class Parts:
 
     def merged(self, starts: list[int]) -> Detections:
         parts = [Detections.load(self._path(start)) for start in starts]
-        return replace(concatenated(parts), meta={"milliseconds": [ms for part in parts for ms in part.meta["milliseconds"]]})
+        milliseconds: list[float] = []
+        for start, part in zip(starts, parts):
+            with reading(self._path(start), "a block of a run"):
+                milliseconds += map(float, part.meta["milliseconds"])
+        return replace(concatenated(parts), meta={"milliseconds": milliseconds})
 
     def remove(self) -> None:
         for path in (*self._files(), *self.folder.glob(".*")):  # and what a kill left half written

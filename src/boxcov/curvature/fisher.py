@@ -29,7 +29,7 @@ from boxcov.curvature.grams import input_gram, weighted_gram
 from boxcov.curvature.layers import Geometry, columns, gram, rows, to_matrix
 from boxcov.curvature.losses import Losses, Weight
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, NotFiniteFrameError
 from boxcov.frozen import check_buffers, listed, versions
 
 P = ParamSpec("P")
@@ -96,6 +96,10 @@ class _Use:
     edge: GradientEdge  # where the gradient of the output will pass, before anything changes the output in place
 
 
+_Seen = tuple[str, Tensor | None, int]  # a use of a layer: its name, the sum of a a^T unless the gradients are to weigh it, the locations
+_Reached = tuple[str, Tensor, Tensor | None]  # a use that a gradient reached: its name, the sum of d d^T, and of |d|^2 a a^T if that is Q
+
+
 class Accumulator:
     """Adds batches to the factors of the chosen parameters; ``layers`` are known after the first one."""
 
@@ -103,6 +107,7 @@ class Accumulator:
         self, detector: Detector, chosen: Mapping[str, nn.Parameter], locations: Locations = "all", weight: Weight | None = None
     ) -> None:
         self.chosen = chosen
+        self.device = next(iter(chosen.values())).device
         self.by_gradient = locations == "gradient"
         self._losses = Losses(detector, chosen, weight)
         self._aliases = self._losses.aliases
@@ -111,19 +116,28 @@ class Accumulator:
         self.frames = 0
         self.loss = 0.0  # sum over frames
 
+    def restore(self, sums: dict[str, Sums], frames: int, loss: float) -> None:
+        """Go on from what an earlier run has counted."""
+        self.sums, self.frames, self.loss = sums, frames, loss
+        if frames:
+            self._check_all_found()
+
     def discover(self, inputs: Any) -> None:
         """Find the layers without any loss: for the identity."""
-        uses: list[_Use] = []
-        with torch.enable_grad(), self._watching(uses, keep=False):
+        with torch.enable_grad(), self._watching([], [], keep=False):
             self._losses.raw(inputs)
         self._check_all_found()
 
     def add(self, inputs: Any, targets: Any, generator: torch.Generator | None, batch: int) -> None:
-        """One batch: its inputs into Q, the gradients of its frames' losses into H. A ``generator`` draws the targets ("mc")."""
+        """One batch: its inputs into Q, the gradients of its frames' losses into H. A ``generator`` draws the targets ("mc").
+
+        It counts whole or not at all: whatever is raised on the way, the sums are those of the batches before.
+        """
         first = not self.frames
+        seen: list[_Seen] = []
         uses: list[_Use] = []
         buffers = versions(list(self._losses.detector.buffers())) if first else []
-        with torch.enable_grad(), self._watching(uses, keep=first or self.by_gradient):
+        with torch.enable_grad(), self._watching(seen, uses, keep=first or self.by_gradient):
             raw = self._losses.raw(inputs)
             if first:
                 self._check_all_found()
@@ -133,28 +147,48 @@ class Accumulator:
         if first:
             wanted += self._aliases.values()
         grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-        self._add_gradients(uses, grads[: len(uses)], batch)
+        reached = [self._reached(use, at_least_float32(d)) for use, d in zip(uses, grads) if d is not None]
+        _check_finite(seen, reached, batch)
         if first:
             self._check_gradients(uses, grads[: len(uses)], dict(zip(self._aliases, grads[len(uses) :])))
-        self.frames += len(losses)
-        self.loss += float(losses.detach().double().sum())
+        self._commit(seen, reached, losses)
 
-    def _watching(self, uses: list[_Use], keep: bool) -> Watch:
-        """Adds the inputs of every use to Q, unless the gradients are to weigh them, and the use to ``uses``, with its input if ``keep``."""
+    def _commit(self, seen: list[_Seen], reached: list[_Reached], losses: Tensor) -> None:
+        loss = float(losses.detach().double().sum())
+        for name, Q, locations in seen:
+            self.sums[name].locations += locations
+            if Q is not None:
+                self.sums[name].Q += Q
+        for name, H, weighed in reached:
+            self.sums[name].H += H
+            self.sums[name].reached = True
+            if weighed is not None:
+                self.sums[name].Q += weighed
+        self.frames += len(losses)
+        self.loss += loss
+
+    def _reached(self, use: _Use, d: Tensor) -> _Reached:
+        D = rows(use.call.batched_out(d), use.call.geometry)
+        if not self.by_gradient:
+            return use.name, gram(D), None
+        has_bias = self.sums[use.name].layer.bias is not None
+        weighed = weighted_gram(at_least_float32(use.call.batched_x), D.square().sum(-2), use.call.geometry, has_bias)
+        return use.name, gram(D), weighed
+
+    def _watching(self, seen: list[_Seen], uses: list[_Use], keep: bool) -> Watch:
+        """Adds the inputs of every use to ``seen``, and the use to ``uses``, with its input if ``keep``."""
         grams: dict[Any, tuple[Tensor, tuple[Tensor, int]]] = {}  # layers that read the same tensor share one Q
 
         def run(name: str, call: Call) -> Tensor:
             out = call()
             sums = self._sums(name, call)
             if self.by_gradient:
-                sums.locations += out.numel() // (sums.layer.geometry.groups * sums.layer.n_out)
+                seen.append((name, None, out.numel() // (sums.layer.geometry.groups * sums.layer.n_out)))
             else:
                 key = (id(call.x), call.x._version, call.geometry, sums.layer.bias is not None)
                 if key not in grams:
                     grams[key] = call.x, input_gram(at_least_float32(call.batched_x), call.geometry, sums.layer.bias is not None)
-                Q, locations = grams[key][1]
-                sums.Q += Q
-                sums.locations += locations
+                seen.append((name, *grams[key][1]))
             if out.requires_grad:  # not inside the detector's own no_grad
                 kept = call if keep else replace(call, x=call.x.new_empty(0))
                 uses.append(_Use(name, kept, get_gradient_edge(out)))
@@ -174,22 +208,6 @@ class Accumulator:
                 f"leave that module out with fixed=[{layer.name!r}]"
             )
         return self.sums[name]
-
-    def _add_gradients(self, uses: list[_Use], grads: tuple[Tensor | None, ...], batch: int) -> None:
-        for use, d in zip(uses, grads):
-            if d is None:
-                continue
-            sums = self.sums[use.name]
-            D = rows(use.call.batched_out(at_least_float32(d)), use.call.geometry)
-            sums.H += gram(D)
-            if self.by_gradient:
-                x = at_least_float32(use.call.batched_x)
-                sums.Q += weighted_gram(x, D.square().sum(-2), use.call.geometry, sums.layer.bias is not None)
-            sums.reached = True
-        finite = torch.stack([factor.sum() for sums in self.sums.values() for factor in (sums.Q, sums.H)]).isfinite()
-        if not bool(finite.all()):  # one look at the device for all layers
-            bad = [name for name, ok in zip(self.sums, finite.reshape(-1, 2).all(1).tolist()) if not ok]
-            raise BoxcovError(f"batch {batch} gives a NaN or infinite input or gradient at {listed(bad)}, though its loss is finite")
 
     def _check_all_found(self) -> None:
         biases = [sums.layer.bias for sums in self.sums.values() if sums.layer.bias is not None]
@@ -233,6 +251,15 @@ class Accumulator:
         if bias is None and layer.bias is not None:
             bias = torch.zeros_like(self.chosen[layer.bias])
         return to_matrix(at_least_float32(weight), None if bias is None else at_least_float32(bias), layer.geometry)
+
+
+def _check_finite(seen: list[_Seen], reached: list[_Reached], batch: int) -> None:
+    parts = [(name, Q) for name, Q, _ in seen if Q is not None]
+    parts += [(name, part) for name, H, weighed in reached for part in (H, weighed) if part is not None]
+    finite = torch.stack([part.sum(dtype=torch.float64) for _, part in parts]).isfinite() if parts else torch.ones(1)
+    if not bool(finite.all()):  # one look at the device for all layers
+        bad = list(dict.fromkeys(name for (name, _), ok in zip(parts, finite.tolist()) if not ok))
+        raise NotFiniteFrameError(f"batch {batch} gives a NaN or infinite input or gradient at {listed(bad)}, though its loss is finite")
 
 
 def _slack(gradient: Tensor, weight: Tensor) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
 from warnings import warn
 
 import torch
@@ -11,19 +12,23 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from boxcov.curvature.blocks import Block, Eigen
+from boxcov.curvature.checkpoint import Keeper
 from boxcov.curvature.fisher import Accumulator, FisherKind, Locations
-from boxcov.curvature.inputs import pairs
+from boxcov.curvature.inputs import move, ready
+from boxcov.curvature.items import Items
 from boxcov.curvature.layers import to_matrix
-from boxcov.curvature.losses import Weight
+from boxcov.curvature.losses import Weight, seeded
 from boxcov.curvature.posterior import Form, Posterior
+from boxcov.curvature.ranks import Ranks
 from boxcov.curvature.refine import check_names, refined
 from boxcov.curvature.scope import chosen_parameters
-from boxcov.data.frame import Batches
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError
 from boxcov.frozen import check_finite_weights, fingerprint, listed
 
 Progress = Callable[[int, int | None], None]
+NonFinite = Literal["error", "skip"]
+_EMPTY = "the data set is empty: fit needs at least one frame"
 
 
 def fit(
@@ -43,6 +48,11 @@ def fit(
     full: str | Sequence[str] = (),
     weight: Weight | None = None,
     seed: int = 0,
+    nonfinite: NonFinite = "error",
+    checkpoint: str | Path | None = None,
+    every: float = 60.0,
+    resume: bool = False,
+    distributed: bool = False,
     progress: Progress | None = None,
 ) -> Posterior:
     """The Laplace posterior of the weights of ``detector`` at ``depth``, from ``frames`` of (inputs, targets), any number of frames an item.
@@ -56,6 +66,12 @@ def fit(
     corrected: the eigenvalue correction (EKFAC), by a second pass over the frames; ``full``: names of small layers, or "last", to keep the whole
     Fisher of, by the same pass. See ``boxcov.curvature.refine``.
     weight: from the targets of an item to a weight of each of its frames' losses, such as the number of objects that the loss was divided by.
+    nonfinite: what to do with an item whose inputs, loss or gradients hold a NaN or an infinity: "error", or "skip" it and count it.
+    checkpoint: a file for what was counted so far, written every ``every`` seconds, on SIGINT and SIGTERM, and when something is raised. With
+    ``resume`` the fit goes on from it, if it is there, to the same posterior; remove it when the posterior is saved. A second
+    pass is not kept, and begins anew.
+    distributed: every process of torch.distributed's default group calls fit alike, counts its share of the items and gets the posterior of
+    all of them; each keeps a checkpoint of its own.
     progress: called with the number of items done and their total, or None where that is unknown; two passes are twice as many.
 
     >>> import boxcov
@@ -65,89 +81,94 @@ def fit(
     >>> posterior.frames, posterior.n_data
     (4, 1000.0)
     """
-    _check_arguments(fisher, fraction, form, locations)
+    _check_arguments(fisher, fraction, form, locations, nonfinite)
     check_finite_weights(detector)
     chosen = chosen_parameters(detector, depth, fixed)
     twice = corrected or len(full) > 0
     if twice:
-        _check_second_pass(frames, fisher, form)
+        _check_second_pass(frames, fisher, form, distributed)
         check_names(full, [name.removesuffix(".weight") for name in chosen if not name.endswith(".bias")])
     accumulator = Accumulator(detector, chosen, locations, weight)
-    device = next(iter(chosen.values())).device
-    generator = torch.Generator(device).manual_seed(seed) if fisher == "mc" else None
-    taken = _Taken(frames, fraction, seed)
-    expected = None if taken.expected is None else taken.expected * (1 + twice)
-    with torch.inference_mode(False):
-        for batch, inputs, targets in pairs(taken, device):
-            if fisher == "identity":
-                accumulator.discover(inputs)
-                break
-            accumulator.add(inputs, targets, generator, batch)
-            if progress is not None:
-                progress(batch + 1, expected)
-    if not accumulator.sums:
-        raise BoxcovError("the data set is empty: fit needs at least one frame")
-    if fisher != "identity":
-        _check_reached(accumulator)
-    if n_data is None:
-        n_data = taken.all_frames(_frames_in(inputs) if fisher == "identity" else accumulator.frames)
+    ranks = Ranks.of_group() if distributed else Ranks()
+    items = Items(frames, fraction, seed, ranks)
+    settings: dict[str, Any] = {"weights_sha256": fingerprint(detector), "depth": depth if isinstance(depth, str) else ",".join(depth)}
+    settings |= {"parameters": list(chosen), "fisher": fisher, "fraction": fraction, "seed": seed, "items": items.size}
+    settings |= {"locations": locations, "weight": None if weight is None else getattr(weight, "__qualname__", type(weight).__name__)}
+    settings |= {} if ranks.alone else {"shard": f"{ranks.rank} of {ranks.count}"}
+    keeper = Keeper(ranks.checkpoint(checkpoint), every, resume, settings, accumulator)
+    expected = None if items.expected is None else items.expected * (1 + twice)
+    skipped = 0
+    if fisher == "identity":
+        counted = _discover(accumulator, Items(frames, fraction, seed))
+    else:
+        generator = torch.Generator(accumulator.device) if fisher == "mc" else None
+        with ranks.named(), torch.inference_mode(False), keeper:
+            shown = None if progress is None else lambda done: progress(done, expected)
+            _accumulate(accumulator, items, keeper, generator, seed, nonfinite, shown)
+            if twice or not ranks.alone:
+                keeper.save()  # more is to come, in which this rank or another may die
+        done, skipped = ranks.reduce(accumulator, ranks.items(keeper.next), len(keeper.skipped))
+        _check_counted(accumulator, skipped)
+        counted = accumulator.frames, done - skipped
     posterior = Posterior(
         blocks=_blocks(accumulator, chosen, identity=fisher == "identity"),
-        n_data=float(n_data),
+        n_data=float(items.all_frames(*counted) if n_data is None else n_data),
         prior_precision=prior_precision,
         fisher=fisher,
         frames=accumulator.frames,
         loss=accumulator.loss / max(accumulator.frames, 1),
-        fingerprint=fingerprint(detector),
-        depth=depth if isinstance(depth, str) else ",".join(depth),
+        fingerprint=settings["weights_sha256"],
+        depth=settings["depth"],
         form=form,
         jitter=jitter,
         locations=locations,
+        skipped=skipped,
     )
     if not twice:
         return posterior
-    again = None if progress is None else lambda done, _: progress(taken.used + done, expected)
-    return refined(
-        posterior, detector, _Taken(frames, fraction, seed), correct=corrected, full=full, weight=weight, seed=seed, progress=again
-    )
+    again = None if progress is None else lambda done, _: progress(keeper.next + done, expected)
+    kept = (item for number, item in items.after(0) if number not in keeper.skipped)
+    return refined(posterior, detector, kept, correct=corrected, full=full, weight=weight, seed=seed, progress=again)
 
 
-class _Taken:
-    """The items of ``frames`` that a share of the data means."""
+def _discover(accumulator: Accumulator, items: Items) -> tuple[int, int]:
+    """The layers, from one item: its frames, and that it is one."""
+    for number, item in items.after(0):
+        inputs = ready(_pair(item, number)[0], accumulator.device, f"inputs of batch {number}")
+        with torch.inference_mode(False):
+            accumulator.discover(inputs)
+        return _frames_in(inputs), 1
+    raise BoxcovError(_EMPTY)
 
-    def __init__(self, frames: Iterable[Any], fraction: float, seed: int) -> None:
-        self.frames, self.fraction = frames, fraction
-        self.seen = self.used = 0
-        self.done = False  # whether a stream was read to its end
-        self.order: list[int] | None = None
-        size = len(frames) if isinstance(frames, Sized) else None
-        self.expected: int | None = None if size is None else max(1, round(fraction * size)) if size else 0
-        if size and fraction < 1 and hasattr(frames, "__getitem__"):
-            generator = torch.Generator().manual_seed(seed)
-            self.order = sorted(torch.randperm(size, generator=generator)[: self.expected].tolist())
-        self.size = size
 
-    def __iter__(self) -> Iterator[Any]:
-        if self.order is not None:  # only what is used is ever read
-            for i in self.order:
-                self.used += 1
-                yield self.frames[i]  # type: ignore[index]
-            return
-        for item in self.frames:  # a stream: evenly spread, the first one always
-            self.seen += 1
-            if self.used < round(self.seen * self.fraction, 9):
-                self.used += 1
-                yield item
-        self.done = True
+def _accumulate(
+    accumulator: Accumulator,
+    items: Items,
+    keeper: Keeper,
+    generator: torch.Generator | None,
+    seed: int,
+    nonfinite: NonFinite,
+    progress: Callable[[int], None] | None,
+) -> None:
+    for number, item in keeper.items(items):
+        given, targets = _pair(item, number)
+        try:
+            inputs = ready(given, accumulator.device, f"inputs of batch {number}")
+            accumulator.add(inputs, move(targets, accumulator.device), seeded(generator, seed, number), number)
+        except NotFiniteFrameError as error:
+            if nonfinite == "error":
+                raise NotFiniteFrameError(f"{error}{_tokens(targets)}. Mend it, or leave such frames out with nonfinite='skip'") from None
+            keeper.skipped.append(number)
+            warn(f"{error}{_tokens(targets)}: left out", BoxcovWarning, stacklevel=3)
+        keeper.counted(number, item)
+        if progress is not None:
+            progress(number + 1)
 
-    def all_frames(self, used: int) -> int:
-        """The frames of the whole data set, of which the items used hold ``used``: exact for equal items and for ``boxcov.data.batched``."""
-        if isinstance(self.frames, Batches):
-            return len(self.frames.frames)
-        items = self.seen if self.size is None else self.size
-        if self.size is None and not self.done:
-            raise BoxcovError("fisher='identity' reads one item, and this data set has no length: give n_data, the number of its frames")
-        return round(used * items / self.used)
+
+def _tokens(targets: Any) -> str:
+    """The frames of a batch as the data set calls them, where it says so."""
+    known = [target["token"] for target in targets if isinstance(target, dict) and "token" in target] if isinstance(targets, list) else []
+    return f" ({listed(known)})" if known else ""
 
 
 def _frames_in(inputs: Any) -> int:
@@ -157,16 +178,24 @@ def _frames_in(inputs: Any) -> int:
     return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
-def _check_arguments(fisher: str, fraction: float, form: str, locations: str) -> None:
-    for name, given, kinds in (("fisher", fisher, FisherKind), ("form", form, Form), ("locations", locations, Locations)):
+def _check_arguments(fisher: str, fraction: float, form: str, locations: str, nonfinite: str) -> None:
+    choices = (
+        ("fisher", fisher, FisherKind),
+        ("form", form, Form),
+        ("locations", locations, Locations),
+        ("nonfinite", nonfinite, NonFinite),
+    )
+    for name, given, kinds in choices:
         if given not in get_args(kinds):
             raise BoxcovError(f"{name} must be one of {', '.join(get_args(kinds))}, got {given!r}")
     if not 0 < fraction <= 1:
         raise BoxcovError(f"fraction must be above 0 and at most 1, got {fraction}")
 
 
-def _check_second_pass(frames: Iterable[Any], fisher: str, form: str) -> None:
+def _check_second_pass(frames: Iterable[Any], fisher: str, form: str, distributed: bool) -> None:
     """Before the first pass, not after it."""
+    if distributed:
+        raise BoxcovError("corrected and full are not spread over processes: fit without them, then boxcov.curvature.refine.refined in one")
     if isinstance(frames, Iterator):
         raise BoxcovError(
             f"corrected and full read the frames twice, and a {type(frames).__name__} can be read once: give a list or a sequence"
@@ -177,7 +206,15 @@ def _check_second_pass(frames: Iterable[Any], fisher: str, form: str) -> None:
         raise BoxcovError("corrected and full go with the form 'eigen': the paper's form is Q^-1 (x) H^-1 alone")
 
 
-def _check_reached(accumulator: Accumulator) -> None:
+def _pair(item: Any, batch: int) -> tuple[Any, Any]:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise BoxcovError(f"frames must give pairs (inputs, targets); item {batch} is a {type(item).__name__}")
+    return item[0], item[1]
+
+
+def _check_counted(accumulator: Accumulator, skipped: int) -> None:
+    if not accumulator.frames:
+        raise BoxcovError(f"all {skipped} items hold a NaN or an infinity: nothing is left to fit to" if skipped else _EMPTY)
     unseen = [name for name, sums in accumulator.sums.items() if not sums.locations]
     if unseen:
         raise BoxcovError(

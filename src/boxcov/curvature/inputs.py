@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_map_only
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, NotFiniteFrameError
 
 
 def move(tree: Any, device: torch.device) -> Any:
@@ -38,12 +38,12 @@ def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
     >>> ready([torch.tensor([1.0, float("nan")])], torch.device("cpu"))
     Traceback (most recent call last):
     ...
-    boxcov.errors.BoxcovError: inputs[0] holds 1 NaN or infinite values of 2
+    boxcov.errors.NotFiniteFrameError: inputs[0] holds 1 NaN or infinite values of 2
     """
     for path, leaf in tree_flatten_with_path(inputs)[0]:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             step = "".join(str(part) for part in path)
-            raise BoxcovError(f"{where}{step} holds {int((~leaf.isfinite()).sum())} NaN or infinite values of {leaf.numel()}")
+            raise NotFiniteFrameError(f"{where}{step} holds {int((~leaf.isfinite()).sum())} NaN or infinite values of {leaf.numel()}")
     return move(inputs, device)
 
 

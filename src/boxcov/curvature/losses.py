@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from boxcov.curvature.inputs import fresh, most_frames
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, NotFiniteFrameError
 from boxcov.frozen import shadow
 
 Weight = Callable[[Any], Any]
@@ -71,7 +71,7 @@ def frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tens
         )
     if not bool(losses.isfinite().all()):
         bad = [i for i, ok in enumerate(losses.isfinite().tolist()) if not ok]
-        raise BoxcovError(
+        raise NotFiniteFrameError(
             f"the loss of batch {batch} is {losses[bad[0]].item()} in frame {bad[0]} of the batch: "
             "its inputs or targets hold a NaN, an infinity or a value out of range"
         )
@@ -81,6 +81,15 @@ def frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tens
             "does loss() detach its inputs, or forward() run under no_grad or a reentrant checkpoint?"
         )
     return losses
+
+
+def seeded(generator: torch.Generator | None, seed: int, number: int) -> torch.Generator | None:
+    """The generator of one item's drawn targets: each item draws for itself, wherever a run begins and whoever counts the items before.
+
+    >>> seeded(torch.Generator(), 3, 7).initial_seed()
+    3000016
+    """
+    return None if generator is None else generator.manual_seed(1_000_003 * seed + number)
 
 
 def sampled(detector: Detector, raw: Any, generator: torch.Generator) -> Any:

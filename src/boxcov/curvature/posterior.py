@@ -61,6 +61,7 @@ class Posterior:
     meta: Mapping[str, str] = field(default_factory=dict)
     locations: Locations = "all"  # that Q was taken over
     calibration: Calibration | None = None  # from its covariances to those of the errors; other variances of the weights lose it
+    skipped: int = 0  # items that were left out because of a NaN or an infinity
 
     def __post_init__(self) -> None:
         if isinstance(self.prior_precision, Mapping):
@@ -106,6 +107,21 @@ class Posterior:
             h, q = block.H.jittered(self.jitter), block.Q.jittered(self.jitter)
             return 1 / (h.unsqueeze(2) * q.unsqueeze(1))
         return 1 / (self.n_data * block.curvature + self.tau(name))
+
+    def condition(self, name: str) -> float:
+        """The condition number of one layer's covariance: its greatest variance over its least.
+
+        What depends on it are the paper's Cholesky factors; the exact form divides by each eigenvalue and holds for any condition number.
+
+        >>> import boxcov
+        >>> from boxcov.data import shapes
+        >>> from boxcov.detectors.tiny import TinyCenter
+        >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=2), depth=["head.shared.0"])
+        >>> posterior.condition("head.shared.0") < posterior.with_prior(1e-6).condition("head.shared.0")
+        True
+        """
+        variances = self.variances(name).double()
+        return float(variances.max() / variances.min())
 
     @full_precision
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:

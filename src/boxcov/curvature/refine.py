@@ -25,7 +25,7 @@ from boxcov.curvature.calls import Call, Watch
 from boxcov.curvature.fisher import at_least_float32, full_precision
 from boxcov.curvature.inputs import pairs
 from boxcov.curvature.layers import to_matrix
-from boxcov.curvature.losses import Losses, Weight
+from boxcov.curvature.losses import Losses, Weight, seeded
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detector import Detector
@@ -70,14 +70,14 @@ def refined(
     parameters = dict(detector.named_parameters())
     losses = Losses(detector, {name: parameters[name] for name in posterior.parameters}, weight)
     device = next(iter(losses.aliases.values())).device
-    generator = torch.Generator(device).manual_seed(seed) if posterior.fisher == "mc" else None
+    generator = torch.Generator(device) if posterior.fisher == "mc" else None
     moments: _Moments | None = None
     total = len(frames) if isinstance(frames, Sized) else None
     with torch.inference_mode(False):
         for batch, inputs, targets in pairs(frames, device):
             if moments is None:
                 moments = _Moments(posterior, losses, _chosen(full, posterior, losses, inputs), correct)
-            moments.add(inputs, targets, generator, batch)
+            moments.add(inputs, targets, seeded(generator, seed, batch), batch)
             if progress is not None:
                 progress(batch + 1, total)
     if moments is None:

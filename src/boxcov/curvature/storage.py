@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from boxcov.calibration import Calibration
 from boxcov.curvature.blocks import Block, Eigen
-from boxcov.curvature.fisher import Layer
+from boxcov.curvature.fisher import FisherKind, Layer, Locations
 from boxcov.curvature.layers import Geometry
-from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.posterior import Form, Posterior
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.files import write_safetensors
+from boxcov.files import reading, write_safetensors
 from boxcov.frozen import fingerprint
 from boxcov.version import __version__
 
-FORMAT = 1  # "calibration" and "locations" came later and are optional: files without them are read, and older readers pass over them
+FORMAT = (
+    1  # "calibration", "locations" and "skipped" came later and are optional: files without them are read, and older readers pass over them
+)
 REFINED = 2  # "corrected" and "full", which older readers must not pass over
 _KEY = "boxcov.posterior"
 
@@ -77,6 +81,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "form": posterior.form,
         "jitter": posterior.jitter,
         "meta": dict(posterior.meta),
+        "skipped": posterior.skipped,
     }
     if posterior.calibration is not None:
         about["calibration"] = json.loads(posterior.calibration.to_json())
@@ -85,7 +90,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
 
 def load(path: str | Path, detector: Detector) -> Posterior:
     """Read a posterior for ``detector``; one that was made for other weights is refused."""
-    try:
+    with reading(path, "a boxcov posterior"):
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[_KEY])
             if about["format"] not in (FORMAT, REFINED):
@@ -95,20 +100,11 @@ def load(path: str | Path, detector: Detector) -> Posterior:
             check_fingerprint(about["weights_sha256"], detector, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         posterior = _posterior(about, tensors).to(next(detector.parameters()).device)
-        return posterior.with_calibration(_calibration(path, about))
-    except FileNotFoundError:
-        raise BoxcovError(f"{path}: no such file") from None
-    except BoxcovError:
-        raise
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError, AttributeError, RuntimeError) as error:
-        raise BoxcovError(f"{path}: not a boxcov posterior, or a damaged one ({type(error).__name__}: {error})") from None
+        return posterior.with_calibration(_calibration(about))
 
 
-def _calibration(path: str | Path, about: dict[str, Any]) -> Calibration | None:
-    try:
-        return Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
-    except BoxcovError as error:
-        raise BoxcovError(f"{path}: {error}") from None
+def _calibration(about: dict[str, Any]) -> Calibration | None:
+    return Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
 
 
 def check_fingerprint(known: str, detector: Detector, what: str) -> None:
@@ -137,12 +133,8 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
 
 
 def _about(block: Block, numbers: dict[int, int]) -> dict[str, Any]:
-    layer = block.layer
     about: dict[str, Any] = {
-        "weight": layer.weight,
-        "bias": layer.bias,
-        "shape": list(layer.shape),
-        "geometry": asdict(layer.geometry),
+        **layer_to_json(block.layer),
         "Q": numbers[id(block.Q)],
         "H": numbers[id(block.H)],
         "square_norm": block.square_norm,
@@ -150,6 +142,27 @@ def _about(block: Block, numbers: dict[int, int]) -> dict[str, Any]:
     if block.full is not None:
         about["full"] = numbers[id(block.full)]
     return about
+
+
+def layer_to_json(layer: Layer) -> dict[str, Any]:
+    """A layer as the header of a file has it.
+
+    >>> layer_from_json(layer_to_json(Layer("conv.weight", None, torch.Size([8, 4, 3, 3]), Geometry((3, 3))))).n_in
+    36
+    """
+    return {"weight": layer.weight, "bias": layer.bias, "shape": list(layer.shape), "geometry": asdict(layer.geometry)}
+
+
+def layer_from_json(entry: Mapping[str, Any]) -> Layer:
+    """The way back; numbers that are no sizes are a ValueError."""
+    form, bias = entry["geometry"], entry["bias"]
+    kernel, shape = tuple(form["kernel"]), tuple(entry["shape"])
+    sizes = (*kernel, *shape, form["groups"])
+    if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes) or len(shape) != 2 + len(kernel):
+        raise ValueError(f"no layer has the shape {shape}, a kernel of {kernel} and {form['groups']} groups")
+    if not isinstance(entry["weight"], str) or not (bias is None or isinstance(bias, str)):
+        raise ValueError(f"{entry['weight']!r} and {bias!r} are no names of a weight and a bias")
+    return Layer(entry["weight"], bias, torch.Size(shape), Geometry(kernel, groups=form["groups"], transposed=bool(form["transposed"])))
 
 
 def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
@@ -160,29 +173,65 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
     }
     blocks = {}
     for entry in about["blocks"]:
-        form = entry["geometry"]
-        geometry = Geometry(tuple(form["kernel"]), groups=form["groups"], transposed=form["transposed"])
-        layer = Layer(entry["weight"], entry["bias"], torch.Size(entry["shape"]), geometry)
+        layer = layer_from_json(entry)
+        groups = layer.geometry.groups
         Q, H, full = factors[entry["Q"]], factors[entry["H"]], factors[entry["full"]] if "full" in entry else None
         for factor, n, side in ((Q, layer.n_in, "Q"), (H, layer.n_out, "H"), (full, layer.n_in * layer.n_out, "the Fisher")):
-            expected = (geometry.groups, n, n)
-            if factor is not None and (tuple(factor.vectors.shape) != expected or tuple(factor.values.shape) != expected[:2]):
-                raise ValueError(f"{side} of {layer.name} has shape {tuple(factor.vectors.shape)}, expected {expected}")
+            if factor is not None:
+                _check_factor(factor, (groups, n, n), f"{side} of {layer.name}")
         corrected = tensors.get(f"corrected.{layer.name}")
-        if corrected is not None and tuple(corrected.shape) != (geometry.groups, layer.n_out, layer.n_in):
-            raise ValueError(f"the corrected eigenvalues of {layer.name} have shape {tuple(corrected.shape)}")
-        blocks[layer.name] = Block(layer, Q, H, entry["square_norm"], corrected, full)
+        if corrected is not None:
+            _check_values(corrected, (groups, layer.n_out, layer.n_in), Q.values.dtype, f"the corrected eigenvalues of {layer.name}")
+        blocks[layer.name] = Block(layer, Q, H, number(entry["square_norm"], "square_norm"), corrected, full)
+    tau = about["prior_precision"]
+    taus = tau if isinstance(tau, dict) else {"": tau}
+    taus = {str(name): number(value, "prior_precision") for name, value in taus.items()}
+    choices = (("fisher", FisherKind), ("form", Form), ("locations", Locations))
+    about = {"locations": "all", "skipped": 0, **about}
+    if any(about[name] not in get_args(kinds) for name, kinds in choices) or not isinstance(about["meta"], dict):
+        raise ValueError(f"{[about[name] for name, _ in choices]!r} with a meta of {about['meta']!r}")
     return Posterior(
         blocks=blocks,
-        n_data=about["n_data"],
-        prior_precision=about["prior_precision"],
+        n_data=number(about["n_data"], "n_data"),
+        prior_precision=taus if isinstance(tau, dict) else taus[""],
         fisher=about["fisher"],
-        frames=about["frames"],
-        loss=about["loss"],
+        frames=int(number(about["frames"], "frames")),
+        loss=number(about["loss"], "loss"),
         fingerprint=about["weights_sha256"],
-        depth=about["depth"],
+        depth=str(about["depth"]),
         form=about["form"],
-        jitter=about["jitter"],
+        jitter=number(about["jitter"], "jitter"),
         meta=about["meta"],
-        locations=about.get("locations", "all"),
+        locations=about["locations"],
+        skipped=int(number(about["skipped"], "skipped")),
     )
+
+
+def _check_factor(factor: Eigen, shape: tuple[int, int, int], what: str) -> None:
+    if tuple(factor.vectors.shape) != shape or tuple(factor.values.shape) != shape[:2]:
+        raise ValueError(f"{what} has shape {tuple(factor.vectors.shape)}, expected {shape}")
+    dtypes = {factor.vectors.dtype, factor.values.dtype}
+    if dtypes not in ({torch.float32}, {torch.float64}):
+        raise ValueError(f"{what} is of {dtypes}")
+    if not bool(factor.vectors.isfinite().all()) or not bool(((factor.values >= 0) & factor.values.isfinite()).all()):
+        raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
+    if not bool((factor.vectors.abs() <= 1 + 1e-3).all()):
+        raise ValueError(f"{what} has vectors longer than 1")
+
+
+def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
+    if tuple(values.shape) != shape or values.dtype != dtype or not bool(((values >= 0) & values.isfinite()).all()):
+        raise ValueError(f"{what} have shape {tuple(values.shape)} and {values.dtype}, or are negative or not finite")
+
+
+def number(value: Any, what: str) -> float:
+    """A finite number of a header.
+
+    >>> number("7", "n_data")
+    Traceback (most recent call last):
+    ...
+    ValueError: n_data is '7', expected a finite number
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+        raise ValueError(f"{what} is {value!r}, expected a finite number")
+    return float(value)

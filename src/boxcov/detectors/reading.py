@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from boxcov.errors import BoxcovError
@@ -44,7 +44,7 @@ def read_weights(path: Path) -> tuple[State, Mapping[str, Any]]:
             f"{path}: holds more than weights ({code[1]}), and boxcov runs no code from a checkpoint. Keep its tensors alone: "
             "torch.save({'state_dict': checkpoint['state_dict']}, ...), where you trust the file and have its framework"
         ) from None
-    except (SafetensorError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # the unpickler raises whatever it likes on a damaged file
         raise BoxcovError(f"{path}: not a checkpoint, or a damaged one ({type(error).__name__}: {error})") from None
     return _state(content, path)
 
@@ -58,7 +58,7 @@ def _numpy_numbers() -> list[Any]:
 def _state(content: Any, path: Path) -> tuple[State, Mapping[str, Any]]:
     inside = content if isinstance(content, dict) else {}
     state = next((inside[key] for key in _PLACES if key in inside), inside)
-    if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
+    if not isinstance(state, dict) or not state or not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in state.items()):
         found = listed(map(str, inside)) if inside else type(content).__name__
         raise BoxcovError(
             f"{path}: no weights found; looked for a dict of tensors, alone or under {', '.join(_PLACES[:-1])} or {_PLACES[-1]}, and found {found}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -23,7 +23,7 @@ from boxcov.curvature.inputs import move
 from boxcov.data.augment import Augmentation
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.files import write_safetensors
+from boxcov.files import reading, write_safetensors
 
 Progress = Callable[[int, int, float], None]
 _KEY = "boxcov.training"
@@ -162,14 +162,19 @@ def _save(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, reci
 
 
 def _load(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, recipe: Recipe, frames: int) -> int:
-    try:
+    with reading(path, "a training checkpoint"):
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[_KEY])
+            there, counted, done = about["recipe"], about["frames"], about["done"]
+            if there != asdict(recipe) or counted != frames:
+                raise BoxcovError(f"{path}: belongs to another run ({there} on {counted} frames): remove it to start anew")
+            if type(done) is not int or not 0 <= done <= recipe.steps:
+                raise ValueError(f"{done!r} of {recipe.steps} steps are done")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, OSError, json.JSONDecodeError) as error:
-        raise BoxcovError(f"{path}: not a training checkpoint, or a damaged one ({error}): remove it to start anew") from None
-    if about["recipe"] != asdict(recipe) or about["frames"] != frames:
-        raise BoxcovError(f"{path}: belongs to another run ({about['recipe']} on {about['frames']} frames): remove it to start anew")
+        return _restore(path, detector, optimiser, tensors, done)
+
+
+def _restore(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], done: int) -> int:
     state = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
     try:
         detector.load_state_dict(state)
@@ -178,6 +183,8 @@ def _load(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, reci
     for name, parameter in detector.named_parameters():
         for key in ("step", "exp_avg", "exp_avg_sq"):
             value = tensors.get(f"optimiser.{key}.{name}")
+            if value is not None and value.shape != (() if key == "step" else parameter.shape):
+                raise ValueError(f"{key} of {name} has shape {tuple(value.shape)}")
             if value is not None:  # unless the optimiser is fused, the step lives on the CPU; the moments live with the weight
                 optimiser.state[parameter][key] = value if key == "step" and not optimiser.defaults["fused"] else value.to(parameter.device)
-    return int(about["done"])
+    return done

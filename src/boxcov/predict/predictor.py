@@ -21,6 +21,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.frozen import check_finite_weights, fingerprint
+from boxcov.predict.guard import check_covariance
 from boxcov.predict.linearise import Linearised, Point
 
 
@@ -108,13 +109,7 @@ class Predictor(ABC):
         return {} if known is None else {"calibration": {"kind": known.kind, "estimator": known.estimator}}
 
     def _check(self, result: Detections) -> None:
-        assert result.covariance is not None
-        if not bool(result.covariance.isfinite().all()):
-            rows = (~result.covariance.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
-            raise NotFiniteError(
-                f"{self.method}: the covariance of {len(rows)} of {len(result)} boxes is not finite (box {rows[0]}: "
-                f"{result.boxes[rows[0]].tolist()}): the weights, or a step of {self.settings()}, are out of range"
-            )
+        check_covariance(result, self.method, self.settings())
         for name, part in (("variance", result.score_variance), ("covariance with the box", result.score_covariance)):
             if part is not None and not bool(part.isfinite().all()):
                 raise NotFiniteError(f"{self.method}: the {name} of a score's logit is not finite under {self.settings()}")

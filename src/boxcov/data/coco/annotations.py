@@ -45,11 +45,11 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file: unpack COCO's annotations there") from None
-    except (OSError, ValueError) as error:  # a JSONDecodeError and a UnicodeDecodeError are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # a JSONDecodeError and a UnicodeDecodeError are ValueErrors
         raise BoxcovError(f"{path}: not JSON, or a damaged file ({error})") from None
     try:
         return _annotations(content, classes, path)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, BoxcovError):
             raise
         raise BoxcovError(f"{path}: not COCO's annotations, or damaged ones ({type(error).__name__}: {error})") from None

@@ -15,7 +15,7 @@ from boxcov.data.poses import carried
 from boxcov.data.results import about, check_finite, covariances, nine_digits, one_a_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import replacing
+from boxcov.files import DAMAGE, replacing
 
 IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
 RESULT_FIELDS = ("x", "y", "w", "h")
@@ -64,7 +64,7 @@ def read_results(path: str | Path, frames: Coco) -> list[Detections]:
         beside = path.with_suffix(".meta.json")
         meta = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
         return [_read(entries, frames, frames.scale(number), meta) for number, entries in enumerate(rows.values())]
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except DAMAGE as error:
         if isinstance(error, BoxcovError):
             raise
         raise BoxcovError(f"{path}: not a file of COCO results, or a damaged one ({type(error).__name__}: {error})") from None

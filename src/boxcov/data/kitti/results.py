@@ -17,7 +17,7 @@ from boxcov.data.poses import BOX_FIELDS, carried, wrapped
 from boxcov.data.results import about, check_finite, covariances, one_a_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import replacing
+from boxcov.files import DAMAGE, replacing
 
 COVARIANCES = "covariance.json"
 _IMAGE = (1242, 375)  # where the images are not there to ask
@@ -62,7 +62,7 @@ def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
         by_frame = [None if beside is None else beside["frames"][token] for token in frames.tokens]
         calibrated = beside is not None and beside["meta"].get("predictive", False)
         return [_read(folder, frames, number, rows, meta, calibrated) for number, rows in enumerate(by_frame)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGE as error:
         if isinstance(error, BoxcovError):
             raise
         raise BoxcovError(

@@ -17,7 +17,7 @@ from boxcov.data.poses import BOX_FIELDS, moved, rotation_matrix
 from boxcov.data.results import about, check_finite, covariances, one_a_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import replacing
+from boxcov.files import DAMAGE, replacing
 
 MOST = 500  # boxes a sample; the official evaluation refuses more
 _SENSORS = {"use_camera": False, "use_lidar": True, "use_radar": False, "use_map": False, "use_external": False}
@@ -54,7 +54,7 @@ def read_results(path: str | Path) -> dict[str, Detections]:
         return {token: _detections(path, token, entries, meta) for token, entries in results.items()}
     except OSError as error:
         raise BoxcovError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGE as error:
         if isinstance(error, BoxcovError):
             raise
         raise BoxcovError(f"{path}: not a nuScenes result file, or a damaged one ({type(error).__name__}: {error})") from None

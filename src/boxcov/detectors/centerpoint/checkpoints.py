@@ -16,7 +16,7 @@ from boxcov.detectors.centerpoint.settings import Framework, Pillars
 from boxcov.detectors.centerpoint.sparse import SparseConv
 from boxcov.detectors.reading import State, read_weights
 from boxcov.errors import BoxcovError
-from boxcov.files import write_safetensors
+from boxcov.files import reading, write_safetensors
 from boxcov.frozen import listed
 
 _KEY = "boxcov.centerpoint"
@@ -42,9 +42,8 @@ def load(path_or_name: str | Path, config: Config | None = None, *, legacy: bool
     path = _path(path_or_name)
     state, about = read_weights(path)
     if _KEY in about:
-        detector = CenterPoint(config or Config.from_json(about[_KEY]))
-        _fill(detector, state, {name: name for name in detector.state_dict()}, path)
-        return detector.eval()
+        with reading(path, "a CenterPoint that boxcov wrote"):
+            return _own(config or Config.from_json(about[_KEY]), state, path).eval()
     framework = _framework(state, path)
     if legacy is None:
         legacy = framework == "mmdet3d" and str(about.get("mmdet3d_version", "1")).startswith("0.")
@@ -165,13 +164,33 @@ def _weight(detector: CenterPoint, layer: Names, tensor: Tensor, framework: Fram
     return tensor
 
 
+def _own(config: Config, state: State, path: Path) -> CenterPoint:
+    """The network of a file of boxcov's; what the file says of its sizes is compared with its tensors before any memory is taken."""
+    if sum(config.dense.layers) > len(state):
+        raise BoxcovError(f"{path}: {len(state)} tensors for {sum(config.dense.layers)} layers")
+    with torch.device("meta"):
+        planned = CenterPoint(config).state_dict()
+    _check_fit(planned, state, {name: name for name in planned}, path, state)
+    detector = CenterPoint(config)
+    _fill(detector, state, {name: name for name in planned}, path)
+    return detector
+
+
 def _fill(detector: CenterPoint, tensors: State, wanted: Mapping[str, str], path: Path, like: State | None = None) -> None:
     """Copy the tensors, whose names are the values of ``wanted``, into the detector; all that does not fit in one error."""
     own = detector.state_dict()
+    _check_fit(own, tensors, wanted, path, tensors if like is None else like)
+    with torch.no_grad():
+        for here, there in wanted.items():
+            if there in tensors:
+                own[here].copy_(tensors[there])
+
+
+def _check_fit(own: State, tensors: State, wanted: Mapping[str, str], path: Path, like: State) -> None:
     # how many batches a norm has seen is nothing to a frozen network, and old checkpoints do not tell
     missing = [there for here, there in wanted.items() if there not in tensors and not here.endswith("num_batches_tracked")]
     surplus = sorted(set(tensors) - set(wanted.values()))
-    shapes = {there: (tuple((like or tensors)[there].shape), tuple(own[here].shape)) for here, there in wanted.items() if there in tensors}
+    shapes = {there: (tuple(like[there].shape), tuple(own[here].shape)) for here, there in wanted.items() if there in tensors}
     wrong = [
         f"{there} {shapes[there][0]} for {shapes[there][1]}"
         for here, there in wanted.items()
@@ -181,7 +200,3 @@ def _fill(detector: CenterPoint, tensors: State, wanted: Mapping[str, str], path
         lists = {"missing": missing, "surplus": surplus, "of another shape": wrong}
         text = "; ".join(f"{len(names)} {kind}: {listed(names, 20)}" for kind, names in lists.items() if names)
         raise BoxcovError(f"{path}: the weights do not fit this network. {text}. Is it another one? Give its config")
-    with torch.no_grad():
-        for here, there in wanted.items():
-            if there in tensors:
-                own[here].copy_(tensors[there])

@@ -207,7 +207,9 @@ class Config:
             parts = {"dense": Dense, "reporting": Reporting, "loss": Loss}
             inner = {name: kind(**given.pop(name)) for name, kind in parts.items()}
             return Config(encoder=encoder, **inner, **given)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
+            if isinstance(error, BoxcovError):
+                raise
             raise BoxcovError(
                 f"not the description of a CenterPoint, or one of another version ({type(error).__name__}: {error})"
             ) from None

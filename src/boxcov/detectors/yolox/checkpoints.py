@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from boxcov.detectors.reading import State, read_weights
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.detector import YOLOX
 from boxcov.errors import BoxcovError
+from boxcov.files import reading
 from boxcov.frozen import listed
 
 _SHORT = {"lateral0": "lateral_conv0", "c3p4": "C3_p4", "reduce1": "reduce_conv1", "c3p3": "C3_p3", "bu2": "bu_conv2"}
@@ -46,10 +47,18 @@ def load(
     if not path.is_file():
         raise BoxcovError(f"{path}: no such file; give the path of a YOLOX checkpoint")
     state = {_upstream(name): tensor for name, tensor in read_weights(path)[0].items()}
-    config = replace(_config(state, classes, path), threshold=threshold, overlap=overlap, most=most, logit=logit)
-    detector = YOLOX(config)
-    _fill(detector, state, path)
-    return detector.eval()
+    with reading(path, "a checkpoint of YOLOX"):
+        found = _config(state, classes, path)
+    config = replace(found, threshold=threshold, overlap=overlap, most=most, logit=logit)
+    with reading(path, "a checkpoint of YOLOX"):
+        with torch.device("meta"):  # its sizes come from the file: compared before any memory is taken
+            _check_fit(YOLOX(config).state_dict(), state, config, path)
+        detector = YOLOX(config)
+        with torch.no_grad():
+            for name, tensor in detector.state_dict().items():
+                if name in state:
+                    tensor.copy_(state[name])
+        return detector.eval()
 
 
 def _upstream(name: str) -> str:
@@ -90,9 +99,8 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
     )
 
 
-def _fill(detector: YOLOX, state: State, path: Path) -> None:
-    """Copy the tensors into the detector; all that does not fit in one error."""
-    own: dict[str, Tensor] = detector.state_dict()
+def _check_fit(own: Mapping[str, Tensor], state: State, config: Config, path: Path) -> None:
+    """All that does not fit in one error."""
     # how many batches a norm has seen is nothing to a frozen network
     missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
     surplus = sorted(set(state) - set(own))
@@ -104,8 +112,4 @@ def _fill(detector: YOLOX, state: State, path: Path) -> None:
     if missing or surplus or wrong:
         lists = {"missing": missing, "surplus": surplus, "of another shape": wrong}
         text = "; ".join(f"{len(names)} {kind}: {listed(names, 20)}" for kind, names in lists.items() if names)
-        raise BoxcovError(f"{path}: the weights do not fit a YOLOX of width {detector.config.width}. {text}")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            if name in state:
-                tensor.copy_(state[name])
+        raise BoxcovError(f"{path}: the weights do not fit a YOLOX of width {config.width}. {text}")

@@ -1,0 +1,229 @@
+"""What a fit has counted so far, in one file: a run that was cut off goes on from there and ends in the same posterior.
+
+The file is replaced as a whole, at an interval, and between two items only: it never holds part of an item. Interrupts (SIGINT, SIGTERM) wait
+for the end of the item under way, and leave a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from boxcov.curvature.fisher import Accumulator, Sums
+from boxcov.curvature.items import Items, digest
+from boxcov.curvature.storage import layer_from_json, layer_to_json
+from boxcov.errors import BoxcovError
+from boxcov.files import DAMAGE, check_writable, remove_leftovers, write_safetensors
+from boxcov.version import __version__
+
+FORMAT = 1
+_KEY = "boxcov.checkpoint"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Keeper:
+    """Keeps an accumulator in the file ``path``, at most every ``every`` seconds; without a path it only counts.
+
+    settings: what decides the sums, by name; a file made with others is refused.
+
+    >>> import tempfile, boxcov
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/fit.checkpoint"
+    ...     whole = boxcov.fit(TinyCenter(), shapes.frames(count=3), checkpoint=path, every=0)
+    ...     again = boxcov.fit(TinyCenter(), shapes.frames(count=3), checkpoint=path, resume=True)  # reads one frame, to compare it
+    >>> again.loss == whole.loss
+    True
+    """
+
+    def __init__(self, path: str | Path | None, every: float, resume: bool, settings: Mapping[str, Any], accumulator: Accumulator) -> None:
+        _check(path, every, resume)
+        self.path = None if path is None else Path(path)
+        self.every, self.settings, self.accumulator = every, dict(settings), accumulator
+        self.next = 0  # number of the item to go on with
+        self.skipped: list[int] = []  # numbers of the items left out
+        self._known_digest = ""  # of the last item that a run before this one counted
+        self._last: Any = None  # the last item counted
+        self._saved = monotonic()
+        self._kept = 0  # what the file goes on with
+        self._waiting: int | None = None  # a signal that came
+        self._before: dict[int, Any] = {}
+        if self.path is not None:
+            check_writable(self.path)
+            remove_leftovers(self.path)
+            if resume and self.path.exists():
+                self._resume(self.path)
+
+    # around the work
+
+    def __enter__(self) -> Keeper:
+        if self.path is not None and threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._wait) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None and not issubclass(kind, _CannotSave):
+            with suppress(BoxcovError):  # the error under way says more
+                self.save()
+        self._release()
+        if kind is None and self._waiting is not None:
+            self._interrupt()
+
+    def items(self, items: Items) -> Iterator[tuple[int, Any]]:
+        """The items still to be counted. The last one of a run that was cut off is read again, to see that the data are the same."""
+        found = items.after(max(self.next - 1, 0))
+        if self.next:
+            item = next(found, (None, None))[1]
+            if digest(item) != self._known_digest:
+                raise BoxcovError(
+                    f"{self.path}: of other data: item {self.next - 1} is not the one that was counted. Give the same frames in the same order, "
+                    "or remove that file to start anew"
+                )
+            self._last = item
+        return found
+
+    def counted(self, number: int, item: Any) -> None:
+        """``number`` is done, into the sums or among the skipped; this is where the file is written, and where interrupts come through."""
+        self.next, self._last = number + 1, item
+        if self.path is None:
+            return
+        if self._waiting is not None:
+            self.save()
+            self._release()
+            self._interrupt()
+        if monotonic() - self._saved >= self.every:
+            self.save()
+
+    # signals
+
+    def _wait(self, number: int, frame: FrameType | None) -> None:
+        if self._waiting is not None:  # asked twice: at once
+            self._release()
+            self._interrupt()
+        self._waiting = number
+
+    def _release(self) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before = {}
+
+    def _interrupt(self) -> None:
+        assert self._waiting is not None
+        number, self._waiting = self._waiting, None
+        signal.raise_signal(number)  # to whoever handled it before
+
+    # the file
+
+    def save(self) -> None:
+        """Write the file, unless it holds all that was counted."""
+        if self.path is None or self.next == self._kept:
+            return
+        tensors, layers = _packed(self.accumulator.sums)
+        about = {
+            "format": FORMAT,
+            "version": __version__,
+            "settings": self.settings,
+            "next": self.next,
+            "skipped": self.skipped,
+            "frames": self.accumulator.frames,
+            "loss": self.accumulator.loss,
+            "item_sha256": digest(self._last),
+            "layers": layers,
+        }
+        try:
+            write_safetensors(self.path, tensors, {_KEY: json.dumps(about)})
+        except BoxcovError as error:
+            kept = f"the {self._kept} items before are kept there" if self._kept else "nothing is kept"
+            raise _CannotSave(f"{error}: {kept}; make room or give another place, and go on with resume=True (--resume)") from error
+        self._kept, self._saved = self.next, monotonic()
+
+    def _resume(self, path: Path) -> None:
+        """The sums of a run that was cut off, into the accumulator."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads((file.metadata() or {})[_KEY])
+                if about["format"] != FORMAT:
+                    raise BoxcovError(f"written by boxcov {about['version']} in format {about['format']}, this one reads {FORMAT}")
+                _compare(about["settings"], self.settings)
+                sums = {entry["weight"]: _unpacked(entry, file, self.accumulator) for entry in about["layers"]}
+            counts = {name: about[name] for name in ("next", "frames")}
+            if not all(type(count) is int and 0 <= count < 1 << 53 for count in counts.values()) or not isfinite(about["loss"]):
+                raise ValueError(f"counts of {counts}, a loss of {about['loss']}")
+            skipped = [int(number) for number in about["skipped"]]
+            known = str(about["item_sha256"])
+            self.accumulator.restore(sums, about["frames"], float(about["loss"]))
+        except BoxcovError as error:
+            raise BoxcovError(f"{path}: {error}") from None
+        except DAMAGE as error:
+            raise BoxcovError(
+                f"{path}: not a checkpoint of a fit, or a damaged one ({type(error).__name__}: {error}): remove it to start anew"
+            ) from None
+        self.next = self._kept = about["next"]
+        self.skipped, self._known_digest = skipped, known
+
+
+class _CannotSave(BoxcovError):
+    """The checkpoint could not be written."""
+
+
+def _check(path: str | Path | None, every: float, resume: bool) -> None:
+    if not every >= 0:  # nor a NaN
+        raise BoxcovError(f"every must be a number of seconds, at least 0, got {every}")
+    if path is None and resume:
+        raise BoxcovError("resume=True goes on from a file: give it as checkpoint=PATH")
+    if path is not None and not resume and Path(path).exists():
+        raise BoxcovError(f"{path}: of a fit that was cut off: go on with it by resume=True (--resume), or remove that file to start anew")
+
+
+def _packed(sums: Mapping[str, Sums]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """The tensors of the file, and an entry for each layer; layers that read the same tensor have the same Q, which is written once."""
+    tensors: dict[str, Tensor] = {}
+    layers = []
+    for number, one in enumerate(sums.values()):
+        equal = (name for name, Q in tensors.items() if name.endswith("Q") and Q.shape == one.Q.shape and torch.equal(Q, one.Q))
+        known = next(equal, None)
+        if known is None:
+            tensors[known := f"{number}.Q"] = one.Q
+        tensors[f"{number}.H"] = one.H
+        layers.append({**layer_to_json(one.layer), "Q": known, "H": f"{number}.H", "locations": one.locations, "reached": one.reached})
+    return tensors, layers
+
+
+def _unpacked(entry: Mapping[str, Any], file: Any, accumulator: Accumulator) -> Sums:
+    layer = layer_from_json(entry)
+    for name, shape in ((layer.weight, tuple(layer.shape)), (layer.bias, (layer.geometry.groups * layer.n_out,))):
+        if name is not None and (name not in accumulator.chosen or tuple(accumulator.chosen[name].shape) != shape):
+            raise ValueError(f"the detector has no parameter {name} of shape {shape}")
+    factors = []
+    for name, n in ((entry["Q"], layer.n_in), (entry["H"], layer.n_out)):
+        expected = [layer.geometry.groups, n, n]
+        piece = file.get_slice(name)  # the header alone: nothing is read before it fits
+        if piece.get_shape() != expected or piece.get_dtype() != "F64":
+            raise ValueError(f"{name} has shape {piece.get_shape()} and type {piece.get_dtype()}, expected {expected} and F64")
+        factor = file.get_tensor(name)
+        if not bool(factor.isfinite().all()):
+            raise ValueError(f"{name} holds a NaN or an infinity")
+        factors.append(factor.to(accumulator.device, copy=True))
+    if type(entry["locations"]) is not int or not 0 <= entry["locations"] < 1 << 53:
+        raise ValueError(f"{entry['locations']!r} locations")
+    return Sums(layer, factors[0], factors[1], entry["locations"], bool(entry["reached"]))
+
+
+def _compare(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    differs = [name for name in here if there.get(name) != here[name]]
+    if differs:
+        changes = "; ".join(f"{name} was {there.get(name)!r}, is {here[name]!r}" for name in differs)
+        raise BoxcovError(f"of another fit ({changes}): give the same again, or remove that file to start anew")

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from boxcov import BoxcovError, BoxcovWarning, Posterior, fit
+from boxcov.curvature import checkpoint as module
+from boxcov.data import batched, shapes
+from boxcov.detectors.tiny import TinyCenter
+
+FRAMES = shapes.frames(count=7)
+
+
+class Cut(Exception):
+    """Whatever ends a run."""
+
+
+class CutOff:
+    """Frames of which one cannot be read, the first time."""
+
+    def __init__(self, frames, at: int, error: BaseException | None = None) -> None:
+        self.frames, self.at, self.error, self.read = frames, at, error or Cut(), []
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, i: int):
+        if i >= len(self.frames):
+            raise IndexError
+        if i == self.at:
+            raise self.error
+        self.read.append(i)
+        return self.frames[i]
+
+
+def cut(path: Path, at: int = 4, frames=FRAMES, **settings) -> None:
+    with pytest.raises(Cut):
+        fit(TinyCenter(), CutOff(frames, at), checkpoint=path, every=0, **settings)
+
+
+def bytes_of(posterior: Posterior, folder: Path) -> bytes:
+    posterior.save(folder / "posterior")
+    return (folder / "posterior").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"fisher": "mc", "seed": 3},
+        {"depth": "backbone"},
+        {"fraction": 0.6, "seed": 1},
+        {"depth": ["up", "head.shared"]},
+        {"locations": "gradient"},
+    ],
+    ids=["head", "mc", "backbone", "fraction", "modules", "by gradient"],
+)
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, settings) -> None:
+    whole = bytes_of(fit(TinyCenter(), FRAMES, **settings), tmp_path)
+    path = tmp_path / "c"
+    done = fit(TinyCenter(), FRAMES, **settings).frames
+    numbers = iter(range(done))
+
+    class Some(CutOff):
+        def __getitem__(self, i: int):
+            if next(numbers) == 2:
+                raise Cut
+            return self.frames[i]
+
+    with pytest.raises(Cut):
+        fit(TinyCenter(), Some(FRAMES, -1), checkpoint=path, every=0, **settings)
+    reading = CutOff(FRAMES, -1)
+    resumed = fit(TinyCenter(), reading, checkpoint=path, resume=True, **settings)
+    assert bytes_of(resumed, tmp_path) == whole
+    assert resumed.frames == done
+    assert len(reading.read) == done - 2 + 1  # those left, and the last one to compare
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_every_place_to_be_cut_off(tmp_path, at) -> None:
+    cut(tmp_path / "c", at)
+    assert bytes_of(fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True), tmp_path) == bytes_of(
+        fit(TinyCenter(), FRAMES), tmp_path
+    )
+
+
+def test_a_stream_is_read_past_what_was_counted(tmp_path) -> None:
+    def stream(cut_at: int = -1):
+        for i, item in enumerate(FRAMES):
+            if i == cut_at:
+                raise Cut
+            yield item
+
+    with pytest.raises(Cut):
+        fit(TinyCenter(), stream(6), checkpoint=tmp_path / "c", every=0, fraction=0.5)
+    resumed = fit(TinyCenter(), stream(), checkpoint=tmp_path / "c", resume=True, fraction=0.5)
+    whole = fit(TinyCenter(), stream(), fraction=0.5)
+    assert resumed.n_data == whole.n_data == 7
+    assert bytes_of(resumed, tmp_path) == bytes_of(whole, tmp_path)
+
+
+def test_the_interval_is_kept_and_an_error_saves_what_was_counted(tmp_path, monkeypatch) -> None:
+    ticks = iter([0.0, 10.0, 20.0, 60.0, 60.0, 70.0, 70.0])  # at the start, after each frame, and after each writing
+    monkeypatch.setattr(module, "monotonic", lambda: next(ticks))
+    written = []
+    monkeypatch.setattr(
+        module, "write_safetensors", lambda path, tensors, about: written.append(json.loads(about["boxcov.checkpoint"])["next"])
+    )
+    with pytest.raises(Cut):
+        fit(TinyCenter(), CutOff(FRAMES, 4), checkpoint=tmp_path / "c", every=60)
+    assert written == [3, 4]
+
+
+def test_a_checkpoint_in_the_way_is_not_overwritten(tmp_path) -> None:
+    cut(tmp_path / "c")
+    with pytest.raises(BoxcovError, match=r"c: of a fit that was cut off: go on with it by resume=True \(--resume\), or remove"):
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c")
+
+
+def test_resume_without_a_checkpoint_begins_at_the_beginning(tmp_path) -> None:
+    assert fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True).frames == 7
+    with pytest.raises(BoxcovError, match="resume=True goes on from a file"):
+        fit(TinyCenter(), FRAMES, resume=True)
+    with pytest.raises(BoxcovError, match="every must be a number of seconds, at least 0, got nan"):
+        fit(TinyCenter(), FRAMES, every=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("frames", "settings", "message"),
+    [
+        (FRAMES, {"depth": "neck"}, "depth was 'head', is 'neck'"),
+        (FRAMES, {"fisher": "mc"}, "fisher was 'empirical', is 'mc'"),
+        (FRAMES, {"seed": 5}, "seed was 0, is 5"),
+        (FRAMES, {"locations": "gradient"}, "locations was 'all', is 'gradient'"),
+        (FRAMES, {"weight": len}, "weight was None, is 'len'"),
+        (FRAMES, {"fraction": 0.9}, r"fraction was 1\.0, is 0\.9"),
+        (FRAMES, {"fixed": ["head.shared"]}, "parameters was"),
+        (shapes.frames(count=8), {}, "items was 7, is 8"),
+        (batched(FRAMES, 2), {}, "items was 7, is 4"),
+        (shapes.frames(count=7, seed=1), {}, "of other data: item 3 is not the one that was counted"),
+        ([FRAMES[i] for i in (0, 1, 2, 4, 3, 5, 6)], {}, "item 3 is not the one"),
+    ],
+)
+def test_a_checkpoint_of_another_fit_is_refused(tmp_path, frames, settings, message) -> None:
+    cut(tmp_path / "c", 4)
+    with pytest.raises(BoxcovError, match=message):
+        fit(TinyCenter(), frames, checkpoint=tmp_path / "c", resume=True, **settings)
+
+
+def test_other_weights_are_refused(tmp_path) -> None:
+    cut(tmp_path / "c")
+    with pytest.raises(BoxcovError, match=r"c: of another fit \(weights_sha256 was '\w{64}', is '\w{64}'\)"):
+        fit(TinyCenter(seed=1), FRAMES, checkpoint=tmp_path / "c", resume=True)
+
+
+def test_what_the_sums_do_not_depend_on_may_change(tmp_path) -> None:
+    cut(tmp_path / "c")
+    resumed = fit(TinyCenter(), FRAMES, n_data=99, prior_precision=5.0, checkpoint=tmp_path / "c", resume=True)
+    assert (resumed.n_data, resumed.prior_precision, resumed.frames) == (99, 5.0, 7)
+
+
+def test_a_second_pass_goes_on_after_the_first(tmp_path) -> None:
+    settings = {"corrected": True, "full": ["head.branches.size.3"], "fisher": "mc"}
+
+    def stop(done: int, total: int | None) -> None:
+        if done == 10:  # of 14: in the second pass
+            raise Cut
+
+    with pytest.raises(Cut):
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=1e9, progress=stop, **settings)
+    assert about(tmp_path / "c")["next"] == 7
+    resumed = fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **settings)
+    assert bytes_of(resumed, tmp_path) == bytes_of(fit(TinyCenter(), FRAMES, **settings), tmp_path)
+
+
+# signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_wait_for_the_frame_and_leave_a_checkpoint(tmp_path, number) -> None:
+    class Signalled(CutOff):
+        def __getitem__(self, i: int):
+            if i == 3:
+                signal.raise_signal(number)
+            return super().__getitem__(i)
+
+    def terminate(*_) -> None:
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            fit(TinyCenter(), Signalled(FRAMES, -1), checkpoint=tmp_path / "c", every=1e9)
+        assert signal.getsignal(signal.SIGTERM) is terminate
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert about(tmp_path / "c")["next"] == 4
+    resumed = fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True)
+    assert bytes_of(resumed, tmp_path) == bytes_of(fit(TinyCenter(), FRAMES), tmp_path)
+
+
+def test_asked_twice_it_ends_at_once(tmp_path) -> None:
+    class Twice(CutOff):
+        def __getitem__(self, i: int):
+            if i == 2:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+            return super().__getitem__(i)
+
+    frames = Twice(FRAMES, -1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(TinyCenter(), frames, checkpoint=tmp_path / "c", every=1e9)
+    assert frames.read == [0, 1]
+    assert about(tmp_path / "c")["next"] == 2
+
+
+def test_a_signal_in_the_last_frame_is_not_lost(tmp_path) -> None:
+    def progress(done: int, total: int | None) -> None:
+        if done == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0, progress=progress)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_another_thread_cannot_take_signals_and_keeps_its_checkpoint(tmp_path) -> None:
+    thread = threading.Thread(target=lambda: cut(tmp_path / "c"))
+    thread.start()
+    thread.join()
+    assert about(tmp_path / "c")["next"] == 4
+
+
+# disks
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch) -> None:
+    real, calls = os.fsync, []
+
+    def fsync(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) > 4:  # two files and two folders
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(BoxcovError, match=r"c: cannot be written \(No space left on device\): the 2 items before are kept there"):
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["c"]
+    assert about(tmp_path / "c")["next"] == 2
+    resumed = fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True)
+    assert bytes_of(resumed, tmp_path) == bytes_of(fit(TinyCenter(), FRAMES), tmp_path)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of 128 KiB, where one may be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.name != "posix" or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", folder], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_is_really_full(tiny_disk) -> None:
+    with pytest.raises(BoxcovError, match=r"No space left on device.*nothing is kept; make room or give another place"):
+        fit(TinyCenter(), FRAMES, checkpoint=tiny_disk / "c", every=0)
+    assert os.listdir(tiny_disk) == []
+
+
+def test_a_folder_that_is_not_there_or_read_only_is_told_before_the_work(tmp_path, monkeypatch) -> None:
+    frames = CutOff(FRAMES, -1)
+    with pytest.raises(BoxcovError, match=r"absent/c: cannot be written \(No such file or directory\)"):
+        fit(TinyCenter(), frames, checkpoint=tmp_path / "absent" / "c")
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(BoxcovError, match=r"c: cannot be written \(Read-only file system\)"):
+        fit(TinyCenter(), frames, checkpoint=tmp_path / "c")
+    assert frames.read == []
+
+
+def test_a_folder_that_vanishes(tmp_path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with pytest.raises(BoxcovError, match=r"gone/c: cannot be written \(No such file or directory\)"):
+        fit(TinyCenter(), FRAMES, checkpoint=folder / "c", every=0, progress=lambda done, total: (folder / "c").unlink() or folder.rmdir())
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path) -> None:
+    (tmp_path / ".c.abcdefgh").write_bytes(b"half")
+    (tmp_path / ".c.something else").write_bytes(b"not ours")
+    fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c")
+    assert os.listdir(tmp_path) == [".c.something else"]
+
+
+# damage
+
+
+def about(path: Path) -> dict:
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["boxcov.checkpoint"])
+
+
+def edit(path: Path, change) -> None:
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    told = about(path)
+    change(told, tensors)
+    save_file(tensors, path, {"boxcov.checkpoint": json.dumps(told)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda told, tensors: told.update(format=9), "in format 9, this one reads 1"),
+        (lambda told, tensors: told.pop("next"), "not a checkpoint of a fit, or a damaged one .*remove it to start anew"),
+        (lambda told, tensors: told.update(frames=-1), "damaged one"),
+        (lambda told, tensors: told.update(loss=float("nan")), "damaged one"),
+        (lambda told, tensors: tensors["0.Q"].fill_(float("nan")), "0.Q holds a NaN or an infinity"),
+        (lambda told, tensors: tensors.update({"0.Q": tensors["0.Q"].float()}), "expected .* and F64"),
+        (lambda told, tensors: tensors.update({"0.H": torch.zeros(1, 2, 2).double()}), r"0\.H has shape \[1, 2, 2\]"),
+        (lambda told, tensors: told["layers"].pop(), "cannot be factored"),
+        (lambda told, tensors: told["layers"][0]["geometry"].update(groups=0), "no layer has the shape"),
+        (lambda told, tensors: told["layers"][0].update(weight="other.weight"), "the detector has no parameter other.weight"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, change, message) -> None:
+    cut(tmp_path / "c")
+    edit(tmp_path / "c", change)
+    with pytest.raises(BoxcovError, match=message) as caught:
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True)
+    assert str(tmp_path / "c") in str(caught.value)
+
+
+def test_frames_skipped_before_the_cut_stay_skipped(tmp_path) -> None:
+    frames = list(FRAMES)
+    frames[1] = (torch.full_like(frames[1][0], float("nan")), frames[1][1])
+    with pytest.warns(BoxcovWarning, match="batch 1 holds 4096 NaN"):
+        cut(tmp_path / "c", frames=frames, nonfinite="skip")
+    resumed = fit(TinyCenter(), frames, checkpoint=tmp_path / "c", resume=True, nonfinite="skip")
+    assert (resumed.frames, resumed.skipped, resumed.n_data) == (6, 1, 7)

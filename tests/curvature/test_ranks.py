@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from torch import multiprocessing
+
+from boxcov import BoxcovError, Posterior, fit
+from boxcov.curvature.ranks import Ranks
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from command_line import boxcov, small_network
+from oracles.dense import relative
+from rank_cases import CASES, posterior_of, work
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_ranks_together_give_the_posterior_of_one(count, tmp_path) -> None:
+    multiprocessing.spawn(work, (count, str(tmp_path)), nprocs=count)
+    detector = TinyCenter(width=4)
+    expected = {case: posterior_of(case) for case in CASES}
+    five = fit(detector, shapes.frames(count=5))
+    for case, one in {**expected, "stream": five, "resumed": five}.items():
+        written = [(tmp_path / f"{case}.{rank}").read_bytes() for rank in range(count)]
+        assert all(each == written[0] for each in written), case  # every rank has the same
+        found = Posterior.load(tmp_path / f"{case}.0", detector)
+        assert (found.frames, found.n_data, found.skipped) == (one.frames, one.n_data, one.skipped), case
+        assert found.loss == pytest.approx(one.loss, rel=1e-12), case
+        assert list(found.blocks) == list(one.blocks), case
+        for name, block in one.blocks.items():
+            assert relative(found.blocks[name].Q.matrix, block.Q.matrix) < 1e-6, (case, name)
+            assert relative(found.blocks[name].H.matrix, block.H.matrix) < 1e-6, (case, name)
+        assert len({id(block.Q) for block in found.blocks.values()}) == len({id(block.Q) for block in one.blocks.values()})
+    for rank in range(count):
+        start = "" if count == 1 else f"rank {rank} of {count}: "
+        assert (tmp_path / f"error.{rank}").read_text().startswith(f"{start}the targets of batch {rank} do not fit the detector")
+
+
+def test_without_a_group_there_is_nothing_to_spread_over() -> None:
+    with pytest.raises(BoxcovError, match=r"no process group: call torch\.distributed\.init_process_group first"):
+        fit(TinyCenter(), shapes.frames(count=1), distributed=True)
+
+
+def test_a_second_pass_is_not_spread() -> None:
+    with pytest.raises(BoxcovError, match="corrected and full are not spread over processes"):
+        fit(TinyCenter(), shapes.frames(count=1), distributed=True, corrected=True)
+
+
+def test_items_go_round() -> None:
+    for count in (1, 2, 3, 8):
+        owners = [[rank for rank in range(count) if Ranks(rank, count).owns(number)] for number in range(10)]
+        assert all(len(owner) == 1 for owner in owners)
+        for end in range(11):
+            assert sum(Ranks(rank, count).items(end) for rank in range(count)) == end
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path) -> None:
+    """The command line over three processes, and what is left when the data end one of them."""
+    word, out = small_network(tmp_path), tmp_path / "p.safetensors"
+    words = ["--detector", word, "--count", "4", "--sweeps", "1", "--fisher", "mc"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "-m", "boxcov", "fit"]
+    done = subprocess.run([*launch, *words, "--out", str(out)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("written to") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net0.safetensors", "p.safetensors"]
+    assert boxcov("fit", *words, "--out", tmp_path / "one").code == 0
+    from boxcov.commands.sources import detector_named
+
+    found, one = (Posterior.load(path, detector_named(word)) for path in (out, tmp_path / "one"))
+    for name, block in one.blocks.items():
+        assert relative(found.blocks[name].H.matrix, block.H.matrix) < 1e-6
+    refused = subprocess.run([*launch, *words, "--out", str(out), "--depth", "hed"], capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "depth 'hed' is not a part of this detector" in refused.stderr

@@ -1,0 +1,152 @@
+"""Files as an enemy, or a bad disk, would leave them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+HOSTILE: list[Any] = [
+    *(None, True, 0, -1, 1, 2**31, 2**63, -(2**63), 10**400, 0.5, 1e308, float("nan"), float("inf"), -0.0),
+    *("", "x", "NaN", "../../../etc/passwd", "/etc/passwd", "x" * 5000, "\x00", "\ud800", "é"),
+    *([], {}, [[]], [{}], [1, "a", None], {"": {}}, [0] * 3000, {"token": []}),
+]
+
+
+def mutated(content: bytes, kind: str, draw: random.Random) -> bytes:
+    """``content`` with one to three changes; ``kind`` says what is known of its structure: bytes, json, safetensors."""
+    for _ in range(draw.choice([1, 1, 1, 2, 3])):
+        ways: list[Callable[[bytes, random.Random], bytes]] = [flipped, cut, grown, patched, moved]
+        if kind == "json":
+            ways += [in_json] * 6
+        if kind == "safetensors":
+            ways += [lying_length, *[in_header] * 4, *[in_metadata] * 6]
+        content = draw.choice(ways)(content, draw)
+    return content
+
+
+# bytes
+
+
+def flipped(content: bytes, draw: random.Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(draw.choice([1, 1, 4, 30])):
+        if changed:
+            changed[_place(changed, draw)] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def cut(content: bytes, draw: random.Random) -> bytes:
+    """The end, or a piece of the middle."""
+    start = _place(content, draw)
+    return content[:start] if draw.random() < 0.5 else content[:start] + content[start + draw.randrange(1, 200) :]
+
+
+def grown(content: bytes, draw: random.Random) -> bytes:
+    start, count = _place(content, draw), draw.choice([1, 3, 100, 5000])
+    extra = draw.choice([draw.randbytes(count), b"\x00" * count, b"[" * count, b"{" * count, b'"' * count, b"9" * count, b" " * count])
+    return content[:start] + extra + content[start:]
+
+
+def patched(content: bytes, draw: random.Random) -> bytes:
+    """Numbers and signs that mean much, over what is there."""
+    start = _place(content, draw)
+    patch = draw.choice(
+        [b"\xff" * 8, b"\x00" * 8, b"\x7f\xff\xff\xff", b"\x80\x00\x00\x00", b"-1", b"1e999", b"NaN", b"null", b'"', b"}", b"]", b","]
+    )
+    return content[:start] + patch + content[start + len(patch) :]
+
+
+def moved(content: bytes, draw: random.Random) -> bytes:
+    """A piece over another place, or twice."""
+    start, to, count = _place(content, draw), _place(content, draw), draw.randrange(1, 300)
+    return content[:to] + content[start : start + count] + content[to + draw.choice([0, count]) :]
+
+
+def _place(content: bytes | bytearray, draw: random.Random) -> int:
+    """Anywhere, the beginning more often: headers are there."""
+    return draw.randrange(max(1, min(len(content), draw.choice([16, 400, len(content)]))))
+
+
+# structure
+
+
+def in_json(content: bytes, draw: random.Random) -> bytes:
+    try:
+        tree = json.loads(content)
+    except (ValueError, RecursionError):
+        return flipped(content, draw)
+    if draw.random() < 0.02:
+        return b"[" * 100_000 + content
+    return json.dumps(_changed(tree, draw)).encode()
+
+
+def _changed(tree: Any, draw: random.Random) -> Any:
+    """The tree with one node replaced, removed, doubled or renamed, at a random depth."""
+    if not isinstance(tree, (dict, list)) or not tree or draw.random() < 0.1:
+        return draw.choice(HOSTILE)
+    key = draw.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
+    way = draw.random()
+    if way < 0.7:
+        tree[key] = _changed(tree[key], draw)
+    elif way < 0.85:
+        del tree[key]
+    elif isinstance(tree, list):
+        tree.append(tree[key])
+    else:
+        tree[draw.choice(list(tree))] = tree[key]
+    return tree
+
+
+def lying_length(content: bytes, draw: random.Random) -> bytes:
+    """The length of a safetensors header, which is no length."""
+    length = int.from_bytes(content[:8], "little")
+    lie = draw.choice([0, 1, length - 1, length + 1, 2**32, 2**63, 2**64 - 1, 100_000_000, len(content), len(content) - 8])
+    return (lie % 2**64).to_bytes(8, "little") + content[8:]
+
+
+def in_header(content: bytes, draw: random.Random) -> bytes:
+    """Names, types, shapes and offsets of tensors."""
+    header, data = _split(content)
+    if header is None:
+        return flipped(content, draw)
+    names = [name for name in header if name != "__metadata__" and isinstance(header[name], dict)]
+    if names and draw.random() < 0.7:
+        entry = header[draw.choice(names)]
+        key = draw.choice(["dtype", "shape", "data_offsets"])
+        sizes = [0, 1, -1, 2**31, 2**40, 2**62, 2**64]
+        entry[key] = {
+            "dtype": draw.choice(["F64", "F16", "BF16", "I64", "U8", "BOOL", "X9", 7]),
+            "shape": draw.choice([[], [draw.choice(sizes)], [draw.choice(sizes), draw.choice(sizes)], "x", [[1]]]),
+            "data_offsets": draw.choice([[0, draw.choice(sizes)], [draw.choice(sizes), 0], [5], None]),
+        }[key]
+    else:
+        header = _changed(header, draw)
+    return _joined(header, data)
+
+
+def in_metadata(content: bytes, draw: random.Random) -> bytes:
+    """The JSON texts in a safetensors header."""
+    header, data = _split(content)
+    if header is None or not isinstance(header.get("__metadata__"), dict) or not header["__metadata__"]:
+        return flipped(content, draw)
+    texts = header["__metadata__"]
+    key = draw.choice(list(texts))
+    if isinstance(texts[key], str):
+        texts[key] = in_json(texts[key].encode("utf-8", "surrogatepass"), draw).decode("utf-8", "replace")
+    return _joined(header, data)
+
+
+def _split(content: bytes) -> tuple[Any, bytes]:
+    length = int.from_bytes(content[:8], "little")
+    try:
+        header = json.loads(content[8 : 8 + length])
+    except (ValueError, RecursionError):
+        return None, b""
+    return (header, content[8 + length :]) if isinstance(header, dict) else (None, b"")
+
+
+def _joined(header: Any, data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data

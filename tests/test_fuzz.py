@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mutations import mutated
+
+SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
+
+
+def fuzzed(folder: Path, cases: int, seed: int) -> dict:
+    """The report of ``tests/fuzz.py``, in a process of its own: a crash, or memory without bounds, ends that one."""
+    words = [sys.executable, str(Path(__file__).with_name("fuzz.py")), str(folder), str(cases), str(seed)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=3000)
+    at = (folder / "case").read_text() if (folder / "case").exists() else "the start"
+    assert done.returncode == 0, f"ended by {done.returncode} at {at}: {done.stderr[-2000:]}"
+    report = json.loads(done.stdout)
+    assert not report["wrong"], report["wrong"][:3]
+    return report
+
+
+def test_damaged_files_are_refused_by_name(tmp_path) -> None:
+    report = fuzzed(tmp_path, 500, seed=0)
+    assert all(count > 5 for count in report["refused"].values()), report["refused"]  # the mutations do damage
+    assert sum(report["read"].values()) > 20  # and not always
+
+
+@pytest.mark.slow
+def test_ten_thousand_damaged_files(tmp_path, capsys) -> None:
+    report = fuzzed(tmp_path, 10_800, seed=1)
+    refused, read = sum(report["refused"].values()), sum(report["read"].values())
+    with capsys.disabled():
+        print(f"\n{refused + read} damaged files of {len(report['read'])} kinds: {refused} refused by name, {read} read")
+    assert refused + read >= 10_000
+
+
+@pytest.mark.parametrize("kind", ["bytes", "json", "safetensors"])
+def test_mutations_change_what_they_get_and_repeat(kind) -> None:
+    content = b'\x10\x00\x00\x00\x00\x00\x00\x00{"a": [1, 2, 3]}' if kind == "safetensors" else b'{"a": [1, 2, {"b": 3}], "c": "text"}' * 3
+    made = [mutated(content, kind, random.Random(seed)) for seed in range(100)]
+    assert made == [mutated(content, kind, random.Random(seed)) for seed in range(100)]
+    assert len(set(made)) > 60
+
+
+def test_nothing_unpickles() -> None:
+    """Weights of others come through torch's weights-only loading, and nothing else is pickled."""
+    for path in SOURCES:
+        code = path.read_text(encoding="utf-8")
+        found = re.findall(r"^\s*(?:import|from) (?:pickle|dill|joblib|shelve|marshal)\b.*", code, re.M)
+        assert [line.strip() for line in found] in ([], ["from pickle import UnpicklingError"]), path
+        assert "allow_pickle" not in code.replace("allow_pickle=False", ""), path
+        assert not re.search(r"\b(np|numpy)\.load\(", code), path
+        assert code.count("torch.load(") == code.count("weights_only=True"), path
+        assert not re.search(r"(?<![\w.])(eval|exec)\(", code), path
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path) -> None:
+    import torch
+
+    from boxcov import BoxcovError
+    from boxcov.detectors import centerpoint
+
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"state_dict": Evil()}, tmp_path / "x.pth")
+    with pytest.raises(BoxcovError, match=r"x\.pth: holds more than weights"):
+        centerpoint.load(tmp_path / "x.pth")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_sizes_are_compared_before_memory_is_taken(tmp_path) -> None:
+    """A file of a few kilobytes that claims a network of terabytes."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    from boxcov import BoxcovError
+    from boxcov.detectors import centerpoint
+    from centerpoint_cases import detector_of, pillar_config
+
+    path = tmp_path / "net.safetensors"
+    centerpoint.save(detector_of(pillar_config()), path)
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = json.loads(file.metadata()["boxcov.centerpoint"])
+    for key, value in (("widths", [2**20, 2**20, 2**20]), ("layers", [10**12, 1, 1])):
+        told = {**about, "dense": {**about["dense"], key: value}}
+        save_file(tensors, path, {"boxcov.centerpoint": json.dumps(told)})
+        with pytest.raises(BoxcovError, match=r"net\.safetensors: .*(another shape|layers)"):
+            centerpoint.load(path)
