@@ -175,32 +175,6 @@ def test_turning_there_and_back_changes_nothing() -> None:
     assert back.labels.tolist() == [0, 2]
 
 
-def test_coco_rows(tmp_path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    A = torch.randn(3, 4, 4, generator=generator)
-    boxes = torch.tensor([[1.0, 2.0, 5.0, 9.0], [0.0, 0.0, 2.0, 2.0], [3.0, 3.0, 4.0, 8.0]])
-    found = Detections(
-        boxes,
-        torch.tensor([0.9, 0.5, 0.4]),
-        torch.tensor([0, 1, 1]),
-        torch.tensor([0, 0, 2]),
-        formats.IMAGE_FIELDS,
-        ("person", "car"),
-        A @ A.mT,
-    )
-    formats.write_coco(tmp_path / "r.json", [42, 43, 44], [1, 3], found.frames(3))
-    rows = json.loads((tmp_path / "r.json").read_text())
-    assert [(row["image_id"], row["category_id"], row["bbox"]) for row in rows] == [
-        (42, 1, [1.0, 2.0, 4.0, 7.0]),
-        (42, 3, [0.0, 0.0, 2.0, 2.0]),
-        (44, 3, [3.0, 3.0, 1.0, 5.0]),
-    ]
-    draws = boxes[0] + torch.randn(200_000, 4, generator=generator) @ A[0].T
-    sizes = torch.cat([draws[:, :2], draws[:, 2:] - draws[:, :2]], 1)
-    assert torch.allclose(torch.tensor(rows[0]["covariance"]).reshape(4, 4), sizes.T.cov(), rtol=0.05, atol=0.1)
-    assert rows[0]["uncertainty"] == pytest.approx(sum(rows[0]["covariance"][i] for i in (0, 5, 10, 15)))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
