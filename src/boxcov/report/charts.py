@@ -65,7 +65,7 @@ def bar_chart(title: str, bars: Sequence[Bar], width: int = 680) -> str:
     >>> bar_chart("ms", [Bar("exact", 2.0, "2 ms", 0), Bar("paper", 4.0, "4 ms", 1)]).count("<rect")
     2
     """
-    names, values = 190, 120
+    names, values = 190, max(120, 8 * max((len(bar.text) for bar in bars), default=0))  # room for the longest text
     finite = [bar.value for bar in bars if np.isfinite(bar.value)]
     top = max(finite, default=1.0) or 1.0
     parts = [f'<text class="title" x="0" y="16">{escape(title)}</text>']
