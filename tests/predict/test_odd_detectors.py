@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import GLM, MCGLM, MCI, BoxcovError, Detector, ExactGLM, Posterior, Selection, fit
+from boxcov import GLM, MCGLM, MCI, BoxcovError, Detector, ExactGLM, Selection, fit
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from nets import NetDetector
@@ -280,86 +280,6 @@ def test_a_forward_that_replaces_an_entry_of_its_input_gets_a_fresh_one_for_ever
     check(detector, posterior, inputs)
     assert inputs["x"].data_ptr() == x.data_ptr()
     assert torch.equal(x, frames()[0])
-
-
-# instances() that are not what they say
-
-
-class Queries(Detector):
-    """A linear head on tokens."""
-
-    box_fields = ("x", "y")
-    classes = ("a",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.pre, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
-        tokens = self.body(inputs).tanh()
-        return {"tokens": tokens, "boxes": self.boxes(tokens)}
-
-    def boxes(self, tokens: Tensor) -> Tensor:
-        return self.head(self.pre(tokens).tanh())
-
-    def select(self, raw: dict[str, Tensor]) -> Selection:
-        frame, token = torch.ones(raw["tokens"].shape[:2]).nonzero(as_tuple=True)
-        return Selection(frame, torch.ones(len(frame)), torch.zeros(len(frame), dtype=torch.long), (frame, token))
-
-    def decode(self, raw: dict[str, Tensor], selection: Selection) -> Tensor:
-        return raw["boxes"][selection.where].exp()
-
-    def instances(self, raw: dict[str, Tensor], selection: Selection):
-        yield torch.arange(len(selection)), lambda: self.boxes(raw["tokens"][selection.where]).exp()
-
-    def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
-        return (raw["boxes"] - targets).square().flatten(1).sum(1)
-
-    def parts(self):
-        return {"head": (self.pre, self.head), "backbone": self.body}
-
-
-class Permuting(Queries):
-    """The right boxes in the right order, but the layers see the instances in another one."""
-
-    def instances(self, raw: dict[str, Tensor], selection: Selection):
-        index = torch.arange(len(selection))
-        order = index.flip(0)
-        yield index, lambda: self.boxes(raw["tokens"][selection.where][order])[order].exp()
-
-
-class Attending(Queries):
-    """Every query looks at the others, so that a box depends on items that are not its own."""
-
-    def boxes(self, tokens: Tensor) -> Tensor:
-        q = self.pre(tokens)
-        return self.head(torch.softmax(q @ q.transpose(-1, -2), -1) @ tokens)
-
-
-def queries(kind: type[Queries]) -> tuple[Queries, Posterior, Tensor]:
-    torch.manual_seed(0)
-    detector = kind().double()
-    x, targets = torch.randn(6, 5, 3, dtype=torch.float64), torch.randn(6, 5, 2, dtype=torch.float64)
-    return detector, fit(detector, [(x, targets)], n_data=50, prior_precision=0.3), x
-
-
-@pytest.mark.parametrize("kind", [Permuting, Attending])
-def test_instances_whose_items_are_not_their_own_are_refused(kind: type[Queries]) -> None:
-    detector, posterior, x = queries(kind)
-    model = ExactGLM(detector, posterior)
-    for _ in range(2):  # and not only once
-        with pytest.raises(BoxcovError, match=rf"{kind.__name__}\.instances\(\)"):
-            model(x[:1])
-
-
-@pytest.mark.parametrize("kind", [Permuting, Attending])
-def test_instances_whose_items_are_not_their_own_are_refused_after_a_frame_of_one_box(kind: type[Queries]) -> None:
-    """One box has nothing to be mistaken for."""
-    detector, posterior, x = queries(kind)
-    model = ExactGLM(detector, posterior)
-    assert relative(model(x[:1, :1]).covariance, box_covariance(detector, posterior, x[:1, :1])) < 1e-9
-    with pytest.raises(BoxcovError, match=rf"{kind.__name__}\.instances\(\)"):
-        model(x[:1])
 
 
 # features tapped by hooks
