@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# processes of the tests, one thread each: the cores of the machine, at most 8
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() or 1))')
 
 .PHONY: demo test test-slow bench clean
 
@@ -12,7 +14,7 @@ test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow tests

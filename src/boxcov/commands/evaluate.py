@@ -45,4 +45,4 @@ def evaluate(
     if more is not None:
         console.print(more)
     if out is not None:
-        console.print(f"report: {out}", highlight=False)
+        console.print(f"report: {out}", highlight=False, soft_wrap=True)  # a path in one piece, whatever the width
