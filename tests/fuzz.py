@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from boxcov import BoxcovError, Calibration, Detections, Posterior, fit
-from boxcov.commands.prediction import Parts
+from boxcov.commands.prediction import blocks_of, merged
 from boxcov.data import coco, kitti, nuscenes, shapes
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
@@ -63,10 +63,10 @@ def _own(folder: Path) -> Iterable[Kind]:
     found = random_detections(torch.randn(4, 5), torch.tensor([0, 1, 1, 0]), classes)
     found.save(folder / "detections.safetensors")
     yield Kind("detections", (folder / "detections.safetensors",), "safetensors", lambda path: Detections.load(path).numpy())
-    parts = Parts(folder / "x.parts")
+    parts = blocks_of(folder / "x")
     about = {"method": "mcglm"}
     parts.save(0, found, {**about, "milliseconds": [1.0, 2.0]})
-    yield Kind("part", tuple(parts._files()), "safetensors", lambda path: (parts.holds(0, about), parts.merged([0])))
+    yield Kind("part", tuple(parts._files()), "safetensors", lambda path: (parts.holds(0, about), merged(parts, 2)))
     _cut_off(folder / "fit.checkpoint", tiny, frames)
     resumed = {"depth": ["head.shared"], "resume": True, "every": 1e9}
     yield Kind("fit", (folder / "fit.checkpoint",), "safetensors", lambda path: fit(tiny, frames, checkpoint=path, **resumed))
