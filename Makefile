@@ -7,7 +7,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() or 1))')
 
 WHEEL := .venv/wheel/bin/python
 
-.PHONY: demo test test-slow wheel audit bench clean
+.PHONY: demo test test-slow wheel audit hashes bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/boxcov demo --out demo
@@ -40,6 +40,12 @@ audit: $(INSTALLED)
 	test -x .venv/audit/bin/pip-audit || $(BIN)/python -m venv .venv/audit
 	.venv/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt
+
+# build/requirements.txt, with the hash of every file that this platform would install
+hashes: $(INSTALLED)
+	mkdir -p build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run --ignore-installed --report build/report.json -c constraints.txt torch==2.13.0 '.[test]'
+	$(BIN)/python tools/hashes.py build/report.json > build/requirements.txt
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/core.py

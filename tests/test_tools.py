@@ -21,7 +21,7 @@ def tool(name: str) -> ModuleType:
     return module
 
 
-licences, wheel = tool("licences"), tool("wheel")
+licences, wheel, hashes = tool("licences"), tool("wheel"), tool("hashes")
 
 
 class Said:
@@ -84,6 +84,17 @@ def test_what_a_distribution_says(said, line) -> None:
 def test_what_is_installed_here_may_be_used() -> None:
     ours = {"torch", "numpy", "safetensors", "typer", "rich", "matplotlib", "scipy", "pytest", "hypothesis", "shapely"}
     assert licences.refused(each for each in distributions() if each.metadata["Name"] in ours) == []
+
+
+def test_hashes_of_all_but_folders() -> None:
+    def entry(name: str, **info) -> dict:
+        return {"metadata": {"name": name, "version": "1"}, "download_info": {"url": "x", **info}}
+
+    archive = {"archive_info": {"hashes": {"sha256": "ab"}}}
+    report = {"install": [entry("boxcov", dir_info={}), entry("b", **archive), entry("A", **archive)]}
+    assert hashes.requirements(report) == ["A==1 --hash=sha256:ab", "b==1 --hash=sha256:ab"]
+    with pytest.raises(KeyError):  # better none than one without a hash
+        hashes.requirements({"install": [entry("b", archive_info={})]})
 
 
 def test_a_wheel_that_lacks_or_adds_a_file(tmp_path) -> None:
