@@ -1,6 +1,6 @@
 """What a fit costs over N processes, and what it weighs: ``python benchmarks/spread.py``, or on a GPU ``python benchmarks/spread.py --device cuda``.
 
-A line of JSON a run: seconds and frames a second of the fit alone, the peak memory of a rank, the size of its checkpoint and of the posterior.
+A line of JSON a run: seconds, frames a second and processor time of the fit alone, peak memory of a rank, sizes of checkpoint and posterior.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ def rank(words: argparse.Namespace) -> None:
         common = {"depth": words.depth, "distributed": not ranks.alone}
         boxcov.fit(detector, items[: 2 * ranks.count], **common)  # warm
         ranks.wait()
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         kept = Path(folder, "c")
         posterior = boxcov.fit(detector, items, checkpoint=kept, every=1e9, **common)
-        seconds = time.perf_counter() - began
+        seconds, worked = time.perf_counter() - began, time.process_time() - worked
+        worked = ranks.add([], [worked])[0]
         posterior.save(Path(folder, "p"))
         boxcov.fit(detector, items[:1], checkpoint=Path(folder, "one"), every=0.0, depth=words.depth)
         if ranks.rank == 0:

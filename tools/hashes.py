@@ -1,4 +1,4 @@
-"""From what pip would install, ``pip install --dry-run --report FILE``, to requirements with hashes: ``python tools/hashes.py FILE``, ``make hashes``.
+"""Requirements with hashes, from what ``pip install --dry-run --report FILE`` would install: ``python tools/hashes.py FILE``, ``make hashes``.
 
 One hash a distribution: that of the file for this platform and Python, which is what ``pip install --require-hashes --no-deps -r`` will take.
 """

@@ -63,7 +63,7 @@ def run(
             progress=progress,
         )
         made_from = {"detector": detector, **{name: str(value) for name, value in asdict(source).items() if value is not None}}
-        posterior = replace(posterior, meta=made_from)
+        posterior = replace(posterior, meta={**posterior.meta, **made_from})
         if ranks.rank == 0:
             posterior.save(out)
         ranks.wait()  # no checkpoint goes before the posterior is there

@@ -109,8 +109,7 @@ def fit(
         with ranks.named(), torch.inference_mode(False), keeper:
             shown = None if progress is None else lambda done: progress(done, expected)
             _accumulate(accumulator, items, keeper, generator, seed, nonfinite, shown)
-            if twice or not ranks.alone:
-                keeper.save()  # more is to come, in which this rank or another may die
+            keeper.save()  # more is to come: another pass, other ranks, a file that may not be written
         done, skipped = ranks.reduce(accumulator, ranks.items(keeper.next), len(keeper.skipped))
         _check_counted(accumulator, skipped)
         counted = accumulator.frames, done - skipped
@@ -127,6 +126,7 @@ def fit(
         jitter=jitter,
         locations=locations,
         skipped=skipped,
+        meta={"seed": str(seed), "fraction": f"{fraction:g}"},
     )
     if not twice:
         return posterior
@@ -136,8 +136,7 @@ def fit(
     with ranks.named(), torch.inference_mode(False), again:
         shown = None if progress is None else lambda done: progress(keeper.next + done, expected)
         _refine(moments, items, again, keeper.skipped, seed, shown)
-        if not ranks.alone:
-            again.save()
+        again.save()
     moments.reduce(ranks)
     return moments.posterior()
 
