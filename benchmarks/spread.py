@@ -49,6 +49,7 @@ def rank(words: argparse.Namespace) -> None:
                 "seconds": round(seconds, 2),
                 "frames_a_second": round(words.frames / seconds, 2),
             }
+            row |= {"processor_seconds_a_frame": round(worked / words.frames, 3)}  # of all ranks: what a busy machine does not change
             row |= {"peak_rss_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
             if device.startswith("cuda"):
                 row |= {"peak_gpu_MiB": torch.cuda.max_memory_allocated() // 2**20}

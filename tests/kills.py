@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -93,6 +94,11 @@ def blocks_kept(out: Path) -> int:
             for name in file.keys():  # noqa: SIM118
                 file.get_tensor(name)
     return len(parts)
+
+
+def undated(page: Path) -> bytes:
+    """A page without the minute it was made in."""
+    return re.sub(rb"\d{4}-\d\d-\d\d \d\d:\d\d UTC", b"", page.read_bytes())
 
 
 def but_for_time(path: Path) -> Any:

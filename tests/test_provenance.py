@@ -79,6 +79,7 @@ def test_a_full_disk_is_a_clear_error_without_half_a_file(tmp_path, verb, monkey
     assert done.code == 1
     assert done.err.strip().splitlines()[-1] == f"boxcov: {out}: cannot be written (No space left on device)"
     assert {path.name for path in tmp_path.iterdir()} - before == ({"out.checkpoint"} if verb == "fit" else {"out.parts"})
+    (tmp_path / ".out.abcdefgh").write_text("half")  # as a kill leaves it
     done = boxcov(*words[verb], "--out", out, "--resume")
     assert done.code == 0, done.err
     assert {path.name for path in tmp_path.iterdir()} - before == {"out"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from command_line import boxcov, small_network
-from kills import Killed, blocks_kept, but_for_time, frames_kept
+from kills import Killed, blocks_kept, but_for_time, frames_kept, undated
 
 POSTERIOR = "posterior.safetensors"
 
@@ -57,6 +57,6 @@ def test_kills_of_predict_and_evaluate(tmp_path, capsys) -> None:
     assert len(run.counted) > 2
     assert boxcov(*words, "--out", tmp_path / "d.safetensors").code == 0
     words = ["evaluate", tmp_path / "d.safetensors", "--replicates", 20]
-    run = killed(Killed(tmp_path / "page.html", words, 0, kept=blocks_kept), kills=10)
+    run = killed(Killed(tmp_path / "page.html", words, 0, undated, blocks_kept), kills=10)
     told(run, capsys)
     assert len(run.counted) > 1

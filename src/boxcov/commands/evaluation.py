@@ -20,6 +20,7 @@ from boxcov.errors import BoxcovError
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summaries import Summary, uncertainty_of
 from boxcov.evaluate.summary import COLUMNS, table
+from boxcov.files import remove_leftovers
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study
 from boxcov.version import __version__
@@ -112,6 +113,7 @@ def blocks_of(out: Path | None, ranks: Ranks) -> Parts[Truth] | None:
     """Where the objects of the frames are kept until the page ``out`` is there; without a page nothing is."""
     if out is not None:
         check_folder(out)
+        remove_leftovers(out)
         return Parts(parts_of(out), lambda path, part, about: part.save(path, about), Truth.load)
     if not ranks.alone:
         raise BoxcovError("over several processes the frames' objects meet beside the page: give --out FILE")

@@ -11,6 +11,7 @@ from boxcov.curvature.fit import Progress, second_of
 from boxcov.curvature.fit import fit as fit_posterior
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.ranks import spread
+from boxcov.files import remove_leftovers
 
 
 def run(
@@ -39,6 +40,7 @@ def run(
     What was counted is kept in a file beside ``out`` until all is done: ``resume`` goes on with it.
     """
     check_folder(out)
+    remove_leftovers(out)
     checkpoint = checkpoint_of(out)
     with spread(device) as (ranks, device):
         network = detector_named(detector, device)

@@ -20,7 +20,7 @@ from boxcov.curvature.ranks import spread
 from boxcov.detections import Detections, concatenated
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.files import reading
+from boxcov.files import reading, remove_leftovers
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
 from boxcov.predict.mcglm import MCGLM, Derivative
@@ -117,6 +117,7 @@ def run(
     number of its frame; ``meta`` says how all was made, where the frames are from, and how many milliseconds each took.
     """
     check_folder(out)
+    remove_leftovers(out)
     parts = blocks_of(out)
     with spread(device) as (ranks, device):
         parts.check(resume, ranks)
