@@ -22,6 +22,7 @@ import torch
 
 from boxcov import BoxcovError, Calibration, Detections, Posterior, fit
 from boxcov.commands.prediction import blocks_of, merged
+from boxcov.commands.records import Truth, joined, truth_of
 from boxcov.data import coco, kitti, nuscenes, shapes
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
@@ -70,6 +71,12 @@ def _own(folder: Path) -> Iterable[Kind]:
     _cut_off(folder / "fit.checkpoint", tiny, frames)
     resumed = {"depth": ["head.shared"], "resume": True, "every": 1e9}
     yield Kind("fit", (folder / "fit.checkpoint",), "safetensors", lambda path: fit(tiny, frames, checkpoint=path, **resumed))
+    two = {"depth": ["head.shared"], "corrected": True, "checkpoint": folder / "two"}
+    fit(tiny, frames, every=0, **two)
+    yield Kind("second", (folder / "two.second",), "safetensors", lambda path: fit(tiny, frames, resume=True, every=1e9, **two))
+    objects = {"boxes": torch.rand(3, 9), "labels": torch.arange(3)}
+    truth_of([(None, [objects]), (None, [objects])]).save(folder / "objects.safetensors", {"source": "x"})
+    yield Kind("objects", (folder / "objects.safetensors",), "safetensors", lambda path: joined([Truth.load(path)[0]] * 2))
     recipe = Recipe(steps=1, batch=2)
     train(TinyCenter(width=4), frames, recipe, checkpoint=folder / "training.safetensors")
     yield Kind(

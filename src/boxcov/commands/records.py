@@ -44,11 +44,12 @@ class Truth:
         with reading(path, "objects of frames"), safe_open(path, framework="np") as file:
             about: dict[str, Any] = json.loads((file.metadata() or {})[_KEY])
             boxes, labels, frame = (file.get_tensor(name) for name in _ARRAYS)
-            shapes = boxes.shape[:1], labels.shape, frame.shape
-            if boxes.ndim != 2 or len({*shapes}) != 1 or any(a.dtype.kind not in "iuf" for a in (boxes, labels, frame)):
-                raise ValueError(f"arrays of shapes {shapes}")
-            if type(about["count"]) is not int or (len(frame) and not 0 <= frame.min() <= frame.max() < about["count"]):
-                raise ValueError(f"objects of frames beyond {about['count']}")
+            shapes, kinds = {boxes.shape[:1], labels.shape, frame.shape}, "".join(a.dtype.kind for a in (boxes, labels, frame))
+            if boxes.ndim != 2 or len(shapes) != 1 or kinds != "fii":
+                raise ValueError(f"arrays of shapes {shapes} and kinds {kinds}")
+            count = about["count"]
+            if type(count) is not int or not 0 < count < 1 << 40 or (len(frame) and not 0 <= frame.min() <= frame.max() < count):
+                raise ValueError(f"objects of frames that are not among {count}")
             return Truth(boxes, labels, frame, about.pop("count")), about
 
     def columns(self, fields: tuple[str, ...]) -> Array:
