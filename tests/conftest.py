@@ -12,7 +12,8 @@ from boxcov import Posterior, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter, train
 
-torch.set_num_threads(2)
+# one each where several workers share the cores
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 @pytest.fixture(scope="session")

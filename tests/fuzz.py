@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from boxcov import BoxcovError, Calibration, Detections, Posterior, fit
-from boxcov.commands.prediction import Parts
+from boxcov.commands.prediction import blocks_of, merged
+from boxcov.commands.records import Truth, joined, truth_of
 from boxcov.data import coco, kitti, nuscenes, shapes
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
@@ -63,13 +64,19 @@ def _own(folder: Path) -> Iterable[Kind]:
     found = random_detections(torch.randn(4, 5), torch.tensor([0, 1, 1, 0]), classes)
     found.save(folder / "detections.safetensors")
     yield Kind("detections", (folder / "detections.safetensors",), "safetensors", lambda path: Detections.load(path).numpy())
-    parts = Parts(folder / "x.parts")
+    parts = blocks_of(folder / "x")
     about = {"method": "mcglm"}
     parts.save(0, found, {**about, "milliseconds": [1.0, 2.0]})
-    yield Kind("part", tuple(parts._files()), "safetensors", lambda path: (parts.holds(0, about), parts.merged([0])))
+    yield Kind("part", tuple(parts._files()), "safetensors", lambda path: (parts.holds(0, about), merged(parts, 2)))
     _cut_off(folder / "fit.checkpoint", tiny, frames)
     resumed = {"depth": ["head.shared"], "resume": True, "every": 1e9}
     yield Kind("fit", (folder / "fit.checkpoint",), "safetensors", lambda path: fit(tiny, frames, checkpoint=path, **resumed))
+    two = {"depth": ["head.shared"], "corrected": True, "checkpoint": folder / "two"}
+    fit(tiny, frames, every=0, **two)
+    yield Kind("second", (folder / "two.second",), "safetensors", lambda path: fit(tiny, frames, resume=True, every=1e9, **two))
+    objects = {"boxes": torch.rand(3, 9), "labels": torch.arange(3)}
+    truth_of([(None, [objects]), (None, [objects])]).save(folder / "objects.safetensors", {"source": "x"})
+    yield Kind("objects", (folder / "objects.safetensors",), "safetensors", lambda path: joined([Truth.load(path)[0]] * 2))
     recipe = Recipe(steps=1, batch=2)
     train(TinyCenter(width=4), frames, recipe, checkpoint=folder / "training.safetensors")
     yield Kind(

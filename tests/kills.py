@@ -4,31 +4,45 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
-CHECKPOINT = "posterior.safetensors.checkpoint"
+from boxcov import Detections
 
 
 class Killed:
-    """``boxcov fit WORDS`` in processes of its own, each ended by SIGKILL at a random moment of its life, then resumed."""
+    """``boxcov WORDS --out OUT`` in processes of its own, each ended by SIGKILL at a random moment of its life, then resumed.
 
-    def __init__(self, folder: Path, words: list[object], seed: int) -> None:
-        self.folder, self.random = folder, random.Random(seed)
-        self.out = folder / "posterior.safetensors"
-        self.words = [sys.executable, "-m", "boxcov", "fit", *map(str, words), "--checkpoint-every", "0", "--out", str(self.out)]
+    content: what must be the same, from the file ``out``; its bytes unless given. kept: from the folder to how much is kept there, in which all must
+    be whole.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        words: list[object],
+        seed: int,
+        content: Callable[[Path], Any] = Path.read_bytes,
+        kept: Callable[[Path], int] = lambda out: 0,
+    ) -> None:
+        self.out, self.random, self.content, self.kept = out, random.Random(seed), content, kept
+        self.words = [sys.executable, "-m", "boxcov", *map(str, words), "--out", str(out)]
+        self.before = {path.name for path in out.parent.iterdir()}
         began = time.monotonic()
         subprocess.run(self.words, check=True, capture_output=True)
         self.seconds = time.monotonic() - began
-        self.whole = self.out.read_bytes()  # of the run that was let alone
-        self.out.unlink()
+        self.whole = content(out)  # of the run that was let alone
+        out.unlink()
         self.kills = self.finished = 0
-        self.counted: Counter[int] = Counter()  # frames in the checkpoint after each kill
+        self.counted: Counter[int] = Counter()  # what was kept after each kill
 
     def kill(self) -> None:
         """Once; a run that was done before its time is compared, and begun anew."""
@@ -41,8 +55,8 @@ class Killed:
             run.kill()
             run.wait()
             self.kills += 1
-            self.counted[self._frames()] += 1
-        assert not self.out.exists() or self.out.read_bytes() == self.whole
+            self.counted[self.kept(self.out)] += 1
+        assert not self.out.exists() or self.content(self.out) == self.whole
 
     def finish(self) -> None:
         """Let it go on to its end."""
@@ -50,18 +64,45 @@ class Killed:
         self._compare()
 
     def _compare(self) -> None:
-        assert self.out.read_bytes() == self.whole
-        assert not (self.folder / CHECKPOINT).exists()
+        assert self.content(self.out) == self.whole
         self.out.unlink()
+        assert {path.name for path in self.out.parent.iterdir()} == self.before  # nothing is left, half written or not
         self.finished += 1
 
-    def _frames(self) -> int:
-        """The frames of the checkpoint, which must be whole whenever it is there."""
-        if not (self.folder / CHECKPOINT).exists():
-            return 0
-        with safe_open(self.folder / CHECKPOINT, framework="pt") as file:
+
+def frames_kept(out: Path) -> int:
+    """The frames in the checkpoints of a fit, of both passes."""
+    return sum(_frames(out.with_name(f"{out.name}.checkpoint{more}")) for more in ("", ".second"))
+
+
+def _frames(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            file.get_tensor(name)
+        about = json.loads(file.metadata()["boxcov.checkpoint"])
+    assert about["frames"] == about["next"]
+    return int(about["frames"])
+
+
+def blocks_kept(out: Path) -> int:
+    """The blocks of a run, each of which must be whole."""
+    parts = list(out.with_name(f"{out.name}.parts").glob("[0-9]*.safetensors"))
+    for path in parts:
+        with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 file.get_tensor(name)
-            about = json.loads(file.metadata()["boxcov.checkpoint"])
-        assert about["frames"] == about["next"]
-        return int(about["frames"])
+    return len(parts)
+
+
+def undated(page: Path) -> bytes:
+    """A page without the minute it was made in."""
+    return re.sub(rb"\d{4}-\d\d-\d\d \d\d:\d\d UTC", b"", page.read_bytes())
+
+
+def but_for_time(path: Path) -> Any:
+    """A file of detections without the milliseconds of its frames."""
+    found = Detections.load(path)
+    arrays = {name: array.tobytes() for name, array in found.numpy().items()}
+    return arrays, {name: value for name, value in found.meta.items() if name != "milliseconds"}

@@ -25,6 +25,8 @@ CASES = {
     "batches": ({"frames": batched(shapes.frames(count=7), 2)}, {"fisher": "mc", "seed": 4}),
     "share": ({"frames": shapes.frames(count=9)}, {"fraction": 0.5}),
     "skipped": ({"frames": spoiled(5)}, {"nonfinite": "skip"}),
+    "corrected": ({"frames": spoiled(7)}, {"nonfinite": "skip", "corrected": True, "fisher": "mc"}),
+    "full": ({"frames": shapes.frames(count=2)}, {"full": "last"}),  # fewer than three ranks
     "identity": ({"frames": shapes.frames(count=2)}, {"fisher": "identity"}),
 }
 

@@ -118,4 +118,4 @@ def glm_check(slow: Detections, exact: Detections) -> str:
 
 def _remove_parts(path: Path) -> None:
     """What a demo that was cut off left behind."""
-    prediction.Parts(path.with_name(f"{path.name}.parts")).clear()
+    prediction.blocks_of(path).clear()

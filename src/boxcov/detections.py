@@ -15,6 +15,7 @@ from torch import Tensor
 
 from boxcov.errors import BoxcovError
 from boxcov.files import reading, write_safetensors
+from boxcov.version import __version__
 
 _REQUIRED = ("boxes", "scores", "labels", "frame")
 _OPTIONAL = ("covariance", "factor", "predictive", "score_variance", "score_covariance")
@@ -115,7 +116,7 @@ class Detections:
 
     def save(self, path: str | Path) -> None:
         """One safetensors file; nothing is pickled, and the file is there whole or not at all."""
-        about = {"fields": self.fields, "classes": self.classes, "meta": dict(self.meta)}
+        about = {"version": __version__, "fields": self.fields, "classes": self.classes, "meta": dict(self.meta)}
         write_safetensors(path, dict(self._tensors()), {"boxcov.detections": json.dumps(about)})
 
     @staticmethod

@@ -35,7 +35,11 @@ def test_the_posterior_is_that_of_the_library(tmp_path) -> None:
         assert torch.equal(found.blocks[name].Q.vectors, block.Q.vectors)
     assert report["layers"] == len(expected.blocks)
     assert report["bytes"]["stored"] == expected.storage().stored
-    assert report["made_from"] == {"detector": word, "data": "simulated:clear", "count": "3", "seed": "0", "sweeps": "1"} == found.meta
+    assert (
+        report["made_from"]
+        == {"detector": word, "data": "simulated:clear", "count": "3", "seed": "0", "sweeps": "1", "fraction": "1"}
+        == found.meta
+    )
 
 
 def test_better_posteriors(tmp_path) -> None:

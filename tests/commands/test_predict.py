@@ -32,7 +32,7 @@ def made(tmp_path_factory) -> tuple[str, Path]:
 
 METHODS = {
     "exact": ([], lambda detector, posterior: package.ExactGLM(detector, posterior)),
-    "glm": ([], lambda detector, posterior: package.GLM(detector, posterior)),
+    "glm": (["--most", 2], lambda detector, posterior: package.GLM(detector, posterior, most=2)),
     "mcglm": (["--samples", 5, "--seed", 3], lambda detector, posterior: package.MCGLM(detector, posterior, 5, seed=3)),
     "mci": (["--samples", 4], lambda detector, posterior: package.MCI(detector, posterior, samples=4)),
     "nms": ([], lambda detector, posterior: package.NMSSpread(detector)),
@@ -42,7 +42,8 @@ METHODS = {
 @pytest.mark.parametrize("method", ["exact", "glm", "mcglm", "mci"])
 def test_the_scores_variance(tmp_path, made, method) -> None:
     word, posterior = made
-    common = ("predict", "--detector", word, "--posterior", posterior, "--method", method, *TINY)
+    few = ["--most", 2] if method == "glm" else []
+    common = ("predict", "--detector", word, "--posterior", posterior, "--method", method, *TINY, *few)
     for name, words in (("plain", []), ("scored", ["--score"])):
         done = boxcov(*common, *words, "--out", tmp_path / f"{name}.safetensors")
         assert done.code == 0, done.err

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from safetensors.torch import save_file
 
 from boxcov import BoxcovError, BoxcovWarning, Posterior, fit
 from boxcov.curvature import checkpoint as module
+from boxcov.curvature.fisher import Accumulator
+from boxcov.curvature.refine import Moments
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 
@@ -169,18 +172,85 @@ def test_what_the_sums_do_not_depend_on_may_change(tmp_path) -> None:
     assert (resumed.n_data, resumed.prior_precision, resumed.frames) == (99, 5.0, 7)
 
 
-def test_a_second_pass_goes_on_after_the_first(tmp_path) -> None:
-    settings = {"corrected": True, "full": ["head.branches.size.3"], "fisher": "mc"}
+SECOND = {"corrected": True, "full": ["head.branches.size.3"], "fisher": "mc"}
 
-    def stop(done: int, total: int | None) -> None:
-        if done == 10:  # of 14: in the second pass
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory) -> bytes:
+    """The posterior of two passes that were let alone."""
+    return bytes_of(fit(TinyCenter(), FRAMES, **SECOND), tmp_path_factory.mktemp("twice"))
+
+
+@pytest.mark.parametrize("done", [7, 8, 10, 14])
+def test_a_second_pass_goes_on_where_it_was(tmp_path, done, twice) -> None:
+    def stop(number: int, total: int | None) -> None:
+        assert total == 14
+        if number == done:
             raise Cut
 
     with pytest.raises(Cut):
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=1e9, progress=stop, **settings)
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=1e9, progress=stop, **SECOND)
     assert about(tmp_path / "c")["next"] == 7
-    resumed = fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **settings)
-    assert bytes_of(resumed, tmp_path) == bytes_of(fit(TinyCenter(), FRAMES, **settings), tmp_path)
+    if done > 7:
+        assert about(tmp_path / "c.second")["next"] == done - 7
+        with pytest.raises(BoxcovError, match=r"c: of a fit that was cut off"):
+            fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", **SECOND)
+    frames, seen = CutOff(FRAMES, -1), []
+    resumed = fit(TinyCenter(), frames, checkpoint=tmp_path / "c", resume=True, progress=lambda *now: seen.append(now), **SECOND)
+    assert bytes_of(resumed, tmp_path) == twice
+    assert seen == [(number, 14) for number in range(done + 1, 15)]
+
+
+def test_a_second_pass_of_other_settings_is_refused(tmp_path) -> None:
+    fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0, **SECOND)
+    with pytest.raises(BoxcovError, match=r"c\.second: of another fit \(full was \['head\.branches\.size\.3'\], is \[\]\)"):
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **{**SECOND, "full": []})
+    (tmp_path / "c").unlink()
+    with pytest.raises(BoxcovError, match=r"c\.second: of a fit that was cut off"):  # before the first pass
+        fit(TinyCenter(), CutOff(FRAMES, 0), checkpoint=tmp_path / "c", **SECOND)
+    (tmp_path / "c.second").write_bytes(b"no")
+    with pytest.raises(BoxcovError, match=r"c\.second: not a checkpoint of a fit, or a damaged one"):
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **SECOND)
+
+
+def test_a_second_pass_in_other_bases_is_refused(tmp_path) -> None:
+    """The same sums may give other eigenvectors on another machine: what was counted in the old ones means nothing there."""
+    fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0, corrected=True)
+    with (
+        mock.patch.object(Moments, "basis", return_value="other"),
+        pytest.raises(BoxcovError, match=r"c\.second: of another fit \(basis was"),
+    ):
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, corrected=True)
+
+
+class Interrupted(dict):
+    """The fourth look at it is one too many."""
+
+    def __getitem__(self, name):
+        self.looks = getattr(self, "looks", 0) + 1
+        if self.looks == 4:
+            raise KeyboardInterrupt
+        return super().__getitem__(name)
+
+
+def test_an_interrupt_between_two_layers_of_an_item_is_not_kept(tmp_path, twice) -> None:
+    """Asked twice it ends at once: what is then half counted must not be in the file."""
+    commit, add, calls = Accumulator._commit, Moments._add_frame, []
+
+    def half_committed(self, seen, reached, losses) -> None:
+        calls.append(1)
+        self.sums = Interrupted(self.sums) if len(calls) == 4 else self.sums
+        commit(self, seen, reached, losses)
+
+    def half_added(self, gradients) -> None:
+        calls.append(1)
+        add(self, Interrupted(gradients) if len(calls) == 4 else gradients)
+
+    for patched in (mock.patch.object(Accumulator, "_commit", half_committed), mock.patch.object(Moments, "_add_frame", half_added)):
+        calls.clear()
+        with patched, pytest.raises(KeyboardInterrupt):
+            fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=1e9, resume=True, **SECOND)
+    assert bytes_of(fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **SECOND), tmp_path) == twice
 
 
 # signals
@@ -306,7 +376,7 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path) -> None:
     (tmp_path / ".c.abcdefgh").write_bytes(b"half")
     (tmp_path / ".c.something else").write_bytes(b"not ours")
     fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c")
-    assert os.listdir(tmp_path) == [".c.something else"]
+    assert sorted(os.listdir(tmp_path)) == [".c.something else", "c"]
 
 
 # damage

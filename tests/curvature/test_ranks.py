@@ -3,12 +3,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
+import torch
 from torch import multiprocessing
+from torch.distributed.distributed_c10d import BackendConfig
 
 from boxcov import BoxcovError, Posterior, fit
-from boxcov.curvature.ranks import Ranks
+from boxcov.curvature.ranks import Ranks, _own_gpu, backend_for, carrier
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from command_line import boxcov, small_network
@@ -32,6 +35,11 @@ def test_ranks_together_give_the_posterior_of_one(count, tmp_path) -> None:
         for name, block in one.blocks.items():
             assert relative(found.blocks[name].Q.matrix, block.Q.matrix) < 1e-6, (case, name)
             assert relative(found.blocks[name].H.matrix, block.H.matrix) < 1e-6, (case, name)
+            assert (found.blocks[name].full is None) == (block.full is None), (case, name)
+            if block.full is not None:
+                assert relative(found.blocks[name].full.matrix, block.full.matrix) < 1e-6, (case, name)
+            if block.corrected is not None:  # bases may turn where eigenvalues are equal: the sum is theirs whichever
+                assert float(found.blocks[name].corrected.sum()) == pytest.approx(float(block.corrected.sum()), rel=1e-5), (case, name)
         assert len({id(block.Q) for block in found.blocks.values()}) == len({id(block.Q) for block in one.blocks.values()})
     for rank in range(count):
         start = "" if count == 1 else f"rank {rank} of {count}: "
@@ -43,17 +51,48 @@ def test_without_a_group_there_is_nothing_to_spread_over() -> None:
         fit(TinyCenter(), shapes.frames(count=1), distributed=True)
 
 
-def test_a_second_pass_is_not_spread() -> None:
-    with pytest.raises(BoxcovError, match="corrected and full are not spread over processes"):
-        fit(TinyCenter(), shapes.frames(count=1), distributed=True, corrected=True)
-
-
 def test_items_go_round() -> None:
     for count in (1, 2, 3, 8):
         owners = [[rank for rank in range(count) if Ranks(rank, count).owns(number)] for number in range(10)]
         assert all(len(owner) == 1 for owner in owners)
         for end in range(11):
             assert sum(Ranks(rank, count).items(end) for rank in range(count)) == end
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "carried"),
+    [
+        ("cpu", "cpu:gloo,cuda:gloo", "cpu"),  # what torch makes of "gloo"
+        ("cpu", "cpu:gloo,cuda:nccl", "cpu"),  # what backend_for asks for, for GPUs
+        ("cuda:1", "cpu:gloo,cuda:nccl", "cuda:1"),
+        ("cuda:1", "cuda:nccl", "cuda:1"),  # what torch makes of "nccl"
+        ("cuda:1", "cpu:gloo,cuda:gloo", "cpu"),
+        ("cuda:1", "cpu:mpi,cuda:mpi", "cuda:1"),
+        ("mps", "cpu:gloo,cuda:gloo", "cpu"),
+    ],
+)
+def test_where_tensors_travel(device, config, carried) -> None:
+    assert carrier(torch.device(device), config) == torch.device(carried)
+
+
+def test_nccl_alone_carries_what_lies_in_memory_from_the_gpu() -> None:
+    with mock.patch.object(torch.cuda, "current_device", return_value=2):
+        assert carrier(torch.device("cpu"), "cuda:nccl") == torch.device("cuda:2")
+    with pytest.raises(BoxcovError, match="carries no tensors of a CPU or a GPU"):
+        carrier(torch.device("cpu"), "xpu:ccl")
+
+
+def test_backends_are_those_that_torch_knows() -> None:
+    assert str(BackendConfig(backend_for("cpu"))) == "cpu:gloo,cuda:gloo"
+    assert str(BackendConfig(backend_for("cuda:0"))) == "cpu:gloo,cuda:nccl"
+
+
+def test_each_process_has_a_gpu_of_its_own() -> None:
+    assert _own_gpu("cuda", 1, 2) == "cuda:1"
+    with pytest.raises(BoxcovError, match="process 2 of this machine has no GPU of its own, there are 2: lower --nproc-per-node"):
+        _own_gpu("cuda", 2, 2)
+    with pytest.raises(BoxcovError, match="device 'cuda:0' under torchrun: give cuda"):
+        _own_gpu("cuda:0", 0, 2)
 
 
 @pytest.mark.slow

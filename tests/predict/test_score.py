@@ -90,7 +90,7 @@ def test_glm_equals_a_dense_jacobian(tiny, posterior, image) -> None:
 
 def test_samples_go_to_the_exact_one(tiny, posterior, image) -> None:
     exact = joint(ExactGLM(tiny, posterior, score=True)(image))
-    many = joint(MCGLM(tiny, posterior, samples=4000, chunk=200, score=True)(image))
+    many = joint(MCGLM(tiny, posterior, samples=2000, chunk=200, score=True)(image))
     assert relative(many, exact) < 0.1
     differences = MCGLM(tiny, posterior, samples=12, derivative="fd", epsilon=1e-5, score=True)(image)
     assert relative(joint(differences), joint(MCGLM(tiny, posterior, samples=12, score=True)(image))) < 1e-2

@@ -69,7 +69,7 @@ def calibrate(
 
     console = Console()
     console.print(calibration.shown(report))
-    console.print(f"{calibration.verdict(report)}\nwritten to {out}", highlight=False)
+    console.print(f"{calibration.verdict(report)}\nwritten to {out}", highlight=False, soft_wrap=True)
 
 
 def finite(value: Any) -> Any:

@@ -35,7 +35,14 @@ def demo(
         console.print(brief(result.rows, error, f"does u find the {what}? By chance: (in brackets)"))
     console.print(runtime_table(result.runtime))
     console.print(result.check, highlight=False)
-    console.print(f"report: {result.report}", f"figures: {out}/figures", f"predictions: {out}/*.safetensors", sep="\n", highlight=False)
+    console.print(
+        f"report: {result.report}",
+        f"figures: {out}/figures",
+        f"predictions: {out}/*.safetensors",
+        sep="\n",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def brief(rows: list[dict[str, Any]], error: str, title: str) -> Table:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from boxcov.commands.options import AsJson, SummaryKind
+from boxcov.commands.options import AsJson, Resume, SummaryKind, Workers
 
 
 def evaluate(
@@ -23,17 +23,26 @@ def evaluate(
     scenes: Annotated[int, typer.Option(min=0, help="Frames to look at in the report.")] = 6,
     replicates: Annotated[int, typer.Option(min=2, help="Of the frames drawn anew, for the intervals.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn for intervals and chance.")] = 0,
+    workers: Workers = 0,
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare predictions with the objects of their frames: the metrics of each file, beside baselines and chance."""
     from boxcov.commands import evaluation
     from boxcov.commands.progress import Progress
+    from boxcov.curvature.ranks import spread
 
-    with Progress("reading frames") as reading:
-        study = evaluation.study_of(predictions, data, out, scenes, uncertainty.value, progress=reading)
+    with Progress("reading frames") as reading, spread("cpu") as (ranks, _):
+        parts = evaluation.blocks_of(out, ranks)
+        if parts is not None:
+            evaluation.read_objects(parts, predictions, data, ranks, resume, workers, reading)
+        if ranks.rank:  # one of several goes on
+            return
+        study = evaluation.study_of(predictions, data, out, scenes, uncertainty.value, parts, workers, progress=reading)
     rows = evaluation.rows_of(study, replicates, seed)
-    if out is not None:
+    if out is not None and parts is not None:
         evaluation.write(out, study)
+        parts.remove()
     if as_json:
         print(json.dumps({"about": dict(study.about), "rows": rows, "out": None if out is None else str(out)}))
         return
@@ -45,4 +54,4 @@ def evaluate(
     if more is not None:
         console.print(more)
     if out is not None:
-        console.print(f"report: {out}", highlight=False)
+        console.print(f"report: {out}", highlight=False, soft_wrap=True)  # a path in one piece, whatever the width

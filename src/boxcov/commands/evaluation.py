@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from boxcov.commands.records import Truth, records_of, truth_of
-from boxcov.commands.sources import Source, check_folder
+from boxcov.commands.parts import Parts, Progress, parts_of
+from boxcov.commands.records import Truth, joined, records_of, truth_of
+from boxcov.commands.sources import Source, ahead, check_folder
+from boxcov.curvature.ranks import Ranks
+from boxcov.data.loading import each
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summaries import Summary, uncertainty_of
 from boxcov.evaluate.summary import COLUMNS, table
+from boxcov.files import remove_leftovers
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study
+from boxcov.version import __version__
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["added", "rows_of", "shown", "study_of", "write"]
+__all__ = ["added", "blocks_of", "read_objects", "rows_of", "shown", "study_of", "write"]
 
-Progress = Callable[[int, int], None]
+_ALONE = Ranks()
 _TOLD = ("method", "samples", "derivative", "epsilon", "dropout", "depth", "form", "n_data", "prior_precision", "fisher", "seed")
 
 
@@ -35,27 +40,27 @@ def study_of(
     out: Path | None = None,
     scenes: int = 6,
     uncertainty: Summary = "trace",
+    parts: Parts[Truth] | None = None,
+    workers: int = 0,
     progress: Progress | None = None,
 ) -> Study:
     """The records of each file, named after it, with the frames that the files say they were made from, or those of ``data``.
 
     uncertainty: what is made of each covariance to be u, see ``boxcov.evaluate.summaries.uncertainty_of``.
+    parts: where ``read_objects`` has put the objects of the frames; unless given, they are read here.
     """
     if out is not None:
         check_folder(out)
     files = dict(zip(_names(paths), (Detections.load(path) for path in paths)))
-    sources = [_source(path, found, data) for path, found in zip(paths, files.values())]
-    other = next((path for path, source in zip(paths, sources) if source != sources[0]), None)
-    if other is not None:
-        raise BoxcovError(f"{other}: predictions of other frames than {paths[0]}: evaluate them apart")
+    source = _one_source(paths, list(files.values()), data)
     first = next(iter(files.values()))
-    truth, looked_at = _frames(sources[0], first, scenes, progress)
+    truth, looked_at = _frames(source, first, scenes, parts, workers, progress)
     methods = [_method(path, name, records_of(found, truth), found.meta, uncertainty) for path, (name, found) in zip(paths, files.items())]
     empty = next((path for path, method in zip(paths, methods) if not len(method.records)), None)
     if empty is not None:
         raise BoxcovError(f"{empty}: holds no box scored above 0.1: there is nothing to evaluate")
     about = {
-        "data": " ".join(str(part) for part in (sources[0].data, sources[0].split) if part),
+        "data": " ".join(str(part) for part in (source.data, source.split) if part),
         "frames": truth.frames,
         "objects": len(truth.labels),
         "u": uncertainty,
@@ -84,6 +89,14 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
+def _one_source(paths: Sequence[Path], files: Sequence[Detections], data: str | None) -> Source:
+    sources = [_source(path, found, data) for path, found in zip(paths, files)]
+    other = next((path for path, source in zip(paths, sources) if source != sources[0]), None)
+    if other is not None:
+        raise BoxcovError(f"{other}: predictions of other frames than {paths[0]}: evaluate them apart")
+    return sources[0]
+
+
 def _source(path: Path, found: Detections, data: str | None) -> Source:
     given = found.meta.get("source")
     if not isinstance(given, Mapping):
@@ -96,23 +109,68 @@ def _source(path: Path, found: Detections, data: str | None) -> Source:
     return replace(source, data=data)
 
 
-def _frames(source: Source, found: Detections, scenes: int, progress: Progress | None) -> tuple[Truth, dict[int, Scene]]:
-    """The objects of all frames, and the first frames whole, as far as the boxes' own fields go."""
+def blocks_of(out: Path | None, ranks: Ranks) -> Parts[Truth] | None:
+    """Where the objects of the frames are kept until the page ``out`` is there; without a page nothing is."""
+    if out is not None:
+        check_folder(out)
+        remove_leftovers(out)
+        return Parts(parts_of(out), lambda path, part, about: part.save(path, about), Truth.load)
+    if not ranks.alone:
+        raise BoxcovError("over several processes the frames' objects meet beside the page: give --out FILE")
+    return None
+
+
+def read_objects(
+    parts: Parts[Truth],
+    paths: Sequence[Path],
+    data: str | None = None,
+    ranks: Ranks = _ALONE,
+    resume: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Read the frames that the files were made from, this rank's share of them, and keep their objects in ``parts``."""
+    parts.check(resume, ranks)
+    files = [Detections.load(path) for path in paths]
+    source = _one_source(paths, files, data)
+    frames = _same_frames(source, files[0])
+
+    def objects(numbers: range, items: Iterator[Any]) -> Truth:
+        targets = []
+        for number, (_, target) in zip(numbers, items):
+            targets.append((None, target))
+            if progress is not None:
+                progress(number + 1, len(frames))
+        return truth_of(targets)
+
+    about = {"source": asdict(source), "frames": len(frames), "boxcov": __version__}
+    parts.fill(ahead(frames, workers, "cpu", source.seed), about, objects, ranks, progress=progress)
+
+
+def _same_frames(source: Source, found: Detections) -> Sequence[Any]:
     frames = source.frames("cpu", found.classes)
     expected = found.meta.get("frames", len(frames))
     if expected != len(frames):
         raise BoxcovError(
             f"{source.data}: {len(frames)} frames, and the predictions are of {expected}: these are not the frames they were made from"
         )
+    return frames
+
+
+def _frames(
+    source: Source, found: Detections, scenes: int, parts: Parts[Truth] | None, workers: int, progress: Progress | None
+) -> tuple[Truth, dict[int, Scene]]:
+    """The objects of all frames, and the first frames whole, as far as the boxes' own fields go."""
+    frames = _same_frames(source, found)
     targets, kept = [], {}
-    for number in range(len(frames)):
-        inputs, target = frames[number]
+    wanted = range(len(frames) if parts is None else min(scenes, len(frames)))
+    for number, (inputs, target) in zip(wanted, each(ahead(frames, workers, "cpu", source.seed), wanted)):
         targets.append((None, target))
         if number < scenes and isinstance(inputs, list):  # clouds of points: there is no picture of an image yet
             kept[number] = inputs[0]
-        if progress is not None:
+        if progress is not None and parts is None:
             progress(number + 1, len(frames))
-    truth = truth_of(targets)
+    truth = truth_of(targets) if parts is None else joined([part for part, _ in parts.all(len(frames))])
     boxes = truth.columns(found.fields)
     return truth, {
         number: Scene(f"frame {number}", key_sweep(points), boxes[truth.frame == number], truth.labels[truth.frame == number])

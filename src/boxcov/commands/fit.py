@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from boxcov.commands.options import (
     Seed,
     Split,
     Sweeps,
+    Workers,
 )
 
 
@@ -60,6 +60,7 @@ def fit(
     sweeps: Sweeps = 10,
     seed: Seed = 0,
     device: Device = "cpu",
+    workers: Workers = 0,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
@@ -69,6 +70,7 @@ def fit(
     from boxcov.commands import fitting
     from boxcov.commands.progress import Progress
     from boxcov.commands.sources import Source
+    from boxcov.curvature.ranks import speaks
 
     began = perf_counter()
     with _stopped(out), Progress("fitting", "frames" if batch == 1 else "batches") as progress:
@@ -89,9 +91,10 @@ def fit(
             every=checkpoint_every,
             resume=resume,
             device=device,
+            workers=workers,
             progress=progress,
         )
-    if os.environ.get("RANK", "0") != "0":  # one of several says what all have done
+    if not speaks():  # one of several says what all have done
         return
     report = fitting.report(posterior, (perf_counter() - began) / 60)
     print(json.dumps({"out": str(out), **report}) if as_json else _shown(out, report))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import distributed as dist
-
 from boxcov.commands.sources import Source, check_folder, detector_named
-from boxcov.curvature.fit import Progress
+from boxcov.curvature.fit import Progress, second_of
 from boxcov.curvature.fit import fit as fit_posterior
 from boxcov.curvature.posterior import Posterior
-from boxcov.curvature.ranks import Ranks
-from boxcov.data import batched
+from boxcov.curvature.ranks import spread
+from boxcov.files import remove_leftovers
 
 
 def run(
@@ -36,6 +32,7 @@ def run(
     every: float = 60.0,
     resume: bool = False,
     device: str = "cpu",
+    workers: int = 0,
     progress: Progress | None = None,
 ) -> Posterior:
     """Fit the posterior of ``detector`` to the frames of ``source`` and write it to ``out``; the file says what it was made from.
@@ -43,57 +40,40 @@ def run(
     What was counted is kept in a file beside ``out`` until all is done: ``resume`` goes on with it.
     """
     check_folder(out)
+    remove_leftovers(out)
     checkpoint = checkpoint_of(out)
-    spread = launched(device)
-    if spread:
-        device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
-    network = detector_named(detector, device)
-    frames = source.frames(device, network.classes)
-    posterior = fit_posterior(
-        network,
-        frames if batch == 1 else batched(frames, batch),
-        depth.split(",") if "," in depth or "." in depth else depth,
-        n_data,
-        prior_precision,
-        fisher,
-        fraction=fraction,
-        form=form,
-        locations=locations,
-        corrected=corrected,
-        seed=source.seed,
-        nonfinite=nonfinite,
-        checkpoint=checkpoint,
-        every=every,
-        resume=resume,
-        distributed=spread,
-        progress=progress,
-    )
-    made_from = {"detector": detector, **{name: str(value) for name, value in asdict(source).items() if value is not None}}
-    posterior = replace(posterior, meta=made_from)
-    ranks = Ranks.of_group() if spread else Ranks()
-    if ranks.rank == 0:
-        posterior.save(out)
-    if spread:
-        dist.barrier()  # no checkpoint goes before the posterior is there
-        dist.destroy_process_group()
+    with spread(device) as (ranks, device):
+        network = detector_named(detector, device)
+        frames = source.read(device, network.classes, workers, batch)
+        posterior = fit_posterior(
+            network,
+            frames,
+            depth.split(",") if "," in depth or "." in depth else depth,
+            n_data,
+            prior_precision,
+            fisher,
+            fraction=fraction,
+            form=form,
+            locations=locations,
+            corrected=corrected,
+            seed=source.seed,
+            nonfinite=nonfinite,
+            checkpoint=checkpoint,
+            every=every,
+            resume=resume,
+            distributed=not ranks.alone,
+            progress=progress,
+        )
+        made_from = {"detector": detector, **{name: str(value) for name, value in asdict(source).items() if value is not None}}
+        posterior = replace(posterior, meta={**posterior.meta, **made_from})
+        if ranks.rank == 0:
+            posterior.save(out)
+        ranks.wait()  # no checkpoint goes before the posterior is there
     kept = ranks.checkpoint(checkpoint)
-    assert kept is not None
-    kept.unlink(missing_ok=True)
+    for path in (kept, second_of(kept)):
+        assert path is not None
+        path.unlink(missing_ok=True)
     return posterior
-
-
-def launched(device: str) -> bool:
-    """Whether torchrun started this process as one of several; then they are joined in a group, by gloo on a CPU and nccl on GPUs.
-
-    >>> launched("cpu")
-    False
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
-        return False
-    if device.startswith("cuda"):
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-    return True
 
 
 def checkpoint_of(out: Path) -> Path:

@@ -74,5 +74,8 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
 Posterior = Annotated[
     Path | None, typer.Option(metavar="FILE", help="What boxcov fit wrote; every method but nms and MC dropout needs one.")
 ]
+Workers = Annotated[
+    int, typer.Option(min=0, help="Processes that read frames ahead while the detector works; 0 reads them in between. The same results.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script, and nothing else on stdout.")]

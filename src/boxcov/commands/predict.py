@@ -22,6 +22,7 @@ from boxcov.commands.options import (
     Seed,
     Split,
     Sweeps,
+    Workers,
 )
 
 
@@ -48,6 +49,7 @@ def predict(
     sweeps: Sweeps = 10,
     seed: Seed = 0,
     device: Device = "cpu",
+    workers: Workers = 0,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
@@ -68,9 +70,11 @@ def predict(
             format=format.value,
             device=device,
             resume=resume,
+            workers=workers,
             progress=progress,
         )
-    print(json.dumps(report) if as_json else _shown(report))
+    if report:  # one of several says what all have done
+        print(json.dumps(report) if as_json else _shown(report))
 
 
 def _shown(report: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from boxcov.commands import formats
-from boxcov.commands.sources import Source, check_folder, detector_named
+from boxcov.commands.parts import BLOCK, Parts, Progress, parts_of
+from boxcov.commands.sources import Source, ahead, check_folder, detector_named
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.ranks import spread
 from boxcov.detections import Detections, concatenated
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.files import reading
+from boxcov.files import reading, remove_leftovers
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
 from boxcov.predict.mcglm import MCGLM, Derivative
@@ -27,8 +29,6 @@ from boxcov.predict.nms import NMSSpread
 from boxcov.predict.predictor import Predictor
 from boxcov.version import __version__
 
-BLOCK = 16  # frames that a run which is cut off loses at most
-Progress = Callable[[int, int], None]
 clock = perf_counter
 
 
@@ -106,34 +106,35 @@ def run(
     format: str = "native",
     device: str = "cpu",
     resume: bool = False,
+    workers: int = 0,
     progress: Progress | None = None,
     block: int = BLOCK,
 ) -> dict[str, Any]:
     """Predict the frames of ``source`` and write them to ``out``; gives what there is to say of the run.
 
-    Blocks of frames are kept in a folder beside ``out`` until all are done: ``resume`` goes on after the last one. ``frame`` of a box is the
+    Blocks of frames are kept in a folder beside ``out`` until all are done: ``resume`` goes on with those that are missing, and the processes of
+    torchrun share them, of which the first one writes ``out`` and the others give nothing. ``frame`` of a box is the
     number of its frame; ``meta`` says how all was made, where the frames are from, and how many milliseconds each took.
     """
     check_folder(out)
-    parts = Parts(out.with_name(f"{out.name}.parts"))
-    parts.check(resume)
-    network = detector_named(detector, device)
-    frames = source.frames(device, network.classes)
-    formats.check(format, out, frames, network)
-    model = how.model(network)
-    made = {**model.settings(), **how.about(), "detector": detector, "source": asdict(source), "frames": len(frames)}
-    about = formats.plain({**made, "device": str(model.device), "boxcov": __version__, "torch": torch.__version__})
-    starts = range(0, len(frames), block)
-    for start in starts:
-        stop = min(start + block, len(frames))
-        if not parts.holds(start, {**about, "block": block}):
-            part = _block(
-                model, frames, range(start, stop), (lambda done: None) if progress is None else lambda done: progress(done, len(frames))
-            )
-            parts.save(start, part, {**about, "block": block})
-        elif progress is not None:
-            progress(stop, len(frames))
-    found = parts.merged(list(starts))
+    remove_leftovers(out)
+    parts = blocks_of(out)
+    with spread(device) as (ranks, device):
+        parts.check(resume, ranks)
+        network = detector_named(detector, device)
+        frames = source.frames(device, network.classes)
+        formats.check(format, out, frames, network)
+        model = how.model(network)
+        made = {**model.settings(), **how.about(), "detector": detector, "source": asdict(source), "frames": len(frames)}
+        about = formats.plain({**made, "device": model.device.type, "boxcov": __version__, "torch": torch.__version__})
+
+        def predicted(numbers: range, items: Iterator[Any]) -> Detections:
+            return _block(model, numbers, items, (lambda done: None) if progress is None else lambda done: progress(done, len(frames)))
+
+        parts.fill(ahead(frames, workers, device, source.seed), about, predicted, ranks, block, progress)
+    if ranks.rank:
+        return {}
+    found = merged(parts, len(frames), block)
     milliseconds = found.meta["milliseconds"]
     found = replace(found, meta={**about, "milliseconds": milliseconds})
     formats.write(format, out, frames, found)
@@ -149,11 +150,33 @@ def run(
     }
 
 
-def _block(model: Predictor, frames: Sequence[Any], numbers: range, progress: Callable[[int], None]) -> Detections:
+def blocks_of(out: Path) -> Parts[Detections]:
+    """The blocks of a run that is to write ``out``."""
+
+    def write(path: Path, part: Detections, about: dict[str, Any]) -> None:
+        replace(part, meta={**about, **part.meta}).save(path)
+
+    def read(path: Path) -> tuple[Detections, Mapping[str, Any]]:
+        found = Detections.load(path)
+        return found, found.meta
+
+    return Parts(parts_of(out), write, read)
+
+
+def merged(parts: Parts[Detections], count: int, block: int = BLOCK) -> Detections:
+    """All blocks of ``count`` frames as one, with the ``milliseconds`` of each frame."""
+    found = parts.all(count, block)
+    milliseconds: list[float] = []
+    for _, about in found:
+        with reading(parts.folder, "blocks of a run"):
+            milliseconds += map(float, about["milliseconds"])
+    return replace(concatenated([part for part, _ in found]), meta={"milliseconds": milliseconds})
+
+
+def _block(model: Predictor, numbers: range, items: Iterator[Any], progress: Callable[[int], None]) -> Detections:
     """The boxes of some frames, on the CPU, with ``milliseconds`` of each frame in their meta."""
     found, milliseconds = [], []
-    for number in numbers:
-        inputs, _ = frames[number]
+    for number, (inputs, _) in zip(numbers, items):
         _wait(model.device)
         began = clock()
         boxes = model(inputs)
@@ -167,58 +190,3 @@ def _block(model: Predictor, frames: Sequence[Any], numbers: range, progress: Ca
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-class Parts:
-    """The blocks that are done, one file each, in a folder that is there only while a run is not finished."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def check(self, resume: bool) -> None:
-        if not resume and self._files():
-            raise BoxcovError(
-                f"{self.folder}: blocks of a run that was cut off: go on with it by --resume, or remove that folder to start anew"
-            )
-
-    def holds(self, start: int, about: dict[str, Any]) -> bool:
-        """Whether the block is there; one of another run is an error."""
-        path = self._path(start)
-        if not path.exists():
-            return False
-        meta = Detections.load(path).meta
-        differs = [name for name in about if meta.get(name) != about[name]]
-        if differs:
-            name = differs[0]
-            raise BoxcovError(
-                f"{path}: of another run ({name} was {meta.get(name)!r}, is {about[name]!r}): give the same options, or remove that folder"
-            )
-        return True
-
-    def save(self, start: int, part: Detections, about: dict[str, Any]) -> None:
-        self.folder.mkdir(exist_ok=True)
-        replace(part, meta={**about, **part.meta}).save(self._path(start))
-
-    def merged(self, starts: list[int]) -> Detections:
-        parts = [Detections.load(self._path(start)) for start in starts]
-        milliseconds: list[float] = []
-        for start, part in zip(starts, parts):
-            with reading(self._path(start), "a block of a run"):
-                milliseconds += map(float, part.meta["milliseconds"])
-        return replace(concatenated(parts), meta={"milliseconds": milliseconds})
-
-    def remove(self) -> None:
-        for path in (*self._files(), *self.folder.glob(".*")):  # and what a kill left half written
-            path.unlink()
-        self.folder.rmdir()
-
-    def clear(self) -> None:
-        """Start anew, whatever is there."""
-        if self.folder.is_dir():
-            self.remove()
-
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.safetensors"))
-
-    def _path(self, start: int) -> Path:
-        return self.folder / f"{start:08}.safetensors"

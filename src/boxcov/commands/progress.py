@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -43,6 +44,8 @@ class Progress:
 
     def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
         """So many are done, of so many if that is known; the first call may start at more than 0, after a resumed run."""
+        if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun, one speaks
+            return
         now = self.clock()
         if self.first is None:
             self.first = now, done

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.records import Records
+from boxcov.files import reading, write_safetensors
 
 Array = NDArray[Any]
+_ARRAYS = ("boxes", "labels", "frame")
+_KEY = "boxcov.truth"
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,24 @@ class Truth:
     labels: Array  # (k,)
     frame: Array  # (k,) number of the frame
     frames: int  # how many there are, those without an object too
+
+    def save(self, path: Path, about: Mapping[str, Any]) -> None:
+        tensors = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
+        write_safetensors(path, tensors, {_KEY: json.dumps({**about, "count": self.frames})})
+
+    @staticmethod
+    def load(path: Path) -> tuple[Truth, dict[str, Any]]:
+        """What ``save`` wrote, and what was to be known about it."""
+        with reading(path, "objects of frames"), safe_open(path, framework="np") as file:
+            about: dict[str, Any] = json.loads((file.metadata() or {})[_KEY])
+            boxes, labels, frame = (file.get_tensor(name) for name in _ARRAYS)
+            shapes, kinds = {boxes.shape[:1], labels.shape, frame.shape}, "".join(a.dtype.kind for a in (boxes, labels, frame))
+            if boxes.ndim != 2 or len(shapes) != 1 or kinds != "fii":
+                raise ValueError(f"arrays of shapes {shapes} and kinds {kinds}")
+            count = about["count"]
+            if type(count) is not int or not 0 < count < 1 << 40 or (len(frame) and not 0 <= frame.min() <= frame.max() < count):
+                raise ValueError(f"objects of frames that are not among {count}")
+            return Truth(boxes, labels, frame, about.pop("count")), about
 
     def columns(self, fields: tuple[str, ...]) -> Array:
         """The boxes (k, D) in the fields of a detector, which may know fewer of them."""
@@ -59,6 +84,19 @@ def truth_of(frames: Iterable[Any]) -> Truth:
     if not count:
         raise BoxcovError("there are no frames to compare the detections with")
     return Truth(np.concatenate(boxes), np.concatenate(labels), np.concatenate(numbers), count)
+
+
+def joined(parts: Sequence[Truth]) -> Truth:
+    """The objects of blocks of frames that follow each other.
+
+    >>> one = Truth(np.zeros((1, 9)), np.array([3]), np.array([1]), 2)
+    >>> joined([one, one]).frame
+    array([1, 3])
+    """
+    starts = np.cumsum([0, *(part.frames for part in parts)])
+    numbers = [part.frame + start for part, start in zip(parts, starts)]
+    boxes, labels = ([getattr(part, name) for part in parts] for name in ("boxes", "labels"))
+    return Truth(np.concatenate(boxes), np.concatenate(labels), np.concatenate(numbers), int(starts[-1]))
 
 
 def records_of(detections: Detections, frames: Iterable[Any] | Truth, threshold: float = 0.1) -> Records:

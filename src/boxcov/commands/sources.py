@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from boxcov.data import coco, kitti, nuscenes, simulated
+from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
+from boxcov.data.frame import Batches
 from boxcov.data.poses import wrapped
 from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, yolox
@@ -95,6 +96,23 @@ class Source:
 
     def frames(self, device: str = "cpu", classes: Sequence[str] = simulated.CLASSES) -> Sequence[Any]:
         return frames_named(self.data, self.split, self.count, self.seed, self.sweeps, device, classes)
+
+    def read(self, device: str, classes: Sequence[str], workers: int = 0, batch: int = 1) -> Sequence[Any]:
+        """The frames in batches, read ahead by so many processes.
+
+        >>> len(Source("simulated:rain", count=3).read("cpu", simulated.CLASSES, workers=2, batch=2))
+        2
+        """
+        frames = self.frames(device, classes)
+        return ahead(frames if batch == 1 else batched(frames, batch), workers, device, self.seed)
+
+
+def ahead(frames: Sequence[Any], workers: int, device: str, seed: int = 0) -> Sequence[Any]:
+    """Frames read ahead by so many processes, or as they are."""
+    made = frames.frames if isinstance(frames, Batches) else frames
+    if workers and isinstance(made, simulated.Simulated) and device.startswith("cuda"):
+        raise BoxcovError("--workers is for frames that are read from files: simulated ones are made on the GPU, leave it out")
+    return loaded(frames, workers, seed) if workers else frames
 
 
 def unseen_split(data: str) -> str:

@@ -11,19 +11,15 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from math import isfinite
 from pathlib import Path
 from time import monotonic
 from types import FrameType, TracebackType
 from typing import Any
 
-import torch
 from safetensors import safe_open
-from torch import Tensor
 
-from boxcov.curvature.fisher import Accumulator, Sums
+from boxcov.curvature.counts import Counts, whole
 from boxcov.curvature.items import Items, digest
-from boxcov.curvature.storage import layer_from_json, layer_to_json
 from boxcov.errors import BoxcovError
 from boxcov.files import DAMAGE, check_writable, remove_leftovers, write_safetensors
 from boxcov.version import __version__
@@ -34,7 +30,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Keeper:
-    """Keeps an accumulator in the file ``path``, at most every ``every`` seconds; without a path it only counts.
+    """Keeps ``counts`` in the file ``path``, at most every ``every`` seconds; without a path it only counts.
 
     settings: what decides the sums, by name; a file made with others is refused.
 
@@ -49,10 +45,10 @@ class Keeper:
     True
     """
 
-    def __init__(self, path: str | Path | None, every: float, resume: bool, settings: Mapping[str, Any], accumulator: Accumulator) -> None:
-        _check(path, every, resume)
+    def __init__(self, path: str | Path | None, every: float, resume: bool, settings: Mapping[str, Any], counts: Counts) -> None:
+        check(path, every, resume)
         self.path = None if path is None else Path(path)
-        self.every, self.settings, self.accumulator = every, dict(settings), accumulator
+        self.every, self.settings, self.counts = every, dict(settings), counts
         self.next = 0  # number of the item to go on with
         self.skipped: list[int] = []  # numbers of the items left out
         self._known_digest = ""  # of the last item that a run before this one counted
@@ -75,7 +71,7 @@ class Keeper:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is not None and not issubclass(kind, _CannotSave):
+        if kind is not None and not issubclass(kind, _CannotSave) and not self.counts.torn:
             with suppress(BoxcovError):  # the error under way says more
                 self.save()
         self._release()
@@ -131,17 +127,15 @@ class Keeper:
         """Write the file, unless it holds all that was counted."""
         if self.path is None or self.next == self._kept:
             return
-        tensors, layers = _packed(self.accumulator.sums)
+        tensors, more = self.counts.packed()
         about = {
             "format": FORMAT,
             "version": __version__,
             "settings": self.settings,
             "next": self.next,
             "skipped": self.skipped,
-            "frames": self.accumulator.frames,
-            "loss": self.accumulator.loss,
             "item_sha256": digest(self._last),
-            "layers": layers,
+            **more,
         }
         try:
             write_safetensors(self.path, tensors, {_KEY: json.dumps(about)})
@@ -158,20 +152,15 @@ class Keeper:
                 if about["format"] != FORMAT:
                     raise BoxcovError(f"written by boxcov {about['version']} in format {about['format']}, this one reads {FORMAT}")
                 _compare(about["settings"], self.settings)
-                sums = {entry["weight"]: _unpacked(entry, file, self.accumulator) for entry in about["layers"]}
-            counts = {name: about[name] for name in ("next", "frames")}
-            if not all(type(count) is int and 0 <= count < 1 << 53 for count in counts.values()) or not isfinite(about["loss"]):
-                raise ValueError(f"counts of {counts}, a loss of {about['loss']}")
-            skipped = [int(number) for number in about["skipped"]]
-            known = str(about["item_sha256"])
-            self.accumulator.restore(sums, about["frames"], float(about["loss"]))
+                known, skipped, number = str(about["item_sha256"]), [whole(each) for each in about["skipped"]], whole(about["next"])
+                self.counts.unpack(file, about)
         except BoxcovError as error:
             raise BoxcovError(f"{path}: {error}") from None
         except DAMAGE as error:
             raise BoxcovError(
                 f"{path}: not a checkpoint of a fit, or a damaged one ({type(error).__name__}: {error}): remove it to start anew"
             ) from None
-        self.next = self._kept = about["next"]
+        self.next = self._kept = number
         self.skipped, self._known_digest = skipped, known
 
 
@@ -179,47 +168,20 @@ class _CannotSave(BoxcovError):
     """The checkpoint could not be written."""
 
 
-def _check(path: str | Path | None, every: float, resume: bool) -> None:
+def check(path: str | Path | None, every: float, resume: bool) -> None:
+    """Refuse what cannot be kept or gone on with, before any work.
+
+    >>> check(None, 60.0, True)
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: resume=True goes on from a file: give it as checkpoint=PATH
+    """
     if not every >= 0:  # nor a NaN
         raise BoxcovError(f"every must be a number of seconds, at least 0, got {every}")
     if path is None and resume:
         raise BoxcovError("resume=True goes on from a file: give it as checkpoint=PATH")
     if path is not None and not resume and Path(path).exists():
         raise BoxcovError(f"{path}: of a fit that was cut off: go on with it by resume=True (--resume), or remove that file to start anew")
-
-
-def _packed(sums: Mapping[str, Sums]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The tensors of the file, and an entry for each layer; layers that read the same tensor have the same Q, which is written once."""
-    tensors: dict[str, Tensor] = {}
-    layers = []
-    for number, one in enumerate(sums.values()):
-        equal = (name for name, Q in tensors.items() if name.endswith("Q") and Q.shape == one.Q.shape and torch.equal(Q, one.Q))
-        known = next(equal, None)
-        if known is None:
-            tensors[known := f"{number}.Q"] = one.Q
-        tensors[f"{number}.H"] = one.H
-        layers.append({**layer_to_json(one.layer), "Q": known, "H": f"{number}.H", "locations": one.locations, "reached": one.reached})
-    return tensors, layers
-
-
-def _unpacked(entry: Mapping[str, Any], file: Any, accumulator: Accumulator) -> Sums:
-    layer = layer_from_json(entry)
-    for name, shape in ((layer.weight, tuple(layer.shape)), (layer.bias, (layer.geometry.groups * layer.n_out,))):
-        if name is not None and (name not in accumulator.chosen or tuple(accumulator.chosen[name].shape) != shape):
-            raise ValueError(f"the detector has no parameter {name} of shape {shape}")
-    factors = []
-    for name, n in ((entry["Q"], layer.n_in), (entry["H"], layer.n_out)):
-        expected = [layer.geometry.groups, n, n]
-        piece = file.get_slice(name)  # the header alone: nothing is read before it fits
-        if piece.get_shape() != expected or piece.get_dtype() != "F64":
-            raise ValueError(f"{name} has shape {piece.get_shape()} and type {piece.get_dtype()}, expected {expected} and F64")
-        factor = file.get_tensor(name)
-        if not bool(factor.isfinite().all()):
-            raise ValueError(f"{name} holds a NaN or an infinity")
-        factors.append(factor.to(accumulator.device, copy=True))
-    if type(entry["locations"]) is not int or not 0 <= entry["locations"] < 1 << 53:
-        raise ValueError(f"{entry['locations']!r} locations")
-    return Sums(layer, factors[0], factors[1], entry["locations"], bool(entry["reached"]))
 
 
 def _compare(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -115,6 +115,7 @@ class Accumulator:
         self.sums: dict[str, Sums] = {}
         self.frames = 0
         self.loss = 0.0  # sum over frames
+        self.torn = False  # whether part of a batch is in the sums
 
     def restore(self, sums: dict[str, Sums], frames: int, loss: float) -> None:
         """Go on from what an earlier run has counted."""
@@ -155,6 +156,7 @@ class Accumulator:
 
     def _commit(self, seen: list[_Seen], reached: list[_Reached], losses: Tensor) -> None:
         loss = float(losses.detach().double().sum())
+        self.torn = True
         for name, Q, locations in seen:
             self.sums[name].locations += locations
             if Q is not None:
@@ -166,6 +168,7 @@ class Accumulator:
                 self.sums[name].Q += weighed
         self.frames += len(losses)
         self.loss += loss
+        self.torn = False
 
     def _reached(self, use: _Use, d: Tensor) -> _Reached:
         D = rows(use.call.batched_out(d), use.call.geometry)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from boxcov.curvature.blocks import Block, Eigen
-from boxcov.curvature.checkpoint import Keeper
+from boxcov.curvature.checkpoint import Keeper, check
+from boxcov.curvature.counts import FactorCounts
 from boxcov.curvature.fisher import Accumulator, FisherKind, Locations
 from boxcov.curvature.inputs import move, ready
 from boxcov.curvature.items import Items
@@ -20,7 +21,7 @@ from boxcov.curvature.layers import to_matrix
 from boxcov.curvature.losses import Weight, seeded
 from boxcov.curvature.posterior import Form, Posterior
 from boxcov.curvature.ranks import Ranks
-from boxcov.curvature.refine import check_names, refined
+from boxcov.curvature.refine import Moments, check_names
 from boxcov.curvature.scope import chosen_parameters
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError
@@ -69,7 +70,7 @@ def fit(
     nonfinite: what to do with an item whose inputs, loss or gradients hold a NaN or an infinity: "error", or "skip" it and count it.
     checkpoint: a file for what was counted so far, written every ``every`` seconds, on SIGINT and SIGTERM, and when something is raised. With
     ``resume`` the fit goes on from it, if it is there, to the same posterior; remove it when the posterior is saved. A second
-    pass is not kept, and begins anew.
+    pass is kept in a file of its own, with ``.second`` at the end of its name.
     distributed: every process of torch.distributed's default group calls fit alike, counts its share of the items and gets the posterior of
     all of them; each keeps a checkpoint of its own.
     progress: called with the number of items done and their total, or None where that is unknown; two passes are twice as many.
@@ -86,7 +87,7 @@ def fit(
     chosen = chosen_parameters(detector, depth, fixed)
     twice = corrected or len(full) > 0
     if twice:
-        _check_second_pass(frames, fisher, form, distributed)
+        _check_second_pass(frames, fisher, form)
         check_names(full, [name.removesuffix(".weight") for name in chosen if not name.endswith(".bias")])
     accumulator = Accumulator(detector, chosen, locations, weight)
     ranks = Ranks.of_group() if distributed else Ranks()
@@ -95,7 +96,10 @@ def fit(
     settings |= {"parameters": list(chosen), "fisher": fisher, "fraction": fraction, "seed": seed, "items": items.size}
     settings |= {"locations": locations, "weight": None if weight is None else getattr(weight, "__qualname__", type(weight).__name__)}
     settings |= {} if ranks.alone else {"shard": f"{ranks.rank} of {ranks.count}"}
-    keeper = Keeper(ranks.checkpoint(checkpoint), every, resume, settings, accumulator)
+    keeper = Keeper(ranks.checkpoint(checkpoint), every, resume, settings, FactorCounts(accumulator))
+    second = second_of(keeper.path)
+    if twice:
+        check(second, every, resume)
     expected = None if items.expected is None else items.expected * (1 + twice)
     skipped = 0
     if fisher == "identity":
@@ -105,8 +109,7 @@ def fit(
         with ranks.named(), torch.inference_mode(False), keeper:
             shown = None if progress is None else lambda done: progress(done, expected)
             _accumulate(accumulator, items, keeper, generator, seed, nonfinite, shown)
-            if twice or not ranks.alone:
-                keeper.save()  # more is to come, in which this rank or another may die
+            keeper.save()  # more is to come: another pass, other ranks, a file that may not be written
         done, skipped = ranks.reduce(accumulator, ranks.items(keeper.next), len(keeper.skipped))
         _check_counted(accumulator, skipped)
         counted = accumulator.frames, done - skipped
@@ -123,12 +126,28 @@ def fit(
         jitter=jitter,
         locations=locations,
         skipped=skipped,
+        meta={"seed": str(seed), "fraction": f"{fraction:g}"},
     )
     if not twice:
         return posterior
-    again = None if progress is None else lambda done, _: progress(keeper.next + done, expected)
-    kept = (item for number, item in items.after(0) if number not in keeper.skipped)
-    return refined(posterior, detector, kept, correct=corrected, full=full, weight=weight, seed=seed, progress=again)
+    moments = Moments(posterior, detector, corrected, full, weight)
+    settings |= {"corrected": corrected, "full": full if isinstance(full, str) else list(full), "basis": moments.basis()}
+    again = Keeper(second, every, resume, settings, moments)
+    with ranks.named(), torch.inference_mode(False), again:
+        shown = None if progress is None else lambda done: progress(keeper.next + done, expected)
+        _refine(moments, items, again, keeper.skipped, seed, shown)
+        again.save()
+    moments.reduce(ranks)
+    return moments.posterior()
+
+
+def second_of(checkpoint: Path | None) -> Path | None:
+    """Where a fit keeps what its second pass has counted.
+
+    >>> str(second_of(Path("p.safetensors.checkpoint")))
+    'p.safetensors.checkpoint.second'
+    """
+    return None if checkpoint is None else checkpoint.with_name(f"{checkpoint.name}.second")
 
 
 def _discover(accumulator: Accumulator, items: Items) -> tuple[int, int]:
@@ -165,6 +184,16 @@ def _accumulate(
             progress(number + 1)
 
 
+def _refine(moments: Moments, items: Items, keeper: Keeper, skipped: list[int], seed: int, progress: Callable[[int], None] | None) -> None:
+    for number, item in keeper.items(items):
+        if number not in skipped:
+            given, targets = _pair(item, number)
+            moments.add(ready(given, moments.device, f"inputs of batch {number}"), move(targets, moments.device), number, seed)
+        keeper.counted(number, item)
+        if progress is not None:
+            progress(number + 1)
+
+
 def _tokens(targets: Any) -> str:
     """The frames of a batch as the data set calls them, where it says so."""
     known = [target["token"] for target in targets if isinstance(target, dict) and "token" in target] if isinstance(targets, list) else []
@@ -192,10 +221,8 @@ def _check_arguments(fisher: str, fraction: float, form: str, locations: str, no
         raise BoxcovError(f"fraction must be above 0 and at most 1, got {fraction}")
 
 
-def _check_second_pass(frames: Iterable[Any], fisher: str, form: str, distributed: bool) -> None:
+def _check_second_pass(frames: Iterable[Any], fisher: str, form: str) -> None:
     """Before the first pass, not after it."""
-    if distributed:
-        raise BoxcovError("corrected and full are not spread over processes: fit without them, then boxcov.curvature.refine.refined in one")
     if isinstance(frames, Iterator):
         raise BoxcovError(
             f"corrected and full read the frames twice, and a {type(frames).__name__} can be read once: give a list or a sequence"

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from boxcov.curvature.ranks import Ranks
 from boxcov.data.frame import Batches
+from boxcov.data.loading import Loaded, each
 from boxcov.errors import BoxcovError
 
 _ALONE = Ranks()
@@ -40,8 +41,9 @@ class Items:
     def after(self, start: int) -> Iterator[tuple[int, Any]]:
         """This rank's items from number ``start`` on, with their numbers; a stream is read and passed over where they are not."""
         if self.order is not None or (self.indexed and (start or not self.ranks.alone)):  # only what is used is ever read
-            for number in filter(self.ranks.owns, range(start, self.expected or 0)):
-                yield number, self.frames[number if self.order is None else self.order[number]]  # type: ignore[index]
+            numbers = list(filter(self.ranks.owns, range(start, self.expected or 0)))
+            places = numbers if self.order is None else [self.order[number] for number in numbers]
+            yield from zip(numbers, each(self.frames, places))  # type: ignore[arg-type]
             return
         yield from ((number, item) for number, item in self._streamed() if number >= start and self.ranks.owns(number))
 
@@ -57,8 +59,9 @@ class Items:
 
     def all_frames(self, frames: int, items: int) -> int:
         """The frames of the whole data set, of which ``items`` items held ``frames``: exact for equal items and for ``boxcov.data.batched``."""
-        if isinstance(self.frames, Batches):
-            return len(self.frames.frames)
+        frames_or_batches = self.frames.frames if isinstance(self.frames, Loaded) else self.frames
+        if isinstance(frames_or_batches, Batches):
+            return len(frames_or_batches.frames)
         if self.size is None and not self.done:
             raise BoxcovError("fisher='identity' reads one item, and this data set has no length: give n_data, the number of its frames")
         return round(frames * (self.seen if self.size is None else self.size) / items)

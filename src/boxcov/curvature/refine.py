@@ -12,8 +12,9 @@ small layer the whole Fisher may be kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -22,14 +23,16 @@ from torch.utils._pytree import tree_leaves
 
 from boxcov.curvature.blocks import Block, Eigen
 from boxcov.curvature.calls import Call, Watch
+from boxcov.curvature.counts import sums_in, whole
 from boxcov.curvature.fisher import at_least_float32, full_precision
 from boxcov.curvature.inputs import pairs
 from boxcov.curvature.layers import to_matrix
 from boxcov.curvature.losses import Losses, Weight, seeded
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.ranks import Ranks
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, NotFiniteFrameError
 from boxcov.frozen import listed
 
 WIDEST = 4096  # weights of a group whose Fisher may be kept whole
@@ -62,27 +65,14 @@ def refined(
     >>> posterior.blocks["head.shared.0"].corrected.shape, posterior.blocks["head.branches.size.3"].full.values.shape
     (torch.Size([1, 16, 288]), torch.Size([1, 290]))
     """
-    if posterior.fisher == "identity":
-        raise BoxcovError(
-            "the identity Fisher comes from no gradients, and there is nothing to refine: fit with fisher='empirical' or 'mc'"
-        )
-    check_fingerprint(posterior.fingerprint, detector, "refining")
-    parameters = dict(detector.named_parameters())
-    losses = Losses(detector, {name: parameters[name] for name in posterior.parameters}, weight)
-    device = next(iter(losses.aliases.values())).device
-    generator = torch.Generator(device) if posterior.fisher == "mc" else None
-    moments: _Moments | None = None
+    moments = Moments(posterior, detector, correct, full, weight)
     total = len(frames) if isinstance(frames, Sized) else None
     with torch.inference_mode(False):
-        for batch, inputs, targets in pairs(frames, device):
-            if moments is None:
-                moments = _Moments(posterior, losses, _chosen(full, posterior, losses, inputs), correct)
-            moments.add(inputs, targets, seeded(generator, seed, batch), batch)
+        for batch, inputs, targets in pairs(frames, moments.device):
+            moments.add(inputs, targets, batch, seed)
             if progress is not None:
                 progress(batch + 1, total)
-    if moments is None:
-        raise BoxcovError("the data set is empty: a second pass needs at least one frame; a stream can be read only once")
-    return replace(posterior, blocks=moments.blocks(), form="eigen", calibration=None)
+    return moments.posterior()
 
 
 @dataclass
@@ -93,37 +83,68 @@ class _Sum:
     squares: Tensor | None = None  # (G, n_out, n_in) in the eigenbasis of Q and H
     products: Tensor | None = None  # (G, w, w)
 
+    @property
+    def total(self) -> Tensor | None:
+        return self.products if self.squares is None else self.squares
 
-class _Moments:
-    """Second moments of the frames' gradients."""
 
-    def __init__(self, posterior: Posterior, losses: Losses, full: list[str], correct: bool) -> None:
-        self.losses, self.frames = losses, 0
+class Moments:
+    """Second moments of the frames' gradients, in the bases of ``posterior``: what a second pass counts."""
+
+    def __init__(
+        self, posterior: Posterior, detector: Detector, correct: bool = True, full: str | Sequence[str] = (), weight: Weight | None = None
+    ) -> None:
+        if posterior.fisher == "identity":
+            raise BoxcovError(
+                "the identity Fisher comes from no gradients, and there is nothing to refine: fit with fisher='empirical' or 'mc'"
+            )
+        check_fingerprint(posterior.fingerprint, detector, "refining")
+        parameters = dict(detector.named_parameters())
+        self.known, self.correct, self.full = posterior, correct, full
+        self.losses = Losses(detector, {name: parameters[name] for name in posterior.parameters}, weight)
+        self.device = next(iter(self.losses.aliases.values())).device
+        self.generator = torch.Generator(self.device) if posterior.fisher == "mc" else None
+        self.frames = 0
+        self.torn = False  # whether part of a batch is in the sums
+        self.whole: list[str] | None = None  # the layers whose Fisher is kept whole, once they are known
         self.sums: dict[str, _Sum] = {}
-        for name, block in posterior.blocks.items():
+
+    def begin(self, whole: list[str]) -> None:
+        """Nothing seen so far."""
+        self.whole = whole
+        for name, block in self.known.blocks.items():
             G, w = block.layer.geometry.groups, block.layer.n_out * block.layer.n_in
             plain = replace(block, corrected=None, full=None)  # so that a posterior can be refined again
-            zeros = torch.zeros((), dtype=torch.float64, device=posterior.device)
-            if name in full:
+            zeros = torch.zeros((), dtype=torch.float64, device=self.known.device)
+            if name in whole:
                 self.sums[name] = _Sum(plain, products=zeros.repeat(G, w, w))
-            elif correct:
+            elif self.correct:
                 self.sums[name] = _Sum(plain, squares=zeros.repeat(G, block.layer.n_out, block.layer.n_in))
             else:
                 self.sums[name] = _Sum(block)
 
-    def add(self, inputs: Any, targets: Any, generator: torch.Generator | None, batch: int) -> None:
+    def totals(self) -> dict[str, Tensor]:
+        """The sums of the layers that have any."""
+        return {name: total for name, s in self.sums.items() if (total := s.total) is not None}
+
+    def add(self, inputs: Any, targets: Any, batch: int, seed: int) -> None:
+        """One batch: it counts whole or not at all."""
+        if self.whole is None:
+            self.begin(_chosen(self.full, self.known, self.losses, inputs))
         aliases = self.losses.aliases
+        generator = seeded(self.generator, seed, batch)
         with torch.enable_grad():
             losses = self.losses.of(self.losses.raw(inputs), inputs, targets, generator, batch).unbind()
+        gradients = []
         for frame, loss in enumerate(losses):
             grads = torch.autograd.grad(loss, list(aliases.values()), allow_unused=True, retain_graph=frame + 1 < len(losses))
-            self._add_frame({name: torch.zeros_like(p) if d is None else d for (name, p), d in zip(aliases.items(), grads)})
+            gradients.append({name: torch.zeros_like(p) if d is None else d for (name, p), d in zip(aliases.items(), grads)})
+        _check_finite(gradients, batch)
+        self.torn = True
+        for each in gradients:
+            self._add_frame(each)
         self.frames += len(losses)
-        sums = {name: total for name, s in self.sums.items() for total in (s.squares, s.products) if total is not None}
-        finite = torch.stack([total.sum() for total in sums.values()]).isfinite() if sums else torch.ones(1)
-        if not bool(finite.all()):
-            bad = [name for name, ok in zip(sums, finite.tolist()) if not ok]
-            raise BoxcovError(f"batch {batch} gives a NaN or infinite gradient at {listed(bad)}, though its loss is finite")
+        self.torn = False
 
     @full_precision
     def _add_frame(self, gradients: dict[str, Tensor]) -> None:
@@ -137,7 +158,10 @@ class _Moments:
                 flat = matrix.flatten(1).double()
                 sums.products += flat.unsqueeze(2) * flat.unsqueeze(1)
 
-    def blocks(self) -> dict[str, Block]:
+    def posterior(self) -> Posterior:
+        """The one known, with what was seen."""
+        if not self.frames:
+            raise BoxcovError("the data set is empty: a second pass needs at least one frame; a stream can be read only once")
         found = {}
         for name, sums in self.sums.items():
             dtype = sums.block.Q.values.dtype
@@ -145,7 +169,46 @@ class _Moments:
             full = None if sums.products is None else Eigen.of(sums.products / self.frames, dtype)
             touched = corrected is not None or full is not None
             found[name] = replace(sums.block, corrected=corrected, full=full) if touched else sums.block
-        return found
+        return replace(self.known, blocks=found, form="eigen", calibration=None)
+
+    # in a file, and over processes
+
+    def basis(self) -> str:
+        """SHA-256 of the eigenbases: sums in others mean something else."""
+        found = sha256()
+        for block in self.known.blocks.values():
+            for factor in (block.Q, block.H):
+                found.update(factor.vectors.detach().cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """See ``boxcov.curvature.counts.Counts``."""
+        return self.totals(), {"frames": self.frames, "whole": self.whole}
+
+    def unpack(self, file: Any, about: Mapping[str, Any]) -> None:
+        whole_layers, frames = about["whole"], whole(about["frames"])
+        if whole_layers is not None:
+            check_names([str(name) for name in whole_layers], self.known.blocks)
+            self.begin([str(name) for name in whole_layers])
+        for name, total in self.totals().items():
+            total.copy_(sums_in(file, name, list(total.shape), total.device))
+        self.frames = frames
+
+    def reduce(self, ranks: Ranks) -> None:
+        """The sums of all ranks, into those of every one."""
+        if self.whole is None:  # no item was this rank's
+            self.begin(next((names for names in ranks.told(None) if names is not None), []))
+        else:
+            ranks.told(self.whole)
+        self.frames = int(ranks.add(list(self.totals().values()), [self.frames])[0])
+
+
+def _check_finite(gradients: list[dict[str, Tensor]], batch: int) -> None:
+    squares = [torch.stack([at_least_float32(d).square().sum().double() for d in each.values()]) for each in gradients]
+    finite = torch.stack(squares).isfinite().all(0)
+    if not bool(finite.all()):
+        bad = [name for name, ok in zip(gradients[0], finite.tolist()) if not ok]
+        raise NotFiniteFrameError(f"batch {batch} gives a NaN or infinite gradient at {listed(bad)}, though its loss is finite")
 
 
 def _chosen(full: str | Sequence[str], posterior: Posterior, losses: Losses, inputs: Any) -> list[str]:

@@ -2,5 +2,6 @@
 
 from boxcov.data import coco, kitti, nuscenes, shapes, simulated
 from boxcov.data.frame import batched
+from boxcov.data.loading import loaded
 
-__all__ = ["batched", "coco", "kitti", "nuscenes", "shapes", "simulated"]
+__all__ = ["batched", "coco", "kitti", "loaded", "nuscenes", "shapes", "simulated"]

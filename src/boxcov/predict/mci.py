@@ -87,7 +87,7 @@ class MCI(Predictor):
     def settings(self) -> dict[str, Any]:
         own = {"method": self.method, "samples": self.samples, "seed": self.seed, **self._score_settings()}
         if self.posterior is None:
-            return {**own, "dropout": self.dropout}
+            return {**own, "dropout": self.dropout, "weights_sha256": self._fingerprint}
         about = {"depth": self.posterior.depth, "weights_sha256": self.posterior.fingerprint}
         return {**own, **about, **self._calibration_settings()}
 

@@ -1,0 +1,93 @@
+"""Every result says what it was made with: version, seed, fingerprint of the weights, settings."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from boxcov import GLM, MCGLM, MCI, Detections, ExactGLM, __version__, fit
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.frozen import fingerprint
+from command_line import boxcov, small_network
+
+
+def header(path: Path, key: str) -> dict:
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()[key])
+
+
+def test_results_carry_version_seed_fingerprint_and_settings(tmp_path) -> None:
+    detector = TinyCenter(threshold=0.05)
+    own = fingerprint(detector)
+    posterior = fit(
+        detector, shapes.frames(count=4), fisher="mc", seed=3, fraction=0.5, n_data=9, prior_precision=2.0, locations="gradient"
+    )
+    posterior.save(tmp_path / "p")
+    about = header(tmp_path / "p", "boxcov.posterior")
+    assert (about["version"], about["weights_sha256"], about["meta"]) == (__version__, own, {"seed": "3", "fraction": "0.5"})
+    settings = {name: about[name] for name in ("fisher", "n_data", "prior_precision", "locations", "depth", "form", "frames", "skipped")}
+    assert settings == {
+        "fisher": "mc",
+        "n_data": 9,
+        "prior_precision": 2.0,
+        "locations": "gradient",
+        "depth": "head",
+        "form": "eigen",
+        "frames": 2,
+        "skipped": 0,
+    }
+    image = shapes.frames(count=1, seed=7)[0][0]
+    drawing = {"mcglm": MCGLM(detector, posterior, 5, seed=7), "mci": MCI(detector, samples=5, seed=7)}
+    others = {"glm": GLM(detector, posterior, most=1), "exact": ExactGLM(detector, posterior)}
+    for method, model in {**drawing, **others}.items():
+        model(image).save(tmp_path / method)
+        assert header(tmp_path / method, "boxcov.detections")["version"] == __version__
+        meta = Detections.load(tmp_path / method).meta
+        assert meta["weights_sha256"] == own, method
+        if method in drawing:
+            assert (meta["seed"], meta["samples"]) == (7, 5)
+
+
+@pytest.mark.parametrize("verb", ["fit", "predict", "evaluate"])
+def test_a_full_disk_is_a_clear_error_without_half_a_file(tmp_path, verb, monkeypatch) -> None:
+    """Whatever is being written last; what was done before is kept, and with room again the run goes on."""
+    word = small_network(tmp_path)
+    common = ("--detector", word, "--count", 3, "--sweeps", 1)
+    assert boxcov("predict", "--method", "nms", *common, "--out", tmp_path / "nms").code == 0
+    words = {
+        "fit": ("fit", "--fisher", "mc", *common),
+        "predict": ("predict", "--method", "nms", *common),
+        "evaluate": ("evaluate", tmp_path / "nms", "--replicates", 2),
+    }
+    out, sync = tmp_path / "out", os.replace
+
+    def full(source, target) -> None:
+        if Path(target) == out:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(source, target)
+
+    before = {path.name for path in tmp_path.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        done = boxcov(*words[verb], "--out", out)
+    assert done.code == 1
+    assert done.err.strip().splitlines()[-1] == f"boxcov: {out}: cannot be written (No space left on device)"
+    assert {path.name for path in tmp_path.iterdir()} - before == ({"out.checkpoint"} if verb == "fit" else {"out.parts"})
+    (tmp_path / ".out.abcdefgh").write_text("half")  # as a kill leaves it
+    done = boxcov(*words[verb], "--out", out, "--resume")
+    assert done.code == 0, done.err
+    assert {path.name for path in tmp_path.iterdir()} - before == {"out"}
+
+
+@pytest.mark.parametrize("verb", ["fit", "predict", "evaluate"])
+def test_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path, verb) -> None:
+    words = {"fit": ("fit",), "predict": ("predict", "--method", "nms"), "evaluate": ("evaluate", tmp_path / "none")}
+    done = boxcov(*words[verb], "--out", tmp_path / "no" / "out")
+    assert done.code == 1
+    assert f"there is no folder {tmp_path / 'no'}: make it first" in done.err
