@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 Precision = Literal["float32", "tf32", "half"]
+Many = tuple[Tensor, ...]
+_Kept = tuple[torch.cuda.CUDAGraph, Many, Many]
 _KEPT = 16  # graphs; each holds its own intermediates
 
 
@@ -33,13 +35,13 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
 
 
 class Graphs:
-    """Calls a function of tensors; the second call with the same key is captured, and replayed from then on."""
+    """Calls a function of tensors that gives some; the second call with the same key is captured, and replayed from then on."""
 
     def __init__(self) -> None:
         self._met: set[Hashable] = set()
-        self._kept: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
+        self._kept: dict[Hashable, _Kept] = {}
 
-    def __call__(self, key: Hashable, run: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    def __call__(self, key: Hashable, run: Callable[..., Many], *given: Tensor) -> Many:
         if key not in self._met:  # libraries settle on their ways, which must not happen while capturing
             self._met.add(key)
             return run(*given)
@@ -51,9 +53,9 @@ class Graphs:
         for held, tensor in zip(inputs, given):
             held.copy_(tensor)
         graph.replay()
-        return out.clone()  # the next replay writes over it
+        return tuple(tensor.clone() for tensor in out)  # the next replay writes over them
 
-    def _captured(self, run: Callable[..., Tensor], given: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]:
+    def _captured(self, run: Callable[..., Many], given: Many) -> _Kept:
         inputs = tuple(tensor.clone() for tensor in given)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())

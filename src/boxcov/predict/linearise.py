@@ -16,6 +16,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
 from boxcov.frozen import check_buffers, shadow, versions
+from boxcov.predict.tangents import Tangents
 from boxcov.predict.trunk import Trunk
 
 Weights = Mapping[str, Tensor]
@@ -35,27 +36,34 @@ class Linearised:
         self._watched = not any(isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) for m in self.shadow.modules())
         self._buffers_checked = False
 
-    def at(self, inputs: Any, remember: bool = True) -> Point:
-        """The plain detector, once: what it returns bit for bit, and the trunk's outputs remembered, if other weights will be asked about."""
+    def at(self, inputs: Any, remember: bool = True, along: Tangents | None = None) -> Point:
+        """The plain detector, once: what it returns bit for bit, and the trunk's outputs remembered, if other weights will be asked about.
+
+        along: derivatives to carry beside it.
+        """
         with torch.no_grad():
-            raw = self._recorded(inputs) if remember else self.shadow(fresh(inputs))
+            raw = self._recorded(inputs, along) if remember else self._passed(inputs, along)
             if remember and not self.trunk.intact():
-                raw = self._recorded(inputs)
+                raw = self._recorded(inputs, along)
             before = versions(raw)
             selection = self.shadow.select(raw)
             self._check_unchanged(before, "select()")
             boxes = self.shadow.decode(raw, selection)
             self._check_unchanged(before, "decode()")
-            return Point(self, inputs, raw, selection, boxes, remember)
+            return Point(self, inputs, raw, selection, boxes, remember, tangents=along)
 
-    def _recorded(self, inputs: Any) -> Any:
+    def _passed(self, inputs: Any, along: Tangents | None) -> Any:
+        with nullcontext() if along is None else along:
+            return self.shadow(fresh(inputs))
+
+    def _recorded(self, inputs: Any, along: Tangents | None) -> Any:
         def run(name: str, call: Call) -> Tensor:
             self.trunk.over()
             return call()
 
         buffers = [] if self._buffers_checked else versions(list(self.shadow.buffers()))
         with self.trunk.recording(), Watch(self.names, run) if self._watched else nullcontext():
-            raw = self.shadow(fresh(inputs))
+            raw = self._passed(inputs, along)
         check_buffers(buffers)
         self._buffers_checked = True
         return raw
@@ -101,6 +109,7 @@ class Point:
     boxes: Tensor  # (m, D)
     remembered: bool = True  # whether the trunk can be played back: without, other weights cannot be asked about
     logits: Tensor | None = None  # (m,) of the scores, if asked about them too: z then has D + 1 numbers, the logit last
+    tangents: Tangents | None = None  # derivatives that were carried beside the pass
 
     def scored(self) -> Point:
         """The same point with the logits of the scores among what is asked about."""

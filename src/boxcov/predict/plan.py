@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from boxcov.predict.contract import MEMORY
+
 
 @dataclass(frozen=True)
 class Cells:
@@ -111,6 +113,27 @@ def own_cells(features: Tensor, where: Where, radius: int, reaches: list[int], k
         stages.append(Cells(table, index.flatten(1)))
     group = _together(where.kind, kinds, most)
     return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), each, each, (group,))
+
+
+def along_windows(gradients: Tensor, tangents: Tensor, where: Where, radius: int) -> Tensor:
+    """Derivatives (m, D, k) from gradients (m, D, T C) at the T cells that each box sees, and tangents (k, B, C, height, width) of the map.
+
+    >>> where = Where(*torch.tensor([[0], [0], [7], [0]]))  # one box in a corner: it sees four cells of the map
+    >>> along_windows(torch.ones(1, 2, 9 * 3), torch.ones(4, 1, 3, 8, 8), where, radius=1)[0, 0]
+    tensor([12., 12., 12., 12.])
+    """
+    k, _, C = tangents.shape[:3]
+    cell, inside = _cells(tangents[0], where, radius)
+    cell, inside = cell.flatten(1), inside.flatten(1)  # (m, T)
+    m, T = cell.shape
+    rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # channels last, as they come on a GPU: no copy
+    gradients = (gradients.unflatten(2, (T, C)) * inside[:, None, :, None]).flatten(2)
+    out = gradients.new_empty(m, gradients.shape[1], k)
+    step = max(1, int(MEMORY // (k * T * C * gradients.element_size())))
+    for i in range(0, m, step):
+        seen = rows.index_select(1, cell[i : i + step].flatten()).view(k, -1, T * C).permute(1, 2, 0).to(gradients.dtype)
+        out[i : i + step] = gradients[i : i + step] @ seen
+    return out
 
 
 def once(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -32,11 +32,14 @@ class Passed:
     slope: Tensor  # of norm and activation: (L + 1, C), or (G, B, n, T, C)
 
 
-def through_head(head: Prepared, plan: Plan, pixels: Tensor, half: bool = False) -> tuple[Tensor, Tensor]:
+def through_head(
+    head: Prepared, plan: Plan, pixels: Tensor, half: bool = False, below: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The covariance of the numbers of all boxes (m, R, R) and the numbers (m, R), from the features (P + 1, C) of the cells that they see.
 
     For a head prepared with k directions, the derivatives along them (m, R, k) come in the place of the covariance.
     half: take the one large product, of the stem's inputs with their eigenvectors, in half precision.
+    below: also the gradients (R, m, T, C) of the numbers at the features of the T cells that each box sees.
     """
     rows, stem = pixels, []
     for layers, cells in zip(head.stem, plan.stages):
@@ -50,10 +53,10 @@ def through_head(head: Prepared, plan: Plan, pixels: Tensor, half: bool = False)
             add = _stem_directions if isinstance(layers.turned, Drawn) else _stem_covariance
             part = add(layers.turned, passed.alpha, d, cells, plan)  # type: ignore[arg-type]
             found = part if found is None else found + part
-        if layers is not head.stem[0]:
+        if below or layers is not head.stem[0]:
             d = _back(d, layers.W[0, 0], layers)
     assert found is not None
-    return found, numbers
+    return found, numbers, d if below else None
 
 
 def jacobian(numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
