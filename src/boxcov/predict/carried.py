@@ -70,15 +70,18 @@ class Carried:
         return u * self._directions.scale.to(u.dtype)
 
     def compare(self, fast: Tensor, plain: Tensor) -> bool:
-        """Both ways (m, D, k) must agree on every box; if they do, they are trusted from here on."""
+        """Both ways (m, D, k) must agree on most boxes; if they do, they are trusted from here on.
+
+        Not on all: the plain way may compute the network anew in TF32, and an activation that lies at its kink falls to either side.
+        """
         off = (fast - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1).clamp(min=1e-30)
-        self.trusted = bool((off <= _SLACK[self.precision]).all())
-        if not self.trusted:
+        agreed = int((off <= _SLACK[self.precision]).sum())
+        self.trusted = agreed >= 0.75 * len(off)
+        if not self.trusted and len(off) >= 8:  # of fewer boxes nothing is concluded
             self.usable = False
-            worst = 100 * float(off.nan_to_num(nan=1e9).max())
             warn(
-                f"derivatives carried beside the plain pass are {worst:.2g} % off those of forward-mode differentiation, "
-                "so the latter are used, which are slower: does the network write into tensors that it has handed on?",
+                f"derivatives carried beside the plain pass are off those of forward-mode differentiation for {len(off) - agreed} of {len(off)} "
+                "boxes, so the latter are used, which are slower: does the network write into tensors that it has handed on?",
                 BoxcovWarning,
                 stacklevel=4,
             )

@@ -90,24 +90,26 @@ class ExactGLM(PosteriorPredictor):
 
     def along(self) -> Tangents | None:
         """Of a posterior that reaches below a head in stages: the directions of what lies below, as far as the head's input."""
-        if self.samples is None or not self._stages.below or self.score:
+        if self.samples is None or not self._stages.below:
             return None
         return self._carried.along(self.linearised, self._directions(self._stages.below), self._stages.ends)
 
     def predict(self, point: Point) -> Detections:
         plain = replace(point, logits=None)
         covariance, below, carried = self._head(plain)
+        if below and self.samples is not None:
+            covariance = covariance + self._sampled(plain, below, carried)
+        elif below and not self.score:
+            covariance = covariance + self._below(plain, below)[0]
         if not self.score:
-            if below:
-                covariance = covariance + (self._below(plain, below)[0] if self.samples is None else self._sampled(plain, below, carried))
             return point.detections(covariance=covariance, meta=self.settings())
         row, deeper = self._logit_row(point)
-        if below and below == deeper:
-            parts = self._below(point, below)
-            covariance, row = covariance + parts[0], row + parts[1]
-        else:  # boxes and logits are known by instance to different depths
-            covariance = covariance + self._below(plain, below)[0] if below else covariance
-            row = row + self._below(point, deeper)[1] if deeper else row
+        if below and self.samples is None:
+            if below == deeper:
+                parts = self._below(point, below)
+                return point.detections(covariance=covariance + parts[0], meta=self.settings(), **score_parts(row + parts[1]))
+            covariance = covariance + self._below(plain, below)[0]  # boxes and logits are known by instance to different depths
+        row = row + self._below(point, deeper)[1] if deeper else row
         return point.detections(covariance=covariance, meta=self.settings(), **score_parts(row))
 
     def _head(self, point: Point) -> tuple[Tensor, list[str], Tensor | None]:
@@ -228,12 +230,11 @@ class ExactGLM(PosteriorPredictor):
         """The covariance (m, D, D) by Monte Carlo: from tangents carried beside the plain pass, compared with the plain way at first."""
         if carried is not None and self._carried.trusted:
             return sample_covariance(self._carried.scaled(carried))
-        with matrix_precision("float32"):
-            A = directional_derivatives(point, self._directions(names))
+        A = directional_derivatives(point, self._directions(names))
         tangents = self.along() if names == self._stages.below else None
         if tangents is not None:
             try:
-                found = self._stages.found(self.linearised.at(point.inputs, along=tangents))
+                found = self._stages.found(self.linearised.again(point, tangents))
             except NoRule:
                 self._carried.usable = False
                 return sample_covariance(A)

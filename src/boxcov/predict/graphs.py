@@ -11,7 +11,7 @@ from torch import Tensor
 
 Precision = Literal["float32", "tf32", "half"]
 Many = tuple[Tensor, ...]
-_Kept = tuple[torch.cuda.CUDAGraph, Many, Many]
+_Kept = tuple[torch.cuda.CUDAGraph, Many]
 _KEPT = 16  # graphs; each holds its own intermediates
 
 
@@ -40,8 +40,10 @@ class Graphs:
     def __init__(self) -> None:
         self._met: set[Hashable] = set()
         self._kept: dict[Hashable, _Kept] = {}
+        self._inputs: dict[Hashable, Tensor] = {}  # what is given is written into these, which graphs of one shape share
 
     def __call__(self, key: Hashable, run: Callable[..., Many], *given: Tensor) -> Many:
+        key = key, tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
         if key not in self._met:  # libraries settle on their ways, which must not happen while capturing
             self._met.add(key)
             return run(*given)
@@ -49,14 +51,13 @@ class Graphs:
             if len(self._kept) >= _KEPT:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = self._captured(run, given)
-        graph, inputs, out = self._kept[key]
-        for held, tensor in zip(inputs, given):
-            held.copy_(tensor)
+        graph, out = self._kept[key]
+        self._written(given)
         graph.replay()
         return tuple(tensor.clone() for tensor in out)  # the next replay writes over them
 
     def _captured(self, run: Callable[..., Many], given: Many) -> _Kept:
-        inputs = tuple(tensor.clone() for tensor in given)
+        inputs = self._written(given)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -66,4 +67,13 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = run(*inputs)
-        return graph, inputs, out
+        return graph, out
+
+    def _written(self, given: Many) -> Many:
+        inputs = []
+        for number, tensor in enumerate(given):
+            key = number, tensor.shape, tensor.stride(), tensor.dtype
+            if key not in self._inputs:
+                self._inputs[key] = torch.empty_like(tensor)
+            inputs.append(self._inputs[key].copy_(tensor))
+        return tuple(inputs)

@@ -52,6 +52,12 @@ class Linearised:
             self._check_unchanged(before, "decode()")
             return Point(self, inputs, raw, selection, boxes, remember, tangents=along)
 
+    def again(self, point: Point, along: Tangents) -> Point:
+        """The same point once more, with derivatives carried beside; the trunk from memory."""
+        with torch.no_grad():
+            raw = self.run(point.inputs, lambda _, call: call(), lambda raw: raw, along)
+        return replace(point, raw=raw, tangents=along)
+
     def _passed(self, inputs: Any, along: Tangents | None) -> Any:
         with nullcontext() if along is None else along:
             return self.shadow(fresh(inputs))
@@ -74,7 +80,7 @@ class Linearised:
                 f"{type(self.shadow).__name__}.{who} changes raw outputs in place (sigmoid_() and the like): let it work on copies"
             )
 
-    def run(self, inputs: Any, on_call: Callable[[str, Call], Tensor], then: Callable[[Any], Any]) -> Any:
+    def run(self, inputs: Any, on_call: Callable[[str, Call], Tensor], then: Callable[[Any], Any], along: Tangents | None = None) -> Any:
         """``then(raw)`` of another pass over the same inputs: the trunk from memory, every use of a weight answered by ``on_call``."""
 
         def run(name: str, call: Call) -> Tensor:
@@ -82,7 +88,7 @@ class Linearised:
             return on_call(name, call)
 
         with self.trunk.replaying(), Watch(self.names, run):
-            return then(self.shadow(fresh(inputs)))
+            return then(self._passed(inputs, along))
 
     def exchanged(self, weights: Weights) -> Callable[[str, Call], Tensor]:
         """Answers a call with ``weights`` in the place of the trained ones."""

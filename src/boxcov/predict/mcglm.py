@@ -17,7 +17,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.predict.carried import Carried
 from boxcov.predict.graphs import Precision, matrix_precision
-from boxcov.predict.linearise import Point, Weights
+from boxcov.predict.linearise import Linearised, Point, Weights
 from boxcov.predict.predictor import PosteriorPredictor, check_precision, check_samples, sample_covariance, score_parts
 from boxcov.predict.stages import Found, Stages
 from boxcov.predict.tangents import NoRule, Tangents, normalised
@@ -146,11 +146,10 @@ class MCGLM(PosteriorPredictor):
         if not point.remembered:
             point = self.linearised.at(point.inputs)
             point = point.scored() if self.score else point
-        with matrix_precision("float32"):  # to be compared, it must be as exact
-            A = directional_derivatives(point, etas, self.chunk)
+        A = directional_derivatives(point, etas, self.chunk)
         boxes = A[:, : point.boxes.shape[1]].contiguous()
         if staged is not None and not self._stages_trusted:
-            self._learn_stages(point, etas, staged, boxes)
+            self._learn_stages(point, etas, staged)
         return self._learn_tangents(point, etas, A) or (boxes, A)
 
     @property
@@ -182,24 +181,25 @@ class MCGLM(PosteriorPredictor):
             boxes = boxes + self._carried.scaled(staged.below)
         return (boxes, boxes) if not self.score else None if every is None else (boxes, every)
 
-    def _learn_stages(self, point: Point, etas: dict[str, Tensor], staged: Found, boxes: Tensor) -> None:
+    def _learn_stages(self, point: Point, etas: dict[str, Tensor], staged: Found) -> None:
+        """The head's part, compared on the features of the plain pass itself and as exactly as it is: in float32."""
         assert self._stages is not None
-        plain, rest = replace(point, logits=None), self._rest(etas)
-        deeper = bool(rest) and bool(directional_derivatives(plain, {name: eta[:2] for name, eta in rest.items()}).any())
-        if deeper:  # the posterior reaches below the head
-            with matrix_precision("float32"):
-                boxes = directional_derivatives(plain, {name: eta for name, eta in etas.items() if name not in rest}, self.chunk)
-        self._stages.compare(staged.part, boxes, sorted(rest) if deeper else [])
+        rest, head = self._rest(etas), replace(point, logits=None)
+        deeper = bool(rest) and bool(directional_derivatives(head, {name: eta[:2] for name, eta in rest.items()}).any())
+        own = {name: eta for name, eta in etas.items() if name not in rest}
+        if deeper:  # another pass would compute the features anew
+            head = Linearised(self._detector, list(own)).at(point.inputs)
+        with matrix_precision("float32"):
+            self._stages.compare(staged.part, directional_derivatives(head, own, self.chunk), sorted(rest) if deeper else [])
 
     def _learn_tangents(self, point: Point, etas: dict[str, Tensor], A: Tensor) -> tuple[Tensor, Tensor] | None:
         """The derivatives of this frame in the way of all later ones, so that equal frames get equal numbers; None if that is the plain one."""
         tangents = self._tangents()
         try:
-            again = point if tangents is None else self.linearised.at(point.inputs, along=tangents)
+            again = point if tangents is None else self.linearised.again(point, tangents)
         except NoRule:
             self._carried.usable = False
             return None
-        again = again.scored() if self.score else again
         fast = self._fast(again, self._by_stages(again, etas) if self._staged else None)
         if fast is not None and tangents is not None and not self._carried.trusted and not self._carried.compare(fast[1], A):
             return None

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from boxcov.predict.contract import MEMORY
-
 
 @dataclass(frozen=True)
 class Cells:
@@ -42,6 +40,7 @@ class Plan:
     first: Tensor  # (u,) one box for each different cell that a box stands on
     cell: Tensor  # (m,) which of them
     groups: tuple[Group, ...]
+    pixels: Tensor  # (P,) the cells of the map, frame after frame, whose features the first stage reads
 
     def cell_or_none(self, boxes: Tensor) -> Tensor:
         """The cells of some boxes; for the box m, which is none, any."""
@@ -70,7 +69,7 @@ def shared_cells(features: Tensor, where: Where, radius: int, reaches: list[int]
     cell, inside = _cells(features, where, radius)
     cells, index = once(torch.where(inside, cell, batch * height * width), batch * height * width)
     pixels = features.flatten(2)[cells // (height * width), :, cells % (height * width)]
-    rows, side = len(cells), 2 * radius + 1
+    seen, rows, side = cells, len(cells), 2 * radius + 1
     centres, own = once(index[:, radius, radius], rows)
     first = torch.zeros_like(centres).scatter(0, own, torch.arange(len(own), device=own.device))
     stages = []
@@ -83,7 +82,7 @@ def shared_cells(features: Tensor, where: Where, radius: int, reaches: list[int]
         table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell agree on what is around it
         stages.append(Cells(table[cells], at.flatten(1)))
         index, rows, side = at, len(cells), side - 2 * reach
-    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), first, own, _one_by_one(where.kind))
+    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), first, own, _one_by_one(where.kind), seen)
 
 
 def own_cells(features: Tensor, where: Where, radius: int, reaches: list[int], kinds: int, most: int) -> tuple[Tensor, Plan]:
@@ -112,28 +111,7 @@ def own_cells(features: Tensor, where: Where, radius: int, reaches: list[int], k
         index = torch.where(inside, torch.arange(m * side * side, device=cell.device), m * side * side).view(m, side, side)
         stages.append(Cells(table, index.flatten(1)))
     group = _together(where.kind, kinds, most)
-    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), each, each, (group,))
-
-
-def along_windows(gradients: Tensor, tangents: Tensor, where: Where, radius: int) -> Tensor:
-    """Derivatives (m, D, k) from gradients (m, D, T C) at the T cells that each box sees, and tangents (k, B, C, height, width) of the map.
-
-    >>> where = Where(*torch.tensor([[0], [0], [7], [0]]))  # one box in a corner: it sees four cells of the map
-    >>> along_windows(torch.ones(1, 2, 9 * 3), torch.ones(4, 1, 3, 8, 8), where, radius=1)[0, 0]
-    tensor([12., 12., 12., 12.])
-    """
-    k, _, C = tangents.shape[:3]
-    cell, inside = _cells(tangents[0], where, radius)
-    cell, inside = cell.flatten(1), inside.flatten(1)  # (m, T)
-    m, T = cell.shape
-    rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # channels last, as they come on a GPU: no copy
-    gradients = (gradients.unflatten(2, (T, C)) * inside[:, None, :, None]).flatten(2)
-    out = gradients.new_empty(m, gradients.shape[1], k)
-    step = max(1, int(MEMORY // (k * T * C * gradients.element_size())))
-    for i in range(0, m, step):
-        seen = rows.index_select(1, cell[i : i + step].flatten()).view(k, -1, T * C).permute(1, 2, 0).to(gradients.dtype)
-        out[i : i + step] = gradients[i : i + step] @ seen
-    return out
+    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), each, each, (group,), cell)
 
 
 def once(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:

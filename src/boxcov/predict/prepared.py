@@ -59,7 +59,8 @@ class Layers:
     branch_of: Tensor  # (R,) the branch of each
     turned: Turned | Drawn | None  # None: not in the posterior
     parameters: tuple[str, ...]  # of the posterior, among those of the layers
-    joined: Tensor | None = None  # of a stem: U and W side by side, one product for both
+    joined: Tensor | None = None  # of a stem, on a CPU: U and W side by side, one product for both
+    parts: tuple[Tensor, Tensor] | None = None  # of a stem, on a GPU: leading and remaining digits of U
 
     def of(self, kinds: slice) -> Layers:
         """Those of some kinds."""
@@ -111,12 +112,25 @@ def prepared(staged: Staged, posterior: Posterior, names: Mapping[int, str], eta
 
 
 def _joined(layers: Layers) -> Layers:
-    """U becomes a part of the joined matrix, so that it is kept once."""
+    """U in the form that the stem's product takes. On a CPU it becomes a part of the joined matrix, so that it is kept once."""
     if layers.turned is None:
         return layers
     U = layers.turned.U if layers.turned.U.dim() == 2 else layers.turned.U[0, 0]
+    if U.is_cuda:
+        parts = (leading(U), U - leading(U)) if U.dtype == torch.float32 else None
+        return replace(layers, parts=parts, turned=replace(layers.turned, U=U))
     joined = torch.cat([U, layers.W[0, 0]], 1)
     return replace(layers, joined=joined, turned=replace(layers.turned, U=joined[:, : U.shape[1]]))
+
+
+def leading(x: Tensor) -> Tensor:
+    """The digits of float32 numbers that TF32 keeps, rounded to nearest.
+
+    >>> x = torch.tensor([1 / 3])
+    >>> leading(x), bool((x - leading(x)).abs() <= x * 2**-11)
+    (tensor([0.3333]), True)
+    """
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str], etas: Mapping[str, Tensor] | None) -> Layers | None:

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from boxcov.predict.contract import MEMORY
+from boxcov.predict.graphs import matrix_precision
 from boxcov.predict.plan import Cells, Group, Plan
-from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned
+from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned, leading
 
 _NEAR = 2**20  # bytes of intermediates at once on a CPU: what its second cache holds
 
@@ -33,13 +35,13 @@ class Passed:
 
 
 def through_head(
-    head: Prepared, plan: Plan, pixels: Tensor, half: bool = False, below: bool = False
+    head: Prepared, plan: Plan, pixels: Tensor, half: bool = False, tangents: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The covariance of the numbers of all boxes (m, R, R) and the numbers (m, R), from the features (P + 1, C) of the cells that they see.
 
     For a head prepared with k directions, the derivatives along them (m, R, k) come in the place of the covariance.
     half: take the one large product, of the stem's inputs with their eigenvectors, in half precision.
-    below: also the gradients (R, m, T, C) of the numbers at the features of the T cells that each box sees.
+    tangents: (k, B, C, height, width) of the features, if they depend on weights, too; then also the derivatives (m, R, k) along these.
     """
     rows, stem = pixels, []
     for layers, cells in zip(head.stem, plan.stages):
@@ -53,10 +55,10 @@ def through_head(
             add = _stem_directions if isinstance(layers.turned, Drawn) else _stem_covariance
             part = add(layers.turned, passed.alpha, d, cells, plan)  # type: ignore[arg-type]
             found = part if found is None else found + part
-        if below or layers is not head.stem[0]:
+        if layers is not head.stem[0]:
             d = _back(d, layers.W[0, 0], layers)
     assert found is not None
-    return found, numbers, d if below else None
+    return found, numbers, None if tangents is None else _from_below(head.stem[0], plan, d, tangents)
 
 
 def jacobian(numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
@@ -89,6 +91,10 @@ def _pointwise(y: Tensor, scale: Tensor, shift: Tensor, layers: Layers) -> tuple
 
 def _contracted(K: Tensor, delta: Tensor) -> Tensor:
     """``sum over p of delta^T K_p delta`` (..., R, R), for K (..., p, T, T) and delta (..., p, T, R)."""
+    T, R = delta.shape[-2:]
+    if K.is_cuda and (T % 8 or R % 8):  # sizes that do not divide by 8 take its libraries ten times as long
+        K, delta = F.pad(K, (0, -T % 8, 0, -T % 8)), F.pad(delta, (0, -R % 8, 0, -T % 8))
+        return _contracted(K, delta)[..., :R, :R]
     right = K @ delta
     C = delta.flatten(-3, -2).transpose(-1, -2) @ right.flatten(-3, -2)
     return (C + C.transpose(-1, -2)) / 2
@@ -105,15 +111,33 @@ def _chunks(count: int, size: int, like: Tensor) -> range:
 
 def _stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple[Tensor, Passed]:
     a = _gathered(rows, cells.table, layers.has_bias)
-    if layers.turned is None or layers.joined is None:
-        alpha, y = None, a @ layers.W[0, 0]
+    if layers.turned is None:
+        alpha, y = None, _in_full(a, layers.W[0, 0])
     elif half:
-        alpha, y = (a.half() @ layers.turned.U.half()).to(a.dtype), a @ layers.W[0, 0]
+        alpha, y = (a.half() @ layers.turned.U.half()).to(a.dtype), _in_full(a, layers.W[0, 0])
+    elif layers.joined is None:
+        U = layers.turned.U
+        alpha = a @ U if torch.backends.cuda.matmul.allow_tf32 else _in_full(a, U, layers.parts)
+        y = _in_full(a, layers.W[0, 0])
     else:
         alpha, y = (a @ layers.joined).tensor_split([layers.joined.shape[1] - layers.W.shape[3]], 1)
     h, slope = _pointwise(y, layers.scale[0, 0], layers.shift[0, 0], layers)
     h[-1], slope[-1] = 0, 0
     return h, Passed(alpha, slope)
+
+
+def _in_full(a: Tensor, W: Tensor, parts: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """A product as exact as float32 makes it, whatever precision is allowed: what the network computes, as an activation near its kink is to fall
+    to the side that it falls to there; and all products if nothing less is allowed.
+
+    On a GPU it is three products in TF32, of leading and remaining digits, right to 1e-6 and faster than one in float32. parts: those of W.
+    """
+    if not a.is_cuda or a.dtype != torch.float32:
+        return a @ W
+    lead, rest = (leading(W), W - leading(W)) if parts is None else parts
+    a_lead = leading(a)
+    with matrix_precision("tf32"):
+        return a_lead @ lead + (a_lead @ rest + (a - a_lead) @ lead)
 
 
 def _gathered(rows: Tensor, table: Tensor, has_bias: bool) -> Tensor:
@@ -166,6 +190,23 @@ def _grams(turned: Turned, alpha: Tensor, at: Tensor) -> Tensor:
             torch.bmm(own, weighed[: len(own)].view(len(own), S * T, n).transpose(1, 2), out=part[i : i + chunks.step])
         parts.append(part.view(u, T, S, T).transpose(1, 2))
     return torch.cat(parts, 1).view(u, -1, T * T)
+
+
+def _from_below(layers: Layers, plan: Plan, d: Tensor, tangents: Tensor) -> Tensor:
+    """(m, R, k) of gradients d (R, m, T, n_out) at the first stage's product, and tangents (k, B, C, height, width) of what it reads."""
+    cells, (k, _, C) = plan.stages[0], tangents.shape[:3]
+    rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # channels last, as they come: no copy
+    beyond = cells.table == len(plan.pixels)
+    read = torch.cat([plan.pixels, plan.pixels.new_zeros(1)])[cells.table]  # (L, taps) cells of the map
+    W = layers.W[0, 0][: C * read.shape[1]].to(tangents.dtype)
+    moved = d.new_zeros(k, len(read) + 1, W.shape[1])
+    chunks = _chunks(k, read.numel() * C, tangents) if d.is_cuda else range(k)
+    for i in chunks:
+        seen = rows[i : i + chunks.step].index_select(1, read.flatten()).view(-1, *read.shape, C)
+        seen = seen.masked_fill_(beyond.unsqueeze(2), 0).flatten(2)
+        moved[i : i + chunks.step, :-1] = (seen @ W).to(d.dtype)
+    moved = moved[:, cells.at].flatten(2).permute(1, 2, 0)  # (m, T n_out, k)
+    return d.transpose(0, 1).flatten(2) @ moved
 
 
 # the branches: boxes by kind, (G kinds, B branches, n boxes, ...)
@@ -233,7 +274,7 @@ def _first_branches(layers: Layers, at: Tensor, a: Tensor) -> tuple[Tensor, Pass
         U = layers.turned.U  # one for all, or (G, B, n_in, n_in)
         alpha = (own @ U).view(G, 1, n, T, -1) if U.dim() == 2 else (own.unsqueeze(1) @ U).view(*U.shape[:2], n, T, -1)
     W = layers.W.transpose(1, 2).flatten(2)  # (G, n_in, B C)
-    y = (own @ W).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
+    y = _in_full(own, W).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
     h, slope = _pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
     inside = (at < len(a) - 1).view(G, 1, n, T, 1)
     return h * inside, Passed(alpha, slope * inside)
@@ -249,7 +290,7 @@ def _later_branches(layers: Layers, x: Tensor) -> tuple[Tensor, Passed]:
         a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
     flat = a.flatten(2, 3)
     alpha = None if layers.turned is None else (flat @ layers.turned.U).view(*a.shape[:4], -1)
-    y = (flat @ layers.W).view(*a.shape[:4], -1)
+    y = _in_full(flat, layers.W).view(*a.shape[:4], -1)
     h, slope = _pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
     return h, Passed(alpha, slope)
 

@@ -12,7 +12,7 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.errors import BoxcovError
 from boxcov.predict.graphs import Graphs, Many, Precision, matrix_precision
 from boxcov.predict.linearise import Point
-from boxcov.predict.plan import Where, along_windows, own_cells, shared_cells
+from boxcov.predict.plan import Where, own_cells, shared_cells
 from boxcov.predict.prepared import Prepared, prepared
 from boxcov.predict.stacked import jacobian, through_head
 from boxcov.staged import Staged
@@ -26,7 +26,7 @@ class Found:
     """What stages say of the boxes of a frame."""
 
     part: Tensor  # of the head's layers: covariance (m, D, D), or derivatives along directions (m, D, k)
-    below: Tensor | None  # derivatives (m, D, k) along what lies below, if the tangents of the stem's input are known
+    below: Tensor | None = None  # derivatives (m, D, k) along what lies below, if the tangents of the stem's input are known
 
 
 class Stages:
@@ -74,15 +74,12 @@ class Stages:
         tangents = None if point.tangents is None or not point.tangents.ends else point.tangents.of(staged.features)
         with matrix_precision(self.precision):
             if staged.features.device.type != "cpu":
-                part, *gradients = self._on_device(head, staged.features, where, staged.decode, tangents is not None)
-            else:
-                pixels, plan = shared_cells(staged.features, where, head.radius, head.reaches)
-                found = through_head(head, plan, pixels, below=tangents is not None)
-                part, *gradients = self._decoded(*found, lambda numbers: staged.decode(numbers, where.row, where.column))
-            below = None if tangents is None else along_windows(gradients[0], tangents, where, head.radius)
-        return Found(part, below)
+                return Found(*self._on_device(head, staged.features, where, staged.decode, tangents))
+            pixels, plan = shared_cells(staged.features, where, head.radius, head.reaches)
+            found = through_head(head, plan, pixels, tangents=tangents)
+            return Found(*self._decoded(*found, lambda numbers: staged.decode(numbers, where.row, where.column)))
 
-    def _on_device(self, head: Prepared, features: Tensor, where: Where, decode: Decode, below: bool) -> list[Tensor]:
+    def _on_device(self, head: Prepared, features: Tensor, where: Where, decode: Decode, tangents: Tensor | None) -> list[Tensor]:
         """On a GPU: sizes are rounded up, and every size that was met is kept as a graph."""
         m = len(where.kind)
         most = _bucket(int(torch.bincount(where.kind, minlength=head.kinds).max()), 8)
@@ -90,25 +87,25 @@ class Stages:
         packed[3] = head.kinds  # boxes that fill up are of no kind
         torch.stack([where.frame, where.row, where.column, where.kind], out=packed[:, :m])
 
-        def run(features: Tensor, packed: Tensor) -> Many:
+        def run(features: Tensor, packed: Tensor, *tangents: Tensor) -> Many:
             own = Where(*packed)
             pixels, plan = own_cells(features, own, head.radius, head.reaches, head.kinds, most)
-            found = through_head(head, plan, pixels, half=self.precision == "half", below=below)
+            found = through_head(head, plan, pixels, self.precision == "half", *tangents)
             return self._decoded(*found, lambda values: decode(values, own.row, own.column))
 
-        key = features.shape, packed.shape, most, below
-        made = run(features, packed) if self._graphs is None else self._graphs(key, run, features, packed)
+        given = (features, packed) if tangents is None else (features, packed, tangents)
+        made = run(*given) if self._graphs is None else self._graphs(most, run, *given)
         return [tensor[:m] for tensor in made]
 
     def draw(self, etas: dict[str, Tensor]) -> None:
         """Other directions from here on; what has been compared stays so."""
         self.etas, self._stale, self._graphs = etas, True, None
 
-    def _decoded(self, found: Tensor, numbers: Tensor, d: Tensor | None, decode: Callable[[Tensor], Tensor]) -> Many:
-        """Of the numbers' covariance or derivatives those of the boxes, and of their gradients (R, m, T, C), if there, the boxes' (m, D, T C)."""
+    def _decoded(self, found: Tensor, numbers: Tensor, below: Tensor | None, decode: Callable[[Tensor], Tensor]) -> Many:
+        """Of the numbers' covariance, or derivatives, and of their derivatives along what lies below, those of the boxes."""
         J = jacobian(numbers, decode).to(found.dtype)
         part = J @ found if self.etas is not None else J @ found @ J.transpose(1, 2)
-        return (part,) if d is None else (part, J @ d.transpose(0, 1).flatten(2))
+        return (part,) if below is None else (part, J @ below)
 
     def _ready(self, staged: Staged, names: dict[int, str]) -> Prepared | None:
         layers = tuple(id(layer) for stage in (*staged.stem, *staged.branches) for row in stage.layers for layer in row)
@@ -128,9 +125,10 @@ class Stages:
         return set() if self._prepared is None else self._prepared.parameters
 
     def compare(self, fast: Tensor, plain: Tensor, below: list[str]) -> None:
-        """Both ways must agree on every box; if they do, the kinds seen are trusted from here on."""
+        """Both ways must agree on every box, in less than float32 on most; if they do, the kinds seen are trusted from here on."""
         off = (fast - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1).clamp(min=1e-30)
-        if bool((off > _SLACK).any()):
+        allowed = 0 if self.precision == "float32" else len(off) // 4
+        if not int((off <= _SLACK).sum()) >= len(off) - allowed:
             row = int(off.argmax())
             raise BoxcovError(
                 f"staged() contradicts instances() or decode(): box {row} has {fast[row].diagonal().tolist()} by stages, "

@@ -123,6 +123,8 @@ class Tangents(TorchFunctionMode):
         super().__init__()
         self.directions, self.ends = directions, ends
         self._held: Any = WeakTensorKeyDictionary()
+        self._met: set[int] = set()  # ids of all that have been held: a first, quick answer
+        self._over = False  # what is carried has reached its end
 
     def of(self, tensor: Tensor) -> Tensor | None:
         """(k, *shape), or None for a tensor that does not depend on the weights."""
@@ -131,10 +133,12 @@ class Tangents(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._over:
+            return func(*args, **kwargs)
         call = parse(func, args, kwargs)
         if call is not None:
             return self._product(call)
-        if not any(isinstance(leaf, Tensor) and leaf in self._held for leaf in tree_leaves((args, kwargs))):
+        if not self._met or not self._any_held(args, kwargs):
             return func(*args, **kwargs)
         if func is F.batch_norm:
             return self._norm(args, kwargs)
@@ -148,14 +152,32 @@ class Tangents(TorchFunctionMode):
             raise NoRule(f"{getattr(func, '__name__', func)} writes into a tensor")
         return self._by_jvp(func, args, kwargs)
 
+    def _any_held(self, args: Any, kwargs: Any) -> bool:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor):
+                if id(value) in self._met and value in self._held:
+                    return True
+            elif isinstance(value, (list, tuple, dict)):
+                return any(isinstance(leaf, Tensor) and leaf in self._held for leaf in tree_leaves((args, kwargs)))
+        return False
+
+    def _hold(self, tensor: Tensor, tangent: Tangent) -> None:
+        self._held[tensor] = tangent
+        self._met.add(id(tensor))
+
     def _product(self, call: Call) -> Tensor:
         out = call()
-        directions, x = self.directions, self._held.get(call.x)
-        eta, shift = directions.of(call.weight), directions.of(call.bias)
-        if id(call.weight) in self.ends or (x is None and eta is None and shift is None):
+        if id(call.weight) in self.ends:
+            self._over = True
             return out
-        if call.weight in self._held or (call.geometry.transposed and call.geometry.groups > 1):
-            raise NoRule("a weight that is computed, or a transposed convolution in groups")
+        directions, x = self.directions, self._held.get(call.x) if id(call.x) in self._met else None
+        eta, shift = directions.of(call.weight), directions.of(call.bias)
+        if self._any_held((call.weight, call.bias), {}):
+            raise NoRule("a weight that is computed")
+        if x is None and eta is None and shift is None:
+            return out
+        if call.geometry.transposed and call.geometry.groups > 1:
+            raise NoRule("a transposed convolution in groups")
         if call.x.dim() < 2 + len(call.geometry.kernel) and call.geometry.kernel:
             raise NoRule("a convolution without a batch")
         with matrix_precision(directions.precision) if out.is_cuda else nullcontext():
@@ -165,7 +187,7 @@ class Tangents(TorchFunctionMode):
             shift = shift.to(directions.dtype or out.dtype).reshape(len(shift), *[1] * (out.dim() - 1 - behind), -1, *[1] * behind)
             t = shift.expand(len(shift), *out.shape) if t is None else t.add_(shift)
         assert t is not None
-        self._held[out] = Tangent(t)
+        self._hold(out, Tangent(t))
         return out
 
     def _linear(self, call: Call, x: Tangent | None, eta: Tensor | None) -> Tensor | None:
@@ -200,7 +222,7 @@ class Tangents(TorchFunctionMode):
         if x is None or any(isinstance(given.get(n), Tensor) and given[n] in self._held for n in names[1:5]):
             raise NoRule("a norm whose parameters are computed")
         scale = self.directions.norm(given["running_var"], given.get("weight"), given.get("eps", 1e-5), out.dim())
-        self._held[out] = x.scaled(scale)
+        self._hold(out, x.scaled(scale))
         return out
 
     def _pointwise(self, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -212,7 +234,7 @@ class Tangents(TorchFunctionMode):
         held = self._held[x]
         inside = x.detach().clone() if func in (torch.relu_, Tensor.relu_) or kwargs.get("inplace") or True in rest else x.detach()
         out: Tensor = func(*args, **kwargs)
-        self._held[out] = held.scaled(_slope(func, inside, rest, kwargs, out))
+        self._hold(out, held.scaled(_slope(func, inside, rest, kwargs, out)))
         return out
 
     def _sum(self, func: Any, args: Any) -> Tensor:
@@ -220,7 +242,7 @@ class Tangents(TorchFunctionMode):
         shapes = [x.shape if isinstance(x, Tensor) else () for x in args]
         out: Tensor = func(*args)
         parts = [_aligned(t.whole(), len(shape), out) for t, shape in zip(tangents, shapes) if t is not None]
-        self._held[out] = Tangent(parts[0] if len(parts) == 1 else parts[0] + parts[1])
+        self._hold(out, Tangent(parts[0] if len(parts) == 1 else parts[0] + parts[1]))
         return out
 
     def _joined(self, args: Any, kwargs: Any) -> Tensor:
@@ -245,7 +267,7 @@ class Tangents(TorchFunctionMode):
                 part.copy_(held.t)
             else:
                 torch.mul(held.t, held.multiplier(), out=part)
-        self._held[out] = Tangent(whole)
+        self._hold(out, Tangent(whole))
         return out
 
     def _by_jvp(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -268,7 +290,7 @@ class Tangents(TorchFunctionMode):
         primals = tuple(leaves[i].detach() for i in moving)
         tangents = tuple(self._held[leaves[i]].whole().to(leaves[i].dtype) for i in moving)
         for leaf, t in zip(into, pushed(again, primals, tangents)):
-            self._held[leaf] = Tangent(t if self.directions.dtype is None else t.to(self.directions.dtype))
+            self._hold(leaf, Tangent(t if self.directions.dtype is None else t.to(self.directions.dtype)))
         return out
 
 
