@@ -14,7 +14,7 @@ from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict import stages
+from boxcov.predict import prepared, stacked, stages
 from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.plan import Where as At
 from boxcov.predict.plan import own_cells
@@ -250,3 +250,17 @@ def test_buckets_hold_what_they_must(count: int) -> None:
 def test_a_precision_that_there_is_not_is_refused(tiny, train_frames) -> None:
     with pytest.raises(BoxcovError, match="precision must be one of float32, tf32, half, got 'double'"):
         ExactGLM(tiny, boxcov.fit(tiny, train_frames[:2]), precision="double")
+
+
+@pytest.mark.parametrize("count", [1, 21])
+def test_sizes_filled_up_to_fours_give_the_same(monkeypatch, posterior, data, count: int) -> None:
+    """The way of a GPU, whose fast products take no other sizes, on a CPU."""
+    detector = chosen(count)
+    plain = ExactGLM(detector, posterior)(data[0][0]).covariance
+    sampled = MCGLM(detector, posterior, samples=5)(data[0][0]).covariance
+    for module in (stacked, prepared):
+        monkeypatch.setattr(module, "missing", lambda size, like: -size % 4)
+    model = ExactGLM(detector, posterior)
+    assert relative(model(data[0][0]).covariance, plain) < 1e-5
+    assert model._stages._prepared.branches[-1].W.shape[2] % 4 == 0
+    assert relative(MCGLM(detector, posterior, samples=5)(data[0][0]).covariance, sampled) < 1e-5

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from boxcov.predict.contract import MEMORY
 from boxcov.predict.graphs import matrix_precision
 from boxcov.predict.plan import Cells, Group, Plan
-from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned, leading
+from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned, in_parts, leading, missing
 
 _NEAR = 2**20  # bytes of intermediates at once on a CPU: what its second cache holds
 
@@ -91,10 +91,6 @@ def _pointwise(y: Tensor, scale: Tensor, shift: Tensor, layers: Layers) -> tuple
 
 def _contracted(K: Tensor, delta: Tensor) -> Tensor:
     """``sum over p of delta^T K_p delta`` (..., R, R), for K (..., p, T, T) and delta (..., p, T, R)."""
-    T, R = delta.shape[-2:]
-    if K.is_cuda and (T % 8 or R % 8):  # sizes that do not divide by 8 take its libraries ten times as long
-        K, delta = F.pad(K, (0, -T % 8, 0, -T % 8)), F.pad(delta, (0, -R % 8, 0, -T % 8))
-        return _contracted(K, delta)[..., :R, :R]
     right = K @ delta
     C = delta.flatten(-3, -2).transpose(-1, -2) @ right.flatten(-3, -2)
     return (C + C.transpose(-1, -2)) / 2
@@ -110,7 +106,7 @@ def _chunks(count: int, size: int, like: Tensor) -> range:
 
 
 def _stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple[Tensor, Passed]:
-    a = _gathered(rows, cells.table, layers.has_bias)
+    a = _gathered(rows, cells.table, layers)
     if layers.turned is None:
         alpha, y = None, _in_full(a, layers.W[0, 0])
     elif half:
@@ -134,36 +130,51 @@ def _in_full(a: Tensor, W: Tensor, parts: tuple[Tensor, Tensor] | None = None) -
     """
     if not a.is_cuda or a.dtype != torch.float32:
         return a @ W
-    lead, rest = (leading(W), W - leading(W)) if parts is None else parts
+    lead, rest = in_parts(W) if parts is None else parts
     a_lead = leading(a)
     with matrix_precision("tf32"):
         return a_lead @ lead + (a_lead @ rest + (a - a_lead) @ lead)
 
 
-def _gathered(rows: Tensor, table: Tensor, has_bias: bool) -> Tensor:
+def _gathered(rows: Tensor, table: Tensor, layers: Layers) -> Tensor:
     """Inputs (L + 1, n_in) of a layer: what each cell reads, tap by tap, and a row of zeros."""
-    a = rows.new_zeros(len(table) + 1, table.shape[1] * rows.shape[1] + has_bias)
-    if not has_bias:
+    n = table.shape[1] * rows.shape[1]
+    a = rows.new_zeros(len(table) + 1, n + layers.behind)
+    if not layers.behind:
         torch.index_select(rows, 0, table.flatten(), out=a[:-1].view(-1, rows.shape[1]))
         return a
-    a[:-1, :-1] = rows.index_select(0, table.flatten()).view(len(table), -1)
-    a[:-1, -1] = 1
+    a[:-1, :n] = rows.index_select(0, table.flatten()).view(len(table), -1)
+    if layers.has_bias:
+        a[:-1, n] = 1
     return a
 
 
 def _stem_covariance(turned: Turned, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan) -> Tensor:
     """(m, R, R) of gradients d (R, m, T, C)."""
-    R, m, T, p = d.shape
+    R, m, _, p = d.shape
+    at = _in_fours(cells.at[plan.first], len(cells.table))
+    T = at.shape[1]
     delta = (d.flatten(0, 2) @ turned.V[0, 0]).view(d.shape).permute(1, 3, 2, 0)  # (m, p, T, R)
-    grams = _grams(turned, alpha, cells.at[plan.first])  # (u, S, T T)
+    delta = _filled(delta, T)
+    grams = _grams(turned, alpha, at)  # (u, S, T T)
     out = delta.new_empty(m, R, R)
     chunks = _chunks(m, p * T * T, delta)
     for i in chunks:
         part = slice(i, i + chunks.step)
         K = grams.index_select(0, plan.cell[part])
         K = K if turned.rows is None else turned.rows[0, 0] @ K
-        out[part] = _contracted(K.view(-1, p, T, T), delta[part].contiguous())
+        out[part] = _contracted(K.view(-1, p, T, T), delta[part].contiguous())[..., :R, :R]
     return out
+
+
+def _in_fours(at: Tensor, beyond: int) -> Tensor:
+    """On a GPU, cells (u, T) filled up with ones beyond the border to a multiple of four: its fast products take no other sizes."""
+    return F.pad(at, (0, missing(at.shape[1], at)), value=beyond)
+
+
+def _filled(delta: Tensor, T: int) -> Tensor:
+    """Gradients (..., T, R) filled up with zeros in the same way."""
+    return F.pad(delta, (0, missing(delta.shape[-1], delta), 0, T - delta.shape[-2]))
 
 
 def _stem_directions(drawn: Drawn, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan) -> Tensor:
@@ -215,10 +226,10 @@ def _from_below(layers: Layers, plan: Plan, d: Tensor, tangents: Tensor) -> Tens
 def _branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """The numbers (m, R), what the branches' layers add (m, R, R or k), and the gradients at the stem's output (R, m, T, C)."""
     first, last = head.branches[0], head.branches[-1]
-    a = _gathered(rows, plan.stages[-1].table, first.has_bias)
+    a = _gathered(rows, plan.stages[-1].table, first)
     grams = None
     if isinstance(first.turned, Turned) and first.turned.rows is not None:
-        grams = _grams(first.turned, a @ first.turned.U, plan.stages[-1].at[plan.first])
+        grams = _grams(first.turned, a @ first.turned.U, _in_fours(plan.stages[-1].at[plan.first], len(plan.stages[-1].table)))
     found = [_of_kinds(head, plan, group, a, grams) for group in plan.groups]
     order = torch.cat([group.boxes for group in plan.groups]).argsort()
     numbers = torch.cat([parts[0] for parts in found])[order].flatten(1)[:, last.picked]
@@ -286,8 +297,8 @@ def _later_branches(layers: Layers, x: Tensor) -> tuple[Tensor, Passed]:
     side, size = round(T**0.5), 2 * layers.reach + 1
     a = x.reshape(G, B, n, side, side, C).unfold(3, size, 1).unfold(4, size, 1)  # (G, B, n, s, s, C, k, k)
     a = a.movedim(5, 7).flatten(5).flatten(3, 4)  # (G, B, n, T', k k C)
-    if layers.has_bias:
-        a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
+    if layers.behind:
+        a = torch.cat([a, _behind(a, layers)], -1)
     flat = a.flatten(2, 3)
     alpha = None if layers.turned is None else (flat @ layers.turned.U).view(*a.shape[:4], -1)
     y = _in_full(flat, layers.W).view(*a.shape[:4], -1)
@@ -295,19 +306,28 @@ def _later_branches(layers: Layers, x: Tensor) -> tuple[Tensor, Passed]:
     return h, Passed(alpha, slope)
 
 
+def _behind(a: Tensor, layers: Layers) -> Tensor:
+    """What comes behind the inputs (..., behind): the 1 of a bias, then zeros."""
+    behind = a.new_zeros(layers.behind)
+    behind[: layers.has_bias] = 1
+    return behind.expand(*a.shape[:-1], layers.behind)
+
+
 def _branch_covariance(turned: Turned, alpha: Tensor | None, d: Tensor, grams: Tensor | None) -> Tensor:
     """(G, B, n, c, c) of gradients d (G, B, c, n, T, C)."""
-    G, B, _, n, T, p = d.shape
+    G, B, c, n, T, p = d.shape
     delta = (d.flatten(2, 4) @ turned.V).view(d.shape).permute(0, 1, 3, 5, 4, 2)  # (G, B, n, p, T, c)
     if grams is not None:
         assert turned.rows is not None
+        T = round(grams.shape[-1] ** 0.5)
+        delta = _filled(delta, T)
         K = turned.rows.flatten(1, 2).unsqueeze(1) @ grams.view(G, n, -1, T * T)  # (G, n, B p, T T)
         K = K.view(G, n, B, p, T, T).transpose(1, 2)
     else:
         assert alpha is not None
         pairs = (alpha.unsqueeze(-2) * alpha.unsqueeze(-3)).flatten(2, 4)  # (G, B, n T T, n_in)
         K = (pairs @ turned.variances.transpose(2, 3)).view(G, B, n, T * T, p).transpose(3, 4).unflatten(4, (T, T))
-    return _contracted(K, delta)
+    return _contracted(K, delta)[..., :c, :c]
 
 
 def _branch_directions(drawn: Drawn, alpha: Tensor | None, d: Tensor) -> Tensor:
@@ -324,7 +344,7 @@ def _back(d: Tensor, W: Tensor, layers: Layers) -> Tensor:
     W has the shape (*lead, n_in, n_out), with the first dimensions of d for ``lead``.
     """
     size = 2 * layers.reach + 1
-    W = W[..., : W.shape[-2] - layers.has_bias, :].transpose(-1, -2)
+    W = W[..., : W.shape[-2] - layers.behind, :].transpose(-1, -2)
     side = round(d.shape[-2] ** 0.5)
     spread = d.flatten(W.dim() - 2, -2) @ W
     if side == 1:
