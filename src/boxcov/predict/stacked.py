@@ -107,24 +107,30 @@ def _chunks(count: int, size: int, like: Tensor) -> range:
 
 def _stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple[Tensor, Passed]:
     a = _gathered(rows, cells.table, layers)
-    if layers.turned is None:
-        alpha, y = None, _in_full(a, layers.W[0, 0])
-    elif half:
-        alpha, y = (a.half() @ layers.turned.U.half()).to(a.dtype), _in_full(a, layers.W[0, 0])
-    elif layers.joined is None:
-        U = layers.turned.U
-        alpha = a @ U if torch.backends.cuda.matmul.allow_tf32 else _in_full(a, U, layers.parts)
-        y = _in_full(a, layers.W[0, 0])
-    else:
+    if layers.turned is not None and layers.joined is not None:
         alpha, y = (a @ layers.joined).tensor_split([layers.joined.shape[1] - layers.W.shape[3]], 1)
+    else:
+        alpha, y = None if layers.turned is None else _turned_inputs(a, layers.turned.U, layers, half), _outputs(a, layers.W[0, 0], layers)
     h, slope = _pointwise(y, layers.scale[0, 0], layers.shift[0, 0], layers)
     h[-1], slope[-1] = 0, 0
     return h, Passed(alpha, slope)
 
 
+def _turned_inputs(a: Tensor, U: Tensor, layers: Layers, half: bool) -> Tensor:
+    """The one large product, on a GPU."""
+    if half:
+        return (a.half() @ U.half()).to(a.dtype)
+    return a @ U if torch.backends.cuda.matmul.allow_tf32 or layers.parts is None else _in_full(a, U, layers.parts)
+
+
+def _outputs(a: Tensor, W: Tensor, layers: Layers) -> Tensor:
+    """What the network computes. For derivatives along directions in full: an activation near its kink is to fall to the side that it falls to
+    in float32, as a few directions do not even that out."""
+    return _in_full(a, W) if isinstance(layers.turned, Drawn) else a @ W
+
+
 def _in_full(a: Tensor, W: Tensor, parts: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """A product as exact as float32 makes it, whatever precision is allowed: what the network computes, as an activation near its kink is to fall
-    to the side that it falls to there; and all products if nothing less is allowed.
+    """A product as exact as float32 makes it, whatever precision is allowed.
 
     On a GPU it is three products in TF32, of leading and remaining digits, right to 1e-6 and faster than one in float32. parts: those of W.
     """
@@ -285,7 +291,7 @@ def _first_branches(layers: Layers, at: Tensor, a: Tensor) -> tuple[Tensor, Pass
         U = layers.turned.U  # one for all, or (G, B, n_in, n_in)
         alpha = (own @ U).view(G, 1, n, T, -1) if U.dim() == 2 else (own.unsqueeze(1) @ U).view(*U.shape[:2], n, T, -1)
     W = layers.W.transpose(1, 2).flatten(2)  # (G, n_in, B C)
-    y = _in_full(own, W).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
+    y = _outputs(own, W, layers).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
     h, slope = _pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
     inside = (at < len(a) - 1).view(G, 1, n, T, 1)
     return h * inside, Passed(alpha, slope * inside)
@@ -301,7 +307,7 @@ def _later_branches(layers: Layers, x: Tensor) -> tuple[Tensor, Passed]:
         a = torch.cat([a, _behind(a, layers)], -1)
     flat = a.flatten(2, 3)
     alpha = None if layers.turned is None else (flat @ layers.turned.U).view(*a.shape[:4], -1)
-    y = _in_full(flat, layers.W).view(*a.shape[:4], -1)
+    y = _outputs(flat, layers.W, layers).view(*a.shape[:4], -1)
     h, slope = _pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
     return h, Passed(alpha, slope)
 
