@@ -107,10 +107,12 @@ def _chunks(count: int, size: int, like: Tensor) -> range:
 
 def _stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple[Tensor, Passed]:
     a = _gathered(rows, cells.table, layers)
+    alpha: Tensor | None = None
     if layers.turned is not None and layers.joined is not None:
         alpha, y = (a @ layers.joined).tensor_split([layers.joined.shape[1] - layers.W.shape[3]], 1)
     else:
-        alpha, y = None if layers.turned is None else _turned_inputs(a, layers.turned.U, layers, half), _outputs(a, layers.W[0, 0], layers)
+        alpha = None if layers.turned is None else _turned_inputs(a, layers.turned.U, layers, half)
+        y = _outputs(a, layers.W[0, 0], layers)
     h, slope = _pointwise(y, layers.scale[0, 0], layers.shift[0, 0], layers)
     h[-1], slope[-1] = 0, 0
     return h, Passed(alpha, slope)
