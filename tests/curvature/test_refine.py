@@ -14,6 +14,7 @@ from boxcov.curvature.losses import Losses
 from boxcov.curvature.refine import last_layers, refined
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
+from centerpoint_cases import detector_of, frames, pillar_config
 from nets import CASES, Case
 from oracles.dense import flat, frame_gradients, relative
 
@@ -250,3 +251,12 @@ def test_too_large_a_layer_is_refused(monkeypatch) -> None:
     monkeypatch.setattr("boxcov.curvature.refine.WIDEST", 50)
     with pytest.raises(BoxcovError, match=r"the whole Fisher of net\.0 \(57\) is too large: at most 50 weights a group"):
         refined_posterior("full")
+
+
+def test_a_layer_whose_output_is_handed_out_raw_but_followed_is_not_the_last() -> None:
+    """CenterPoint's neck is among the raw outputs, for the crops of its head: its layers are not the last."""
+    config = pillar_config()
+    posterior = fit(detector_of(config), frames(config), depth="neck", full="last")
+    whole = {name for name, block in posterior.blocks.items() if block.full is not None}
+    assert whole
+    assert not any(name.startswith(("neck", "head.shared")) for name in whole)

@@ -14,7 +14,7 @@ from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict import stages
+from boxcov.predict import prepared, stacked, stages
 from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.plan import Where as At
 from boxcov.predict.plan import own_cells
@@ -146,7 +146,7 @@ def test_cells_of_their_own_give_the_same(posterior, data) -> None:
             *(nn.functional.pad(t, (0, 11), value=v) for t, v in zip((staged.frame, staged.row, staged.column, staged.kind), (0, 0, 0, 3)))
         )
         pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, head.kinds, 16)
-        C = model._stages._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, at.row, at.column))
+        (C,) = model._stages._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, at.row, at.column))
     assert C.shape == (32, 9, 9)
     assert bool(C.isfinite().all())
     assert relative(C[:21], fast) < 1e-5
@@ -165,14 +165,39 @@ def test_derivatives_along_directions(posterior, data, count: int) -> None:
     assert found.factor.shape == (count, 9, 6)
 
 
-def test_directions_that_reach_below_the_head_are_taken_the_plain_way(data) -> None:
-    detector = chosen(5)
-    model = MCGLM(detector, boxcov.fit(detector, data, depth="neck"), samples=4)
-    model(data[0][0])
-    found = model(data[0][0])
-    assert model._other_weights
+@pytest.mark.parametrize("count", [1, 5, 60])
+@pytest.mark.parametrize("depth", ["neck", "backbone"])
+def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> None:
+    """Stages for the head, tangents for what lies below; the first frame and the later ones get the same numbers."""
+    detector = chosen(count)
+    model = MCGLM(detector, boxcov.fit(detector, data, depth=depth), samples=4)
+    first, found = model(data[0][0]), model(data[0][0])
+    assert model._stages.below
+    assert model._carried.trusted
+    assert torch.equal(first.covariance, found.covariance)
     A = directional_derivatives(model.linearised.at(data[0][0]), model._etas)
-    assert relative(found.covariance, sample_covariance(A)) < 1e-5
+    assert relative(found.covariance, sample_covariance(A)) < 1e-4
+
+
+def test_exact_head_and_sampled_rest(data) -> None:
+    detector = chosen(20)
+    posterior = boxcov.fit(detector, data, depth="backbone")
+    model = ExactGLM(detector, posterior, samples=6)
+    first, found = model(data[0][0]), model(data[0][0])
+    assert model._carried.trusted
+    assert torch.equal(first.covariance, found.covariance)
+    below = {name: eta for name, eta in model._etas.items() if not name.startswith("head")}
+    A = directional_derivatives(model.linearised.at(data[0][0]), below)
+    head = ExactGLM(detector, posterior.restricted([name for name in posterior.blocks if name.startswith("head")]))
+    assert relative(found.covariance, head(data[0][0]).covariance + sample_covariance(A)) < 1e-4
+
+
+def test_bfloat16_tangents_are_close(data) -> None:
+    detector = chosen(20)
+    posterior = boxcov.fit(detector, data, depth="backbone")
+    exact, half = (MCGLM(detector, posterior, samples=8, precision=precision)(data[0][0]) for precision in ("float32", "half"))
+    assert not torch.equal(exact.covariance, half.covariance)
+    assert relative(half.uncertainty, exact.uncertainty) < 0.03
 
 
 def test_weights_that_are_exchanged_for_equal_ones_are_prepared_anew(posterior, data) -> None:
@@ -225,3 +250,17 @@ def test_buckets_hold_what_they_must(count: int) -> None:
 def test_a_precision_that_there_is_not_is_refused(tiny, train_frames) -> None:
     with pytest.raises(BoxcovError, match="precision must be one of float32, tf32, half, got 'double'"):
         ExactGLM(tiny, boxcov.fit(tiny, train_frames[:2]), precision="double")
+
+
+@pytest.mark.parametrize("count", [1, 21])
+def test_sizes_filled_up_to_fours_give_the_same(monkeypatch, posterior, data, count: int) -> None:
+    """The way of a GPU, whose fast products take no other sizes, on a CPU."""
+    detector = chosen(count)
+    plain = ExactGLM(detector, posterior)(data[0][0]).covariance
+    sampled = MCGLM(detector, posterior, samples=5)(data[0][0]).covariance
+    for module in (stacked, prepared):
+        monkeypatch.setattr(module, "missing", lambda size, like: -size % 4)
+    model = ExactGLM(detector, posterior)
+    assert relative(model(data[0][0]).covariance, plain) < 1e-5
+    assert model._stages._prepared.branches[-1].W.shape[2] % 4 == 0
+    assert relative(MCGLM(detector, posterior, samples=5)(data[0][0]).covariance, sampled) < 1e-5

@@ -240,13 +240,20 @@ def check_names(full: str | Sequence[str], known: Iterable[str]) -> None:
 
 
 def last_layers(posterior: Posterior, losses: Losses, inputs: Any) -> list[str]:
-    """The layers of the posterior from which a way leads to the raw outputs that passes no other.
+    """The layers of the posterior that the raw outputs depend on and that no other follows.
 
-    Found by cutting the graph behind every layer: what the outputs still depend on is the last.
+    Found by cutting the graph behind every layer: what a layer's input still depends on is followed by it.
     """
     ends: list[tuple[str, Tensor]] = []
+    followed: set[str] = set()
+
+    def behind(numbers: list[Tensor]) -> set[str]:
+        grads = torch.autograd.grad(numbers, [end for _, end in ends], allow_unused=True, retain_graph=True) if numbers and ends else []
+        return {name for (name, _), d in zip(ends, grads) if d is not None}
 
     def run(name: str, call: Call) -> Tensor:
+        if call.x.requires_grad:
+            followed.update(behind([call.x.sum()]))
         end = call().detach().requires_grad_()
         ends.append((name, end))
         return end.clone()  # so that it may be worked on in place
@@ -255,6 +262,5 @@ def last_layers(posterior: Posterior, losses: Losses, inputs: Any) -> list[str]:
     with torch.enable_grad():
         with Watch(names, run):
             raw = losses.raw(inputs)
-        outputs = [t.sum() for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]
-        grads = torch.autograd.grad(outputs, [end for _, end in ends], allow_unused=True) if outputs else []
-    return list(dict.fromkeys(name for (name, _), d in zip(ends, grads) if d is not None))
+        found = behind([t.sum() for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]) - followed
+    return [name for name in dict.fromkeys(name for name, _ in ends) if name in found]

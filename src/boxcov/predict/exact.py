@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,12 +23,14 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
+from boxcov.predict.carried import Carried
 from boxcov.predict.contract import MEMORY, layer_covariance
 from boxcov.predict.graphs import Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.mcglm import directional_derivatives
-from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance, score_parts
+from boxcov.predict.predictor import PosteriorPredictor, check_precision, check_samples, sample_covariance, score_parts
 from boxcov.predict.stages import Stages
+from boxcov.predict.tangents import NoRule, Tangents
 from boxcov.predict.trace import Trace, groups, leaves_read, trace
 
 
@@ -69,8 +71,7 @@ class ExactGLM(PosteriorPredictor):
     ) -> None:
         if samples is not None:
             check_samples(samples)
-        if precision not in get_args(Precision):
-            raise BoxcovError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
+        check_precision(precision)
         super().__init__(detector, posterior, calibrated, score)
         self.samples, self.seed = samples, seed
         self._checked, self._checked_scored = _Checked(), _Checked()
@@ -79,49 +80,59 @@ class ExactGLM(PosteriorPredictor):
         self._etas: dict[str, Tensor] | None = None
         self.precision = precision
         self._stages = Stages(self.posterior, precision, graphs)
+        self._carried = Carried(precision)
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "samples": self.samples, "seed": self.seed, "precision": self.precision}
 
     def asks(self) -> bool:
-        return self.score or not self._stages.suffice
+        return self.score or not (self._stages.suffice or (self._stages.known and self._carried.trusted))
+
+    def along(self) -> Tangents | None:
+        """Of a posterior that reaches below a head in stages: the directions of what lies below, as far as the head's input."""
+        if self.samples is None or not self._stages.below:
+            return None
+        return self._carried.along(self.linearised, self._directions(self._stages.below), self._stages.ends)
 
     def predict(self, point: Point) -> Detections:
         plain = replace(point, logits=None)
-        covariance, below = self._head(plain)
+        covariance, below, carried = self._head(plain)
+        if below and self.samples is not None:
+            covariance = covariance + self._sampled(plain, below, carried)
+        elif below and not self.score:
+            covariance = covariance + self._below(plain, below)[0]
         if not self.score:
-            if below:
-                covariance = covariance + self._below(plain, below)[0]
             return point.detections(covariance=covariance, meta=self.settings())
         row, deeper = self._logit_row(point)
-        if below and below == deeper:
-            parts = self._below(point, below)
-            covariance, row = covariance + parts[0], row + parts[1]
-        else:  # boxes and logits are known by instance to different depths
-            covariance = covariance + self._below(plain, below)[0] if below else covariance
-            row = row + self._below(point, deeper)[1] if deeper else row
+        if below and self.samples is None:
+            if below == deeper:
+                parts = self._below(point, below)
+                return point.detections(covariance=covariance + parts[0], meta=self.settings(), **score_parts(row + parts[1]))
+            covariance = covariance + self._below(plain, below)[0]  # boxes and logits are known by instance to different depths
+        row = row + self._below(point, deeper)[1] if deeper else row
         return point.detections(covariance=covariance, meta=self.settings(), **score_parts(row))
 
-    def _head(self, point: Point) -> tuple[Tensor, list[str]]:
-        """What the layers of the head add (m, D, D), and the names of those that lie below."""
-        fast = self._stages.found(point)
-        if fast is not None and self._stages.trusted:
-            return fast, self._stages.below
+    def _head(self, point: Point) -> tuple[Tensor, list[str], Tensor | None]:
+        """What the layers of the head add (m, D, D), the names of those that lie below, and the derivatives along these that were carried."""
+        found = self._stages.found(point)
+        fast = None if found is None else found.part
+        if found is not None and self._stages.trusted:
+            return found.part, self._stages.below, found.below
         if not point.remembered:
             point = self.linearised.at(point.inputs)
         m, D = point.boxes.shape
         zeros = at_least_float32(point.boxes).new_zeros(m, D, D)
         if point.linearised.shadow.instances(point.raw, point.selection) is None:
-            return zeros, list(self.posterior.blocks)
+            return zeros, list(self.posterior.blocks), None
         with nullcontext() if fast is None else matrix_precision("float32"):  # to be compared, it must be as exact
             part, direct, upstream = self._by_instance(point)
         if upstream & direct:  # a weight used on both sides of the cut: its gradient cannot be told apart
-            return zeros, list(self.posterior.blocks)
+            return zeros, list(self.posterior.blocks), None
         below = [name for weight, name in self._block_of.items() if weight in upstream]
         if fast is not None:
             self._stages.compare(fast, part, below)
             part = fast  # the same numbers for a frame, whether it was the first or not
-        return part, below
+        return part, below, None
 
     def _logit_row(self, point: Point) -> tuple[Tensor, list[str]]:
         """The covariance of the logits with boxes and logits (m, D + 1) as far as the head's layers go, and those that lie below."""
@@ -210,15 +221,33 @@ class ExactGLM(PosteriorPredictor):
 
     # what lies below the head
 
+    def _directions(self, names: list[str]) -> dict[str, Tensor]:
+        if self._etas is None:  # of all layers, so that the same seed gives the same directions whichever of them a frame needs
+            self._etas = self.posterior.sample(cast(int, self.samples), torch.Generator().manual_seed(self.seed))
+        return {name: self._etas[name] for name in self.posterior.restricted(names).parameters}
+
+    def _sampled(self, point: Point, names: list[str], carried: Tensor | None) -> Tensor:
+        """The covariance (m, D, D) by Monte Carlo: from tangents carried beside the plain pass, compared with the plain way at first."""
+        if carried is not None and self._carried.trusted:
+            return sample_covariance(self._carried.scaled(carried))
+        A = directional_derivatives(point, self._directions(names))
+        tangents = self.along() if names == self._stages.below else None
+        if tangents is not None:
+            try:
+                found = self._stages.found(self.linearised.again(point, tangents))
+            except NoRule:
+                self._carried.usable = False
+                return sample_covariance(A)
+            if found is not None and found.below is not None and self._carried.compare(self._carried.scaled(found.below), A):
+                A = self._carried.scaled(found.below)  # the same numbers for a frame, whether it was the first or not
+        return sample_covariance(A)
+
     def _below(self, point: Point, names: list[str]) -> tuple[Tensor, Tensor]:
         """The covariance of the boxes (m, D, D), and the last row (m, D) of that of all that is asked about: with logits (m, D + 1)."""
         posterior = self.posterior.restricted(names)
         if self.samples is None:
             return _vectorised(point, posterior)
-        if self._etas is None:  # of all layers, so that the same seed gives the same directions whichever of them a frame needs
-            self._etas = self.posterior.sample(self.samples, torch.Generator().manual_seed(self.seed))
-        etas = {name: self._etas[name] for name in posterior.parameters}
-        A = directional_derivatives(point, etas)
+        A = directional_derivatives(point, self._directions(names))
         covariance = sample_covariance(A[:, : point.boxes.shape[1]])
         return covariance, covariance[:, -1] if point.logits is None else sample_covariance(A)[:, -1]
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 Precision = Literal["float32", "tf32", "half"]
+Many = tuple[Tensor, ...]
+_Kept = tuple[torch.cuda.CUDAGraph, Many]
 _KEPT = 16  # graphs; each holds its own intermediates
 
 
@@ -33,13 +35,15 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
 
 
 class Graphs:
-    """Calls a function of tensors; the second call with the same key is captured, and replayed from then on."""
+    """Calls a function of tensors that gives some; the second call with the same key is captured, and replayed from then on."""
 
     def __init__(self) -> None:
         self._met: set[Hashable] = set()
-        self._kept: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
+        self._kept: dict[Hashable, _Kept] = {}
+        self._inputs: dict[Hashable, Tensor] = {}  # what is given is written into these, which graphs of one shape share
 
-    def __call__(self, key: Hashable, run: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    def __call__(self, key: Hashable, run: Callable[..., Many], *given: Tensor) -> Many:
+        key = key, tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
         if key not in self._met:  # libraries settle on their ways, which must not happen while capturing
             self._met.add(key)
             return run(*given)
@@ -47,14 +51,13 @@ class Graphs:
             if len(self._kept) >= _KEPT:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = self._captured(run, given)
-        graph, inputs, out = self._kept[key]
-        for held, tensor in zip(inputs, given):
-            held.copy_(tensor)
+        graph, out = self._kept[key]
+        self._written(given)
         graph.replay()
-        return out.clone()  # the next replay writes over it
+        return tuple(tensor.clone() for tensor in out)  # the next replay writes over them
 
-    def _captured(self, run: Callable[..., Tensor], given: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]:
-        inputs = tuple(tensor.clone() for tensor in given)
+    def _captured(self, run: Callable[..., Many], given: Many) -> _Kept:
+        inputs = self._written(given)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -64,4 +67,13 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = run(*inputs)
-        return graph, inputs, out
+        return graph, out
+
+    def _written(self, given: Many) -> Many:
+        inputs = []
+        for number, tensor in enumerate(given):
+            key = number, tensor.shape, tensor.stride(), tensor.dtype
+            if key not in self._inputs:
+                self._inputs[key] = torch.empty_like(tensor)
+            inputs.append(self._inputs[key].copy_(tensor))
+        return tuple(inputs)

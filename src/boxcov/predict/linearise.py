@@ -16,6 +16,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
 from boxcov.frozen import check_buffers, shadow, versions
+from boxcov.predict.tangents import Tangents
 from boxcov.predict.trunk import Trunk
 
 Weights = Mapping[str, Tensor]
@@ -35,27 +36,40 @@ class Linearised:
         self._watched = not any(isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) for m in self.shadow.modules())
         self._buffers_checked = False
 
-    def at(self, inputs: Any, remember: bool = True) -> Point:
-        """The plain detector, once: what it returns bit for bit, and the trunk's outputs remembered, if other weights will be asked about."""
+    def at(self, inputs: Any, remember: bool = True, along: Tangents | None = None) -> Point:
+        """The plain detector, once: what it returns bit for bit, and the trunk's outputs remembered, if other weights will be asked about.
+
+        along: derivatives to carry beside it.
+        """
         with torch.no_grad():
-            raw = self._recorded(inputs) if remember else self.shadow(fresh(inputs))
+            raw = self._recorded(inputs, along) if remember else self._passed(inputs, along)
             if remember and not self.trunk.intact():
-                raw = self._recorded(inputs)
+                raw = self._recorded(inputs, along)
             before = versions(raw)
             selection = self.shadow.select(raw)
             self._check_unchanged(before, "select()")
             boxes = self.shadow.decode(raw, selection)
             self._check_unchanged(before, "decode()")
-            return Point(self, inputs, raw, selection, boxes, remember)
+            return Point(self, inputs, raw, selection, boxes, remember, tangents=along)
 
-    def _recorded(self, inputs: Any) -> Any:
+    def again(self, point: Point, along: Tangents) -> Point:
+        """The same point once more, with derivatives carried beside; the trunk from memory."""
+        with torch.no_grad():
+            raw = self.run(point.inputs, lambda _, call: call(), lambda raw: raw, along)
+        return replace(point, raw=raw, tangents=along)
+
+    def _passed(self, inputs: Any, along: Tangents | None) -> Any:
+        with nullcontext() if along is None else along:
+            return self.shadow(fresh(inputs))
+
+    def _recorded(self, inputs: Any, along: Tangents | None) -> Any:
         def run(name: str, call: Call) -> Tensor:
             self.trunk.over()
             return call()
 
         buffers = [] if self._buffers_checked else versions(list(self.shadow.buffers()))
         with self.trunk.recording(), Watch(self.names, run) if self._watched else nullcontext():
-            raw = self.shadow(fresh(inputs))
+            raw = self._passed(inputs, along)
         check_buffers(buffers)
         self._buffers_checked = True
         return raw
@@ -66,7 +80,7 @@ class Linearised:
                 f"{type(self.shadow).__name__}.{who} changes raw outputs in place (sigmoid_() and the like): let it work on copies"
             )
 
-    def run(self, inputs: Any, on_call: Callable[[str, Call], Tensor], then: Callable[[Any], Any]) -> Any:
+    def run(self, inputs: Any, on_call: Callable[[str, Call], Tensor], then: Callable[[Any], Any], along: Tangents | None = None) -> Any:
         """``then(raw)`` of another pass over the same inputs: the trunk from memory, every use of a weight answered by ``on_call``."""
 
         def run(name: str, call: Call) -> Tensor:
@@ -74,7 +88,7 @@ class Linearised:
             return on_call(name, call)
 
         with self.trunk.replaying(), Watch(self.names, run):
-            return then(self.shadow(fresh(inputs)))
+            return then(self._passed(inputs, along))
 
     def exchanged(self, weights: Weights) -> Callable[[str, Call], Tensor]:
         """Answers a call with ``weights`` in the place of the trained ones."""
@@ -101,6 +115,7 @@ class Point:
     boxes: Tensor  # (m, D)
     remembered: bool = True  # whether the trunk can be played back: without, other weights cannot be asked about
     logits: Tensor | None = None  # (m,) of the scores, if asked about them too: z then has D + 1 numbers, the logit last
+    tangents: Tangents | None = None  # derivatives that were carried beside the pass
 
     def scored(self) -> Point:
         """The same point with the logits of the scores among what is asked about."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from math import log10
 from typing import Any, Literal, get_args
@@ -16,10 +15,12 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.predict.graphs import matrix_precision
-from boxcov.predict.linearise import Point, Weights
-from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance, score_parts
-from boxcov.predict.stages import Stages
+from boxcov.predict.carried import Carried
+from boxcov.predict.graphs import Precision, matrix_precision
+from boxcov.predict.linearise import Linearised, Point, Weights
+from boxcov.predict.predictor import PosteriorPredictor, check_precision, check_samples, sample_covariance, score_parts
+from boxcov.predict.stages import Found, Stages
+from boxcov.predict.tangents import NoRule, Tangents, normalised
 
 Derivative = Literal["jvp", "fd"]
 _STEP_TOLERANCE = 0.05
@@ -35,6 +36,7 @@ class MCGLM(PosteriorPredictor):
     chunk: how many directions to differentiate at once, to bound memory; all of them unless given.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
     score: also the variance of each score's logit, and its covariance with the box, from the same directions.
+    precision: of the derivatives ("jvp"): "float32", or "tf32" (on a GPU) or "half", faster and less exact; see docs/performance.md.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -63,8 +65,10 @@ class MCGLM(PosteriorPredictor):
         chunk: int | None = None,
         calibrated: bool = False,
         score: bool = False,
+        precision: Precision = "float32",
     ) -> None:
         check_samples(samples)
+        check_precision(precision)
         if derivative not in get_args(Derivative):
             raise BoxcovError(f"derivative must be one of {', '.join(get_args(Derivative))}, got {derivative!r}")
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
@@ -77,8 +81,10 @@ class MCGLM(PosteriorPredictor):
         self._generator = torch.Generator().manual_seed(seed)
         self._etas: dict[str, Tensor] | None = None
         self._step_checked = derivative == "jvp"
+        self.precision = precision
         self._stages: Stages | None = None
-        self._other_weights = False  # whether boxes were seen to depend on weights that are not the stages'
+        self._staged = True  # whether the detector has stages that can be used
+        self._carried = Carried(precision)
 
     def settings(self) -> dict[str, Any]:
         own: dict[str, Any] = {"samples": self.samples, "derivative": self.derivative, "seed": self.seed, "fresh": self.fresh}
@@ -87,7 +93,8 @@ class MCGLM(PosteriorPredictor):
         return {**super().settings(), **own}
 
     def predict(self, point: Point) -> Detections:
-        etas = self._directions()
+        etas = self._etas
+        assert etas is not None
         if self.derivative == "jvp":
             boxes, A = self._derivatives(point, etas)
         else:
@@ -100,44 +107,103 @@ class MCGLM(PosteriorPredictor):
         return point.detections(covariance=sample_covariance(boxes), factor=factor, meta=self.settings(), **score)
 
     def asks(self) -> bool:
-        return self.score or self._stages is None or not self._stages.suffice
+        if self._stages is None or self.derivative == "fd":
+            return True
+        staged = not self._staged or self._stages.known
+        return not staged or (not self._carried.trusted and (self.score or not self._staged or not self._stages.suffice))
+
+    def along(self) -> Tangents | None:
+        if self._etas is None or self.fresh:
+            self._etas = self.posterior.sample(self.samples, self._generator)
+        return None if self._stages is None else self._tangents()  # before the first boxes it is not known what there is to carry
+
+    def _tangents(self) -> Tangents | None:
+        """All directions through the whole network; or, for a head in stages, those of what lies below as far as the head's input."""
+        assert self._etas is not None
+        if self.derivative == "fd" or (self.chunk is not None and self.chunk < self.samples):
+            return None
+        if self.score or not self._staged:
+            return self._carried.along(self.linearised, self._etas)
+        assert self._stages is not None
+        return self._carried.along(self.linearised, self._rest(self._etas), self._stages.ends) if self._stages.below else None
+
+    def _rest(self, etas: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Those that the stages do not account for."""
+        assert self._stages is not None
+        own = self._stages.parameters()
+        return {name: eta for name, eta in etas.items() if name not in own}
 
     def _derivatives(self, point: Point, etas: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """J eta (m, D, k) of the boxes, and of all that is asked about, logits too.
 
-        That of the boxes goes through the stages of the head where the detector has them and the boxes depend on nothing else.
+        What the head's layers add comes from its stages where the detector has them, and what lies below from tangents carried beside the
+        plain pass. Both are compared with forward-mode differentiation when they are first met.
         """
-        plain = replace(point, logits=None)
-        fast = None if self._other_weights else self._by_stages(plain, etas)
-        trusted = fast is not None and self._stages is not None and self._stages.trusted
-        if fast is not None and trusted and not self.score:
-            return fast, fast
+        staged = self._by_stages(point, etas)
+        fast = self._fast(point, staged)
+        if fast is not None and (staged is None or self._stages_trusted) and (self._carried.trusted or point.tangents is None):
+            return fast
         if not point.remembered:
-            point = plain = self.linearised.at(point.inputs)
-        with nullcontext() if fast is None or trusted else matrix_precision("float32"):  # to be compared, it must be as exact
-            A = directional_derivatives(point, etas, self.chunk)
+            point = self.linearised.at(point.inputs)
+            point = point.scored() if self.score else point
+        A = directional_derivatives(point, etas, self.chunk)
         boxes = A[:, : point.boxes.shape[1]].contiguous()
-        if fast is None or trusted:
-            return boxes if fast is None else fast, A
-        assert self._stages is not None
-        rest = {name: eta[:2] for name, eta in etas.items() if name not in self._stages.parameters()}
-        if rest and bool(directional_derivatives(plain, rest).any()):
-            self._other_weights = True  # the posterior reaches below the head
-            return boxes, A
-        self._stages.compare(fast, boxes, [])
-        return fast, A
+        if staged is not None and not self._stages_trusted:
+            self._learn_stages(point, etas, staged)
+        return self._learn_tangents(point, etas, A) or (boxes, A)
 
-    def _by_stages(self, point: Point, etas: dict[str, Tensor]) -> Tensor | None:
+    @property
+    def _stages_trusted(self) -> bool:
+        return self._stages is not None and self._stages.trusted
+
+    def _by_stages(self, point: Point, etas: dict[str, Tensor]) -> Found | None:
         if self._stages is None:
-            self._stages = Stages(self.posterior, etas=etas)
+            self._stages = Stages(self.posterior, self.precision, etas=etas)
         elif self.fresh:
             self._stages.draw(etas)
-        return self._stages.found(point)
+        found = self._stages.found(replace(point, logits=None))
+        self._staged = found is not None
+        return found
 
-    def _directions(self) -> dict[str, Tensor]:
-        if self._etas is None or self.fresh:
-            self._etas = self.posterior.sample(self.samples, self._generator)
-        return self._etas
+    def _fast(self, point: Point, staged: Found | None) -> tuple[Tensor, Tensor] | None:
+        """As ``_derivatives``, of stages and tangents; None if they do not tell all."""
+        assert self._stages is not None
+        every = None
+        if point.tangents is not None and not point.tangents.ends:
+            with matrix_precision(self.precision):
+                every = self._carried.derivatives(point)
+        if staged is None:
+            return None if every is None else (every[:, : point.boxes.shape[1]].contiguous(), every)
+        boxes = staged.part
+        if self._stages.below:
+            if staged.below is None:
+                return None
+            boxes = boxes + self._carried.scaled(staged.below)
+        return (boxes, boxes) if not self.score else None if every is None else (boxes, every)
+
+    def _learn_stages(self, point: Point, etas: dict[str, Tensor], staged: Found) -> None:
+        """The head's part, compared on the features of the plain pass itself and as exactly as it is: in float32."""
+        assert self._stages is not None
+        rest, head = self._rest(etas), replace(point, logits=None)
+        deeper = bool(rest) and bool(directional_derivatives(head, {name: eta[:2] for name, eta in rest.items()}).any())
+        own = {name: eta for name, eta in etas.items() if name not in rest}
+        if deeper:  # another pass would compute the features anew
+            head = Linearised(self._detector, list(own)).at(point.inputs)
+        with matrix_precision("float32"):
+            self._stages.compare(staged.part, directional_derivatives(head, own, self.chunk), sorted(rest) if deeper else [])
+
+    def _learn_tangents(self, point: Point, etas: dict[str, Tensor], A: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The derivatives of this frame in the way of all later ones, so that equal frames get equal numbers; None if that is the plain one."""
+        tangents = self._tangents()
+        try:
+            again = point if tangents is None else self.linearised.again(point, tangents)
+        except NoRule:
+            self._carried.usable = False
+            return None
+        fast = self._fast(again, self._by_stages(again, etas) if self._staged else None)
+        if fast is not None and tangents is not None and not self._carried.trusted and not self._carried.compare(fast[1], A):
+            return None
+        return fast
 
     def _check_step(self, point: Point, etas: dict[str, Tensor], A: Tensor) -> None:
         """On the first boxes: is the finite difference the derivative? If not, say so once and name a step that is better."""
@@ -181,7 +247,7 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
         )
     theta = point.linearised.theta()
     at = {name: theta[name] for name in etas}
-    scaled, scale = _normalised(etas, at)
+    scaled, scale = normalised(etas, at)
 
     def one(eta: dict[str, Tensor]) -> Tensor:
         return torch.func.jvp(point.z_at, (at,), (eta,))[1]  # type: ignore[no-any-return]
@@ -189,13 +255,6 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
     # a zero that depends on the direction: vmap cannot stack what does not, as the boxes of a posterior that they do not depend on
     u = torch.vmap(lambda eta: one(eta) + 0 * next(iter(eta.values())).flatten()[0], chunk_size=chunk)(scaled)
     return at_least_float32(u).movedim(0, 2) * scale
-
-
-def _normalised(etas: Weights, like: Weights) -> tuple[dict[str, Tensor], Tensor]:
-    """Directions of a size that every float type can hold, and the factors (k,) that the derivatives are multiplied by in turn."""
-    largest = torch.stack([eta.flatten(1).abs().amax(1) for eta in etas.values()]).amax(0).clamp(min=1e-30)  # (k,)
-    scaled = {name: (eta / largest.reshape(-1, *[1] * (eta.dim() - 1))).to(like[name].dtype) for name, eta in etas.items()}
-    return scaled, largest
 
 
 def finite_differences(point: Point, etas: Weights, epsilon: float) -> Tensor:

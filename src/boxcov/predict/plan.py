@@ -40,6 +40,7 @@ class Plan:
     first: Tensor  # (u,) one box for each different cell that a box stands on
     cell: Tensor  # (m,) which of them
     groups: tuple[Group, ...]
+    pixels: Tensor  # (P,) the cells of the map, frame after frame, whose features the first stage reads
 
     def cell_or_none(self, boxes: Tensor) -> Tensor:
         """The cells of some boxes; for the box m, which is none, any."""
@@ -68,7 +69,7 @@ def shared_cells(features: Tensor, where: Where, radius: int, reaches: list[int]
     cell, inside = _cells(features, where, radius)
     cells, index = once(torch.where(inside, cell, batch * height * width), batch * height * width)
     pixels = features.flatten(2)[cells // (height * width), :, cells % (height * width)]
-    rows, side = len(cells), 2 * radius + 1
+    seen, rows, side = cells, len(cells), 2 * radius + 1
     centres, own = once(index[:, radius, radius], rows)
     first = torch.zeros_like(centres).scatter(0, own, torch.arange(len(own), device=own.device))
     stages = []
@@ -81,7 +82,7 @@ def shared_cells(features: Tensor, where: Where, radius: int, reaches: list[int]
         table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell agree on what is around it
         stages.append(Cells(table[cells], at.flatten(1)))
         index, rows, side = at, len(cells), side - 2 * reach
-    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), first, own, _one_by_one(where.kind))
+    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), first, own, _one_by_one(where.kind), seen)
 
 
 def own_cells(features: Tensor, where: Where, radius: int, reaches: list[int], kinds: int, most: int) -> tuple[Tensor, Plan]:
@@ -110,7 +111,7 @@ def own_cells(features: Tensor, where: Where, radius: int, reaches: list[int], k
         index = torch.where(inside, torch.arange(m * side * side, device=cell.device), m * side * side).view(m, side, side)
         stages.append(Cells(table, index.flatten(1)))
     group = _together(where.kind, kinds, most)
-    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), each, each, (group,))
+    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), each, each, (group,), cell)
 
 
 def once(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 from warnings import warn
 
 import torch
@@ -21,8 +21,10 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.frozen import check_finite_weights, fingerprint
+from boxcov.predict.graphs import Precision
 from boxcov.predict.guard import check_covariance
 from boxcov.predict.linearise import Linearised, Point
+from boxcov.predict.tangents import NoRule, Tangents
 
 
 class Predictor(ABC):
@@ -50,13 +52,24 @@ class Predictor(ABC):
             self._check_weights()
             inputs = ready(inputs, self.device)
             try:
-                point = self.linearised.at(inputs, self.asks())
+                point = self._at(inputs)
                 point = point.scored() if self.score else point
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearised.trunk.forget()
             self._check(result)
             return result if self._calibration is None else self._calibrated(result, self._calibration)
+
+    def _at(self, inputs: Any) -> Point:
+        along = self.along()
+        try:
+            return self.linearised.at(inputs, self.asks(), along)
+        except NoRule:  # this frame takes a way that the frames before did not
+            return self.linearised.at(inputs)
+
+    def along(self) -> Tangents | None:
+        """Derivatives to carry beside the plain pass of the coming frame."""
+        return None
 
     def asks(self) -> bool:
         """Whether it will ask what other weights would give, for which the trunk must be remembered."""
@@ -202,6 +215,17 @@ def check_samples(samples: int) -> None:
         raise BoxcovError(f"samples must be a whole number, got {samples!r}")
     if samples < 2:
         raise BoxcovError(f"samples must be at least 2 for a covariance, got {samples}")
+
+
+def check_precision(precision: str) -> None:
+    """
+    >>> check_precision("float8")
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: precision must be one of float32, tf32, half, got 'float8'
+    """
+    if precision not in get_args(Precision):
+        raise BoxcovError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
 
 
 def _versions(detector: Detector) -> list[tuple[int, int]]:

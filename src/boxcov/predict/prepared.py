@@ -54,12 +54,14 @@ class Layers:
     shift: Tensor
     activation: Callable[[Tensor], Tensor] | None
     has_bias: bool
+    behind: int  # columns of inputs behind those that are read: the 1 of a bias, and zeros that fill up
     reach: int
     picked: Tensor  # (R,) which of the B n_out outputs are real
     branch_of: Tensor  # (R,) the branch of each
     turned: Turned | Drawn | None  # None: not in the posterior
     parameters: tuple[str, ...]  # of the posterior, among those of the layers
-    joined: Tensor | None = None  # of a stem: U and W side by side, one product for both
+    joined: Tensor | None = None  # of a stem, on a CPU: U and W side by side, one product for both
+    parts: tuple[Tensor, Tensor] | None = None  # of a stem, on a GPU: leading and remaining digits of U
 
     def of(self, kinds: slice) -> Layers:
         """Those of some kinds."""
@@ -103,7 +105,7 @@ def prepared(staged: Staged, posterior: Posterior, names: Mapping[int, str], eta
         return None
     if any(len(stage.layers) > 1 or len(stage.layers[0]) > 1 for stage in staged.stem):
         return None
-    made = [_layers(stage, posterior, names, etas) for stage in stages]
+    made = [_layers(stage, posterior, names, etas, stage is stages[-1]) for stage in stages]
     found = [layers for layers in made if layers is not None]
     if len(found) < len(made) or len({tuple(layers.W.shape[:2]) for layers in found[len(staged.stem) :]}) > 1:
         return None
@@ -111,15 +113,34 @@ def prepared(staged: Staged, posterior: Posterior, names: Mapping[int, str], eta
 
 
 def _joined(layers: Layers) -> Layers:
-    """U becomes a part of the joined matrix, so that it is kept once."""
+    """U in the form that the stem's product takes. On a CPU it becomes a part of the joined matrix, so that it is kept once."""
     if layers.turned is None:
         return layers
     U = layers.turned.U if layers.turned.U.dim() == 2 else layers.turned.U[0, 0]
+    if U.is_cuda:
+        parts = in_parts(U) if U.dtype == torch.float32 else None
+        return replace(layers, parts=parts, turned=replace(layers.turned, U=U))
     joined = torch.cat([U, layers.W[0, 0]], 1)
     return replace(layers, joined=joined, turned=replace(layers.turned, U=joined[:, : U.shape[1]]))
 
 
-def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str], etas: Mapping[str, Tensor] | None) -> Layers | None:
+def in_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Leading and remaining digits of float32 numbers."""
+    lead = leading(x)
+    return lead, x - lead
+
+
+def leading(x: Tensor) -> Tensor:
+    """The digits of float32 numbers that TF32 keeps, rounded to nearest.
+
+    >>> x = torch.tensor([1 / 3])
+    >>> leading(x), bool((x - leading(x)).abs() <= x * 2**-11)
+    (tensor([0.3333]), True)
+    """
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str], etas: Mapping[str, Tensor] | None, last: bool) -> Layers | None:
     layers = [layer for row in stage.layers for layer in row]
     G, B = len(stage.layers), len(stage.layers[0])
     shapes = {tuple(layer.weight.shape[1:]) for layer in layers}
@@ -137,7 +158,10 @@ def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str], etas: 
     if any((posterior.blocks[name].layer.bias is not None) != has_bias for name in known):
         return None
     most = max(outputs[0])
+    most += missing(most, layers[0].weight) if last and stage.norms is None else 0
     weights = torch.stack([_filled(_by_taps(layer), most) for layer in layers]).unflatten(0, (G, B))  # (G, B, n_out, n_in)
+    extra = missing(weights.shape[3], weights)
+    weights = _filled(weights, weights.shape[3] + extra, 3)
     scale, shift = _norm(stage, weights)
     turned: Turned | Drawn | None = None
     if known:
@@ -147,7 +171,13 @@ def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str], etas: 
     real = torch.arange(most) < torch.tensor(outputs[0]).unsqueeze(1)  # (B, n_out)
     picked = real.flatten().nonzero()[:, 0].to(weights.device)
     W = weights.transpose(2, 3).contiguous()
-    return Layers(W, scale, shift, stage.activation, has_bias, stage.reach, picked, picked // most, turned, parameters)
+    behind = has_bias + extra
+    return Layers(W, scale, shift, stage.activation, has_bias, behind, stage.reach, picked, picked // most, turned, parameters)
+
+
+def missing(size: int, like: Tensor) -> int:
+    """What fills a size up to a multiple of four on a GPU: its fast products take no other sizes."""
+    return -size % 4 if like.is_cuda else 0
 
 
 def _by_taps(layer: nn.Conv2d) -> Tensor:
@@ -163,6 +193,7 @@ def _matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
 def _drawn(posterior: Posterior, names: list[str], etas: Mapping[str, Tensor], most: int, form: tuple[int, int]) -> Drawn:
     layers = [posterior.blocks[name].layer for name in names]
     matrices = [_matrix(etas[layer.weight], None if layer.bias is None else etas[layer.bias]) for layer in layers]  # (k, n_out, n_in)
+    matrices = [_filled(matrix, matrix.shape[2] + missing(matrix.shape[2], matrix), 2) for matrix in matrices]
     U = torch.stack([_filled(matrix, most, 1).flatten(0, 1).T for matrix in matrices]).unflatten(0, form)
     return Drawn(U.contiguous(), len(matrices[0]))
 
@@ -175,6 +206,10 @@ def _filled(x: Tensor, most: int, dim: int = 0) -> Tensor:
     shape = list(x.shape)
     shape[dim] = missing
     return torch.cat([x, x.new_zeros(shape)], dim)
+
+
+def _square(U: Tensor, size: int) -> Tensor:
+    return _filled(_filled(U, size), size, 1)
 
 
 def _norm(stage: Stage, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,12 +234,13 @@ def _turned(posterior: Posterior, names: list[str], layer: nn.Conv2d, most: int,
     if layer.bias is not None:
         order = torch.cat([order, order.new_tensor([len(order)])])
     V = torch.stack([_filled(_filled(block.H.vectors[0], most), most, 1) for block in blocks]).unflatten(0, form)
-    variances = torch.stack([_filled(posterior.variances(name)[0], most) for name in names]).unflatten(0, form)
+    n_in = len(order) + missing(len(order), V)
+    variances = torch.stack([_filled(_filled(posterior.variances(name)[0], most), n_in, 1) for name in names]).unflatten(0, form)
     shared = len({id(block.Q) for block in blocks}) == 1
     if not shared:
-        U = torch.stack([block.Q.vectors[0][order] for block in blocks]).unflatten(0, form)
+        U = torch.stack([_square(block.Q.vectors[0][order], n_in) for block in blocks]).unflatten(0, form)
         return Turned(U, V, variances, None, ())
-    U = blocks[0].Q.vectors[0][order].contiguous()
+    U = _square(blocks[0].Q.vectors[0][order], n_in).contiguous()
     found = separable(posterior, names, TOLERANCE) if U.dtype == torch.float32 else None
     if found is None:
         return Turned(U, V, variances, None, ())

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from boxcov.predict.contract import MEMORY
+from boxcov.predict.graphs import matrix_precision
 from boxcov.predict.plan import Cells, Group, Plan
-from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned
+from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned, in_parts, leading, missing
 
 _NEAR = 2**20  # bytes of intermediates at once on a CPU: what its second cache holds
 
@@ -32,11 +34,14 @@ class Passed:
     slope: Tensor  # of norm and activation: (L + 1, C), or (G, B, n, T, C)
 
 
-def through_head(head: Prepared, plan: Plan, pixels: Tensor, half: bool = False) -> tuple[Tensor, Tensor]:
+def through_head(
+    head: Prepared, plan: Plan, pixels: Tensor, half: bool = False, tangents: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The covariance of the numbers of all boxes (m, R, R) and the numbers (m, R), from the features (P + 1, C) of the cells that they see.
 
     For a head prepared with k directions, the derivatives along them (m, R, k) come in the place of the covariance.
     half: take the one large product, of the stem's inputs with their eigenvectors, in half precision.
+    tangents: (k, B, C, height, width) of the features, if they depend on weights, too; then also the derivatives (m, R, k) along these.
     """
     rows, stem = pixels, []
     for layers, cells in zip(head.stem, plan.stages):
@@ -53,7 +58,7 @@ def through_head(head: Prepared, plan: Plan, pixels: Tensor, half: bool = False)
         if layers is not head.stem[0]:
             d = _back(d, layers.W[0, 0], layers)
     assert found is not None
-    return found, numbers
+    return found, numbers, None if tangents is None else _from_below(head.stem[0], plan, d, tangents)
 
 
 def jacobian(numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
@@ -101,42 +106,83 @@ def _chunks(count: int, size: int, like: Tensor) -> range:
 
 
 def _stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple[Tensor, Passed]:
-    a = _gathered(rows, cells.table, layers.has_bias)
-    if layers.turned is None or layers.joined is None:
-        alpha, y = None, a @ layers.W[0, 0]
-    elif half:
-        alpha, y = (a.half() @ layers.turned.U.half()).to(a.dtype), a @ layers.W[0, 0]
-    else:
+    a = _gathered(rows, cells.table, layers)
+    alpha: Tensor | None = None
+    if layers.turned is not None and layers.joined is not None:
         alpha, y = (a @ layers.joined).tensor_split([layers.joined.shape[1] - layers.W.shape[3]], 1)
+    else:
+        alpha = None if layers.turned is None else _turned_inputs(a, layers.turned.U, layers, half)
+        y = _outputs(a, layers.W[0, 0], layers)
     h, slope = _pointwise(y, layers.scale[0, 0], layers.shift[0, 0], layers)
     h[-1], slope[-1] = 0, 0
     return h, Passed(alpha, slope)
 
 
-def _gathered(rows: Tensor, table: Tensor, has_bias: bool) -> Tensor:
+def _turned_inputs(a: Tensor, U: Tensor, layers: Layers, half: bool) -> Tensor:
+    """The one large product, on a GPU."""
+    if half:
+        return (a.half() @ U.half()).to(a.dtype)
+    return a @ U if torch.backends.cuda.matmul.allow_tf32 or layers.parts is None else _in_full(a, U, layers.parts)
+
+
+def _outputs(a: Tensor, W: Tensor, layers: Layers) -> Tensor:
+    """What the network computes. For derivatives along directions in full: an activation near its kink is to fall to the side that it falls to
+    in float32, as a few directions do not even that out."""
+    return _in_full(a, W) if isinstance(layers.turned, Drawn) else a @ W
+
+
+def _in_full(a: Tensor, W: Tensor, parts: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """A product as exact as float32 makes it, whatever precision is allowed.
+
+    On a GPU it is three products in TF32, of leading and remaining digits, right to 1e-6 and faster than one in float32. parts: those of W.
+    """
+    if not a.is_cuda or a.dtype != torch.float32:
+        return a @ W
+    lead, rest = in_parts(W) if parts is None else parts
+    a_lead = leading(a)
+    with matrix_precision("tf32"):
+        return a_lead @ lead + (a_lead @ rest + (a - a_lead) @ lead)
+
+
+def _gathered(rows: Tensor, table: Tensor, layers: Layers) -> Tensor:
     """Inputs (L + 1, n_in) of a layer: what each cell reads, tap by tap, and a row of zeros."""
-    a = rows.new_zeros(len(table) + 1, table.shape[1] * rows.shape[1] + has_bias)
-    if not has_bias:
+    n = table.shape[1] * rows.shape[1]
+    a = rows.new_zeros(len(table) + 1, n + layers.behind)
+    if not layers.behind:
         torch.index_select(rows, 0, table.flatten(), out=a[:-1].view(-1, rows.shape[1]))
         return a
-    a[:-1, :-1] = rows.index_select(0, table.flatten()).view(len(table), -1)
-    a[:-1, -1] = 1
+    a[:-1, :n] = rows.index_select(0, table.flatten()).view(len(table), -1)
+    if layers.has_bias:
+        a[:-1, n] = 1
     return a
 
 
 def _stem_covariance(turned: Turned, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan) -> Tensor:
     """(m, R, R) of gradients d (R, m, T, C)."""
-    R, m, T, p = d.shape
+    R, m, _, p = d.shape
+    at = _in_fours(cells.at[plan.first], len(cells.table))
+    T = at.shape[1]
     delta = (d.flatten(0, 2) @ turned.V[0, 0]).view(d.shape).permute(1, 3, 2, 0)  # (m, p, T, R)
-    grams = _grams(turned, alpha, cells.at[plan.first])  # (u, S, T T)
+    delta = _filled(delta, T)
+    grams = _grams(turned, alpha, at)  # (u, S, T T)
     out = delta.new_empty(m, R, R)
     chunks = _chunks(m, p * T * T, delta)
     for i in chunks:
         part = slice(i, i + chunks.step)
         K = grams.index_select(0, plan.cell[part])
         K = K if turned.rows is None else turned.rows[0, 0] @ K
-        out[part] = _contracted(K.view(-1, p, T, T), delta[part].contiguous())
+        out[part] = _contracted(K.view(-1, p, T, T), delta[part].contiguous())[..., :R, :R]
     return out
+
+
+def _in_fours(at: Tensor, beyond: int) -> Tensor:
+    """On a GPU, cells (u, T) filled up with ones beyond the border to a multiple of four: its fast products take no other sizes."""
+    return F.pad(at, (0, missing(at.shape[1], at)), value=beyond)
+
+
+def _filled(delta: Tensor, T: int) -> Tensor:
+    """Gradients (..., T, R) filled up with zeros in the same way."""
+    return F.pad(delta, (0, missing(delta.shape[-1], delta), 0, T - delta.shape[-2]))
 
 
 def _stem_directions(drawn: Drawn, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan) -> Tensor:
@@ -165,16 +211,33 @@ def _grams(turned: Turned, alpha: Tensor, at: Tensor) -> Tensor:
     return torch.cat(parts, 1).view(u, -1, T * T)
 
 
+def _from_below(layers: Layers, plan: Plan, d: Tensor, tangents: Tensor) -> Tensor:
+    """(m, R, k) of gradients d (R, m, T, n_out) at the first stage's product, and tangents (k, B, C, height, width) of what it reads."""
+    cells, (k, _, C) = plan.stages[0], tangents.shape[:3]
+    rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # channels last, as they come: no copy
+    beyond = cells.table == len(plan.pixels)
+    read = torch.cat([plan.pixels, plan.pixels.new_zeros(1)])[cells.table]  # (L, taps) cells of the map
+    W = layers.W[0, 0][: C * read.shape[1]].to(tangents.dtype)
+    moved = d.new_zeros(k, len(read) + 1, W.shape[1])
+    chunks = _chunks(k, read.numel() * C, tangents) if d.is_cuda else range(k)
+    for i in chunks:
+        seen = rows[i : i + chunks.step].index_select(1, read.flatten()).view(-1, *read.shape, C)
+        seen = seen.masked_fill_(beyond.unsqueeze(2), 0).flatten(2)
+        moved[i : i + chunks.step, :-1] = (seen @ W).to(d.dtype)
+    moved = moved[:, cells.at].flatten(2).permute(1, 2, 0)  # (m, T n_out, k)
+    return d.transpose(0, 1).flatten(2) @ moved
+
+
 # the branches: boxes by kind, (G kinds, B branches, n boxes, ...)
 
 
 def _branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """The numbers (m, R), what the branches' layers add (m, R, R or k), and the gradients at the stem's output (R, m, T, C)."""
     first, last = head.branches[0], head.branches[-1]
-    a = _gathered(rows, plan.stages[-1].table, first.has_bias)
+    a = _gathered(rows, plan.stages[-1].table, first)
     grams = None
     if isinstance(first.turned, Turned) and first.turned.rows is not None:
-        grams = _grams(first.turned, a @ first.turned.U, plan.stages[-1].at[plan.first])
+        grams = _grams(first.turned, a @ first.turned.U, _in_fours(plan.stages[-1].at[plan.first], len(plan.stages[-1].table)))
     found = [_of_kinds(head, plan, group, a, grams) for group in plan.groups]
     order = torch.cat([group.boxes for group in plan.groups]).argsort()
     numbers = torch.cat([parts[0] for parts in found])[order].flatten(1)[:, last.picked]
@@ -230,7 +293,7 @@ def _first_branches(layers: Layers, at: Tensor, a: Tensor) -> tuple[Tensor, Pass
         U = layers.turned.U  # one for all, or (G, B, n_in, n_in)
         alpha = (own @ U).view(G, 1, n, T, -1) if U.dim() == 2 else (own.unsqueeze(1) @ U).view(*U.shape[:2], n, T, -1)
     W = layers.W.transpose(1, 2).flatten(2)  # (G, n_in, B C)
-    y = (own @ W).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
+    y = _outputs(own, W, layers).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
     h, slope = _pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
     inside = (at < len(a) - 1).view(G, 1, n, T, 1)
     return h * inside, Passed(alpha, slope * inside)
@@ -242,28 +305,37 @@ def _later_branches(layers: Layers, x: Tensor) -> tuple[Tensor, Passed]:
     side, size = round(T**0.5), 2 * layers.reach + 1
     a = x.reshape(G, B, n, side, side, C).unfold(3, size, 1).unfold(4, size, 1)  # (G, B, n, s, s, C, k, k)
     a = a.movedim(5, 7).flatten(5).flatten(3, 4)  # (G, B, n, T', k k C)
-    if layers.has_bias:
-        a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
+    if layers.behind:
+        a = torch.cat([a, _behind(a, layers)], -1)
     flat = a.flatten(2, 3)
     alpha = None if layers.turned is None else (flat @ layers.turned.U).view(*a.shape[:4], -1)
-    y = (flat @ layers.W).view(*a.shape[:4], -1)
+    y = _outputs(flat, layers.W, layers).view(*a.shape[:4], -1)
     h, slope = _pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
     return h, Passed(alpha, slope)
 
 
+def _behind(a: Tensor, layers: Layers) -> Tensor:
+    """What comes behind the inputs (..., behind): the 1 of a bias, then zeros."""
+    behind = a.new_zeros(layers.behind)
+    behind[: layers.has_bias] = 1
+    return behind.expand(*a.shape[:-1], layers.behind)
+
+
 def _branch_covariance(turned: Turned, alpha: Tensor | None, d: Tensor, grams: Tensor | None) -> Tensor:
     """(G, B, n, c, c) of gradients d (G, B, c, n, T, C)."""
-    G, B, _, n, T, p = d.shape
+    G, B, c, n, T, p = d.shape
     delta = (d.flatten(2, 4) @ turned.V).view(d.shape).permute(0, 1, 3, 5, 4, 2)  # (G, B, n, p, T, c)
     if grams is not None:
         assert turned.rows is not None
+        T = round(grams.shape[-1] ** 0.5)
+        delta = _filled(delta, T)
         K = turned.rows.flatten(1, 2).unsqueeze(1) @ grams.view(G, n, -1, T * T)  # (G, n, B p, T T)
         K = K.view(G, n, B, p, T, T).transpose(1, 2)
     else:
         assert alpha is not None
         pairs = (alpha.unsqueeze(-2) * alpha.unsqueeze(-3)).flatten(2, 4)  # (G, B, n T T, n_in)
         K = (pairs @ turned.variances.transpose(2, 3)).view(G, B, n, T * T, p).transpose(3, 4).unflatten(4, (T, T))
-    return _contracted(K, delta)
+    return _contracted(K, delta)[..., :c, :c]
 
 
 def _branch_directions(drawn: Drawn, alpha: Tensor | None, d: Tensor) -> Tensor:
@@ -280,7 +352,7 @@ def _back(d: Tensor, W: Tensor, layers: Layers) -> Tensor:
     W has the shape (*lead, n_in, n_out), with the first dimensions of d for ``lead``.
     """
     size = 2 * layers.reach + 1
-    W = W[..., : W.shape[-2] - layers.has_bias, :].transpose(-1, -2)
+    W = W[..., : W.shape[-2] - layers.behind, :].transpose(-1, -2)
     side = round(d.shape[-2] ** 0.5)
     spread = d.flatten(W.dim() - 2, -2) @ W
     if side == 1:

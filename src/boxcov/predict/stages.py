@@ -1,15 +1,16 @@
-"""``ExactGLM``'s fast way through a staged head: prepared once, compared with the plain way on the first boxes of every kind."""
+"""The fast way through a staged head: prepared once, compared with the plain way on the first boxes of every kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from boxcov.curvature.posterior import Posterior
 from boxcov.errors import BoxcovError
-from boxcov.predict.graphs import Graphs, Precision, matrix_precision
+from boxcov.predict.graphs import Graphs, Many, Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.plan import Where, own_cells, shared_cells
 from boxcov.predict.prepared import Prepared, prepared
@@ -18,6 +19,14 @@ from boxcov.staged import Staged
 
 Decode = Callable[[Tensor, Tensor, Tensor], Tensor]
 _SLACK = 3e-2  # an activation that lies at its kink to rounding may fall to either side
+
+
+@dataclass(frozen=True)
+class Found:
+    """What stages say of the boxes of a frame."""
+
+    part: Tensor  # of the head's layers: covariance (m, D, D), or derivatives along directions (m, D, k)
+    below: Tensor | None = None  # derivatives (m, D, k) along what lies below, if the tangents of the stem's input are known
 
 
 class Stages:
@@ -35,17 +44,20 @@ class Stages:
         self._prepared: Prepared | None = None
         self._layers: tuple[int, ...] = ()  # what was prepared, by id
         self._stale = False  # whether it was prepared with other directions
+        self.ends: frozenset[int] = frozenset()  # the weights of the stem's first layer, by id: what reads the features
+
+    @property
+    def known(self) -> bool:
+        """Whether all kinds have been compared: the head's part of any frame can be had from here."""
+        return self.trusted and self._prepared is not None and len(self._compared) == self._prepared.kinds
 
     @property
     def suffice(self) -> bool:
-        """Whether nothing else is needed for a frame: all kinds have been compared, and the posterior does not reach below the head."""
-        return self.trusted and not self.below and self._prepared is not None and len(self._compared) == self._prepared.kinds
+        """Whether nothing else is needed for a frame: the posterior does not reach below the head, either."""
+        return self.known and not self.below
 
-    def found(self, point: Point) -> Tensor | None:
-        """What the head's layers add to the covariance (m, D, D), or, given directions, to the derivatives along them (m, D, k).
-
-        None if the detector has no stages, or none that can be stacked.
-        """
+    def found(self, point: Point) -> Found | None:
+        """None if the detector has no stages, or none that can be stacked."""
         linearised = point.linearised
         if point.boxes.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(point.boxes.device.type):
             return None  # a head in half precision is not what the stages would be compared with
@@ -53,22 +65,21 @@ class Stages:
         if staged is None or staged.features.dtype != point.boxes.dtype:
             return None
         head = self._ready(staged, linearised.names)
-        if head is None:
-            return None
-        if not head.parameters:
+        if head is None or not head.parameters:
             return None  # the posterior holds nothing of it
         if len(self._compared) < head.kinds:
             self._kinds = staged.kind.unique().tolist()
             self.trusted = self._compared.issuperset(self._kinds)
         where = Where(staged.frame, staged.row, staged.column, staged.kind)
-        kind = staged.features.device.type
+        tangents = None if point.tangents is None or not point.tangents.ends else point.tangents.of(staged.features)
         with matrix_precision(self.precision):
-            if kind != "cpu":
-                return self._on_device(head, staged.features, where, staged.decode)
+            if staged.features.device.type != "cpu":
+                return Found(*self._on_device(head, staged.features, where, staged.decode, tangents))
             pixels, plan = shared_cells(staged.features, where, head.radius, head.reaches)
-            return self._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, where.row, where.column))
+            found = through_head(head, plan, pixels, tangents=tangents)
+            return Found(*self._decoded(*found, lambda numbers: staged.decode(numbers, where.row, where.column)))
 
-    def _on_device(self, head: Prepared, features: Tensor, where: Where, decode: Decode) -> Tensor:
+    def _on_device(self, head: Prepared, features: Tensor, where: Where, decode: Decode, tangents: Tensor | None) -> list[Tensor]:
         """On a GPU: sizes are rounded up, and every size that was met is kept as a graph."""
         m = len(where.kind)
         most = _bucket(int(torch.bincount(where.kind, minlength=head.kinds).max()), 8)
@@ -76,23 +87,25 @@ class Stages:
         packed[3] = head.kinds  # boxes that fill up are of no kind
         torch.stack([where.frame, where.row, where.column, where.kind], out=packed[:, :m])
 
-        def run(features: Tensor, packed: Tensor) -> Tensor:
+        def run(features: Tensor, packed: Tensor, *tangents: Tensor) -> Many:
             own = Where(*packed)
             pixels, plan = own_cells(features, own, head.radius, head.reaches, head.kinds, most)
-            found = through_head(head, plan, pixels, half=self.precision == "half")
+            found = through_head(head, plan, pixels, self.precision == "half", *tangents)
             return self._decoded(*found, lambda values: decode(values, own.row, own.column))
 
-        if self._graphs is None:
-            return run(features, packed)[:m]
-        return self._graphs((features.shape, packed.shape, most), run, features, packed)[:m]
+        given = (features, packed) if tangents is None else (features, packed, tangents)
+        made = run(*given) if self._graphs is None else self._graphs(most, run, *given)
+        return [tensor[:m] for tensor in made]
 
     def draw(self, etas: dict[str, Tensor]) -> None:
         """Other directions from here on; what has been compared stays so."""
         self.etas, self._stale, self._graphs = etas, True, None
 
-    def _decoded(self, found: Tensor, numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
+    def _decoded(self, found: Tensor, numbers: Tensor, below: Tensor | None, decode: Callable[[Tensor], Tensor]) -> Many:
+        """Of the numbers' covariance, or derivatives, and of their derivatives along what lies below, those of the boxes."""
         J = jacobian(numbers, decode).to(found.dtype)
-        return J @ found if self.etas is not None else J @ found @ J.transpose(1, 2)
+        part = J @ found if self.etas is not None else J @ found @ J.transpose(1, 2)
+        return (part,) if below is None else (part, J @ below)
 
     def _ready(self, staged: Staged, names: dict[int, str]) -> Prepared | None:
         layers = tuple(id(layer) for stage in (*staged.stem, *staged.branches) for row in stage.layers for layer in row)
@@ -101,6 +114,7 @@ class Stages:
             self._compared.clear()
             self._graphs = None if self._graphs is None else Graphs()  # those at hand belong to other weights
             self.trusted = False
+            self.ends = frozenset(id(layer.weight) for row in staged.stem[0].layers for layer in row) if staged.stem else frozenset()
         elif self._stale:
             self._prepared = prepared(staged, self.posterior, names, self.etas)
         self._stale = False
@@ -111,9 +125,10 @@ class Stages:
         return set() if self._prepared is None else self._prepared.parameters
 
     def compare(self, fast: Tensor, plain: Tensor, below: list[str]) -> None:
-        """Both ways must agree on every box; if they do, the kinds seen are trusted from here on."""
+        """Both ways must agree on every box, in less than float32 on most; if they do, the kinds seen are trusted from here on."""
         off = (fast - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1).clamp(min=1e-30)
-        if bool((off > _SLACK).any()):
+        allowed = 0 if self.precision == "float32" else len(off) // 4
+        if not int((off <= _SLACK).sum()) >= len(off) - allowed:
             row = int(off.argmax())
             raise BoxcovError(
                 f"staged() contradicts instances() or decode(): box {row} has {fast[row].diagonal().tolist()} by stages, "

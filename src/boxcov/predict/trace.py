@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from boxcov.curvature.calls import Watch
 from boxcov.detector import InstanceGroup
@@ -74,23 +74,25 @@ def leaves_read(boxes: Tensor) -> set[int]:
 
 
 def trace(point: Point) -> Trace:
-    """What the raw outputs depend on; raises if ``instances`` contradicts ``decode``. ``point.raw`` must require gradients."""
+    """What the raw outputs depend on; raises if ``instances`` contradicts ``decode``."""
     linearised = point.linearised
     with torch.enable_grad():
         theta = {name: w.requires_grad_() for name, w in linearised.theta().items()}
         answer = linearised.exchanged(theta)
         raw, decoded = linearised.run(point.inputs, answer, lambda raw: (raw, point.z_of(raw)))
         upstream = tuple(_behind(tensor, theta) for tensor in floats(raw))
+        # both from the raw outputs of this pass: in another precision than the plain pass they are not quite those of the point
+        own_raw = replace(point, raw=tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), raw))
         boxes = torch.zeros_like(decoded)
         with Watch(linearised.names, answer):
-            for index, run in groups(point):
+            for index, run in groups(own_raw):
                 boxes = boxes.index_copy(0, index, run())
         probe = torch.linspace(-1, 1, boxes.numel(), device=boxes.device).cos().reshape(boxes.shape).to(boxes.dtype)
         weights = list(theta.values())
         whole, own = (_gradients((z * probe).sum(), weights) for z in (decoded, boxes))
     found = Trace(upstream)
     # a weight before the cut has no gradient by instance: it is counted elsewhere
-    behind = found.upstream_of(point.raw, leaves_read(boxes))
+    behind = found.upstream_of(own_raw.raw, leaves_read(boxes))
     _check_agreement(point, decoded, boxes, {name: (w, o) for name, w, o in zip(theta, whole, own) if name not in behind})
     return found
 
