@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from boxcov.commands.records import Truth, records_of, truth_of
-from boxcov.commands.sources import Source, check_folder
+from boxcov.commands.sources import Source, check_folder, source_of
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.records import Records
@@ -44,7 +43,7 @@ def study_of(
     if out is not None:
         check_folder(out)
     files = dict(zip(_names(paths), (Detections.load(path) for path in paths)))
-    sources = [_source(path, found, data) for path, found in zip(paths, files.values())]
+    sources = [source_of(path, found.meta, data) for path, found in zip(paths, files.values())]
     other = next((path for path, source in zip(paths, sources) if source != sources[0]), None)
     if other is not None:
         raise BoxcovError(f"{other}: predictions of other frames than {paths[0]}: evaluate them apart")
@@ -82,18 +81,6 @@ def _names(paths: Sequence[Path]) -> list[str]:
     if len(set(map(str, paths))) < len(paths):
         raise BoxcovError("the same file is given twice")
     return [str(path) for path in paths]
-
-
-def _source(path: Path, found: Detections, data: str | None) -> Source:
-    given = found.meta.get("source")
-    if not isinstance(given, Mapping):
-        raise BoxcovError(f"{path}: does not say which frames it was made from: make it with boxcov predict")
-    source = Source(**given)
-    if data is None:
-        return source
-    if data.partition(":")[0] != source.data.partition(":")[0] or (data.startswith("simulated") and data != source.data):
-        raise BoxcovError(f"{path}: predictions for {source.data}, not for {data}: --data says where a set of files is now")
-    return replace(source, data=data)
 
 
 def _frames(source: Source, found: Detections, scenes: int, progress: Progress | None) -> tuple[Truth, dict[int, Scene]]:

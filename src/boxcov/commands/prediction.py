@@ -108,6 +108,7 @@ def run(
     resume: bool = False,
     progress: Progress | None = None,
     block: int = BLOCK,
+    words: formats.Words | None = None,
 ) -> dict[str, Any]:
     """Predict the frames of ``source`` and write them to ``out``; gives what there is to say of the run.
 
@@ -119,7 +120,7 @@ def run(
     parts.check(resume)
     network = detector_named(detector, device)
     frames = source.frames(device, network.classes)
-    formats.check(format, out, frames, network)
+    formats.check(format, out, frames, network, how.calibrated, words)
     model = how.model(network)
     made = {**model.settings(), **how.about(), "detector": detector, "source": asdict(source), "frames": len(frames)}
     about = formats.plain({**made, "device": str(model.device), "boxcov": __version__, "torch": torch.__version__})
@@ -136,7 +137,7 @@ def run(
     found = parts.merged(list(starts))
     milliseconds = found.meta["milliseconds"]
     found = replace(found, meta={**about, "milliseconds": milliseconds})
-    formats.write(format, out, frames, found)
+    formats.write(format, out, frames, found, words)
     parts.remove()
     known = float(found.uncertainty.median()) if len(found) else None
     return {

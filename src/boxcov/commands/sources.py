@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import pi
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,6 +95,23 @@ class Source:
 
     def frames(self, device: str = "cpu", classes: Sequence[str] = simulated.CLASSES) -> Sequence[Any]:
         return frames_named(self.data, self.split, self.count, self.seed, self.sweeps, device, classes)
+
+
+def source_of(path: Path, meta: Mapping[str, Any], data: str | None) -> Source:
+    """The frames that a file of detections says it was made from, and where they are now, if ``data`` says so.
+
+    >>> source_of(Path("d.safetensors"), {"source": {"data": "kitti:old", "split": "training"}}, "kitti:new").data
+    'kitti:new'
+    """
+    given = meta.get("source")
+    if not isinstance(given, Mapping):
+        raise BoxcovError(f"{path}: does not say which frames it was made from: make it with boxcov predict")
+    source = Source(**given)
+    if data is None:
+        return source
+    if data.partition(":")[0] != source.data.partition(":")[0] or (data.startswith("simulated") and data != source.data):
+        raise BoxcovError(f"{path}: predictions for {source.data}, not for {data}: --data says where a set of files is now")
+    return replace(source, data=data)
 
 
 def unseen_split(data: str) -> str:
