@@ -190,6 +190,8 @@ def test_text_and_json(sound: Report, frame: Any) -> None:
     assert again["layers"][0]["name"] == "backbone.0.0.weight"
     failed = str(report_of(Counts))
     assert "  FAIL  state" in failed
+    with pytest.raises(BoxcovError, match="no finding 'speed': there are names, parts"):
+        _ = sound["speed"]
     assert "-> keep buffers" in failed
 
 

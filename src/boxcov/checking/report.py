@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import Any
 
+from boxcov.errors import BoxcovError
+
 WIDTH = 120
 
 
@@ -92,7 +94,10 @@ class Report:
         return tuple(finding for finding in self.findings if finding.passed is False)
 
     def __getitem__(self, name: str) -> Finding:
-        return next(finding for finding in self.findings if finding.name == name)
+        found = {finding.name: finding for finding in self.findings}
+        if name not in found:
+            raise BoxcovError(f"no finding {name!r}: there are {', '.join(found)}")
+        return found[name]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers."""
