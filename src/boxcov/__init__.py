@@ -8,6 +8,7 @@ from boxcov.version import __version__
 if TYPE_CHECKING:
     from boxcov import data, detectors, evaluate
     from boxcov.calibration import Calibration
+    from boxcov.checking import check
     from boxcov.curvature.fit import fit
     from boxcov.curvature.posterior import Posterior
     from boxcov.detections import Detections
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from boxcov.predict.mcglm import MCGLM
     from boxcov.predict.mci import MCI
     from boxcov.predict.nms import NMSSpread
+    from boxcov.wrapping import wrap
 
 # each name is imported when it is first asked for, so that ``boxcov --help`` need not wait for torch
 _HOMES = {
@@ -26,6 +28,7 @@ _HOMES = {
     "detectors": "",
     "evaluate": "",
     "Calibration": "calibration",
+    "check": "checking",
     "fit": "curvature.fit",
     "Posterior": "curvature.posterior",
     "Detections": "detections",
@@ -40,6 +43,7 @@ _HOMES = {
     "MCGLM": "predict.mcglm",
     "MCI": "predict.mci",
     "NMSSpread": "predict.nms",
+    "wrap": "wrapping",
 }
 
 __all__ = [
@@ -57,11 +61,13 @@ __all__ = [
     "Posterior",
     "Selection",
     "__version__",
+    "check",
     "data",
     "detectors",
     "evaluate",
     "fit",
     "held_out_nll",
+    "wrap",
 ]
 
 

@@ -16,6 +16,8 @@ except ImportError:
 
 from boxcov.commands.bench import bench
 from boxcov.commands.calibrate import calibrate
+from boxcov.commands.check import check
+from boxcov.commands.convert import convert
 from boxcov.commands.demo import demo
 from boxcov.commands.evaluate import evaluate
 from boxcov.commands.fit import fit
@@ -27,8 +29,10 @@ from boxcov.errors import BoxcovError, BoxcovWarning
 EXAMPLES: dict[Callable[..., None], str] = {
     fit: "boxcov fit --detector centerpoint:small --data simulated:clear --count 64 --depth head --out posterior.safetensors",
     predict: "boxcov predict --detector centerpoint:small --posterior posterior.safetensors --data simulated:rain --count 20 --out rain.safetensors",
+    convert: "boxcov convert rain.safetensors --format csv --out rain.csv",
     evaluate: "boxcov evaluate exact.safetensors nms.safetensors --out report.html",
     calibrate: "boxcov calibrate --posterior posterior.safetensors --data simulated:clear --count 40 --out calibrated.safetensors",
+    check: "boxcov check --detector centerpoint:small --data simulated:clear",
     train: "boxcov train --config small --data simulated:clear --device cuda --out small.safetensors",
     bench: "boxcov bench --boxes 10 --boxes 100 --samples 10",
     reproduce: "boxcov reproduce --quick --out reproduction",

@@ -81,6 +81,30 @@ def test_other_names_for_the_covariance(frames: coco.Coco, tmp_path: Path) -> No
         coco.write_results(tmp_path / "found.json", frames, found, also=["sigma"])
 
 
+def test_other_names_hold_what_draws_of_the_box_give(frames: coco.Coco, tmp_path: Path) -> None:
+    """The predictive covariance, where there is one: readers score it as that of the error."""
+    found = [replace(f, predictive=3 * f.covariance) for f in found_in(frames)]
+    coco.write_results(tmp_path / "found.json", frames, found, also=["bbox_covar", "covars"])
+    entry = json.loads((tmp_path / "found.json").read_text())[0]
+    C = found[0].predictive[0].double()
+    noise = torch.randn(200_000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ torch.linalg.cholesky(C).T
+    x1, y1, x2, y2 = ((found[0].boxes[0].double() + noise) / 0.96).unbind(1)
+    draws = torch.stack([x1, y1, x2 - x1, y2 - y1], 1)
+    corners = torch.cat([draws[:, :2], draws[:, :2] + draws[:, 2:]], 1)
+    expected = [np.cov(corners[:, :2].T.numpy()), np.cov(corners[:, 2:].T.numpy())]
+    for given, sampled in (
+        (entry["bbox_covar"], np.cov(draws.T.numpy())),
+        (entry["covars"][0], expected[0]),
+        (entry["covars"][1], expected[1]),
+    ):
+        assert np.linalg.norm(np.array(given) - sampled) < 0.02 * np.linalg.norm(sampled)
+    meta = json.loads((tmp_path / "found.meta.json").read_text())
+    assert meta["also"] == {"bbox_covar": "predictive", "covars": "predictive"}
+    torch.testing.assert_close(
+        coco.read_results(tmp_path / "found.json", frames)[0].predictive, found[0].predictive.double(), rtol=1e-5, atol=1e-5
+    )
+
+
 def test_the_logit_stays_behind(frames: coco.Coco, tmp_path: Path) -> None:
     found = found_in(frames, fields=("x1", "y1", "x2", "y2", "logit"))
     coco.write_results(tmp_path / "found.json", frames, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import torch
 
 from boxcov.commands.parts import Parts, Progress, parts_of
 from boxcov.commands.records import Truth, joined, records_of, truth_of
-from boxcov.commands.sources import Source, ahead, check_folder
+from boxcov.commands.sources import Source, ahead, check_folder, source_of
 from boxcov.curvature.ranks import Ranks
 from boxcov.data.loading import each
 from boxcov.detections import Detections
@@ -90,23 +90,11 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _one_source(paths: Sequence[Path], files: Sequence[Detections], data: str | None) -> Source:
-    sources = [_source(path, found, data) for path, found in zip(paths, files)]
+    sources = [source_of(path, found.meta, data) for path, found in zip(paths, files)]
     other = next((path for path, source in zip(paths, sources) if source != sources[0]), None)
     if other is not None:
         raise BoxcovError(f"{other}: predictions of other frames than {paths[0]}: evaluate them apart")
     return sources[0]
-
-
-def _source(path: Path, found: Detections, data: str | None) -> Source:
-    given = found.meta.get("source")
-    if not isinstance(given, Mapping):
-        raise BoxcovError(f"{path}: does not say which frames it was made from: make it with boxcov predict")
-    source = Source(**given)
-    if data is None:
-        return source
-    if data.partition(":")[0] != source.data.partition(":")[0] or (data.startswith("simulated") and data != source.data):
-        raise BoxcovError(f"{path}: predictions for {source.data}, not for {data}: --data says where a set of files is now")
-    return replace(source, data=data)
 
 
 def blocks_of(out: Path | None, ranks: Ranks) -> Parts[Truth] | None:

@@ -22,6 +22,16 @@ class Format(str, Enum):
     nuscenes = "nuscenes"
     kitti = "kitti"
     coco = "coco"
+    ros = "ros"
+    autoware = "autoware"
+    csv = "csv"
+    parquet = "parquet"
+    rerun = "rerun"
+
+
+class CovarianceKind(str, Enum):
+    predictive = "predictive"
+    epistemic = "epistemic"
 
 
 class DerivativeKind(str, Enum):
@@ -76,6 +86,13 @@ Posterior = Annotated[
 ]
 Workers = Annotated[
     int, typer.Option(min=0, help="Processes that read frames ahead while the detector works; 0 reads them in between. The same results.")
+]
+FrameId = Annotated[str, typer.Option(help="Of the formats ros and autoware: the frame of reference that the boxes are in.")]
+CovarianceWord = Annotated[
+    CovarianceKind,
+    typer.Option(
+        "--covariance", help="Of ros and autoware: that of the errors, which takes --calibrated, or what the weights do not know alone."
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script, and nothing else on stdout.")]

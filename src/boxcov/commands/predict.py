@@ -11,11 +11,14 @@ import typer
 from boxcov.commands.options import (
     AsJson,
     Count,
+    CovarianceKind,
+    CovarianceWord,
     DataWord,
     DerivativeKind,
     DetectorWord,
     Device,
     Format,
+    FrameId,
     Method,
     Posterior,
     Resume,
@@ -45,7 +48,9 @@ def predict(
         bool,
         typer.Option("--score", help="Also the variance of each score's logit, and its covariance with the box, in the format native."),
     ] = False,
-    format: Annotated[Format, typer.Option(help="native is what boxcov evaluate reads.")] = Format.native,
+    format: Annotated[Format, typer.Option(help="native is what boxcov evaluate and boxcov convert read.")] = Format.native,
+    frame_id: FrameId = "lidar",
+    covariance: CovarianceWord = CovarianceKind.predictive,
     sweeps: Sweeps = 10,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -54,7 +59,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Run a detector over frames and write its boxes with their covariances. Frames are those that it was not trained on, unless --split says."""
-    from boxcov.commands import prediction
+    from boxcov.commands import formats, prediction
     from boxcov.commands.progress import Progress
     from boxcov.commands.sources import Source, unseen_split
 
@@ -72,6 +77,7 @@ def predict(
             resume=resume,
             workers=workers,
             progress=progress,
+            words=formats.Words(frame_id, covariance.value),
         )
     if report:  # one of several says what all have done
         print(json.dumps(report) if as_json else _shown(report))

@@ -109,6 +109,7 @@ def run(
     workers: int = 0,
     progress: Progress | None = None,
     block: int = BLOCK,
+    words: formats.Words | None = None,
 ) -> dict[str, Any]:
     """Predict the frames of ``source`` and write them to ``out``; gives what there is to say of the run.
 
@@ -123,7 +124,7 @@ def run(
         parts.check(resume, ranks)
         network = detector_named(detector, device)
         frames = source.frames(device, network.classes)
-        formats.check(format, out, frames, network)
+        formats.check(format, out, frames, network, how.calibrated, words)
         model = how.model(network)
         made = {**model.settings(), **how.about(), "detector": detector, "source": asdict(source), "frames": len(frames)}
         about = formats.plain({**made, "device": model.device.type, "boxcov": __version__, "torch": torch.__version__})
@@ -137,7 +138,7 @@ def run(
     found = merged(parts, len(frames), block)
     milliseconds = found.meta["milliseconds"]
     found = replace(found, meta={**about, "milliseconds": milliseconds})
-    formats.write(format, out, frames, found)
+    formats.write(format, out, frames, found, words)
     parts.remove()
     known = float(found.uncertainty.median()) if len(found) else None
     return {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import pi
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,6 +113,23 @@ def ahead(frames: Sequence[Any], workers: int, device: str, seed: int = 0) -> Se
     if workers and isinstance(made, simulated.Simulated) and device.startswith("cuda"):
         raise BoxcovError("--workers is for frames that are read from files: simulated ones are made on the GPU, leave it out")
     return loaded(frames, workers, seed) if workers else frames
+
+
+def source_of(path: Path, meta: Mapping[str, Any], data: str | None) -> Source:
+    """The frames that a file of detections says it was made from, and where they are now, if ``data`` says so.
+
+    >>> source_of(Path("d.safetensors"), {"source": {"data": "kitti:old", "split": "training"}}, "kitti:new").data
+    'kitti:new'
+    """
+    given = meta.get("source")
+    if not isinstance(given, Mapping):
+        raise BoxcovError(f"{path}: does not say which frames it was made from: make it with boxcov predict")
+    source = Source(**given)
+    if data is None:
+        return source
+    if data.partition(":")[0] != source.data.partition(":")[0] or (data.startswith("simulated") and data != source.data):
+        raise BoxcovError(f"{path}: predictions for {source.data}, not for {data}: --data says where a set of files is now")
+    return replace(source, data=data)
 
 
 def unseen_split(data: str) -> str:

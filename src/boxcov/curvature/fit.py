@@ -58,7 +58,7 @@ def fit(
 ) -> Posterior:
     """The Laplace posterior of the weights of ``detector`` at ``depth``, from ``frames`` of (inputs, targets), any number of frames an item.
 
-    depth: "head", "neck" (neck + head), "backbone" (all three), or a list of module names; ``fixed`` names modules to keep constant.
+    depth: "head", "neck" (neck + head), "backbone" (all three), or a list of module names; ``fixed`` names modules or parameters to keep constant.
     n_data: training frames that the Fisher stands for; those seen (all of them, also with a ``fraction``) unless given.
     fisher: "empirical" (the paper), "mc" (targets drawn by the detector: frames may be (inputs, None)), "identity" (a baseline).
     fraction: share of the items to use, drawn with ``seed``.

@@ -16,6 +16,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 def chosen_parameters(detector: Detector, depth: str | Sequence[str], fixed: Sequence[str] = ()) -> dict[str, nn.Parameter]:
     """The parameters that ``depth`` means, by name: not those of norm layers (constants in eval mode), nor of the modules in ``fixed``.
 
+    ``fixed`` may name single parameters, too, as one that the detector holds beside its modules.
     ``depth`` is a part of ``detector.parts()``, which means that part and all between it and the output, or a list of module names.
 
     >>> from boxcov.detectors.tiny import TinyCenter
@@ -26,7 +27,9 @@ def chosen_parameters(detector: Detector, depth: str | Sequence[str], fixed: Seq
         raise BoxcovError(f"fixed must be a list of module names, got the string {fixed!r}: write fixed=[{fixed!r}]")
     modules = _modules(detector, depth)
     constant = {id(p) for module in modules for p in _constants(module)}
-    constant |= {id(p) for name in fixed for p in _module(detector, name, "fixed").parameters()}
+    single = dict(detector.named_parameters())
+    constant |= {id(single[name]) for name in fixed if name in single}
+    constant |= {id(p) for name in fixed if name not in single for p in _module(detector, name, "fixed").parameters()}
     inside = {id(p) for module in modules for p in module.parameters()} - constant
     chosen = {name: p for name, p in detector.named_parameters() if id(p) in inside}
     if not chosen:

@@ -27,8 +27,8 @@ def crop(features: Tensor, frame: Tensor, row: Tensor, column: Tensor, radius: i
 def run_on_crops(layers: nn.Module, x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
     """The layers of a module on crops (m, C, s, s), every 3x3 convolution taking a cell from each side.
 
-    The module runs its children one after another, and so do they theirs. Gives what they give, and the mask that belongs to it. On the
-    whole map a convolution reads zeros beyond the border, so whatever a layer before it gave there is set to zero.
+    The module is a convolution, or runs its children one after another, and so do they theirs. Gives what they give, and the mask that belongs
+    to it. On the whole map a convolution reads zeros beyond the border, so whatever a layer before it gave there is set to zero.
 
     >>> layers = nn.Sequential(nn.Conv2d(4, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 3, padding=1))
     >>> maps = torch.randn(1, 4, 8, 8)
@@ -36,7 +36,7 @@ def run_on_crops(layers: nn.Module, x: Tensor, inside: Tensor) -> tuple[Tensor, 
     >>> torch.allclose(run_on_crops(layers, crops, inside)[0][0, :, 0, 0], layers(maps)[0, :, 0, 7], atol=1e-6)
     True
     """
-    for layer in layers.children():
+    for layer in [layers] if isinstance(layers, nn.Conv2d) else layers.children():
         if isinstance(layer, nn.Conv2d):
             cut = layer.dilation[0] * (layer.kernel_size[0] - 1) // 2
             x = F.conv2d(x * inside, layer.weight, layer.bias, dilation=layer.dilation, groups=layer.groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from boxcov import GLM, MCGLM, MCI, ExactGLM, NMSSpread, Selection, fit
+from boxcov import GLM, MCGLM, MCI, ExactGLM, NMSSpread, Selection, check, fit
 from boxcov.detectors.yolox.decode import grid_of
 from boxcov.detectors.yolox.select import Where
 from yolox_cases import images, objects, small
@@ -73,3 +73,9 @@ def test_the_spread_of_what_nms_removed() -> None:
     found = NMSSpread(detector)(images())
     assert torch.equal(found.boxes, detector.detect(images()).boxes)
     assert int((found.uncertainty > 0).sum()) > 2
+
+
+def test_the_contract_is_kept() -> None:
+    report = check(small(), (images(), [objects(3)]), other=(images(seed=4), [objects(2, seed=5)]))
+    assert report.ok, str(report)
+    assert report["instances"].passed

@@ -30,7 +30,8 @@ def write_results(path: str | Path, frames: Coco, detections: Iterable[Detection
     ``image_id``, ``category_id``, ``bbox`` (x y w h in pixels of the image) and ``score``, each with a ``covariance`` (4 x 4, row by row, of x y
     w h in those pixels) and its trace, ``uncertainty``; where it is calibrated, ``predictive`` too. A list has no place for what is
     said once, so that goes beside it, to ``NAME.meta.json``.
-    also: other names that readers know: ``bbox_covar`` (the covariance as 4 rows), ``covars`` (2 x 2, of each of the two corners).
+    also: other names that readers know: ``bbox_covar`` (4 rows, of x y w h), ``covars`` (2 x 2, of each of the two corners). Their readers
+    score it as that of the box's error: it is the predictive one where there is one; ``also`` in the file beside says which.
     """
     path = Path(path)
     unknown = sorted(set(also) - set(ALIASES))
@@ -42,6 +43,8 @@ def write_results(path: str | Path, frames: Coco, detections: Iterable[Detection
     for number, (name, found) in enumerate(one_a_frame(names, detections, frames.classes)):
         there = _in_image(name, found, frames.scale(number))
         meta = meta or about(there, RESULT_FIELDS, "image")
+        if meta and also:
+            meta["also"] = dict.fromkeys(also, "covariance" if there.predictive is None else "predictive")
         entries += _entries(name, there, frames, also)
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(entries), encoding="utf-8")
@@ -96,10 +99,11 @@ def _entries(name: str, there: Detections, frames: Coco, also: Sequence[str]) ->
     entries = []
     for label, box, score, extra in columns:
         entry = {"image_id": int(name), "category_id": numbers[there.classes[label]], "bbox": box, "score": score, **extra}
-        if extra and "bbox_covar" in also:
-            entry["bbox_covar"] = [extra["covariance"][4 * row : 4 * row + 4] for row in range(4)]
-        if extra and "covars" in also:
-            entry["covars"] = _corner_covariances(extra["covariance"])
+        scored = extra.get("predictive", extra.get("covariance"))
+        if scored is not None and "bbox_covar" in also:
+            entry["bbox_covar"] = [scored[4 * row : 4 * row + 4] for row in range(4)]
+        if scored is not None and "covars" in also:
+            entry["covars"] = _corner_covariances(scored)
         entries.append(entry)
     return entries
 

@@ -43,6 +43,10 @@ class NuScenes(Sequence[Frame]):
         """From the LIDAR_TOP frame of a frame to the global frame."""
         return self._pose(int(self.contents.key[self.chosen[item]]))
 
+    def timestamp(self, item: int) -> int:
+        """When the LiDAR took a frame, in microseconds."""
+        return int(self.contents.readings.time[self.contents.key[self.chosen[item]]])
+
     def _pose(self, turn: int) -> Pose:
         readings = self.contents.readings
         return Pose(torch.from_numpy(readings.R[turn]), torch.from_numpy(readings.t[turn]))

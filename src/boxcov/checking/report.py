@@ -1,0 +1,182 @@
+"""What a check found: findings, the layers of the posterior, the cost; as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from textwrap import wrap
+from typing import Any
+
+from boxcov.errors import BoxcovError
+
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    passed: bool | None  # None: it could not be looked at
+    seen: str
+    todo: str = ""  # what to do about it
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A parameter of the detector: part of the posterior, or why not."""
+
+    name: str
+    part: str
+    shape: tuple[int, ...]
+    reason: str = ""  # why it is not in the posterior; empty where it is
+    n_in: int = 0  # of its matrix, the bias among them
+    n_out: int = 0
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class DepthCost:
+    """What a posterior of one depth takes."""
+
+    depth: str
+    layers: int
+    parameters: int
+    factors_mib: float  # in memory and in the file, at most: layers that read the same tensor share one
+    fit_mib: float  # sums in float64 while fitting
+    online_mib: float  # factors and variances, beside the detector
+    directions_mib: float  # of MCGLM with 10 samples
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    """How often a method runs the network for one frame like this one."""
+
+    method: str
+    forward: float
+    backward: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that ``boxcov.check`` found; printed, it is a page to read.
+
+    >>> report = Report("Net", "1 box of x", (Finding("names", True, "x"), Finding("parts", False, "no head", "name it")))
+    >>> report.ok, report["parts"].todo, [finding.name for finding in report.failed]
+    (False, 'name it', ['parts'])
+    >>> print(report)
+    Net: 1 box of x
+    <BLANKLINE>
+      ok    names  x
+      FAIL  parts  no head
+                   -> name it
+    <BLANKLINE>
+    1 of 2 checks passed, 1 failed
+    """
+
+    detector: str
+    about: str
+    findings: tuple[Finding, ...]
+    layers: tuple[LayerRow, ...] = ()
+    depths: tuple[DepthCost, ...] = ()
+    methods: tuple[MethodCost, ...] = ()
+    milliseconds: float | None = None  # of one plain pass
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed; what could not be looked at does not count."""
+        return not self.failed
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.passed is False)
+
+    def __getitem__(self, name: str) -> Finding:
+        found = {finding.name: finding for finding in self.findings}
+        if name not in found:
+            raise BoxcovError(f"no finding {name!r}: there are {', '.join(found)}")
+        return found[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    def __str__(self) -> str:
+        sections = [f"{self.detector}: {self.about}", "\n".join(self._findings())]
+        if self.layers:
+            sections.append("\n".join(self._layers()))
+        if self.depths:
+            sections.append("\n".join(self._costs()))
+        done = [finding for finding in self.findings if finding.passed is not None]
+        end = f"{len(done) - len(self.failed)} of {len(done)} checks passed"
+        end += f", {len(self.failed)} failed" if self.failed else ""
+        end += f", {len(self.findings) - len(done)} not made" if len(done) < len(self.findings) else ""
+        return "\n\n".join([*sections, end])
+
+    def _findings(self) -> list[str]:
+        room = max((len(finding.name) for finding in self.findings), default=0)
+        lines = []
+        for finding in self.findings:
+            mark = {True: "ok", False: "FAIL", None: "-"}[finding.passed]
+            lines += _hanging(f"  {mark:<4}  {finding.name:<{room}}  ", finding.seen)
+            if finding.todo:
+                lines += _hanging(" " * (10 + room), f"-> {finding.todo}")
+        return lines
+
+    def _layers(self) -> list[str]:
+        """Layers of one form in one line; in the JSON each has its own."""
+        inside: dict[tuple[str, str], list[str]] = {}
+        outside: dict[tuple[str, str], list[str]] = {}
+        for row in self.layers:
+            where, what = (outside, row.reason) if row.reason else (inside, _matrix(row))
+            where.setdefault((row.part, what), []).append(row.name)
+        count = sum(map(len, inside.values()))
+        lines = [f"in a posterior of every part: {count} layers, as matrices n_out x n_in"]
+        lines += _table([(part, what, _few(names)) for (part, what), names in inside.items()])
+        if outside:
+            lines += ["", "not in it, kept as constants"]
+            lines += _table([(part, what, _few(names)) for (part, what), names in outside.items()])
+        return lines
+
+    def _costs(self) -> list[str]:
+        lines = ["cost by depth, in MiB (factors at most: layers that read the same tensor share one)"]
+        head = ("depth", "layers", "parameters", "factors", "sums of fit", "online", "10 directions")
+        cells = [
+            (d.depth, f"{d.layers}", f"{d.parameters:,}", *(f"{x:.2f}" for x in (d.factors_mib, d.fit_mib, d.online_mib, d.directions_mib)))
+            for d in self.depths
+        ]
+        lines += _table([head, *cells], right=True)
+        if self.methods:
+            plain = "" if self.milliseconds is None else f", of which a plain one forward took {self.milliseconds:.1f} ms here"
+            lines += ["", f"passes through the network for one frame like this one{plain}"]
+            rows = [(m.method, f"{m.forward:g} forward", f"{m.backward:g} backward", m.how) for m in self.methods]
+            lines += _table(rows)
+        return lines
+
+
+def _hanging(start: str, text: str) -> list[str]:
+    """``text`` behind ``start``, further lines below its beginning."""
+    parts = wrap(text, WIDTH - len(start), break_long_words=False, break_on_hyphens=False) or [""]
+    return [f"{start if i == 0 else ' ' * len(start)}{part}" for i, part in enumerate(parts)]
+
+
+def _table(rows: Sequence[tuple[str, ...]], right: bool = False) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    lines = []
+    for row in rows:
+        cells = [f"{cell:>{w}}" if right and i else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(row, widths))]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines
+
+
+def _matrix(row: LayerRow) -> str:
+    return f"{row.n_out} x {row.n_in}" + (f", {row.groups} groups" if row.groups > 1 else "")
+
+
+def _few(names: list[str], most: int = 2) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

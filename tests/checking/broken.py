@@ -1,0 +1,255 @@
+"""Adapters that each break one promise, and the finding that is meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from boxcov import Detector, Selection
+from boxcov.detectors.tiny import Raw, TinyCenter
+
+
+class Base(TinyCenter):
+    """A TinyCenter of a few channels that finds some boxes untrained; without the optional methods, to be quick."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=1, threshold=0.05, most=6, width=4)
+
+    def instances(self, raw: Raw, selection: Selection) -> Any:
+        return None
+
+    def staged(self, raw: Raw, selection: Selection) -> Any:
+        return None
+
+
+class NoGrad(Base):
+    @torch.no_grad()
+    def decode(self, raw: Raw, selection: Selection) -> Tensor:
+        return super().decode(raw, selection)
+
+
+class HalfDetached(Base):
+    def decode(self, raw: Raw, selection: Selection) -> Tensor:
+        return super().decode({**raw, "size": raw["size"].detach()}, selection)
+
+
+class Reselects(Base):
+    """By thresholds: another number of rows for other raw outputs."""
+
+    def decode(self, raw: Raw, selection: Selection) -> Tensor:
+        return super().decode(raw, self.select(raw))
+
+
+class Resorts(Base):
+    """By rank: as many rows, of others."""
+
+    def decode(self, raw: Raw, selection: Selection) -> Tensor:
+        frame, row, _ = selection.where
+        width = raw["heatmap"].shape[3]
+        best = raw["heatmap"][0].amax(0).flatten().topk(len(row)).indices
+        return super().decode(raw, replace(selection, where=(frame, best // width, best % width)))
+
+
+class MeanLoss(Base):
+    def loss(self, raw: Raw, targets: Any) -> Tensor:
+        return super().loss(raw, targets).mean()
+
+
+class DividedLoss(Base):
+    """Of shape (B,), but divided by the number of frames."""
+
+    def loss(self, raw: Raw, targets: Any) -> Tensor:
+        each = super().loss(raw, targets)
+        return each / len(each)
+
+
+class CoupledLoss(Base):
+    """Divided by the objects of the whole batch."""
+
+    def loss(self, raw: Raw, targets: Any) -> Tensor:
+        each = super().loss(raw, targets)
+        objects = sum(len(target["boxes"]) for target in targets)
+        return each * len(each) / max(objects, 1)
+
+
+class LeakingLoss(Base):
+    """The value is the frame's own, the gradient is not."""
+
+    def loss(self, raw: Raw, targets: Any) -> Tensor:
+        each = super().loss(raw, targets)
+        whole = raw["size"].sum()
+        return each + whole - whole.detach()
+
+
+class AlwaysDrops(Base):
+    def forward(self, inputs: Tensor) -> Raw:
+        return super().forward(F.dropout(inputs, 0.5))  # training=True is its default
+
+
+class Counts(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Raw:
+        self.calls.add_(1)
+        return super().forward(inputs)
+
+
+class CountsUnseen(Counts):
+    """Past the counter by which torch notices changes, and by a new tensor."""
+
+    def forward(self, inputs: Tensor) -> Raw:
+        self.calls.data += 1
+        self.calls = self.calls + 1
+        return Base.forward(self, inputs)
+
+
+class ModeMatters(Base):
+    augment = False
+
+    def train(self, mode: bool = True) -> ModeMatters:
+        self.augment = mode
+        return super().train(mode)
+
+    def forward(self, inputs: Tensor) -> Raw:
+        return super().forward(inputs.flip(-1) if self.augment else inputs)
+
+
+class TooFewFields(Base):
+    box_fields = ("x", "y", "w", "l")
+
+
+class LabelsFromOne(Base):
+    def select(self, raw: Raw) -> Selection:
+        found = super().select(raw)
+        return replace(found, labels=found.labels + 2)
+
+
+class NotFinite(Base):
+    def forward(self, inputs: Tensor) -> Raw:
+        raw = super().forward(inputs)
+        return {**raw, "size": raw["size"] / 0}
+
+
+class DetachedHead(Base):
+    def forward(self, inputs: Tensor) -> Raw:
+        return {name: x.detach() for name, x in super().forward(inputs).items()}
+
+
+class DetachedBranch(Base):
+    def forward(self, inputs: Tensor) -> Raw:
+        raw = super().forward(inputs)
+        return {**raw, "rot": raw["rot"].detach()}
+
+
+class ChangesInputs(Base):
+    def forward(self, inputs: Tensor) -> Raw:
+        return super().forward(inputs.sub_(0.1))
+
+
+class ChangesRaw(Base):
+    def select(self, raw: Raw) -> Selection:
+        return super().select({**raw, "heatmap": torch.logit(raw["heatmap"].sigmoid_())})
+
+
+class EmptyPart(Base):
+    def parts(self) -> dict[str, Any]:
+        return {**super().parts(), "rest": self.head.shared[2]}
+
+
+class Overlap(Base):
+    def parts(self) -> dict[str, Any]:
+        return {**super().parts(), "neck": (self.lateral, self.up, self.head.shared)}
+
+
+class Stranger(Base):
+    def parts(self) -> dict[str, Any]:
+        return {"head": nn.Conv2d(1, 1, 1)}
+
+
+class NoHead(Base):
+    def parts(self) -> dict[str, Any]:
+        return {"body": self.head}
+
+
+class FindsNothing(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.threshold = 1.0
+
+
+class ForwardFails(Base):
+    def forward(self, inputs: Tensor) -> Raw:
+        raise KeyError("points")
+
+
+class FramesMixed(Base):
+    """Every box is said to be of the first frame."""
+
+    def select(self, raw: Raw) -> Selection:
+        found = super().select(raw)
+        return replace(found, frame=torch.zeros_like(found.frame))
+
+
+class BadInstances(TinyCenter):
+    """Boxes by instance that are not those of decode()."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=1, threshold=0.05, most=6, width=4)
+
+    def instances(self, raw: Raw, selection: Selection) -> Any:
+        return [(index, lambda run=run: run() * 1.5) for index, run in super().instances(raw, selection)]
+
+
+class BadStages(TinyCenter):
+    def __init__(self) -> None:
+        super().__init__(seed=1, threshold=0.05, most=6, width=4)
+
+    def staged(self, raw: Raw, selection: Selection) -> Any:
+        found = super().staged(raw, selection)
+        return replace(found, decode=lambda *numbers: 2 * found.decode(*numbers))
+
+
+class BadLogits(Base):
+    def logits(self, raw: Raw, selection: Selection) -> Tensor:
+        return super().logits(raw, selection).detach()
+
+
+BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
+    (NoGrad, "decode: derivative", "has no gradient in the raw outputs"),
+    (HalfDetached, "decode: derivative", "the derivative of w, l is off"),
+    (Reselects, "decode: same instances", "rows for other raw outputs|reads other raw outputs"),
+    (Resorts, "decode: same instances", "reads other raw outputs"),
+    (MeanLoss, "loss", r"loss\(\) gives \(\) for 1 frames"),
+    (DividedLoss, "loss: alone", "in a batch of two of it"),
+    (CoupledLoss, "loss: frames apart", "beside"),
+    (LeakingLoss, "loss: frames apart", r"has a gradient in raw\['size'\] of the second"),
+    (AlwaysDrops, "repeatable", "two passes in eval mode differ, by up to"),
+    (Counts, "state", r"forward\(\) changes calls"),
+    (CountsUnseen, "state", r"forward\(\) changes calls"),
+    (ModeMatters, "mode", r"after train\(\)"),
+    (TooFewFields, "decode", r"gives \(6, 5\), expected \(6, 4\)"),
+    (LabelsFromOne, "labels", "for 2 classes"),
+    (NotFinite, "finite", r"raw\['size'\] holds"),
+    (DetachedHead, "boxes: gradient", "no gradient in any weight"),
+    (DetachedHead, "loss: gradient", "has no gradient for any chosen layer"),
+    (DetachedBranch, "boxes: gradient", "yaw have no gradient"),
+    (ChangesInputs, "inputs", "changes its inputs"),
+    (ChangesRaw, "select", "changes raw outputs in place"),
+    (EmptyPart, "parts", "'rest' holds no parameters"),
+    (Overlap, "parts", "'head' and 'neck' share head.shared"),
+    (Stranger, "parts", "'head' holds Conv2d that the detector does not"),
+    (NoHead, "parts", "the first part is 'body'"),
+    (FindsNothing, "select", "no instance is selected"),
+    (ForwardFails, "forward", "KeyError: 'points'"),
+    (FramesMixed, "boxes: in a batch", "in a batch of two"),
+    (BadInstances, "instances", r"instances\(\) gives box"),
+    (BadStages, "staged", r"staged\(\) contradicts"),
+    (BadLogits, "logits", "no gradient"),
+]

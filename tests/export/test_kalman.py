@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from boxcov import BoxcovError
+from boxcov.data.poses import BOX_FIELDS, Pose, moved, rotation_matrix
+from boxcov.export.kalman import measurement_noise, measurements
+from export.boxes import in_space
+
+
+def test_a_choice_of_fields_in_the_order_of_the_filter() -> None:
+    found = in_space()
+    made = measurements(found, ("yaw", "y", "x"))
+    at = [6, 1, 0]
+    assert torch.equal(made.z, found.boxes[:, at])
+    assert torch.equal(made.R, found.predictive[:, at][:, :, at])
+    assert (made.fields, made.residual) == (("yaw", "y", "x"), "predictive")
+    assert torch.equal(measurement_noise(found), found.predictive)
+
+
+def test_a_residual_by_field_or_as_a_matrix() -> None:
+    found = in_space(calibrated=False)
+    variances = {name: 0.1 * (i + 1) for i, name in enumerate(BOX_FIELDS)}
+    made = measurements(found, ("x", "vy"), residual=variances)
+    expected = (found.covariance + torch.diag(torch.tensor(list(variances.values()), dtype=torch.float64)))[:, [0, 8]][:, :, [0, 8]]
+    torch.testing.assert_close(made.R, expected, rtol=1e-6, atol=1e-9)
+    assert made.residual == "given"
+    whole = torch.eye(9, dtype=torch.float64)
+    torch.testing.assert_close(measurement_noise(found, residual=whole), found.covariance + whole)
+    torch.testing.assert_close(measurement_noise(found, residual=whole.expand(5, 9, 9)), found.covariance + whole)
+
+
+def polar(box: Tensor) -> Tensor:
+    return torch.stack([box[:2].norm(), torch.atan2(box[1], box[0]), box[6] - torch.atan2(box[1], box[0])])
+
+
+def test_other_numbers_go_through_the_jacobian() -> None:
+    """Against the covariance of transformed draws, for a small one."""
+    found = replace(in_space(1), boxes=torch.tensor([[8.0, 3, 0, 2, 4, 1.5, 0.4, 1, 0]], dtype=torch.float64))
+    found = replace(found, predictive=1e-4 * found.predictive)
+    made = measurements(found, ("range", "bearing", "aspect"), measured=polar)
+    draws = (
+        found.boxes
+        + torch.randn(200_000, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        @ torch.linalg.cholesky(found.predictive[0]).T
+    )
+    there = torch.vmap(polar)(draws)
+    expected = torch.cov(there.T)
+    assert float((made.R[0] - expected).norm() / expected.norm()) < 0.02
+    torch.testing.assert_close(made.z[0], polar(found.boxes[0]))
+
+
+def test_another_frame_of_reference() -> None:
+    found = in_space()
+    pose = Pose(
+        rotation_matrix(torch.tensor([0.9, 0.0, 0.0, 0.3], dtype=torch.float64)), torch.tensor([5.0, -2.0, 1.0], dtype=torch.float64)
+    )
+    made = measurements(found, ("x", "y", "yaw"), pose=pose)
+    at = [0, 1, 6]
+
+    def there(box: Tensor) -> Tensor:
+        centre = pose.R @ box[:3] + pose.t
+        heading = pose.R @ torch.stack([box[6].cos(), box[6].sin(), box[6] * 0])
+        return torch.stack([centre[0], centre[1], torch.atan2(heading[1], heading[0])])
+
+    for i, box in enumerate(found.boxes):
+        J = torch.autograd.functional.jacobian(there, box)
+        torch.testing.assert_close(made.R[i], J @ found.predictive[i] @ J.T)
+    torch.testing.assert_close(made.z, moved(found, pose).boxes[:, at])
+
+
+def test_without_a_residual_there_is_no_noise() -> None:
+    found = in_space(calibrated=False)
+    with pytest.raises(BoxcovError, match="the epistemic covariance alone is no measurement noise R"):
+        measurements(found)
+    with pytest.raises(BoxcovError, match="calibrated: their predictive covariance holds the residual already"):
+        measurements(in_space(), residual={"x": 1.0})
+    with pytest.raises(BoxcovError, match="plain detections"):
+        measurements(replace(found, covariance=None), residual={"x": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("residual", "message"),
+    [
+        ({"x": 1.0}, "it has none for y, z"),
+        ({**dict.fromkeys(BOX_FIELDS, 1.0), "speed": 1.0}, "there is no speed"),
+        (dict.fromkeys(BOX_FIELDS, -1.0), "finite and at least 0"),
+        (torch.eye(4), r"residual has shape \(4, 4\), expected \(9, 9\) or \(5, 9, 9\)"),
+    ],
+)
+def test_residuals_that_are_none(residual: object, message: str) -> None:
+    with pytest.raises(BoxcovError, match=message):
+        measurements(in_space(calibrated=False), residual=residual)  # type: ignore[arg-type]
+
+
+def test_a_noise_that_a_filter_cannot_invert_is_refused() -> None:
+    found = in_space()
+    found.predictive[2] = 0
+    with pytest.raises(BoxcovError, match=r"R of 1 boxes is not positive definite \(box 2"):
+        measurements(found)
+    with pytest.raises(BoxcovError, match="no fields speed to measure"):
+        measurements(in_space(), ("x", "speed"))
+    with pytest.raises(BoxcovError, match="measured gives"):
+        measurements(in_space(), ("range",), measured=polar)
+
+
+def test_no_boxes() -> None:
+    none = in_space()[:0]
+    assert measurements(none, ("x", "y")).R.shape == (0, 2, 2)
+    assert measurements(none, ("a", "b", "c"), measured=polar).R.shape == (0, 3, 3)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from boxcov import BoxcovError
+from boxcov.export.rerun import ellipsoids, quaternions, write_rrd
+from export.boxes import covariances, in_image, in_space
+
+
+def matrix(q: np.ndarray) -> np.ndarray:
+    from boxcov.data.poses import rotation_matrix
+
+    return rotation_matrix(torch.as_tensor(q[:, [3, 0, 1, 2]])).numpy()
+
+
+def test_quaternions_are_those_of_the_rotations() -> None:
+    R = np.linalg.qr(np.random.default_rng(0).normal(size=(50, 3, 3)))[0]
+    R *= np.linalg.det(R)[:, None, None]
+    half_turns = np.stack([np.diag([1.0, -1, -1]), np.diag([-1.0, 1, -1]), np.diag([-1.0, -1, 1]), np.eye(3)])
+    for each in (R, half_turns):
+        np.testing.assert_allclose(matrix(quaternions(each)), each, atol=1e-9)
+
+
+def test_ellipsoids_are_those_of_the_covariances() -> None:
+    C = covariances(20, 3).numpy()
+    half, turn = ellipsoids(C)
+    R = matrix(turn)
+    np.testing.assert_allclose(R @ (half[:, :, None] ** 2 * R.transpose(0, 2, 1)), C, atol=1e-12)
+    assert np.isfinite(ellipsoids(np.zeros((1, 3, 3)))[1]).all()
+
+
+def test_a_recording_holds_the_boxes(tmp_path: Path) -> None:
+    rr = pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
+    found = in_space(6, frames=2)
+    points = [([torch.randn(50, 5)], [{}]), ([torch.randn(40, 5)], [{}])]
+    write_rrd(tmp_path / "boxes.rrd", found, points)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["boxes.rrd"]
+    content = (tmp_path / "boxes.rrd").read_bytes()
+    assert content[:3] == b"RRF"
+    entities = [b"world/boxes", b"world/points", b"world/epistemic/1_sigma", b"world/epistemic/3_sigma", b"world/predictive/1_sigma"]
+    assert all(entity in content for entity in entities), rr.__version__
+
+
+def test_a_recording_of_images(tmp_path: Path) -> None:
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
+    images = [(255 * torch.rand(1, 3, 64, 64), [{}])]
+    write_rrd(tmp_path / "images.rrd", in_image(calibrated=False), images, "BGR")
+    content = (tmp_path / "images.rrd").read_bytes()
+    assert b"image/boxes" in content
+    assert b"image/epistemic/3_sigma" in content
+    assert b"image/predictive" not in content
+    write_rrd(tmp_path / "none.rrd", in_space()[:0])
+
+
+def test_boxes_that_it_cannot_draw(tmp_path: Path) -> None:
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
+    with pytest.raises(BoxcovError, match="rerun takes boxes of x y w l yaw"):
+        write_rrd(tmp_path / "x.rrd", in_space(fields=("x", "y", "z", "w", "l", "h", "theta", "vx", "vy")))

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from boxcov import BoxcovError
+from boxcov.export import tables
+from export.boxes import in_image, in_space
+
+
+def test_every_number_is_in_the_table_once(tmp_path: Path) -> None:
+    found = in_space(frames=2)
+    found = replace(found, score_variance=found.scores.double(), score_covariance=found.boxes)
+    tables.write_csv(tmp_path / "boxes.csv", found)
+    with (tmp_path / "boxes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(found)
+    for i, row in enumerate(rows):
+        assert (row["frame"], row["class"]) == (str(i % 2), found.classes[i % 3])
+        for a, first in enumerate(found.fields):
+            assert float(row[first]) == pytest.approx(float(found.boxes[i, a]), rel=1e-8)
+            assert float(row[f"var_{first}"]) == pytest.approx(float(found.covariance[i, a, a]), rel=1e-8)
+            assert float(row[f"score_cov_{first}"]) == pytest.approx(float(found.boxes[i, a]), rel=1e-8)
+            for b in range(a + 1, 9):
+                assert float(row[f"cov_{first}_{found.fields[b]}"]) == pytest.approx(float(found.covariance[i, a, b]), rel=1e-8)
+                assert float(row[f"predictive_cov_{first}_{found.fields[b]}"]) == pytest.approx(
+                    2 * float(found.covariance[i, a, b]), rel=1e-8
+                )
+        assert float(row["uncertainty"]) == pytest.approx(float(found.uncertainty[i]), rel=1e-8)
+    assert len(rows[0]) == 4 + 9 + 1 + 45 + 45 + 1 + 9
+
+
+def test_plain_boxes_and_none(tmp_path: Path) -> None:
+    found = replace(in_image(), covariance=None, predictive=None)
+    assert list(tables.columns(found)) == ["frame", "label", "class", "score", "x1", "y1", "x2", "y2"]
+    tables.write_csv(tmp_path / "none.csv", in_image()[:0])
+    assert len((tmp_path / "none.csv").read_text().splitlines()) == 1
+    with pytest.raises(BoxcovError, match="a field of the boxes is called score"):
+        tables.columns(replace(found, fields=("x1", "y1", "x2", "score")))
+
+
+def test_pandas() -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed: pip install 'boxcov[analysis]'")
+    found = in_space(frames=2)
+    table = tables.to_pandas(found)
+    assert table.shape == (5, len(tables.columns(found)))
+    assert table.groupby("class").size().to_dict() == {"car": 2, "pedestrian": 2, "traffic_cone": 1}
+    np.testing.assert_array_equal(table["cov_x_yaw"], found.covariance[:, 0, 6])
+    assert table.attrs["boxcov"]["method"] == "exact"
+    assert len(tables.to_pandas(found[:0])) == 0
+
+
+def test_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'boxcov[analysis]'")
+    found = in_space(frames=2)
+    tables.write_parquet(tmp_path / "boxes.parquet", found)
+    table = parquet.read_table(tmp_path / "boxes.parquet")
+    for name, values in tables.columns(found).items():
+        assert table[name].to_pylist() == list(values)
+    about = json.loads(table.schema.metadata[b"boxcov"])
+    assert about["fields"] == list(found.fields)
+    assert about["meta"]["method"] == "exact"
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("pandas", "pyarrow", "rerun"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(BoxcovError, match=r"need pandas: pip install 'boxcov\[analysis\]'"):
+        tables.to_pandas(in_space())
+    with pytest.raises(BoxcovError, match=r"needs pyarrow: pip install 'boxcov\[analysis\]'"):
+        tables.write_parquet(tmp_path / "x.parquet", in_space())
+    from boxcov.export.rerun import write_rrd
+
+    with pytest.raises(BoxcovError, match=r"needs rerun-sdk: pip install 'boxcov\[rerun\]'"):
+        write_rrd(tmp_path / "x.rrd", in_space())
+    assert list(tmp_path.iterdir()) == []
