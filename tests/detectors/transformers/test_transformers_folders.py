@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +79,17 @@ def test_from_a_fit_to_coco_s_results(folder: Path, tmp_path: Path) -> None:
     first = detector_named(words).detect(frames[0][0])
     box = next(entry["bbox"] for entry in entries if entry["image_id"] == 11)
     torch.testing.assert_close(torch.tensor(box[:2]), first.boxes[0, :2], rtol=1e-5, atol=1e-4)
+
+
+def test_the_example_of_the_docs_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "detectors.md").read_text()
+    code = re.search(r"## DETR, .*?```python\n(.*?)```", page, re.DOTALL)[1]
+    coco_root(tmp_path / "COCO")
+    (tmp_path / "detr-resnet-50").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(code.replace("train2017", "val2017"), scope)
+    assert scope["found"].covariance.shape == (len(scope["found"]), 4, 4)
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:

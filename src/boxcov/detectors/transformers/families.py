@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from boxcov.detectors.labels import Labels
+from boxcov.detectors.scores import softmax_logit
 from boxcov.detectors.transformers.detector import Given, QueryDetector, Raw
 from boxcov.errors import BoxcovError
 
@@ -52,8 +53,7 @@ class _Softmax(QueryDetector):
         return frame, query, number[frame, query], scores[frame, query]
 
     def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
-        rest = logits.scatter(1, number.unsqueeze(1), -torch.inf).logsumexp(1)
-        return logits.gather(1, number.unsqueeze(1))[:, 0] - rest
+        return softmax_logit(logits, number)
 
     def heads(self, hidden: Tensor) -> Raw:
         """As the model itself runs them, on all queries."""
