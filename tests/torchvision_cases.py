@@ -82,7 +82,9 @@ def _random(make: Any) -> nn.Module:
         with torch.no_grad():
             for name, p in model.named_parameters():
                 scale = (2 / p[0].numel()) ** 0.5 if p.dim() > 1 else 0.1
-                p.copy_(scale * (0.5 if "bbox" in name else 1.0) * torch.randn(p.shape))
+                scale *= 0.5 if "bbox" in name else 2.0 if "cls" in name else 1.0
+                norm = p.dim() == 1 and name.endswith("weight")
+                p.copy_(scale * torch.randn(p.shape) + norm)
     return model
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, Posterior, fit
+from boxcov import GLM, MCGLM, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.data.coco import CLASSES
 from boxcov.detectors.torchvision import TorchvisionDetector, wrap
 from boxcov.predict import exact
@@ -103,7 +103,7 @@ def test_group_norm_in_a_head_leaves_no_crops(frames: list) -> None:
     assert relative(ExactGLM(detector, posterior)(x).covariance, GLM(detector, posterior)(x).covariance) < 1e-4
 
 
-def test_regions_stay_those_of_the_selection_under_other_weights(frames: list) -> None:
+def test_regions_stay_those_of_the_selection_under_other_weights() -> None:
     """Other weights below the head propose other regions in another order: an instance must not become another one."""
     detector = wrap(MODELS["faster_rcnn"](), NAMES)
     x = images()
@@ -116,9 +116,6 @@ def test_regions_stay_those_of_the_selection_under_other_weights(frames: list) -
         other = detector(x)
         assert not torch.equal(other["proposals"][0], raw["proposals"][0])
         torch.testing.assert_close(detector.decode(other, selection), boxes, rtol=1e-5, atol=1e-4)
-    posterior = fit(detector, frames, depth="neck", n_data=1e6)
-    found = MCI(detector, posterior, samples=6)(x)
-    assert bool((found.uncertainty < 1e3).all())
 
 
 # the loss

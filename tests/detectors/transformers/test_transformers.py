@@ -122,7 +122,10 @@ def test_deeper_layers_are_exact_too(detector: QueryDetector, frames: list) -> N
     products = {n.removesuffix(".weight") for n, p in detector.named_parameters() if p.dim() > 1 and n.endswith(".weight")}
     left = [n for n in products - set(posterior.blocks) if "embed" not in n]
     assert not left, left
-    found, expected = ExactGLM(detector, posterior)(frames[0][0]), GLM(detector, posterior)(frames[0][0])
+    best = detector.detect(frames[0][0]).scores.sort(descending=True).values[:3]
+    few = wrap(detector.model, threshold=float(best[-1]) - 1e-4)  # a pass through the whole network for every number
+    found, expected = ExactGLM(few, posterior)(frames[0][0]), GLM(few, posterior)(frames[0][0])
+    assert len(found) >= len(best) > 0
     assert relative(found.covariance, expected.covariance) < 1e-4
 
 
