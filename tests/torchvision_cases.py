@@ -59,7 +59,7 @@ def ssd() -> nn.Module:
     backbone = Pyramid(8)
     backbone.out_channels = [8, 8]  # type: ignore[assignment]
     anchors = DefaultBoxGenerator([[2], [2, 3]], scales=[0.2, 0.4, 0.8], steps=[8, 16])
-    return _random(lambda: detection.SSD(backbone, anchors, (96, 64), 4, score_thresh=0.3, detections_per_img=9))
+    return _random(lambda: detection.ssd.SSD(backbone, anchors, (96, 64), 4, score_thresh=0.3, detections_per_img=9))
 
 
 def faster_rcnn() -> nn.Module:

@@ -1,4 +1,4 @@
-"""Ultralytics' YOLO, versions 8 to 12: anchor-free, boxes as distributions of distances, boxes as instances on crops."""
+"""Ultralytics' YOLO since version 8: anchor-free, boxes as distributions of distances, boxes as instances on crops."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wrap(
     """
     if not any(c.__name__ == "DetectionModel" and c.__module__.startswith("ultralytics.") for c in type(model).__mro__):
         raise BoxcovError(f"a {type(model).__name__} is no DetectionModel of Ultralytics: of YOLO(...) give .model")
-    head = model.model[-1]  # type: ignore[index, union-attr]
+    head = model.model[-1]  # type: ignore[index]
     if type(head).__name__ != "Detect":
         raise BoxcovError(f"the model ends in a {type(head).__name__}, and boxcov knows Detect alone: boxes, no masks, points or angles")
     if getattr(head, "end2end", False):
@@ -146,7 +146,7 @@ class Yolo(Detector):
             values = run_on_crops(self.head.cv2[level], crops, inside)[0][:, :, :, 0]  # (g, 4 bins, 1)
             low, high = self.head.dfl(values)[:, :, 0].split(2, 1)
             centre = torch.stack([column, row], 1) + 0.5
-            boxes = torch.cat([centre - low, centre + high], 1) * self.head.stride[level]
+            boxes: Tensor = torch.cat([centre - low, centre + high], 1) * self.head.stride[level]
             if not scored:
                 return boxes
             logits = run_on_crops(self.head.cv3[level], crops, inside)[0][:, :, 0, 0]
