@@ -69,7 +69,10 @@ class LocationsKind(str, Enum):
 
 
 DetectorWord = Annotated[
-    str, typer.Option("--detector", metavar="KIND:WHICH", help="centerpoint:small, centerpoint:CHECKPOINT or yolox:CHECKPOINT.")
+    str,
+    typer.Option(
+        "--detector", metavar="KIND:WHICH", help="centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT or transformers:FOLDER."
+    ),
 ]
 DataWord = Annotated[str, typer.Option("--data", metavar="KIND:WHERE", help="simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT.")]
 Split = Annotated[

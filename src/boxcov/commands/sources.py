@@ -16,7 +16,7 @@ from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.frame import Batches
 from boxcov.data.poses import wrapped
 from boxcov.detector import Detector
-from boxcov.detectors import centerpoint, yolox
+from boxcov.detectors import centerpoint, transformers, yolox
 from boxcov.detectors.centerpoint import Config
 from boxcov.errors import BoxcovError
 
@@ -40,15 +40,23 @@ def config_named(name: str) -> Config:
 
 
 def detector_named(word: str, device: str = "cpu") -> Detector:
-    """The detector that ``--detector KIND:WHICH`` means: ``centerpoint:small``, ``centerpoint:CHECKPOINT`` or ``yolox:CHECKPOINT``.
+    """The detector that ``--detector KIND:WHICH`` means: ``centerpoint:small``, ``centerpoint:CHECKPOINT``, ``yolox:CHECKPOINT`` or
+    ``transformers:FOLDER``.
 
     >>> len(detector_named("centerpoint:small").classes)
     10
     """
     kind, _, which = word.partition(":")
-    if kind not in ("centerpoint", "yolox") or not which:
-        raise BoxcovError(f"no detector {word!r}: give centerpoint:small, or centerpoint: or yolox: and the path of a checkpoint")
-    return on_device(centerpoint.load(which) if kind == "centerpoint" else yolox.load(which), device)
+    loaders: dict[str, Callable[[str], Detector]] = {
+        "centerpoint": centerpoint.load,
+        "yolox": yolox.load,
+        "transformers": transformers.load,
+    }
+    if kind not in loaders or not which:
+        raise BoxcovError(
+            f"no detector {word!r}: give centerpoint:small, or centerpoint: or yolox: and the path of a checkpoint, or transformers: and a folder"
+        )
+    return on_device(loaders[kind](which), device)
 
 
 def on_device(detector: D, device: str) -> D:
@@ -161,7 +169,7 @@ def frames_named(
 ) -> Sequence[Any]:
     """The frames that ``--data KIND:WHERE`` means: ``simulated:clear``, ``nuscenes:ROOT``, ``kitti:ROOT``, ``coco:ROOT``.
 
-    COCO's images are letterboxed to 416 pixels, or as in ``coco:ROOT@640``.
+    COCO's images are letterboxed to 416 pixels, or as in ``coco:ROOT@640``; ``coco:ROOT@whole`` gives them as they are, for transformers.
 
     split: of a real set, with a range of its frames if need be: ``train[:28]``, ``training[50:]``; of simulated frames, train, test or val,
     each from seeds of its own. count: so many simulated frames (100), or the first ones of the split (all). classes: the detector's;
@@ -194,19 +202,21 @@ def frames_named(
             return _known(drive, kitti.CLASSES, kitti.CLASSES, there)
         return _known(Turned(drive), simulated.CLASSES, classes, there)
     if kind == "coco" and where:
-        root, size = _sized(where)
-        images = coco.frames(root, name or "train2017", size)
+        root, square = _sized(where)
+        images = coco.frames(root, name or "train2017", square)
         return _known(images[part][:count], images.classes, classes, f"{data}, split {split or 'train2017'}")
     raise BoxcovError(f"no data {data!r}: give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT")
 
 
-def _sized(where: str) -> tuple[str, int]:
-    """A folder of images, and the pixels of the squares that they are letterboxed to.
+def _sized(where: str) -> tuple[str, int | None]:
+    """A folder of images, and the pixels of the squares that they are letterboxed to; None for images as they are.
 
-    >>> _sized("data/coco"), _sized("data/coco@640")
-    (('data/coco', 416), ('data/coco', 640))
+    >>> _sized("data/coco"), _sized("data/coco@640"), _sized("data/coco@whole")
+    (('data/coco', 416), ('data/coco', 640), ('data/coco', None))
     """
     root, _, size = where.rpartition("@")
+    if root and size == "whole":
+        return root, None
     return (root, int(size)) if root and size.isdecimal() else (where, 416)
 
 

@@ -1,5 +1,5 @@
 """Detectors that fulfil the contract, one file or folder a family."""
 
-from boxcov.detectors import centerpoint, yolox
+from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics, yolox
 
-__all__ = ["centerpoint", "yolox"]
+__all__ = ["centerpoint", "torchvision", "transformers", "ultralytics", "yolox"]

@@ -207,9 +207,17 @@ class MCGLM(PosteriorPredictor):
 
     def _check_step(self, point: Point, etas: dict[str, Tensor], A: Tensor) -> None:
         """On the first boxes: is the finite difference the derivative? If not, say so once and name a step that is better."""
-        exact = directional_derivatives(point, etas, self.chunk)
-        off = _relative(A, exact)
         self._step_checked = True
+        try:
+            exact = directional_derivatives(point, etas, self.chunk)
+        except ForwardModeError as why_not:
+            warn(
+                f"MCGLM(derivative='fd', epsilon={self.epsilon:g}): the step could not be checked, as {why_not}",
+                BoxcovWarning,
+                stacklevel=4,
+            )
+            return
+        off = _relative(A, exact)
         if off <= _STEP_TOLERANCE:
             return
         two = {name: eta[:2] for name, eta in etas.items()}
@@ -223,6 +231,10 @@ class MCGLM(PosteriorPredictor):
             BoxcovWarning,
             stacklevel=4,
         )
+
+
+class ForwardModeError(BoxcovError):
+    """Torch has no forward-mode derivative of something that the detector does."""
 
 
 def directional_derivatives(point: Point, etas: Weights, chunk: int | None = None) -> Tensor:
@@ -253,7 +265,13 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
         return torch.func.jvp(point.z_at, (at,), (eta,))[1]  # type: ignore[no-any-return]
 
     # a zero that depends on the direction: vmap cannot stack what does not, as the boxes of a posterior that they do not depend on
-    u = torch.vmap(lambda eta: one(eta) + 0 * next(iter(eta.values())).flatten()[0], chunk_size=chunk)(scaled)
+    try:
+        u = torch.vmap(lambda eta: one(eta) + 0 * next(iter(eta.values())).flatten()[0], chunk_size=chunk)(scaled)
+    except NotImplementedError as error:  # fused attention and its like
+        raise ForwardModeError(
+            f"this detector uses an operation that torch cannot differentiate in forward mode ({str(error).splitlines()[0]}): take ExactGLM, or "
+            "derivative='fd', or exchange it (models of transformers have attn_implementation='eager')"
+        ) from None
     return at_least_float32(u).movedim(0, 2) * scale
 
 

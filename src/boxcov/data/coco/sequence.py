@@ -21,7 +21,7 @@ Change = Callable[[Tensor], Tensor]
 class Coco(Sequence[Frame]):
     """Images of one split; ``frames[:50]`` is a part of them. Made by ``frames``, read when asked for, and may go to other processes."""
 
-    def __init__(self, folder: Path, annotations: Annotations, size: int, change: Change | None = None) -> None:
+    def __init__(self, folder: Path, annotations: Annotations, size: int | None, change: Change | None = None) -> None:
         self.folder, self.annotations, self.size, self.change = folder, annotations, size, change
 
     def changed(self, change: Change) -> Coco:
@@ -54,7 +54,8 @@ class Coco(Sequence[Frame]):
         if tuple(image.shape[1:]) != (picture.height, picture.width):
             height, width = image.shape[1:]
             raise BoxcovError(f"{path}: {width} x {height} pixels, and {picture.width} x {picture.height} in the annotations")
-        square, scale = letterbox(image if self.change is None else self.change(image), self.size)
+        image = image if self.change is None else self.change(image)
+        shown, scale = (image.float(), 1.0) if self.size is None else letterbox(image, self.size)
         target = {
             "boxes": scale * torch.tensor(picture.boxes, dtype=torch.float32).reshape(-1, 4),
             "labels": torch.tensor(picture.labels, dtype=torch.long),
@@ -63,21 +64,22 @@ class Coco(Sequence[Frame]):
             "image_id": picture.id,
             "scale": scale,
         }
-        return square.unsqueeze(0), [target]
+        return shown.unsqueeze(0), [target]
 
     def scale(self, item: int) -> float:
-        """Pixels of the square that the detector sees, for one of the image itself; without reading the image."""
+        """Pixels that the detector sees, for one of the image itself; without reading the image."""
         picture = self.annotations.pictures[item]
-        return min(self.size / picture.height, self.size / picture.width)
+        return 1.0 if self.size is None else min(self.size / picture.height, self.size / picture.width)
 
 
-def frames(root: str | Path, split: str = "val2017", size: int = 416, classes: Sequence[str] | None = None) -> Coco:
+def frames(root: str | Path, split: str = "val2017", size: int | None = 416, classes: Sequence[str] | None = None) -> Coco:
     """The images ``root/split`` that ``root/annotations/instances_SPLIT.json`` lists, in its order.
 
     A frame is ``(inputs, targets)``. The input (1, 3, size, size): blue, green and red from 0 to 255, scaled to fit and put into the upper
-    left, grey beside it. The target is a list of one dict: ``boxes`` (n, 4) as x1 y1 x2 y2 in the pixels of that square, cut to the
-    image, and ``labels`` (n,) into ``classes``; ``crowds`` (k, 4) and ``crowd_labels``, regions that are no single object and
-    count neither for nor against a detector; ``image_id``; ``scale``, by which a box is divided to get pixels of the image.
+    left, grey beside it; with a size of None the image as it is, for a detector that prepares its images itself. The target is a list of
+    one dict: ``boxes`` (n, 4) as x1 y1 x2 y2 in the pixels of the input, cut to the image, and ``labels`` (n,) into ``classes``;
+    ``crowds`` (k, 4) and ``crowd_labels``, regions that are no single object and count neither for nor against a detector;
+    ``image_id``; ``scale``, by which a box is divided to get pixels of the image.
     classes: those of the file by their number unless given, which a detector of COCO has too; objects of others are left out.
 
     >>> frames("nowhere")
@@ -85,8 +87,8 @@ def frames(root: str | Path, split: str = "val2017", size: int = 416, classes: S
     ...
     boxcov.errors.BoxcovError: nowhere/annotations/instances_val2017.json: no such file: unpack COCO's annotations there
     """
-    if size < 32 or size % 32:
-        raise BoxcovError(f"size must be a multiple of 32 pixels, got {size}")
+    if size is not None and (size < 32 or size % 32):
+        raise BoxcovError(f"size must be a multiple of 32 pixels, or None for images as they are, got {size}")
     annotations = read_annotations(Path(root) / "annotations" / f"instances_{split}.json", classes)
     if not annotations.pictures:
         raise BoxcovError(f"{root}: the split {split} has no images")

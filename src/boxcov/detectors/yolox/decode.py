@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from boxcov.detectors.scores import logit_of_log
 from boxcov.detectors.yolox.config import STRIDES, Config
 
 
@@ -83,7 +84,7 @@ def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -
         return boxes
     named = values[:, 5:].gather(1, labels.unsqueeze(1))
     log_p = F.logsigmoid(values[:, 4:5]) + F.logsigmoid(named)
-    return torch.cat([boxes, log_p - (-torch.expm1(log_p)).log()], 1)
+    return torch.cat([boxes, logit_of_log(log_p)], 1)
 
 
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:

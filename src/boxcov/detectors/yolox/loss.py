@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from boxcov.detectors.objects import check_one_a_frame, objects_of
 from boxcov.detectors.yolox.assign import Assigned, assign
 from boxcov.detectors.yolox.decode import Grid, centred_boxes
-from boxcov.errors import BoxcovError
 
 _BOX_WEIGHT = 5.0
 
@@ -23,29 +23,17 @@ def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> 
     >>> encode([target], torch.zeros(1, 16, 7), grid_of([torch.zeros(1, 1, 4, 4)]))[0].boxes
     tensor([[16., 16.,  8.,  8.]])
     """
-    if len(targets) != len(values):
-        raise BoxcovError(f"{len(values)} frames in the batch, but targets for {len(targets)}")
+    check_one_a_frame(targets, len(values))
     with torch.no_grad():
         predicted = centred_boxes(values, grid)
-        checked = [_checked(target, b, values) for b, target in enumerate(targets)]
-        return [assign(values[b], predicted[b], *objects, grid) for b, objects in enumerate(checked)]
+        objects = [objects_of(target, b, values.shape[2] - 5, values) for b, target in enumerate(targets)]
+        return [assign(values[b], predicted[b], _centred(boxes), labels, grid) for b, (boxes, labels) in enumerate(objects)]
 
 
-def _checked(target: dict[str, Tensor], frame: int, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Boxes (n, 4) as centre and size, and labels (n,)."""
-    boxes, labels = target["boxes"].to(values), target["labels"].to(values.device).long()
-    if boxes.dim() != 2 or boxes.shape[1] != 4 or labels.shape != boxes.shape[:1]:
-        raise BoxcovError(
-            f"targets of frame {frame}: boxes must have the shape (n, 4) for x1 y1 x2 y2 and labels (n,), "
-            f"got {tuple(boxes.shape)} and {tuple(labels.shape)}"
-        )
-    classes = values.shape[2] - 5
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise BoxcovError(f"targets of frame {frame}: labels from {int(labels.min())} to {int(labels.max())}, but {classes} classes")
+def _centred(boxes: Tensor) -> Tensor:
+    """Corners (n, 4) as centre and size."""
     size = boxes[:, 2:] - boxes[:, :2]
-    if not bool(((size > 0) & boxes[:, :2].isfinite() & size.isfinite()).all()):
-        raise BoxcovError(f"targets of frame {frame}: boxes must be finite x1 y1 x2 y2 with x1 < x2 and y1 < y2")
-    return torch.cat([boxes[:, :2] + size / 2, size], 1), labels
+    return torch.cat([boxes[:, :2] + size / 2, size], 1)
 
 
 def frame_losses(values: Tensor, targets: Sequence[Assigned], grid: Grid) -> Tensor:

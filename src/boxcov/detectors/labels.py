@@ -1,0 +1,92 @@
+"""The classes that a detector reports, and the numbers that its model has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from boxcov.data.coco.classes import CLASSES
+from boxcov.errors import BoxcovError
+from boxcov.frozen import listed
+
+# COCO's classes by the names of an older data set, as some models have them
+_OLD_NAMES = {"motorbike": "motorcycle", "aeroplane": "airplane", "sofa": "couch", "pottedplant": "potted plant"}
+_OLD_NAMES |= {"diningtable": "dining table", "tvmonitor": "tv"}
+_NOTHING = ("N/A", "__background__")  # numbers that mean no class
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Which of a model's numbers is which class; the others are never reported.
+
+    >>> labels = Labels.of({0: "N/A", 1: "cat", 2: "dog"})
+    >>> labels.classes, labels.of_model(torch.tensor([2, 0]), 3), labels.to_model(torch.tensor([0, 1]))
+    (('cat', 'dog'), tensor([ 1, -1]), tensor([1, 2]))
+    """
+
+    classes: tuple[str, ...]
+    numbers: tuple[int, ...]  # the model's, of each class
+
+    @staticmethod
+    def of(names: Mapping[int, str], classes: Sequence[str] | Mapping[str, int] | None = None) -> Labels:
+        """From the names of a model's numbers, and the classes to report: some of those names, or names of one's own with their numbers.
+
+        Unless given: COCO's 80 where the model knows all of them, else all that the model knows.
+
+        >>> Labels.of({0: "cat", 1: "dog"}, ["cow"])
+        Traceback (most recent call last):
+        ...
+        boxcov.errors.BoxcovError: classes name cow, unknown to the model: it has cat, dog. To rename, give a dict of names and the model's numbers
+        >>> Labels.of({0: "LABEL_0", 1: "LABEL_1"}, {"cow": 1})
+        Labels(classes=('cow',), numbers=(1,))
+        """
+        if isinstance(classes, str):
+            raise BoxcovError(f"classes must be a list of names, got the string {classes!r}")
+        if isinstance(classes, Mapping):
+            return Labels._renamed(names, classes)
+        known: dict[str, list[int]] = {}
+        for number, name in names.items():
+            if name not in _NOTHING:
+                known.setdefault(name, []).append(number)
+        if classes is None:
+            modern: dict[str, list[int]] = {}
+            for name, numbers in known.items():
+                modern.setdefault(_OLD_NAMES.get(name, name), []).extend(numbers)
+            coco = all(name in modern for name in CLASSES)
+            known, classes = (modern, CLASSES) if coco else (known, tuple(known))
+        unknown = [name for name in classes if name not in known]
+        if unknown:
+            raise BoxcovError(
+                f"classes name {listed(unknown)}, unknown to the model: it has {listed(known)}. "
+                "To rename, give a dict of names and the model's numbers"
+            )
+        twice = [name for name in classes if len(known[name]) > 1]
+        if twice:
+            raise BoxcovError(f"the model has several numbers for {listed(twice)}: give classes as a dict of names and the model's numbers")
+        return Labels._checked(tuple(classes), tuple(known[name][0] for name in classes))
+
+    @staticmethod
+    def _renamed(names: Mapping[int, str], classes: Mapping[str, int]) -> Labels:
+        wrong = [f"{name}: {number}" for name, number in classes.items() if number not in names]
+        if wrong:
+            raise BoxcovError(f"classes give numbers that the model does not have: {listed(wrong)}; it has {min(names)} to {max(names)}")
+        return Labels._checked(tuple(classes), tuple(classes.values()))
+
+    @staticmethod
+    def _checked(classes: tuple[str, ...], numbers: tuple[int, ...]) -> Labels:
+        if not classes or len(set(classes)) < len(classes) or len(set(numbers)) < len(numbers):
+            raise BoxcovError(f"classes must be some, each once, got {listed(classes) or 'none'}")
+        return Labels(classes, numbers)
+
+    def of_model(self, numbers: Tensor, count: int) -> Tensor:
+        """Indices into ``classes`` of the numbers of a model that has ``count`` of them; -1 for what is not reported."""
+        table = torch.full((count,), -1, device=numbers.device)
+        table[list(self.numbers)] = torch.arange(len(self.numbers), device=numbers.device)
+        return table[numbers]
+
+    def to_model(self, labels: Tensor) -> Tensor:
+        """The model's numbers of indices into ``classes``."""
+        return torch.tensor(self.numbers, device=labels.device)[labels]

@@ -1,0 +1,27 @@
+"""Scores as logits, the scale on which their variance is told."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def softmax_logit(logits: Tensor, number: Tensor) -> Tensor:
+    """The logit (m,) of the softmax of one class each, by its number (m,), from the logits (m, n) of all.
+
+    >>> logits = torch.tensor([[1.0, 0.0, -2.0]])
+    >>> p = logits.softmax(1)[0, 1]
+    >>> bool((softmax_logit(logits, torch.tensor([1])) - (p / (1 - p)).log()).abs() < 1e-6)
+    True
+    """
+    rest = logits.scatter(1, number.unsqueeze(1), -torch.inf).logsumexp(1)
+    return logits.gather(1, number.unsqueeze(1))[:, 0] - rest
+
+
+def logit_of_log(log_p: Tensor) -> Tensor:
+    """The logit of a probability, from its logarithm.
+
+    >>> logit_of_log(torch.tensor(0.5).log())
+    tensor(0.)
+    """
+    return log_p - (-torch.expm1(log_p)).log()

@@ -1,0 +1,238 @@
+"""RetinaNet, FCOS and SSD: a box at every anchor of every level, reported after a threshold and NMS."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from boxcov.detector import InstanceGroup, Selection
+from boxcov.detectors.crops import crop, run_on_crops
+from boxcov.detectors.scores import logit_of_log, softmax_logit
+from boxcov.detectors.torchvision.detector import Found, Raw, TorchvisionDetector
+
+
+@dataclass(frozen=True)
+class Where:
+    """The anchors of m instances."""
+
+    frame: Tensor  # (m,)
+    anchor: Tensor  # (m,) among all N, levels one after another, row by row
+
+
+class Dense(TorchvisionDetector):
+    """``cls_logits`` (B, N, K), ``bbox_regression`` (B, N, 4) and ``anchors`` (B, N, 4) of all N anchors."""
+
+    def run(self, images: Any) -> Raw:
+        features = self.maps(images)
+        levels = list(features.values())
+        return {"features": features, **self.model.head(levels), "anchors": torch.stack(self.model.anchor_generator(images, levels))}
+
+    def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
+        return {"head": self.model.head, **self.below()}
+
+    def level_counts(self, raw: Raw) -> list[int]:
+        """Anchors of each level."""
+        sizes = [x.shape[2] * x.shape[3] for x in raw["features"].values()]
+        return [cells * a for cells, a in zip(sizes, self.anchors_a_cell(raw))]
+
+    def anchors_a_cell(self, raw: Raw) -> list[int]:
+        """At each level."""
+        cells = sum(x.shape[2] * x.shape[3] for x in raw["features"].values())
+        return [raw["anchors"].shape[1] // cells] * len(raw["features"])
+
+    @abstractmethod
+    def scores(self, raw: Raw, b: int) -> Tensor:
+        """(N, K) of one image."""
+
+    @abstractmethod
+    def groups(self, raw: Raw, classes: int) -> list[Tensor]:
+        """Places in the flattened scores among which the best are taken before NMS, in torchvision's order."""
+
+    @abstractmethod
+    def box_layers(self, level: int) -> nn.Module:
+        """What makes the regression values of a level."""
+
+    @abstractmethod
+    def class_layers(self, level: int) -> nn.Module:
+        """What makes the logits of a level."""
+
+    def found(self, raw: Raw, b: int) -> Found:
+        from torchvision.ops.boxes import batched_nms, clip_boxes_to_image
+
+        scores = self.scores(raw, b)
+        places, best = [], []
+        for group in self.groups(raw, scores.shape[1]):
+            score = scores.flatten()[group]
+            keep = score > self.model.score_thresh
+            score, order = score[keep].topk(min(self.model.topk_candidates, int(keep.sum())))
+            places.append(group[keep][order])
+            best.append(score)
+        place, score = torch.cat(places), torch.cat(best)
+        anchor, number = place // scores.shape[1], place % scores.shape[1]
+        boxes = clip_boxes_to_image(self.from_code(raw["bbox_regression"][b, anchor], raw["anchors"][b, anchor]), raw["sizes"][b])
+        kept = batched_nms(boxes, score, number, self.model.nms_thresh)[: self.model.detections_per_img]
+        return anchor[kept], number[kept], score[kept]
+
+    def where(self, raw: Raw, frame: Tensor, found: Tensor) -> Where:
+        return Where(frame, found)
+
+    def coded(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
+        at = (selection.where.frame, selection.where.anchor)
+        return raw["bbox_regression"][at], raw["anchors"][at]
+
+    def from_code(self, values: Tensor, start: Tensor) -> Tensor:
+        boxes: Tensor = self.model.box_coder.decode_single(values, start)
+        return boxes
+
+    def logits(self, raw: Raw, selection: Selection) -> Tensor:
+        at = (selection.where.frame, selection.where.anchor)
+        return self.score_logit(raw["cls_logits"][at], self.labels.to_model(selection.labels))
+
+    @abstractmethod
+    def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
+        """The logit (m,) of the score of a class, by its number (m,), from the logits (m, K)."""
+
+    # one instance at a time
+
+    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup] | None:
+        return self._instances(raw, selection, scored=False)
+
+    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup] | None:
+        return self._instances(raw, selection, scored=True)
+
+    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup] | None:
+        """One group a level, each box on the crop that it sees; None where a norm mixes the whole map."""
+        if any(isinstance(module, (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)) for module in self.model.head.modules()):
+            return None
+        starts = torch.tensor([0, *self.level_counts(raw)[:-1]]).cumsum(0).to(selection.frame.device)
+        level = (selection.where.anchor.unsqueeze(1) >= starts).sum(1) - 1
+        each = enumerate(raw["features"].values())
+        return [self._group(raw, selection, (level == n).nonzero()[:, 0], n, x, int(starts[n]), scored) for n, x in each]
+
+    def _group(self, raw: Raw, selection: Selection, index: Tensor, level: int, x: Tensor, start: int, scored: bool) -> InstanceGroup:
+        frame, anchor = selection.where.frame[index], selection.where.anchor[index]
+        number, a_cell = self.labels.to_model(selection.labels[index]), self.anchors_a_cell(raw)[level]
+        cell, which = (anchor - start) // a_cell, (anchor - start) % a_cell
+
+        def at_cell(layers: nn.Module) -> Tensor:
+            crops, inside = crop(x, frame, cell // x.shape[3], cell % x.shape[3], reach(layers))
+            out = run_on_crops(layers, crops, inside)[0][:, :, 0, 0]
+            each: Tensor = out.unflatten(1, (a_cell, -1))
+            return each[torch.arange(len(out), device=out.device), which]
+
+        def run() -> Tensor:
+            boxes = self.in_images(at_cell(self.box_layers(level)), raw["anchors"][frame, anchor], raw, frame)
+            if not scored:
+                return boxes
+            return torch.cat([boxes, self.score_logit(at_cell(self.class_layers(level)), number).unsqueeze(1)], 1)
+
+        return index, run
+
+    def outputs_of(self, raw: Raw, b: int) -> dict[str, Tensor]:
+        return {name: raw[name][b : b + 1] for name in ("cls_logits", "bbox_regression", "bbox_ctrness") if name in raw}
+
+
+def reach(layers: nn.Module) -> int:
+    """How many cells away the convolutions of a module see together.
+
+    >>> reach(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU(), nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 3)))
+    2
+    """
+    return sum(layer.dilation[0] * (layer.kernel_size[0] - 1) // 2 for layer in layers.modules() if isinstance(layer, nn.Conv2d))
+
+
+class RetinaNet(Dense):
+    """Scores are sigmoids; without GroupNorm in its head boxes are instances on crops."""
+
+    def count(self) -> int:
+        return int(self.model.head.classification_head.num_classes)
+
+    def scores(self, raw: Raw, b: int) -> Tensor:
+        return raw["cls_logits"][b].sigmoid()  # type: ignore[no-any-return]
+
+    def groups(self, raw: Raw, classes: int) -> list[Tensor]:
+        counts = [n * classes for n in self.level_counts(raw)]
+        return list(torch.arange(sum(counts), device=raw["anchors"].device).split(counts))
+
+    def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
+        return logits.gather(1, number.unsqueeze(1))[:, 0]
+
+    def box_layers(self, level: int) -> nn.Module:
+        head = self.model.head.regression_head
+        return nn.Sequential(head.conv, head.bbox_reg)
+
+    def class_layers(self, level: int) -> nn.Module:
+        head = self.model.head.classification_head
+        return nn.Sequential(head.conv, head.cls_logits)
+
+    def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = self.model.compute_loss([target], self.outputs_of(raw, b), [raw["anchors"][b]])
+        return losses
+
+
+class FCOS(RetinaNet):
+    """Scores are the roots of class times centre-ness. GroupNorm in its head leaves no instances: one backward pass a number."""
+
+    def scores(self, raw: Raw, b: int) -> Tensor:
+        return (raw["cls_logits"][b].sigmoid() * raw["bbox_ctrness"][b].sigmoid()).sqrt()  # type: ignore[no-any-return]
+
+    def from_code(self, values: Tensor, start: Tensor) -> Tensor:
+        boxes: Tensor = self.model.box_coder.decode(values, start)
+        return boxes
+
+    def logits(self, raw: Raw, selection: Selection) -> Tensor:
+        at = (selection.where.frame, selection.where.anchor)
+        named = self.score_logit(raw["cls_logits"][at], self.labels.to_model(selection.labels))
+        return logit_of_log((F.logsigmoid(named) + F.logsigmoid(raw["bbox_ctrness"][at][:, 0])) / 2)
+
+    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup] | None:
+        return None
+
+    def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = self.model.compute_loss([target], self.outputs_of(raw, b), [raw["anchors"][b]], self.level_counts(raw))
+        return losses
+
+
+class SSD(Dense):
+    """Scores are softmaxes over the classes and the background, the number 0."""
+
+    first_number = 1
+
+    def count(self) -> int:
+        return int(self.model.head.classification_head.num_columns)
+
+    def anchors_a_cell(self, raw: Raw) -> list[int]:
+        return [int(n) for n in self.model.anchor_generator.num_anchors_per_location()]
+
+    def scores(self, raw: Raw, b: int) -> Tensor:
+        return raw["cls_logits"].softmax(-1)[b]  # type: ignore[no-any-return]
+
+    def groups(self, raw: Raw, classes: int) -> list[Tensor]:
+        places = torch.arange(raw["anchors"].shape[1], device=raw["anchors"].device) * classes
+        return [places + number for number in range(1, classes)]
+
+    def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
+        return softmax_logit(logits, number)
+
+    def box_layers(self, level: int) -> nn.Module:
+        return nn.Sequential(self.model.head.regression_head.module_list[level])
+
+    def class_layers(self, level: int) -> nn.Module:
+        return nn.Sequential(self.model.head.classification_head.module_list[level])
+
+    def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
+        from torchvision.ops.boxes import box_iou
+
+        anchors = raw["anchors"][b]
+        if len(target["labels"]):
+            matched = self.model.proposal_matcher(box_iou(target["boxes"], anchors))
+        else:
+            matched = torch.full((len(anchors),), -1, device=anchors.device)
+        losses: dict[str, Tensor] = self.model.compute_loss([target], self.outputs_of(raw, b), [anchors], [matched])
+        return losses

@@ -1,0 +1,148 @@
+"""Faster R-CNN: regions as instances, the proposals frozen with the selection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from boxcov.detector import InstanceGroup, Selection
+from boxcov.detectors.scores import softmax_logit
+from boxcov.detectors.torchvision.detector import Found, Raw, TorchvisionDetector
+
+
+@dataclass(frozen=True)
+class Where:
+    """The regions of m instances; one region may be reported under several classes."""
+
+    proposals: list[Tensor]  # of each image, (r, 4) in pixels of the resized image: those of the trained weights, whatever the weights
+    region: Tensor  # (m,) among those of all images
+    number: Tensor  # (m,) the model's number of the class
+
+
+class FasterRCNN(TorchvisionDetector):
+    """Head: the layers behind the pooled regions. Proposals are constants, as in training: nothing is differentiated through them."""
+
+    first_number = 1
+
+    def count(self) -> int:
+        return int(self.model.roi_heads.box_predictor.cls_score.out_features)
+
+    def run(self, images: Any) -> Raw:
+        from torchvision.models.detection.rpn import concat_box_prediction_layers
+
+        features, rpn = self.maps(images), self.model.rpn
+        levels = list(features.values())
+        objectness, deltas = rpn.head(levels)
+        anchors = rpn.anchor_generator(images, levels)
+        counts = [part[0].numel() for part in objectness]
+        objectness, deltas = concat_box_prediction_layers(objectness, deltas)
+        starts = rpn.box_coder.decode(deltas.detach(), anchors).view(len(anchors), -1, 4)
+        proposals, _ = rpn.filter_proposals(starts, objectness, images.image_sizes, counts)
+        raw = {"features": features, "objectness": objectness, "deltas": deltas, "anchors": anchors, "proposals": proposals}
+        sizes = [tuple(size) for size in images.image_sizes]
+        class_logits, regression = self.head(self.pooled(features, proposals, sizes))
+        return {**raw, "class_logits": class_logits, "regression": regression}
+
+    def pooled(self, features: dict[str, Tensor], regions: list[Tensor], sizes: list[Any]) -> Tensor:
+        """What the head reads of each region (R, C, s, s)."""
+        pooled: Tensor = self.model.roi_heads.box_roi_pool(features, regions, sizes)
+        return pooled
+
+    def head(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (R, K) and regression values (R, 4 K) of regions."""
+        logits, regression = self.model.roi_heads.box_predictor(self.model.roi_heads.box_head(pooled))
+        return logits, regression
+
+    def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
+        below, heads = self.below(), self.model.roi_heads
+        pyramid = below.get("neck")
+        neck = (self.model.rpn.head, pyramid) if isinstance(pyramid, nn.Module) else (self.model.rpn.head,)
+        return {"head": (heads.box_head, heads.box_predictor), "neck": neck, "backbone": below["backbone"]}
+
+    # from raw outputs to boxes
+
+    def found(self, raw: Raw, b: int) -> Found:
+        from torchvision.ops.boxes import batched_nms, clip_boxes_to_image, remove_small_boxes
+
+        heads, counts = self.model.roi_heads, [len(p) for p in raw["proposals"]]
+        first, classes = sum(counts[:b]), self.count()
+        scores = raw["class_logits"].softmax(-1)[first : first + counts[b], 1:]
+        boxes = heads.box_coder.decode(raw["regression"], raw["proposals"])[first : first + counts[b]]
+        boxes = clip_boxes_to_image(boxes, raw["sizes"][b])[:, 1:].reshape(-1, 4)
+        keep = torch.where(scores.flatten() > heads.score_thresh)[0]
+        keep = keep[remove_small_boxes(boxes[keep], min_size=1e-2)]
+        number = keep % (classes - 1) + 1
+        kept = batched_nms(boxes[keep], scores.flatten()[keep], number, heads.nms_thresh)[: heads.detections_per_img]
+        place = first * classes + keep[kept] // (classes - 1) * classes + number[kept]
+        return place, number[kept], scores.flatten()[keep[kept]]
+
+    def where(self, raw: Raw, frame: Tensor, found: Tensor) -> Where:
+        return Where(raw["proposals"], found // self.count(), found % self.count())
+
+    def coded(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
+        where = selection.where
+        regression = self._at_proposals(raw, where)[1]
+        return _of_class(regression, where.region, where.number), torch.cat(where.proposals)[where.region]
+
+    def _at_proposals(self, raw: Raw, where: Where) -> tuple[Tensor, Tensor]:
+        """Of the selection's proposals: other weights below the head propose others, in another order."""
+        if all(own is kept for own, kept in zip(raw["proposals"], where.proposals)):
+            return raw["class_logits"], raw["regression"]
+        return self.head(self.pooled(raw["features"], where.proposals, raw["sizes"]))
+
+    def from_code(self, values: Tensor, start: Tensor) -> Tensor:
+        boxes: Tensor = self.model.roi_heads.box_coder.decode(values, [start])[:, 0]
+        return boxes
+
+    def logits(self, raw: Raw, selection: Selection) -> Tensor:
+        where = selection.where
+        return softmax_logit(self._at_proposals(raw, where)[0][where.region], where.number)
+
+    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
+        return self._instances(raw, selection, scored=False)
+
+    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
+        return self._instances(raw, selection, scored=True)
+
+    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup]:
+        where, frame = selection.where, selection.frame
+        start = torch.cat(where.proposals)[where.region]
+        own = [start[(frame == b).nonzero()[:, 0]] for b in range(len(raw["sizes"]))]  # by frame, as selections are
+
+        def run() -> Tensor:
+            logits, regression = self.head(self.pooled(raw["features"], own, raw["sizes"]))
+            each = torch.arange(len(start), device=start.device)
+            boxes = self.in_images(_of_class(regression, each, where.number), start, raw, frame)
+            return torch.cat([boxes, softmax_logit(logits, where.number).unsqueeze(1)], 1) if scored else boxes
+
+        return [(torch.arange(len(selection), device=frame.device), run)]
+
+    # the training loss
+
+    def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Its samples of anchors and regions are drawn from one seed, so that equal frames have equal losses, and no one else's draws change."""
+        from torchvision.models.detection.roi_heads import fastrcnn_loss
+
+        rpn, heads, counts = self.model.rpn, self.model.roi_heads, [len(a) for a in raw["anchors"]]
+        device = target["boxes"].device
+        anchors, rows = [raw["anchors"][b]], slice(sum(counts[:b]), sum(counts[: b + 1]))
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(0)
+            labels, matched = rpn.assign_targets_to_anchors(anchors, [target])
+            wanted = rpn.box_coder.encode(matched, anchors)
+            objectness, rpn_box = rpn.compute_loss(raw["objectness"][rows], raw["deltas"][rows], labels, wanted)
+            regions, _, labels, wanted = heads.select_training_samples([raw["proposals"][b].detach()], [target])
+        features = {name: part[b : b + 1] for name, part in raw["features"].items()}
+        logits, regression = self.head(self.pooled(features, regions, [raw["sizes"][b]]))
+        classifier, box = fastrcnn_loss(logits, regression, labels, wanted)
+        return {"loss_objectness": objectness, "loss_rpn_box_reg": rpn_box, "loss_classifier": classifier, "loss_box_reg": box}
+
+
+def _of_class(regression: Tensor, region: Tensor, number: Tensor) -> Tensor:
+    """The values (m, 4) for a class of those for all (R, 4 K)."""
+    of_class: Tensor = regression.unflatten(1, (-1, 4))[region, number]
+    return of_class

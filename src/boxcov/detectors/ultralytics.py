@@ -1,0 +1,191 @@
+"""Ultralytics' YOLO since version 8: anchor-free, boxes as distributions of distances, boxes as instances on crops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from boxcov.detector import Detector, InstanceGroup, Selection
+from boxcov.detectors.crops import crop, run_on_crops
+from boxcov.detectors.labels import Labels
+from boxcov.detectors.objects import check_one_a_frame, objects_of
+from boxcov.errors import BoxcovError
+
+Raw = dict[str, Any]
+_REACH = 2  # cells: two 3x3 convolutions before the last 1x1 one
+
+
+@dataclass(frozen=True)
+class Where:
+    """The cells of m instances."""
+
+    frame: Tensor  # (m,)
+    cell: Tensor  # (m,) among all N, levels one after another, row by row
+
+
+def wrap(
+    model: nn.Module,
+    classes: Sequence[str] | Mapping[str, int] | None = None,
+    threshold: float = 0.25,
+    overlap: float = 0.7,
+    most: int = 300,
+    coco: bool = False,
+) -> Yolo:
+    """A ``DetectionModel`` of Ultralytics (``YOLO(...).model``) as boxcov sees it.
+
+    classes: those to report, by the model's names, or own names with the model's numbers; COCO's 80 where the model knows them, else all of
+    them, unless given. threshold, overlap, most: of the score, of NMS, and the boxes an image, Ultralytics' own defaults.
+    coco: whether images come as ``boxcov.data.coco`` gives them, blue first, 0 to 255; else red first, 0 to 1.
+
+    >>> wrap(nn.Linear(1, 1))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: a Linear is no DetectionModel of Ultralytics: of YOLO(...) give .model
+    """
+    if not any(c.__name__ == "DetectionModel" and c.__module__.startswith("ultralytics.") for c in type(model).__mro__):
+        raise BoxcovError(f"a {type(model).__name__} is no DetectionModel of Ultralytics: of YOLO(...) give .model")
+    head = model.model[-1]  # type: ignore[index]
+    if type(head).__name__ != "Detect":
+        raise BoxcovError(f"the model ends in a {type(head).__name__}, and boxcov knows Detect alone: boxes, no masks, points or angles")
+    if getattr(head, "end2end", False):
+        raise BoxcovError(
+            "the model reports what its one-to-one head finds, without NMS: set model.end2end = False for its one-to-many head"
+        )
+    if not 0 <= threshold <= 1 or not 0 < overlap <= 1 or most < 1:
+        raise BoxcovError(
+            f"threshold must be from 0 to 1, overlap above 0 and at most 1, most at least 1, got {threshold}, {overlap} and {most}"
+        )
+    names: Mapping[int, str] = model.names  # type: ignore[assignment]
+    return Yolo(model, Labels.of(names, classes), threshold, overlap, most, coco)
+
+
+class Yolo(Detector):
+    """Boxes x1 y1 x2 y2 in pixels of the images (B, 3, h, w) given, sides that divide by 32. Made by ``wrap``.
+
+    Targets are a list of one dict a frame: ``boxes`` (n, 4) as x1 y1 x2 y2 in the same pixels, ``labels`` (n,) into ``classes``.
+    """
+
+    box_fields = ("x1", "y1", "x2", "y2")
+
+    def __init__(self, model: nn.Module, labels: Labels, threshold: float, overlap: float, most: int, coco: bool) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.labels, self.classes = labels, labels.classes
+        self.threshold, self.overlap, self.most, self.coco = threshold, overlap, most, coco
+        self.training = model.training  # and no more: the modes of its modules are the model's business
+
+    @property
+    def head(self) -> Any:
+        return self.model.model[-1]
+
+    def forward(self, inputs: Tensor) -> Raw:
+        largest = int(self.model.stride.max())
+        if inputs.dim() != 4 or inputs.shape[1] != 3 or inputs.shape[2] % largest or inputs.shape[3] % largest:
+            raise BoxcovError(f"images must be (B, 3, h, w) with sides that divide by {largest}, got {tuple(inputs.shape)}: letterbox them")
+        found, maps = self.model(inputs.flip(1) / 255 if self.coco else inputs)
+        maps = maps.get("one2many", maps)
+        return {"found": found, "distances": maps["boxes"], "logits": maps["scores"], "features": list(maps["feats"])}
+
+    def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
+        layers = list(self.model.model)[:-1]
+        first = len(self.model.yaml["backbone"])
+        return {"head": (self.head.cv2, self.head.cv3), "neck": tuple(layers[first:]), "backbone": tuple(layers[:first])}
+
+    # from raw outputs to boxes
+
+    def select(self, raw: Raw) -> Selection:
+        """By Ultralytics' own NMS, without its limit of time: a slow machine must not find less."""
+        from ultralytics.utils.nms import non_max_suppression
+
+        options = {"max_det": self.most, "nc": self.head.nc, "max_time_img": 1e9, "return_idxs": True}
+        boxes, cells = non_max_suppression(raw["found"].detach(), self.threshold, self.overlap, **options)
+        counts = torch.tensor([len(image) for image in boxes])
+        device = raw["found"].device
+        frame = torch.arange(len(boxes)).repeat_interleave(counts).to(device)
+        every, cell = torch.cat(boxes), torch.cat([rows.flatten() for rows in cells]).long()
+        labels = self.labels.of_model(every[:, 5].long(), self.head.nc)
+        keep = labels >= 0
+        return Selection(frame[keep], every[keep, 4], labels[keep], Where(frame[keep], cell[keep]))
+
+    def decode(self, raw: Raw, selection: Selection) -> Tensor:
+        centre, size = raw["found"][selection.where.frame, :4, selection.where.cell].split(2, 1)
+        return torch.cat([centre - size / 2, centre + size / 2], 1)
+
+    def logits(self, raw: Raw, selection: Selection) -> Tensor:
+        logits: Tensor = raw["logits"][selection.where.frame, self.labels.to_model(selection.labels), selection.where.cell]
+        return logits
+
+    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
+        return self._instances(raw, selection, scored=False)
+
+    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
+        return self._instances(raw, selection, scored=True)
+
+    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup]:
+        """One group a level, each box on the 5x5 crop that it sees."""
+        groups, start = [], 0
+        for level, x in enumerate(raw["features"]):
+            stop = start + x.shape[2] * x.shape[3]
+            index = ((selection.where.cell >= start) & (selection.where.cell < stop)).nonzero()[:, 0]
+            groups.append(self._group(x, selection, index, level, start, scored))
+            start = stop
+        return groups
+
+    def _group(self, x: Tensor, selection: Selection, index: Tensor, level: int, start: int, scored: bool) -> InstanceGroup:
+        cell = selection.where.cell[index] - start
+        row, column = cell // x.shape[3], cell % x.shape[3]
+        number = self.labels.to_model(selection.labels[index])
+
+        def run() -> Tensor:
+            crops, inside = crop(x, selection.where.frame[index], row, column, _REACH)
+            values = run_on_crops(self.head.cv2[level], crops, inside)[0][:, :, :, 0]  # (g, 4 bins, 1)
+            low, high = self.head.dfl(values)[:, :, 0].split(2, 1)
+            centre = torch.stack([column, row], 1) + 0.5
+            boxes: Tensor = torch.cat([centre - low, centre + high], 1) * self.head.stride[level]
+            if not scored:
+                return boxes
+            logits = run_on_crops(self.head.cv3[level], crops, inside)[0][:, :, 0, 0]
+            return torch.cat([boxes, logits.gather(1, number.unsqueeze(1))], 1)
+
+        return index, run
+
+    # the training loss
+
+    def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Ultralytics' own box, class and distribution losses (B,) of each image by itself, as of a batch of one."""
+        from ultralytics.utils.loss import v8DetectionLoss
+
+        check_one_a_frame(targets, len(raw["found"]))
+        criterion = v8DetectionLoss(_Seen(self.model))
+        height, width = (n * float(self.head.stride[0]) for n in raw["features"][0].shape[2:])
+        size = torch.tensor([width, height, width, height], device=raw["found"].device)
+        losses = []
+        for b, target in enumerate(targets):
+            boxes, labels = objects_of(target, b, len(self.classes), raw["found"])
+            low, high = (boxes / size).split(2, 1)
+            own = {
+                "batch_idx": torch.zeros_like(labels),
+                "cls": self.labels.to_model(labels),
+                "bboxes": torch.cat([(low + high) / 2, high - low], 1),
+            }
+            image = {"boxes": raw["distances"][b : b + 1], "scores": raw["logits"][b : b + 1]}
+            losses.append(criterion({**image, "feats": [x[b : b + 1] for x in raw["features"]]}, own)[0].sum())
+        return torch.stack(losses)
+
+
+class _Seen:
+    """What the loss reads of a model; its settings are Ultralytics' defaults where the model carries none, or a dict of them."""
+
+    def __init__(self, model: Any) -> None:
+        from ultralytics.utils import DEFAULT_CFG
+
+        own = getattr(model, "args", None)
+        given = own if isinstance(own, dict) else vars(own) if own is not None else {}
+        self.args = SimpleNamespace(**{**vars(DEFAULT_CFG), **given})
+        self.model, self.parameters = model.model, model.parameters
+        self.class_weights = getattr(model, "class_weights", None)

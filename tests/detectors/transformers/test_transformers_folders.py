@@ -1,0 +1,150 @@
+"""Models of transformers from folders: prepared images, the command line, and folders that are none."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+import transformers
+
+from boxcov import BoxcovError
+from boxcov.commands import fitting, prediction
+from boxcov.commands.sources import Source, detector_named
+from boxcov.data import coco
+from boxcov.detectors.transformers import QueryDetector, load, wrap
+from coco_cases import coco_root
+from transformers_cases import MODELS, PROCESSORS, made, pixels, yolos
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def detector(name: str) -> QueryDetector:
+    return made(name)
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, detector: QueryDetector, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(name)
+    detector.model.save_pretrained(path)
+    size = {"height": 64, "width": 96} if name.startswith("rt") else {"shortest_edge": 64, "longest_edge": 96}
+    getattr(transformers, PROCESSORS[name])(size=size).save_pretrained(path)
+    return path
+
+
+def test_a_folder_is_the_model_and_prepares_images_as_its_processor_does(name: str, detector: QueryDetector, folder: Path) -> None:
+    loaded = load(folder, threshold=detector.threshold)
+    assert not loaded.training
+    image = torch.randint(0, 256, (1, 3, 40, 70), generator=torch.Generator().manual_seed(0)).float()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    given = processor(images=image[0].flip(0).permute(1, 2, 0).byte().numpy(), return_tensors="pt")
+    with torch.no_grad():
+        out = detector.model(**given)
+    theirs = processor.post_process_object_detection(out, threshold=detector.threshold, target_sizes=[(40, 70)])[0]
+    found = loaded.detect(image)
+    known = theirs["labels"] > 0
+    assert len(found) > 1
+    assert torch.equal(found.boxes, theirs["boxes"][known])
+    plain = load(folder, images=False, threshold=detector.threshold)
+    assert torch.equal(plain.detect(pixels()).boxes, detector.detect(pixels()).boxes)
+    with pytest.raises(BoxcovError, match="this detector prepares its images itself"):
+        loaded({"pixel_values": pixels()})
+
+
+def test_from_a_fit_to_coco_s_results(folder: Path, tmp_path: Path) -> None:
+    root = coco_root(tmp_path / "set")
+    source = Source(f"coco:{root}@whole", "val2017")
+    words = f"transformers:{folder}"
+    fitting.run(tmp_path / "p.safetensors", words, source, n_data=100)
+    how = prediction.How("exact", tmp_path / "p.safetensors")
+    for format, out in (("coco", "found.json"), ("native", "found.safetensors")):
+        report = prediction.run(tmp_path / out, words, how, source, format=format)
+    assert report["frames"] == 3
+    frames = coco.frames(root, size=None)
+    assert [x.shape[2:] for x, _ in frames] == [(50, 100), (80, 40), (64, 64)]
+    assert frames[0][1][0]["boxes"].tolist()[0] == [10, 5, 30, 35]
+    entries = json.loads((tmp_path / "found.json").read_text())
+    first = detector_named(words).detect(frames[0][0])
+    box = next(entry["bbox"] for entry in entries if entry["image_id"] == 11)
+    torch.testing.assert_close(torch.tensor(box[:2]), first.boxes[0, :2], rtol=1e-5, atol=1e-4)
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "detectors.md").read_text()
+    code = re.search(r"## DETR, .*?```python\n(.*?)```", page, re.DOTALL)[1]
+    coco_root(tmp_path / "COCO")
+    yolos().save_pretrained(tmp_path / "detr-resnet-50")
+    transformers.YolosImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 96}).save_pretrained(tmp_path / "detr-resnet-50")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(code.replace("train2017", "val2017"), scope)
+    assert scope["found"].covariance.shape == (len(scope["found"]), 4, 4)
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    folder = tmp_path / "sound"
+    yolos().save_pretrained(folder)
+
+    def changed(change: Any) -> Path:
+        path = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(folder, path)
+        change(path)
+        return path
+
+    def edited(path: Path, **entries: Any) -> None:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, **entries}))
+
+    weights = "model.safetensors"
+    cases = [
+        (changed(lambda p: (p / "config.json").unlink()), "config.json: no such file"),
+        (changed(lambda p: (p / "config.json").write_text("{")), "config.json: not JSON, or a damaged file"),
+        (
+            changed(lambda p: edited(p, architectures=["LlamaForCausalLM"])),
+            r"its architectures are \['LlamaForCausalLM'\]; boxcov knows Detr",
+        ),
+        (changed(lambda p: edited(p, architectures=None)), "its architectures are None"),
+        (changed(lambda p: (p / weights).rename(p / "pytorch_model.bin")), "no safetensors; boxcov reads no pickled weights"),
+        (changed(lambda p: (p / weights).write_bytes((p / weights).read_bytes()[:2000])), "not a folder of a .*, or a damaged one"),
+        (changed(lambda p: edited(p, id2label={str(i): str(i) for i in range(9)}, label2id=None)), "damaged one|do not fit"),
+        (changed(lambda p: (p / "preprocessor_config.json").write_text("[]")), "not a folder of a .*, or a damaged one"),
+    ]
+    for path, message in cases:
+        with pytest.raises(BoxcovError, match=message) as error:
+            load(path)
+        assert str(path) in str(error.value)
+
+
+def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    yolos().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["bbox_predictor.layers.0.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BoxcovError, match=r"1 missing: bbox_predictor\.layers\.0\.weight"):
+        load(tmp_path)
+
+
+def test_without_transformers_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yolos().save_pretrained(tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(BoxcovError, match=r"transformers is not installed: pip install 'boxcov\[transformers\]'"):
+        load(tmp_path)
+
+
+def test_a_model_of_another_kind() -> None:
+    with pytest.raises(BoxcovError, match="a SimpleNamespace is no detector that boxcov knows: there are Detr"):
+        wrap(SimpleNamespace())
