@@ -144,7 +144,7 @@ def mode(subject: Subject) -> Outcome:
             f"after train() its shadow in eval mode gives something else{_furthest(first, again)}",
             "let forward() ask self.training and nothing that train() sets beside it; or call detector.eval() before everything",
         )
-    return good("the same raw outputs after train() as after eval()")
+    return good("the same raw outputs in training mode as in evaluation mode")
 
 
 def finite(subject: Subject) -> Outcome:

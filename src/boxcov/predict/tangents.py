@@ -306,7 +306,8 @@ def pushed(function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], t
     def one(*moved: Tensor) -> list[Tensor]:
         found: list[Tensor] = torch.func.jvp(function, primals, moved)[1]
         # a zero that depends on the direction: vmap cannot stack what does not
-        return [t + 0 * moved[0].flatten()[0].to(t.dtype) for t in found]
+        zero = 0 * (moved[0].flatten()[0] if moved[0].numel() else moved[0].sum())
+        return [t + zero.to(t.dtype) for t in found]
 
     try:
         return list(torch.vmap(one)(*tangents))
