@@ -225,3 +225,17 @@ def test_buckets_hold_what_they_must(count: int) -> None:
 def test_a_precision_that_there_is_not_is_refused(tiny, train_frames) -> None:
     with pytest.raises(BoxcovError, match="precision must be one of float32, tf32, half, got 'double'"):
         ExactGLM(tiny, boxcov.fit(tiny, train_frames[:2]), precision="double")
+
+
+def test_a_truncated_posterior_stays_within_its_bound(data, posterior) -> None:
+    """By stages, which are compared with the plain way on the first boxes, and by directions."""
+    detector, (inputs, _) = chosen(12), data[0]
+    smaller = posterior.truncated(0.01)
+    exact, found = (ExactGLM(detector, p) for p in (posterior, smaller))
+    first, again = found(inputs), found(inputs)
+    assert found._stages.suffice
+    assert torch.equal(first.covariance, again.covariance)
+    diagonals = [d.covariance.diagonal(dim1=1, dim2=2) for d in (again, exact(inputs))]
+    assert float((diagonals[0] / diagonals[1] - 1).abs().max()) <= smaller.error + 1e-4
+    drawn = MCGLM(detector, smaller, samples=200)(inputs).uncertainty / again.uncertainty
+    assert float((drawn - 1).abs().max()) < 0.5

@@ -52,7 +52,6 @@ class Packed:
         n, r = self.size, self.rank
         G, dtype = len(self.values), self.values.dtype
         v = torch.zeros(G, n, n, dtype=torch.float64, device=self.values.device)
-        tau = 2.0
         if r:
             steps = self.scale.double().repeat_interleave(_counts(n, r - self.scale.shape[1], r, self.scale.device), 1)
             v[:, :r][:, _below(n, r, v.device)] = torch.cat([self.exact.double(), self.rounded * steps], 1)
