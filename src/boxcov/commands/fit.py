@@ -52,7 +52,9 @@ def fit(
     corrected: Annotated[bool, typer.Option("--corrected", help="Correct the eigenvalues (EKFAC): a second pass over the frames.")] = False,
     compress: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="A smaller file, no variance further off than this share, 0.01 for instance; whole unless given."),
+        typer.Option(
+            metavar="SHARE", help="A smaller file, no variance further off than this share, 0.01 for instance; whole unless given."
+        ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Frames at a time.")] = 1,
     nonfinite: Annotated[

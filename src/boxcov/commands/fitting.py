@@ -42,7 +42,8 @@ def run(
 ) -> Posterior:
     """Fit the posterior of ``detector`` to the frames of ``source`` and write it to ``out``; the file says what it was made from.
 
-    compress: keep a truncated posterior, no variance further off than this share. What was counted is kept in a file beside ``out`` until all is done: ``resume`` goes on with it.
+    compress: keep a truncated posterior, no variance further off than this share.
+    What was counted is kept in a file beside ``out`` until all is done: ``resume`` goes on with it.
     """
     check_folder(out)
     if compress is not None:
