@@ -93,16 +93,20 @@ def reporting(detector: Detector, count: int) -> Detector:
 
 
 def entries(detector: Detector, posterior: Posterior, samples: Sequence[int], seed: int) -> list[Entry]:
-    """What is compared."""
-    exact = ExactGLM(detector, posterior)
-    found = [Entry("plain", None, detector.detect), Entry("exact", None, exact)]
-    if next(detector.parameters()).device.type == "cuda":
+    """What is compared. Below the head the exact covariance takes a backward pass a number: there it is joined with k samples instead."""
+    deep = posterior.depth != "head"
+    found = [Entry("plain", None, detector.detect)]
+    if not deep:
+        found.append(Entry("exact", None, ExactGLM(detector, posterior)))
+    if not deep and next(detector.parameters()).device.type == "cuda":
         found.append(Entry("exact, tf32", None, ExactGLM(detector, posterior, precision="tf32")))
     for k in samples:
+        if deep:
+            found.append(Entry("exact head", k, ExactGLM(detector, posterior, k, seed), "k samples below the head"))
         ours = MCGLM(detector, posterior, k, seed=seed)
         found.append(Entry("mcglm", k, ours))
         found.append(Entry("mcglm as published", k, _as_published(ours), f"{k + 1} whole passes, finite differences", slow=True))
-        found.append(Entry("mc dropout", k, MCI(detector, dropout=0.1, samples=k, seed=seed, depth=posterior.depth)))
+        found.append(Entry("mc dropout", k, MCI(detector, dropout=0.1, samples=k, seed=seed, depth=posterior.depth), slow=deep))
     glm = GLM(detector, posterior)
     found.append(Entry("glm as published", None, _some_backwards(glm), f"extrapolated from {_SCALARS} backward passes", slow=True))
     return found
