@@ -168,12 +168,12 @@ def test_weights_from_a_posterior_give_the_same_by_instance(tiny, tight, image, 
 
 def test_dropout_by_instance_has_the_same_law(tiny, image) -> None:
     """Masks of its own for every box: mean and variance over many samples stay what they are."""
-    k = 600
+    k = 150
     found, expected = both_ways(lambda: MCI(tiny, dropout=0.1, samples=k), image)
     std = [d.covariance.diagonal(dim1=1, dim2=2).sqrt() for d in (found, expected)]
     assert float(((found.boxes - expected.boxes) / (std[1] * (2 / k) ** 0.5)).abs().max()) < 4.5  # in standard errors of the difference
-    assert float((std[0] / std[1]).log().abs().max()) < 0.3
-    assert float((std[0] / std[1]).log().mean().abs()) < 0.05  # none is shrunk: no pixel lost its mask, none has two
+    assert float((std[0] / std[1]).log().abs().max()) < 0.4  # five standard errors
+    assert float((std[0] / std[1]).log().mean().abs()) < 0.1  # none is shrunk: no pixel lost its mask, none has two
 
 
 def test_dropout_below_the_head_goes_over_the_whole_map(tiny, image) -> None:

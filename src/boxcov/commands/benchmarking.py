@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from warnings import catch_warnings, simplefilter
 
 import torch
@@ -120,7 +120,7 @@ def laplace_torch(detector: Detector, frame: tuple[Any, Any]) -> Entry | None:
         from laplace import Laplace  # type: ignore[import-not-found,unused-ignore]
 
         model = Laplace(deepcopy(detector), "regression", subset_of_weights="all", hessian_structure="kron")
-        model.fit(DataLoader([frame], batch_size=None))
+        model.fit(DataLoader(cast(Any, [frame]), batch_size=None))
         model(frame[0])
     except Exception as error:  # whatever comes is what there is to say of it
         return Entry("laplace-torch", None, None, f"cannot take this detector: {type(error).__name__}: {error}".splitlines()[0])
