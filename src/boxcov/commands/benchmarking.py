@@ -123,7 +123,8 @@ def laplace_torch(detector: Detector, frame: tuple[Any, Any]) -> Entry | None:
         model.fit(DataLoader(cast(Any, [frame]), batch_size=None))
         model(frame[0])
     except Exception as error:  # whatever comes is what there is to say of it
-        return Entry("laplace-torch", None, None, f"cannot take this detector: {type(error).__name__}: {error}".splitlines()[0])
+        what = "cannot be imported" if isinstance(error, ImportError) else "cannot take this detector"
+        return Entry("laplace-torch", None, None, f"{what}: {type(error).__name__}: {error}".splitlines()[0])
     return Entry("laplace-torch", None, model, "as a regression: not the training loss", slow=True)
 
 

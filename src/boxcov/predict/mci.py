@@ -116,13 +116,15 @@ class MCI(Predictor):
         return point.detections(boxes=mean, covariance=sample_covariance(of_boxes), meta=self.settings(), **score)
 
     def _layer_drawer(self, point: Point) -> Callable[[Point, int], Tensor]:
+        # the logits by instance even if they are not asked for: the masks of the boxes are the same either way
+        whole = point if type(self._detector).logits is Detector.logits else point.scored()
         if self._by_instance is None:
-            self._by_instance = self._found_by_instance(point)
-        given = groups(point) if self._by_instance else None
+            self._by_instance = self._found_by_instance(whole)
+        given = groups(whole) if self._by_instance else None
 
         def draw(point: Point, number: int) -> Tensor:
             answer = self._dropped if self.posterior is None else self._perturbed(number)
-            return point.z_by(answer) if given is None else self._z_of(given, point, answer)
+            return point.z_by(answer) if given is None else self._z_of(given, whole, answer)[:, : point.z.shape[1]]
 
         return draw
 
