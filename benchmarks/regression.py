@@ -16,6 +16,7 @@ from boxcov.commands.benchmarking import run, shown
 
 RECORD = Path(__file__).with_name("ratios.json")
 WORSE = 1.5
+OTHERS = ("plain", "laplace-torch")
 
 
 def worsened(rows: list[dict[str, object]], record: dict[str, float]) -> list[str]:
@@ -41,7 +42,7 @@ def main() -> None:
     print(shown(rows))
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if options.record:
-        kept = {_key(row): round(row["ratio"], 3) for row in rows if row["method"] != "plain" and "published" not in row["method"]}
+        kept = {_key(row): round(row["ratio"], 3) for row in rows if row["method"] not in OTHERS and "published" not in row["method"]}
         RECORD.write_text(json.dumps({**record, **kept}, indent=1) + "\n")
         return
     if not any(_key(row) in record for row in rows):

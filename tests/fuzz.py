@@ -61,6 +61,8 @@ def _own(folder: Path) -> Iterable[Kind]:
     scale = Calibration("scale", fields, classes, "exact", (0.1, 0.2), ((float("-inf"),) * len(fields),) * 2)
     posterior.with_calibration(scale).save(folder / "posterior.safetensors")
     yield Kind("posterior", (folder / "posterior.safetensors",), "safetensors", lambda path: _used(Posterior.load(path, tiny)))
+    fit(tiny, frames, depth=["head.shared", "head.branches.rot"], n_data=1000).truncated(0.01).save(folder / "truncated.safetensors")
+    yield Kind("truncated", (folder / "truncated.safetensors",), "safetensors", lambda path: _used(Posterior.load(path, tiny)))
     found = random_detections(torch.randn(4, 5), torch.tensor([0, 1, 1, 0]), classes)
     found.save(folder / "detections.safetensors")
     yield Kind("detections", (folder / "detections.safetensors",), "safetensors", lambda path: Detections.load(path).numpy())

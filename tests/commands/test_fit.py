@@ -56,6 +56,20 @@ def test_better_posteriors(tmp_path) -> None:
     assert torch.equal(found.variances("head.shared.0"), expected.variances("head.shared.0"))
 
 
+def test_a_smaller_file(tmp_path) -> None:
+    word, out = small_network(tmp_path), tmp_path / "p.safetensors"
+    words = ["--count", 2, "--sweeps", 1, "--depth", "head.shared", "--fisher", "mc", "--compress", 0.01]
+    done = boxcov("fit", "--detector", word, "--out", out, *words)
+    assert done.code == 0, done.err
+    found = package.Posterior.load(out, detector_named(word))
+    assert 0 < found.error <= 0.01
+    assert f"no variance more than {found.error:.2%} off" in done.out
+    assert out.stat().st_size < 0.5 * found.storage().factors
+    refused = boxcov("fit", "--detector", word, "--out", out, *words, "--corrected")
+    assert refused.code != 0
+    assert "--compress goes with a plain fit" in refused.err
+
+
 def test_what_people_read(tmp_path) -> None:
     out = tmp_path / "p.safetensors"
     words = ["--count", 4, "--sweeps", 1, "--fraction", 0.5, "--depth", "head.shared", "--batch", 2, "--fisher", "mc"]

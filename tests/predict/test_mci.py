@@ -145,3 +145,39 @@ def test_a_posterior_too_wide_for_averaging_says_so(tiny, posterior, image) -> N
     wide = posterior.with_prior(1e-6)
     with pytest.raises(BoxcovError, match=r"the covariance of .* boxes is not finite"):
         MCI(tiny, wide)(image)
+
+
+def both_ways(make, image):
+    """By instance, and over the whole map."""
+    fast, whole = make(), make()
+    fast(image)
+    whole._by_instance = False
+    assert fast._by_instance
+    assert not fast.asks()
+    return fast(image), whole(image)
+
+
+@pytest.mark.parametrize("score", [False, True])
+def test_weights_from_a_posterior_give_the_same_by_instance(tiny, tight, image, score: bool) -> None:
+    found, expected = both_ways(lambda: MCI(tiny, tight, samples=4, score=score), image)
+    assert torch.allclose(found.boxes, expected.boxes, atol=1e-4)
+    assert relative(found.covariance, expected.covariance) < 1e-2
+    if score:
+        assert relative(found.score_variance, expected.score_variance) < 1e-2
+
+
+def test_dropout_by_instance_has_the_same_law(tiny, image) -> None:
+    """Masks of its own for every box: mean and variance over many samples stay what they are."""
+    k = 150
+    found, expected = both_ways(lambda: MCI(tiny, dropout=0.1, samples=k), image)
+    std = [d.covariance.diagonal(dim1=1, dim2=2).sqrt() for d in (found, expected)]
+    assert float(((found.boxes - expected.boxes) / (std[1] * (2 / k) ** 0.5)).abs().max()) < 4.5  # in standard errors of the difference
+    assert float((std[0] / std[1]).log().abs().max()) < 0.4  # five standard errors
+    assert float((std[0] / std[1]).log().mean().abs()) < 0.1  # none is shrunk: no pixel lost its mask, none has two
+
+
+def test_dropout_below_the_head_goes_over_the_whole_map(tiny, image) -> None:
+    model = MCI(tiny, dropout=0.1, samples=2, depth="backbone")
+    model(image)
+    assert model._by_instance is False
+    assert model.asks()

@@ -264,3 +264,17 @@ def test_sizes_filled_up_to_fours_give_the_same(monkeypatch, posterior, data, co
     assert relative(model(data[0][0]).covariance, plain) < 1e-5
     assert model._stages._prepared.branches[-1].W.shape[2] % 4 == 0
     assert relative(MCGLM(detector, posterior, samples=5)(data[0][0]).covariance, sampled) < 1e-5
+
+
+def test_a_truncated_posterior_stays_within_its_bound(data, posterior) -> None:
+    """By stages, which are compared with the plain way on the first boxes, and by directions."""
+    detector, (inputs, _) = chosen(12), data[0]
+    smaller = posterior.truncated(0.01)
+    exact, found = (ExactGLM(detector, p) for p in (posterior, smaller))
+    first, again = found(inputs), found(inputs)
+    assert found._stages.suffice
+    assert torch.equal(first.covariance, again.covariance)
+    diagonals = [d.covariance.diagonal(dim1=1, dim2=2) for d in (again, exact(inputs))]
+    assert float((diagonals[0] / diagonals[1] - 1).abs().max()) <= smaller.error + 1e-4
+    drawn = MCGLM(detector, smaller, samples=200)(inputs).uncertainty / again.uncertainty
+    assert float((drawn - 1).abs().max()) < 0.5

@@ -50,6 +50,12 @@ def fit(
         LocationsKind, typer.Option(help="Inputs of a layer: at all locations alike, or weighed by their squared gradient.")
     ] = LocationsKind.all,
     corrected: Annotated[bool, typer.Option("--corrected", help="Correct the eigenvalues (EKFAC): a second pass over the frames.")] = False,
+    compress: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="A smaller file, no variance further off than this share, 0.01 for instance; whole unless given."
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Frames at a time.")] = 1,
     nonfinite: Annotated[
         NonFiniteKind, typer.Option(help="A frame with a NaN or an infinity, in it or in its gradient: an error, or left out and counted.")
@@ -86,6 +92,7 @@ def fit(
             form=form.value,
             locations=locations.value,
             corrected=corrected,
+            compress=compress,
             batch=batch,
             nonfinite=nonfinite.value,
             every=checkpoint_every,
@@ -115,9 +122,10 @@ def _shown(out: Path, report: dict[str, Any]) -> str:
     frames = f"{report['frames']} frames{skipped}" + (
         "" if report["n_data"] == report["frames"] else f", standing for {report['n_data']:g}"
     )
+    truncated = f"; no variance more than {report['error']:.2%} off" if report["error"] else ""
     return (
         f"posterior of {report['layers']} layers ({report['depth']}) from {frames}, in {report['minutes']:.2f} minutes\n"
-        f"{report['storage']}\n"
+        f"{report['storage']}{truncated}\n"
         f"condition number of the covariance: {report['condition']:.2g} at most, in {report['worst']}\n"
         f"written to {out}"
     )

@@ -11,6 +11,7 @@ from boxcov.curvature.fit import Progress, second_of
 from boxcov.curvature.fit import fit as fit_posterior
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.ranks import spread
+from boxcov.errors import BoxcovError
 from boxcov.files import remove_leftovers
 
 
@@ -27,6 +28,7 @@ def run(
     form: Literal["eigen", "paper"] = "eigen",
     locations: Literal["all", "gradient"] = "all",
     corrected: bool = False,
+    compress: float | None = None,
     batch: int = 1,
     nonfinite: Literal["error", "skip"] = "error",
     every: float = 60.0,
@@ -37,10 +39,13 @@ def run(
 ) -> Posterior:
     """Fit the posterior of ``detector`` to the frames of ``source`` and write it to ``out``; the file says what it was made from.
 
+    compress: keep a truncated posterior, no variance further off than this share.
     What was counted is kept in a file beside ``out`` until all is done: ``resume`` goes on with it.
     """
     check_folder(out)
     remove_leftovers(out)
+    if compress is not None:
+        check_compress(compress, corrected, form, prior_precision)
     checkpoint = checkpoint_of(out)
     with spread(device) as (ranks, device):
         network = detector_named(detector, device)
@@ -67,6 +72,7 @@ def run(
         made_from = {"detector": detector, **{name: str(value) for name, value in asdict(source).items() if value is not None}}
         posterior = replace(posterior, meta={**posterior.meta, **made_from})
         if ranks.rank == 0:
+            posterior = posterior if compress is None else posterior.truncated(compress)
             posterior.save(out)
         ranks.wait()  # no checkpoint goes before the posterior is there
     kept = ranks.checkpoint(checkpoint)
@@ -74,6 +80,20 @@ def run(
         assert path is not None
         path.unlink(missing_ok=True)
     return posterior
+
+
+def check_compress(compress: float, corrected: bool, form: str, prior_precision: float) -> None:
+    """Before the fit, not after it.
+
+    >>> check_compress(0.01, True, "eigen", 1.0)
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: --compress goes with a plain fit: no --corrected, no --form paper, and a --prior-precision above 0
+    """
+    if not 0 < compress < 1:
+        raise BoxcovError(f"--compress is a share of the variances, above 0 and below 1, got {compress}")
+    if corrected or form == "paper" or prior_precision == 0:
+        raise BoxcovError("--compress goes with a plain fit: no --corrected, no --form paper, and a --prior-precision above 0")
 
 
 def checkpoint_of(out: Path) -> Path:
@@ -106,6 +126,7 @@ def report(posterior: Posterior, minutes: float) -> dict[str, Any]:
         "fisher": posterior.fisher,
         "form": posterior.form,
         "locations": posterior.locations,
+        "error": posterior.error,
         "corrected": any(block.refined for block in posterior.blocks.values()),
         "loss": posterior.loss,
         "condition": conditions[worst],

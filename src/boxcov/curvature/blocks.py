@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from boxcov.curvature.fisher import Layer
+from boxcov.curvature.packed import Packed
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Eigen:
 
     vectors: Tensor  # (G, n, n), in columns
     values: Tensor  # (G, n), ascending, never negative
+    packed: Packed | None = None  # what a file holds in their place, if they were truncated
 
     @staticmethod
     def of(matrix: Tensor, dtype: torch.dtype) -> Eigen:
@@ -34,7 +36,7 @@ class Eigen:
         return (self.vectors * self.values.unsqueeze(1)) @ self.vectors.transpose(1, 2)
 
     def to(self, device: torch.device | str) -> Eigen:
-        return Eigen(self.vectors.to(device), self.values.to(device))
+        return Eigen(self.vectors.to(device), self.values.to(device), self.packed)
 
     def jittered(self, jitter: float) -> Tensor:
         """Eigenvalues (G, n) of the factor plus ``jitter`` times its mean eigenvalue."""

@@ -62,6 +62,7 @@ class Posterior:
     locations: Locations = "all"  # that Q was taken over
     calibration: Calibration | None = None  # from its covariances to those of the errors; other variances of the weights lose it
     skipped: int = 0  # items that were left out because of a NaN or an infinity
+    error: float = 0.0  # a share: no variance is further off than this, because of truncated()
 
     def __post_init__(self) -> None:
         if isinstance(self.prior_precision, Mapping):
@@ -198,11 +199,28 @@ class Posterior:
     # other posteriors of the same factors
 
     def with_prior(self, prior_precision: float | Mapping[str, float]) -> Posterior:
-        """The same factors under another prior precision, in the exact form, without a calibration."""
-        return replace(self, prior_precision=prior_precision, form="eigen", calibration=None)
+        """The same factors under another prior precision, in the exact form, without a calibration.
+
+        The bound of a truncated posterior grows as the prior precision falls.
+        """
+        other = replace(self, prior_precision=prior_precision, form="eigen", calibration=None)
+        if not self.error:
+            return other
+        from boxcov.curvature.truncate import under_prior
+
+        ratios = [self.tau(name) / tau if (tau := other.tau(name)) else float("inf") for name in self.blocks]
+        return replace(other, error=under_prior(self.error, max(ratios)))
+
+    def truncated(self, error: float = 0.01) -> Posterior:
+        """The same posterior in less room, no variance further off than the share ``error``: see ``boxcov.curvature.truncate``."""
+        from boxcov.curvature.truncate import truncated
+
+        return truncated(self, error)
 
     def paper(self, jitter: float = 1e-6) -> Posterior:
         """The paper's own posterior ``Q^-1 (x) H^-1`` (n = 1, no prior), each factor with ``jitter`` times its mean eigenvalue added."""
+        if self.error:
+            raise BoxcovError("a truncated posterior has lost the small eigenvalues that the paper's form divides by: take the whole one")
         return replace(self, form="paper", jitter=jitter, calibration=None)
 
     def corrected(

@@ -73,7 +73,7 @@ def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) 
         for name, block in posterior.blocks.items()
     }
     precisions = {name: 1 / (scale**2 * square) for name, square in squares.items()}
-    return replace(posterior, blocks=blocks, prior_precision=precisions, fisher="identity", form="eigen", calibration=None)
+    return replace(posterior, blocks=blocks, prior_precision=precisions, fisher="identity", form="eigen", calibration=None, error=0.0)
 
 
 def minimise(function: Callable[[float], float], low: float, high: float, steps: int, tolerance: float = 1e-3) -> float:

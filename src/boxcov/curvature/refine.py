@@ -98,6 +98,10 @@ class Moments:
             raise BoxcovError(
                 "the identity Fisher comes from no gradients, and there is nothing to refine: fit with fisher='empirical' or 'mc'"
             )
+        if posterior.error:
+            raise BoxcovError(
+                "the small eigenvectors of a truncated posterior are gone, and there is nothing to correct: refine the whole one"
+            )
         check_fingerprint(posterior.fingerprint, detector, "refining")
         parameters = dict(detector.named_parameters())
         self.known, self.correct, self.full = posterior, correct, full

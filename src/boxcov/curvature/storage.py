@@ -17,6 +17,7 @@ from boxcov.calibration import Calibration
 from boxcov.curvature.blocks import Block, Eigen
 from boxcov.curvature.fisher import FisherKind, Layer, Locations
 from boxcov.curvature.layers import Geometry
+from boxcov.curvature.packed import Packed, check_packed
 from boxcov.curvature.posterior import Form, Posterior
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
@@ -28,6 +29,7 @@ FORMAT = (
     1  # "calibration", "locations" and "skipped" came later and are optional: files without them are read, and older readers pass over them
 )
 REFINED = 2  # "corrected" and "full", which older readers must not pass over
+PACKED = 3  # truncated factors, and "error"
 _KEY = "boxcov.posterior"
 
 
@@ -67,7 +69,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
     """Write the posterior: there whole or not at all."""
     tensors, numbers = _tensors(posterior)
     about = {
-        "format": REFINED if any(block.refined for block in posterior.blocks.values()) else FORMAT,
+        "format": _format(posterior),
         "version": __version__,
         "blocks": [_about(block, numbers) for block in posterior.blocks.values()],
         "n_data": posterior.n_data,
@@ -85,7 +87,15 @@ def save(posterior: Posterior, path: str | Path) -> None:
     }
     if posterior.calibration is not None:
         about["calibration"] = json.loads(posterior.calibration.to_json())
+    if posterior.error:
+        about["error"] = posterior.error if isfinite(posterior.error) else None
     write_safetensors(path, tensors, {_KEY: json.dumps(about)})
+
+
+def _format(posterior: Posterior) -> int:
+    if any(block.Q.packed is not None for block in posterior.blocks.values()):
+        return PACKED
+    return REFINED if any(block.refined for block in posterior.blocks.values()) else FORMAT
 
 
 def load(path: str | Path, detector: Detector) -> Posterior:
@@ -93,13 +103,14 @@ def load(path: str | Path, detector: Detector) -> Posterior:
     with reading(path, "a boxcov posterior"):
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[_KEY])
-            if about["format"] not in (FORMAT, REFINED):
+            if about["format"] not in (FORMAT, REFINED, PACKED):
                 raise BoxcovError(
-                    f"{path}: written by boxcov {about['version']} in format {about['format']}, this one reads up to {REFINED}"
+                    f"{path}: written by boxcov {about['version']} in format {about['format']}, this one reads up to {PACKED}"
                 )
             check_fingerprint(about["weights_sha256"], detector, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        posterior = _posterior(about, tensors).to(next(detector.parameters()).device)
+        shapes = {name: tuple(p.shape) for name, p in detector.named_parameters(remove_duplicate=False)}
+        posterior = _posterior(about, tensors, shapes).to(next(detector.parameters()).device)
         return posterior.with_calibration(_calibration(about))
 
 
@@ -125,8 +136,8 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
         for factor in (block.Q, block.H, block.full):
             if factor is not None and id(factor) not in numbers:
                 number = numbers[id(factor)] = len(numbers)
-                tensors[f"factor.{number}.vectors"] = factor.vectors
-                tensors[f"factor.{number}.values"] = factor.values
+                held = {"vectors": factor.vectors, "values": factor.values} if factor.packed is None else factor.packed.tensors()
+                tensors.update({f"factor.{number}.{name}": tensor for name, tensor in held.items()})
         if block.corrected is not None:
             tensors[f"corrected.{block.layer.name}"] = block.corrected
     return tensors, numbers
@@ -165,20 +176,25 @@ def layer_from_json(entry: Mapping[str, Any]) -> Layer:
     return Layer(entry["weight"], bias, torch.Size(shape), Geometry(kernel, groups=form["groups"], transposed=bool(form["transposed"])))
 
 
-def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
-    factors = {
-        int(name.split(".")[1]): Eigen(tensor, tensors[name.replace("vectors", "values")])
-        for name, tensor in tensors.items()
-        if name.endswith(".vectors")
-    }
-    blocks = {}
+def _posterior(about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Posterior:
+    factors: dict[int, Eigen] = {}
+    blocks: dict[str, Block] = {}
     for entry in about["blocks"]:
         layer = layer_from_json(entry)
+        if shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks:  # a packed factor is as large as its layer says it is
+            raise ValueError(f"{layer.weight} of shape {tuple(layer.shape)} is no weight of the detector, or there twice")
         groups = layer.geometry.groups
-        Q, H, full = factors[entry["Q"]], factors[entry["H"]], factors[entry["full"]] if "full" in entry else None
-        for factor, n, side in ((Q, layer.n_in, "Q"), (H, layer.n_out, "H"), (full, layer.n_in * layer.n_out, "the Fisher")):
+        found: list[Eigen | None] = []
+        for key, n, side in (("Q", layer.n_in, "Q"), ("H", layer.n_out, "H"), ("full", layer.n_in * layer.n_out, "the Fisher")):
+            if key in entry and entry[key] not in factors:
+                factors[entry[key]] = _factor(tensors, entry[key], groups, n, f"{side} of {layer.name}")
+            factor = factors[entry[key]] if key in entry else None
             if factor is not None:
                 _check_factor(factor, (groups, n, n), f"{side} of {layer.name}")
+            found.append(factor)
+        Q, H, full = found
+        if Q is None or H is None:
+            raise ValueError(f"{layer.name} lacks a factor")
         corrected = tensors.get(f"corrected.{layer.name}")
         if corrected is not None:
             _check_values(corrected, (groups, layer.n_out, layer.n_in), Q.values.dtype, f"the corrected eigenvalues of {layer.name}")
@@ -187,7 +203,7 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
     taus = tau if isinstance(tau, dict) else {"": tau}
     taus = {str(name): number(value, "prior_precision") for name, value in taus.items()}
     choices = (("fisher", FisherKind), ("form", Form), ("locations", Locations))
-    about = {"locations": "all", "skipped": 0, **about}
+    about = {"locations": "all", "skipped": 0, "error": 0.0, **about}
     if any(about[name] not in get_args(kinds) for name, kinds in choices) or not isinstance(about["meta"], dict):
         raise ValueError(f"{[about[name] for name, _ in choices]!r} with a meta of {about['meta']!r}")
     return Posterior(
@@ -204,7 +220,19 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor]) -> Posterior:
         meta=about["meta"],
         locations=about["locations"],
         skipped=int(number(about["skipped"], "skipped")),
+        error=float("inf") if about["error"] is None else number(about["error"], "error"),
     )
+
+
+def _factor(tensors: Mapping[str, Tensor], number: int, groups: int, n: int, what: str) -> Eigen:
+    """One factor as the file has it, whole or packed; what is packed is checked before it is opened."""
+    start = f"factor.{int(number)}."
+    held = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+    if "vectors" in held:
+        return Eigen(held["vectors"], held["values"])
+    packed = Packed(n, held["exact"], held["rounded"], held["scale"], held["values"], held["rest"])
+    check_packed(packed, groups, what)
+    return Eigen(*packed.opened(), packed)
 
 
 def _check_factor(factor: Eigen, shape: tuple[int, int, int], what: str) -> None:

@@ -1,27 +1,35 @@
-"""MCI: Bayesian averaging over weights drawn at random, by dropout or from the Laplace posterior. The paper's baseline; not post hoc."""
+"""MCI: Bayesian averaging over weights drawn at random, by dropout or from the Laplace posterior. The paper's baseline; not post hoc.
+
+Where the detector can run its head one instance at a time and the chosen layers are all in it, no more of it is run than the boxes see. With
+weights from the posterior that changes nothing but rounding. With dropout every box then has masks of its own: what a box's own numbers are
+distributed as stays the same, and nothing that is reported goes across boxes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
-from boxcov.curvature.calls import Call
+from boxcov.curvature.calls import Call, Watch
 from boxcov.curvature.fisher import at_least_float32
 from boxcov.curvature.inputs import fresh
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.scope import chosen_parameters
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
-from boxcov.detector import Detector
+from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
 from boxcov.frozen import check_finite_weights
 from boxcov.predict.linearise import Point
 from boxcov.predict.predictor import Predictor, calibration_of, check_samples, sample_covariance, score_parts
+from boxcov.predict.trace import groups, leaves_read, trace
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _NOTHING_DROPPED = (
@@ -83,6 +91,10 @@ class MCI(Predictor):
         self.dropout, self.samples, self.seed = dropout, samples, seed
         self._generator = torch.Generator(self.device)
         self._etas: dict[str, Tensor] | None = None
+        self._by_instance: bool | None = None  # None: no box has been seen yet
+
+    def asks(self) -> bool:
+        return not self._by_instance
 
     def settings(self) -> dict[str, Any]:
         own = {"method": self.method, "samples": self.samples, "seed": self.seed, **self._score_settings()}
@@ -92,7 +104,7 @@ class MCI(Predictor):
         return {**own, **about, **self._calibration_settings()}
 
     def predict(self, point: Point) -> Detections:
-        draw = self._own_dropout if self.posterior is None and self.dropout is None else self._by_layer
+        draw = self._own_dropout if self.posterior is None and self.dropout is None else self._layer_drawer(point)
         self._drops = 0
         self._generator.manual_seed(self.seed)  # equal frames get equal numbers, whatever came before them
         deltas = torch.stack([at_least_float32(point.difference(draw(point, i))) for i in range(self.samples)], 2)  # (m, D, k)
@@ -103,9 +115,38 @@ class MCI(Predictor):
         score = score_parts(sample_covariance(deltas)[:, -1] if self.score else None)
         return point.detections(boxes=mean, covariance=sample_covariance(of_boxes), meta=self.settings(), **score)
 
-    def _by_layer(self, point: Point, number: int) -> Tensor:
-        answer = self._dropped if self.posterior is None else self._perturbed(number)
-        return point.z_by(answer)
+    def _layer_drawer(self, point: Point) -> Callable[[Point, int], Tensor]:
+        # the logits by instance even if they are not asked for: the masks of the boxes are the same either way
+        whole = point if type(self._detector).logits is Detector.logits else point.scored()
+        if self._by_instance is None:
+            self._by_instance = self._found_by_instance(whole)
+        given = groups(whole) if self._by_instance else None
+
+        def draw(point: Point, number: int) -> Tensor:
+            answer = self._dropped if self.posterior is None else self._perturbed(number)
+            return point.z_by(answer) if given is None else self._z_of(given, whole, answer)[:, : point.z.shape[1]]
+
+        return draw
+
+    def _z_of(self, given: list[InstanceGroup], point: Point, answer: Callable[[str, Call], Tensor]) -> Tensor:
+        """z (m, D), every instance by itself."""
+        z = torch.empty_like(point.z)
+        with Watch(self.linearised.names, answer):
+            for index, run in given:
+                z[index] = run().to(z.dtype)
+        return z
+
+    def _found_by_instance(self, point: Point) -> bool:
+        """Whether instances() runs all of the chosen layers that boxes depend on; it is compared with decode()."""
+        detector = self.linearised.shadow
+        ask = detector.instances if point.logits is None else detector.scored_instances
+        if ask(point.raw, point.selection) is None:
+            return False
+        leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw)
+        watched = replace(point, raw=leaves)
+        with torch.inference_mode(False), torch.enable_grad():
+            read = {leaf for _, run in groups(watched) for leaf in leaves_read(run())}
+        return not trace(watched).upstream_of(leaves, read)
 
     def _dropped(self, name: str, call: Call) -> Tensor:
         assert self.dropout is not None
