@@ -17,7 +17,7 @@ from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict import stages
 from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.plan import Where as At
-from boxcov.predict.plan import own_cells
+from boxcov.predict.plan import own_cells, together
 from boxcov.predict.predictor import sample_covariance
 from boxcov.predict.separable import separable
 from boxcov.predict.stacked import through_head
@@ -145,7 +145,7 @@ def test_cells_of_their_own_give_the_same(posterior, data) -> None:
         at = At(
             *(nn.functional.pad(t, (0, 11), value=v) for t, v in zip((staged.frame, staged.row, staged.column, staged.kind), (0, 0, 0, 3)))
         )
-        pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, head.kinds, 16)
+        pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, together(at.kind, head.kinds, 16))
         C = model._stages._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, at.row, at.column))
     assert C.shape == (32, 9, 9)
     assert bool(C.isfinite().all())

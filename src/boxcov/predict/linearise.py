@@ -38,15 +38,18 @@ class Linearised:
     def at(self, inputs: Any, remember: bool = True) -> Point:
         """The plain detector, once: what it returns bit for bit, and the trunk's outputs remembered, if other weights will be asked about."""
         with torch.no_grad():
-            raw = self._recorded(inputs) if remember else self.shadow(fresh(inputs))
-            if remember and not self.trunk.intact():
-                raw = self._recorded(inputs)
+            raw = self.recorded(inputs) if remember else self.shadow(fresh(inputs))
             before = versions(raw)
             selection = self.shadow.select(raw)
             self._check_unchanged(before, "select()")
             boxes = self.shadow.decode(raw, selection)
             self._check_unchanged(before, "decode()")
             return Point(self, inputs, raw, selection, boxes, remember)
+
+    def recorded(self, inputs: Any) -> Any:
+        """The raw outputs of a plain pass that remembers what the trunk gave."""
+        raw = self._recorded(inputs)
+        return raw if self.trunk.intact() else self._recorded(inputs)
 
     def _recorded(self, inputs: Any) -> Any:
         def run(name: str, call: Call) -> Tensor:

@@ -17,11 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from boxcov.predict.contract import MEMORY
 from boxcov.predict.plan import Cells, Group, Plan
 from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned
-
-_NEAR = 2**20  # bytes of intermediates at once on a CPU: what its second cache holds
 
 
 @dataclass(frozen=True)
@@ -91,10 +88,9 @@ def _contracted(K: Tensor, delta: Tensor) -> Tensor:
     return (C + C.transpose(-1, -2)) / 2
 
 
-def _chunks(count: int, size: int, like: Tensor) -> range:
-    """Where to start anew so that ``size`` numbers for each of ``count`` items stay within bounds."""
-    room = _NEAR if like.device.type == "cpu" else 4 * MEMORY
-    return range(0, count, max(1, int(room // (size * like.element_size()))))
+def _chunks(count: int, size: int, like: Tensor, room: int) -> range:
+    """Where to start anew so that ``size`` numbers for each of ``count`` items stay within ``room`` bytes."""
+    return range(0, count, max(1, min(count, int(room // (size * like.element_size())))))
 
 
 # the stem: rows of cells, the same for all kinds
@@ -128,9 +124,9 @@ def _stem_covariance(turned: Turned, alpha: Tensor, d: Tensor, cells: Cells, pla
     """(m, R, R) of gradients d (R, m, T, C)."""
     R, m, T, p = d.shape
     delta = (d.flatten(0, 2) @ turned.V[0, 0]).view(d.shape).permute(1, 3, 2, 0)  # (m, p, T, R)
-    grams = _grams(turned, alpha, cells.at[plan.first])  # (u, S, T T)
+    grams = _grams(turned, alpha, cells.at[plan.first], plan.room)  # (u, S, T T)
     out = delta.new_empty(m, R, R)
-    chunks = _chunks(m, p * T * T, delta)
+    chunks = _chunks(m, p * T * T, delta, plan.room)
     for i in chunks:
         part = slice(i, i + chunks.step)
         K = grams.index_select(0, plan.cell[part])
@@ -146,14 +142,14 @@ def _stem_directions(drawn: Drawn, alpha: Tensor, d: Tensor, cells: Cells, plan:
     return d.transpose(0, 1).flatten(2) @ moved
 
 
-def _grams(turned: Turned, alpha: Tensor, at: Tensor) -> Tensor:
+def _grams(turned: Turned, alpha: Tensor, at: Tensor, room: int) -> Tensor:
     """``alpha diag(columns[s]) alpha^T`` (u, S, T T) over the cells ``at`` (u, T) that boxes see; every variance by itself if not separable."""
     bands = turned.bands or ((slice(0, alpha.shape[1]), turned.variances[0, 0]),)
     u, T = at.shape
     parts = []
     for q, columns in bands:
         S, n = columns.shape
-        chunks = _chunks(u, S * T * n, alpha)
+        chunks = _chunks(u, S * T * n, alpha, room)
         weighed = alpha.new_empty(chunks.step, S, T, n)
         part = alpha.new_empty(u, T, S * T)
         for i in chunks:
@@ -174,7 +170,7 @@ def _branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor 
     a = _gathered(rows, plan.stages[-1].table, first.has_bias)
     grams = None
     if isinstance(first.turned, Turned) and first.turned.rows is not None:
-        grams = _grams(first.turned, a @ first.turned.U, plan.stages[-1].at[plan.first])
+        grams = _grams(first.turned, a @ first.turned.U, plan.stages[-1].at[plan.first], plan.room)
     found = [_of_kinds(head, plan, group, a, grams) for group in plan.groups]
     order = torch.cat([group.boxes for group in plan.groups]).argsort()
     numbers = torch.cat([parts[0] for parts in found])[order].flatten(1)[:, last.picked]

@@ -11,7 +11,7 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.errors import BoxcovError
 from boxcov.predict.graphs import Graphs, Precision, matrix_precision
 from boxcov.predict.linearise import Point
-from boxcov.predict.plan import Where, own_cells, shared_cells
+from boxcov.predict.plan import Where, own_cells, shared_cells, together
 from boxcov.predict.prepared import Prepared, prepared
 from boxcov.predict.stacked import jacobian, through_head
 from boxcov.staged import Staged
@@ -78,7 +78,7 @@ class Stages:
 
         def run(features: Tensor, packed: Tensor) -> Tensor:
             own = Where(*packed)
-            pixels, plan = own_cells(features, own, head.radius, head.reaches, head.kinds, most)
+            pixels, plan = own_cells(features, own, head.radius, head.reaches, together(own.kind, head.kinds, most))
             found = through_head(head, plan, pixels, half=self.precision == "half")
             return self._decoded(*found, lambda values: decode(values, own.row, own.column))
 
