@@ -15,7 +15,7 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict import stages
-from boxcov.predict.mcglm import directional_derivatives
+from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.plan import Where as At
 from boxcov.predict.plan import own_cells, together
 from boxcov.predict.predictor import sample_covariance
@@ -157,10 +157,11 @@ def test_derivatives_along_directions(posterior, data, count: int) -> None:
     detector = chosen(count)
     model = MCGLM(detector, posterior, samples=6, cross_box=True)
     model(data[0][0])
-    assert model._stages.suffice or count == 1
+    along = model._along[model._all]
+    assert along.suffice or count == 1
     found = model(data[0][0])
     assert torch.equal(found.boxes, detector.detect(data[0][0]).boxes)
-    A = directional_derivatives(model.linearised.at(data[0][0]), model._etas)
+    A = directional_derivatives(model.linearised.at(data[0][0]), along.etas)
     assert relative(found.covariance, sample_covariance(A)) < 1e-4
     assert found.factor.shape == (count, 9, 6)
 
@@ -170,8 +171,9 @@ def test_directions_that_reach_below_the_head_are_taken_the_plain_way(data) -> N
     model = MCGLM(detector, boxcov.fit(detector, data, depth="neck"), samples=4)
     model(data[0][0])
     found = model(data[0][0])
-    assert model._other_weights
-    A = directional_derivatives(model.linearised.at(data[0][0]), model._etas)
+    along = model._along[model._all]
+    assert along._other_weights
+    A = directional_derivatives(model.linearised.at(data[0][0]), along.etas)
     assert relative(found.covariance, sample_covariance(A)) < 1e-5
 
 

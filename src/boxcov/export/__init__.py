@@ -1,1 +1,1 @@
-"""Ways out of boxcov: graphs and files that other programs run and read."""
+"""Boxes and their covariances for other programs, one file a format; those of data sets are in ``boxcov.data``. See docs/formats.md."""

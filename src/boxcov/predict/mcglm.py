@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from math import log10
 from typing import Any, Literal, get_args
@@ -16,10 +15,10 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.predict.graphs import matrix_precision
+from boxcov.predict.budget import Budget, Choice, clock
+from boxcov.predict.directions import Directions, directional_derivatives
 from boxcov.predict.linearise import Point, Weights
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance, score_parts
-from boxcov.predict.stages import Stages
 
 Derivative = Literal["jvp", "fd"]
 _STEP_TOLERANCE = 0.05
@@ -35,6 +34,9 @@ class MCGLM(PosteriorPredictor):
     chunk: how many directions to differentiate at once, to bound memory; all of them unless given.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
     score: also the variance of each score's logit, and its covariance with the box, from the same directions.
+    budget_ms: milliseconds for a frame, from the call on. Where they do not suffice the first few directions are taken, then those of the
+    head alone; ``meta`` of the result says how many ("samples"), how deep ("depth"), and how long it took. A result of k' samples is that of
+    ``MCGLM(samples=k')``. The detector's own pass is never cut: a budget below it is missed, and the result says so.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -63,6 +65,7 @@ class MCGLM(PosteriorPredictor):
         chunk: int | None = None,
         calibrated: bool = False,
         score: bool = False,
+        budget_ms: float | None = None,
     ) -> None:
         check_samples(samples)
         if derivative not in get_args(Derivative):
@@ -75,10 +78,13 @@ class MCGLM(PosteriorPredictor):
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
         self.fresh, self.cross_box, self.chunk = fresh, cross_box, chunk
         self._generator = torch.Generator().manual_seed(seed)
-        self._etas: dict[str, Tensor] | None = None
+        self._along: dict[Choice, Directions] = {}
+        self._all = Choice(samples)
+        self._budget = None if budget_ms is None else Budget(budget_ms, samples, bool(self._below()))
+        self._chosen: tuple[Choice, float] | None = None  # of this frame, and when
+        if budget_ms is not None and derivative == "fd":
+            raise BoxcovError("budget_ms is for derivative='jvp': finite differences take a pass of the network for each direction")
         self._step_checked = derivative == "jvp"
-        self._stages: Stages | None = None
-        self._other_weights = False  # whether boxes were seen to depend on weights that are not the stages'
 
     def settings(self) -> dict[str, Any]:
         own: dict[str, Any] = {"samples": self.samples, "derivative": self.derivative, "seed": self.seed, "fresh": self.fresh}
@@ -87,57 +93,80 @@ class MCGLM(PosteriorPredictor):
         return {**super().settings(), **own}
 
     def predict(self, point: Point) -> Detections:
-        etas = self._directions()
+        choice = self._choice()
+        along = self._directions(choice)
         if self.derivative == "jvp":
-            boxes, A = self._derivatives(point, etas)
+            boxes, A = along.derivatives(point, self.chunk)
         else:
-            A = finite_differences(point, etas, self.epsilon)
+            A = finite_differences(point, along.etas, self.epsilon)
             boxes = A[:, : point.boxes.shape[1]].contiguous()  # in one layout, with logits or without: sums come out the same
             if not self._step_checked:
-                self._check_step(point, etas, A)
-        factor = (boxes - boxes.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5 if self.cross_box else None
+                self._check_step(point, along.etas, A)
+        factor = (boxes - boxes.mean(2, keepdim=True)) / (choice.samples - 1) ** 0.5 if self.cross_box else None
         score = score_parts(sample_covariance(A)[:, -1] if self.score else None)
         return point.detections(covariance=sample_covariance(boxes), factor=factor, meta=self.settings(), **score)
 
     def asks(self) -> bool:
-        return self.score or self._stages is None or not self._stages.suffice
+        return self.score or self._all not in self._along or not all(along.suffice for along in self._along.values())
 
-    def _derivatives(self, point: Point, etas: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """J eta (m, D, k) of the boxes, and of all that is asked about, logits too.
-
-        That of the boxes goes through the stages of the head where the detector has them and the boxes depend on nothing else.
-        """
-        plain = replace(point, logits=None)
-        fast = None if self._other_weights else self._by_stages(plain, etas)
-        trusted = fast is not None and self._stages is not None and self._stages.trusted
-        if fast is not None and trusted and not self.score:
-            return fast, fast
-        if not point.remembered:
-            point = plain = self.linearised.at(point.inputs)
-        with nullcontext() if fast is None or trusted else matrix_precision("float32"):  # to be compared, it must be as exact
-            A = directional_derivatives(point, etas, self.chunk)
-        boxes = A[:, : point.boxes.shape[1]].contiguous()
-        if fast is None or trusted:
-            return boxes if fast is None else fast, A
-        assert self._stages is not None
-        rest = {name: eta[:2] for name, eta in etas.items() if name not in self._stages.parameters()}
-        if rest and bool(directional_derivatives(plain, rest).any()):
-            self._other_weights = True  # the posterior reaches below the head
-            return boxes, A
-        self._stages.compare(fast, boxes, [])
-        return fast, A
-
-    def _by_stages(self, point: Point, etas: dict[str, Tensor]) -> Tensor | None:
-        if self._stages is None:
-            self._stages = Stages(self.posterior, etas=etas)
+    def _directions(self, choice: Choice) -> Directions:
+        """Those of the seed, or new ones for every frame; some of them for a choice that is not all."""
+        whole = self._along.get(self._all)
+        if whole is None:
+            whole = self._along[self._all] = Directions(self.posterior, self.posterior.sample(self.samples, self._generator))
         elif self.fresh:
-            self._stages.draw(etas)
-        return self._stages.found(point)
+            whole.draw(self.posterior.sample(self.samples, self._generator))
+        if choice == self._all:
+            return whole
+        if choice.head and choice not in self._along:
+            below = set(self._below())
+            head = self.posterior.restricted([name for name in self.posterior.blocks if name not in below])
+            etas = {name: whole.etas[name] for name in head.parameters}
+            self._along[choice] = Directions(head, etas).first(choice.samples)
+        elif choice not in self._along:
+            self._along[choice] = whole.first(choice.samples)
+        elif self.fresh:
+            own = self._along[choice]
+            own.draw({name: whole.etas[name][: choice.samples] for name in own.etas})
+        return self._along[choice]
 
-    def _directions(self) -> dict[str, Tensor]:
-        if self._etas is None or self.fresh:
-            self._etas = self.posterior.sample(self.samples, self._generator)
-        return self._etas
+    # the budget
+
+    def _below(self) -> list[str]:
+        """Layers of the posterior that are not the head's; none if it has no layer of the head at all."""
+        head = self._detector.parts().get("head", ())
+        own = {id(p) for module in (head if isinstance(head, tuple) else (head,)) for p in module.parameters()}
+        names = {name for name, p in self._detector.named_parameters() if id(p) in own}
+        below = [name for name, block in self.posterior.blocks.items() if block.layer.weight not in names]
+        return below if len(below) < len(self.posterior.blocks) else []
+
+    def _choice(self) -> Choice:
+        """What this frame has time for, after the detector's own pass."""
+        if self._budget is None:
+            return self._all
+        self._wait()
+        now = clock()
+        choice = self._budget.choose(self._budget.milliseconds - 1e3 * (now - self._began))
+        self._chosen = choice, now
+        return choice
+
+    def _finished(self, result: Detections) -> Detections:
+        if self._budget is None:
+            return result
+        self._wait()
+        now = clock()
+        spent = 1e3 * (now - self._began)
+        choice, at = self._chosen or (self._all, now)
+        if self._chosen is not None:
+            self._budget.took(choice, 1e3 * (now - at))
+        self._chosen = None
+        said = {"samples": choice.samples, "budget_ms": self._budget.milliseconds, "milliseconds": round(spent, 3)}
+        depth = {"depth": "head"} if choice.head else {}
+        return replace(result, meta={**result.meta, **said, **depth, "note": self._budget.note(choice, spent)})
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":  # what is under way is not done
+            torch.cuda.synchronize(self.device)
 
     def _check_step(self, point: Point, etas: dict[str, Tensor], A: Tensor) -> None:
         """On the first boxes: is the finite difference the derivative? If not, say so once and name a step that is better."""
@@ -157,45 +186,6 @@ class MCGLM(PosteriorPredictor):
             BoxcovWarning,
             stacklevel=4,
         )
-
-
-def directional_derivatives(point: Point, etas: Weights, chunk: int | None = None) -> Tensor:
-    """J eta (m, D, k), of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass.
-
-    At a point with logits it is (m, D + 1, k).
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> frames = shapes.frames(count=2)
-    >>> detector = TinyCenter(threshold=0.05, most=3)
-    >>> model = boxcov.MCGLM(detector, boxcov.fit(detector, frames))
-    >>> point = model.linearised.at(frames[0][0])
-    >>> directional_derivatives(point, model.posterior.sample(7)).shape
-    torch.Size([3, 5, 7])
-    """
-    if torch.is_autocast_enabled(point.boxes.device.type):
-        raise BoxcovError(
-            "forward-mode differentiation does not work under torch.autocast: call the model outside of it (for a smaller, faster detector "
-            "use detector.bfloat16()), or take derivative='fd' with an epsilon for half precision, or ExactGLM with a posterior of the head"
-        )
-    theta = point.linearised.theta()
-    at = {name: theta[name] for name in etas}
-    scaled, scale = _normalised(etas, at)
-
-    def one(eta: dict[str, Tensor]) -> Tensor:
-        return torch.func.jvp(point.z_at, (at,), (eta,))[1]  # type: ignore[no-any-return]
-
-    # a zero that depends on the direction: vmap cannot stack what does not, as the boxes of a posterior that they do not depend on
-    u = torch.vmap(lambda eta: one(eta) + 0 * next(iter(eta.values())).flatten()[0], chunk_size=chunk)(scaled)
-    return at_least_float32(u).movedim(0, 2) * scale
-
-
-def _normalised(etas: Weights, like: Weights) -> tuple[dict[str, Tensor], Tensor]:
-    """Directions of a size that every float type can hold, and the factors (k,) that the derivatives are multiplied by in turn."""
-    largest = torch.stack([eta.flatten(1).abs().amax(1) for eta in etas.values()]).amax(0).clamp(min=1e-30)  # (k,)
-    scaled = {name: (eta / largest.reshape(-1, *[1] * (eta.dim() - 1))).to(like[name].dtype) for name, eta in etas.items()}
-    return scaled, largest
 
 
 def finite_differences(point: Point, etas: Weights, epsilon: float) -> Tensor:

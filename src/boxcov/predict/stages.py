@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -85,6 +86,13 @@ class Stages:
         if self._graphs is None:
             return run(features, packed)[:m]
         return self._graphs((features.shape, packed.shape, most), run, features, packed)[:m]
+
+    def along(self, etas: dict[str, Tensor]) -> Stages:
+        """The same along other directions; what has been compared counts for both."""
+        other = copy(self)  # the set of compared kinds is one for both
+        other.draw(etas)
+        other._graphs = None if self._graphs is None else Graphs()
+        return other
 
     def draw(self, etas: dict[str, Tensor]) -> None:
         """Other directions from here on; what has been compared stays so."""

@@ -14,9 +14,9 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.fixed import Fixed, Limits
 from boxcov.frozen import listed
+from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.exact import Checked, ExactGLM, Uses
 from boxcov.predict.linearise import Point
-from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.plan import Where, in_blocks, own_cells
 from boxcov.predict.predictor import sample_covariance
 from boxcov.predict.prepared import Prepared, prepared
