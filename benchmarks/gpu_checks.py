@@ -202,7 +202,9 @@ def steady(count: int = 20_000) -> str:
     grown = (torch.cuda.memory_allocated() if DEVICE == "cuda" else 0) - held
     require(grown < 2**20, f"{grown} bytes more on the device after {count} frames")
     require(boxes > count, f"only {boxes} boxes")
-    return f"{count} frames, {boxes} boxes, {1e3 * (perf_counter() - began) / (count - 500):.2f} ms a frame, {grown} bytes more on the device"
+    return (
+        f"{count} frames, {boxes} boxes, {1e3 * (perf_counter() - began) / (count - 500):.2f} ms a frame, {grown} bytes more on the device"
+    )
 
 
 def voxel_network() -> CenterPoint:

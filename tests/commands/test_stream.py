@@ -30,7 +30,9 @@ def made(tmp_path_factory) -> tuple[str, Path, Path]:
     word = small_network(folder)
     detector = detector_named(word)
     config = pillar_config()
-    fit(detector, [([cloud(config, 1)], [{"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long)}])]).save(folder / "p.safetensors")
+    fit(detector, [([cloud(config, 1)], [{"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long)}])]).save(
+        folder / "p.safetensors"
+    )
     frames = folder / "frames"
     frames.mkdir()
     for seed in (2, 0, 1):
@@ -160,8 +162,23 @@ def test_an_empty_folder(made, tmp_path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_is_clean_and_the_latencies_are_said(made) -> None:
     word, posterior, frames = made
-    words = [sys.executable, "-m", "boxcov", "stream", str(frames), "--detector", word, "--posterior", str(posterior), "--points", "plain", "--watch"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    words = [
+        sys.executable,
+        "-m",
+        "boxcov",
+        "stream",
+        str(frames),
+        "--detector",
+        word,
+        "--posterior",
+        str(posterior),
+        "--points",
+        "plain",
+        "--watch",
+    ]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
     assert process.stdout is not None
     for _ in range(3):
         assert json.loads(process.stdout.readline())["boxes"] is not None

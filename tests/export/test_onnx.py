@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 import boxcov
-from boxcov import BoxcovError, ExactGLM, MCGLM, Detections, Posterior
+from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.export.onnx import Limits, about, export
+from boxcov.frozen import fingerprint
 from centerpoint_cases import cloud, detector_of, pillar_config
 from centerpoint_cases import frames as clouds
 from yolox_cases import nano, objects, small
@@ -72,7 +73,9 @@ def test_centerpoint_gives_the_same(tmp_path, pillar, samples: Any) -> None:
     with torch.no_grad():
         maps = [detector.encoder([some]).contiguous() for some in points]
     most = len(detector.detect([points[0]]))
-    export(detector, posterior, tmp_path / "all.onnx", maps[0], samples, seed=3, limits=Limits(boxes=most + 2, candidates=40), input_name="map")
+    export(
+        detector, posterior, tmp_path / "all.onnx", maps[0], samples, seed=3, limits=Limits(boxes=most + 2, candidates=40), input_name="map"
+    )
     file = File(tmp_path / "all.onnx")
     for some, map_ in zip(points, maps):
         check(file(map_), model([some]))
@@ -148,7 +151,12 @@ def test_yolox_gives_the_same(tmp_path, yolo, samples: Any) -> None:
 @pytest.mark.parametrize("samples", [10, "exact"])
 def test_the_trained_nano_gives_the_same(tmp_path, samples: Any) -> None:
     detector = yolox.load(nano() / "yolox_nano_folded.safetensors")
-    data = [(255 * torch.rand(1, 3, 416, 416, generator=torch.Generator().manual_seed(0)), [{"boxes": torch.tensor([[50.0, 50, 200, 300]]), "labels": torch.tensor([0])}])]
+    data = [
+        (
+            255 * torch.rand(1, 3, 416, 416, generator=torch.Generator().manual_seed(0)),
+            [{"boxes": torch.tensor([[50.0, 50, 200, 300]]), "labels": torch.tensor([0])}],
+        )
+    ]
     posterior = boxcov.fit(detector, data, n_data=1000, prior_precision=10.0)
     sharp = YOLOXAt(detector, 0.001)
     export(sharp, posterior, tmp_path / "nano.onnx", photo(1, 416), samples, limits=Limits(boxes=60, candidates=400))
@@ -205,16 +213,15 @@ def test_the_detector_is_left_alone(tmp_path, tiny, posterior, image) -> None:
     before = {name: (id(p), p.requires_grad) for name, p in tiny.named_parameters()}
     export(tiny, posterior, tmp_path / "t.onnx", image, 2, limits=Limits(boxes=2), check=False)
     assert {name: (id(p), p.requires_grad) for name, p in tiny.named_parameters()} == before
-    assert boxcov.detectors.tiny.TinyCenter.forward is type(tiny).forward
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path, tiny, posterior, image, monkeypatch) -> None:
     out = tmp_path / "t.onnx"
-    with pytest.raises(BoxcovError, match="was made for other weights|other weights"):
+    with pytest.raises(BoxcovError, match="other weights"):
         export(TinyCenter(seed=3).eval(), posterior, out, image)
+    double = TinyCenter(seed=3).double().eval()
     with pytest.raises(BoxcovError, match=r"float32 on the CPU, got torch\.float64"):
-        double = TinyCenter(seed=3).double().eval()
-        export(double, replace(posterior, fingerprint=boxcov.frozen.fingerprint(double)), out, image)
+        export(double, replace(posterior, fingerprint=fingerprint(double)), out, image)
     with pytest.raises(BoxcovError, match="samples must be at least 2"):
         export(tiny, posterior, out, image, 1)
     with pytest.raises(BoxcovError, match="boxes must be a whole number of at least 1"):

@@ -46,7 +46,14 @@ def test_draws_of_one_generator_go_on(posterior) -> None:
 
 
 def test_choices_fall_to_two_and_then_to_the_head() -> None:
-    assert [(c.samples, c.head) for c in Budget(5, 10, below=True).choices] == [(10, False), (5, False), (2, False), (10, True), (5, True), (2, True)]
+    assert [(c.samples, c.head) for c in Budget(5, 10, below=True).choices] == [
+        (10, False),
+        (5, False),
+        (2, False),
+        (10, True),
+        (5, True),
+        (2, True),
+    ]
     assert [c.samples for c in Budget(5, 7, below=False).choices] == [7, 3, 2]
     assert [c.samples for c in Budget(5, 2, below=False).choices] == [2]
 

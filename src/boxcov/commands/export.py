@@ -21,7 +21,10 @@ def export(
     candidates: Annotated[int, typer.Option(min=1, help="Boxes before NMS at most, of each task or of the image.")] = 256,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of rotated boxes near each other at most.")] = 8192,
     example: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A frame to check the file on, as boxcov stream reads it; a simulated one or noise if not given.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A frame to check the file on, as boxcov stream reads it; a simulated one or noise if not given."
+        ),
     ] = None,
     size: Annotated[int | None, typer.Option(min=32, help="Pixels of the square images, a multiple of 32.")] = None,
     seed: Seed = 0,
@@ -67,5 +70,8 @@ def _example(network: Any, path: Path | None, size: int | None) -> tuple[str, An
 
 def _shown(report: dict[str, Any]) -> str:
     how = "exact" if report["samples"] is None else f"{report['samples']} samples"
-    shapes = [f"{name} {'x'.join(map(str, shape)) or 'one number'}" for part in ("inputs", "outputs") for name, shape in report[part].items()]
-    return f"{report['detector']}, covariance by {how} of the {report['depth']}, {report['bytes'] / 2**20:.1f} MiB\n{', '.join(shapes)}\nwritten to {report['out']}"
+    shapes = [
+        f"{name} {'x'.join(map(str, shape)) or 'one number'}" for part in ("inputs", "outputs") for name, shape in report[part].items()
+    ]
+    what = f"{report['detector']}, covariance by {how} of the {report['depth']}, {report['bytes'] / 2**20:.1f} MiB"
+    return f"{what}\n{', '.join(shapes)}\nwritten to {report['out']}"

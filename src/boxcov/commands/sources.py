@@ -219,7 +219,9 @@ def as_nuscenes(frame: Any) -> Any:
     classes = torch.tensor([simulated.CLASSES.index(KITTI_AS_NUSCENES[name]) for name in kitti.CLASSES])
     boxes = [target["boxes"] for target in targets]
     moved = [torch.cat([-b[:, 1:2], b[:, :1], b[:, 2:6], wrapped(b[:, 6:7] + pi / 2), b[:, 7:]], 1) for b in boxes]
-    return [turned(cloud) for cloud in points], [{**target, "boxes": b, "labels": classes[target["labels"]]} for target, b in zip(targets, moved)]
+    return [turned(cloud) for cloud in points], [
+        {**target, "boxes": b, "labels": classes[target["labels"]]} for target, b in zip(targets, moved)
+    ]
 
 
 def turned(cloud: Tensor) -> Tensor:

@@ -25,7 +25,9 @@ def stream(
     posterior: Posterior = None,
     method: Annotated[Method, typer.Option(help="As in boxcov predict.")] = Method.mcglm,
     samples: Annotated[int | None, typer.Option(help="Of mcglm and mci (10), and of what exact is to estimate below the head.")] = None,
-    budget_ms: Annotated[float | None, typer.Option(help="Of mcglm: milliseconds a frame; fewer samples where they do not suffice.")] = None,
+    budget_ms: Annotated[
+        float | None, typer.Option(help="Of mcglm: milliseconds a frame; fewer samples where they do not suffice.")
+    ] = None,
     points: Annotated[PointsKind, typer.Option(help="What the numbers of a point are in .bin files.")] = PointsKind.nuscenes,
     size: Annotated[int | None, typer.Option(min=32, help="Pixels of the square that an image is put into, a multiple of 32.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Wait for new files in the folder, until Ctrl-C.")] = False,

@@ -136,7 +136,11 @@ class Latencies:
             return "no frames"
         numbers = list(self._steady) or self._first
         half, most, nearly = np.percentile(numbers, [50, 95, 99])
-        what = f"{self.count - self.warmup} frames after {self.warmup} of warm-up" if self._steady else f"{self.count} frames, all of them warm-up"
+        what = (
+            f"{self.count - self.warmup} frames after {self.warmup} of warm-up"
+            if self._steady
+            else f"{self.count} frames, all of them warm-up"
+        )
         return f"{what}: p50 {half:.1f} ms, p95 {most:.1f} ms, p99 {nearly:.1f} ms, most {max(numbers):.1f} ms"
 
 

@@ -24,9 +24,9 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.predict.contract import MEMORY, layer_covariance
+from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.graphs import Precision, matrix_precision
 from boxcov.predict.linearise import Point
-from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, sample_covariance, score_parts
 from boxcov.predict.stages import Stages
 from boxcov.predict.trace import Trace, groups, leaves_read, trace

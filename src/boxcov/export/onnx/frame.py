@@ -75,7 +75,9 @@ class Frame:
         raw = self.linearised.recorded(inputs)
         fixed = shadow.select_fixed(raw, self.limits)
         if fixed is None:
-            raise BoxcovError(f"{type(shadow).__name__} has no select_fixed(): it does not say what it reports in shapes that do not depend on the frame")
+            raise BoxcovError(
+                f"{type(shadow).__name__} has no select_fixed(): it does not say what it reports in shapes that do not depend on the frame"
+            )
         return Point(self.linearised, inputs, raw, fixed.selection, shadow.decode(raw, fixed.selection)), fixed
 
 
@@ -111,7 +113,8 @@ def _exact(posterior: Posterior, moving: set[str], point: Point, fixed: Fixed, m
     below = sorted(moving - seen)
     if below:
         raise BoxcovError(
-            f"an exact covariance goes into a graph for layers that instances() runs: {listed(below)} lie below the head. Take samples, or a posterior of the head"
+            f"an exact covariance goes into a graph for layers that instances() runs: {listed(below)} lie below the head. "
+            "Take samples, or a posterior of the head"
         )
     return lambda point, fixed: _by_kind(model, point, fixed, None)
 
@@ -146,7 +149,9 @@ def _by_kind(model: ExactGLM, point: Point, fixed: Fixed, seen: set[str] | None)
     for number, selection in enumerate(fixed.of_kind or (fixed.selection,)):
         groups = [group for group in point.linearised.shadow.instances(leaves, selection) or [] if len(group[0])]
         if len(groups) != 1 or len(groups[0][0]) != n:
-            raise BoxcovError(f"{type(point.linearised.shadow).__name__}.instances() must run boxes of one kind as one group: {len(groups)} of {n} boxes")
+            raise BoxcovError(
+                f"{type(point.linearised.shadow).__name__}.instances() must run boxes of one kind as one group: {len(groups)} of {n} boxes"
+            )
         uses: Uses = {}
         boxes = model.watched(groups[0][1], uses, n)
         out = torch.where((kind == number)[:, None, None], model.group(boxes, uses, None if seen is None else Checked()), out)

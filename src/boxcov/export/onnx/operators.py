@@ -146,7 +146,17 @@ def _addmm(b: Builder, node: fx.Node, bias: Any, x: Any, y: Any, beta: float = 1
 
 
 def _convolution(
-    b: Builder, node: fx.Node, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, groups: int
+    b: Builder,
+    node: fx.Node,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    extra: Any,
+    groups: int,
 ) -> str:
     inputs = [b.name(x), b.name(weight)] + ([] if bias is None else [b.name(bias)])
     about = {"strides": list(stride), "pads": list(padding) * 2, "dilations": list(dilation), "group": groups}
@@ -154,7 +164,17 @@ def _convolution(
 
 
 def _convolution_backward(
-    b: Builder, node: fx.Node, d: Any, x: Any, weight: Any, sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
+    b: Builder,
+    node: fx.Node,
+    d: Any,
+    x: Any,
+    weight: Any,
+    sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    *rest: Any,
 ) -> tuple[str]:
     """The gradient of the input alone: that of the weights is what the method does without."""
     _, groups, wanted = rest

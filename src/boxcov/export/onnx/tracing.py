@@ -23,7 +23,7 @@ def traced(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> fx.GraphM
     >>> bool((graph(torch.zeros(3))[0] == 1).all())
     True
     """
-    table = {op: way for op, way in core_aten_decompositions().items() if not str(op).split(".")[1] in _KEPT}
+    table = {op: way for op, way in core_aten_decompositions().items() if str(op).split(".")[1] not in _KEPT}
     with torch.no_grad():
         plain: Any = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
         once = torch.func.functionalize(plain, remove="mutations")

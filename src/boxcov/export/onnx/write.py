@@ -121,7 +121,9 @@ def _dense(detector: Detector, posterior: Posterior, inputs: Tensor) -> Detector
     known = {name for name, _ in dense.named_parameters()}
     outside = [name for name in posterior.parameters if name not in known]
     if outside:
-        raise BoxcovError(f"the posterior is about {listed(outside)}, which is not in the graph: fit one of the head, the neck or the backbone")
+        raise BoxcovError(
+            f"the posterior is about {listed(outside)}, which is not in the graph: fit one of the head, the neck or the backbone"
+        )
     return dense
 
 
@@ -170,7 +172,9 @@ def _check(content: bytes, input_name: str, inputs: Tensor, expected: tuple[Tens
     try:
         import onnxruntime
     except ImportError:
-        raise BoxcovError("a file is checked with onnxruntime, which is not installed: pip install 'boxcov[onnx]', or check=False") from None
+        raise BoxcovError(
+            "a file is checked with onnxruntime, which is not installed: pip install 'boxcov[onnx]', or check=False"
+        ) from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
@@ -178,4 +182,6 @@ def _check(content: bytes, input_name: str, inputs: Tensor, expected: tuple[Tens
     for name, own, theirs in zip(OUTPUTS, expected, found):
         off = float((own.double() - theirs.double()).norm() / own.double().norm().clamp(min=1e-30)) if own.numel() else 0.0
         if not off <= _SLACK:
-            raise BoxcovError(f"the graph gives other {name} than PyTorch on the example (relative difference {off:.1e}): it was not written")
+            raise BoxcovError(
+                f"the graph gives other {name} than PyTorch on the example (relative difference {off:.1e}): it was not written"
+            )
