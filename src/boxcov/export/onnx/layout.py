@@ -128,6 +128,16 @@ def _unfold(b: Builder, node: fx.Node, x: Any, dim: int, size: int, step: int) -
     return b.op("Transpose", found, perm=order)
 
 
+def _diagonal(b: Builder, node: fx.Node, x: Any, offset: int = 0, first: int = 0, second: int = 1) -> str:
+    shape = b.shape(x)
+    rows, columns = first % len(shape), second % len(shape)
+    rest = [d for d in range(len(shape)) if d not in (rows, columns)]
+    name = b.op("Transpose", b.name(x), perm=[*rest, rows, columns])
+    name = b.op("Reshape", name, b.numbers(*(shape[d] for d in rest), shape[rows] * shape[columns]))
+    places = torch.arange(shape[rows] * shape[columns]).view(shape[rows], shape[columns]).diagonal(offset)
+    return b.op("Gather", name, b.constant(places.contiguous()), axis=len(rest))
+
+
 def _pad(b: Builder, node: fx.Node, x: Any, sides: Any, value: float = 0) -> str:
     pairs = list(zip(sides[::2], sides[1::2]))[::-1]  # torch begins with the last dimension
     none = [(0, 0)] * (len(b.shape(x)) - len(pairs))
@@ -286,6 +296,7 @@ LAYOUT: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("split", "split_with_sizes"), _split),
     "unbind": _unbind,
     "unfold": _unfold,
+    "diagonal": _diagonal,
     "constant_pad_nd": _pad,
     "index": _index,
     "index_put": _index_put,
