@@ -117,7 +117,7 @@ def test_floats(name: str) -> None:
     run = FLOATS[name]
     for number, (own, theirs) in enumerate(zip(run(X), by_onnx(run, X))):
         assert own.dtype == theirs.dtype
-        torch.testing.assert_close(theirs, own, rtol=1e-5, atol=1e-6, msg=lambda text, n=number: f"{name}, output {n}: {text}")
+        torch.testing.assert_close(theirs, own, rtol=1e-4, atol=2e-5, msg=lambda text, n=number: f"{name}, output {n}: {text}")
 
 
 INTEGERS = {

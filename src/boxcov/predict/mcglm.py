@@ -157,7 +157,9 @@ class MCGLM(PosteriorPredictor):
         now = clock()
         spent = 1e3 * (now - self._began)
         choice, at = self._chosen or (self._all, now)
-        if self._chosen is not None:
+        if at < self._began:  # of a frame before, which ended in an error; this one has no boxes
+            choice = self._all
+        elif self._chosen is not None:
             self._budget.took(choice, 1e3 * (now - at))
         self._chosen = None
         said = {"samples": choice.samples, "budget_ms": self._budget.milliseconds, "milliseconds": round(spent, 3)}

@@ -52,7 +52,7 @@ class Frame:
                 self.covariance = _exact(posterior, moving, point, fixed, model)
             else:
                 etas = posterior.sample(samples, torch.Generator().manual_seed(seed))
-                self.covariance = _sampled(posterior, moving, point, fixed, etas)
+                self.covariance = _sampled(posterior, moving, point, etas)
             self.linearised.trunk.forget()
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, ...]:
@@ -94,7 +94,7 @@ def _moving(point: Point, fixed: Fixed) -> set[str]:
     return moving
 
 
-def _sampled(posterior: Posterior, moving: set[str], point: Point, fixed: Fixed, etas: dict[str, Tensor]) -> Covariance:
+def _sampled(posterior: Posterior, moving: set[str], point: Point, etas: dict[str, Tensor]) -> Covariance:
     """The sample covariance of the derivatives along ``etas``: through the stages of the head, or forward mode through all layers."""
     head = _head(posterior, moving, point, etas)
     if head is not None:

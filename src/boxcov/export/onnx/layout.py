@@ -75,6 +75,13 @@ def _cut(b: Builder, name: str, axis: int, low: int, high: int, step: int = 1) -
     return found
 
 
+def _flip(b: Builder, node: fx.Node, x: Any, dims: Any) -> str:
+    name = b.name(x)
+    for axis in _axes(b, x, dims):
+        name = _cut(b, name, axis, -1, -(2**31), -1)
+    return name
+
+
 def _slice_scatter(
     b: Builder, node: fx.Node, x: Any, source: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> str:
@@ -290,6 +297,7 @@ LAYOUT: dict[str, Callable[..., Any]] = {
     "cat": _cat,
     "stack": _stack,
     "slice": _slice,
+    "flip": _flip,
     "slice_scatter": _slice_scatter,
     "select": _select,
     "select_scatter": _select_scatter,
