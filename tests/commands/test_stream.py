@@ -19,6 +19,7 @@ from boxcov import MCGLM, Posterior, fit
 from boxcov.commands import streaming
 from boxcov.commands.sources import detector_named
 from centerpoint_cases import cloud, pillar_config
+from centerpoint_cases import frames as clouds
 from command_line import boxcov, small_network
 from yolox_cases import objects, small
 
@@ -30,9 +31,7 @@ def made(tmp_path_factory) -> tuple[str, Path, Path]:
     word = small_network(folder)
     detector = detector_named(word)
     config = pillar_config()
-    fit(detector, [([cloud(config, 1)], [{"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long)}])]).save(
-        folder / "p.safetensors"
-    )
+    fit(detector, clouds(config, 1), fisher="mc").save(folder / "p.safetensors")
     frames = folder / "frames"
     frames.mkdir()
     for seed in (2, 0, 1):
@@ -115,7 +114,7 @@ def test_images_give_boxes_in_pixels_of_the_image(tmp_path) -> None:
     detector = small(seed=2, most=5).float()
     inputs = torch.zeros(1, 3, 64, 64)
     target = {name: value.float() if value.is_floating_point() else value for name, value in objects(2, 64, 64).items()}
-    posterior = fit(detector, [(inputs, [target])])
+    posterior = fit(detector, [(inputs, [target])], fisher="mc")
     pixels = (np.random.default_rng(0).random((48, 96, 3)) * 255).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     model = MCGLM(detector, posterior, 3)

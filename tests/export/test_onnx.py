@@ -99,7 +99,7 @@ def test_the_shipped_centerpoint_gives_the_same(tmp_path, samples: Any) -> None:
 
     detector = centerpoint.load("small")
     frames = [simulated.frames(scenario, seed=1000, count=1)[0] for scenario in ("clear", "rain")]
-    posterior = boxcov.fit(detector, [frames[0]], n_data=3500, prior_precision=100.0)
+    posterior = boxcov.fit(detector, [frames[0]], n_data=3500, prior_precision=100.0, fisher="mc")
     model = ExactGLM(detector, posterior) if samples == "exact" else MCGLM(detector, posterior, samples)
     none = [torch.zeros(1, 5)]
     with torch.no_grad():
@@ -133,7 +133,7 @@ def yolo() -> tuple[Any, Posterior]:
             for layer in layers:
                 layer.weight.mul_(3)
     data = [(photo(i), [{k: v.float() if v.is_floating_point() else v for k, v in objects(3, 64, 64, i).items()}]) for i in range(2)]
-    return detector, boxcov.fit(detector, data, n_data=50)
+    return detector, boxcov.fit(detector, data, n_data=50, fisher="mc")
 
 
 @pytest.mark.parametrize("samples", [4, "exact"])
@@ -157,7 +157,7 @@ def test_the_trained_nano_gives_the_same(tmp_path, samples: Any) -> None:
             [{"boxes": torch.tensor([[50.0, 50, 200, 300]]), "labels": torch.tensor([0])}],
         )
     ]
-    posterior = boxcov.fit(detector, data, n_data=1000, prior_precision=10.0)
+    posterior = boxcov.fit(detector, data, n_data=1000, prior_precision=10.0, fisher="mc")
     sharp = YOLOXAt(detector, 0.001)
     export(sharp, posterior, tmp_path / "nano.onnx", photo(1, 416), samples, limits=Limits(boxes=60, candidates=400))
     file = File(tmp_path / "nano.onnx")
@@ -217,7 +217,7 @@ def test_the_detector_is_left_alone(tmp_path, tiny, posterior, image) -> None:
 
 def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path, tiny, posterior, image, monkeypatch) -> None:
     out = tmp_path / "t.onnx"
-    with pytest.raises(BoxcovError, match="other weights"):
+    with pytest.raises(BoxcovError, match="was made for weights with the fingerprint"):
         export(TinyCenter(seed=3).eval(), posterior, out, image)
     double = TinyCenter(seed=3).double().eval()
     with pytest.raises(BoxcovError, match=r"float32 on the CPU, got torch\.float64"):

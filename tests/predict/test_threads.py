@@ -53,7 +53,7 @@ def test_one_model_on_the_shipped_centerpoint(method: str) -> None:
 
     detector = centerpoint.load("small")
     data = simulated.frames(count=3, sweeps=1)
-    posterior = boxcov.fit(detector, [data[0]], prior_precision=100.0)
+    posterior = boxcov.fit(detector, [data[0]], prior_precision=100.0, fisher="mc")
     check(METHODS[method](detector, posterior), METHODS[method](detector, posterior), [inputs for inputs, _ in data])
 
 

@@ -103,7 +103,7 @@ def near_boxes(boxes: Tensor) -> Tensor:
     >>> near_boxes(torch.tensor([[[0.0, 0, 2, 4, 0], [4.0, 0, 2, 4, 0], [9.0, 0, 2, 4, 0]]]))[0, 0]
     tensor([ True,  True, False])
     """
-    reach = boxes[:, :, 2:4].norm(dim=2) / 2
+    reach: Tensor = boxes[:, :, 2:4].norm(dim=2) / 2
     return _squared_distances(boxes) <= (reach.unsqueeze(2) + reach.unsqueeze(1)).square()
 
 

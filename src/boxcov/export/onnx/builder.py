@@ -36,13 +36,17 @@ class Builder:
 
     # what operators use
 
-    def op(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        """A node of ONNX; the name of its output, or the names of several."""
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """A node of ONNX with one output, by its name."""
+        return self.several(1, kind, *inputs, **attributes)[0]
+
+    def several(self, count: int, kind: str, *inputs: str, **attributes: Any) -> list[str]:
+        """A node of ONNX with ``count`` outputs."""
         from onnx import helper
 
-        names = [f"v{len(self.nodes)}" if outputs == 1 else f"v{len(self.nodes)}_{i}" for i in range(outputs)]
+        names = [f"v{len(self.nodes)}_{i}" for i in range(count)]
         self.nodes.append(helper.make_node(kind, list(inputs), names, name=f"{kind}_{len(self.nodes)}", **attributes))
-        return names[0] if outputs == 1 else names
+        return names
 
     def constant(self, value: Tensor) -> str:
         """The name of a tensor that does not depend on the inputs; the same tensor is kept once."""
@@ -83,8 +87,7 @@ class Builder:
             known: Tensor = self._constants[value]
             return self.constant(known if dtype is None else known.to(dtype))
         found: str = self._names[value]
-        own = self.dtype(value)
-        return found if dtype in (None, own) else self.op("Cast", found, to=TYPES[dtype])  # type: ignore[index]
+        return found if dtype is None or dtype == self.dtype(value) else self.op("Cast", found, to=TYPES[dtype])
 
     def dtype(self, node: fx.Node) -> torch.dtype:
         return self.value(node).dtype

@@ -71,8 +71,7 @@ def _slice(b: Builder, node: fx.Node, x: Any, dim: int = 0, start: int | None = 
 
 
 def _cut(b: Builder, name: str, axis: int, low: int, high: int, step: int = 1) -> str:
-    found: str = b.op("Slice", name, b.numbers(low), b.numbers(high), b.numbers(axis), b.numbers(step))
-    return found
+    return b.op("Slice", name, b.numbers(low), b.numbers(high), b.numbers(axis), b.numbers(step))
 
 
 def _flip(b: Builder, node: fx.Node, x: Any, dims: Any) -> str:
@@ -272,8 +271,7 @@ def _max_along(b: Builder, node: fx.Node, x: Any, dim: int, keep: bool = False) 
 
 def _argmax(b: Builder, node: fx.Node, x: Any, dim: int | None = None, keep: bool = False) -> str:
     name = b.name(x) if dim is not None else b.op("Reshape", b.name(x), b.numbers(-1))
-    found: str = b.op("ArgMax", name, axis=0 if dim is None else dim % len(b.shape(x)), keepdims=int(keep and dim is not None))
-    return found
+    return b.op("ArgMax", name, axis=0 if dim is None else dim % len(b.shape(x)), keepdims=int(keep and dim is not None))
 
 
 def _cumsum(b: Builder, node: fx.Node, x: Any, dim: int, **kwargs: Any) -> str:
@@ -281,7 +279,7 @@ def _cumsum(b: Builder, node: fx.Node, x: Any, dim: int, **kwargs: Any) -> str:
 
 
 def _topk(b: Builder, node: fx.Node, x: Any, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
-    return b.op("TopK", b.name(x), b.numbers(k), outputs=2, axis=dim % len(b.shape(x)), largest=int(largest), sorted=int(ordered))
+    return b.several(2, "TopK", b.name(x), b.numbers(k), axis=dim % len(b.shape(x)), largest=int(largest), sorted=int(ordered))
 
 
 LAYOUT: dict[str, Callable[..., Any]] = {
