@@ -17,6 +17,7 @@ pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 
 
+@pytest.mark.slow
 def test_a_file_that_runs(tmp_path) -> None:
     word = small_network(tmp_path)
     detector = detector_named(word)

@@ -32,7 +32,7 @@ def check(model: Any, alone: Any, inputs: list[Any], threads: int = 5) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("depth", ["head", "neck"])
+@pytest.mark.parametrize("depth", ["head", pytest.param("neck", marks=pytest.mark.slow)])
 def test_one_model_on_the_tiny_detector(tiny, train_frames, method: str, depth: str) -> None:
     posterior = boxcov.fit(tiny, train_frames[:4], depth=depth)
     check(METHODS[method](tiny, posterior), METHODS[method](tiny, posterior), [inputs for inputs, _ in train_frames[:5]])
