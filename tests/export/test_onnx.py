@@ -114,7 +114,7 @@ def test_the_shipped_centerpoint_gives_the_same(tmp_path, samples: Any) -> None:
         check(file(map_), expected)
     assert counts[0] > 50
     assert counts[1] > 150  # more than there is room for
-    assert counts[2] == 0
+    assert 0 < counts[2] < 50  # a few
 
 
 # YOLOX
