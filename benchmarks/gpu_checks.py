@@ -11,8 +11,11 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from threading import Event, Thread
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -135,6 +138,75 @@ def lidar(detector: CenterPoint) -> str:
     return f"{len(plain)} boxes, median ratio of sampled (200) to exact uncertainty {ratio:.2f}"
 
 
+# streaming
+
+
+def threads(kind: type[boxcov.ExactGLM] | type[boxcov.MCGLM]) -> str:
+    """Eight threads share one model from its first frame on, while CUDA graphs are captured and a ninth works on tensors of its own."""
+    detector = centerpoint.load("small").to(DEVICE)
+    frames = simulated.frames(count=6, sweeps=2, device=DEVICE)
+    posterior = boxcov.fit(detector, [frames[0]], prior_precision=100.0)
+    inputs = [frames[i][0] for i in range(6)] * 4
+    alone = kind(detector, posterior)
+    expected = [alone(x) for x in inputs]
+    model, over = kind(detector, posterior), Event()
+
+    def busy() -> None:
+        while not over.is_set():
+            torch.randn(512, 512, device=DEVICE).mm(torch.randn(512, 512, device=DEVICE)).sum().item()
+
+    neighbour = Thread(target=busy)
+    neighbour.start()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(model, inputs))
+    finally:
+        over.set()
+        neighbour.join()
+    require(all(torch.equal(a.boxes, b.boxes) for a, b in zip(found, expected)), "other boxes than in one thread")
+    worst = max(relative(a.covariance, b.covariance) for a, b in zip(found, expected))
+    require(worst < 1e-5, f"covariances are {worst:.1e} off those of one thread")
+    return f"24 frames, covariances {worst:.1e} off those of one thread"
+
+
+def budget() -> str:
+    """Fewer samples, in fewer milliseconds, as a model with so few gives them."""
+    detector = centerpoint.load("small").to(DEVICE)
+    frames = simulated.frames(count=2, sweeps=2, device=DEVICE)
+    posterior = boxcov.fit(detector, [frames[0]], depth="backbone", prior_precision=100.0)
+    model = boxcov.MCGLM(detector, posterior, 16, budget_ms=1e-3)
+    for _ in range(9):
+        found = model(frames[1][0])
+    head = posterior.restricted([name for name in posterior.blocks if name.startswith("head.")])
+    off = relative(found.covariance, boxcov.MCGLM(detector, head, 2)(frames[1][0]).covariance)
+    require(found.meta["samples"] == 2 and found.meta["depth"] == "head", f"{found.meta['note']}")
+    require(off < 1e-4, f"{off:.1e} off a model of the head with two samples")
+    whole = boxcov.MCGLM(detector, posterior, 16, budget_ms=1e6)
+    for _ in range(4):
+        slow = whole(frames[1][0])
+    return f"{slow.meta['milliseconds']:.0f} ms for all, {found.meta['milliseconds']:.0f} ms for the least, {off:.1e} off"
+
+
+def steady(count: int = 20_000) -> str:
+    """Many frames of changing numbers of boxes: memory of the device stays where it was."""
+    detector = TinyCenter(threshold=0.3).to(DEVICE).eval()
+    torch.nn.init.constant_(detector.head.branches["heatmap"][-1].bias, -0.5)
+    frames = [inputs.to(DEVICE) for inputs, _ in shapes.frames(count=16)]
+    model = boxcov.MCGLM(detector, boxcov.fit(detector, shapes.frames(count=2)), 4, budget_ms=20.0)
+    began = boxes = held = 0
+    for number in range(count):
+        if number == 500:
+            torch.cuda.synchronize() if DEVICE == "cuda" else None
+            held, began = (torch.cuda.memory_allocated() if DEVICE == "cuda" else 0), perf_counter()
+        boxes += len(model(frames[number % 16]))
+    grown = (torch.cuda.memory_allocated() if DEVICE == "cuda" else 0) - held
+    require(grown < 2**20, f"{grown} bytes more on the device after {count} frames")
+    require(boxes > count, f"only {boxes} boxes")
+    return (
+        f"{count} frames, {boxes} boxes, {1e3 * (perf_counter() - began) / (count - 500):.2f} ms a frame, {grown} bytes more on the device"
+    )
+
+
 def voxel_network() -> CenterPoint:
     config = replace(Config.voxel(), point_range=(-25.6, -25.6, -5.0, 25.6, 25.6, 3.0))
     return CenterPoint(replace(config, reporting=replace(config.reporting, most=8)))
@@ -149,6 +221,10 @@ def checks() -> Iterator[Check]:
     yield from predictors()
     yield "CenterPoint small", lambda: lidar(centerpoint.load("small"))
     yield "CenterPoint voxel, untrained", lambda: lidar(voxel_network())
+    yield "threads, MCGLM", lambda: threads(boxcov.MCGLM)
+    yield "threads, ExactGLM", lambda: threads(boxcov.ExactGLM)
+    yield "budget", budget
+    yield "steady streaming", steady
 
 
 def main() -> None:

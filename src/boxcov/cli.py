@@ -20,9 +20,11 @@ from boxcov.commands.check import check
 from boxcov.commands.convert import convert
 from boxcov.commands.demo import demo
 from boxcov.commands.evaluate import evaluate
+from boxcov.commands.export import export
 from boxcov.commands.fit import fit
 from boxcov.commands.predict import predict
 from boxcov.commands.reproduce import reproduce
+from boxcov.commands.stream import stream
 from boxcov.commands.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
 
@@ -35,6 +37,8 @@ EXAMPLES: dict[Callable[..., None], str] = {
     check: "boxcov check --detector centerpoint:small --data simulated:clear",
     train: "boxcov train --config small --data simulated:clear --device cuda --out small.safetensors",
     bench: "boxcov bench --boxes 10 --boxes 100 --samples 10",
+    export: "boxcov export --detector centerpoint:small --posterior posterior.safetensors --out centerpoint.onnx",
+    stream: "boxcov stream sweeps/LIDAR_TOP --posterior posterior.safetensors --budget-ms 100 > boxes.jsonl",
     reproduce: "boxcov reproduce --quick --out reproduction",
     demo: "boxcov demo --out demo",
 }

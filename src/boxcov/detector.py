@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.detections import Detections
+from boxcov.fixed import Fixed, Limits
 from boxcov.staged import Staged
 
 
@@ -106,6 +107,17 @@ class Detector(nn.Module, ABC):
         It must say the same as ``instances``: the first frames are computed both ways and compared.
         """
         return None
+
+    def select_fixed(self, raw: Any, limits: Limits) -> Fixed | None:
+        """Optional: what ``select`` reports of one frame in a fixed number of rows, in plain operations (``boxcov.export.onnx`` uses it)."""
+        return None
+
+    def dense(self) -> Detector:
+        """Optional, beside ``select_fixed``: the part of the detector that one graph of fixed shapes can hold, as a detector of its own.
+
+        It has the same weights under the same names; what comes before it (voxels of a point cloud) runs outside of the graph.
+        """
+        return self
 
     def candidates(self, raw: Any) -> Candidates | None:
         """Optional: what NMS chose from, and what it removed because of which reported instance (``NMSSpread`` uses it)."""

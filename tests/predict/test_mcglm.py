@@ -8,7 +8,7 @@ import torch
 
 from boxcov import MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict.mcglm import directional_derivatives
+from boxcov.predict.directions import directional_derivatives
 from nets import CASES
 from oracles.dense import box_covariance, box_jacobian, relative
 

@@ -15,9 +15,9 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict import prepared, stacked, stages
-from boxcov.predict.mcglm import directional_derivatives
+from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.plan import Where as At
-from boxcov.predict.plan import own_cells
+from boxcov.predict.plan import own_cells, together
 from boxcov.predict.predictor import sample_covariance
 from boxcov.predict.separable import separable
 from boxcov.predict.stacked import through_head
@@ -145,7 +145,7 @@ def test_cells_of_their_own_give_the_same(posterior, data) -> None:
         at = At(
             *(nn.functional.pad(t, (0, 11), value=v) for t, v in zip((staged.frame, staged.row, staged.column, staged.kind), (0, 0, 0, 3)))
         )
-        pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, head.kinds, 16)
+        pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, together(at.kind, head.kinds, 16))
         (C,) = model._stages._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, at.row, at.column))
     assert C.shape == (32, 9, 9)
     assert bool(C.isfinite().all())
@@ -157,10 +157,11 @@ def test_derivatives_along_directions(posterior, data, count: int) -> None:
     detector = chosen(count)
     model = MCGLM(detector, posterior, samples=6, cross_box=True)
     model(data[0][0])
-    assert model._stages.suffice or count == 1
+    along = model._along[model._all]
+    assert along.suffice or count == 1
     found = model(data[0][0])
     assert torch.equal(found.boxes, detector.detect(data[0][0]).boxes)
-    A = directional_derivatives(model.linearised.at(data[0][0]), model._etas)
+    A = directional_derivatives(model.linearised.at(data[0][0]), along.etas)
     assert relative(found.covariance, sample_covariance(A)) < 1e-4
     assert found.factor.shape == (count, 9, 6)
 
@@ -172,10 +173,11 @@ def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> N
     detector = chosen(count)
     model = MCGLM(detector, boxcov.fit(detector, data, depth=depth), samples=4)
     first, found = model(data[0][0]), model(data[0][0])
-    assert model._stages.below
-    assert model._carried.trusted
+    along = model._along[model._all]
+    assert along._stages.below
+    assert along._carried.trusted
     assert torch.equal(first.covariance, found.covariance)
-    A = directional_derivatives(model.linearised.at(data[0][0]), model._etas)
+    A = directional_derivatives(model.linearised.at(data[0][0]), along.etas)
     assert relative(found.covariance, sample_covariance(A)) < 1e-4
 
 

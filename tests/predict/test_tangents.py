@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boxcov.predict.tangents import Directions, NoRule, Tangents
+from boxcov.predict.tangents import Etas, NoRule, Tangents
 
 
 class Mixed(nn.Module):
@@ -56,7 +56,7 @@ def exact(net: nn.Module, x: Tensor, etas: dict[str, Tensor]) -> Tensor:
 
 
 def carried(net: nn.Module, x: Tensor, etas: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, Tangents]:
-    directions = Directions(etas, dict(net.named_parameters()))
+    directions = Etas(etas, dict(net.named_parameters()))
     with torch.no_grad(), Tangents(directions) as tangents:
         out = net(x)
     t = tangents.of(out)
@@ -78,7 +78,7 @@ def test_every_layer_alone_and_all_together(named: str, batch: int) -> None:
 def test_what_depends_on_no_weight_has_none() -> None:
     net, x = network(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     etas = {"line.weight": torch.randn(2, 2, 5, 3, dtype=torch.float64)}
-    with torch.no_grad(), Tangents(Directions(etas, dict(net.named_parameters()))) as tangents:
+    with torch.no_grad(), Tangents(Etas(etas, dict(net.named_parameters()))) as tangents:
         before = net.stem(x)
     assert tangents.of(before) is None
 
@@ -87,7 +87,7 @@ def test_behind_an_end_nothing_is_carried() -> None:
     net, x = network(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     etas = {"stem.0.weight": torch.randn(2, *net.stem[0].weight.shape, dtype=torch.float64)}
     ends = frozenset([id(net.groups[0].weight)])
-    with torch.no_grad(), Tangents(Directions(etas, dict(net.named_parameters())), ends) as tangents:
+    with torch.no_grad(), Tangents(Etas(etas, dict(net.named_parameters())), ends) as tangents:
         features = net.stem(x)
         behind = net.groups(features)
     assert tangents.of(features) is not None
@@ -118,7 +118,7 @@ def test_tangents_go_with_their_tensors() -> None:
 def test_what_cannot_be_carried_is_said(step) -> None:
     net, x = network(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
     etas = {"stem.0.weight": torch.randn(2, *net.stem[0].weight.shape, dtype=torch.float64)}
-    with torch.no_grad(), Tangents(Directions(etas, dict(net.named_parameters()))):
+    with torch.no_grad(), Tangents(Etas(etas, dict(net.named_parameters()))):
         y = net.stem[0](x)
         with pytest.raises(NoRule):
             step(x, y)

@@ -12,9 +12,10 @@ from boxcov.checking.subject import NotChecked, Outcome, Subject, bad, good, nam
 from boxcov.curvature.fit import fit
 from boxcov.detector import Candidates, Detector
 from boxcov.frozen import listed
+from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.linearise import Linearised, Point, short_way
-from boxcov.predict.mcglm import directional_derivatives, finite_differences
+from boxcov.predict.mcglm import finite_differences
 
 _LARGEST = 2500  # of a factor that is decomposed for a check: seconds
 _ROWS = 6  # boxes whose reading is looked at

@@ -262,10 +262,20 @@ def as_nuscenes(frame: Any) -> Any:
     """
     points, targets = frame
     classes = torch.tensor([simulated.CLASSES.index(KITTI_AS_NUSCENES[name]) for name in kitti.CLASSES])
-    turned = [torch.cat([-cloud[:, 1:2], cloud[:, :1], cloud[:, 2:]], 1) for cloud in points]
     boxes = [target["boxes"] for target in targets]
     moved = [torch.cat([-b[:, 1:2], b[:, :1], b[:, 2:6], wrapped(b[:, 6:7] + pi / 2), b[:, 7:]], 1) for b in boxes]
-    return turned, [{**target, "boxes": b, "labels": classes[target["labels"]]} for target, b in zip(targets, moved)]
+    return [turned(cloud) for cloud in points], [
+        {**target, "boxes": b, "labels": classes[target["labels"]]} for target, b in zip(targets, moved)
+    ]
+
+
+def turned(cloud: Tensor) -> Tensor:
+    """Points (N, 3 or more) in KITTI's axes, x ahead, in those of nuScenes, y ahead.
+
+    >>> turned(torch.tensor([[10.0, 0.0, 1.0]]))
+    tensor([[-0., 10., 1.]])
+    """
+    return torch.cat([-cloud[:, 1:2], cloud[:, :1], cloud[:, 2:]], 1)
 
 
 def kept(frames: Sequence[Any], device: str, together: int = 8, progress: Making | None = None) -> list[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -128,7 +129,8 @@ class Posterior:
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """``count`` draws of eta ~ N(0, Sigma), (count, *shape) by parameter name, on the posterior's device.
 
-        Normal numbers come from ``generator``, on its device; the same generator gives the same draws wherever the posterior lives.
+        Normal numbers come from ``generator``, on its device; the same generator gives the same draws wherever the posterior lives. They are
+        a sequence: more draws begin with the same ones, and a layer has the same ones whichever others the posterior has.
 
         >>> import boxcov
         >>> from boxcov.data import shapes
@@ -139,12 +141,16 @@ class Posterior:
         """
         if count < 1:
             raise BoxcovError(f"a posterior gives at least 1 sample, got a count of {count}")
+        source = self.device if generator is None else generator.device
+        seed = int(torch.randint(2**62, (), generator=generator, device=source))
         etas = {}
         for name, block in self.blocks.items():
             layer, like = block.layer, block.H.values
-            shape = (count, layer.geometry.groups, layer.n_out, layer.n_in)
-            source = generator.device if generator is not None else like.device
-            xi = torch.randn(shape, generator=generator, dtype=like.dtype, device=source).to(like.device)
+            own = torch.Generator(source).manual_seed(_seed_of(seed, name))
+            shape = (layer.geometry.groups, layer.n_out, layer.n_in)
+            # one by one: torch fills the end of a larger tensor with other numbers
+            each = [torch.randn(shape, generator=own, dtype=like.dtype, device=source) for _ in range(count)]
+            xi = torch.stack(each).to(like.device)
             if self.form == "paper":
                 L_Q, L_H = self._cholesky[name]
                 half = torch.linalg.solve_triangular(L_Q, xi, upper=False, left=False)
@@ -312,3 +318,8 @@ class Posterior:
         if self.form == "paper":
             way = f"a jitter of {self.jitter} does not mend that: raise it, leave the layer out, or use the form 'eigen'"
         return f"the factors of {listed(poor)} are rank-deficient ({poor[0]}: {self.blocks[poor[0]].ranks}) and have no inverse: {way}"
+
+
+def _seed_of(seed: int, name: str) -> int:
+    """Of the draws of one layer: its own, whatever other layers there are."""
+    return int.from_bytes(sha256(f"{seed} {name}".encode()).digest()[:7], "big")

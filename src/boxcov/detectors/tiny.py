@@ -18,6 +18,7 @@ from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.crops import crop, run_on_crops
 from boxcov.errors import BoxcovError
+from boxcov.fixed import Fixed, Limits, best
 from boxcov.staged import Stage, Staged
 
 _BRANCHES = {"heatmap": len(CLASSES), "offset": 2, "size": 2, "rot": 2}
@@ -104,6 +105,15 @@ class TinyCenter(Detector):
         order = torch.cat(keep) if keep else frame
         where = (frame[order], row[order], column[order])
         return Selection(frame[order], scores[order], label[order], where)
+
+    def select_fixed(self, raw: Raw, limits: Limits) -> Fixed:
+        heat = raw["heatmap"].sigmoid()
+        peaks = (heat * (F.max_pool2d(heat, 3, stride=1, padding=1) == heat))[0].flatten()
+        index, count, more = best(peaks, peaks > self.threshold, min(limits.boxes, self.most))
+        height, width = heat.shape[2:]
+        where = (torch.zeros_like(index), index % (height * width) // width, index % width)
+        more = more.clamp(max=max(self.most - limits.boxes, 0))  # the detector itself reports no more
+        return Fixed(Selection(where[0], peaks[index], index // (height * width), where), count, more)
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         frame, row, column = selection.where

@@ -14,7 +14,7 @@ from boxcov.curvature.fisher import at_least_float32
 from boxcov.errors import BoxcovWarning
 from boxcov.predict.graphs import Precision
 from boxcov.predict.linearise import Linearised, Point
-from boxcov.predict.tangents import Directions, NoRule, Tangents, pushed
+from boxcov.predict.tangents import Etas, NoRule, Tangents, pushed
 
 _SLACK: dict[Precision, float] = {"float32": 3e-2, "tf32": 3e-2, "half": 0.15}  # an activation at its kink may fall to either side
 
@@ -27,7 +27,7 @@ class Carried:
         self.usable, self.trusted = True, False
         self._ends: frozenset[int] = frozenset()
         self._etas: Mapping[str, Tensor] | None = None
-        self._directions: Directions | None = None
+        self._directions: Etas | None = None
         self._names: dict[int, str] | None = None
 
     def along(self, linearised: Linearised, etas: Mapping[str, Tensor], ends: frozenset[int] = frozenset()) -> Tangents | None:
@@ -38,7 +38,7 @@ class Carried:
         if self._directions is None or self._names is not linearised.names or ends != self._ends or not _same(self._etas, etas):
             self.trusted &= self._directions is None or ends == self._ends
             self._ends, self._etas, self._names = ends, etas, linearised.names
-            self._directions = Directions(etas, linearised.weights, self.precision)
+            self._directions = Etas(etas, linearised.weights, self.precision)
         return Tangents(self._directions, ends)
 
     def derivatives(self, point: Point) -> Tensor | None:

@@ -25,13 +25,16 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.predict.carried import Carried
 from boxcov.predict.contract import MEMORY, layer_covariance
+from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.graphs import Precision, matrix_precision
 from boxcov.predict.linearise import Point
-from boxcov.predict.mcglm import directional_derivatives
 from boxcov.predict.predictor import PosteriorPredictor, check_precision, check_samples, sample_covariance, score_parts
 from boxcov.predict.stages import Stages
 from boxcov.predict.tangents import NoRule, Tangents
 from boxcov.predict.trace import Trace, groups, leaves_read, trace
+
+Uses = dict[str, list[tuple[Call, GradientEdge]]]
+"""By weight, the products it takes part in, and where the gradient passes each."""
 
 
 class ExactGLM(PosteriorPredictor):
@@ -74,7 +77,7 @@ class ExactGLM(PosteriorPredictor):
         check_precision(precision)
         super().__init__(detector, posterior, calibrated, score)
         self.samples, self.seed = samples, seed
-        self._checked, self._checked_scored = _Checked(), _Checked()
+        self._checked, self._checked_scored = Checked(), Checked()
         self._variances = {name: self.posterior.variances(name) for name in self.posterior.blocks}
         self._block_of = {block.layer.weight: name for name, block in self.posterior.blocks.items()}
         self._etas: dict[str, Tensor] | None = None
@@ -159,9 +162,9 @@ class ExactGLM(PosteriorPredictor):
         direct: set[str] = set()
         read: set[int] = set()
         for index, run in groups(watched):
-            uses: dict[str, list[tuple[Call, GradientEdge]]] = {}
-            boxes = self._watched(run, uses, len(index))
-            out[index] = self._group(boxes, uses, checked, point.logits is not None)
+            uses: Uses = {}
+            boxes = self.watched(run, uses, len(index))
+            out[index] = self.group(boxes, uses, checked, last=point.logits is not None)
             direct |= {name for name in uses if name in self._block_of}
             read |= leaves_read(boxes)
         if checked.trace is None or not direct <= checked.verified or not checked.trace.knows(leaves):
@@ -169,15 +172,18 @@ class ExactGLM(PosteriorPredictor):
             checked.verified |= direct
         return out, direct, checked.trace.upstream_of(leaves, read)
 
-    def _group(self, boxes: Tensor, uses: dict[str, list[tuple[Call, GradientEdge]]], checked: _Checked, last: bool) -> Tensor:
-        """(g, D, D) of the numbers (g, D) of some instances; the last row alone (g, D) if asked for."""
+    def group(self, boxes: Tensor, uses: Uses, checked: Checked | None, *, last: bool = False) -> Tensor:
+        """(g, D, D) of the numbers (g, D) of some instances; the last row alone (g, D) if asked for.
+
+        checked: None if no number may be looked at, as in a graph that is traced; what there is to check was then checked before.
+        """
         g, D = boxes.shape
         total = at_least_float32(boxes.detach()).new_zeros((g, D) if last else (g, D, D))
         edges = [edge for calls in uses.values() for _, edge in calls]
         if not edges:
             return total
         grads = _gradients_by_field(boxes, edges)
-        if g > 1 and not set(uses) <= checked.apart:
+        if checked is not None and g > 1 and not set(uses) <= checked.apart:
             _check_apart(boxes, edges, grads, [call for calls in uses.values() for call, _ in calls], self.linearised.shadow)
             checked.apart |= set(uses)
         remaining = iter(grads)
@@ -188,10 +194,15 @@ class ExactGLM(PosteriorPredictor):
                 a = torch.cat([columns(at_least_float32(call.batched_x), call.geometry) for call, _ in pairs], 3)
                 d = torch.cat([rows(call.batched_out(at_least_float32(d), lead=1), call.geometry) for call, d in pairs], 4)
                 layers[self._block_of[name]] = a, d
-        for (name, (a, d)), fields in zip(layers.items(), _fields_reached([d for _, d in layers.values()])):
+        every = [list(range(D))] * len(layers)
+        reached = every if checked is None else _fields_reached([d for _, d in layers.values()])
+        for (name, (a, d)), fields in zip(layers.items(), reached):
             if last and fields[-1] != D - 1:
                 continue
-            C = layer_covariance(a, d[fields], self.posterior.blocks[name], self._variances[name])
+            C = layer_covariance(a, d if len(fields) == D else d[fields], self.posterior.blocks[name], self._variances[name])
+            if len(fields) == D:
+                total += C[:, -1] if last else C
+                continue
             at = torch.tensor(fields, device=total.device)
             if last:
                 total[:, at] += C[:, -1]
@@ -199,7 +210,8 @@ class ExactGLM(PosteriorPredictor):
                 total[:, at[:, None], at] += C
         return total
 
-    def _watched(self, run: Any, uses: dict[str, list[tuple[Call, GradientEdge]]], g: int) -> Tensor:
+    def watched(self, run: Any, uses: Uses, g: int) -> Tensor:
+        """The numbers (g, D) that ``run`` gives for g instances; ``uses`` is filled with what each weight was multiplied with."""
         theta = {name: w.requires_grad_() for name, w in self.linearised.theta().items()}
         exchange = self.linearised.exchanged(theta)
 
@@ -253,7 +265,7 @@ class ExactGLM(PosteriorPredictor):
 
 
 @dataclass
-class _Checked:
+class Checked:
     """What is known of a detector's way to run its head by instance, after the first boxes."""
 
     trace: Trace | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from threading import Condition, get_ident
 from typing import Literal
 
 import torch
@@ -19,6 +20,8 @@ _KEPT = 16  # graphs; each holds its own intermediates
 def matrix_precision(precision: Precision) -> Iterator[None]:
     """Products and convolutions in float32 on a GPU in float32, or with TF32 inside; as it was before, afterwards.
 
+    Threads that want the same share it, one that wants something else waits.
+
     >>> before = torch.backends.cuda.matmul.allow_tf32
     >>> with matrix_precision("tf32"):
     ...     torch.backends.cuda.matmul.allow_tf32
@@ -26,12 +29,53 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
     >>> torch.backends.cuda.matmul.allow_tf32 == before
     True
     """
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+    before = _taken(precision != "float32")
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        _given_back(before)
+
+
+Flags = tuple[bool, bool]
+_turn = Condition()
+_users: dict[int, int] = {}  # threads that are inside, and how often: the flags are one for the whole process
+_outside: list[Flags] = []  # what the flags were before the first of them
+
+
+def _flags() -> Flags:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def _set(flags: Flags) -> None:
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
+
+
+def _taken(tf32: bool) -> Flags:
+    """Set the flags, after all other threads that want them otherwise; gives what they were in this thread."""
+    me, wanted = get_ident(), (tf32, tf32)
+    with _turn:
+        while any(user != me for user in _users) and _flags() != wanted:
+            _turn.wait()
+        before = _flags()
+        if not _users:
+            _outside[:] = [before]
+        _users[me] = _users.get(me, 0) + 1
+        _set(wanted)
+        return before
+
+
+def _given_back(before: Flags) -> None:
+    """The last one out leaves the flags as the first one found them."""
+    me = get_ident()
+    with _turn:
+        _users[me] -= 1
+        if not _users[me]:
+            del _users[me]
+        if not _users:
+            _set(_outside[0])
+        elif set(_users) == {me}:
+            _set(before)
+        _turn.notify_all()
 
 
 class Graphs:
@@ -65,7 +109,7 @@ class Graphs:
                 run(*inputs)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on with their own work
             out = run(*inputs)
         return graph, out
 

@@ -42,9 +42,7 @@ class Linearised:
         along: derivatives to carry beside it.
         """
         with torch.no_grad():
-            raw = self._recorded(inputs, along) if remember else self._passed(inputs, along)
-            if remember and not self.trunk.intact():
-                raw = self._recorded(inputs, along)
+            raw = self.recorded(inputs, along) if remember else self._passed(inputs, along)
             before = versions(raw)
             selection = self.shadow.select(raw)
             self._check_unchanged(before, "select()")
@@ -61,6 +59,11 @@ class Linearised:
     def _passed(self, inputs: Any, along: Tangents | None) -> Any:
         with nullcontext() if along is None else along:
             return self.shadow(fresh(inputs))
+
+    def recorded(self, inputs: Any, along: Tangents | None = None) -> Any:
+        """The raw outputs of a plain pass that remembers what the trunk gave."""
+        raw = self._recorded(inputs, along)
+        return raw if self.trunk.intact() else self._recorded(inputs, along)
 
     def _recorded(self, inputs: Any, along: Tangents | None) -> Any:
         def run(name: str, call: Call) -> Tensor:

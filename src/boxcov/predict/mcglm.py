@@ -15,12 +15,12 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.predict.carried import Carried
-from boxcov.predict.graphs import Precision, matrix_precision
-from boxcov.predict.linearise import Linearised, Point, Weights
+from boxcov.predict.budget import Budget, Choice, clock
+from boxcov.predict.directions import Directions, ForwardModeError, directional_derivatives
+from boxcov.predict.graphs import Precision
+from boxcov.predict.linearise import Point, Weights
 from boxcov.predict.predictor import PosteriorPredictor, check_precision, check_samples, sample_covariance, score_parts
-from boxcov.predict.stages import Found, Stages
-from boxcov.predict.tangents import NoRule, Tangents, normalised
+from boxcov.predict.tangents import Tangents
 
 Derivative = Literal["jvp", "fd"]
 _STEP_TOLERANCE = 0.05
@@ -37,6 +37,9 @@ class MCGLM(PosteriorPredictor):
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
     score: also the variance of each score's logit, and its covariance with the box, from the same directions.
     precision: of the derivatives ("jvp"): "float32", or "tf32" (on a GPU) or "half", faster and less exact; see docs/performance.md.
+    budget_ms: milliseconds for a frame, from the call on. Where they do not suffice the first few directions are taken, then those of the
+    head alone; ``meta`` of the result says how many ("samples"), how deep ("depth"), and how long it took. A result of k' samples is that of
+    ``MCGLM(samples=k')``. The detector's own pass is never cut: a budget below it is missed, and the result says so.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -66,6 +69,7 @@ class MCGLM(PosteriorPredictor):
         calibrated: bool = False,
         score: bool = False,
         precision: Precision = "float32",
+        budget_ms: float | None = None,
     ) -> None:
         check_samples(samples)
         check_precision(precision)
@@ -77,14 +81,15 @@ class MCGLM(PosteriorPredictor):
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
         super().__init__(detector, posterior, calibrated, score)
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
-        self.fresh, self.cross_box, self.chunk = fresh, cross_box, chunk
+        self.fresh, self.cross_box, self.chunk, self.precision = fresh, cross_box, chunk, precision
         self._generator = torch.Generator().manual_seed(seed)
-        self._etas: dict[str, Tensor] | None = None
+        self._along: dict[Choice, Directions] = {}
+        self._all = Choice(samples)
+        self._budget = None if budget_ms is None else Budget(budget_ms, samples, bool(self._below()))
+        self._chosen: tuple[Choice, float] | None = None  # of this frame, and when
+        if budget_ms is not None and derivative == "fd":
+            raise BoxcovError("budget_ms is for derivative='jvp': finite differences take a pass of the network for each direction")
         self._step_checked = derivative == "jvp"
-        self.precision = precision
-        self._stages: Stages | None = None
-        self._staged = True  # whether the detector has stages that can be used
-        self._carried = Carried(precision)
 
     def settings(self) -> dict[str, Any]:
         own: dict[str, Any] = {"samples": self.samples, "derivative": self.derivative, "seed": self.seed, "fresh": self.fresh}
@@ -93,117 +98,93 @@ class MCGLM(PosteriorPredictor):
         return {**super().settings(), **own}
 
     def predict(self, point: Point) -> Detections:
-        etas = self._etas
-        assert etas is not None
+        choice = self._choice()
+        along = self._directions(choice)
         if self.derivative == "jvp":
-            boxes, A = self._derivatives(point, etas)
+            boxes, A = along.derivatives(point)
         else:
-            A = finite_differences(point, etas, self.epsilon)
+            A = finite_differences(point, along.etas, self.epsilon)
             boxes = A[:, : point.boxes.shape[1]].contiguous()  # in one layout, with logits or without: sums come out the same
             if not self._step_checked:
-                self._check_step(point, etas, A)
-        factor = (boxes - boxes.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5 if self.cross_box else None
+                self._check_step(point, along.etas, A)
+        factor = (boxes - boxes.mean(2, keepdim=True)) / (choice.samples - 1) ** 0.5 if self.cross_box else None
         score = score_parts(sample_covariance(A)[:, -1] if self.score else None)
         return point.detections(covariance=sample_covariance(boxes), factor=factor, meta=self.settings(), **score)
 
     def asks(self) -> bool:
-        if self._stages is None or self.derivative == "fd":
+        if self.derivative == "fd" or self._all not in self._along:
             return True
-        staged = not self._staged or self._stages.known
-        return not staged or (not self._carried.trusted and (self.score or not self._staged or not self._stages.suffice))
+        below = self._budget is not None and bool(self._below())  # then the frame goes another way once it is known which there is time for
+        return below or not all(along.suffice for along in self._along.values())
 
     def along(self) -> Tangents | None:
-        if self._etas is None or self.fresh:
-            self._etas = self.posterior.sample(self.samples, self._generator)
-        return None if self._stages is None else self._tangents()  # before the first boxes it is not known what there is to carry
+        whole = self._directions(self._all, draw=self.fresh)
+        # with a budget, what there is time for is known behind the plain pass
+        return None if self.derivative == "fd" or self._budget is not None else whole.tangents(self.linearised)
 
-    def _tangents(self) -> Tangents | None:
-        """All directions through the whole network; or, for a head in stages, those of what lies below as far as the head's input."""
-        assert self._etas is not None
-        if self.derivative == "fd" or (self.chunk is not None and self.chunk < self.samples):
-            return None
-        if self.score or not self._staged:
-            return self._carried.along(self.linearised, self._etas)
-        assert self._stages is not None
-        return self._carried.along(self.linearised, self._rest(self._etas), self._stages.ends) if self._stages.below else None
-
-    def _rest(self, etas: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Those that the stages do not account for."""
-        assert self._stages is not None
-        own = self._stages.parameters()
-        return {name: eta for name, eta in etas.items() if name not in own}
-
-    def _derivatives(self, point: Point, etas: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """J eta (m, D, k) of the boxes, and of all that is asked about, logits too.
-
-        What the head's layers add comes from its stages where the detector has them, and what lies below from tangents carried beside the
-        plain pass. Both are compared with forward-mode differentiation when they are first met.
-        """
-        staged = self._by_stages(point, etas)
-        fast = self._fast(point, staged)
-        if fast is not None and (staged is None or self._stages_trusted) and (self._carried.trusted or point.tangents is None):
-            return fast
-        if not point.remembered:
-            point = self.linearised.at(point.inputs)
-            point = point.scored() if self.score else point
-        A = directional_derivatives(point, etas, self.chunk)
-        boxes = A[:, : point.boxes.shape[1]].contiguous()
-        if staged is not None and not self._stages_trusted:
-            self._learn_stages(point, etas, staged)
-        return self._learn_tangents(point, etas, A) or (boxes, A)
-
-    @property
-    def _stages_trusted(self) -> bool:
-        return self._stages is not None and self._stages.trusted
-
-    def _by_stages(self, point: Point, etas: dict[str, Tensor]) -> Found | None:
-        if self._stages is None:
-            self._stages = Stages(self.posterior, self.precision, etas=etas)
+    def _directions(self, choice: Choice, draw: bool = False) -> Directions:
+        """Those of the seed, or new ones if asked to draw; some of them for a choice that is not all."""
+        whole = self._along.get(self._all)
+        if whole is None:
+            whole = self._along[self._all] = self._made(self.posterior, self.posterior.sample(self.samples, self._generator))
+        elif draw:
+            whole.draw(self.posterior.sample(self.samples, self._generator))
+        if choice == self._all:
+            return whole
+        if choice.head and choice not in self._along:
+            below = set(self._below())
+            head = self.posterior.restricted([name for name in self.posterior.blocks if name not in below])
+            etas = {name: whole.etas[name] for name in head.parameters}
+            self._along[choice] = self._made(head, etas).first(choice.samples)
+        elif choice not in self._along:
+            self._along[choice] = whole.first(choice.samples)
         elif self.fresh:
-            self._stages.draw(etas)
-        found = self._stages.found(replace(point, logits=None))
-        self._staged = found is not None
-        return found
+            own = self._along[choice]
+            own.draw({name: whole.etas[name][: choice.samples] for name in own.etas})
+        return self._along[choice]
 
-    def _fast(self, point: Point, staged: Found | None) -> tuple[Tensor, Tensor] | None:
-        """As ``_derivatives``, of stages and tangents; None if they do not tell all."""
-        assert self._stages is not None
-        every = None
-        if point.tangents is not None and not point.tangents.ends:
-            with matrix_precision(self.precision):
-                every = self._carried.derivatives(point)
-        if staged is None:
-            return None if every is None else (every[:, : point.boxes.shape[1]].contiguous(), every)
-        boxes = staged.part
-        if self._stages.below:
-            if staged.below is None:
-                return None
-            boxes = boxes + self._carried.scaled(staged.below)
-        return (boxes, boxes) if not self.score else None if every is None else (boxes, every)
+    def _made(self, posterior: Posterior, etas: dict[str, Tensor]) -> Directions:
+        return Directions(self._detector, posterior, etas, self.precision, self.chunk, self.score)
 
-    def _learn_stages(self, point: Point, etas: dict[str, Tensor], staged: Found) -> None:
-        """The head's part, compared on the features of the plain pass itself and as exactly as it is: in float32."""
-        assert self._stages is not None
-        rest, head = self._rest(etas), replace(point, logits=None)
-        deeper = bool(rest) and bool(directional_derivatives(head, {name: eta[:2] for name, eta in rest.items()}).any())
-        own = {name: eta for name, eta in etas.items() if name not in rest}
-        if deeper:  # another pass would compute the features anew
-            head = Linearised(self._detector, list(own)).at(point.inputs)
-        with matrix_precision("float32"):
-            self._stages.compare(staged.part, directional_derivatives(head, own, self.chunk), sorted(rest) if deeper else [])
+    # the budget
 
-    def _learn_tangents(self, point: Point, etas: dict[str, Tensor], A: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The derivatives of this frame in the way of all later ones, so that equal frames get equal numbers; None if that is the plain one."""
-        tangents = self._tangents()
-        try:
-            again = point if tangents is None else self.linearised.again(point, tangents)
-        except NoRule:
-            self._carried.usable = False
-            return None
-        fast = self._fast(again, self._by_stages(again, etas) if self._staged else None)
-        if fast is not None and tangents is not None and not self._carried.trusted and not self._carried.compare(fast[1], A):
-            return None
-        return fast
+    def _below(self) -> list[str]:
+        """Layers of the posterior that are not the head's; none if it has no layer of the head at all."""
+        head = self._detector.parts().get("head", ())
+        own = {id(p) for module in (head if isinstance(head, tuple) else (head,)) for p in module.parameters()}
+        names = {name for name, p in self._detector.named_parameters() if id(p) in own}
+        below = [name for name, block in self.posterior.blocks.items() if block.layer.weight not in names]
+        return below if len(below) < len(self.posterior.blocks) else []
+
+    def _choice(self) -> Choice:
+        """What this frame has time for, after the detector's own pass."""
+        if self._budget is None:
+            return self._all
+        self._wait()
+        now = clock()
+        choice = self._budget.choose(self._budget.milliseconds - 1e3 * (now - self._began))
+        self._chosen = choice, now
+        return choice
+
+    def _finished(self, result: Detections) -> Detections:
+        if self._budget is None:
+            return result
+        self._wait()
+        now = clock()
+        spent = 1e3 * (now - self._began)
+        choice, at = self._chosen or (self._all, now)
+        if at < self._began:  # of a frame before, which ended in an error; this one has no boxes
+            choice = self._all
+        elif self._chosen is not None:
+            self._budget.took(choice, 1e3 * (now - at))
+        self._chosen = None
+        said = {"samples": choice.samples, "budget_ms": self._budget.milliseconds, "milliseconds": round(spent, 3)}
+        depth = {"depth": "head"} if choice.head else {}
+        return replace(result, meta={**result.meta, **said, **depth, "note": self._budget.note(choice, spent)})
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":  # what is under way is not done
+            torch.cuda.synchronize(self.device)
 
     def _check_step(self, point: Point, etas: dict[str, Tensor], A: Tensor) -> None:
         """On the first boxes: is the finite difference the derivative? If not, say so once and name a step that is better."""
@@ -231,48 +212,6 @@ class MCGLM(PosteriorPredictor):
             BoxcovWarning,
             stacklevel=4,
         )
-
-
-class ForwardModeError(BoxcovError):
-    """Torch has no forward-mode derivative of something that the detector does."""
-
-
-def directional_derivatives(point: Point, etas: Weights, chunk: int | None = None) -> Tensor:
-    """J eta (m, D, k), of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass.
-
-    At a point with logits it is (m, D + 1, k).
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> frames = shapes.frames(count=2)
-    >>> detector = TinyCenter(threshold=0.05, most=3)
-    >>> model = boxcov.MCGLM(detector, boxcov.fit(detector, frames))
-    >>> point = model.linearised.at(frames[0][0])
-    >>> directional_derivatives(point, model.posterior.sample(7)).shape
-    torch.Size([3, 5, 7])
-    """
-    if torch.is_autocast_enabled(point.boxes.device.type):
-        raise BoxcovError(
-            "forward-mode differentiation does not work under torch.autocast: call the model outside of it (for a smaller, faster detector "
-            "use detector.bfloat16()), or take derivative='fd' with an epsilon for half precision, or ExactGLM with a posterior of the head"
-        )
-    theta = point.linearised.theta()
-    at = {name: theta[name] for name in etas}
-    scaled, scale = normalised(etas, at)
-
-    def one(eta: dict[str, Tensor]) -> Tensor:
-        return torch.func.jvp(point.z_at, (at,), (eta,))[1]  # type: ignore[no-any-return]
-
-    # a zero that depends on the direction: vmap cannot stack what does not, as the boxes of a posterior that they do not depend on
-    try:
-        u = torch.vmap(lambda eta: one(eta) + 0 * next(iter(eta.values())).flatten()[0], chunk_size=chunk)(scaled)
-    except NotImplementedError as error:  # fused attention and its like
-        raise ForwardModeError(
-            f"this detector uses an operation that torch cannot differentiate in forward mode ({str(error).splitlines()[0]}): take ExactGLM, or "
-            "derivative='fd', or exchange it (models of transformers have attn_implementation='eager')"
-        ) from None
-    return at_least_float32(u).movedim(0, 2) * scale
 
 
 def finite_differences(point: Point, etas: Weights, epsilon: float) -> Tensor:

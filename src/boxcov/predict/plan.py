@@ -11,6 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from boxcov.predict.contract import MEMORY
+
+NEAR = 2**20  # bytes of intermediates at once on a CPU: what its second cache holds
+
 
 @dataclass(frozen=True)
 class Cells:
@@ -26,10 +30,10 @@ class Cells:
 
 @dataclass(frozen=True)
 class Group:
-    """The boxes of some kinds, one row a kind."""
+    """The boxes of some kinds, one row a kind, or several."""
 
-    kinds: slice
-    members: Tensor  # (G, n) boxes of each kind, filled up with m
+    kinds: slice | Tensor  # of the G rows
+    members: Tensor  # (G, n) boxes of each row, filled up with m
     boxes: Tensor  # (g,) all of them
     slot: Tensor  # (g,) where each of them is among the members
 
@@ -41,6 +45,7 @@ class Plan:
     cell: Tensor  # (m,) which of them
     groups: tuple[Group, ...]
     pixels: Tensor  # (P,) the cells of the map, frame after frame, whose features the first stage reads
+    room: int  # bytes of intermediates at once
 
     def cell_or_none(self, boxes: Tensor) -> Tensor:
         """The cells of some boxes; for the box m, which is none, any."""
@@ -82,16 +87,14 @@ def shared_cells(features: Tensor, where: Where, radius: int, reaches: list[int]
         table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell agree on what is around it
         stages.append(Cells(table[cells], at.flatten(1)))
         index, rows, side = at, len(cells), side - 2 * reach
-    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), first, own, _one_by_one(where.kind), seen)
+    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), first, own, _one_by_one(where.kind), seen, NEAR)
 
 
-def own_cells(features: Tensor, where: Where, radius: int, reaches: list[int], kinds: int, most: int) -> tuple[Tensor, Plan]:
-    """The same with cells of its own for every box: sizes follow from m, ``kinds`` and the ``most`` boxes of a kind, nothing is looked at.
-
-    A box of the kind ``kinds`` is none: it fills up.
+def own_cells(features: Tensor, where: Where, radius: int, reaches: list[int], group: Group) -> tuple[Tensor, Plan]:
+    """The same with cells of its own for every box: sizes follow from m and from ``group``, nothing is looked at.
 
     >>> where = Where(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
-    >>> pixels, made = own_cells(torch.randn(1, 4, 8, 8), where, radius=1, reaches=[1], kinds=2, most=1)
+    >>> pixels, made = own_cells(torch.randn(1, 4, 8, 8), where, radius=1, reaches=[1], group=together(where.kind, kinds=2, most=1))
     >>> pixels.shape, made.groups[0].members
     (torch.Size([19, 4]), tensor([[0],
             [1]]))
@@ -110,8 +113,7 @@ def own_cells(features: Tensor, where: Where, radius: int, reaches: list[int], k
         inside = inside.view(m, side + 2 * reach, -1)[:, reach : reach + side, reach : reach + side].flatten()
         index = torch.where(inside, torch.arange(m * side * side, device=cell.device), m * side * side).view(m, side, side)
         stages.append(Cells(table, index.flatten(1)))
-    group = _together(where.kind, kinds, most)
-    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), each, each, (group,), cell)
+    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), each, each, (group,), cell, 4 * MEMORY)
 
 
 def once(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -139,14 +141,46 @@ def _cells(features: Tensor, where: Where, radius: int) -> tuple[Tensor, Tensor]
     return (where.frame[:, None, None] * height + rows.clamp(0, height - 1)) * width + columns.clamp(0, width - 1), inside
 
 
-def _together(kind: Tensor, kinds: int, most: int) -> Group:
-    """All kinds at once, each filled up to the largest: few launches on a GPU."""
+def together(kind: Tensor, kinds: int, most: int) -> Group:
+    """All kinds at once, each filled up to the ``most`` boxes of a kind: few launches on a GPU. A box of the kind ``kinds`` is none.
+
+    >>> together(torch.tensor([1, 0, 1]), kinds=2, most=2).members
+    tensor([[1, 3],
+            [0, 2]])
+    """
     m = len(kind)
     each = torch.arange(m, device=kind.device)
-    number = (kind.unsqueeze(1) == torch.arange(kinds + 1, device=kind.device)).cumsum(0).gather(1, kind.unsqueeze(1)).squeeze(1) - 1
+    number = _numbers(kind, kinds + 1)
     slot = torch.where(kind < kinds, kind * most + number, kinds * most)
     members = torch.full((kinds * most + 1,), m, device=kind.device).scatter(0, slot, each)[:-1]
     return Group(slice(0, kinds), members.view(kinds, most), each, slot.clamp(max=kinds * most - 1))
+
+
+def in_blocks(kind: Tensor, kinds: int, size: int = 16) -> Group:
+    """Rows of ``size`` boxes of one kind, as many as any boxes could need: of fixed shape whatever the kinds of m boxes, and little filled up.
+
+    >>> found = in_blocks(torch.tensor([1, 0, 1, 1]), kinds=2, size=2)
+    >>> found.kinds, found.members
+    (tensor([0, 1, 1, 1]), tensor([[1, 4],
+            [0, 2],
+            [3, 4],
+            [4, 4]]))
+    """
+    m = len(kind)
+    each = torch.arange(m, device=kind.device)
+    counts = (kind.unsqueeze(1) == torch.arange(kinds, device=kind.device)).long().sum(0)
+    ends = ((counts + size - 1) // size).cumsum(0)  # (kinds,) rows up to the last of each kind
+    rows = m // size + kinds
+    slot = torch.cat([ends.new_zeros(1), ends])[kind] * size + _numbers(kind, kinds)
+    members = torch.full((rows * size,), m, device=kind.device).scatter(0, slot, each)
+    of = (torch.arange(rows, device=kind.device).unsqueeze(1) >= ends).long().sum(1).clamp(max=kinds - 1)
+    return Group(of, members.view(rows, size), each, slot)
+
+
+def _numbers(kind: Tensor, kinds: int) -> Tensor:
+    """The number of each box among those of its kind (m,)."""
+    same = (kind.unsqueeze(1) == torch.arange(kinds, device=kind.device)).long()
+    return same.cumsum(0).gather(1, kind.unsqueeze(1)).squeeze(1) - 1
 
 
 def _one_by_one(kind: Tensor) -> tuple[Group, ...]:

@@ -21,6 +21,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.frozen import check_finite_weights, fingerprint
+from boxcov.predict.budget import clock
 from boxcov.predict.graphs import Precision
 from boxcov.predict.guard import check_covariance
 from boxcov.predict.linearise import Linearised, Point
@@ -44,11 +45,14 @@ class Predictor(ABC):
         self._weights = _versions(detector)
         self.device = next(detector.parameters()).device
         self.linearised = Linearised(detector, parameters)
+        self._began = 0.0  # when the call under way came in: waiting for another thread counts
         self._lock = Lock()  # the shadow remembers one frame at a time
 
     def __call__(self, inputs: Any) -> Detections:
         """The detector's boxes, scores and labels, and what it does not know of each box."""
+        began = clock()
         with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._began = began
             self._check_weights()
             inputs = ready(inputs, self.device)
             try:
@@ -58,7 +62,11 @@ class Predictor(ABC):
             finally:
                 self.linearised.trunk.forget()
             self._check(result)
-            return result if self._calibration is None else self._calibrated(result, self._calibration)
+            return self._finished(result if self._calibration is None else self._calibrated(result, self._calibration))
+
+    def _finished(self, result: Detections) -> Detections:
+        """The last word on a result."""
+        return result
 
     def _at(self, inputs: Any) -> Point:
         along = self.along()

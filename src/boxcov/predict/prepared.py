@@ -28,7 +28,7 @@ class Turned:
     rows: Tensor | None  # (G, B, n_out, S): with ``bands``, the variances in separable form
     bands: tuple[tuple[slice, Tensor], ...]  # inputs q, and (S of the band, their number)
 
-    def of(self, kinds: slice) -> Turned:
+    def of(self, kinds: slice | Tensor) -> Turned:
         U = self.U if self.U.dim() == 2 else self.U[kinds]
         rows = None if self.rows is None else self.rows[kinds]
         return Turned(U, self.V[kinds], self.variances[kinds], rows, self.bands)
@@ -41,7 +41,7 @@ class Drawn:
     U: Tensor  # (n_in, k n_out) for a stem, else (G, B, n_in, k n_out)
     count: int
 
-    def of(self, kinds: slice) -> Drawn:
+    def of(self, kinds: slice | Tensor) -> Drawn:
         return Drawn(self.U[kinds], self.count)
 
 
@@ -63,7 +63,7 @@ class Layers:
     joined: Tensor | None = None  # of a stem, on a CPU: U and W side by side, one product for both
     parts: tuple[Tensor, Tensor] | None = None  # of a stem, on a GPU: leading and remaining digits of U
 
-    def of(self, kinds: slice) -> Layers:
+    def of(self, kinds: slice | Tensor) -> Layers:
         """Those of some kinds."""
         turned = None if self.turned is None else self.turned.of(kinds)
         return replace(self, W=self.W[kinds], scale=self.scale[kinds], shift=self.shift[kinds], turned=turned)
@@ -83,6 +83,11 @@ class Prepared:
     def parameters(self) -> set[str]:
         """Of the posterior, by name: those that it accounts for."""
         return {name for layers in (*self.stem, *self.branches) for name in layers.parameters}
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it holds directions in the place of a posterior."""
+        return any(isinstance(layers.turned, Drawn) for layers in (*self.stem, *self.branches))
 
     @property
     def kinds(self) -> int:

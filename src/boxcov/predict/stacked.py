@@ -18,12 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov.predict.contract import MEMORY
 from boxcov.predict.graphs import matrix_precision
 from boxcov.predict.plan import Cells, Group, Plan
 from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned, in_parts, leading, missing
-
-_NEAR = 2**20  # bytes of intermediates at once on a CPU: what its second cache holds
 
 
 @dataclass(frozen=True)
@@ -96,10 +93,9 @@ def _contracted(K: Tensor, delta: Tensor) -> Tensor:
     return (C + C.transpose(-1, -2)) / 2
 
 
-def _chunks(count: int, size: int, like: Tensor) -> range:
-    """Where to start anew so that ``size`` numbers for each of ``count`` items stay within bounds."""
-    room = _NEAR if like.device.type == "cpu" else 4 * MEMORY
-    return range(0, count, max(1, int(room // (size * like.element_size()))))
+def _chunks(count: int, size: int, like: Tensor, room: int) -> range:
+    """Where to start anew so that ``size`` numbers for each of ``count`` items stay within ``room`` bytes."""
+    return range(0, count, max(1, min(count, int(room // (size * like.element_size())))))
 
 
 # the stem: rows of cells, the same for all kinds
@@ -164,9 +160,9 @@ def _stem_covariance(turned: Turned, alpha: Tensor, d: Tensor, cells: Cells, pla
     T = at.shape[1]
     delta = (d.flatten(0, 2) @ turned.V[0, 0]).view(d.shape).permute(1, 3, 2, 0)  # (m, p, T, R)
     delta = _filled(delta, T)
-    grams = _grams(turned, alpha, at)  # (u, S, T T)
+    grams = _grams(turned, alpha, at, plan.room)  # (u, S, T T)
     out = delta.new_empty(m, R, R)
-    chunks = _chunks(m, p * T * T, delta)
+    chunks = _chunks(m, p * T * T, delta, plan.room)
     for i in chunks:
         part = slice(i, i + chunks.step)
         K = grams.index_select(0, plan.cell[part])
@@ -192,14 +188,14 @@ def _stem_directions(drawn: Drawn, alpha: Tensor, d: Tensor, cells: Cells, plan:
     return d.transpose(0, 1).flatten(2) @ moved
 
 
-def _grams(turned: Turned, alpha: Tensor, at: Tensor) -> Tensor:
+def _grams(turned: Turned, alpha: Tensor, at: Tensor, room: int) -> Tensor:
     """``alpha diag(columns[s]) alpha^T`` (u, S, T T) over the cells ``at`` (u, T) that boxes see; every variance by itself if not separable."""
     bands = turned.bands or ((slice(0, alpha.shape[1]), turned.variances[0, 0]),)
     u, T = at.shape
     parts = []
     for q, columns in bands:
         S, n = columns.shape
-        chunks = _chunks(u, S * T * n, alpha)
+        chunks = _chunks(u, S * T * n, alpha, room)
         weighed = alpha.new_empty(chunks.step, S, T, n)
         part = alpha.new_empty(u, T, S * T)
         for i in chunks:
@@ -219,7 +215,7 @@ def _from_below(layers: Layers, plan: Plan, d: Tensor, tangents: Tensor) -> Tens
     read = torch.cat([plan.pixels, plan.pixels.new_zeros(1)])[cells.table]  # (L, taps) cells of the map
     W = layers.W[0, 0][: C * read.shape[1]].to(tangents.dtype)
     moved = d.new_zeros(k, len(read) + 1, W.shape[1])
-    chunks = _chunks(k, read.numel() * C, tangents) if d.is_cuda else range(k)
+    chunks = _chunks(k, read.numel() * C, tangents, plan.room) if d.is_cuda else range(k)
     for i in chunks:
         seen = rows[i : i + chunks.step].index_select(1, read.flatten()).view(-1, *read.shape, C)
         seen = seen.masked_fill_(beyond.unsqueeze(2), 0).flatten(2)
@@ -237,7 +233,8 @@ def _branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor 
     a = _gathered(rows, plan.stages[-1].table, first)
     grams = None
     if isinstance(first.turned, Turned) and first.turned.rows is not None:
-        grams = _grams(first.turned, a @ first.turned.U, _in_fours(plan.stages[-1].at[plan.first], len(plan.stages[-1].table)))
+        at = _in_fours(plan.stages[-1].at[plan.first], len(plan.stages[-1].table))
+        grams = _grams(first.turned, a @ first.turned.U, at, plan.room)
     found = [_of_kinds(head, plan, group, a, grams) for group in plan.groups]
     order = torch.cat([group.boxes for group in plan.groups]).argsort()
     numbers = torch.cat([parts[0] for parts in found])[order].flatten(1)[:, last.picked]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.errors import BoxcovError
 from boxcov.predict.graphs import Graphs, Many, Precision, matrix_precision
 from boxcov.predict.linearise import Point
-from boxcov.predict.plan import Where, own_cells, shared_cells
+from boxcov.predict.plan import Where, own_cells, shared_cells, together
 from boxcov.predict.prepared import Prepared, prepared
 from boxcov.predict.stacked import jacobian, through_head
 from boxcov.staged import Staged
@@ -89,13 +90,20 @@ class Stages:
 
         def run(features: Tensor, packed: Tensor, *tangents: Tensor) -> Many:
             own = Where(*packed)
-            pixels, plan = own_cells(features, own, head.radius, head.reaches, head.kinds, most)
+            pixels, plan = own_cells(features, own, head.radius, head.reaches, together(own.kind, head.kinds, most))
             found = through_head(head, plan, pixels, self.precision == "half", *tangents)
             return self._decoded(*found, lambda values: decode(values, own.row, own.column))
 
         given = (features, packed) if tangents is None else (features, packed, tangents)
         made = run(*given) if self._graphs is None else self._graphs(most, run, *given)
         return [tensor[:m] for tensor in made]
+
+    def along(self, etas: dict[str, Tensor]) -> Stages:
+        """The same along other directions; what has been compared counts for both."""
+        other = copy(self)  # the set of compared kinds is one for both
+        other.draw(etas)
+        other._graphs = None if self._graphs is None else Graphs()
+        return other
 
     def draw(self, etas: dict[str, Tensor]) -> None:
         """Other directions from here on; what has been compared stays so."""

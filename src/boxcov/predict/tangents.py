@@ -55,7 +55,7 @@ class Tangent:
         return Tangent(self.t, factor if self.factor is None else self.factor * factor)
 
 
-class Directions:
+class Etas:
     """k directions (k, *shape) of ``weights``, both by name, in the form and type that the products take; kept from frame to frame.
 
     They are carried in a size that every type can hold: ``scale`` (k,) is what derivatives along them are multiplied by in the end.
@@ -112,14 +112,14 @@ class Tangents(TorchFunctionMode):
     ends: weights, by id, behind whose products nothing is carried: the first of what is differentiated in another way.
 
     >>> linear = torch.nn.Linear(2, 3)
-    >>> directions = Directions({"weight": torch.ones(4, 3, 2)}, {"weight": linear.weight})
+    >>> directions = Etas({"weight": torch.ones(4, 3, 2)}, {"weight": linear.weight})
     >>> with torch.no_grad(), Tangents(directions) as tangents:
     ...     out = linear(torch.ones(1, 2)).relu()
     >>> tangents.of(out).shape
     torch.Size([4, 1, 3])
     """
 
-    def __init__(self, directions: Directions, ends: frozenset[int] = frozenset()) -> None:
+    def __init__(self, directions: Etas, ends: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self.directions, self.ends = directions, ends
         self._held: Any = WeakTensorKeyDictionary()
@@ -316,7 +316,7 @@ def pushed(function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], t
 
 
 def normalised(etas: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-    """Directions of a size that every float type can hold, and the factors (k,) that the derivatives are multiplied by in turn.
+    """Etas of a size that every float type can hold, and the factors (k,) that the derivatives are multiplied by in turn.
 
     >>> etas, scale = normalised({"weight": torch.tensor([[3.0, -4.0]])}, {"weight": torch.zeros(2)})
     >>> etas["weight"], scale

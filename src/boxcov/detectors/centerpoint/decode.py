@@ -85,8 +85,8 @@ def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
     >>> [config.classes[label] for label in found.labels], found.where.column
     (['trailer'], tensor([6]))
     """
-    ranked = _ranked(tasks, config)
-    return ranked.selection(ranked.reported(greedy(*_rivals(ranked, config), ranked.valid), config.reporting.most))
+    found = ranked(tasks, config)
+    return found.selection(found.reported(greedy(*_rivals(found, config), found.valid), config.reporting.most))
 
 
 def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
@@ -102,21 +102,21 @@ def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
     >>> found.where.column, found.removed_by
     (tensor([6, 7]), tensor([-1,  0]))
     """
-    ranked = _ranked(tasks, config)
-    first, second = _rivals(ranked, config)
-    kept = ranked.reported(greedy(first, second, ranked.valid), config.reporting.most)
-    row = torch.full((ranked.valid.numel() + 1,), -1, device=kept.device)  # in the report; the last one stands for nobody
+    found = ranked(tasks, config)
+    first, second = _rivals(found, config)
+    kept = found.reported(greedy(first, second, found.valid), config.reporting.most)
+    row = torch.full((found.valid.numel() + 1,), -1, device=kept.device)  # in the report; the last one stands for nobody
     row[kept] = torch.arange(len(kept), device=kept.device)
     counts = row[first] >= 0
     nobody = torch.full_like(row[:-1], len(row) - 1)
     best = nobody.scatter_reduce(0, second[counts], first[counts], "amin")  # the lower the number, the higher the score
-    every = ranked.ordered(ranked.valid.flatten().nonzero()[:, 0])
-    plain = ranked.selection(every)
+    every = found.ordered(found.valid.flatten().nonzero()[:, 0])
+    plain = found.selection(every)
     return Candidates(plain.frame, plain.scores, plain.labels, plain.where, row[best[every]])
 
 
 @dataclass(frozen=True)
-class _Ranked:
+class Ranked:
     """The best candidates of every frame and task (G = B tasks), by falling score, before NMS."""
 
     scores: Tensor  # (G, k)
@@ -124,6 +124,7 @@ class _Ranked:
     valid: Tensor  # (G, k) above the threshold
     where: Where  # G k of them
     boxes: Tensor  # (G, k, D)
+    beyond: Tensor  # () how many more are above the threshold, in all groups
 
     def reported(self, stays: Tensor, most: int) -> Tensor:
         """Numbers of those that are reported of what NMS left (G, k), in the order of the report."""
@@ -139,18 +140,28 @@ class _Ranked:
         return Selection(where.frame, self.scores.flatten()[index], self.labels[index], where)
 
 
-def _ranked(tasks: Sequence[TaskMaps], config: Config) -> _Ranked:
+def ranked(tasks: Sequence[TaskMaps], config: Config, most: int | None = None) -> Ranked:
+    """The best ``most`` candidates of every frame and task; as many as there are above the threshold in the fullest task unless given.
+
+    >>> config = Config.small()
+    >>> maps = [{name: torch.zeros(1, n, 16, 16) for name, n in config.branches.items()} for _ in config.tasks]
+    >>> for task, names in zip(maps, config.tasks):
+    ...     task["heatmap"] = torch.full((1, len(names), 16, 16), -9.0)
+    >>> ranked(maps, config).scores.shape, ranked(maps, config, most=5).scores.shape
+    (torch.Size([6, 0]), torch.Size([6, 5]))
+    """
     found = [_candidates(maps, config) for maps in tasks]
     scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*found))  # (B, tasks, K) each, by falling score
     valid = scores > config.reporting.threshold
-    most = int(valid.sum(2).amax())
+    most = int(valid.sum(2).amax()) if most is None else most
+    beyond = valid[:, :, most:].sum()
     scores, classes, cells, valid = (t[:, :, :most].flatten(0, 1) for t in (scores, classes, cells, valid))  # (B tasks, k)
     group = torch.arange(len(scores), device=scores.device).unsqueeze(1).expand_as(scores)
     columns = tasks[0]["reg"].shape[3]
     where = Where(*(t.flatten() for t in (group // len(tasks), group % len(tasks), cells // columns, cells % columns)))
     boxes = boxes_of(values_at(tasks, where, list(config.branches)), where.row, where.column, config)
     first = torch.tensor([config.first_class(i) for i in range(len(tasks))], device=scores.device)
-    return _Ranked(scores, first[where.task] + classes.flatten(), valid, where, boxes.unflatten(0, scores.shape))
+    return Ranked(scores, first[where.task] + classes.flatten(), valid, where, boxes.unflatten(0, scores.shape), beyond)
 
 
 def _candidates(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,10 +190,10 @@ def _in_range(maps: TaskMaps, config: Config) -> Tensor:
     return (inside[0] & inside[1] & inside[2]).unsqueeze(1)
 
 
-def _rivals(ranked: _Ranked, config: Config) -> Pairs:
+def _rivals(found: Ranked, config: Config) -> Pairs:
     """Which candidate would suppress which, as numbers among all G k."""
-    rules, boxes = config.reporting, ranked.boxes
+    rules, boxes = config.reporting, found.boxes
     if rules.nms == "circle":
         bound = boxes.new_tensor(rules.radii).repeat(len(boxes) // len(config.tasks))
-        return circle_rivals(boxes[:, :, :2], ranked.valid, bound)
-    return rotated_rivals(boxes[:, :, [0, 1, 3, 4, 6]], ranked.valid, rules.overlap)
+        return circle_rivals(boxes[:, :, :2], found.valid, bound)
+    return rotated_rivals(boxes[:, :, [0, 1, 3, 4, 6]], found.valid, rules.overlap)

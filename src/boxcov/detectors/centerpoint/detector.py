@@ -12,6 +12,7 @@ from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import boxes_of, candidates, logits_at, select, values_at
 from boxcov.detectors.centerpoint.encoders import PillarEncoder
+from boxcov.detectors.centerpoint.fixed import select_fixed
 from boxcov.detectors.centerpoint.head import REACH, CenterHead
 from boxcov.detectors.centerpoint.loss import frame_losses
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
@@ -19,6 +20,8 @@ from boxcov.detectors.centerpoint.settings import Pillars
 from boxcov.detectors.centerpoint.sparse import VoxelEncoder
 from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets, encode
 from boxcov.detectors.crops import crop
+from boxcov.fixed import Fixed, Limits
+from boxcov.frozen import shadow
 from boxcov.staged import Staged
 
 Raw = dict[str, Any]
@@ -60,6 +63,15 @@ class CenterPoint(Detector):
 
     def select(self, raw: Raw) -> Selection:
         return select(raw["tasks"], self.config)
+
+    def select_fixed(self, raw: Raw, limits: Limits) -> Fixed:
+        return select_fixed(raw["tasks"], self.config, limits)
+
+    def dense(self) -> CenterPoint:
+        """Everything behind the encoder: its inputs are what ``encoder(clouds)`` gives, maps (B, channels, ny, nx)."""
+        twin = shadow(self)
+        twin._modules["encoder"] = nn.Identity()  # the twin's own dict: the detector keeps its encoder
+        return twin
 
     def candidates(self, raw: Raw) -> Candidates:
         return candidates(raw["tasks"], self.config)

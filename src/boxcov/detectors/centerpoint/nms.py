@@ -79,9 +79,7 @@ def rotated_rivals(boxes: Tensor, valid: Tensor, overlap: float) -> Pairs:
     >>> rotated_rivals(boxes, torch.ones(1, 3, dtype=torch.bool), 0.2)
     (tensor([0]), tensor([1]))
     """
-    reach = boxes[:, :, 2:4].norm(dim=2) / 2
-    near = _squared_distances(boxes) <= (reach.unsqueeze(2) + reach.unsqueeze(1)).square()
-    first, second = _pairs(near, valid)
+    first, second = _pairs(near_boxes(boxes), valid)
     flat = boxes.flatten(0, 1)
     over = rotated_iou(flat[first], flat[second]) > overlap
     return first[over], second[over]
@@ -96,7 +94,26 @@ def circle_rivals(centres: Tensor, valid: Tensor, bound: Tensor) -> Pairs:
     >>> circle_rivals(centres, torch.ones(1, 3, dtype=torch.bool), torch.tensor([4.0]))
     (tensor([0]), tensor([1]))
     """
-    return _pairs(_squared_distances(centres) <= bound.reshape(-1, 1, 1), valid)
+    return _pairs(near_centres(centres, bound), valid)
+
+
+def near_boxes(boxes: Tensor) -> Tensor:
+    """Which boxes (G, K, 5) of a group can overlap at all (G, K, K): those whose circles meet.
+
+    >>> near_boxes(torch.tensor([[[0.0, 0, 2, 4, 0], [4.0, 0, 2, 4, 0], [9.0, 0, 2, 4, 0]]]))[0, 0]
+    tensor([ True,  True, False])
+    """
+    reach: Tensor = boxes[:, :, 2:4].norm(dim=2) / 2
+    return _squared_distances(boxes) <= (reach.unsqueeze(2) + reach.unsqueeze(1)).square()
+
+
+def near_centres(centres: Tensor, bound: Tensor) -> Tensor:
+    """Which centres (G, K, 2) of a group are within ``bound`` (G,) of each other (G, K, K), by their squared distance.
+
+    >>> near_centres(torch.tensor([[[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]]]), torch.tensor([4.0]))[0, 0]
+    tensor([ True,  True, False])
+    """
+    return _squared_distances(centres) <= bound.reshape(-1, 1, 1)
 
 
 def _squared_distances(boxes: Tensor) -> Tensor:

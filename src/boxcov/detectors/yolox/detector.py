@@ -15,9 +15,10 @@ from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
 from boxcov.detectors.yolox.head import REACH, Head
 from boxcov.detectors.yolox.loss import encode, frame_losses
-from boxcov.detectors.yolox.select import candidates, select
+from boxcov.detectors.yolox.select import candidates, select, select_fixed
 from boxcov.detectors.yolox.trunk import PAFPN
 from boxcov.errors import BoxcovError
+from boxcov.fixed import Fixed, Limits
 
 Raw = dict[str, Any]
 
@@ -59,6 +60,9 @@ class YOLOX(Detector):
 
     def select(self, raw: Raw) -> Selection:
         return select(raw["values"], grid_of(raw["features"]), self.config)
+
+    def select_fixed(self, raw: Raw, limits: Limits) -> Fixed:
+        return select_fixed(raw["values"], grid_of(raw["features"]), self.config, limits)
 
     def candidates(self, raw: Raw) -> Candidates:
         return candidates(raw["values"], grid_of(raw["features"]), self.config)

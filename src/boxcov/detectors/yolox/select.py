@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from boxcov.detector import Candidates, Selection
 from boxcov.detectors.centerpoint.nms import greedy
-from boxcov.detectors.yolox.config import Config
+from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import Grid, centred_boxes, corners, pairwise_iou
+from boxcov.errors import BoxcovError
+from boxcov.fixed import Fixed, Limits, best, suppressed
 
 _MOST = 3000  # candidates of an image, by score, that NMS compares with each other
 
@@ -73,8 +75,7 @@ class _Ranked:
 
 def _ranked(values: Tensor, grid: Grid, config: Config) -> tuple[Tensor, Tensor, list[_Ranked]]:
     """Scores and labels (B, N) of all cells, and the candidates of each image."""
-    named, labels = values[:, :, 5:].sigmoid().max(2)
-    scores = values[:, :, 4].sigmoid() * named
+    scores, labels = scored(values)
     boxes = corners(centred_boxes(values, grid))
     return scores, labels, [_of_image(*image, config) for image in zip(scores, labels, boxes)]
 
@@ -86,6 +87,57 @@ def _of_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -> 
     first, second = rivals.nonzero(as_tuple=True)
     stays = greedy(first, second, torch.ones(1, len(cells), dtype=torch.bool, device=cells.device))[0]
     return _Ranked(cells, rivals, stays & (stays.cumsum(0) <= config.most))
+
+
+def select_fixed(values: Tensor, grid: Grid, config: Config, limits: Limits) -> Fixed:
+    """What ``select`` reports of one image, in a fixed number of rows; the kind of a row is its level.
+
+    >>> from boxcov.detectors.yolox.decode import grid_of
+    >>> values = torch.full((1, 84, 85), -9.0)
+    >>> values[0, 20, [4, 5 + 16]] = 3.0  # a dog
+    >>> grid = grid_of([torch.zeros(1, 1, n, n) for n in (8, 4, 2)])
+    >>> found = select_fixed(values, grid, Config.named("nano"), Limits(boxes=5))
+    >>> int(found.count), found.selection.labels[0], len(found.selection)
+    (1, tensor(16), 5)
+    """
+    if len(values) != 1:
+        raise BoxcovError(f"a selection of fixed size is of one image, got a batch of {len(values)}")
+    scores, labels = scored(values)
+    above = scores[0] > config.threshold
+    cells, taken, beyond = best(scores[0], above, limits.candidates)
+    valid = torch.arange(len(cells), device=cells.device) < taken
+    boxes = corners(centred_boxes(values[0, cells], grid[cells]))
+    rivals = rivals_of(boxes, labels[0, cells], config.overlap) & valid & valid.unsqueeze(1)
+    stays, settled = suppressed(rivals.to(values.dtype).unsqueeze(0))
+    stays = stays[0] & valid
+    reported = stays & (stays.cumsum(0) <= config.most)
+    index, count, more = best(scores[0, cells], reported, limits.boxes)
+    cell = cells[index]
+    frame = torch.zeros_like(cell)
+    whole = Where(frame, cell, grid[cell])
+    found = Selection(frame, scores[0, cell], labels[0, cell], whole)
+    levels = [_on_level(whole, grid, level) for level in range(len(STRIDES))]
+    left_off = beyond + more + (~settled).long()
+    return Fixed(found, count, left_off, whole.grid.level, tuple(replace(found, where=where) for where in levels))
+
+
+def _on_level(where: Where, grid: Grid, level: int) -> Where:
+    """The cells of the same row and column on another level, or the last ones there."""
+    at = (grid.level == level).nonzero()[:, 0]
+    first, rows, columns = at.min(), grid.row[at].max(), grid.column[at].max()
+    row, column = torch.minimum(where.grid.row, rows), torch.minimum(where.grid.column, columns)
+    cell = first + row * (columns + 1) + column
+    return Where(where.frame, cell, Grid(torch.full_like(cell, level), row, column))
+
+
+def scored(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and labels (B, N) of all cells: the best class, times the objectness.
+
+    >>> scored(torch.zeros(1, 2, 7))
+    (tensor([[0.2500, 0.2500]]), tensor([[0, 0]]))
+    """
+    named, labels = values[:, :, 5:].sigmoid().max(2)
+    return values[:, :, 4].sigmoid() * named, labels
 
 
 def rivals_of(boxes: Tensor, labels: Tensor, overlap: float) -> Tensor:

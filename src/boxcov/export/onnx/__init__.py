@@ -1,0 +1,9 @@
+"""A detector together with its uncertainty as one ONNX file: boxes, scores, labels and covariances, in shapes that do not change.
+
+Needs ``pip install 'boxcov[onnx]'``. See docs/deployment.md for what is in the graph and what is not.
+"""
+
+from boxcov.export.onnx.write import about, export
+from boxcov.fixed import Limits
+
+__all__ = ["Limits", "about", "export"]

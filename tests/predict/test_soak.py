@@ -1,0 +1,62 @@
+"""Steady streaming: memory stays flat over as many frames as there is time for, 100,000 at most."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from boxcov import MCGLM, ExactGLM, fit
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+
+FRAMES = int(os.environ.get("BOXCOV_SOAK", 100_000))
+SECONDS = float(os.environ.get("BOXCOV_SOAK_SECONDS", 900))
+SETTLED = 500  # frames until allocator and caches have what they need
+GROWTH = 8 * 2**20  # bytes: less than a tenth of one a frame
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds now."""
+    status = Path("/proc/self/statm")
+    if status.exists():
+        return int(status.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # elsewhere: the most it ever held, in bytes
+
+
+def live_tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mcglm", "mcglm within a budget", "exact"])
+def test_memory_is_flat(kind: str, record_property) -> None:
+    detector = TinyCenter(width=4, threshold=0.3, most=4).eval()
+    frames = [inputs[:, :, :32, :32].contiguous() for inputs, _ in shapes.frames(count=16)]
+    detector.head.branches["heatmap"][-1].bias.data.fill_(0.0)
+    posterior = fit(detector, shapes.frames(count=2))
+    budget = 5.0 if kind == "mcglm within a budget" else None
+    model = ExactGLM(detector, posterior) if kind == "exact" else MCGLM(detector, posterior, 4, budget_ms=budget)
+    began, done, boxes = time.monotonic(), 0, 0
+    before = tensors = 0
+    while done < FRAMES and time.monotonic() - began < SECONDS / 3:
+        boxes += len(model(frames[done % len(frames)]))
+        done += 1
+        if done == SETTLED:
+            before, tensors = resident(), live_tensors()
+    seconds, grown = time.monotonic() - began, resident() - before
+    said = f"{kind}: {done} frames, {boxes} boxes, {seconds:.0f} s, {grown / 2**20:+.2f} MiB after the first {SETTLED}"
+    print(said)
+    record_property("soak", said)
+    assert done > 2 * SETTLED, "too slow to say anything"
+    assert boxes > done
+    assert grown < GROWTH, said
+    assert live_tensors() == tensors
+    assert threading.active_count() < 20

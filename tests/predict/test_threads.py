@@ -1,0 +1,127 @@
+"""Threads that share one model, or one process, get the numbers of one thread."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+
+import boxcov
+from boxcov import MCGLM, ExactGLM
+from boxcov.detectors import centerpoint
+from boxcov.predict.graphs import matrix_precision
+from centerpoint_cases import cloud, detector_of, frames, pillar_config
+
+METHODS = {
+    "mcglm": lambda detector, posterior: MCGLM(detector, posterior, 4),
+    "exact": lambda detector, posterior: ExactGLM(detector, posterior),
+}
+
+
+def check(model: Any, alone: Any, inputs: list[Any], threads: int = 5) -> None:
+    """One model for all threads, from its first frame on, against one that only ever saw one thread."""
+    with ThreadPoolExecutor(threads) as pool:
+        together = list(pool.map(model, inputs * 2))
+    for found, one in zip(together, inputs * 2):
+        expected = alone(one)
+        assert torch.equal(found.boxes, expected.boxes)
+        assert torch.equal(found.covariance, expected.covariance)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("depth", ["head", pytest.param("neck", marks=pytest.mark.slow)])
+def test_one_model_on_the_tiny_detector(tiny, train_frames, method: str, depth: str) -> None:
+    posterior = boxcov.fit(tiny, train_frames[:4], depth=depth)
+    check(METHODS[method](tiny, posterior), METHODS[method](tiny, posterior), [inputs for inputs, _ in train_frames[:5]])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_model_on_a_centerpoint(method: str) -> None:
+    config = pillar_config()
+    detector = detector_of(config)
+    posterior = boxcov.fit(detector, frames(config))
+    check(METHODS[method](detector, posterior), METHODS[method](detector, posterior), [[cloud(config, seed)] for seed in range(4)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_one_model_on_the_shipped_centerpoint(method: str) -> None:
+    from boxcov.data import simulated
+
+    detector = centerpoint.load("small")
+    data = simulated.frames(count=3, sweeps=1)
+    posterior = boxcov.fit(detector, [data[0]], prior_precision=100.0, fisher="mc")
+    check(METHODS[method](detector, posterior), METHODS[method](detector, posterior), [inputs for inputs, _ in data])
+
+
+def test_two_models_of_one_detector(tiny, posterior, train_frames) -> None:
+    inputs = [inputs for inputs, _ in train_frames[:8]]
+    models = [MCGLM(tiny, posterior, 4), ExactGLM(tiny, posterior)]
+    expected = [[kind(tiny, posterior)(x).covariance for x in inputs] for kind in (METHODS["mcglm"], METHODS["exact"])]
+    with ThreadPoolExecutor(4) as pool:
+        found = [list(pool.map(lambda x, model=model: model(x).covariance, inputs)) for model in models]
+    for own, theirs in zip(found, expected):
+        for a, b in zip(own, theirs):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-9)  # the first frames of each are compared in another order
+
+
+# the flags of the whole process
+
+
+@pytest.fixture
+def flags():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield lambda: (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_threads_that_overlap_leave_the_flags_as_they_were(flags) -> None:
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = True, False
+    inside, leave = Event(), Event()
+
+    def first() -> None:
+        with matrix_precision("float32"):
+            inside.set()
+            leave.wait(10)
+
+    thread = Thread(target=first)
+    thread.start()
+    assert inside.wait(10)
+    with matrix_precision("float32"):  # comes in second, goes out last
+        leave.set()
+        thread.join(10)
+        assert flags() == (False, False)
+    assert flags() == (True, False)
+
+
+def test_a_thread_that_wants_another_precision_waits(flags) -> None:
+    order: list[str] = []
+    inside, started = Event(), Event()
+
+    def other() -> None:
+        inside.wait(10)
+        started.set()
+        with matrix_precision("tf32"):
+            order.append(f"second {flags()[0]}")
+
+    thread = Thread(target=other)
+    thread.start()
+    with matrix_precision("float32"):
+        inside.set()
+        started.wait(10)
+        thread.join(0.2)
+        order.append(f"first {flags()[0]}")
+    thread.join(10)
+    assert order == ["first False", "second True"]
+
+
+def test_one_inside_another(flags) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    with matrix_precision("tf32"):
+        with matrix_precision("float32"):
+            assert flags() == (False, False)
+        assert flags() == (True, True)
+    assert flags() == (False, False)
