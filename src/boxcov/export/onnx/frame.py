@@ -56,9 +56,10 @@ class Frame:
             self.linearised.trunk.forget()
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        point, fixed = self._point(inputs)
-        covariance = self.covariance(point, fixed)
-        self.linearised.trunk.forget()
+        with torch.no_grad():
+            point, fixed = self._point(inputs)
+            covariance = self.covariance(point, fixed)
+            self.linearised.trunk.forget()
         valid, selection = fixed.valid, fixed.selection
         return (
             torch.where(valid.unsqueeze(1), point.boxes, 0),
