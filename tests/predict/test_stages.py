@@ -280,3 +280,39 @@ def test_a_truncated_posterior_stays_within_its_bound(data, posterior) -> None:
     assert float((diagonals[0] / diagonals[1] - 1).abs().max()) <= smaller.error + 1e-4
     drawn = MCGLM(detector, smaller, samples=200)(inputs).uncertainty / again.uncertainty
     assert float((drawn - 1).abs().max()) < 0.5
+
+
+@pytest.mark.parametrize("fours", [False, True])
+@pytest.mark.parametrize("count", [1, 30])
+def test_directions_of_which_the_data_say_nothing_are_taken_together(monkeypatch, posterior, data, count: int, fours: bool) -> None:
+    """Within the tolerance, whichever way sizes are filled up."""
+    detector, wide = chosen(count), posterior.with_prior(1e5)
+    exact = ExactGLM(detector, wide)(data[0][0]).covariance
+    if fours:
+        for module in (stacked, prepared):
+            monkeypatch.setattr(module, "missing", lambda size, like: -size % 4)
+    model = ExactGLM(detector, wide, tolerance=1e-2)
+    found = model(data[0][0]).covariance
+    stem = model._stages._prepared.stem[0].turned
+    assert stem.rest
+    assert stem.U.shape[1] < 0.45 * stem.U.shape[0]
+    assert not torch.equal(found, exact)
+    assert float((found.diagonal(dim1=1, dim2=2) / exact.diagonal(dim1=1, dim2=2) - 1).abs().max()) < 1e-2
+    assert model.settings()["tolerance"] == 1e-2
+
+
+def test_variances_with_a_rest_are_within_the_tolerance(posterior) -> None:
+    names = ["head.shared.0"]
+    wide = posterior.with_prior(1e5)
+    found = separable(wide, names, 1e-2, merge=True)
+    assert found.rest
+    v = wide.variances(names[0])[0]
+    assert float((found.of(0) / v - 1).abs().max()) <= 1.01e-2
+    assert found.error <= 1e-2
+    assert separable(wide, names, 1e-2).rest == 0
+
+
+@pytest.mark.parametrize("tolerance", [0, -1, 0.2, float("nan")])
+def test_a_tolerance_that_means_nothing_is_refused(posterior, tolerance: float) -> None:
+    with pytest.raises(BoxcovError, match=r"tolerance must lie between 1e-6 and 0\.1"):
+        ExactGLM(chosen(3), posterior, tolerance=tolerance)

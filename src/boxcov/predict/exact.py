@@ -29,6 +29,7 @@ from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.graphs import Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.predictor import PosteriorPredictor, check_precision, check_samples, sample_covariance, score_parts
+from boxcov.predict.prepared import TOLERANCE
 from boxcov.predict.stages import Stages
 from boxcov.predict.tangents import NoRule, Tangents
 from boxcov.predict.trace import Trace, groups, leaves_read, trace
@@ -44,6 +45,8 @@ class ExactGLM(PosteriorPredictor):
     unless given, that part is exact too, at one backward pass for each output number.
     precision: of the products on a GPU, for a detector whose head is given as stages: "float32", or "tf32" or "half", faster and less exact.
     graphs: on a GPU, keep what was computed for a number of boxes as a CUDA graph, for the next frame with about as many.
+    tolerance: the relative error that each variance of the posterior may have, for a head given as stages; 1e-3 or 1e-2 may be much faster, as
+    directions of which the data say nothing beside the prior are then taken together.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
     score: also the variance of each score's logit, and its covariance with the box, exact alike; by instance, stages or not.
 
@@ -69,24 +72,27 @@ class ExactGLM(PosteriorPredictor):
         *,
         calibrated: bool = False,
         precision: Precision = "float32",
+        tolerance: float = TOLERANCE,
         graphs: bool = True,
         score: bool = False,
     ) -> None:
         if samples is not None:
             check_samples(samples)
         check_precision(precision)
+        if not 1e-6 <= tolerance <= 0.1:
+            raise BoxcovError(f"tolerance must lie between 1e-6 and 0.1, got {tolerance!r}")
         super().__init__(detector, posterior, calibrated, score)
         self.samples, self.seed = samples, seed
         self._checked, self._checked_scored = Checked(), Checked()
         self._variances = {name: self.posterior.variances(name) for name in self.posterior.blocks}
         self._block_of = {block.layer.weight: name for name, block in self.posterior.blocks.items()}
         self._etas: dict[str, Tensor] | None = None
-        self.precision = precision
-        self._stages = Stages(self.posterior, precision, graphs)
+        self.precision, self.tolerance = precision, tolerance
+        self._stages = Stages(self.posterior, precision, graphs, tolerance=tolerance)
         self._carried = Carried(precision)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "samples": self.samples, "seed": self.seed, "precision": self.precision}
+        return {**super().settings(), "samples": self.samples, "seed": self.seed, "precision": self.precision, "tolerance": self.tolerance}
 
     def asks(self) -> bool:
         return self.score or not (self._stages.suffice or (self._stages.known and self._carried.trusted))

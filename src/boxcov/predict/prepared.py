@@ -15,23 +15,24 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.predict.separable import separable
 from boxcov.staged import Stage, Staged
 
-TOLERANCE = 1e-5  # of the variances' separable form, in float32; in float64 they are taken as they are
+TOLERANCE = 1e-5  # of the variances' separable form unless said otherwise, in float32; in float64 they are taken as they are
 
 
 @dataclass(frozen=True)
 class Turned:
     """The posterior of the layers of a stage; layers with fewer outputs are filled up with zeros."""
 
-    U: Tensor  # (n_in, n_in) where all layers share one input factor, else (G, B, n_in, n_in)
+    U: Tensor  # (n_in, n_in) where all layers share one input factor, else (G, B, n_in, n_in); with a rest, (n_in, kept)
     V: Tensor  # (G, B, n_out, n_out)
     variances: Tensor  # (G, B, n_out, n_in)
     rows: Tensor | None  # (G, B, n_out, S): with ``bands``, the variances in separable form
     bands: tuple[tuple[slice, Tensor], ...]  # inputs q, and (S of the band, their number)
+    rest: bool = False  # whether what the kept columns of U leave of an input comes behind them, as a vector of its own length
 
     def of(self, kinds: slice | Tensor) -> Turned:
         U = self.U if self.U.dim() == 2 else self.U[kinds]
         rows = None if self.rows is None else self.rows[kinds]
-        return Turned(U, self.V[kinds], self.variances[kinds], rows, self.bands)
+        return Turned(U, self.V[kinds], self.variances[kinds], rows, self.bands, self.rest)
 
 
 @dataclass(frozen=True)
@@ -99,18 +100,20 @@ class Prepared:
         return [layers.reach for layers in (*self.stem, self.branches[0])]
 
 
-def prepared(staged: Staged, posterior: Posterior, names: Mapping[int, str], etas: Mapping[str, Tensor] | None = None) -> Prepared | None:
+def prepared(
+    staged: Staged, posterior: Posterior, names: Mapping[int, str], etas: Mapping[str, Tensor] | None = None, tolerance: float = TOLERANCE
+) -> Prepared | None:
     """None if the head, or what the posterior holds of it, is not of the form that can be stacked.
 
     names: of the parameters, by id. etas: directions (k, *shape) by parameter name; with them, derivatives along these are prepared
-    instead of the posterior's covariance.
+    instead of the posterior's covariance. tolerance: the relative error that the variances may have in float32.
     """
     stages = (*staged.stem, *staged.branches)
     if not staged.stem or not staged.branches or not all(stage.fits() for stage in stages):
         return None
     if any(len(stage.layers) > 1 or len(stage.layers[0]) > 1 for stage in staged.stem):
         return None
-    made = [_layers(stage, posterior, names, etas, stage is stages[-1]) for stage in stages]
+    made = [_layers(stage, posterior, names, etas, stage is stages[-1], tolerance, stage not in staged.branches[1:]) for stage in stages]
     found = [layers for layers in made if layers is not None]
     if len(found) < len(made) or len({tuple(layers.W.shape[:2]) for layers in found[len(staged.stem) :]}) > 1:
         return None
@@ -145,7 +148,15 @@ def leading(x: Tensor) -> Tensor:
     return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
-def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str], etas: Mapping[str, Tensor] | None, last: bool) -> Layers | None:
+def _layers(
+    stage: Stage,
+    posterior: Posterior,
+    names: Mapping[int, str],
+    etas: Mapping[str, Tensor] | None,
+    last: bool,
+    tolerance: float,
+    merge: bool,
+) -> Layers | None:
     layers = [layer for row in stage.layers for layer in row]
     G, B = len(stage.layers), len(stage.layers[0])
     shapes = {tuple(layer.weight.shape[1:]) for layer in layers}
@@ -170,7 +181,8 @@ def _layers(stage: Stage, posterior: Posterior, names: Mapping[int, str], etas: 
     scale, shift = _norm(stage, weights)
     turned: Turned | Drawn | None = None
     if known:
-        turned = _turned(posterior, known, layers[0], most, (G, B)) if etas is None else _drawn(posterior, known, etas, most, (G, B))
+        turned = _drawn(posterior, known, etas, most, (G, B)) if etas is not None else None
+        turned = turned or _turned(posterior, known, layers[0], most, (G, B), tolerance, merge)
     matrices = [posterior.blocks[name].layer for name in known]
     parameters = tuple(name for layer in matrices for name in (layer.weight, layer.bias) if name is not None)
     real = torch.arange(most) < torch.tensor(outputs[0]).unsqueeze(1)  # (B, n_out)
@@ -232,7 +244,9 @@ def _norm(stage: Stage, like: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(scales).unflatten(0, (G, B)), torch.stack(shifts).unflatten(0, (G, B))
 
 
-def _turned(posterior: Posterior, names: list[str], layer: nn.Conv2d, most: int, form: tuple[int, int]) -> Turned:
+def _turned(
+    posterior: Posterior, names: list[str], layer: nn.Conv2d, most: int, form: tuple[int, int], tolerance: float, merge: bool
+) -> Turned:
     blocks = [posterior.blocks[name] for name in names]
     taps = layer.kernel_size[0] * layer.kernel_size[1]
     order = torch.arange(layer.in_channels * taps, device=layer.weight.device).reshape(-1, taps).T.flatten()
@@ -246,8 +260,13 @@ def _turned(posterior: Posterior, names: list[str], layer: nn.Conv2d, most: int,
         U = torch.stack([_square(block.Q.vectors[0][order], n_in) for block in blocks]).unflatten(0, form)
         return Turned(U, V, variances, None, ())
     U = _square(blocks[0].Q.vectors[0][order], n_in).contiguous()
-    found = separable(posterior, names, TOLERANCE) if U.dtype == torch.float32 else None
+    found = separable(posterior, names, tolerance, merge) if U.dtype == torch.float32 else None
     if found is None:
         return Turned(U, V, variances, None, ())
     rows = torch.stack([_filled(row, most) for row in found.rows]).unflatten(0, form)
-    return Turned(U, V, variances, rows, found.bands)
+    if not found.rest:
+        return Turned(U, V, variances, rows, found.bands)
+    kept = len(order) - found.rest
+    bands = tuple((slice(q.start - found.rest, q.stop - found.rest), columns) for q, columns in found.bands)
+    behind = slice(kept, kept + n_in), rows.new_ones(1, n_in)
+    return Turned(U[:, found.rest : len(order)].contiguous(), V, variances, rows, (*bands, behind), True)

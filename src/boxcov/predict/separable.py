@@ -6,7 +6,8 @@ The variance of a layer's weight in the eigenbasis is ``v[p, q] = 1 / (tau + n m
     v[p, q] = sum over s of F[p, s] h[s, q],    F[p, s] = 1 / (tau + n m_p beta_s),
 
 with h the same for every layer that shares the input factor. The q are cut into bands, as a narrow range of l takes few terms: most eigenvalues of a
-factor are so small that two or three do.
+factor are so small that two or three do. Where the smallest are so small beside the prior that one number stands for all of them, their eigenvectors
+are not needed one by one: what an input has in common with none of the others is one vector.
 """
 
 from __future__ import annotations
@@ -29,18 +30,22 @@ _BAND = 80  # what a term costs besides its columns, in columns: the sum over te
 class Separable:
     """``v[k][p, q] = sum over s of rows[k][p, s] columns[s, q]``; in a band of q only some s count, and others are not stored."""
 
-    rows: tuple[Tensor, ...]  # (n_out, S) for each layer, the bands one after the other
+    rows: tuple[Tensor, ...]  # (n_out, S) for each layer, the bands one after the other; with a rest, its own come last
     bands: tuple[tuple[slice, Tensor], ...]  # columns q, and (S of the band, columns)
     error: float  # relative, the largest over all entries
+    rest: int = 0  # the first so many columns have one variance in each row
 
     def of(self, layer: int) -> Tensor:
         """The variances (n_out, n_in) of one layer, as they are represented."""
-        parts = self.rows[layer].split([len(columns) for _, columns in self.bands], 1)
-        return torch.cat([rows @ columns for rows, (_, columns) in zip(parts, self.bands)], 1)
+        *parts, last = self.rows[layer].split([*(len(columns) for _, columns in self.bands), int(self.rest > 0)], 1)
+        own = torch.cat([rows @ columns for rows, (_, columns) in zip(parts, self.bands)], 1)
+        return torch.cat([last.expand(-1, self.rest), own], 1) if self.rest else own
 
 
-def separable(posterior: Posterior, names: list[str], tolerance: float) -> Separable | None:
+def separable(posterior: Posterior, names: list[str], tolerance: float, merge: bool = False) -> Separable | None:
     """The variances of layers with one input factor and one group, in as few terms as ``tolerance`` allows; None if too many are needed.
+
+    merge: let the smallest eigenvalues have one number, if they are more than half.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -71,7 +76,9 @@ def separable(posterior: Posterior, names: list[str], tolerance: float) -> Separ
     bands = []
     nodes: list[Tensor] = []
     error = 0.0
-    for band in _bands(l, grid, tolerance):
+    rest = _mergeable(l, low, tolerance) if merge else 0
+    for part in _bands(l[rest:], grid, tolerance):
+        band = slice(part.start + rest, part.stop + rest)
         found = _fewest(float(l[band.start]) if band.start else 0.0, float(l[band.stop - 1]), l[band], grid, tolerance)
         if found is None:
             return None
@@ -79,8 +86,21 @@ def separable(posterior: Posterior, names: list[str], tolerance: float) -> Separ
         bands.append((band, h.T.to(dtype).contiguous()))
         nodes.append(own)
         error = max(error, off)
+    if rest:
+        nodes.append(l[rest - 1 : rest] / 2)
+        error = max(error, float(l[rest - 1]) / 2 / low)
     every = torch.cat(nodes)
-    return Separable(tuple((1 / (tau + nm.unsqueeze(1) * every)).to(dtype) for nm, tau in pairs), tuple(bands), error)
+    return Separable(tuple((1 / (tau + nm.unsqueeze(1) * every)).to(dtype) for nm, tau in pairs), tuple(bands), error, rest)
+
+
+def _mergeable(l: Tensor, low: float, tolerance: float) -> int:
+    """How many of the ascending eigenvalues half the largest of them can stand for, beside ``low``; none if that saves nothing.
+
+    What is kept is a multiple of four, and there is always some.
+    """
+    kept = max(len(l) - int((l.clamp(min=0) <= 2 * tolerance * low).sum()), 1)
+    kept += -kept % 4
+    return len(l) - kept if 2 * kept < 0.9 * len(l) else 0
 
 
 def _bands(l: Tensor, grid: Tensor, tolerance: float) -> list[slice]:

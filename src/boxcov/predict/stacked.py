@@ -109,9 +109,16 @@ def _stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple
     else:
         alpha = None if layers.turned is None else _turned_inputs(a, layers.turned.U, layers, half)
         y = _outputs(a, layers.W[0, 0], layers)
+    if alpha is not None and isinstance(layers.turned, Turned):
+        alpha = _with_rest(a, alpha, layers.turned)
     h, slope = _pointwise(y, layers.scale[0, 0], layers.shift[0, 0], layers)
     h[-1], slope[-1] = 0, 0
     return h, Passed(alpha, slope)
+
+
+def _with_rest(a: Tensor, alpha: Tensor, turned: Turned) -> Tensor:
+    """Inputs in the eigenbasis (L + 1, kept), and what the kept eigenvectors leave of them behind (L + 1, kept + n_in), if that counts."""
+    return torch.cat([alpha, a - alpha @ turned.U.T], 1) if turned.rest else alpha
 
 
 def _turned_inputs(a: Tensor, U: Tensor, layers: Layers, half: bool) -> Tensor:
@@ -234,7 +241,7 @@ def _branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor 
     grams = None
     if isinstance(first.turned, Turned) and first.turned.rows is not None:
         at = _in_fours(plan.stages[-1].at[plan.first], len(plan.stages[-1].table))
-        grams = _grams(first.turned, a @ first.turned.U, at, plan.room)
+        grams = _grams(first.turned, _with_rest(a, a @ first.turned.U, first.turned), at, plan.room)
     found = [_of_kinds(head, plan, group, a, grams) for group in plan.groups]
     order = torch.cat([group.boxes for group in plan.groups]).argsort()
     numbers = torch.cat([parts[0] for parts in found])[order].flatten(1)[:, last.picked]

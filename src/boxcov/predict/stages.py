@@ -14,7 +14,7 @@ from boxcov.errors import BoxcovError
 from boxcov.predict.graphs import Graphs, Many, Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.plan import Where, own_cells, shared_cells, together
-from boxcov.predict.prepared import Prepared, prepared
+from boxcov.predict.prepared import TOLERANCE, Prepared, prepared
 from boxcov.predict.stacked import jacobian, through_head
 from boxcov.staged import Staged
 
@@ -34,9 +34,14 @@ class Stages:
     """What is known of a detector's stages so far."""
 
     def __init__(
-        self, posterior: Posterior, precision: Precision = "float32", graphs: bool = True, etas: dict[str, Tensor] | None = None
+        self,
+        posterior: Posterior,
+        precision: Precision = "float32",
+        graphs: bool = True,
+        etas: dict[str, Tensor] | None = None,
+        tolerance: float = TOLERANCE,
     ) -> None:
-        self.posterior, self.precision, self.etas = posterior, precision, etas
+        self.posterior, self.precision, self.etas, self.tolerance = posterior, precision, etas, tolerance
         self._graphs = Graphs() if graphs else None
         self.below: list[str] = []  # layers of the posterior that lie below the head
         self.trusted = False  # whether the boxes of the last frame were of kinds that have been compared
@@ -118,13 +123,13 @@ class Stages:
     def _ready(self, staged: Staged, names: dict[int, str]) -> Prepared | None:
         layers = tuple(id(layer) for stage in (*staged.stem, *staged.branches) for row in stage.layers for layer in row)
         if layers != self._layers:
-            self._prepared, self._layers = prepared(staged, self.posterior, names, self.etas), layers
+            self._prepared, self._layers = prepared(staged, self.posterior, names, self.etas, self.tolerance), layers
             self._compared.clear()
             self._graphs = None if self._graphs is None else Graphs()  # those at hand belong to other weights
             self.trusted = False
             self.ends = frozenset(id(layer.weight) for row in staged.stem[0].layers for layer in row) if staged.stem else frozenset()
         elif self._stale:
-            self._prepared = prepared(staged, self.posterior, names, self.etas)
+            self._prepared = prepared(staged, self.posterior, names, self.etas, self.tolerance)
         self._stale = False
         return self._prepared
 
