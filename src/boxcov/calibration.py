@@ -54,6 +54,9 @@ class Calibration:
     error_scale: Row = ()  # (C,) standard errors of the three tables
     error_residual: tuple[Row, ...] = ()  # (C, D)
     error_slopes: tuple[Row, ...] = ()  # (D, P)
+    regions: tuple[
+        Row, ...
+    ] = ()  # (L, 2) a share of the errors, and the share of their Gaussian within which it was seen to lie; both ascend
     provenance: Mapping[str, Any] = field(default_factory=dict)  # boxes, frames, data, loss, shrinkage, NLL before and after ...
 
     def __post_init__(self) -> None:
@@ -62,6 +65,7 @@ class Calibration:
         C, D, P = len(self.classes), len(self.fields), len(self.features)
         shapes = {"log_scale": (C,), "log_residual": (C, D), "slopes": (D, P), "centre": (P,), "spread": (P,), "limits": (P, 2)}
         shapes |= {"floor": (D,)} if self.floor else {}
+        shapes |= {"regions": (len(self.regions), 2)} if self.regions else {}
         for name, shape in shapes.items():
             value = np.asarray(getattr(self, name), dtype=float)
             if value.shape != shape and not (value.size == 0 and 0 in shape):
@@ -77,6 +81,26 @@ class Calibration:
     def prepared(self, like: Any) -> Prepared:
         """Its tables as arrays of the kind, type and device of ``like``."""
         return Prepared(self, like)
+
+    def radius(self, level: float, dims: int | None = None) -> float:
+        """Mahalanobis distance under ``predictive`` within which this share of the errors lies, all fields together or ``dims`` of them.
+
+        A Gaussian's, unless the fit has seen otherwise: errors have heavier tails, so the half of them lies nearer and 95 % farther than a
+        Gaussian's would. For a tracker's gate, or a region to drive around. Levels between those that were looked at are interpolated.
+
+        >>> one = Calibration("scale", ("x", "y"), ("car",), "exact", (0.0,), ((-np.inf, -np.inf),))
+        >>> round(one.radius(0.95), 3)
+        2.448
+        >>> round(Calibration(**{**vars(one), "regions": ((0.5, 0.3), (0.95, 0.99))}).radius(0.95), 3)
+        3.035
+        """
+        from boxcov.evaluate.special import chi_square_quantile
+
+        if not 0 < level < 1:
+            raise BoxcovError(f"level must lie between 0 and 1, got {level}")
+        seen = np.asarray(((0.0, 0.0), *self.regions, (1.0, 1.0)) if self.regions else ((0.0, 0.0), (1.0, 1.0)))
+        share = float(np.interp(level, seen[:, 0], seen[:, 1]))
+        return float(chi_square_quantile(min(share, 1 - 1e-12), float(dims or len(self.fields))) ** 0.5)
 
     def check(self, fields: Sequence[str], classes: Sequence[str], who: str) -> None:
         """Refuse boxes of another layout, or classes of another list.

@@ -8,8 +8,8 @@ from scipy.optimize import minimize
 from scipy.stats import chi2, multivariate_normal
 
 from boxcov import BoxcovError, BoxcovWarning
-from boxcov.calibration import features
-from boxcov.evaluate.calibration import calibrated, fit
+from boxcov.calibration import Calibration, features
+from boxcov.evaluate.calibration import calibrated, fit, within
 from boxcov.evaluate.gaussian import fit_of
 from boxcov.evaluate.likelihood import Errors, evaluate, penalty
 from boxcov.evaluate.newton import minimise
@@ -350,3 +350,46 @@ def test_records_without_or_with_broken_covariance_are_refused() -> None:
     found = fit(records, "scale", estimator="exact", strength=1.0)
     with pytest.raises(BoxcovError, match="the records has x y"):
         calibrated(drawn(5, fields=("x", "y")), found)
+
+
+def heavy(count: int, seed: int) -> Records:
+    """Errors with Student's tails, of the variance that the covariance says; a velocity that is sometimes unknown."""
+    rng = np.random.default_rng(seed)
+    errors = rng.standard_t(3, (count, 3)) / np.sqrt(3)
+    truth = np.zeros((count, 3))
+    truth[rng.random(count) < 0.3, 2] = np.nan
+    return Records(
+        fields=("x", "y", "vx"),
+        classes=("car",),
+        boxes=errors,
+        uncertainty=np.ones(count),
+        scores=np.full(count, 0.5),
+        labels=np.zeros(count, int),
+        frame=np.arange(count) // 10,
+        truth=truth,
+        iou=np.ones(count),
+        l2=np.zeros(count),
+        covariance=np.tile(np.eye(3), (count, 1, 1)),
+    )
+
+
+def test_regions_hold_their_share_of_errors_with_heavy_tails() -> None:
+    found = fit(heavy(4000, 0), "scale", estimator="exact")
+    held_out = calibrated(heavy(4000, 1), found)
+    for level in (0.5, 0.9, 0.95):
+        assert abs(within(held_out, found, level) - level) < 0.02
+    gaussian = within(held_out, replace(found, regions=()), 0.5)
+    assert gaussian > 0.55  # what regions mend
+    assert Calibration.from_json(found.to_json()) == found
+
+
+def test_regions_of_few_boxes_leave_out_what_they_cannot_tell() -> None:
+    found = fit(heavy(20, 0), "scale", estimator="exact", strength=1.0)
+    assert max(level for level, _ in found.regions) == 0.95
+    assert found.radius(0.99) > found.radius(0.95)
+
+
+@pytest.mark.parametrize("level", [0, 1, -0.5, float("nan")])
+def test_a_level_that_is_no_share_is_refused(level: float) -> None:
+    with pytest.raises(BoxcovError, match="level must lie between 0 and 1"):
+        fit(heavy(20, 0), "scale", estimator="exact", strength=1.0).radius(level)

@@ -17,7 +17,7 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.detections import concatenated
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.bootstrap import bootstrap
-from boxcov.evaluate.calibration import calibrated, fit
+from boxcov.evaluate.calibration import calibrated, fit, within
 from boxcov.evaluate.gaussian import fit_of, gaussian
 from boxcov.evaluate.likelihood import Loss
 from boxcov.evaluate.records import Records
@@ -106,7 +106,13 @@ def compared(records: Records, found: Calibration, baseline: Calibration) -> dic
     }
     gain = fit_of(paired.errors, alone).nll - fit_of(paired.errors, after).nll
     low, high = bootstrap(lambda chosen: gain[chosen].mean(), paired.frame)
-    return {"boxes": len(paired), "rows": rows, "gain": {"mean": float(gain.mean()), "low": float(low), "high": float(high)}}
+    regions = {str(level): within(calibrated(paired, found), found, level) for level in (0.5, 0.9, 0.95)}
+    return {
+        "boxes": len(paired),
+        "rows": rows,
+        "regions": regions,
+        "gain": {"mean": float(gain.mean()), "low": float(low), "high": float(high)},
+    }
 
 
 def shown(report: dict[str, Any]) -> Table:
@@ -127,6 +133,9 @@ def shown(report: dict[str, Any]) -> Table:
     for name, row in held_out["rows"].items():
         inside = [f"{100 * row['coverage'][level]:.1f}" for level in ("0.5", "0.9", "0.95")]
         table.add_row(name, f"{row['NLL']:.3f}", *inside, f"{row['ENCE']:.3f}", f"{row['ANEES']:.3f}")
+    if "regions" in held_out:
+        inside = [f"{100 * held_out['regions'][level]:.1f}" for level in ("0.5", "0.9", "0.95")]
+        table.add_row("after, regions as seen in the fit", "", *inside, "", "")
     return table
 
 

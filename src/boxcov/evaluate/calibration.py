@@ -28,6 +28,7 @@ STRENGTHS = (
     0.1,
 )  # of the L2 penalty; 1 weighs as much as two boxes of a class do for one of its variances
 _FOLDS = 5
+LEVELS = (*(round(0.05 * i, 2) for i in range(1, 20)), 0.975, 0.99)  # of regions
 
 
 def fit(
@@ -89,7 +90,35 @@ def fit(
         "nll_after": float(model.local(theta, "gaussian").loss.mean()),
     }
     found = model.calibration(theta, model.covariances(theta, strength, frames), estimator)
-    return replace(found, provenance=provenance)
+    return replace(found, provenance=provenance, regions=regions(calibrated(paired, found)))
+
+
+def regions(records: Records, levels: Sequence[float] = LEVELS) -> tuple[tuple[float, float], ...]:
+    """For shares of the errors, the share of their Gaussians within which they lie, as split conformal prediction counts them.
+
+    A level that so few boxes cannot tell is left out. Where the Gaussians are right, both numbers of a pair are equal.
+
+    >>> rng = np.random.default_rng(0)
+    >>> n = 999
+    >>> drawn = Records(
+    ...     fields=("x",), classes=("car",), boxes=rng.normal(0, 1.0, (n, 1)), uncertainty=np.ones(n), scores=np.full(n, 0.5),
+    ...     labels=np.zeros(n, int), frame=np.arange(n), truth=np.zeros((n, 1)), iou=np.ones(n), l2=np.zeros(n),
+    ...     covariance=np.ones((n, 1, 1)), predictive=np.ones((n, 1, 1)),
+    ... )
+    >>> [(level, round(share, 2)) for level, share in regions(drawn, (0.5, 0.95, 0.9999))]
+    [(0.5, 0.49), (0.95, 0.94)]
+    """
+    assert records.predictive is not None
+    nearer = np.sort(fit_of(records.errors, np.asarray(records.predictive, dtype=float)).known.probability)
+    ranks = [(level, int(np.ceil((len(nearer) + 1) * level))) for level in levels]
+    return tuple((level, float(nearer[rank - 1])) for level, rank in ranks if rank <= len(nearer))
+
+
+def within(records: Records, calibration: Calibration, level: float) -> float:
+    """The share of the errors of ``records`` with ``predictive`` that lie in the regions of a calibration for ``level``."""
+    fit = fit_of(records.errors, np.asarray(records.predictive, dtype=float)).known
+    radii = {int(d): calibration.radius(level, int(d)) for d in np.unique(fit.dims)}
+    return float(np.mean([nees <= radii[int(d)] ** 2 for nees, d in zip(fit.nees, fit.dims)])) if len(fit.nees) else float("nan")
 
 
 def calibrated(records: Records, calibration: Calibration) -> Records:
