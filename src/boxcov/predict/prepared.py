@@ -181,8 +181,11 @@ def _layers(
     scale, shift = _norm(stage, weights)
     turned: Turned | Drawn | None = None
     if known:
-        turned = _drawn(posterior, known, etas, most, (G, B)) if etas is not None else None
-        turned = turned or _turned(posterior, known, layers[0], most, (G, B), tolerance, merge)
+        turned = (
+            _turned(posterior, known, layers[0], most, (G, B), tolerance, merge)
+            if etas is None
+            else _drawn(posterior, known, etas, most, (G, B))
+        )
     matrices = [posterior.blocks[name].layer for name in known]
     parameters = tuple(name for layer in matrices for name in (layer.weight, layer.bias) if name is not None)
     real = torch.arange(most) < torch.tensor(outputs[0]).unsqueeze(1)  # (B, n_out)
