@@ -33,7 +33,14 @@ class Predictor(ABC):
 
     method: ClassVar[str]
 
-    def __init__(self, detector: Detector, parameters: list[str], calibration: Calibration | None = None, score: bool = False) -> None:
+    def __init__(
+        self,
+        detector: Detector,
+        parameters: list[str],
+        calibration: Calibration | None = None,
+        score: bool = False,
+        graphs: bool = False,
+    ) -> None:
         check_finite_weights(detector)
         if score and type(detector).logits is Detector.logits:
             raise BoxcovError(f"score=True, but {type(detector).__name__} does not say what its scores are made from: it has no logits()")
@@ -44,7 +51,7 @@ class Predictor(ABC):
         self._fingerprint = fingerprint(detector)
         self._weights = _versions(detector)
         self.device = next(detector.parameters()).device
-        self.linearised = Linearised(detector, parameters)
+        self.linearised = Linearised(detector, parameters, graphs)
         self._began = 0.0  # when the call under way came in: waiting for another thread counts
         self._lock = Lock()  # the shadow remembers one frame at a time
 
@@ -97,7 +104,8 @@ class Predictor(ABC):
         if now != self._weights:
             check_fingerprint(self._fingerprint, self._detector, self.method)
             self._weights = now
-            self.linearised = Linearised(self._detector, list(self.linearised.weights))  # the tensors may be others, if equal ones
+            own = self.linearised  # the tensors may be others, if equal ones
+            self.linearised = Linearised(self._detector, list(own.weights), own.graphs)
 
     def _empty(self, point: Point) -> Detections:
         D = point.boxes.shape[1]
@@ -139,10 +147,12 @@ class Predictor(ABC):
 class PosteriorPredictor(Predictor):
     """A method that needs a posterior: it must belong to the detector, and so must its calibration, if asked for."""
 
-    def __init__(self, detector: Detector, posterior: Posterior, calibrated: bool = False, score: bool = False) -> None:
+    def __init__(
+        self, detector: Detector, posterior: Posterior, calibrated: bool = False, score: bool = False, graphs: bool = False
+    ) -> None:
         check_finite_weights(detector)
         check_fingerprint(posterior.fingerprint, detector, "posterior")
-        super().__init__(detector, posterior.parameters, calibration_of(posterior, detector) if calibrated else None, score)
+        super().__init__(detector, posterior.parameters, calibration_of(posterior, detector) if calibrated else None, score, graphs)
         self.posterior = posterior.to(self.device)
 
     def settings(self) -> dict[str, Any]:

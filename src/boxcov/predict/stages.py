@@ -101,7 +101,7 @@ class Stages:
 
         given = (features, packed) if tangents is None else (features, packed, tangents)
         made = run(*given) if self._graphs is None else self._graphs(most, run, *given)
-        return [tensor[:m] for tensor in made]
+        return [tensor[:m].clone() for tensor in made]  # the next frame writes over the graph's
 
     def along(self, etas: dict[str, Tensor]) -> Stages:
         """The same along other directions; what has been compared counts for both."""
