@@ -13,7 +13,7 @@ from boxcov.curvature.posterior import Posterior
 from boxcov.errors import BoxcovError
 from boxcov.predict.graphs import Graphs, Many, Precision, matrix_precision
 from boxcov.predict.linearise import Point
-from boxcov.predict.plan import Where, own_cells, shared_cells, together
+from boxcov.predict.plan import Cells, Where, own_cells, shared_cells, together, windows
 from boxcov.predict.prepared import TOLERANCE, Prepared, prepared
 from boxcov.predict.stacked import jacobian, through_head
 from boxcov.staged import Staged
@@ -28,6 +28,22 @@ class Found:
 
     part: Tensor  # of the head's layers: covariance (m, D, D), or derivatives along directions (m, D, k)
     below: Tensor | None = None  # derivatives (m, D, k) along what lies below, if the tangents of the stem's input are known
+
+
+@dataclass(frozen=True)
+class Sized:
+    """On a GPU: what follows from the number of boxes alone."""
+
+    windows: tuple[Cells, ...]
+    nowhere: Tensor  # (4, size) frame, row, column and kind of boxes that fill up: they are of no kind
+    kinds: Tensor  # (G,)
+
+    @staticmethod
+    def of(size: int, head: Prepared, features: Tensor, kind: Tensor) -> Sized:
+        nowhere = kind.new_zeros(4, size)
+        nowhere[3] = head.kinds
+        kinds = torch.arange(head.kinds, device=kind.device)
+        return Sized(windows(size, head.radius, head.reaches, features, fill=4), nowhere, kinds)
 
 
 class Stages:
@@ -50,6 +66,7 @@ class Stages:
         self._prepared: Prepared | None = None
         self._layers: tuple[int, ...] = ()  # what was prepared, by id
         self._stale = False  # whether it was prepared with other directions
+        self._fixed: dict[int, Sized] = {}  # by the number of boxes
         self.ends: frozenset[int] = frozenset()  # the weights of the stem's first layer, by id: what reads the features
 
     @property
@@ -88,14 +105,18 @@ class Stages:
     def _on_device(self, head: Prepared, features: Tensor, where: Where, decode: Decode, tangents: Tensor | None) -> list[Tensor]:
         """On a GPU: sizes are rounded up, and every size that was met is kept as a graph."""
         m = len(where.kind)
-        most = _bucket(int(torch.bincount(where.kind, minlength=head.kinds).max()), 8)
-        packed = torch.zeros(4, _bucket(m, 32), dtype=where.kind.dtype, device=where.kind.device)
-        packed[3] = head.kinds  # boxes that fill up are of no kind
+        size = _bucket(m, 32)
+        if size not in self._fixed:
+            self._fixed[size] = Sized.of(size, head, features, where.kind)
+        fixed = self._fixed[size]
+        most = _bucket(int((where.kind.unsqueeze(1) == fixed.kinds).sum(0).amax()), 8)  # one look at the device
+        packed = fixed.nowhere.clone()
         torch.stack([where.frame, where.row, where.column, where.kind], out=packed[:, :m])
 
         def run(features: Tensor, packed: Tensor, *tangents: Tensor) -> Many:
             own = Where(*packed)
-            pixels, plan = own_cells(features, own, head.radius, head.reaches, together(own.kind, head.kinds, most))
+            group = together(own.kind, head.kinds, most)
+            pixels, plan = own_cells(features, own, head.radius, head.reaches, group, fixed.windows)
             found = through_head(head, plan, pixels, self.precision == "half", *tangents)
             return self._decoded(*found, lambda values: decode(values, own.row, own.column))
 
@@ -125,6 +146,7 @@ class Stages:
         if layers != self._layers:
             self._prepared, self._layers = prepared(staged, self.posterior, names, self.etas, self.tolerance), layers
             self._compared.clear()
+            self._fixed.clear()
             self._graphs = None if self._graphs is None else Graphs()  # those at hand belong to other weights
             self.trusted = False
             self.ends = frozenset(id(layer.weight) for row in staged.stem[0].layers for layer in row) if staged.stem else frozenset()
