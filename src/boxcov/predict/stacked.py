@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from boxcov.predict import fused
 from boxcov.predict.graphs import matrix_precision
 from boxcov.predict.plan import Cells, Group, Plan
 from boxcov.predict.prepared import Drawn, Layers, Prepared, Turned, in_parts, leading, missing
@@ -157,10 +158,12 @@ def _in_full(a: Tensor, W: Tensor, parts: tuple[Tensor, Tensor] | None = None) -
 def _gathered(rows: Tensor, table: Tensor, layers: Layers) -> Tensor:
     """Inputs (L + 1, n_in) of a layer: what each cell reads, tap by tap, and a row of zeros."""
     n = table.shape[1] * rows.shape[1]
-    a = rows.new_zeros(len(table) + 1, n + layers.behind)
     if not layers.behind:
+        a = rows.new_empty(len(table) + 1, n)
         torch.index_select(rows, 0, table.flatten(), out=a[:-1].view(-1, rows.shape[1]))
+        a[-1] = 0
         return a
+    a = rows.new_zeros(len(table) + 1, n + layers.behind)
     a[:-1, :n] = rows.index_select(0, table.flatten()).view(len(table), -1)
     if layers.has_bias:
         a[:-1, n] = 1
@@ -172,8 +175,12 @@ def _stem_covariance(turned: Turned, alpha: Tensor, d: Tensor, cells: Cells, pla
     R, m, _, p = d.shape
     grams = _grams(turned, alpha, cells, plan)  # (u, S, T T)
     T = round(grams.shape[-1] ** 0.5)
-    delta = (d.flatten(0, 2) @ turned.V[0, 0]).view(d.shape).permute(1, 3, 2, 0)  # (m, p, T, R)
-    delta = _filled(delta, T)
+    delta = (d.flatten(0, 2) @ turned.V[0, 0]).view(d.shape)
+    if turned.rows is not None:
+        found = fused.contracted(grams, plan.cell.unsqueeze(0), turned.rows, delta[None, None])
+        if found is not None:
+            return found[0, 0]
+    delta = _filled(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
     out = delta.new_empty(m, R, R)
     chunks = _chunks(m, p * T * T, delta, plan.room)
     for i in chunks:
@@ -205,6 +212,9 @@ def _grams(turned: Turned, alpha: Tensor, cells: Cells, plan: Plan) -> Tensor:
     bands = turned.bands or ((slice(0, alpha.shape[1]), turned.variances[0, 0]),)
     at = None if plan.first is None else cells.at[plan.first]
     u, T = (len(cells.at), cells.each) if at is None else at.shape
+    made = fused.grams(alpha, bands, u, T) if at is None else None
+    if made is not None:
+        return made
     parts = []
     for q, columns in bands:
         S, n = (1, q.stop - q.start) if columns is None else columns.shape
@@ -287,7 +297,7 @@ def _of_kinds(head: Prepared, plan: Plan, group: Group, a: Tensor, grams: Tensor
         if isinstance(layers.turned, Drawn):
             part = _branch_directions(layers.turned, passed.alpha, d)
         elif layers.turned is not None:
-            own = grams.index_select(0, plan.cell_or_none(group.members).flatten()) if grams is not None and not number else None
+            own = None if grams is None or number else (grams, plan.cell_or_none(group.members))
             part = _branch_covariance(layers.turned, passed.alpha, d, own)
         added = part if added is None else added if part is None else added + part
         if number:
@@ -339,15 +349,22 @@ def _behind(a: Tensor, layers: Layers) -> Tensor:
     return behind.expand(*a.shape[:-1], layers.behind)
 
 
-def _branch_covariance(turned: Turned, alpha: Tensor | None, d: Tensor, grams: Tensor | None) -> Tensor:
-    """(G, B, n, c, c) of gradients d (G, B, c, n, T, C)."""
+def _branch_covariance(turned: Turned, alpha: Tensor | None, d: Tensor, grams: tuple[Tensor, Tensor] | None) -> Tensor:
+    """(G, B, n, c, c) of gradients d (G, B, c, n, T, C); from Gram matrices of cells, and the cell of each box (G, n), where they are known."""
     G, B, c, n, T, p = d.shape
-    delta = (d.flatten(2, 4) @ turned.V).view(d.shape).permute(0, 1, 3, 5, 4, 2)  # (G, B, n, p, T, c)
+    delta = (d.flatten(2, 4) @ turned.V).view(d.shape)
     if grams is not None:
         assert turned.rows is not None
-        T = round(grams.shape[-1] ** 0.5)
+        found = fused.contracted(*grams, turned.rows, delta)
+        if found is not None:
+            return found
+    delta = delta.permute(0, 1, 3, 5, 4, 2)  # (G, B, n, p, T, c)
+    if grams is not None:
+        assert turned.rows is not None
+        T = round(grams[0].shape[-1] ** 0.5)
         delta = _filled(delta, T)
-        K = turned.rows.flatten(1, 2).unsqueeze(1) @ grams.view(G, n, -1, T * T)  # (G, n, B p, T T)
+        own = grams[0].index_select(0, grams[1].flatten()).view(G, n, -1, T * T)
+        K = turned.rows.flatten(1, 2).unsqueeze(1) @ own  # (G, n, B p, T T)
         K = K.view(G, n, B, p, T, T).transpose(1, 2)
     else:
         assert alpha is not None

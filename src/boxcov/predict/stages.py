@@ -11,6 +11,7 @@ from torch import Tensor
 
 from boxcov.curvature.posterior import Posterior
 from boxcov.errors import BoxcovError
+from boxcov.predict import fused
 from boxcov.predict.graphs import Graphs, Many, Precision, matrix_precision
 from boxcov.predict.linearise import Point
 from boxcov.predict.plan import Cells, Where, own_cells, shared_cells, together, windows
@@ -43,7 +44,8 @@ class Sized:
         nowhere = kind.new_zeros(4, size)
         nowhere[3] = head.kinds
         kinds = torch.arange(head.kinds, device=kind.device)
-        return Sized(windows(size, head.radius, head.reaches, features, fill=4), nowhere, kinds)
+        fill = 1 if fused.usable(features) else 4  # the fast products of its libraries take no other sizes
+        return Sized(windows(size, head.radius, head.reaches, features, fill), nowhere, kinds)
 
 
 class Stages:
