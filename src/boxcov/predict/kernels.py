@@ -53,35 +53,35 @@ def contraction_kernel(
     index,  # (kinds, n) the cell of each box
     rows,  # (kinds, branches, P, S)
     delta,  # (kinds, branches, C, n, T, P)
-    out,  # (PARTS, kinds, branches, n, C, C)
+    out,  # (P / PB, kinds, branches, n, C, C)
     S,
     T,
     P,
     C,
     n,
     branches,
-    SP: tl.constexpr,
     TP: tl.constexpr,
     CP: tl.constexpr,
-    PARTS: tl.constexpr,
+    PB: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``sum over p of delta_p^T (sum over s of rows[p, s] gram_s) delta_p`` for one box, branch and part of the p."""
+    """``sum over p of delta_p^T (sum over s of rows[p, s] gram_s) delta_p`` for one box, branch and PB of the p."""
     box, branch, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    s, t, c = tl.arange(0, SP), tl.arange(0, TP), tl.arange(0, CP)
+    t, both = tl.arange(0, TP), tl.arange(0, PB * CP)
+    p, c = part * PB + both // CP, both % CP  # side by side, so that one product with a Gram matrix serves PB of the p
     cell = tl.load(index + (branch // branches) * n + box)
-    inside = (s < S)[:, None, None] & (t < T)[None, :, None] & (t < T)[None, None, :]
-    at = s[:, None, None] * T * T + t[None, :, None] * T + t[None, None, :]
-    gram = tl.load(grams + cell * S * T * T + at, mask=inside, other=0.0)
-    own = delta + branch * C * n * T * P + box * T * P + t[:, None] * P + c[None, :] * n * T * P
-    real = (t < T)[:, None] & (c < C)[None, :]
-    acc = tl.zeros((CP, CP), tl.float32)
-    step = tl.cdiv(P, PARTS)
-    for p in range(part * step, min((part + 1) * step, P)):
-        f = tl.load(rows + (branch * P + p) * S + s, mask=s < S, other=0.0)
-        K = tl.sum(gram * f[:, None, None], 0)
-        d = tl.load(own + p, mask=real, other=0.0)
-        right = tl.dot(K, d, input_precision=PRECISION)
-        acc = tl.dot(tl.trans(d), right, acc, input_precision=PRECISION)
+    real = (p < P) & (c < C)
+    own = delta + branch * C * n * T * P + box * T * P + t[:, None] * P + (c * n * T * P + p)[None, :]
+    d = tl.load(own, mask=(t < T)[:, None] & real[None, :], other=0.0)
+    square = (t < T)[:, None] & (t < T)[None, :]
+    moved = tl.zeros((TP, PB * CP), tl.float32)
+    for s in range(S):
+        gram = tl.load(grams + (cell * S + s) * T * T + t[:, None] * T + t[None, :], mask=square, other=0.0)
+        f = tl.load(rows + (branch * P + p) * S + s, mask=real, other=0.0)
+        moved += tl.dot(gram, d, input_precision=PRECISION) * f[None, :]
+    left = tl.reshape(tl.permute(tl.reshape(d, (TP, PB, CP)), (2, 0, 1)), (CP, TP * PB))
+    right = tl.reshape(moved, (TP * PB, CP))
+    found = tl.dot(left, right, input_precision=PRECISION)
     to = out + ((part * tl.num_programs(1) + branch) * n + box) * C * C
-    tl.store(to + c[:, None] * C + c[None, :], acc, mask=(c < C)[:, None] & (c < C)[None, :])
+    i = tl.arange(0, CP)
+    tl.store(to + i[:, None] * C + i[None, :], found, mask=(i < C)[:, None] & (i < C)[None, :])

@@ -73,8 +73,8 @@ class Stages:
 
     @property
     def known(self) -> bool:
-        """Whether all kinds have been compared: the head's part of any frame can be had from here."""
-        return self.trusted and self._prepared is not None and len(self._compared) == self._prepared.kinds
+        """Whether the head's part of a frame can be had from here; a frame with boxes of a new kind is run once more, and compared."""
+        return self.trusted and self._prepared is not None
 
     @property
     def suffice(self) -> bool:
