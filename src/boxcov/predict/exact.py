@@ -17,9 +17,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
 from boxcov.curvature.calls import Call, Watch
-from boxcov.curvature.fisher import at_least_float32
 from boxcov.curvature.layers import columns, rows
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.calibration import Calibration, Prepared
-from boxcov.curvature.fisher import at_least_float32, full_precision
 from boxcov.curvature.inputs import ready
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.precision import at_least_float32, full_precision
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
