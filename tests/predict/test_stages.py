@@ -154,6 +154,18 @@ def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
     assert relative(C[:21], fast) < 1e-5
 
 
+@pytest.mark.parametrize(("side", "size"), [(1, 3), (3, 3), (5, 3), (3, 5)])
+def test_taps_are_placed_by_one_product(side: int, size: int) -> None:
+    spread = torch.randn(2, side * side * size * size, 4, dtype=torch.float64)
+    larger = side + size - 1
+    expected = torch.zeros(2, larger, larger, 4, dtype=torch.float64)
+    for i, part in enumerate(spread.view(2, side, side, size, size, 4).unbind(1)):
+        for j, cell in enumerate(part.unbind(1)):
+            expected[:, i : i + size, j : j + size] += cell
+    found = stacked._where_taps_go(side, size, torch.float64, torch.device("cpu")) @ spread
+    torch.testing.assert_close(found, expected.flatten(1, 2))
+
+
 @pytest.mark.parametrize("count", [1, 40])
 def test_derivatives_along_directions(posterior, data, count: int) -> None:
     detector = chosen(count)

@@ -81,7 +81,7 @@ def grams(alpha: Tensor, bands: Bands, boxes: int, T: int) -> Tensor | None:
 def contracted(grams: Tensor, index: Tensor, rows: Tensor, delta: Tensor) -> Tensor | None:
     """``sum over p of delta_p^T (sum over s of rows[p, s] grams[s]) delta_p`` (G, B, n, c, c), or None if that cannot be done here.
 
-    grams (cells, S, T T), index (G, n) the cell of each box, rows (G, B, p, S), delta (G, B, c, n, T, p).
+    grams (cells, S, T T), index (G, n) the cell of each box or -1, rows (G, B, p, S), delta (G, B, c, n, T, p).
     """
     G, B, c, n, T, p = delta.shape
     S, TP, CP = grams.shape[1], max(16, _power(T)), max(16, _power(c))

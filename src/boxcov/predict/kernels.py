@@ -17,6 +17,14 @@ def _jit(function):
 
 
 @_jit
+def _tf32(x, PRECISION: tl.constexpr):
+    """Rounded to the digits that TF32 keeps: left to the hardware, they are cut off, and errors add up."""
+    if PRECISION == "tf32":
+        x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return x
+
+
+@_jit
 def gram_kernel(
     alpha,  # rows of a box one after the other, T of them; ``row`` numbers from one to the next
     columns,  # (S, n)
@@ -42,7 +50,7 @@ def gram_kernel(
         w = a
         if WEIGHED:
             w = a * tl.load(columns + s * n + start + q, mask=on, other=0.0)[None, :]
-        acc = tl.dot(a, tl.trans(w), acc, input_precision=PRECISION)
+        acc = tl.dot(_tf32(a, PRECISION), tl.trans(_tf32(w, PRECISION)), acc, input_precision=PRECISION)
     pair = t[:, None] * T + t[None, :]
     tl.store(out + (box * all + first + s) * T * T + pair, acc, mask=(t < T)[:, None] & (t < T)[None, :])
 
@@ -50,7 +58,7 @@ def gram_kernel(
 @_jit
 def contraction_kernel(
     grams,  # (cells, S, T, T)
-    index,  # (kinds, n) the cell of each box
+    index,  # (kinds, n) the cell of each box, -1 for none
     rows,  # (kinds, branches, P, S)
     delta,  # (kinds, branches, C, n, T, P)
     out,  # (P / PB, kinds, branches, n, C, C)
@@ -69,19 +77,23 @@ def contraction_kernel(
     box, branch, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     t, both = tl.arange(0, TP), tl.arange(0, PB * CP)
     p, c = part * PB + both // CP, both % CP  # side by side, so that one product with a Gram matrix serves PB of the p
+    to = out + ((part * tl.num_programs(1) + branch) * n + box) * C * C
+    i = tl.arange(0, CP)
+    to += i[:, None] * C + i[None, :]
+    wanted = (i < C)[:, None] & (i < C)[None, :]
     cell = tl.load(index + (branch // branches) * n + box)
+    if cell < 0:
+        tl.store(to, tl.zeros((CP, CP), tl.float32), mask=wanted)
+        return
     real = (p < P) & (c < C)
     own = delta + branch * C * n * T * P + box * T * P + t[:, None] * P + (c * n * T * P + p)[None, :]
-    d = tl.load(own, mask=(t < T)[:, None] & real[None, :], other=0.0)
+    d = _tf32(tl.load(own, mask=(t < T)[:, None] & real[None, :], other=0.0), PRECISION)
     square = (t < T)[:, None] & (t < T)[None, :]
     moved = tl.zeros((TP, PB * CP), tl.float32)
     for s in range(S):
         gram = tl.load(grams + (cell * S + s) * T * T + t[:, None] * T + t[None, :], mask=square, other=0.0)
         f = tl.load(rows + (branch * P + p) * S + s, mask=real, other=0.0)
-        moved += tl.dot(gram, d, input_precision=PRECISION) * f[None, :]
+        moved += tl.dot(_tf32(gram, PRECISION), d, input_precision=PRECISION) * f[None, :]
     left = tl.reshape(tl.permute(tl.reshape(d, (TP, PB, CP)), (2, 0, 1)), (CP, TP * PB))
-    right = tl.reshape(moved, (TP * PB, CP))
-    found = tl.dot(left, right, input_precision=PRECISION)
-    to = out + ((part * tl.num_programs(1) + branch) * n + box) * C * C
-    i = tl.arange(0, CP)
-    tl.store(to + i[:, None] * C + i[None, :], found, mask=(i < C)[:, None] & (i < C)[None, :])
+    right = tl.reshape(_tf32(moved, PRECISION), (TP * PB, CP))
+    tl.store(to, tl.dot(left, right, input_precision=PRECISION), mask=wanted)

@@ -60,8 +60,8 @@ class Plan:
     beyond: Tensor | None = None  # (P + 1, 1) whether a pixel is none of the map, where that is not told by the tables
 
     def cell_or_none(self, boxes: Tensor) -> Tensor:
-        """The cells of some boxes; for the box m, which is none, any."""
-        return torch.cat([self.cell, self.cell.new_zeros(1)])[boxes]
+        """The cells of some boxes; -1 for the box m, which is none."""
+        return torch.cat([self.cell, self.cell.new_full((1,), -1)])[boxes]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -363,7 +364,7 @@ def _branch_covariance(turned: Turned, alpha: Tensor | None, d: Tensor, grams: t
         assert turned.rows is not None
         T = round(grams[0].shape[-1] ** 0.5)
         delta = _filled(delta, T)
-        own = grams[0].index_select(0, grams[1].flatten()).view(G, n, -1, T * T)
+        own = grams[0].index_select(0, grams[1].flatten().clamp(min=0)).view(G, n, -1, T * T)  # of no box: any, its gradients are zero
         K = turned.rows.flatten(1, 2).unsqueeze(1) @ own  # (G, n, B p, T T)
         K = K.view(G, n, B, p, T, T).transpose(1, 2)
     else:
@@ -392,9 +393,31 @@ def _back(d: Tensor, W: Tensor, layers: Layers) -> Tensor:
     spread = d.flatten(W.dim() - 2, -2) @ W
     if side == 1:
         return spread.view(*d.shape[:-2], size * size, -1)
+    if d.is_cuda:
+        placed = spread.view(-1, side * side * size * size, spread.shape[-1])
+        return torch.bmm(_where_taps_go(side, size, d.dtype, d.device).expand(len(placed), -1, -1), placed).view(
+            *d.shape[:-2], -1, spread.shape[-1]
+        )
     spread = spread.view(*d.shape[:-2], side, side, size * size, -1)
     out = spread.new_zeros(*d.shape[:-2], side + size - 1, side + size - 1, spread.shape[-1])
     for tap in range(size * size):
         y, x = divmod(tap, size)
         out[..., y : y + side, x : x + side, :] += spread[..., tap, :]
     return out.flatten(-3, -2)
+
+
+@lru_cache(maxsize=32)
+def _where_taps_go(side: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(s s, cells taps) of ones and zeros: which of the larger window's cells each tap of each cell belongs to; one product instead of many sums.
+
+    >>> _where_taps_go(2, 3, torch.float32, torch.device("cpu")).sum(1).view(4, 4)
+    tensor([[1., 2., 2., 1.],
+            [2., 4., 4., 2.],
+            [2., 4., 4., 2.],
+            [1., 2., 2., 1.]])
+    """
+    larger = side + size - 1
+    row = torch.arange(side).view(-1, 1, 1, 1) + torch.arange(size).view(1, 1, -1, 1)
+    column = torch.arange(side).view(1, -1, 1, 1) + torch.arange(size).view(1, 1, 1, -1)
+    goes = (row * larger + column).flatten()
+    return (goes == torch.arange(larger * larger).unsqueeze(1)).to(device, dtype)
