@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -155,15 +156,13 @@ def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
 
 
 @pytest.mark.parametrize(("side", "size"), [(1, 3), (3, 3), (5, 3), (3, 5)])
-def test_taps_are_placed_by_one_product(side: int, size: int) -> None:
-    spread = torch.randn(2, side * side * size * size, 4, dtype=torch.float64)
-    larger = side + size - 1
-    expected = torch.zeros(2, larger, larger, 4, dtype=torch.float64)
-    for i, part in enumerate(spread.view(2, side, side, size, size, 4).unbind(1)):
-        for j, cell in enumerate(part.unbind(1)):
-            expected[:, i : i + size, j : j + size] += cell
-    found = stacked._where_taps_go(side, size, torch.float64, torch.device("cpu")) @ spread
-    torch.testing.assert_close(found, expected.flatten(1, 2))
+@pytest.mark.parametrize("by_product", [False, True])
+def test_taps_are_summed_over_the_larger_window(side: int, size: int, by_product: bool) -> None:
+    spread = torch.randn(2, 6, side, side, size * size, 4, dtype=torch.float64)
+    expected = torch.zeros(2, 6, side + size - 1, side + size - 1, 4, dtype=torch.float64)
+    for i, j in product(range(side), repeat=2):
+        expected[:, :, i : i + size, j : j + size] += spread[:, :, i, j].unflatten(2, (size, size))
+    torch.testing.assert_close(stacked._folded(spread, by_product), expected.flatten(2, 3))
 
 
 @pytest.mark.parametrize("count", [1, 40])

@@ -390,16 +390,24 @@ def _back(d: Tensor, W: Tensor, layers: Layers) -> Tensor:
     size = 2 * layers.reach + 1
     W = W[..., : W.shape[-2] - layers.behind, :].transpose(-1, -2)
     side = round(d.shape[-2] ** 0.5)
-    spread = d.flatten(W.dim() - 2, -2) @ W
+    spread = (d.flatten(W.dim() - 2, -2) @ W).view(*d.shape[:-2], side, side, size * size, -1)
+    return _folded(spread, by_product=d.is_cuda)
+
+
+def _folded(spread: Tensor, by_product: bool) -> Tensor:
+    """What each tap of each cell adds (..., side, side, taps, C), summed up over the larger window (..., s s, C).
+
+    by_product: as one product with ones and zeros, which is one launch on a GPU.
+    """
+    side, size, C = spread.shape[-3], round(spread.shape[-2] ** 0.5), spread.shape[-1]
+    lead = spread.shape[:-4]
     if side == 1:
-        return spread.view(*d.shape[:-2], size * size, -1)
-    if d.is_cuda:
-        placed = spread.view(-1, side * side * size * size, spread.shape[-1])
-        return torch.bmm(_where_taps_go(side, size, d.dtype, d.device).expand(len(placed), -1, -1), placed).view(
-            *d.shape[:-2], -1, spread.shape[-1]
-        )
-    spread = spread.view(*d.shape[:-2], side, side, size * size, -1)
-    out = spread.new_zeros(*d.shape[:-2], side + size - 1, side + size - 1, spread.shape[-1])
+        return spread.view(*lead, size * size, C)
+    if by_product:
+        taps = spread.view(-1, side * side * size * size, C)
+        ones = _where_taps_go(side, size, spread.dtype, spread.device)
+        return torch.bmm(ones.expand(len(taps), -1, -1), taps).view(*lead, -1, C)
+    out = spread.new_zeros(*lead, side + size - 1, side + size - 1, C)
     for tap in range(size * size):
         y, x = divmod(tap, size)
         out[..., y : y + side, x : x + side, :] += spread[..., tap, :]
