@@ -15,7 +15,7 @@ from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict import prepared, stacked, stages
+from boxcov.predict import prepared, products, stacked, stages
 from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.plan import Where as At
 from boxcov.predict.plan import own_cells, together, windows
@@ -162,7 +162,7 @@ def test_taps_are_summed_over_the_larger_window(side: int, size: int, by_product
     expected = torch.zeros(2, 6, side + size - 1, side + size - 1, 4, dtype=torch.float64)
     for i, j in product(range(side), repeat=2):
         expected[:, :, i : i + size, j : j + size] += spread[:, :, i, j].unflatten(2, (size, size))
-    torch.testing.assert_close(stacked._folded(spread, by_product), expected.flatten(2, 3))
+    torch.testing.assert_close(products.folded(spread, by_product), expected.flatten(2, 3))
 
 
 @pytest.mark.parametrize("count", [1, 40])
