@@ -95,6 +95,26 @@ def check_writable(path: Path) -> None:
         raise BoxcovError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
+def made_folder(path: Path) -> Path:
+    """A folder that files can be made in, made if need be.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made_folder(Path(folder) / "a" / "b").is_dir()
+    True
+    >>> made_folder(Path(__file__) / "tables")
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: ...files.py/tables: cannot be written (Not a directory)
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise BoxcovError(f"{path}: cannot be written ({error.strerror or error})") from None
+    return path
+
+
 def remove_leftovers(path: Path) -> None:
     """What ``replacing`` had begun to write beside ``path`` when it was killed.
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from boxcov.curvature.ranks import Ranks
 from boxcov.data.loading import each
 from boxcov.errors import BoxcovError
-from boxcov.files import reading
+from boxcov.files import made_folder, reading
 
 T = TypeVar("T")
 BLOCK = 16  # frames that a run which is cut off loses at most
@@ -84,10 +84,7 @@ class Parts(Generic[T]):
         return True
 
     def save(self, start: int, part: T, about: Mapping[str, Any]) -> None:
-        try:
-            self.folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise BoxcovError(f"{self.folder}: cannot be written ({error.strerror or error})") from None
+        made_folder(self.folder)
         self.write(self._path(start), part, dict(about))
 
     def all(self, count: int, block: int = BLOCK) -> list[tuple[T, Mapping[str, Any]]]:

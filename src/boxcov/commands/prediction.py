@@ -117,14 +117,14 @@ def run(
     torchrun share them, of which the first one writes ``out`` and the others give nothing. ``frame`` of a box is the
     number of its frame; ``meta`` says how all was made, where the frames are from, and how many milliseconds each took.
     """
-    check_folder(out)
+    check_folder(out, folder=format == "kitti")
     remove_leftovers(out)
     parts = blocks_of(out)
     with spread(device) as (ranks, device):
         parts.check(resume, ranks)
         network = detector_named(detector, device)
         frames = source.frames(device, network.classes)
-        formats.check(format, out, frames, network, how.calibrated, words)
+        formats.check(format, frames, network, how.calibrated, words)
         model = how.model(network)
         made = {**model.settings(), **how.about(), "detector": detector, "source": asdict(source), "frames": len(frames)}
         about = formats.plain({**made, "device": model.device.type, "boxcov": __version__, "torch": torch.__version__})

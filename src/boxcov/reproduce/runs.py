@@ -20,7 +20,7 @@ from boxcov.data import batched
 from boxcov.detections import Detections, concatenated
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteError
-from boxcov.files import replacing, write_safetensors
+from boxcov.files import made_folder, replacing, write_safetensors
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
 from boxcov.predict.mcglm import MCGLM
@@ -43,8 +43,10 @@ class Workshop:
         self._posteriors: dict[float, Posterior] = {}
         self._last: tuple[Run, Callable[[Any], Detections]] | None = None
         for name in ("posteriors", "predictions", "truth", "tables", "figures"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            made_folder(folder / name)
         self._check_setting()
+        for half in (half for within in (folder, *folder.iterdir()) for half in within.glob(".*.????????")):
+            half.unlink()  # what ``replacing`` had begun to write when it was killed
 
     def _check_setting(self) -> None:
         """A folder belongs to one setting and one version: figures of two would be mixed otherwise."""
@@ -83,12 +85,14 @@ class Workshop:
         """Of the whole network, from a share of the frames: fitted once, then read."""
         if share not in self._posteriors:
             path = self.folder / "posteriors" / f"{share:g}.safetensors"
+            checkpoint = path.with_name(f"{path.name}.checkpoint")
             if not path.exists():
-                self._fitted(share).save(path)
+                self._fitted(share, checkpoint).save(path)
+            checkpoint.unlink(missing_ok=True)
             self._posteriors[share] = Posterior.load(path, self.detector)
         return self._posteriors[share]
 
-    def _fitted(self, share: float) -> Posterior:
+    def _fitted(self, share: float, checkpoint: Path) -> Posterior:
         s, what = self.setting, f"posterior from {share:.0%} of the frames"
         data = Source(s.data, s.split, s.count, s.seed, s.sweeps).frames(s.device, self.detector.classes)
         return fit(
@@ -98,6 +102,8 @@ class Workshop:
             n_data=s.n_data,
             prior_precision=s.prior_precision,
             fraction=share,
+            checkpoint=checkpoint,
+            resume=True,
             progress=lambda done, total: self.progress(what, done, total or done),
         )
 
