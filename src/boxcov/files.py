@@ -131,7 +131,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Tensors by name and text by key, in one file.
+    """Tensors by name and a text by its key, in one file: with more keys than one, their order in the file would be by chance.
 
     >>> import torch, tempfile, os
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -139,6 +139,7 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor], metadata:
     ...     os.listdir(folder)
     ['x.safetensors']
     """
+    assert len(metadata) == 1
     # a clone of each: safetensors refuses tensors that share memory
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with replacing(path) as temporary:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from boxcov.commands.records import Truth, truth_of
 from boxcov.commands.sources import Source, detector_named, kept
@@ -20,7 +19,7 @@ from boxcov.data import batched
 from boxcov.detections import Detections, concatenated
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteError
-from boxcov.files import made_folder, replacing, write_safetensors
+from boxcov.files import made_folder, reading, replacing
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
 from boxcov.predict.mcglm import MCGLM
@@ -173,9 +172,8 @@ class Workshop:
                 times.append(1e3 * (_now(self.setting.device) - start))
             with replacing(path) as file:
                 file.write_text(json.dumps(times) + "\n")
-        times = json.loads(path.read_text())
-        assert isinstance(times, list)
-        return times
+        with reading(path, "a list of milliseconds"):
+            return [float(each) for each in json.loads(path.read_text())]
 
     # the objects
 
@@ -183,16 +181,11 @@ class Workshop:
         return self.folder / "truth" / f"{on.replace(':', '-').replace('/', '-')}.safetensors"
 
     def _write_truth(self, on: str) -> None:
-        frames = self.frames(on)
-        truth = truth_of(frames)
-        tensors = {name: torch.from_numpy(getattr(truth, name)) for name in ("boxes", "labels", "frame")}
-        write_safetensors(self._truth_path(on), tensors, {"boxcov.truth": on, "frames": str(len(frames))})
+        truth_of(self.frames(on)).save(self._truth_path(on), {"on": on})
 
     def truth(self, on: str) -> Truth:
         """The objects of the frames, from their file."""
-        with safe_open(self._truth_path(on), framework="np") as file:
-            arrays = {name: file.get_tensor(name) for name in ("boxes", "labels", "frame")}
-            return Truth(**arrays, frames=int(file.metadata()["frames"]))
+        return Truth.load(self._truth_path(on))[0]
 
 
 def posterior_of(run: Run, whole: Posterior, detector: Detector) -> Posterior:
