@@ -44,8 +44,8 @@ def on_shapes(monkeypatch, tiny) -> None:
 
 
 @pytest.fixture(scope="module")
-def twice(tmp_path_factory, tiny) -> tuple[Path, list[Path]]:
-    """A finished reproduction, cut off once on its way, and what was made twice."""
+def folder(tmp_path_factory, tiny) -> Path:
+    """A finished reproduction, cut off once on its way."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs_module, "detector_named", lambda word, device: tiny)
         patch.setattr(Source, "frames", frames)
@@ -54,12 +54,8 @@ def twice(tmp_path_factory, tiny) -> tuple[Path, list[Path]]:
         before = {path: path.stat().st_mtime_ns for path in (out / "predictions").iterdir()}
         assert 0 < len(before) < len(list(runs(SETTING)))
         _quietly(out)
-        return out, [path for path, when in before.items() if path.stat().st_mtime_ns != when]
-
-
-@pytest.fixture(scope="module")
-def folder(twice) -> Path:
-    return twice[0]
+        assert all(path.stat().st_mtime_ns == when for path, when in before.items()), "made twice"
+        return out
 
 
 def _cut_off_after(out: Path, count: int) -> None:
@@ -84,12 +80,18 @@ def _quietly(out: Path, progress: Progress | None = None) -> None:
         study.reproduce(out, SETTING, progress)
 
 
-def test_what_is_there_is_not_made_again(twice) -> None:
-    assert twice[1] == []
+@pytest.mark.usefixtures("on_shapes")
+def test_what_is_there_is_not_made_again(tmp_path) -> None:
+    made = []
+    for _ in range(2):
+        workshop = Workshop(tmp_path, SETTING, lambda what, done, total: made.append(what))
+        if not workshop.done(Run("mci")):
+            workshop.make(Run("mci"))
+    assert made == ["mci-k10-test"] * SETTING.test_count
 
 
 @pytest.mark.usefixtures("on_shapes")
-def test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing(tmp_path, folder) -> None:
+def test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing(tmp_path) -> None:
     class Cut(Exception):
         pass
 
@@ -100,14 +102,16 @@ def test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing(tmp_path, folder) -> 
         if len(done) == 3:
             raise Cut
 
+    Workshop(tmp_path / "whole", SETTING).posterior()
+    out = tmp_path / "cut"
     with pytest.raises(Cut):
-        Workshop(tmp_path, SETTING, progress).posterior()
-    assert [path.name for path in (tmp_path / "posteriors").iterdir()] == ["1.safetensors.checkpoint"]
-    (tmp_path / "posteriors" / ".1.safetensors.abcd_123").write_text("half")
-    Workshop(tmp_path, SETTING, progress).posterior()
+        Workshop(out, SETTING, progress).posterior()
+    assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors.checkpoint"]
+    (out / "posteriors" / ".1.safetensors.abcd_123").write_text("half")
+    Workshop(out, SETTING, progress).posterior()
     assert done == [1, 2, 3, 4]
-    assert [path.name for path in (tmp_path / "posteriors").iterdir()] == ["1.safetensors"]
-    assert (tmp_path / "posteriors" / "1.safetensors").read_bytes() == (folder / "posteriors" / "1.safetensors").read_bytes()
+    assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors"]
+    assert (out / "posteriors" / "1.safetensors").read_bytes() == (tmp_path / "whole" / "posteriors" / "1.safetensors").read_bytes()
 
 
 def test_every_table_is_there_and_holds_numbers(folder) -> None:
