@@ -14,6 +14,7 @@ import torch
 from boxcov import BoxcovError, BoxcovWarning, Detections
 from boxcov.commands.sources import Source
 from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
 from boxcov.reproduce import runs as runs_module
 from boxcov.reproduce import study
 from boxcov.reproduce.runs import Progress, Workshop, part_of, posterior_of
@@ -40,6 +41,12 @@ def frames(self: Source, device: str = "cpu", classes: tuple = ()) -> list:
 @pytest.fixture
 def on_shapes(monkeypatch, tiny) -> None:
     monkeypatch.setattr(runs_module, "detector_named", lambda word, device: tiny)
+    monkeypatch.setattr(Source, "frames", frames)
+
+
+@pytest.fixture
+def untrained(monkeypatch) -> None:
+    monkeypatch.setattr(runs_module, "detector_named", lambda word, device: TinyCenter(threshold=0.05, most=3))
     monkeypatch.setattr(Source, "frames", frames)
 
 
@@ -80,7 +87,7 @@ def _quietly(out: Path, progress: Progress | None = None) -> None:
         study.reproduce(out, SETTING, progress)
 
 
-@pytest.mark.usefixtures("on_shapes")
+@pytest.mark.usefixtures("untrained")
 def test_what_is_there_is_not_made_again(tmp_path) -> None:
     made = []
     for _ in range(2):
@@ -90,7 +97,7 @@ def test_what_is_there_is_not_made_again(tmp_path) -> None:
     assert made == ["mci-k10-test"] * SETTING.test_count
 
 
-@pytest.mark.usefixtures("on_shapes")
+@pytest.mark.usefixtures("untrained")
 def test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing(tmp_path) -> None:
     class Cut(Exception):
         pass
