@@ -192,7 +192,10 @@ def test_ctrl_c_is_clean_and_the_latencies_are_said(made) -> None:
         assert json.loads(process.stdout.readline())["boxes"] is not None
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err
