@@ -38,7 +38,13 @@ HOSTILE = [
         "if False:",
         f"{DISKS}test_a_damaged_checkpoint_is_refused_by_name",
     ),
-    Mutant("no way out of nuScenes", "data/nuscenes/index.py", ' or ".." in name.split("/")', "", "data/test_nuscenes.py::test_file_names_may_not_leave_the_root"),
+    Mutant(
+        "no way out of nuScenes",
+        "data/nuscenes/index.py",
+        ' or ".." in name.split("/")',
+        "",
+        "data/test_nuscenes.py::test_file_names_may_not_leave_the_root",
+    ),
     Mutant(
         "no way out of COCO",
         "data/coco/annotations.py",

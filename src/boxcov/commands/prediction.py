@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from boxcov.commands import formats
-from boxcov.commands.parts import BLOCK, Parts, Progress, parts_of
+from boxcov.commands.parts import BLOCK, Parts, Progress, blocks, parts_of
 from boxcov.commands.sources import Source, ahead, check_folder, detector_named
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.ranks import spread
@@ -168,8 +168,8 @@ def merged(parts: Parts[Detections], count: int, block: int = BLOCK) -> Detectio
     """All blocks of ``count`` frames as one, with the ``milliseconds`` of each frame."""
     found = parts.all(count, block)
     milliseconds: list[float] = []
-    for _, about in found:
-        with reading(parts.folder, "blocks of a run"):
+    for numbers, (_, about) in zip(blocks(count, block), found):
+        with reading(parts.path(numbers.start), "a block of a run"):
             milliseconds += map(float, about["milliseconds"])
     return replace(concatenated([part for part, _ in found]), meta={"milliseconds": milliseconds})
 
