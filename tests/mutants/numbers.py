@@ -12,12 +12,18 @@ SAME = "predict/test_guard.py::test_same_seed_same_bytes"
 CARRY = "test_provenance.py::test_results_carry_version_seed_fingerprint_and_settings"
 
 NUMBERS = [
-    Mutant("inputs that are not finite", "curvature/inputs.py", "and not bool(leaf.isfinite().all())", "and False", f"{NAMED}[inputs]"),
+    Mutant(
+        "inputs that are not finite",
+        "curvature/inputs.py",
+        "if not _all_finite([leaf for _, leaf in leaves]):",
+        "if False:",
+        f"{NAMED}[inputs]",
+    ),
     Mutant(
         "gradients that are not finite",
         "curvature/fisher.py",
-        "        _check_finite(seen, reached, batch)",
-        "        pass",
+        "    if bad:\n        raise NotFiniteFrameError",
+        "    if False:\n        raise NotFiniteFrameError",
         f"{NAMED}[gradient]",
     ),
     Mutant(
@@ -80,14 +86,14 @@ NUMBERS = [
     Mutant("same seed, same dropout", "predict/mci.py", "self._generator.manual_seed(self.seed)", "self._generator.seed()", SAME),
     Mutant(
         "curvature in float32",
-        "curvature/fisher.py",
+        "curvature/precision.py",
         "else x.float()",
         "else x",
         "curvature/test_fit.py::test_the_sums_of_a_half_precision_detector_are_not_rounded_to_it",
     ),
     Mutant(
         "no autocast in the algebra",
-        "curvature/fisher.py",
+        "curvature/precision.py",
         "torch.autocast(kind, enabled=False)",
         "torch.autocast(kind)",
         "predict/test_autocast.py::test_autocast_does_not_reach_the_algebra",
