@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import re
 import shutil
@@ -53,6 +54,7 @@ def project(tmp_path_factory) -> Path:
         shutil.copytree(ROOT / name, root / name, ignore=IGNORED)
     for name in ("pyproject.toml", "README.md", "Makefile", "constraints.txt"):
         shutil.copy(ROOT / name, root / name)
+    compileall.compile_dir(root / "src", quiet=2)  # once, not for every mutant
     return root
 
 
