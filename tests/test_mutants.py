@@ -41,7 +41,7 @@ def outcome(root: Path, tests: Iterable[str], env: Mapping[str, str]) -> tuple[i
         *(f"tests/{test}" for test in tests),
     ]
     own = {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1", **env}
-    done = subprocess.run(words, cwd=root, env={**os.environ, **own}, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(words, cwd=root, env={**os.environ, **own}, capture_output=True, text=True, timeout=3000)
     counts = re.findall(r"(\d+) (passed|failed|error|skipped)", done.stdout.splitlines()[-1] if done.stdout else "")
     return done.returncode, {kind: int(count) for count, kind in counts}, done.stdout + done.stderr
 
