@@ -34,12 +34,12 @@ wheel: $(INSTALLED)
 	mv .venv/packages "$$($(WHEEL) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages.pth"
 	$(WHEEL) tools/wheel.py dist/boxcov-*.whl --installed
 
-# known weaknesses of the pinned packages, for which pip-audit must reach pypi.org, and their licences
+# known weaknesses of the pinned packages, for which pip-audit must reach pypi.org, and their licences; make audit AUDIT='-s osv' asks OSV
 audit: $(INSTALLED)
 	$(BIN)/python tools/licences.py
 	test -x .venv/audit/bin/pip-audit || $(BIN)/python -m venv .venv/audit
 	.venv/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
-	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt
+	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt $(AUDIT)
 
 # build/requirements.txt, with the hash of every file that this platform would install
 hashes: $(INSTALLED)

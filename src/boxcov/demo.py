@@ -15,7 +15,7 @@ import torch
 from boxcov.commands import evaluation, fitting, prediction
 from boxcov.commands.sources import Source, detector_named
 from boxcov.detections import Detections
-from boxcov.files import replacing
+from boxcov.files import made_folder, replacing
 from boxcov.report.figures import write_figures
 from boxcov.report.study import Study
 
@@ -41,7 +41,7 @@ def run(out: Path, step: Step, fit_frames: int = 16, frames: int = 10, slow: int
 
     slow: boxes for GLM, which costs nine backward passes each; its time is extrapolated from them.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    made_folder(out)
     posterior = out / "posterior.safetensors"
     learned, unseen = Source("simulated:clear", "train", fit_frames), Source("simulated:clear", "test", frames)
     fitting.checkpoint_of(posterior).unlink(missing_ok=True)  # of a demo that was cut off

@@ -95,6 +95,26 @@ def check_writable(path: Path) -> None:
         raise BoxcovError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
+def made_folder(path: Path) -> Path:
+    """A folder that files can be made in, made if need be.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made_folder(Path(folder) / "a" / "b").is_dir()
+    True
+    >>> made_folder(Path(__file__) / "tables")
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: ...files.py/tables: cannot be written (Not a directory)
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise BoxcovError(f"{path}: cannot be written ({error.strerror or error})") from None
+    return path
+
+
 def remove_leftovers(path: Path) -> None:
     """What ``replacing`` had begun to write beside ``path`` when it was killed.
 
@@ -111,7 +131,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Tensors by name and text by key, in one file.
+    """Tensors by name and a text by its key, in one file: with more keys than one, their order in the file would be by chance.
 
     >>> import torch, tempfile, os
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -119,6 +139,7 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor], metadata:
     ...     os.listdir(folder)
     ['x.safetensors']
     """
+    assert len(metadata) == 1
     # a clone of each: safetensors refuses tensors that share memory
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with replacing(path) as temporary:

@@ -127,7 +127,7 @@ def test_a_missing_package_is_named_before_the_work(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(formats, "find_spec", lambda name: None if name in ("pyarrow", "rerun") else object())
     for format, extra in (("parquet", "analysis"), ("rerun", "rerun")):
         with pytest.raises(BoxcovError, match=rf"pip install 'boxcov\[{extra}\]'"):
-            formats.check(format, tmp_path / "x", None, in_space())
+            formats.check(format, None, in_space())
 
 
 def test_cocos_other_names_are_written(tmp_path: Path) -> None:

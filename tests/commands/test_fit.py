@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import boxcov as package
-from boxcov.commands import options
+from boxcov.commands import fitting, options
 from boxcov.commands.progress import Progress
 from boxcov.commands.sources import detector_named
 from boxcov.curvature.fisher import FisherKind, Locations
 from boxcov.curvature.fit import NonFinite
 from boxcov.curvature.posterior import Form
-from boxcov.data import simulated
+from boxcov.data import shapes, simulated
+from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict.mcglm import Derivative
 from command_line import boxcov, small_network
 
@@ -147,6 +148,14 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
     assert done.code == 0, done.err
     assert out.read_bytes() == whole
     assert not (tmp_path / "p.safetensors.checkpoint").exists()
+
+
+def test_the_worst_condition_number_is_said() -> None:
+    posterior = package.fit(TinyCenter(), shapes.frames(count=2))
+    conditions = {name: posterior.condition(name) for name in posterior.blocks}
+    said = fitting.report(posterior, 0.0)
+    assert len(conditions) > 1
+    assert said["condition"] == conditions[said["worst"]] == max(conditions.values())
 
 
 def test_the_choices_are_the_librarys() -> None:

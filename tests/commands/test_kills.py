@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from command_line import boxcov, small_network
-from kills import Killed, blocks_kept, but_for_time, frames_kept, undated
+from kills import Killed, blocks_kept, but_for_time, frames_kept, reproduced, runs_kept, undated
 
 POSTERIOR = "posterior.safetensors"
 
@@ -60,3 +60,24 @@ def test_kills_of_predict_and_evaluate(tmp_path, capsys) -> None:
     run = killed(Killed(tmp_path / "page.html", words, 0, undated, blocks_kept), kills=10)
     told(run, capsys)
     assert len(run.counted) > 1
+
+
+@pytest.mark.slow
+def test_kills_of_reproduce(tmp_path, capsys) -> None:
+    """Fits, runs, tables, figures and page; it goes on by itself, and every file is that of the run that was let alone, but for the milliseconds."""
+    words = [
+        "reproduce",
+        "--detector",
+        small_network(tmp_path),
+        "--count",
+        4,
+        "--test-count",
+        2,
+        "--shift",
+        "simulated:rain",
+        "--shift-count",
+        1,
+    ]
+    run = killed(Killed(tmp_path / "reproduction", [*words, "--sweeps", 1], 0, reproduced, runs_kept, resume=()), kills=15)
+    told(run, capsys)
+    assert len(run.counted) > 5

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov import MCGLM, Posterior, fit
+from boxcov import MCGLM, Detections, Posterior, fit
 from boxcov.commands import streaming
 from boxcov.commands.sources import detector_named
-from centerpoint_cases import cloud, pillar_config
+from centerpoint_cases import cloud, detector_of, pillar_config
 from centerpoint_cases import frames as clouds
 from command_line import boxcov, small_network
 from yolox_cases import objects, small
@@ -78,6 +78,15 @@ def test_a_bad_frame_is_an_error_line_and_the_stream_goes_on(made, tmp_path) -> 
     assert "3 bytes are no whole number of points" in found[1]["error"]
     assert "cannot be read" in found[2]["error"]
     assert done.err.endswith("boxcov: 2 of 4 frames gave an error: see their lines\n")
+
+
+def test_numbers_that_are_not_finite_are_an_error_line(tmp_path) -> None:
+    """A method gives none; its boxes are the detector's own, which may."""
+    cloud(pillar_config(), 0).numpy().astype("<f4").tofile(tmp_path / "x.bin")
+    box = torch.tensor([[1.0, float("nan")]])
+    found = Detections(box, torch.ones(1), torch.zeros(1), torch.zeros(1), ("x", "y"), ("car",), torch.eye(2)[None])
+    line = streaming.one(lambda inputs: found, streaming.Reader(detector_of(pillar_config()), "plain"), tmp_path / "x.bin")
+    assert line == {"frame": str(tmp_path / "x.bin"), "error": "boxes are not finite"}
 
 
 def test_a_budget_is_told_in_each_line(made) -> None:
@@ -183,7 +192,10 @@ def test_ctrl_c_is_clean_and_the_latencies_are_said(made) -> None:
         assert json.loads(process.stdout.readline())["boxes"] is not None
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err

@@ -89,6 +89,7 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path) -> None:
         (lambda told, tensors: told.update(format=9), "in format 9, this one reads 1"),
         (lambda told, tensors: told.pop("next"), "not a checkpoint of a fit, or a damaged one .*remove it to start anew"),
         (lambda told, tensors: told.update(frames=-1), "damaged one"),
+        (lambda told, tensors: told.update(frames=0), "sums of no frame"),
         (lambda told, tensors: told.update(loss=float("nan")), "damaged one"),
         (lambda told, tensors: tensors["0.Q"].fill_(float("nan")), "0.Q holds a NaN or an infinity"),
         (lambda told, tensors: tensors.update({"0.Q": tensors["0.Q"].float()}), "expected .* and F64"),
@@ -104,6 +105,14 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, change, message) -> N
     with pytest.raises(BoxcovError, match=message) as caught:
         fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True)
     assert str(tmp_path / "c") in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"frames": 0}, {"whole": None}])
+def test_a_second_pass_of_no_frame_is_refused_by_name(tmp_path, change) -> None:
+    fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0, corrected=True)
+    edit(tmp_path / "c.second", lambda told, tensors: told.update(change))
+    with pytest.raises(BoxcovError, match=r"c\.second: not a checkpoint of a fit, or a damaged one \(ValueError: sums of"):
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, corrected=True)
 
 
 def test_frames_skipped_before_the_cut_stay_skipped(tmp_path) -> None:

@@ -314,6 +314,20 @@ def test_half_precision_is_factored_in_float32() -> None:
         assert relative(block.H.matrix, full.blocks[name].H.matrix) < 0.1
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_sums_of_a_half_precision_detector_are_not_rounded_to_it(dtype) -> None:
+    """Against the same squares in float64, of inputs and gradients that are the detector's own."""
+    torch.manual_seed(0)
+    detector = NetDetector(nn.Conv2d(2, 3, 1, bias=False)).to(dtype)
+    x, y = torch.randn(8, 2, 5, 5).to(dtype), torch.randn(8, 3, 25).to(dtype)
+    block = fit(detector, [(x, y)]).blocks["net"]
+    raw = detector(x)
+    (d,) = torch.autograd.grad(detector.loss(raw, y).sum(), raw["map"])
+    a, d = x.flatten(2).double(), d.double()
+    assert relative(block.Q.matrix[0].double(), torch.einsum("bit,bjt->ij", a, a) / (8 * 25)) < 1e-5
+    assert relative(block.H.matrix[0].double(), torch.einsum("bit,bjt->ij", d, d) / 8) < 1e-5
+
+
 def test_memory_does_not_grow_with_the_number_of_frames(detector: NetDetector) -> None:
     from boxcov.curvature.fisher import Accumulator
     from boxcov.curvature.scope import chosen_parameters

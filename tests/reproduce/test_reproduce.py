@@ -14,6 +14,7 @@ import torch
 from boxcov import BoxcovError, BoxcovWarning, Detections
 from boxcov.commands.sources import Source
 from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
 from boxcov.reproduce import runs as runs_module
 from boxcov.reproduce import study
 from boxcov.reproduce.runs import Progress, Workshop, part_of, posterior_of
@@ -40,6 +41,12 @@ def frames(self: Source, device: str = "cpu", classes: tuple = ()) -> list:
 @pytest.fixture
 def on_shapes(monkeypatch, tiny) -> None:
     monkeypatch.setattr(runs_module, "detector_named", lambda word, device: tiny)
+    monkeypatch.setattr(Source, "frames", frames)
+
+
+@pytest.fixture
+def untrained(monkeypatch) -> None:
+    monkeypatch.setattr(runs_module, "detector_named", lambda word, device: TinyCenter(threshold=0.05, most=3))
     monkeypatch.setattr(Source, "frames", frames)
 
 
@@ -78,6 +85,40 @@ def _quietly(out: Path, progress: Progress | None = None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BoxcovWarning)
         study.reproduce(out, SETTING, progress)
+
+
+@pytest.mark.usefixtures("untrained")
+def test_what_is_there_is_not_made_again(tmp_path) -> None:
+    made = []
+    for _ in range(2):
+        workshop = Workshop(tmp_path, SETTING, lambda what, done, total: made.append(what))
+        if not workshop.done(Run("mci")):
+            workshop.make(Run("mci"))
+    assert made == ["mci-k10-test"] * SETTING.test_count
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing(tmp_path) -> None:
+    class Cut(Exception):
+        pass
+
+    done = []
+
+    def progress(what: str, number: int, total: int) -> None:
+        done.append(number)
+        if len(done) == 3:
+            raise Cut
+
+    Workshop(tmp_path / "whole", SETTING).posterior()
+    out = tmp_path / "cut"
+    with pytest.raises(Cut):
+        Workshop(out, SETTING, progress).posterior()
+    assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors.checkpoint"]
+    (out / "posteriors" / ".1.safetensors.abcd_123").write_text("half")
+    Workshop(out, SETTING, progress).posterior()
+    assert done == [1, 2, 3, 4]
+    assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors"]
+    assert (out / "posteriors" / "1.safetensors").read_bytes() == (tmp_path / "whole" / "posteriors" / "1.safetensors").read_bytes()
 
 
 def test_every_table_is_there_and_holds_numbers(folder) -> None:

@@ -16,14 +16,14 @@ def run(
     path: Path, out: Path, format: str, data: str | None = None, frame_id: str = "lidar", covariance: Which = "predictive"
 ) -> dict[str, Any]:
     """Write the detections of ``path`` to ``out`` in another format, with the frames that it was made from where the format has a use for them."""
-    check_folder(out)
+    check_folder(out, folder=format == "kitti")
     if out.exists() and out.samefile(path):
         raise BoxcovError(f"{out}: is the file to be converted; give another name")
     found = Detections.load(path)
     count = found.meta.get("frames", int(found.frame.max()) + 1 if len(found) else 0)
     frames = _frames(path, found, format, data, count)
     words = formats.Words(frame_id, covariance)
-    formats.check(format, out, frames, found, found.predictive is not None, words)
+    formats.check(format, frames, found, found.predictive is not None, words)
     formats.write(format, out, frames, found, words)
     return {"out": str(out), "format": format, "boxes": len(found), "frames": count}
 

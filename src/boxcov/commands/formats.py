@@ -38,9 +38,9 @@ class Words:
 
 
 def check(
-    format: str, out: Path, frames: Sequence[Any] | None, boxes: Detector | Detections, calibrated: bool = False, words: Words | None = None
+    format: str, frames: Sequence[Any] | None, boxes: Detector | Detections, calibrated: bool = False, words: Words | None = None
 ) -> None:
-    """Whether ``boxes``, or those of a detector to come, in ``frames`` can be written to ``out`` in this format."""
+    """Whether ``boxes``, or those of a detector to come, in ``frames`` can be written in this format."""
     fields = boxes.fields if isinstance(boxes, Detections) else tuple(boxes.box_fields)
     if format == "nuscenes" and not isinstance(frames, nuscenes.NuScenes):
         raise BoxcovError("the format nuscenes is for frames of nuScenes: give --data nuscenes:ROOT, or take the format native")
@@ -66,10 +66,6 @@ def check(
     package, extra = PACKAGES.get(format, ("json", ""))
     if find_spec(package) is None:
         raise BoxcovError(f"the format {format} needs {package}: pip install 'boxcov[{extra}]'")
-    if format == "kitti" and out.is_file():
-        raise BoxcovError(f"{out}: is a file; the format kitti writes a folder")
-    if format != "kitti" and out.is_dir():
-        raise BoxcovError(f"{out}: is a folder; give the name of a file")
 
 
 def write(format: str, out: Path, frames: Any, found: Detections, words: Words | None = None) -> None:

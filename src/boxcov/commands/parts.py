@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from boxcov.curvature.ranks import Ranks
 from boxcov.data.loading import each
 from boxcov.errors import BoxcovError
-from boxcov.files import reading
+from boxcov.files import made_folder, reading
 
 T = TypeVar("T")
 BLOCK = 16  # frames that a run which is cut off loses at most
@@ -71,7 +71,7 @@ class Parts(Generic[T]):
 
     def holds(self, start: int, about: Mapping[str, Any]) -> bool:
         """Whether the block is there; one of another run is an error."""
-        path = self._path(start)
+        path = self.path(start)
         if not path.exists():
             return False
         there = self.read(path)[1]
@@ -84,17 +84,14 @@ class Parts(Generic[T]):
         return True
 
     def save(self, start: int, part: T, about: Mapping[str, Any]) -> None:
-        try:
-            self.folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise BoxcovError(f"{self.folder}: cannot be written ({error.strerror or error})") from None
-        self.write(self._path(start), part, dict(about))
+        made_folder(self.folder)
+        self.write(self.path(start), part, dict(about))
 
     def all(self, count: int, block: int = BLOCK) -> list[tuple[T, Mapping[str, Any]]]:
         """Every block of ``count`` frames, in order."""
         found = []
         for numbers in blocks(count, block):
-            path = self._path(numbers.start)
+            path = self.path(numbers.start)
             if not path.exists():
                 raise BoxcovError(
                     f"{path}: is not there, though a process has made it: all must write to the same folder, on a shared disk"
@@ -116,7 +113,8 @@ class Parts(Generic[T]):
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("*.safetensors"))
 
-    def _path(self, start: int) -> Path:
+    def path(self, start: int) -> Path:
+        """The file of the block that begins with this frame."""
         return self.folder / f"{start:08}.safetensors"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from boxcov.commands import formats
-from boxcov.commands.parts import BLOCK, Parts, Progress, parts_of
+from boxcov.commands.parts import BLOCK, Parts, Progress, blocks, parts_of
 from boxcov.commands.sources import Source, ahead, check_folder, detector_named
 from boxcov.curvature.posterior import Posterior
 from boxcov.curvature.ranks import spread
@@ -117,14 +117,14 @@ def run(
     torchrun share them, of which the first one writes ``out`` and the others give nothing. ``frame`` of a box is the
     number of its frame; ``meta`` says how all was made, where the frames are from, and how many milliseconds each took.
     """
-    check_folder(out)
+    check_folder(out, folder=format == "kitti")
     remove_leftovers(out)
     parts = blocks_of(out)
     with spread(device) as (ranks, device):
         parts.check(resume, ranks)
         network = detector_named(detector, device)
         frames = source.frames(device, network.classes)
-        formats.check(format, out, frames, network, how.calibrated, words)
+        formats.check(format, frames, network, how.calibrated, words)
         model = how.model(network)
         made = {**model.settings(), **how.about(), "detector": detector, "source": asdict(source), "frames": len(frames)}
         about = formats.plain({**made, "device": model.device.type, "boxcov": __version__, "torch": torch.__version__})
@@ -168,8 +168,8 @@ def merged(parts: Parts[Detections], count: int, block: int = BLOCK) -> Detectio
     """All blocks of ``count`` frames as one, with the ``milliseconds`` of each frame."""
     found = parts.all(count, block)
     milliseconds: list[float] = []
-    for _, about in found:
-        with reading(parts.folder, "blocks of a run"):
+    for numbers, (_, about) in zip(blocks(count, block), found):
+        with reading(parts.path(numbers.start), "a block of a run"):
             milliseconds += map(float, about["milliseconds"])
     return replace(concatenated([part for part, _ in found]), meta={"milliseconds": milliseconds})
 

@@ -19,6 +19,7 @@ from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, transformers, yolox
 from boxcov.detectors.centerpoint import Config
 from boxcov.errors import BoxcovError
+from boxcov.files import check_writable, made_folder
 
 CONFIGS = ("small", "pillar", "voxel", "kitti")
 KITTI_AS_NUSCENES = {"Car": "car", "Pedestrian": "pedestrian", "Cyclist": "bicycle"}
@@ -74,8 +75,8 @@ def on_device(detector: D, device: str) -> D:
     return detector.to(device)
 
 
-def check_folder(out: Path) -> None:
-    """Better before an hour's work than after it.
+def check_folder(out: Path, folder: bool = False) -> None:
+    """Whether ``out`` can be written, a file or a ``folder``: better before an hour's work than after it.
 
     >>> check_folder(Path("nowhere/posterior.safetensors"))
     Traceback (most recent call last):
@@ -84,8 +85,16 @@ def check_folder(out: Path) -> None:
     """
     if not out.name:
         raise BoxcovError(f"{out}: is a folder; give the name of a file")
+    if folder and out.is_file():
+        raise BoxcovError(f"{out}: is a file; the format kitti writes a folder")
+    if not folder and out.is_dir():
+        raise BoxcovError(f"{out}: is a folder; give the name of a file")
     if not out.absolute().parent.is_dir():
         raise BoxcovError(f"{out}: there is no folder {out.parent}: make it first")
+    if out.is_dir():
+        made_folder(out)
+    else:
+        check_writable(out)
 
 
 @dataclass(frozen=True)

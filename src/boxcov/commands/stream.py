@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from enum import Enum
 from pathlib import Path
@@ -65,8 +64,7 @@ def stream(
     seen = streaming.Latencies(warmup)
     try:
         done, bad = streaming.run(model, reader, paths, sys.stdout, seen, count)
-    except BrokenPipeError:  # whoever read has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has nowhere to go
+    except BrokenPipeError:
         sys.exit(141)
     except KeyboardInterrupt:
         sys.exit(130)

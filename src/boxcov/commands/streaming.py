@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -153,10 +154,22 @@ def run(model: Predictor, reader: Reader, paths: Iterator[Path], out: TextIO, se
         done += 1
         if "error" not in line:
             seen.add(line["ms"])
-        print(json.dumps(line), file=out, flush=True)
+        _print(line, out, done)
         if count is not None and done >= count:
             break
     return done, bad
+
+
+def _print(line: dict[str, Any], out: TextIO, number: int) -> None:
+    try:
+        print(json.dumps(line), file=out, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # what is left in the buffer has nowhere to go
+        if isinstance(error, BrokenPipeError):  # whoever read has gone
+            raise
+        raise BoxcovError(
+            f"the line of frame {number} cannot be written to stdout ({error.strerror or error}): make room, and go on from there"
+        ) from None
 
 
 def one(model: Predictor, reader: Reader, path: Path) -> dict[str, Any]:

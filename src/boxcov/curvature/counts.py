@@ -50,9 +50,12 @@ class FactorCounts:
 
     def unpack(self, file: Any, about: Mapping[str, Any]) -> None:
         sums = {entry["weight"]: _unpacked(entry, file, self.accumulator) for entry in about["layers"]}
+        frames = whole(about["frames"])
         if not isfinite(about["loss"]):
             raise ValueError(f"a loss of {about['loss']}")
-        self.accumulator.restore(sums, whole(about["frames"]), float(about["loss"]))
+        if not frames and any(one.locations for one in sums.values()):
+            raise ValueError("sums of no frame")
+        self.accumulator.restore(sums, frames, float(about["loss"]))
 
 
 def whole(count: Any) -> int:

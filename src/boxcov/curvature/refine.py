@@ -196,6 +196,8 @@ class Moments:
             self.begin([str(name) for name in whole_layers])
         for name, total in self.totals().items():
             total.copy_(sums_in(file, name, list(total.shape), total.device))
+        if bool(frames) != any(bool(total.any()) for total in self.totals().values()):
+            raise ValueError(f"sums of {frames} frames")
         self.frames = frames
 
     def reduce(self, ranks: Ranks) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from boxcov.evaluate.quality import ERRORS, METRICS, mean_within
-from boxcov.files import replacing
+from boxcov.files import made_folder, replacing
 from boxcov.report.bev import draw_scene
 from boxcov.report.payload import PLANE
 from boxcov.report.series import Bar, Line, reliability_lines, runtime_bars, threshold_lines
@@ -30,8 +30,7 @@ def write_figures(folder: str | Path, study: Study) -> list[Path]:
     ...     [path.name for path in write_figures(folder, Study("Speed", runtime=[{"method": "exact", "ms": 2.0}]))]
     ['runtime.png']
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(Path(folder))
     made = [(name, figure) for name, figure in _figures(study) if figure is not None]
     return [_saved(folder / f"{name}.png", figure) for name, figure in made]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from boxcov.commands.records import Truth, truth_of
 from boxcov.commands.sources import Source, detector_named, kept
@@ -20,7 +19,7 @@ from boxcov.data import batched
 from boxcov.detections import Detections, concatenated
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteError
-from boxcov.files import replacing, write_safetensors
+from boxcov.files import made_folder, reading, replacing
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
 from boxcov.predict.mcglm import MCGLM
@@ -43,8 +42,10 @@ class Workshop:
         self._posteriors: dict[float, Posterior] = {}
         self._last: tuple[Run, Callable[[Any], Detections]] | None = None
         for name in ("posteriors", "predictions", "truth", "tables", "figures"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            made_folder(folder / name)
         self._check_setting()
+        for half in (half for within in (folder, *folder.iterdir()) for half in within.glob(".*.????????")):
+            half.unlink()  # what ``replacing`` had begun to write when it was killed
 
     def _check_setting(self) -> None:
         """A folder belongs to one setting and one version: figures of two would be mixed otherwise."""
@@ -83,12 +84,14 @@ class Workshop:
         """Of the whole network, from a share of the frames: fitted once, then read."""
         if share not in self._posteriors:
             path = self.folder / "posteriors" / f"{share:g}.safetensors"
+            checkpoint = path.with_name(f"{path.name}.checkpoint")
             if not path.exists():
-                self._fitted(share).save(path)
+                self._fitted(share, checkpoint).save(path)
+            checkpoint.unlink(missing_ok=True)
             self._posteriors[share] = Posterior.load(path, self.detector)
         return self._posteriors[share]
 
-    def _fitted(self, share: float) -> Posterior:
+    def _fitted(self, share: float, checkpoint: Path) -> Posterior:
         s, what = self.setting, f"posterior from {share:.0%} of the frames"
         data = Source(s.data, s.split, s.count, s.seed, s.sweeps).frames(s.device, self.detector.classes)
         return fit(
@@ -98,6 +101,8 @@ class Workshop:
             n_data=s.n_data,
             prior_precision=s.prior_precision,
             fraction=share,
+            checkpoint=checkpoint,
+            resume=True,
             progress=lambda done, total: self.progress(what, done, total or done),
         )
 
@@ -167,9 +172,8 @@ class Workshop:
                 times.append(1e3 * (_now(self.setting.device) - start))
             with replacing(path) as file:
                 file.write_text(json.dumps(times) + "\n")
-        times = json.loads(path.read_text())
-        assert isinstance(times, list)
-        return times
+        with reading(path, "a list of milliseconds"):
+            return [float(each) for each in json.loads(path.read_text())]
 
     # the objects
 
@@ -177,16 +181,11 @@ class Workshop:
         return self.folder / "truth" / f"{on.replace(':', '-').replace('/', '-')}.safetensors"
 
     def _write_truth(self, on: str) -> None:
-        frames = self.frames(on)
-        truth = truth_of(frames)
-        tensors = {name: torch.from_numpy(getattr(truth, name)) for name in ("boxes", "labels", "frame")}
-        write_safetensors(self._truth_path(on), tensors, {"boxcov.truth": on, "frames": str(len(frames))})
+        truth_of(self.frames(on)).save(self._truth_path(on), {"on": on})
 
     def truth(self, on: str) -> Truth:
         """The objects of the frames, from their file."""
-        with safe_open(self._truth_path(on), framework="np") as file:
-            arrays = {name: file.get_tensor(name) for name in ("boxes", "labels", "frame")}
-            return Truth(**arrays, frames=int(file.metadata()["frames"]))
+        return Truth.load(self._truth_path(on))[0]
 
 
 def posterior_of(run: Run, whole: Posterior, detector: Detector) -> Posterior:

@@ -17,7 +17,7 @@ from boxcov.data.poses import BOX_FIELDS, carried, wrapped
 from boxcov.data.results import about, check_finite, covariances, one_a_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import DAMAGE, replacing
+from boxcov.files import DAMAGE, made_folder, replacing
 
 COVARIANCES = "covariance.json"
 _IMAGE = (1242, 375)  # where the images are not there to ask
@@ -31,8 +31,7 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
     ``covariance.json`` has ``frames``: by frame, row for row, a covariance (7 x 7, row by row, in the camera frame and the order of
     ``meta.covariance_fields``, which is that of columns 9 to 15) and its trace, ``uncertainty``; where it is calibrated, ``predictive`` too.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(Path(folder))
     (folder / COVARIANCES).unlink(missing_ok=True)  # of the files about to be replaced
     meta: dict[str, Any] = {}
     by_frame: dict[str, Any] = {}

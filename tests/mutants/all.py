@@ -1,0 +1,13 @@
+"""All mutants, in the order of docs/reliability.md."""
+
+from __future__ import annotations
+
+from mutants.fits import FITS
+from mutants.hostile import HOSTILE, PACKAGES
+from mutants.numbers import NUMBERS
+from mutants.online import ONLINE, SOAK
+from mutants.processes import PROCESSES
+
+__all__ = ["MUTANTS", "SOAK"]
+
+MUTANTS = [*FITS, *PROCESSES, *HOSTILE, *NUMBERS, *PACKAGES, *ONLINE]

@@ -1,0 +1,209 @@
+"""What keeps the promises about long runs."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+CHECKPOINT = "curvature/test_checkpoint.py::"
+DISKS = "curvature/test_checkpoint_files.py::"
+KEEPER = "curvature/checkpoint.py"
+FILES = "files.py"
+FIT = "curvature/fit.py"
+FULL = "curvature/test_checkpoint_files.py::test_a_full_disk_keeps_the_checkpoint_before"
+FULL_OUT = "test_provenance.py::test_a_full_disk_is_a_clear_error_without_half_a_file"
+INTERVAL = "curvature/test_checkpoint.py::test_the_interval_is_kept_and_an_error_saves_what_was_counted"
+LOADING = "data/test_loading.py::"
+SPREAD = "commands/test_spread.py::"
+UNWRITABLE = "commands/test_unwritable.py::"
+
+FITS = [
+    Mutant("written beside", FILES, "temporary = Path(handle.name)", "temporary = path", FULL),
+    Mutant("flushed to the disk", FILES, "os.fsync(written.fileno())", "pass", FULL),
+    Mutant("the folder flushed", FILES, "        _sync_folder(path.parent)", "        pass", FULL),
+    Mutant("kept at an interval", KEEPER, "if monotonic() - self._saved >= self.every:", "if False:", INTERVAL),
+    Mutant("an error leaves a checkpoint", KEEPER, "says more\n                self.save()", "says more\n                pass", INTERVAL),
+    Mutant(
+        "no part of an item is kept",
+        KEEPER,
+        " and not self.counts.torn",
+        "",
+        f"{CHECKPOINT}test_an_interrupt_between_two_layers_of_an_item_is_not_kept",
+    ),
+    Mutant(
+        "the second pass is kept",
+        FIT,
+        "Keeper(second, every, resume,",
+        "Keeper(None, every, False,",
+        f"{CHECKPOINT}test_a_second_pass_goes_on_where_it_was[8]",
+    ),
+    Mutant(
+        "other bases are refused",
+        FIT,
+        '"basis": moments.basis()',
+        '"basis": ""',
+        f"{CHECKPOINT}test_a_second_pass_in_other_bases_is_refused",
+    ),
+    Mutant(
+        "each item once",
+        KEEPER,
+        "self._last = item\n        return found",
+        "self._last = item\n        return items.after(self.next - 1)",
+        f"{CHECKPOINT}test_every_place_to_be_cut_off[4]",
+    ),
+    Mutant(
+        "drawn targets have a seed of each item",
+        FIT,
+        "seeded(generator, seed, number)",
+        "generator",
+        f"{CHECKPOINT}test_a_run_that_was_cut_off_goes_on_to_the_same_bytes[mc]",
+    ),
+    Mutant(
+        "signals wait for the frame",
+        KEEPER,
+        "signal.signal(number, self._wait)",
+        "signal.getsignal(number)",
+        f"{CHECKPOINT}test_signals_wait_for_the_frame_and_leave_a_checkpoint",
+    ),
+    Mutant(
+        "SIGTERM ends with 143",
+        "cli.py",
+        "sys.exit(128 + number)",
+        "sys.exit(1)",
+        "commands/test_fit.py::test_a_run_that_was_stopped_goes_on",
+    ),
+    Mutant(
+        "asked twice it ends at once",
+        KEEPER,
+        "if self._waiting is not None:  # asked twice: at once",
+        "if False:",
+        f"{CHECKPOINT}test_asked_twice_it_ends_at_once",
+    ),
+    Mutant(
+        "another fit is refused",
+        KEEPER,
+        '_compare(about["settings"], self.settings)',
+        "pass",
+        f"{CHECKPOINT}test_other_weights_are_refused",
+    ),
+    Mutant(
+        "other data are refused",
+        KEEPER,
+        "if digest(item) != self._known_digest:",
+        "if False:",
+        f"{CHECKPOINT}test_a_checkpoint_of_another_fit_is_refused",
+    ),
+    Mutant(
+        "a checkpoint in the way stays",
+        KEEPER,
+        "if path is not None and not resume and Path(path).exists():",
+        "if False:",
+        f"{CHECKPOINT}test_a_checkpoint_in_the_way_is_not_overwritten",
+    ),
+    Mutant(
+        "what a kill left half written goes",
+        KEEPER,
+        "remove_leftovers(self.path)",
+        "pass",
+        f"{DISKS}test_what_a_kill_left_half_written_is_removed",
+    ),
+    Mutant(
+        "a read-only folder before the fit",
+        KEEPER,
+        "check_writable(self.path)",
+        "pass",
+        f"{DISKS}test_a_folder_that_is_not_there_or_read_only_is_told_before_the_work",
+    ),
+    Mutant("a full disk is a clear error", FILES, "except (OSError, SafetensorError) as error:", "except SafetensorError as error:", FULL),
+    Mutant(
+        "a full disk at the end of a fit loses nothing",
+        FIT,
+        "keeper.save()  # more is to come",
+        "pass  # more is to come",
+        f"{FULL_OUT}[fit]",
+    ),
+    Mutant("no half file", FILES, "temporary.unlink(missing_ok=True)", "pass", f"{FULL_OUT}[predict]"),
+    Mutant(
+        "a full disk at the end of predict loses nothing",
+        "commands/prediction.py",
+        "    formats.write(format, out, frames, found, words)\n    parts.remove()\n",
+        "    parts.remove()\n    formats.write(format, out, frames, found, words)\n",
+        f"{FULL_OUT}[predict]",
+    ),
+    Mutant(
+        "predict makes no block twice",
+        "commands/parts.py",
+        "if not self.holds(numbers.start, about):",
+        "if True:",
+        "commands/test_predict.py::test_a_run_that_was_cut_off_goes_on_to_the_same_bytes[exact]",
+    ),
+    Mutant(
+        "blocks of another run are refused",
+        "commands/parts.py",
+        "        if differs:",
+        "        if False:",
+        "commands/test_predict.py::test_a_run_that_was_cut_off_goes_on_to_the_same_bytes[exact]",
+    ),
+    Mutant(
+        "evaluate leaves nothing behind",
+        "commands/evaluate.py",
+        "parts.remove()",
+        "pass",
+        f"{SPREAD}test_evaluate_that_was_cut_off_goes_on",
+    ),
+    Mutant(
+        "reproduce makes no run twice",
+        "reproduce/runs.py",
+        "self._truth_path(run.on).exists()\n",
+        "self._truth_path(run.on).exists() and self.path(run).unlink()\n",
+        "reproduce/test_reproduce.py::test_what_is_there_is_not_made_again",
+    ),
+    Mutant(
+        "reproduce goes on with a fit",
+        "reproduce/runs.py",
+        "checkpoint=checkpoint,\n            resume=True,\n",
+        "",
+        "reproduce/test_reproduce.py::test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing",
+    ),
+    Mutant(
+        "reproduce removes what a kill left",
+        "reproduce/runs.py",
+        "half.unlink()",
+        "pass",
+        "reproduce/test_reproduce.py::test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing",
+    ),
+    Mutant(
+        "every item has a seed",
+        "data/loading.py",
+        "with _drawing(self.seed, number):",
+        "if True:",
+        f"{LOADING}test_the_same_items_whatever_the_number_of_workers[2]",
+    ),
+    Mutant(
+        "a lost worker is an error",
+        "data/loading.py",
+        "except BrokenProcessPool:",
+        "except ZeroDivisionError:",
+        f"{LOADING}test_a_lost_worker_is_an_error_that_loses_nothing",
+    ),
+    Mutant(
+        "no worker is left behind",
+        "data/loading.py",
+        "pool.shutdown(wait=True, cancel_futures=True)",
+        "pass",
+        f"{LOADING}test_nobody_is_left_behind",
+    ),
+    Mutant(
+        "an output that cannot be written, before the work",
+        "commands/sources.py",
+        "        check_writable(out)",
+        "        pass",
+        f"{UNWRITABLE}test_a_read_only_folder[predict]",
+    ),
+    Mutant(
+        "a folder that cannot be written, before the work",
+        "reproduce/runs.py",
+        "made_folder(folder / name)",
+        "(folder / name).mkdir(parents=True, exist_ok=True)",
+        f"{UNWRITABLE}test_a_read_only_folder[reproduce]",
+    ),
+]

@@ -1,0 +1,88 @@
+"""What keeps the promises about files, and about packages."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+DISKS = "curvature/test_checkpoint_files.py::"
+FILES = "files.py"
+TOOLS = "test_tools.py::"
+
+HOSTILE = [
+    Mutant(
+        "nothing is unpickled",
+        "detectors/reading.py",
+        "weights_only=True)",
+        "weights_only=False)",
+        "test_fuzz.py::test_a_checkpoint_cannot_run_code",
+    ),
+    Mutant("nothing is pickled", "detections.py", "import json\n", "import json\nimport pickle\n", "test_fuzz.py::test_nothing_unpickles"),
+    Mutant(
+        "damage is refused by name",
+        FILES,
+        "DAMAGE = (SafetensorError, LookupError, ",
+        "DAMAGE = (SafetensorError, ",
+        "test_fuzz.py::test_damaged_files_are_refused_by_name",
+    ),
+    Mutant(
+        "sizes before memory",
+        "detectors/centerpoint/checkpoints.py",
+        "    _check_fit(planned, state, {name: name for name in planned}, path, state)\n",
+        "",
+        "test_fuzz.py::test_sizes_are_compared_before_memory_is_taken",
+    ),
+    Mutant(
+        "sizes of a checkpoint",
+        "curvature/counts.py",
+        'if piece.get_shape() != shape or piece.get_dtype() != "F64":',
+        "if False:",
+        f"{DISKS}test_a_damaged_checkpoint_is_refused_by_name",
+    ),
+    Mutant(
+        "no way out of nuScenes",
+        "data/nuscenes/index.py",
+        ' or ".." in name.split("/")',
+        "",
+        "data/test_nuscenes.py::test_file_names_may_not_leave_the_root",
+    ),
+    Mutant(
+        "no way out of COCO",
+        "data/coco/annotations.py",
+        ' or ".." in parts.parts',
+        "",
+        "data/test_coco.py::test_file_names_cannot_lead_out_of_the_folder",
+    ),
+]
+
+
+PACKAGES = [
+    Mutant(
+        "a changed file in the wheel",
+        "tools/wheel.py",
+        "missing + foreign + changed",
+        "missing + foreign",
+        f"{TOOLS}test_a_wheel_that_lacks_or_adds_a_file",
+    ),
+    Mutant(
+        "a file that the wheel lacks",
+        "tools/wheel.py",
+        "missing + foreign + changed",
+        "foreign + changed",
+        f"{TOOLS}test_a_wheel_that_lacks_or_adds_a_file",
+    ),
+    Mutant("copyleft is refused", "tools/licences.py", "bool(tokens) and tokens[0] in known", "bool(tokens)", f"{TOOLS}test_expressions"),
+    Mutant(
+        "no licence is refused",
+        "tools/licences.py",
+        "if licence is None or not",
+        "if licence is not None and not",
+        f"{TOOLS}test_what_a_distribution_says",
+    ),
+    Mutant(
+        "a hash for everything",
+        "tools/hashes.py",
+        "['hashes']['sha256']",
+        ".get('hashes', {}).get('sha256')",
+        f"{TOOLS}test_hashes_of_all_but_folders",
+    ),
+]

@@ -1,0 +1,104 @@
+"""What keeps the promises about numbers."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+FIT = "curvature/fit.py"
+NONFINITE = "curvature/test_nonfinite.py::"
+GUARD = "predict/test_guard.py::"
+NAMED = "curvature/test_nonfinite.py::test_a_frame_that_is_not_finite_is_fatal_and_named"
+SAME = "predict/test_guard.py::test_same_seed_same_bytes"
+CARRY = "test_provenance.py::test_results_carry_version_seed_fingerprint_and_settings"
+
+NUMBERS = [
+    Mutant(
+        "inputs that are not finite",
+        "curvature/inputs.py",
+        "if not _all_finite([leaf for _, leaf in leaves]):",
+        "if False:",
+        f"{NAMED}[inputs]",
+    ),
+    Mutant(
+        "gradients that are not finite",
+        "curvature/fisher.py",
+        "    if bad:\n        raise NotFiniteFrameError",
+        "    if False:\n        raise NotFiniteFrameError",
+        f"{NAMED}[gradient]",
+    ),
+    Mutant(
+        "frames named as the data set does",
+        FIT,
+        "{_tokens(targets)}. Mend it",
+        ". Mend it",
+        f"{NONFINITE}test_frames_are_named_as_the_data_set_has_them",
+    ),
+    Mutant(
+        "skipped frames are counted",
+        FIT,
+        "keeper.skipped.append(number)",
+        "pass",
+        f"{NONFINITE}test_skipped_frames_leave_no_trace_but_their_number[loss-0]",
+    ),
+    Mutant(
+        "a covariance is positive semi-definite",
+        "predict/guard.py",
+        "failed == 0",
+        "failed == failed",
+        f"{GUARD}test_the_verdict_is_that_of_the_eigenvalues[0]",
+    ),
+    Mutant(
+        "a covariance is finite",
+        "predict/guard.py",
+        "C.isfinite().flatten(1).all(1)",
+        "C.isfinite().flatten(1).any(1)",
+        f"{GUARD}test_what_is_none_is_named",
+    ),
+    Mutant("a covariance is symmetric", "predict/guard.py", ".abs() <= slack)", ".abs() <= 1)", f"{GUARD}test_what_is_none_is_named"),
+    Mutant(
+        "every method is guarded",
+        "predict/predictor.py",
+        "check_covariance(result, self.method, self.settings())",
+        "pass",
+        f"{GUARD}test_every_method_is_guarded[ExactGLM]",
+    ),
+    Mutant(
+        "the condition number",
+        "curvature/posterior.py",
+        "variances.max() / variances.min()",
+        "variances.max() / variances.median()",
+        f"{NONFINITE}test_the_condition_number_is_that_of_the_dense_covariance",
+    ),
+    Mutant(
+        "the worst condition number is said",
+        "commands/fitting.py",
+        "worst = max(conditions",
+        "worst = min(conditions",
+        "commands/test_fit.py::test_the_worst_condition_number_is_said",
+    ),
+    Mutant(
+        "same seed, same draws",
+        "predict/mcglm.py",
+        "torch.Generator().manual_seed(seed)",
+        "torch.Generator().manual_seed(torch.seed())",
+        SAME,
+    ),
+    Mutant("same seed, same dropout", "predict/mci.py", "self._generator.manual_seed(self.seed)", "self._generator.seed()", SAME),
+    Mutant(
+        "curvature in float32",
+        "curvature/precision.py",
+        "else x.float()",
+        "else x",
+        "curvature/test_fit.py::test_the_sums_of_a_half_precision_detector_are_not_rounded_to_it",
+    ),
+    Mutant(
+        "no autocast in the algebra",
+        "curvature/precision.py",
+        "torch.autocast(kind, enabled=False)",
+        "torch.autocast(kind)",
+        "predict/test_autocast.py::test_autocast_does_not_reach_the_algebra",
+    ),
+    Mutant("detections say the version", "detections.py", '"version": __version__', '"version": ""', CARRY),
+    Mutant("a posterior says its seed", FIT, '"seed": str(seed), ', "", CARRY),
+    Mutant("results say the weights", "predict/predictor.py", '"weights_sha256": posterior.fingerprint', '"weights_sha256": ""', CARRY),
+]

@@ -1,0 +1,155 @@
+"""What keeps the promises about frames as they come."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+UNWRITABLE = "commands/test_unwritable.py::"
+BUDGET = "predict/test_budget.py::"
+STREAM = "commands/test_stream.py::"
+SOAK = {"BOXCOV_SOAK": "1010", "BOXCOV_SOAK_SECONDS": "900"}
+
+ONLINE = [
+    Mutant(
+        "fewer samples in less time",
+        "predict/budget.py",
+        "if self.expected(choice) <= left",
+        "if True",
+        f"{BUDGET}test_what_was_too_slow_is_tried_again_after_a_while",
+    ),
+    Mutant(
+        "the head in the end",
+        "predict/budget.py",
+        "(False, True) if below else (False,)",
+        "(False,)",
+        f"{BUDGET}test_choices_fall_to_two_and_then_to_the_head",
+    ),
+    Mutant(
+        "the head's directions are the same",
+        "predict/mcglm.py",
+        "etas = {name: whole.etas[name] for name in head.parameters}",
+        "etas = head.sample(self.samples)",
+        f"{BUDGET}test_the_head_alone_is_the_posterior_of_the_head",
+    ),
+    Mutant(
+        "the result says so",
+        "predict/mcglm.py",
+        '"note": self._budget.note(choice, spent)',
+        '"note": ""',
+        f"{BUDGET}test_a_budget_that_cannot_be_met_says_so_and_takes_the_least",
+    ),
+    Mutant(
+        "draws are a sequence",
+        "curvature/posterior.py",
+        "[torch.randn(shape, generator=own, dtype=like.dtype, device=source) for _ in range(count)]",
+        "torch.randn((count, *shape), generator=own, dtype=like.dtype, device=source).unbind()",
+        f"{BUDGET}test_fewer_draws_are_the_first_of_more",
+    ),
+    Mutant(
+        "a layer's draws are its own",
+        "curvature/posterior.py",
+        "own = torch.Generator(source).manual_seed(_seed_of(seed, name))",
+        "own = generator",
+        f"{BUDGET}test_a_layers_draws_do_not_depend_on_other_layers",
+    ),
+    Mutant(
+        "threads wait for each other",
+        "predict/predictor.py",
+        "with self._lock, torch.inference_mode(False)",
+        "with torch.inference_mode(False)",
+        "predict/test_threads.py::test_one_model_on_a_centerpoint",
+    ),
+    Mutant(
+        "another precision waits",
+        "predict/graphs.py",
+        "while any(user != me for user in _users) and _flags() != wanted:",
+        "while False:",
+        "predict/test_threads.py::test_a_thread_that_wants_another_precision_waits",
+    ),
+    Mutant(
+        "flags are given back",
+        "predict/graphs.py",
+        "_set(_outside[0])",
+        "pass",
+        "predict/test_threads.py::test_threads_that_overlap_leave_the_flags_as_they_were",
+    ),
+    Mutant(
+        "no tensor is kept",
+        "predict/predictor.py",
+        "        began = clock()\n",
+        '        began = clock()\n        self.__dict__.setdefault("_left", []).append(torch.zeros(1))\n',
+        "predict/test_soak.py::test_memory_is_flat[mcglm]",
+        SOAK,
+    ),
+    Mutant(
+        "no memory is kept",
+        "predict/predictor.py",
+        "        began = clock()\n",
+        '        began = clock()\n        self.__dict__.setdefault("_left", []).append(bytes(range(256)) * 256)\n',
+        "predict/test_soak.py::test_memory_is_flat[mcglm]",
+        SOAK,
+    ),
+    Mutant(
+        "a bad frame is a line",
+        "commands/streaming.py",
+        "except (BoxcovError, OSError, RuntimeError, ValueError) as error:",
+        "except ZeroDivisionError as error:",
+        f"{STREAM}test_a_bad_frame_is_an_error_line_and_the_stream_goes_on",
+    ),
+    Mutant(
+        "numbers that are none are a line",
+        "commands/streaming.py",
+        "if not bool(tensor.isfinite().all()):",
+        "if False:",
+        f"{STREAM}test_numbers_that_are_not_finite_are_an_error_line",
+    ),
+    Mutant(
+        "Ctrl-C is clean",
+        "commands/stream.py",
+        "except KeyboardInterrupt:\n        sys.exit(130)",
+        "except KeyboardInterrupt:\n        sys.exit(1)",
+        f"{STREAM}test_ctrl_c_is_clean_and_the_latencies_are_said",
+    ),
+    Mutant(
+        "a reader that goes away",
+        "commands/stream.py",
+        "except BrokenPipeError:",
+        "except ZeroDivisionError:",
+        f"{STREAM}test_a_reader_that_goes_away",
+    ),
+    Mutant(
+        "a stream into a full disk",
+        "commands/streaming.py",
+        "if isinstance(error, BrokenPipeError):",
+        "if True:",
+        f"{UNWRITABLE}test_a_stream_whose_disk_is_full_ends_with_one_line",
+    ),
+    Mutant(
+        "a slow process is noticed",
+        "examples/watchdog.py",
+        "queue.get(timeout=limit)",
+        "queue.get()",
+        "test_watchdog.py::test_an_alarm_when_no_result_came_within_the_budget",
+    ),
+    Mutant(
+        "one that never speaks is noticed",
+        "examples/watchdog.py",
+        "number, limit = 0, grace",
+        "number, limit = 0, 1e6",
+        "test_watchdog.py::test_a_model_that_never_speaks",
+    ),
+    Mutant(
+        "a graph that differs is not written",
+        "export/onnx/write.py",
+        "if not off <= _SLACK:",
+        "if False:",
+        "export/test_onnx.py::test_a_graph_that_differs_is_not_written",
+    ),
+    Mutant(
+        "a graph gives the same",
+        "export/onnx/frame.py",
+        "J @ found if head.drawn else",
+        "1.01 * J @ found if head.drawn else",
+        "export/test_onnx.py::test_centerpoint_gives_the_same[4]",
+    ),
+]
