@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from boxcov.calibration import Calibration, Feature, Kind, features_of
 from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.evaluate import product
 from boxcov.evaluate.gaussian import fit_of
 from boxcov.evaluate.likelihood import Loss
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.variances import VarianceModel
+from boxcov.evaluate.variances import Strength, VarianceModel
 
 Array = NDArray[Any]
 STRENGTHS = (
@@ -46,7 +47,8 @@ def fit(
     estimator: what computed the covariances, see ``boxcov.predict.predictor.estimator``.
     loss: "gaussian", or "robust" (Huber's: a wrong pair counts no more than a box at the edge of the right ones), which describes the bulk of
     the boxes and says too little of the rest: see docs/calibration.md for both, measured.
-    strength: of the L2 penalty on what a class or a feature changes; by cross-validation over frames unless given.
+    strength: of the L2 penalty on what a class or a feature changes; by cross-validation over frames unless given. Kinds "score" and
+    "product" have one a field, and "product" leaves the variances out where they gain nothing: see ``boxcov.evaluate.product``.
     features: what the residual may depend on beside the class; all that such boxes have (``boxcov.calibration.features_of``) unless given.
     data: what the frames were, for the record.
 
@@ -65,6 +67,10 @@ def fit(
         raise BoxcovError(f"no kind of calibration {kind!r}: there are {', '.join(get_args(Kind))}")
     if strength is not None and not 0 < strength < np.inf:
         raise BoxcovError(f"strength must be above 0 and finite, got {strength}")
+    if kind == "product" and loss != "gaussian":
+        raise BoxcovError(
+            f"kind 'product' is fitted field by field, and loss {loss!r} weighs whole boxes: use 'gaussian', or kind 'residual'"
+        )
     paired = _paired(records, kind)
     before = fit_of(paired.errors, _covariance(paired)).known.nll
     if kind == "scale" and np.isinf(before).any():
@@ -74,22 +80,22 @@ def fit(
         )
     model = VarianceModel.of(paired, kind, loss, _known(features, records))
     frames = np.unique(paired.frame, return_inverse=True)[1]
-    scores = _cross_validated(model, frames) if strength is None else {}
-    if strength is None:
-        strength = min(scores, key=lambda s: scores[s]) if scores else STRENGTHS[2]
-    theta = model.fitted(strength)
+    penalty: Strength
+    if kind in ("score", "product") and loss == "gaussian":
+        model, theta, penalty, about = _by_field(model, frames, strength)
+    else:
+        theta, penalty, about = _at_once(model, frames, strength)
     provenance = {
         "boxes": len(paired),
         "boxes_by_class": {name: int((paired.labels == c).sum()) for c, name in enumerate(records.classes)},
         "frames": int(frames.max()) + 1,
         "data": data,
         "loss": loss,
-        "strength": strength,
-        "cross_validation": {str(s): value for s, value in scores.items()},
+        **about,
         "nll_before": float(before.mean()),
         "nll_after": float(model.local(theta, "gaussian").loss.mean()),
     }
-    found = model.calibration(theta, model.covariances(theta, strength, frames), estimator)
+    found = model.calibration(theta, model.covariances(theta, penalty, frames), estimator)
     return replace(found, provenance=provenance, regions=regions(calibrated(paired, found)))
 
 
@@ -138,6 +144,25 @@ def calibrated(records: Records, calibration: Calibration) -> Records:
     return replace(records, predictive=predictive)
 
 
+def _at_once(model: VarianceModel, frames: Array, strength: float | None) -> tuple[Array, float, dict[str, Any]]:
+    """The optimum of all fields together, its strength, and what there is to say of it."""
+    scores = _cross_validated(model, frames) if strength is None else {}
+    if strength is None:
+        strength = min(scores, key=lambda s: scores[s]) if scores else STRENGTHS[2]
+    about = {"strength": strength, "cross_validation": {str(s): value for s, value in scores.items()}}
+    return model.fitted(strength), strength, about
+
+
+def _by_field(model: VarianceModel, frames: Array, strength: float | None) -> tuple[VarianceModel, Array, Array, dict[str, Any]]:
+    """The model of what was chosen for each field, its optimum, the strengths (D,), and what there is to say of them."""
+    choices = product.chosen(model, frames, strength)
+    told, theta, strengths = product.fitted(model, choices)
+    about: dict[str, Any] = {"strength": dict(zip(model.fields, strengths.tolist()))}
+    if model.kind == "product":
+        about["variances"] = {name: {"used": c.told, "gain": c.gain, "error": c.error} for name, c in zip(model.fields, choices)}
+    return told, theta, strengths, about
+
+
 def _known(names: Sequence[Feature] | None, records: Records) -> Sequence[Feature] | None:
     there = features_of(records.fields)
     unknown = [name for name in names or () if name not in there]
@@ -160,9 +185,9 @@ def _paired(records: Records, kind: Kind) -> Records:
     if not np.isfinite(_covariance(paired)).all() or not np.isfinite(paired.boxes).all():
         raise BoxcovError("some boxes or covariances are not finite: leave those rows out")
     unknown = [name for name, column in zip(paired.fields, paired.errors.T) if np.isnan(column).all()]
-    if unknown and kind == "score":
+    if unknown and kind in ("score", "product"):
         raise BoxcovError(
-            f"the error of {', '.join(unknown)} is known of no box, and kind 'score' has nothing else to go by: use 'residual'"
+            f"the error of {', '.join(unknown)} is known of no box, and kind {kind!r} has nothing else to go by: use 'residual'"
         )
     if unknown and kind != "scale":
         warn(f"the error of {', '.join(unknown)} is known of no box: their variance will be the scaled epistemic one", BoxcovWarning, 3)
