@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=32, help="of MC-GLM, for neck and backbone")
     parser.add_argument("--corrupted", type=int, default=40, help="images of each corruption")
     parser.add_argument("--methods", nargs="+", help="to predict with; all unless given")
+    parser.add_argument("--threshold", type=float, default=0.3, help="of the score")
     parser.add_argument("--prior", type=float, default=1.0, help="prior precision")
     parser.add_argument("--photos", action="store_true", help="draw boxes on the photographs, which have licences of their own")
     parser.add_argument("--threads", type=int, default=1)
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def detector_of(given: argparse.Namespace) -> yolox.YOLOX:
-    return yolox.load(given.weights, threshold=0.3, logit=True)
+    return yolox.load(given.weights, threshold=given.threshold, logit=True)
 
 
 def images_of(given: argparse.Namespace, detector: yolox.YOLOX, split: str) -> coco.Coco:
@@ -186,7 +187,7 @@ def report(given: argparse.Namespace) -> None:
     show(told)
 
 
-def records_of(found: Mapping[str, Detections], images: coco.Coco) -> dict[str, Records]:
+def records_of(found: Mapping[str, Detections], images: coco.Coco, threshold: float = 0.3) -> dict[str, Records]:
     """The records of each number that may serve as u."""
     truth = [targets[0] for targets in (images[i][1] for i in range(len(images)))]
     boxes, labels = (np.concatenate([t[key].numpy() for t in truth]) for key in ("boxes", "labels"))
@@ -199,7 +200,7 @@ def records_of(found: Mapping[str, Detections], images: coco.Coco) -> dict[str, 
     def matched(u: np.ndarray, of: str) -> Records:
         rows = match(
             plain.boxes[:, :4].numpy(), plain.scores.numpy(), plain.labels.numpy(), plain.frame.numpy(), boxes, labels, frame,
-            ("x1", "y1", "x2", "y2"), plain.classes, u, covariance[of][:, :4, :4], threshold=0.3,
+            ("x1", "y1", "x2", "y2"), plain.classes, u, covariance[of][:, :4, :4], threshold=threshold,
         )  # fmt: skip
         return rows[~in_crowds(rows, truth)]
 

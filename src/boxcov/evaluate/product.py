@@ -53,7 +53,7 @@ def chosen(model: VarianceModel, frames: Array, strength: float | None = None) -
     >>> [one.told for one in chosen(VarianceModel.of(drawn, "product", "gaussian"), drawn.frame)]
     [True, False]
     """
-    return [_choice(model, f, frames, strength) for f in range(len(model.fields))]
+    return [choice(model, f, frames, strength) for f in range(len(model.fields))]
 
 
 def fitted(model: VarianceModel, choices: list[Choice]) -> tuple[VarianceModel, Array, Array]:
@@ -63,7 +63,8 @@ def fitted(model: VarianceModel, choices: list[Choice]) -> tuple[VarianceModel, 
     return told, np.concatenate(parts), np.array([one.strength for one in choices])
 
 
-def _choice(model: VarianceModel, f: int, frames: Array, strength: float | None) -> Choice:
+def choice(model: VarianceModel, f: int, frames: Array, strength: float | None = None) -> Choice:
+    """That of field f alone; see ``chosen``."""
     known = model.errors.known[:, f]
     numbers = np.unique(frames[known], return_inverse=True)[1]
     count = int(numbers.max()) + 1 if len(numbers) else 0

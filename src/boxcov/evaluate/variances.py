@@ -237,10 +237,13 @@ class VarianceModel:
         p = X.shape[1]
         of_a = Z.T @ (local[:, 0, :1] * Z)
         mixed = [Z.T @ (local[:, 0, j, None] * X) for j in range(1, 1 + D)]
-        pairs = (X[:, :, None] * X[:, None, :]).reshape(len(X), p * p)
-        of_r = (local[:, 1:, 1:].reshape(len(X), D * D).T @ pairs).reshape(D, D, p, p).transpose(0, 2, 1, 3).reshape(D * p, D * p)
+        of_r = np.empty((D, p, D, p))
+        for i in range(D):
+            for j in range(i + 1):
+                of_r[i, :, j] = X.T @ (local[:, 1 + i, 1 + j, None] * X)
+                of_r[j, :, i] = of_r[i, :, j].T
         top = np.concatenate([of_a, *mixed], 1)
-        return np.concatenate([top, np.concatenate([top[:, Z.shape[1] :].T, of_r], 1)], 0)
+        return np.concatenate([top, np.concatenate([top[:, Z.shape[1] :].T, of_r.reshape(D * p, D * p)], 1)], 0)
 
 
 def _mean_square(errors: Array) -> Array:
