@@ -35,17 +35,26 @@ def main() -> None:
     both = rows["head"].covariance + rows["backbone"].covariance
     rows["both"] = replace(rows["head"], covariance=both, score_variance=rows["head"].score_variance + rows["backbone"].score_variance)
     ranking(rows)
-    losses = nats(rows)
-    paired = rows["head"].paired
-    show_nats(losses, rows["head"].frame[paired], rows["head"].fields)
-    for name in ("head", "backbone"):
+    few = {name: common(one) for name, one in rows.items()}
+    paired = few["head"].paired
+    show_nats(nats(few), few["head"].frame[paired], few["head"].fields)
+    for name in PARTS:
         print(f"\n{name}")
-        show_coverage(rows[name])
+        show_coverage(few[name])
 
 
 def with_logit(made: dict[str, Records], name: str) -> Records:
     """The records of a part, with the variance of the logit beside the covariance of the box."""
     return replace(made[name], score_variance=made[f"{name}, logit"].uncertainty)
+
+
+def common(rows: Records, least: int = 20) -> Records:
+    """The same with one class for all that have few boxes with an object: 80 classes are too many for a thousand boxes."""
+    count = np.bincount(rows.labels[rows.paired], minlength=len(rows.classes))
+    kept = np.flatnonzero(count >= least)
+    number = np.full(len(rows.classes), len(kept))
+    number[kept] = np.arange(len(kept))
+    return replace(rows, classes=(*(rows.classes[i] for i in kept), "other"), labels=number[rows.labels])
 
 
 def columns(rows: Records) -> tuple[np.ndarray, np.ndarray]:

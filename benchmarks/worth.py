@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from measures import heading, nats, products, show_coverage, show_nats, show_ranking
 from shift import Frame, show, statistics, told_in_folds
+from student import student_nats
 
 from boxcov import MCGLM, MCI, Detections, ExactGLM, Posterior, fit
 from boxcov.commands.calibration import half_turns
@@ -147,6 +148,8 @@ def report(given: argparse.Namespace) -> None:
     print("\nheading as an axis")
     show_nats({name: np.where(np.arange(9) == FIELDS.index("yaw"), of_yaw[name], loss) for name, loss in losses.items()}, frame, FIELDS)
     show_coverage(axes["head"])
+    print("\nheading as it is, Student's t")
+    show_nats(student_nats(rows), frame, FIELDS)
     data(given)
     shifts(given, clear)
 
