@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True, help="YOLOX checkpoint")
     parser.add_argument("--out", type=Path, required=True, help="folder of the posterior, and for all that is written")
     parser.add_argument("--images", type=int, default=40, help="of each corruption, and clean ones of val2017")
-    parser.add_argument("--known", type=int, default=120, help="clean images of train2017, by which one tells what is usual")
+    parser.add_argument("--known", type=int, default=80, help="clean images of train2017, by which one tells what is usual")
     parser.add_argument("--samples", type=int, default=8, help="directions of MC-GLM through the backbone")
     parser.add_argument("--prior", type=float, default=1.0, help="prior precision")
     parser.add_argument("--threads", type=int, default=1)
@@ -54,7 +54,7 @@ def predict(given: argparse.Namespace) -> None:
         found = detector.detect(inputs)
         made = dict(zip(("features", "level", "pooled"), features_at(detector, inputs)))
         made |= {name: getattr(found, name).numpy() for name in ("boxes", "scores", "labels")}
-        for part in ("head", "backbone", *(("dropout",) if split != KNOWN and strength in (0, 5) else ())):
+        for part in ("head", "backbone", *(("head dropout",) if split != KNOWN and strength in (0, 5) else ())):
             made[part] = models[part](inputs).covariance.numpy().astype(np.float32)
         np.savez_compressed(path, **made)
         print(path.name, len(found), flush=True)
@@ -84,7 +84,7 @@ def report(given: argparse.Namespace) -> None:
         cells = {(kind, s): [frame_of(given, ("val2017", kind, s, i), least) for i in range(given.images)] for kind, s in conditions(given)}
         clean = cells.pop(("clean", 0))
         table: dict[str, dict[str, Any]] = {}
-        for name, number in statistics(known, ("head", "backbone", "dropout")).items():
+        for name, number in statistics(known, ("head", "backbone", "head dropout")).items():
             for (kind, s), frames in cells.items():
                 there = "dropout" not in name or s == 5
                 table.setdefault(name, {})[f"{kind} {s}"] = told_apart(number(clean), number(frames), pairs=True) if there else None
@@ -118,7 +118,7 @@ def frame_of(given: argparse.Namespace, what: tuple[str, str, int, int], least: 
     some = made["scores"] > least
     boxes, scores = made["boxes"][some].astype(float), np.clip(made["scores"][some].astype(float), 1e-6, 1 - 1e-6)
     sides = np.maximum(boxes[:, 2:4] - boxes[:, :2], 1.0)
-    C = {part: made[part][some].astype(float) for part in ("head", "backbone", "dropout") if part in made}
+    C = {part: made[part][some].astype(float) for part in ("head", "backbone", "head dropout") if part in made}
     return Frame(
         scores,
         np.concatenate([np.log(scores / (1 - scores))[:, None], np.log(sides)], 1),

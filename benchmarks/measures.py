@@ -70,7 +70,7 @@ def held_out(model: VarianceModel, frame: np.ndarray, fields: Sequence[int]) -> 
             one = product.choice(seen, f, np.unique(frame[fold != k], return_inverse=True)[1])
             alone = model.field(f, one.told)
             theta = alone[fold != k].fitted(one.strength)
-            losses[fold == k, f] = alone[fold == k].local(theta, "gaussian").loss
+            losses[fold == k, f] = alone[fold == k].beside(seen).local(theta, "gaussian").loss
     return np.where(model.errors.known, losses, np.nan)
 
 

@@ -46,7 +46,7 @@ def statistics(frames: Sequence[Frame], parts: Sequence[str], trained: Sequence[
         made[f"{part}, trace"] = lambda some, part=part: means(some, lambda f: log(f.trace[part]))
         made[f"{part}, fields"] = lambda some, part=part: means(some, lambda f: log(f.variances[part][:, :-1]).mean(1))
         made[f"{part}, logit"] = lambda some, part=part: means(some, lambda f: log(f.variances[part][:, -1]))
-    ours = [part for part in parts if part != "dropout"]
+    ours = [part for part in parts if "dropout" not in part]
     made["score and size, one class"] = OneClass(frames, (), True).distance
     for name, some in (*((part, (part,)) for part in ours), (" and ".join(ours), tuple(ours))):
         made[f"{name}, more than usual"] = OneClass(frames, some, False).excess

@@ -38,7 +38,7 @@ def held_out(model: VarianceModel, frame: np.ndarray) -> np.ndarray:
         for k in range(FOLDS):
             seen, rest = alone[folds != k], alone[folds == k]
             freedom, strength = _best(seen, folds_of(frames[folds != k], _INNER, seed=1))
-            losses[np.flatnonzero(known)[folds == k], f] = loss(rest, fitted(seen, freedom, strength, None), freedom)
+            losses[np.flatnonzero(known)[folds == k], f] = loss(rest.beside(seen), fitted(seen, freedom, strength, None), freedom)
     return losses
 
 
@@ -49,7 +49,9 @@ def _best(model: VarianceModel, fold: np.ndarray) -> tuple[float, float]:
             theta = None
             for strength in STRENGTHS:
                 theta = fitted(model[fold != k], freedom, strength, theta)
-                totals[freedom, strength] = totals.get((freedom, strength), 0.0) + float(loss(model[fold == k], theta, freedom).sum())
+                totals[freedom, strength] = totals.get((freedom, strength), 0.0) + float(
+                    loss(model[fold == k].beside(model[fold != k]), theta, freedom).sum()
+                )
     return min(totals, key=lambda key: totals[key])
 
 

@@ -156,3 +156,15 @@ def test_axes_halve_the_turn() -> None:
     np.testing.assert_array_equal(errors[:, :2], records.errors[:, :2])
     plain = replace(records, fields=("x", "y", "z"))
     assert plain.as_axes() is plain
+
+
+def test_unseen_boxes_count_as_at_the_limit_of_the_seen(records: Records) -> None:
+    """One variance far below all others must not make a box of an unseen frame certain."""
+    covariance = records.covariance.copy()
+    covariance[0, 0, 0] = 1e-25
+    model = VarianceModel.of(replace(records, covariance=covariance), "product", "gaussian")
+    seen, unseen = model[15:], model[:15]
+    theta = seen.field(0, True).fitted(3.0)
+    losses = [m.field(0, True).local(theta, "gaussian").loss for m in (unseen, unseen.beside(seen))]
+    assert losses[1][0] < 50 < losses[0][0]
+    np.testing.assert_array_equal(losses[0][1:], losses[1][1:])

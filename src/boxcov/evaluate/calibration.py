@@ -206,5 +206,5 @@ def _cross_validated(model: VarianceModel, frames: Array) -> dict[float, float]:
         seen, unseen, theta = model[fold_of != fold], model[fold_of == fold], None
         for strength in STRENGTHS:  # from the stiffest: each optimum is a good start for the next
             theta = seen.fitted(strength, theta)
-            totals[strength] += float(unseen.local(theta, model.loss).loss.sum())
+            totals[strength] += float(unseen.beside(seen).local(theta, model.loss).loss.sum())
     return {strength: total / len(model.errors) for strength, total in totals.items()}

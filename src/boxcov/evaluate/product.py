@@ -89,6 +89,6 @@ def _held_out(model: VarianceModel, frames: Array, count: int, strengths: tuple[
         seen, unseen, theta = model[fold_of != fold], model[fold_of == fold], None
         for strength in strengths:  # from the stiffest: each optimum is a good start for the next
             theta = seen.fitted(strength, theta)
-            losses[strength][fold_of == fold] = unseen.local(theta, "gaussian").loss
+            losses[strength][fold_of == fold] = unseen.beside(seen).local(theta, "gaussian").loss
     best = min(losses, key=lambda strength: float(losses[strength].sum()))
     return Held(best, losses[best])

@@ -81,6 +81,10 @@ class VarianceModel:
     def __getitem__(self, rows: Any) -> VarianceModel:
         return replace(self, errors=self.errors[rows], Z=self.Z[rows], X=self.X[rows])
 
+    def beside(self, seen: VarianceModel) -> VarianceModel:
+        """The same boxes with features no further out than those of ``seen``, as a calibration takes boxes beyond what its fit has seen."""
+        return replace(self, X=np.clip(self.X, seen.X.min(0), seen.X.max(0))) if seen.X.size else self
+
     def field(self, f: int, told: bool) -> VarianceModel:
         """The model of one field by itself, where all fields are independent; ``told``: of the variances."""
         return replace(self, fields=self.fields[f : f + 1], errors=self.errors.field(f), told=(told,))
