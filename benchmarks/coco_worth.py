@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from coco import detector_of, images_of, records_of
+from coco import detector_of, images_of
+from coco_report import records_of
 from measures import heading, nats, products, show_coverage, show_nats, show_ranking
 
 from boxcov import Detections

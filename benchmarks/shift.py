@@ -46,6 +46,8 @@ def statistics(frames: Sequence[Frame], parts: Sequence[str], trained: Sequence[
         made[f"{part}, trace"] = lambda some, part=part: means(some, lambda f: log(f.trace[part]))
         made[f"{part}, fields"] = lambda some, part=part: means(some, lambda f: log(f.variances[part][:, :-1]).mean(1))
         made[f"{part}, logit"] = lambda some, part=part: means(some, lambda f: log(f.variances[part][:, -1]))
+        if part in frames[0].variances:
+            made[f"{part}, fields, and score"] = together(frames, made["1 - score"], made[f"{part}, fields"])
     ours = [part for part in parts if "dropout" not in part]
     made["score and size, one class"] = OneClass(frames, (), True).distance
     for name, some in (*((part, (part,)) for part in ours), (" and ".join(ours), tuple(ours))):
@@ -53,6 +55,17 @@ def statistics(frames: Sequence[Frame], parts: Sequence[str], trained: Sequence[
         made[f"{name}, one class"] = OneClass(frames, some, False).distance
     made[f"{' and '.join(ours)}, score and size, one class"] = OneClass(frames, tuple(ours), True).distance
     return made
+
+
+def together(frames: Sequence[Frame], *numbers: Statistic) -> Statistic:
+    """The sum of some numbers, each in units of how far it strays among ``frames``."""
+    usual = [(number, number([f for f in frames if len(f)])) for number in numbers]
+
+    def found(some: Sequence[Frame]) -> Array:
+        total: Array = np.sum([(number(some) - values.mean()) / max(float(values.std()), 1e-12) for number, values in usual], 0)
+        return total
+
+    return found
 
 
 def means(frames: Sequence[Frame], number: Callable[[Frame], Array]) -> Array:
