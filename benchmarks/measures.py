@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,21 +34,19 @@ def folds_of(frame: np.ndarray, folds: int = FOLDS, seed: int = 0) -> np.ndarray
 # likelihood
 
 
-def nats(records: Mapping[str, Records], fields: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """The Gaussian NLL of every paired box and field (n, D), learnt on other frames: of the two baselines, and with the variances of each part;
-    of some ``fields`` alone, if given, and NaN for others.
+def nats(records: Mapping[str, Records]) -> dict[str, np.ndarray]:
+    """The Gaussian NLL of every paired box and field (n, D), learnt on other frames: of the two baselines, and with the variances of each part.
 
     Every model has its strengths, and whether a field is told of the variances, from its own training frames.
     """
     first = next(iter(records.values()))
     paired = first[first.paired]
     plain = VarianceModel.of(paired, "score", "gaussian")
-    some = [i for i, name in enumerate(paired.fields) if fields is None or name in fields]
-    out = {"score + size": held_out(plain, paired.frame, some), "score + size, richer": held_out(richer(plain), paired.frame, some)}
+    out = {"score + size": held_out(plain, paired.frame), "score + size, richer": held_out(richer(plain), paired.frame)}
     for name, rows in records.items():
         model = VarianceModel.of(rows[rows.paired], "product", "gaussian")
-        out[name] = held_out(model, paired.frame, some)
-        out[f"{name}, richer"] = held_out(richer(model), paired.frame, some)
+        out[name] = held_out(model, paired.frame)
+        out[f"{name}, richer"] = held_out(richer(model), paired.frame)
     return out
 
 
@@ -61,13 +59,12 @@ def richer(model: VarianceModel) -> VarianceModel:
     return replace(model, X=np.concatenate([model.X, more], 1), features=(*model.features, *(f"product {i}" for i in range(len(columns)))))
 
 
-def held_out(model: VarianceModel, frame: np.ndarray, fields: Sequence[int]) -> np.ndarray:
+def held_out(model: VarianceModel, frame: np.ndarray) -> np.ndarray:
     losses = np.full(model.errors.values.shape, np.nan)
     fold = folds_of(frame)
     for k in range(FOLDS):
         seen = model[fold != k]
-        for f in fields:
-            one = product.choice(seen, f, np.unique(frame[fold != k], return_inverse=True)[1])
+        for f, one in enumerate(product.chosen(seen, np.unique(frame[fold != k], return_inverse=True)[1])):
             alone = model.field(f, one.told)
             theta = alone[fold != k].fitted(one.strength)
             losses[fold == k, f] = alone[fold == k].beside(seen).local(theta, "gaussian").loss

@@ -139,14 +139,13 @@ def report(given: argparse.Namespace) -> None:
     rows = {part: records_of(given, clear, part) for part in ("head", "backbone")}
     ranking(rows)
     paired = rows["head"].paired
-    losses, frame = nats(rows), rows["head"].frame[paired]
+    frame = rows["head"].frame[paired]
     print("\nheading as it is: off by more than a quarter turn are", f"{half_turns(rows['head']):.3f}")
-    show_nats(losses, frame, FIELDS)
+    show_nats(nats(rows), frame, FIELDS)
     show_coverage(rows["head"])
     axes = {part: one.as_axes() for part, one in rows.items()}
-    of_yaw = nats(axes, ("yaw",))
     print("\nheading as an axis")
-    show_nats({name: np.where(np.arange(9) == FIELDS.index("yaw"), of_yaw[name], loss) for name, loss in losses.items()}, frame, FIELDS)
+    show_nats(nats(axes), frame, FIELDS)
     show_coverage(axes["head"])
     print("\nheading as it is, Student's t")
     show_nats(student_nats(rows), frame, FIELDS)

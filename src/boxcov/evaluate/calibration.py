@@ -19,15 +19,6 @@ from boxcov.evaluate.records import Records
 from boxcov.evaluate.variances import Strength, VarianceModel
 
 Array = NDArray[Any]
-STRENGTHS = (
-    100.0,
-    30.0,
-    10.0,
-    3.0,
-    1.0,
-    0.3,
-    0.1,
-)  # of the L2 penalty; 1 weighs as much as two boxes of a class do for one of its variances
 _FOLDS = 5
 LEVELS = (*(round(0.05 * i, 2) for i in range(1, 20)), 0.975, 0.99)  # of regions
 
@@ -47,8 +38,8 @@ def fit(
     estimator: what computed the covariances, see ``boxcov.predict.predictor.estimator``.
     loss: "gaussian", or "robust" (Huber's: a wrong pair counts no more than a box at the edge of the right ones), which describes the bulk of
     the boxes and says too little of the rest: see docs/calibration.md for both, measured.
-    strength: of the L2 penalty on what a class or a feature changes; by cross-validation over frames unless given. Kinds "score" and
-    "product" have one a field, and "product" leaves the variances out where they gain nothing: see ``boxcov.evaluate.product``.
+    strength: of the L2 penalty on what a class or a feature changes; by cross-validation over frames unless given. Kind "product" leaves
+    the variances out where they gain nothing: see ``boxcov.evaluate.product``.
     features: what the residual may depend on beside the class; all that such boxes have (``boxcov.calibration.features_of``) unless given.
     data: what the frames were, for the record.
 
@@ -148,7 +139,7 @@ def _at_once(model: VarianceModel, frames: Array, strength: float | None) -> tup
     """The optimum of all fields together, its strength, and what there is to say of it."""
     scores = _cross_validated(model, frames) if strength is None else {}
     if strength is None:
-        strength = min(scores, key=lambda s: scores[s]) if scores else STRENGTHS[2]
+        strength = min(scores, key=lambda s: scores[s]) if scores else product.STRENGTHS[2]
     about = {"strength": strength, "cross_validation": {str(s): value for s, value in scores.items()}}
     return model.fitted(strength), strength, about
 
@@ -200,11 +191,11 @@ def _cross_validated(model: VarianceModel, frames: Array) -> dict[float, float]:
     folds = min(_FOLDS, count)
     if folds < 2:
         return {}
-    totals = dict.fromkeys(STRENGTHS, 0.0)
+    totals = dict.fromkeys(product.STRENGTHS, 0.0)
     fold_of = np.random.default_rng(0).permutation(count)[frames] % folds
     for fold in range(folds):
         seen, unseen, theta = model[fold_of != fold], model[fold_of == fold], None
-        for strength in STRENGTHS:  # from the stiffest: each optimum is a good start for the next
+        for strength in product.STRENGTHS:  # from the stiffest: each optimum is a good start for the next
             theta = seen.fitted(strength, theta)
             totals[strength] += float(unseen.beside(seen).local(theta, model.loss).loss.sum())
     return {strength: total / len(model.errors) for strength, total in totals.items()}

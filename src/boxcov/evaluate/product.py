@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from boxcov.evaluate.variances import VarianceModel
 
 Array = NDArray[Any]
-STRENGTHS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)  # of the L2 penalty
+STRENGTHS = (
+    100.0,
+    30.0,
+    10.0,
+    3.0,
+    1.0,
+    0.3,
+    0.1,
+)  # of the L2 penalty; 1 weighs as much as two boxes of a class do for one of its variances
 SURE = 1.0  # standard errors over frames by which the variances must gain, or a field does without them
 _FOLDS = 5
-
-
-@dataclass(frozen=True)
-class Held:
-    """What the boxes of frames that the fit has not seen lose (n,) at the best strength."""
-
-    strength: float
-    loss: Array
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Choice:
 def chosen(model: VarianceModel, frames: Array, strength: float | None = None) -> list[Choice]:
     """One choice a field; frames (n,) are numbered from 0. Without a second frame there is nothing to choose by: no field is told.
 
+    Fields that are not told share one strength, the best for all together: a field of heavy tails alone chooses by its few worst boxes.
+
     >>> from boxcov.evaluate.records import Records
     >>> rng = np.random.default_rng(0)
     >>> variance = rng.gamma(1.0, size=(600, 2))
@@ -53,7 +55,12 @@ def chosen(model: VarianceModel, frames: Array, strength: float | None = None) -
     >>> [one.told for one in chosen(VarianceModel.of(drawn, "product", "gaussian"), drawn.frame)]
     [True, False]
     """
-    return [choice(model, f, frames, strength) for f in range(len(model.fields))]
+    strengths = STRENGTHS if strength is None else (strength,)
+    without = [held_out(model.field(f, False), frames, strengths) for f in range(len(model.fields))]
+    common = min(strengths, key=lambda s: sum(float(losses[s].sum()) for losses in without))
+    if model.kind == "score":
+        return [Choice(common, False, 0.0, 0.0) for _ in without]
+    return [_choice(model.field(f, True), losses[common], frames, strengths, common) for f, losses in enumerate(without)]
 
 
 def fitted(model: VarianceModel, choices: list[Choice]) -> tuple[VarianceModel, Array, Array]:
@@ -63,32 +70,26 @@ def fitted(model: VarianceModel, choices: list[Choice]) -> tuple[VarianceModel, 
     return told, np.concatenate(parts), np.array([one.strength for one in choices])
 
 
-def choice(model: VarianceModel, f: int, frames: Array, strength: float | None = None) -> Choice:
-    """That of field f alone; see ``chosen``."""
-    known = model.errors.known[:, f]
-    numbers = np.unique(frames[known], return_inverse=True)[1]
-    count = int(numbers.max()) + 1 if len(numbers) else 0
-    strengths = STRENGTHS if strength is None else (strength,)
-    if count < 2:
-        return Choice(strengths[len(strengths) // 2], False, 0.0, float("inf"))
-    without = _held_out(model.field(f, False)[known], numbers, count, strengths)
-    if model.kind == "score":
-        return Choice(without.strength, False, 0.0, 0.0)
-    with_them = _held_out(model.field(f, True)[known], numbers, count, strengths)
-    gain = np.bincount(numbers, without.loss - with_them.loss)  # (count,) of each frame
-    error = float(gain.std(ddof=1) * np.sqrt(count))
+def _choice(model: VarianceModel, without: Array, frames: Array, strengths: tuple[float, ...], common: float) -> Choice:
+    losses = held_out(model, frames, strengths)
+    strength = min(strengths, key=lambda s: float(losses[s].sum()))
+    gain = np.bincount(frames, without - losses[strength])  # of each frame
+    error = float(gain.std(ddof=1) * np.sqrt(len(gain))) if len(gain) > 1 else float("inf")
     told = float(gain.sum()) > SURE * error
-    return Choice((with_them if told else without).strength, told, float(gain.sum()) / len(numbers), error / len(numbers))
+    boxes = max(int(model.errors.known.sum()), 1)
+    return Choice(strength if told else common, told, float(gain.sum()) / boxes, error / boxes)
 
 
-def _held_out(model: VarianceModel, frames: Array, count: int, strengths: tuple[float, ...]) -> Held:
+def held_out(model: VarianceModel, frames: Array, strengths: tuple[float, ...]) -> dict[float, Array]:
+    """By strength, what each box (n,) of a model of one field loses under a fit that has not seen its frame; 0 where the field is unknown, or
+    where there is but one frame."""
+    count = int(frames.max()) + 1
     folds = min(_FOLDS, count)
-    fold_of = np.random.default_rng(0).permutation(count)[frames] % folds
     losses = {strength: np.zeros(len(frames)) for strength in strengths}
-    for fold in range(folds):
+    fold_of = np.random.default_rng(0).permutation(count)[frames] % folds
+    for fold in range(folds if folds > 1 else 0):
         seen, unseen, theta = model[fold_of != fold], model[fold_of == fold], None
         for strength in strengths:  # from the stiffest: each optimum is a good start for the next
             theta = seen.fitted(strength, theta)
             losses[strength][fold_of == fold] = unseen.beside(seen).local(theta, "gaussian").loss
-    best = min(losses, key=lambda strength: float(losses[strength].sum()))
-    return Held(best, losses[best])
+    return losses
