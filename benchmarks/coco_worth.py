@@ -33,15 +33,13 @@ def main() -> None:
     found = {name: Detections.load(given.out / f"{name}.safetensors") for name in PARTS}
     made = records_of(found, images, given.threshold)
     rows = {name: with_logit(made, name) for name in PARTS}
-    both = rows["head"].covariance + rows["backbone"].covariance
-    rows["both"] = replace(rows["head"], covariance=both, score_variance=rows["head"].score_variance + rows["backbone"].score_variance)
     ranking(rows)
     few = {name: common(one) for name, one in rows.items()}
     paired = few["head"].paired
     show_nats(nats(few), few["head"].frame[paired], few["head"].fields)
-    for name in PARTS:
-        print(f"\n{name}")
-        show_coverage(few[name])
+    show_coverage(few["head"])
+    print("\nbackbone")
+    show_coverage(few["backbone"], ("product",))
 
 
 def with_logit(made: dict[str, Records], name: str) -> Records:
@@ -70,28 +68,20 @@ def columns(rows: Records) -> tuple[np.ndarray, np.ndarray]:
 def ranking(rows: dict[str, Records]) -> None:
     one = rows["head"]
     known, _ = columns(one)
-    classes = np.eye(len(one.classes))[one.labels]
     bases = {"score + size": known, "with squares and products": products(known)}
-    bases["with classes"] = np.concatenate([products(known), classes[:, classes.sum(0) >= 10]], 1)
-    heading(bases, rows)
+    more = {name: columns(r)[1] for name, r in rows.items()}
+    heading(bases, more)
     for least in (0.1, 0.3):
         above = one.scores > least
-        some = {name: columns(r)[1] for name, r in rows.items()}
+        paired = above & one.paired
         selections = {
             f"above {least}, IoU < 0.4": (above, ~accurate_iou(one.iou)),
-            f"above {least}, IoU < 0.7": (above, one.iou < 0.7),
-            f"above {least}, with an object, IoU < 0.7": (above & one.paired, one.iou < 0.7),
-            f"above {least}, with an object, l2": (above & one.paired, ~(one.l2 < mean_within(one.l2[above & one.paired]))),
+            f"above {least}, with an object, IoU < 0.7": (paired, one.iou < 0.7),
+            f"above {least}, with an object, l2": (paired, ~(one.l2 < mean_within(one.l2[paired]))),
         }
         for what, (mask, bad) in selections.items():
-            show_ranking(
-                what,
-                bad[mask],
-                one.frame[mask],
-                one.scores[mask],
-                {n: c[mask] for n, c in bases.items()},
-                {n: c[mask] for n, c in some.items()},
-            )
+            some = ({n: c[mask] for n, c in columns.items()} for columns in (bases, more))
+            show_ranking(what, bad[mask], one.frame[mask], one.scores[mask], *some)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def statistics(frames: Sequence[Frame], parts: Sequence[str], trained: Sequence[
         made[f"{part}, trace"] = lambda some, part=part: means(some, lambda f: log(f.trace[part]))
         made[f"{part}, fields"] = lambda some, part=part: means(some, lambda f: log(f.variances[part][:, :-1]).mean(1))
         made[f"{part}, logit"] = lambda some, part=part: means(some, lambda f: log(f.variances[part][:, -1]))
-        if part in frames[0].variances:
+        if "dropout" not in part:
             made[f"{part}, fields, and score"] = together(frames, made["1 - score"], made[f"{part}, fields"])
     ours = [part for part in parts if "dropout" not in part]
     made["score and size, one class"] = OneClass(frames, (), True).distance

@@ -36,7 +36,7 @@ def run(
     detector: str,
     how: How,
     source: Source,
-    kind: Kind = "residual",
+    kind: Kind | None = None,
     *,
     loss: Loss = "gaussian",
     heading: Heading = "direction",
@@ -62,7 +62,7 @@ def run(
     data = " ".join(str(part) for part in (source.data, source.split, f"seed {source.seed}") if part)
     fitted = records[records.frame < cut]
     found = fit(fitted, kind, estimator=estimator(model.settings()), loss=loss, data=data)
-    baseline = found if kind == "score" else fit(fitted, "score", estimator=found.estimator, loss=loss, data=data)
+    baseline = found if found.kind == "score" else fit(fitted, "score", estimator=found.estimator, loss=loss, data=data)
     held_out = compared(records[records.frame >= cut], found, baseline)
     found = replace(found, provenance={**found.provenance, **turned, "held_out": {"frames": len(frames) - cut, **held_out}})
     posterior: Posterior = model.posterior  # type: ignore[attr-defined]  # every method but nms has one, given a file
@@ -70,7 +70,7 @@ def run(
     scale = np.exp(found.log_scale)
     return {
         "out": str(out),
-        "kind": kind,
+        "kind": found.kind,
         "estimator": found.estimator,
         "scale": {name: float(a) for name, a in zip(found.classes, scale)},
         **dict(found.provenance),
