@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from coco import models_of, relative_trace
-from shift import Frame, chart, show, statistics, told_apart
+from shift import Frame, chart, gain, show, statistics, told_apart
 
 from boxcov.data import coco
 from boxcov.data.corruptions import KINDS, Corruption
@@ -21,6 +21,8 @@ from boxcov.detectors import yolox
 
 THRESHOLD = 0.1
 KNOWN = "train2017"
+BASELINES = ("1 - score", "1 - score, fewer boxes", "features of the frame", "score and size, one class", "head dropout, fields")
+OURS = ("backbone, fields, logit", "backbone, fields, logit, fewer boxes")
 
 
 def main() -> None:
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True, help="YOLOX checkpoint")
     parser.add_argument("--out", type=Path, required=True, help="folder of the posterior, and for all that is written")
     parser.add_argument("--images", type=int, default=40, help="of each corruption, and clean ones of val2017")
+    parser.add_argument("--first", type=int, default=0, help="the first of them to report on")
     parser.add_argument("--known", type=int, default=80, help="clean images of train2017, by which one tells what is usual")
     parser.add_argument("--samples", type=int, default=8, help="directions of MC-GLM through the backbone")
     parser.add_argument("--prior", type=float, default=1.0, help="prior precision")
@@ -79,23 +82,28 @@ def features_at(detector: yolox.YOLOX, inputs: Any) -> tuple[np.ndarray, np.ndar
 
 
 def report(given: argparse.Namespace) -> None:
+    some = range(given.first, given.images)
     for least in (THRESHOLD, 0.3):
         known = [frame_of(given, (KNOWN, "clean", 0, i), least) for i in range(given.known)]
-        cells = {(kind, s): [frame_of(given, ("val2017", kind, s, i), least) for i in range(given.images)] for kind, s in conditions(given)}
+        cells = {(kind, s): [frame_of(given, ("val2017", kind, s, i), least) for i in some] for kind, s in conditions(given, some)}
         clean = cells.pop(("clean", 0))
+        numbers = statistics(known, ("head", "backbone", "head dropout"))
+        usual = {name: number(clean) for name, number in numbers.items()}
         table: dict[str, dict[str, Any]] = {}
-        for name, number in statistics(known, ("head", "backbone", "head dropout")).items():
+        for name, number in numbers.items():
             for (kind, s), frames in cells.items():
                 there = "dropout" not in name or s == 5
-                table.setdefault(name, {})[f"{kind} {s}"] = told_apart(number(clean), number(frames), pairs=True) if there else None
+                table.setdefault(name, {})[f"{kind} {s}"] = told_apart(usual[name], number(frames), pairs=True) if there else None
         without = {f"{kind} {s}": sum(not len(f) for f in frames) for (kind, s), frames in cells.items()}
-        print(f"\nboxes above {least}; {given.images} images; without a box, clean {sum(not len(f) for f in clean)}, {without}")
-        for strength in (5, 4, 3, 2, 1):
+        print(f"\nboxes above {least}; {len(some)} images; without a box, clean {sum(not len(f) for f in clean)}, {without}")
+        for strength in sorted({s for _, s in cells}, reverse=True):
             show({name: {c: v for c, v in row.items() if c.endswith(str(strength))} for name, row in table.items()})
+        print("\nless the baselines, strength 5")
+        strongest = {kind: {name: number(cells[kind, 5]) for name, number in numbers.items()} for kind in KINDS}
+        show({f"{o} less {b}": {k: gain(usual, strongest[k], o, b) for k in KINDS} for o in OURS for b in BASELINES})
         overall(table)
         if least == THRESHOLD:
-            names = ("1 - score", "features of the frame", "backbone, trace", "backbone, logit", "head and backbone, one class")
-            chart(given.out / "corruptions.png", table, KINDS, names)
+            chart(given.out / "corruptions.png", table, KINDS, (*BASELINES[:3], "backbone, trace", *OURS))
 
 
 def overall(table: dict[str, dict[str, Any]]) -> None:
@@ -106,10 +114,10 @@ def overall(table: dict[str, dict[str, Any]]) -> None:
         print(f"| {name} |", " | ".join(f"{np.mean(v):.2f}" if v else "" for v in values), "|", flush=True)
 
 
-def conditions(given: argparse.Namespace) -> list[tuple[str, int]]:
+def conditions(given: argparse.Namespace, images: range) -> list[tuple[str, int]]:
     """Those of which every image is there."""
     every = [("clean", 0), *((kind, s) for s in (5, 4, 3, 2, 1) for kind in KINDS)]
-    return [c for c in every if all((given.out / "shift" / f"val2017 {c[0]} {c[1]} {i}.npz").exists() for i in range(given.images))]
+    return [c for c in every if all((given.out / "shift" / f"val2017 {c[0]} {c[1]} {i}.npz").exists() for i in images)]
 
 
 def frame_of(given: argparse.Namespace, what: tuple[str, str, int, int], least: float) -> Frame:
