@@ -178,3 +178,17 @@ def test_unseen_boxes_count_as_at_the_limit_of_the_seen(records: Records) -> Non
     losses = [m.field(0, True).local(theta, "gaussian").loss for m in (unseen, unseen.beside(seen))]
     assert losses[1][0] < 50 < losses[0][0]
     np.testing.assert_array_equal(losses[0][1:], losses[1][1:])
+
+
+def test_few_frames_do_not_make_a_gain(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mean gain that three of sixty frames make is no reason to tell a field of the variances; the same gain over most frames is."""
+    model = VarianceModel.of(records, "product", "gaussian")
+    frames = np.unique(records.frame, return_inverse=True)[1]
+    for gaining, told in ((range(3), False), (range(45), True)):
+        gain = np.where(np.isin(frames, gaining), 60 / len(gaining), -0.01)
+
+        def losses(m: VarianceModel, frames: np.ndarray, strengths: tuple[float, ...], gain: np.ndarray = gain) -> dict:
+            return {s: -gain if m.told == (True,) else np.zeros(len(frames)) for s in strengths}
+
+        monkeypatch.setattr("boxcov.evaluate.product.held_out", losses)
+        assert [one.told for one in chosen(model, frames)] == [told] * 3

@@ -23,7 +23,7 @@ STRENGTHS = (
     0.3,
     0.1,
 )  # of the L2 penalty; 1 weighs as much as two boxes of a class do for one of its variances
-SURE = 1.0  # standard errors over frames by which the variances must gain, or a field does without them
+SURE = 1.0  # standard errors over frames by which the variances must gain, in the mean and in frames gained less frames lost
 _FOLDS = 5
 
 
@@ -75,7 +75,8 @@ def _choice(model: VarianceModel, without: Array, frames: Array, strengths: tupl
     strength = min(strengths, key=lambda s: float(losses[s].sum()))
     gain = np.bincount(frames, without - losses[strength])  # of each frame
     error = float(gain.std(ddof=1) * np.sqrt(len(gain))) if len(gain) > 1 else float("inf")
-    told = float(gain.sum()) > SURE * error
+    wins = int((gain > 0).sum()) - int((gain < 0).sum())  # few frames of heavy tails may make a mean gain by chance
+    told = bool(gain.sum() > SURE * error and wins > SURE * np.sqrt(len(gain)))
     boxes = max(int(model.errors.known.sum()), 1)
     return Choice(strength if told else common, told, float(gain.sum()) / boxes, error / boxes)
 
