@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 from warnings import warn
@@ -74,10 +74,12 @@ def fit(
     model = VarianceModel.of(paired, kind, loss, _known(features, records))
     frames = np.unique(paired.frame, return_inverse=True)[1]
     penalty: Strength
+    refit: Callable[[VarianceModel], Array]
     if kind in ("score", "product") and loss == "gaussian":
-        model, theta, penalty, about = _by_field(model, frames, strength)
+        model, theta, penalty, about, refit = _by_field(model, frames, strength)
     else:
         theta, penalty, about = _at_once(model, frames, strength)
+        refit = lambda some: some.fitted(penalty, theta)  # noqa: E731
     provenance = {
         "boxes": len(paired),
         "boxes_by_class": {name: int((paired.labels == c).sum()) for c, name in enumerate(records.classes)},
@@ -89,7 +91,7 @@ def fit(
         "nll_after": float(model.local(theta, "gaussian").loss.mean()),
     }
     found = model.calibration(theta, model.covariances(theta, penalty, frames), estimator)
-    return replace(found, provenance=provenance, regions=regions(calibrated(paired, found)))
+    return replace(found, provenance=provenance, regions=regions(_held_out(paired, found, model, frames, refit)))
 
 
 def regions(records: Records, levels: Sequence[float] = LEVELS) -> tuple[tuple[float, float], ...]:
@@ -146,14 +148,31 @@ def _at_once(model: VarianceModel, frames: Array, strength: float | None) -> tup
     return model.fitted(strength), strength, about
 
 
-def _by_field(model: VarianceModel, frames: Array, strength: float | None) -> tuple[VarianceModel, Array, Array, dict[str, Any]]:
-    """The model of what was chosen for each field, its optimum, the strengths (D,), and what there is to say of them."""
+def _held_out(paired: Records, found: Calibration, model: VarianceModel, frames: Array, refit: Callable[[VarianceModel], Array]) -> Records:
+    """The records with ``predictive`` filled, each box by a fit to other frames; by the fit itself where there are too few of them."""
+    count = int(frames.max()) + 1
+    if count < _FOLDS:
+        return calibrated(paired, found)
+    fold_of = np.random.default_rng(0).permutation(count)[frames] % _FOLDS
+    predictive = np.empty((len(paired), len(paired.fields), len(paired.fields)))
+    for fold in range(_FOLDS):
+        theta = refit(model[fold_of != fold])
+        unknown = np.zeros((len(theta), len(theta)))  # nobody asks for its standard errors
+        other = model.calibration(theta, (unknown, unknown), found.estimator)
+        predictive[fold_of == fold] = calibrated(paired[fold_of == fold], other).predictive
+    return replace(paired, predictive=predictive)
+
+
+def _by_field(
+    model: VarianceModel, frames: Array, strength: float | None
+) -> tuple[VarianceModel, Array, Array, dict[str, Any], Callable[[VarianceModel], Array]]:
+    """The model of what was chosen for each field, its optimum, the strengths (D,), what there is to say of them, and the fit to other boxes."""
     choices = product.chosen(model, frames, strength)
     told, theta, strengths = product.fitted(model, choices)
     about: dict[str, Any] = {"strength": dict(zip(model.fields, strengths.tolist()))}
     if model.kind == "product":
         about["variances"] = {name: {"used": c.told, "gain": c.gain, "error": c.error} for name, c in zip(model.fields, choices)}
-    return told, theta, strengths, about
+    return told, theta, strengths, about, lambda some: product.fitted(some, choices)[1]
 
 
 def _known(names: Sequence[Feature] | None, records: Records) -> Sequence[Feature] | None:
