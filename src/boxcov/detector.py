@@ -113,11 +113,19 @@ class Detector(nn.Module, ABC):
         return None
 
     def dense(self) -> Detector:
-        """Optional, beside ``select_fixed``: the part of the detector that one graph of fixed shapes can hold, as a detector of its own.
+        """Optional, beside ``select_fixed`` or ``dense_inputs``: the part of the detector that one graph of fixed shapes can hold, as a
+        detector of its own.
 
         It has the same weights under the same names; what comes before it (voxels of a point cloud) runs outside of the graph.
         """
         return self
+
+    def dense_inputs(self, inputs: Any) -> Tensor | None:
+        """Optional, beside ``dense``: what it reads, so that ``dense()(dense_inputs(inputs))`` is ``self(inputs)``, bit for bit.
+
+        A detector that has it says that nothing in ``dense()`` depends on anything but this tensor: on a GPU it is kept as a CUDA graph.
+        """
+        return None
 
     def candidates(self, raw: Any) -> Candidates | None:
         """Optional: what NMS chose from, and what it removed because of which reported instance (``NMSSpread`` uses it)."""

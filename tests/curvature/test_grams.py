@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -74,6 +76,46 @@ def test_correlation_equals_unfolding_wherever_it_is_possible(case: tuple[Tensor
     a = columns(x, geometry)
     assert torch.allclose(Q, gram(a), rtol=1e-10, atol=1e-10)
     assert torch.allclose(total, a.sum((0, 3)), rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=100, deadline=None)
+@given(convolutions(), st.booleans(), st.integers(1, 3), st.integers(1, 4))
+def test_inputs_of_one_shape_together(case: tuple[Tensor, Geometry], has_bias: bool, count: int, stretches: int) -> None:
+    """Also correlated in several stretches of the row, as on a GPU, and where unfolding would be less work."""
+    x, geometry = case
+    xs = [x + i for i in range(count)]
+    possible = not (any(s != 1 for s in geometry.stride) and not geometry.transposed)
+    possible &= all(p <= r for pair, r in zip(geometry.padding, geometry.reach) for p in pair)
+    with mock.patch.object(grams, "_correlates", return_value=possible), mock.patch.object(grams, "_stretches", return_value=stretches):
+        found = grams.input_grams(xs, geometry, has_bias)
+    for Q, x in zip(found, xs, strict=True):
+        assert torch.allclose(Q, unfolded(x, geometry, has_bias)[0], rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 4), (3, 1, 4), (2, 5, 4), (0, 1, 4), (2, 0, 4)])
+def test_linear_inputs_together(shape: tuple[int, ...], has_bias: bool) -> None:
+    xs = list(torch.randn(3, *shape, dtype=torch.float64))
+    for Q, x in zip(grams.input_grams(xs, Geometry(), has_bias), xs, strict=True):
+        assert torch.allclose(Q, unfolded(x, Geometry(), has_bias)[0])
+
+
+def test_long_rows_are_cut_on_a_gpu_alone() -> None:
+    x = torch.empty(1, 36 * 64, 128, 128, device="meta")
+    assert grams._stretches(x, 36, 130 * 130, 262) == 8
+    assert grams._stretches(x, 36, 130 * 130, 2620) == 1  # short ones would be all margin
+    assert grams._stretches(x, 1, 130 * 130, 262) == 1  # large products are many tiles
+    assert grams._stretches(torch.empty(1, 64, 8, 8), 1, 100, 1) == 1
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 1, 9000), (2, 3, 4, 9000), (1, 2, 5, 3000), (40, 2, 6, 2), (1, 1, 7, 3), (0, 1, 6, 3), (2, 1, 6, 0)]
+)
+def test_grams_of_every_shape(shape: tuple[int, ...]) -> None:
+    vectors = torch.randn(shape).abs()
+    expected = torch.einsum("bgnt,bgmt->gnm", vectors.double(), vectors.double())
+    assert gram(vectors).shape == expected.shape
+    assert float((gram(vectors) - expected).norm()) <= 1e-6 * float(expected.norm())
 
 
 def test_a_large_map_is_correlated_and_a_strided_one_unfolded() -> None:

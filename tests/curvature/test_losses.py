@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from boxcov import BoxcovError, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.centerpoint import object_counts
-from boxcov.detectors.centerpoint.loss import box_loss, heat_loss
+from boxcov.detectors.centerpoint.loss import box_losses, heat_losses
 from boxcov.detectors.centerpoint.targets import Encoded, encode
 from boxcov.detectors.tiny import TinyCenter
 from centerpoint_cases import cloud, detector_of, pillar_config, target
@@ -106,8 +106,10 @@ def test_no_normaliser_is_every_task_times_its_own_number(positives: str) -> Non
         for maps, task in zip(raw["tasks"], encoded.tasks):
             objects = torch.bincount(task.frame, minlength=2).clamp(min=1)
             peaks = (task.heat == 1).sum((1, 2, 3)).clamp(min=1)
-            heat = heat_loss(maps["heatmap"], task, detector.config.loss)
-            expected = expected + heat * (objects if positives == "objects" else peaks) + box_loss(maps, task, detector.config) * objects
+            heat = heat_losses([maps], [task], detector.config.loss)[0]
+            expected = (
+                expected + heat * (objects if positives == "objects" else peaks) + box_losses([maps], [task], detector.config)[0] * objects
+            )
         divided = detector.loss(raw, encoded)
         detector.config = replace(detector.config, loss=replace(detector.config.loss, normaliser="none"))
         assert torch.allclose(detector.loss(raw, encoded), expected)

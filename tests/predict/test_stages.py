@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict import prepared, stacked, stages
 from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.plan import Where as At
-from boxcov.predict.plan import own_cells, together
+from boxcov.predict.plan import own_cells, together, windows
 from boxcov.predict.predictor import sample_covariance
 from boxcov.predict.separable import separable
 from boxcov.predict.stacked import through_head
@@ -132,8 +133,9 @@ def test_posteriors_of_a_part_of_the_head_and_of_more(data, depth) -> None:
     assert relative(model(data[0][0]).covariance, GLM(detector, posterior)(data[0][0]).covariance) < 1e-4
 
 
-def test_cells_of_their_own_give_the_same(posterior, data) -> None:
-    """The way of a GPU, with boxes filled up, on a CPU."""
+@pytest.mark.parametrize("fill", [1, 4])
+def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
+    """The way of a GPU, with boxes and windows filled up, on a CPU."""
     detector = chosen(21)
     fast, _ = both_ways(detector, posterior, data[0][0])
     model = ExactGLM(detector, posterior)
@@ -145,11 +147,22 @@ def test_cells_of_their_own_give_the_same(posterior, data) -> None:
         at = At(
             *(nn.functional.pad(t, (0, 11), value=v) for t, v in zip((staged.frame, staged.row, staged.column, staged.kind), (0, 0, 0, 3)))
         )
-        pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, together(at.kind, head.kinds, 16))
+        ready = windows(32, head.radius, head.reaches, staged.features, fill)
+        pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, together(at.kind, head.kinds, 16), ready)
         (C,) = model._stages._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, at.row, at.column))
     assert C.shape == (32, 9, 9)
     assert bool(C.isfinite().all())
     assert relative(C[:21], fast) < 1e-5
+
+
+@pytest.mark.parametrize(("side", "size"), [(1, 3), (3, 3), (5, 3), (3, 5)])
+@pytest.mark.parametrize("by_product", [False, True])
+def test_taps_are_summed_over_the_larger_window(side: int, size: int, by_product: bool) -> None:
+    spread = torch.randn(2, 6, side, side, size * size, 4, dtype=torch.float64)
+    expected = torch.zeros(2, 6, side + size - 1, side + size - 1, 4, dtype=torch.float64)
+    for i, j in product(range(side), repeat=2):
+        expected[:, :, i : i + size, j : j + size] += spread[:, :, i, j].unflatten(2, (size, size))
+    torch.testing.assert_close(stacked._folded(spread, by_product), expected.flatten(2, 3))
 
 
 @pytest.mark.parametrize("count", [1, 40])

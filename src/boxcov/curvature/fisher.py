@@ -14,26 +14,25 @@ frames of a batch gives each frame's own d, because in eval mode frames do not m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov.curvature.calls import Call, Watch
-from boxcov.curvature.grams import input_gram, weighted_gram
-from boxcov.curvature.layers import Geometry, columns, gram, rows, to_matrix
+from boxcov.curvature.grams import weighted_gram
+from boxcov.curvature.layers import Geometry, columns, rows, to_matrix
 from boxcov.curvature.losses import Losses, Weight
+from boxcov.curvature.precision import at_least_float32
+from boxcov.curvature.together import Inputs, Part, add_up, output_parts
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteFrameError
 from boxcov.frozen import check_buffers, listed, versions
 
-P = ParamSpec("P")
-R = TypeVar("R")
 FisherKind = Literal["empirical", "mc", "identity"]
 Locations = Literal["all", "gradient"]
 
@@ -96,8 +95,18 @@ class _Use:
     edge: GradientEdge  # where the gradient of the output will pass, before anything changes the output in place
 
 
-_Seen = tuple[str, Tensor | None, int]  # a use of a layer: its name, the sum of a a^T unless the gradients are to weigh it, the locations
-_Reached = tuple[str, Tensor, Tensor | None]  # a use that a gradient reached: its name, the sum of d d^T, and of |d|^2 a a^T if that is Q
+@dataclass
+class _Pass:
+    """What is seen of one pass: every use of a layer, and those that autograd follows."""
+
+    inputs: Inputs
+    keep: bool  # the inputs of the uses, for what needs them after the pass
+    seen: list[tuple[str, int | None, int]] = field(default_factory=list)  # name, number of the input's factor if it has one, locations
+    uses: list[_Use] = field(default_factory=list)
+
+
+_Named = tuple[str, Part]
+_NOTHING = torch.empty(0)
 
 
 class Accumulator:
@@ -109,6 +118,7 @@ class Accumulator:
         self.chosen = chosen
         self.device = next(iter(chosen.values())).device
         self.by_gradient = locations == "gradient"
+        self.together = self.device.type != "cpu"  # a CPU is busy with one layer at a time
         self._losses = Losses(detector, chosen, weight)
         self._aliases = self._losses.aliases
         self._names = {id(alias): name for name, alias in self._aliases.items()}
@@ -125,7 +135,7 @@ class Accumulator:
 
     def discover(self, inputs: Any) -> None:
         """Find the layers without any loss: for the identity."""
-        with torch.enable_grad(), self._watching([], [], keep=False):
+        with torch.enable_grad(), self._watching(_Pass(Inputs(together=False), keep=False)):
             self._losses.raw(inputs)
         self._check_all_found()
 
@@ -135,66 +145,68 @@ class Accumulator:
         It counts whole or not at all: whatever is raised on the way, the sums are those of the batches before.
         """
         first = not self.frames
-        seen: list[_Seen] = []
-        uses: list[_Use] = []
         buffers = versions(list(self._losses.detector.buffers())) if first else []
-        with torch.enable_grad(), self._watching(seen, uses, keep=first or self.by_gradient):
-            raw = self._losses.raw(inputs)
+        with torch.enable_grad():
+            one, raw = self._forward(inputs, keep=first or self.by_gradient)
             if first:
                 self._check_all_found()
-            losses = self._losses.of(raw, inputs, targets, generator, batch)
+            with self._watching(one):
+                losses = self._losses.of(raw, inputs, targets, generator, batch)
         check_buffers(buffers)
-        wanted: list[Any] = [use.edge for use in uses]
+        wanted: list[Any] = [use.edge for use in one.uses]
         if first:
             wanted += self._aliases.values()
         grads = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-        reached = [self._reached(use, at_least_float32(d)) for use, d in zip(uses, grads) if d is not None]
-        _check_finite(seen, reached, batch)
+        Q, H = self._parts(one, grads)
+        loss = _checked(Q + H, losses, batch)
         if first:
-            self._check_gradients(uses, grads[: len(uses)], dict(zip(self._aliases, grads[len(uses) :])))
-        self._commit(seen, reached, losses)
+            self._check_gradients(one.uses, grads[: len(one.uses)], dict(zip(self._aliases, grads[len(one.uses) :])))
+        self._commit(one, Q, H, len(losses), loss)
 
-    def _commit(self, seen: list[_Seen], reached: list[_Reached], losses: Tensor) -> None:
-        loss = float(losses.detach().double().sum())
+    def _forward(self, inputs: Any, keep: bool) -> tuple[_Pass, Any]:
+        """The raw outputs, and what was seen on the way; inputs that did not stay as they were are never waited for again."""
+        one = _Pass(Inputs(self.together), keep)
+        with self._watching(one):
+            raw = self._losses.raw(inputs)
+        if one.inputs.finish():
+            return one, raw
+        self.together = False
+        return self._forward(inputs, keep)
+
+    def _commit(self, one: _Pass, Q: list[_Named], H: list[_Named], frames: int, loss: float) -> None:
         self.torn = True
-        for name, Q, locations in seen:
+        for name, _, locations in one.seen:
             self.sums[name].locations += locations
-            if Q is not None:
-                self.sums[name].Q += Q
-        for name, H, weighed in reached:
-            self.sums[name].H += H
+        for name, _ in H:
             self.sums[name].reached = True
-            if weighed is not None:
-                self.sums[name].Q += weighed
-        self.frames += len(losses)
+        add_up([(self.sums[name].Q, part) for name, part in Q] + [(self.sums[name].H, part) for name, part in H])
+        self.frames += frames
         self.loss += loss
         self.torn = False
 
-    def _reached(self, use: _Use, d: Tensor) -> _Reached:
-        D = rows(use.call.batched_out(d), use.call.geometry)
-        if not self.by_gradient:
-            return use.name, gram(D), None
-        has_bias = self.sums[use.name].layer.bias is not None
-        weighed = weighted_gram(at_least_float32(use.call.batched_x), D.square().sum(-2), use.call.geometry, has_bias)
-        return use.name, gram(D), weighed
+    def _parts(self, one: _Pass, grads: tuple[Tensor | None, ...]) -> tuple[list[_Named], list[_Named]]:
+        """What the pass adds to the sums Q and H, by the name of the layer."""
+        reached = [(use, rows(use.call.batched_out(d), use.call.geometry)) for use, d in zip(one.uses, grads) if d is not None]
+        H = zip((use.name for use, _ in reached), output_parts([D for _, D in reached], self.together))
+        if self.by_gradient:
+            return [(use.name, self._weighed(use, at_least_float32(D))) for use, D in reached], list(H)
+        return [(name, one.inputs.parts[number]) for name, number, _ in one.seen if number is not None], list(H)
 
-    def _watching(self, seen: list[_Seen], uses: list[_Use], keep: bool) -> Watch:
-        """Adds the inputs of every use to ``seen``, and the use to ``uses``, with its input if ``keep``."""
-        grams: dict[Any, tuple[Tensor, tuple[Tensor, int]]] = {}  # layers that read the same tensor share one Q
+    def _weighed(self, use: _Use, D: Tensor) -> Part:
+        has_bias = self.sums[use.name].layer.bias is not None
+        return Part.of(weighted_gram(at_least_float32(use.call.batched_x), D.square().sum(-2), use.call.geometry, has_bias))
+
+    def _watching(self, one: _Pass) -> Watch:
+        """Adds every use of a layer to the pass."""
 
         def run(name: str, call: Call) -> Tensor:
             out = call()
-            sums = self._sums(name, call)
-            if self.by_gradient:
-                seen.append((name, None, out.numel() // (sums.layer.geometry.groups * sums.layer.n_out)))
-            else:
-                key = (id(call.x), call.x._version, call.geometry, sums.layer.bias is not None)
-                if key not in grams:
-                    grams[key] = call.x, input_gram(at_least_float32(call.batched_x), call.geometry, sums.layer.bias is not None)
-                seen.append((name, *grams[key][1]))
-            if out.requires_grad:  # not inside the detector's own no_grad
-                kept = call if keep else replace(call, x=call.x.new_empty(0))
-                uses.append(_Use(name, kept, get_gradient_edge(out)))
+            layer = self._sums(name, call).layer
+            followed = out.requires_grad  # not inside the detector's own no_grad
+            number = None if self.by_gradient else one.inputs.add(call, layer.bias is not None, may_wait=followed)
+            one.seen.append((name, number, out.numel() // (layer.geometry.groups * layer.n_out)))
+            if followed:
+                one.uses.append(_Use(name, call if one.keep else replace(call, x=_NOTHING), get_gradient_edge(out)))
             return out
 
         return Watch(self._names, run)
@@ -256,13 +268,14 @@ class Accumulator:
         return to_matrix(at_least_float32(weight), None if bias is None else at_least_float32(bias), layer.geometry)
 
 
-def _check_finite(seen: list[_Seen], reached: list[_Reached], batch: int) -> None:
-    parts = [(name, Q) for name, Q, _ in seen if Q is not None]
-    parts += [(name, part) for name, H, weighed in reached for part in (H, weighed) if part is not None]
-    finite = torch.stack([part.sum(dtype=torch.float64) for _, part in parts]).isfinite() if parts else torch.ones(1)
-    if not bool(finite.all()):  # one look at the device for all layers
-        bad = list(dict.fromkeys(name for (name, _), ok in zip(parts, finite.tolist()) if not ok))
+def _checked(parts: list[_Named], losses: Tensor, batch: int) -> float:
+    """The sum of the losses; one look at the device for all that must be finite."""
+    totals = [losses.detach().sum(dtype=torch.float64), *(part.total for _, part in parts)]
+    loss, *found = torch.stack(totals).tolist()
+    bad = list(dict.fromkeys(name for (name, _), total in zip(parts, found) if not isfinite(total)))
+    if bad:
         raise NotFiniteFrameError(f"batch {batch} gives a NaN or infinite input or gradient at {listed(bad)}, though its loss is finite")
+    return float(loss)
 
 
 def _slack(gradient: Tensor, weight: Tensor) -> float:
@@ -283,31 +296,3 @@ def _cannot_be_factored(lost: list[str], twice: list[str]) -> str:
         f"these parameters cannot be factored: {'; '.join(reasons)}. "
         f"Keep them as constants with fixed={modules!r}, or give depth as a list of module names"
     )
-
-
-def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """``function`` outside torch.autocast: matrix products of factors and covariances are no place for half precision.
-
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     full_precision(torch.mm)(torch.eye(2), torch.eye(2)).dtype
-    torch.float32
-    """
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        with ExitStack() as stack:
-            for kind in kinds:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            return function(*args, **kwargs)
-
-    return run
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision is too coarse for sums of squares.
-
-    >>> at_least_float32(torch.zeros(1, dtype=torch.bfloat16)).dtype
-    torch.float32
-    """
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -5,11 +5,14 @@ Q is the sum over locations t of ``a_t a_t^T``, where ``a_t`` holds the input at
 itself, which depends on the difference of the taps only. A 3x3 kernel has 81 blocks but 25 differences, 13 up to transposition. The
 locations that do not count are a thin ring around the output; they are unfolded and subtracted. Exact, and for a 3x3 kernel about
 six times less work than unfolding.
+
+Layers of one form are groups of one product: what takes one of them some hundred small operations takes all of them as many. On a GPU that is
+the time it takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -18,9 +21,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from boxcov.curvature.layers import Geometry, columns, columns_at, gram, pad, plain, stretch
+from boxcov.curvature.layers import Geometry, columns, columns_at, gram, plain, stretch
 
 _ROOM = 128 * 2**20  # bytes of columns at once
+_BUSY = 256  # tiles of 64 x 64 outputs that keep a GPU busy: a correlation of fewer is cut into stretches of the row
+_TILE = 64
 
 
 def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, int]:
@@ -44,6 +49,38 @@ def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, i
         one = Q.new_full((Q.shape[0], 1, 1), float(locations))
         Q = torch.cat([torch.cat([Q, total.unsqueeze(2)], dim=2), torch.cat([total.unsqueeze(1), one], dim=2)], dim=1)
     return Q, locations
+
+
+def input_grams(xs: Sequence[Tensor], geometry: Geometry, has_bias: bool) -> Tensor:
+    """The sums of ``a a^T`` of several inputs of one shape (n, G, n_in, n_in), computed as groups of one.
+
+    >>> x, y, geometry = torch.randn(2, 4, 8, 8), torch.randn(2, 4, 8, 8), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    >>> Q = input_grams([x, y], geometry, has_bias=True)
+    >>> torch.allclose(Q[1], input_gram(y, geometry, has_bias=True)[0], atol=1e-4)
+    True
+    """
+    n = len(xs)
+    if n == 1:
+        return input_gram(xs[0], geometry, has_bias)[0].unsqueeze(0)
+    if not geometry.kernel:  # a convolution of one tap along the locations
+        xs, geometry = [x.transpose(1, 2) for x in xs], Geometry((1,), (1,), ((0, 0),), (1,))
+    Q, _ = input_gram(torch.cat(list(xs), 1), replace(geometry, groups=n * geometry.groups), has_bias)
+    each: Tensor = Q.unflatten(0, (n, geometry.groups))
+    return each
+
+
+def room_for(x: Tensor, geometry: Geometry) -> int:
+    """Bytes of what a factor is computed from: the input, or its columns where it must be unfolded.
+
+    >>> room_for(torch.zeros(1, 4, 64, 64), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)))
+    65536
+    >>> room_for(torch.zeros(1, 4, 64, 64), Geometry((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)))
+    147456
+    """
+    size = max(4, x.element_size())
+    if not geometry.kernel or _correlates(x, geometry):
+        return x.numel() * size
+    return x.shape[0] * x.shape[1] * geometry.taps * prod(_output_sizes(x, geometry)) * size
 
 
 def weighted_gram(x: Tensor, weights: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
@@ -76,7 +113,7 @@ def _correlates(x: Tensor, geometry: Geometry) -> bool:
     sizes = _output_sizes(x, geometry)
     extended = prod(s + 2 * r for s, r in zip(sizes, geometry.reach))
     ring = extended - prod(sizes)
-    lags = len(list(_lags(geometry)))
+    lags = len(_lags(geometry))
     overhead = 16 * lags  # a small map is not worth many small products
     return lags * (extended + overhead) + geometry.taps**2 * ring < geometry.taps**2 * prod(sizes)
 
@@ -89,18 +126,17 @@ def _output_sizes(x: Tensor, geometry: Geometry) -> list[int]:
     return [(n + sum(p) - r - 1) // s + 1 for n, p, r, s in zip(sizes, geometry.padding, geometry.reach, geometry.stride)]
 
 
-def _lags(geometry: Geometry) -> Iterator[tuple[int, ...]]:
+@lru_cache(maxsize=64)
+def _lags(geometry: Geometry) -> tuple[tuple[int, ...], ...]:
     """Differences of two taps, in pixels, one of each pair of opposites; for a stretched input those that meet pixels."""
     steps = geometry.stride if geometry.transposed else (1,) * len(geometry.kernel)
-    for lag in product(*(range(1 - k, k) for k in geometry.kernel)):
-        pixels = tuple(d * n for d, n in zip(geometry.dilation, lag))
-        if lag >= (0,) * len(lag) and all(p % s == 0 for p, s in zip(pixels, steps)):
-            yield lag
+    lags = (lag for lag in product(*(range(1 - k, k) for k in geometry.kernel)) if lag >= (0,) * len(lag))
+    return tuple(lag for lag in lags if all(d * n % s == 0 for d, n, s in zip(geometry.dilation, lag, steps)))
 
 
 def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     """(G, n_in, n_in) and the sum of the columns (G, n_in)."""
-    lags = list(_lags(geometry))
+    lags = _lags(geometry)
     if geometry.transposed:
         x, geometry = stretch(x, geometry), plain(geometry)
         flip = True
@@ -109,12 +145,14 @@ def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     groups, taps = geometry.groups, geometry.taps
     channels = x.shape[1] // groups
     # one block for each lag, its opposite's behind it, zeros last; then one gather puts them where they belong
-    there = torch.stack(_correlations(x, geometry, lags))  # (lags, G, channels, channels)
+    there = _correlations(x, geometry, lags)  # (lags, G, channels, channels)
     blocks = torch.cat([there, there.transpose(2, 3), torch.zeros_like(there[:1])])
-    Q = blocks[_places(geometry.kernel, tuple(lags)).to(x.device)]  # (taps, taps, G, channels, channels)
+    Q = blocks[_places(geometry.kernel, lags, x.device)]  # (taps, taps, G, channels, channels)
     Q = Q.permute(2, 3, 0, 4, 1).reshape(groups, channels * taps, channels * taps)  # n_in runs over (channel, tap)
     total = x.sum(dim=(0, *range(2, x.dim()))).reshape(groups, channels, 1).expand(-1, -1, taps).reshape(groups, -1)
-    for a in _ring(x, geometry):
+    ring = list(_ring(x, geometry))
+    if ring:
+        a = torch.cat(ring, 3) if len(ring) > 1 else ring[0]
         Q, total = Q - gram(a), total - a.sum(dim=(0, 3))
     if flip:
         order = torch.arange(channels * taps, device=x.device).reshape(channels, taps).flip(1).flatten()
@@ -123,10 +161,10 @@ def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=64)
-def _places(kernel: tuple[int, ...], lags: tuple[tuple[int, ...], ...]) -> Tensor:
+def _places(kernel: tuple[int, ...], lags: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
     """For each pair of taps (taps, taps) the number of its block: of their lag, of the opposite one, or of none.
 
-    >>> _places((2,), ((0,), (1,)))
+    >>> _places((2,), ((0,), (1,)), torch.device("cpu"))
     tensor([[0, 1],
             [3, 0]])
     """
@@ -134,25 +172,40 @@ def _places(kernel: tuple[int, ...], lags: tuple[tuple[int, ...], ...]) -> Tenso
     opposite = {tuple(-n for n in lag): len(lags) + i for lag, i in number.items()}
     offsets = list(product(*(range(k) for k in kernel)))
     between = [[tuple(b - a for a, b in zip(o, p)) for p in offsets] for o in offsets]
-    return torch.tensor([[number.get(lag, opposite.get(lag, 2 * len(lags))) for lag in row] for row in between])
+    return torch.tensor([[number.get(lag, opposite.get(lag, 2 * len(lags))) for lag in row] for row in between], device=device)
 
 
-def _correlations(x: Tensor, geometry: Geometry, lags: list[tuple[int, ...]]) -> list[Tensor]:
-    """For each lag the sum over pixels and items of ``x[i] x[i + lag]^T`` (G, channels, channels), the input being 0 outside.
+def _correlations(x: Tensor, geometry: Geometry, lags: tuple[tuple[int, ...], ...]) -> Tensor:
+    """For each lag the sum over pixels and items of ``x[i] x[i + lag]^T`` (lags, G, channels, channels), the input being 0 outside.
 
     The pixels lie in one row with enough zeros behind each line that a lag becomes a shift of the row: no copies but this one.
     """
-    padded = pad(x, tuple((0, r) for r in geometry.reach))
-    sizes = padded.shape[2:]
+    batch, channels = x.shape[:2]
+    sizes = [n + r for n, r in zip(x.shape[2:], geometry.reach)]
     strides = [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     shifts = [sum(n * d * s for n, d, s in zip(lag, geometry.dilation, strides)) for lag in lags]
-    batch, channels = padded.shape[:2]
-    row = padded.new_zeros(channels, batch * prod(sizes) + max(shifts))
-    row[:, : batch * prod(sizes)].view(channels, batch, *sizes).copy_(padded.transpose(0, 1))
-    row = row.view(geometry.groups, channels // geometry.groups, -1)
-    length = batch * prod(sizes)
-    base = row[..., :length]
-    return [base @ row[..., shift : shift + length].transpose(1, 2) for shift in shifts]
+    length, most = batch * prod(sizes), max(shifts)
+    parts = _stretches(x, geometry.groups, length, most)
+    each = -(-length // parts)
+    row = x.new_zeros(channels, parts * each + most)
+    pixels = row[:, :length].view(channels, batch, *sizes)
+    pixels[(slice(None), slice(None), *(slice(n) for n in x.shape[2:]))] = x.transpose(0, 1)
+    if parts > 1:  # each with what its shifts reach behind it
+        row = row.unfold(1, each + most, each).transpose(0, 1).contiguous()
+    row = row.view(parts * geometry.groups, channels // geometry.groups, each + most)
+    base = row[..., :each]
+    there = row.new_empty(len(lags), len(row), row.shape[1], row.shape[1])
+    for found, shift in zip(there, shifts):
+        torch.bmm(base, row[..., shift : shift + each].transpose(1, 2), out=found)
+    return there if parts == 1 else there.unflatten(1, (parts, geometry.groups)).sum(1)
+
+
+def _stretches(x: Tensor, groups: int, length: int, most: int) -> int:
+    """Into how many stretches a row of ``length`` is cut: a long sum of few outputs would leave most of a GPU idle."""
+    if x.device.type == "cpu":
+        return 1
+    tiles = groups * (-(-x.shape[1] // (groups * _TILE))) ** 2
+    return max(1, min(-(-_BUSY // tiles), length // (8 * max(most, 1))))
 
 
 def _ring(x: Tensor, geometry: Geometry) -> Iterator[Tensor]:

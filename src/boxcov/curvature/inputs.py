@@ -40,11 +40,20 @@ def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
     ...
     boxcov.errors.NotFiniteFrameError: inputs[0] holds 1 NaN or infinite values of 2
     """
-    for path, leaf in tree_flatten_with_path(inputs)[0]:
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
-            step = "".join(str(part) for part in path)
-            raise NotFiniteFrameError(f"{where}{step} holds {int((~leaf.isfinite()).sum())} NaN or infinite values of {leaf.numel()}")
+    leaves = [(path, leaf) for path, leaf in tree_flatten_with_path(inputs)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not _all_finite([leaf for _, leaf in leaves]):
+        for path, leaf in leaves:
+            bad = int((~leaf.isfinite()).sum())
+            if bad:
+                step = "".join(str(part) for part in path)
+                raise NotFiniteFrameError(f"{where}{step} holds {bad} NaN or infinite values of {leaf.numel()}")
     return move(inputs, device)
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """One look at each device."""
+    devices = {tensor.device for tensor in tensors}
+    return all(bool(torch.stack([t.isfinite().all() for t in tensors if t.device == device]).all()) for device in devices)
 
 
 def pairs(frames: Iterable[Any], device: torch.device) -> Iterator[tuple[int, Any, Any]]:

@@ -148,7 +148,13 @@ def gram(vectors: Tensor) -> Tensor:
     >>> gram(torch.ones(2, 1, 3, 5))[0, 0]
     tensor([10., 10., 10.])
     """
-    return (vectors @ vectors.transpose(-1, -2)).sum(0)  # a product an item: none of them needs a copy
+    n, locations = vectors.shape[2:]
+    if n <= 4:  # a long sum of few numbers: a reduction adds in pairs, a product one after the other
+        return (vectors.unsqueeze(2) * vectors.unsqueeze(3)).sum((0, 4))
+    if len(vectors) > 1 and locations < n:  # few locations: a copy is less than the items' products
+        vectors = vectors.permute(1, 2, 0, 3).flatten(2).unsqueeze(0)
+    products = vectors @ vectors.transpose(-1, -2)  # an item each: none of them needs a copy
+    return products[0] if len(products) == 1 else products.sum(0)
 
 
 def stretch(x: Tensor, geometry: Geometry) -> Tensor:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from boxcov.calibration import Calibration
 from boxcov.curvature.blocks import Block, Eigen, log_evidence
-from boxcov.curvature.fisher import FisherKind, Locations, full_precision
+from boxcov.curvature.fisher import FisherKind, Locations
 from boxcov.curvature.layers import from_matrix, to_matrix
+from boxcov.curvature.precision import full_precision
 from boxcov.errors import BoxcovError
 from boxcov.frozen import listed
 

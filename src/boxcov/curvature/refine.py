@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_leaves
 from boxcov.curvature.blocks import Block, Eigen
 from boxcov.curvature.calls import Call, Watch
 from boxcov.curvature.counts import sums_in, whole
-from boxcov.curvature.fisher import at_least_float32, full_precision
 from boxcov.curvature.inputs import pairs
 from boxcov.curvature.layers import to_matrix
 from boxcov.curvature.losses import Losses, Weight, seeded
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.precision import at_least_float32, full_precision
 from boxcov.curvature.ranks import Ranks
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detector import Detector

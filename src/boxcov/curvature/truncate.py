@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from boxcov.curvature.blocks import Eigen
-from boxcov.curvature.fisher import full_precision
 from boxcov.curvature.packed import pack
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.precision import full_precision
 from boxcov.errors import BoxcovError
 from boxcov.frozen import listed
 

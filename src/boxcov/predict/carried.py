@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from boxcov.curvature.calls import Call, Watch
-from boxcov.curvature.fisher import at_least_float32
+from boxcov.curvature.precision import at_least_float32
 from boxcov.errors import BoxcovWarning
 from boxcov.predict.graphs import Precision
 from boxcov.predict.linearise import Linearised, Point

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from boxcov.curvature.blocks import Block
-from boxcov.curvature.fisher import full_precision
+from boxcov.curvature.precision import full_precision
 
 MEMORY = 256 * 2**20  # bytes of intermediates at once
 CACHE = 4 * 2**20  # the same on a CPU, where they had better stay in its cache: measured 1.6 times faster at 100 boxes

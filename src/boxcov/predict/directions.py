@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from boxcov.curvature.fisher import at_least_float32
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.precision import at_least_float32
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.predict.carried import Carried
@@ -34,10 +34,11 @@ class Directions:
         precision: Precision = "float32",
         chunk: int | None = None,
         score: bool = False,
+        graphs: bool = True,
     ) -> None:
         self.detector, self.etas, self.precision, self.score = detector, etas, precision, score
         self.chunk = None if chunk is None or chunk >= len(next(iter(etas.values()))) else chunk
-        self._stages = Stages(posterior, precision, etas=etas)
+        self._stages = Stages(posterior, precision, graphs, etas)
         self._carried = Carried(precision)
         self._met = False  # whether there have been boxes
         self._staged = True  # whether the detector has stages that can be used

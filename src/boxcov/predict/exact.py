@@ -17,9 +17,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
 from boxcov.curvature.calls import Call, Watch
-from boxcov.curvature.fisher import at_least_float32
 from boxcov.curvature.layers import columns, rows
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
@@ -44,7 +44,8 @@ class ExactGLM(PosteriorPredictor):
     samples: for a posterior that reaches below the head: estimate what lies below by Monte Carlo with that many samples, drawn with ``seed``;
     unless given, that part is exact too, at one backward pass for each output number.
     precision: of the products on a GPU, for a detector whose head is given as stages: "float32", or "tf32" or "half", faster and less exact.
-    graphs: on a GPU, keep what was computed for a number of boxes as a CUDA graph, for the next frame with about as many.
+    graphs: on a GPU, keep the dense part of the detector as a CUDA graph (``Detector.dense_inputs``), and what was computed for a number of boxes
+    for the next frame with about as many; they hold memory.
     tolerance: the relative error that each variance of the posterior may have, for a head given as stages; 1e-3 or 1e-2 may be much faster, as
     directions of which the data say nothing beside the prior are then taken together.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
@@ -81,7 +82,7 @@ class ExactGLM(PosteriorPredictor):
         check_precision(precision)
         if not 1e-6 <= tolerance <= 0.1:
             raise BoxcovError(f"tolerance must lie between 1e-6 and 0.1, got {tolerance!r}")
-        super().__init__(detector, posterior, calibrated, score)
+        super().__init__(detector, posterior, calibrated, score, graphs)
         self.samples, self.seed = samples, seed
         self._checked, self._checked_scored = Checked(), Checked()
         self._variances = {name: self.posterior.variances(name) for name in self.posterior.blocks}

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from boxcov.curvature.fisher import at_least_float32
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError

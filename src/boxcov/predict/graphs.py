@@ -13,7 +13,6 @@ from torch import Tensor
 Precision = Literal["float32", "tf32", "half"]
 Many = tuple[Tensor, ...]
 _Kept = tuple[torch.cuda.CUDAGraph, Many]
-_KEPT = 16  # graphs; each holds its own intermediates
 
 
 @contextmanager
@@ -79,26 +78,35 @@ def _given_back(before: Flags) -> None:
 
 
 class Graphs:
-    """Calls a function of tensors that gives some; the second call with the same key is captured, and replayed from then on."""
+    """Calls a function of tensors that gives some; the second call with the same key is captured, and replayed from then on.
 
-    def __init__(self) -> None:
+    What it gives is written over by the next replay. kept: how many graphs; each holds its own intermediates.
+    """
+
+    def __init__(self, kept: int = 16) -> None:
+        self._most = kept
         self._met: set[Hashable] = set()
         self._kept: dict[Hashable, _Kept] = {}
         self._inputs: dict[Hashable, Tensor] = {}  # what is given is written into these, which graphs of one shape share
+        self.replayed = False  # whether the last call was
+        self.capturing = False  # whether a graph is being made; still true if that failed
 
     def __call__(self, key: Hashable, run: Callable[..., Many], *given: Tensor) -> Many:
         key = key, tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
-        if key not in self._met:  # libraries settle on their ways, which must not happen while capturing
+        self.replayed = key in self._met
+        if not self.replayed:  # libraries settle on their ways, which must not happen while capturing
             self._met.add(key)
             return run(*given)
         if key not in self._kept:
-            if len(self._kept) >= _KEPT:
+            if len(self._kept) >= self._most:
                 self._kept.pop(next(iter(self._kept)))
+            self.capturing = True
             self._kept[key] = self._captured(run, given)
+            self.capturing = False
         graph, out = self._kept[key]
         self._written(given)
         graph.replay()
-        return tuple(tensor.clone() for tensor in out)  # the next replay writes over them
+        return out
 
     def _captured(self, run: Callable[..., Many], given: Many) -> _Kept:
         inputs = self._written(given)

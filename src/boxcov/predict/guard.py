@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.curvature.fisher import full_precision
+from boxcov.curvature.precision import full_precision
 from boxcov.detections import Detections
 from boxcov.errors import NotFiniteError
 

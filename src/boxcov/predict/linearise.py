@@ -16,6 +16,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
 from boxcov.frozen import check_buffers, shadow, versions
+from boxcov.predict.dense import Dense
 from boxcov.predict.tangents import Tangents
 from boxcov.predict.trunk import Trunk
 
@@ -24,11 +25,16 @@ Weights = Mapping[str, Tensor]
 
 
 class Linearised:
-    """A detector at its trained weights, ready to be asked what other weights would give. It is a shadow: the detector is not touched."""
+    """A detector at its trained weights, ready to be asked what other weights would give. It is a shadow: the detector is not touched.
 
-    def __init__(self, detector: Detector, names: Iterable[str]) -> None:
+    graphs: on a GPU, keep passes after which nothing will be asked as CUDA graphs.
+    """
+
+    def __init__(self, detector: Detector, names: Iterable[str], graphs: bool = False) -> None:
+        self.graphs = graphs
         known = dict(detector.named_parameters())
         self.weights = {name: known[name] for name in names}
+        self._dense = Dense(detector, self.weights.values()) if graphs else None
         self.shadow = shadow(detector)
         self.names = {id(p): name for name, p in self.weights.items()}
         self.trunk = Trunk(self.shadow, set(self.names))
@@ -42,7 +48,7 @@ class Linearised:
         along: derivatives to carry beside it.
         """
         with torch.no_grad():
-            raw = self.recorded(inputs, along) if remember else self._passed(inputs, along)
+            raw = self.recorded(inputs, along) if remember else self._kept(inputs, along)
             before = versions(raw)
             selection = self.shadow.select(raw)
             self._check_unchanged(before, "select()")
@@ -55,6 +61,10 @@ class Linearised:
         with torch.no_grad():
             raw = self.run(point.inputs, lambda _, call: call(), lambda raw: raw, along)
         return replace(point, raw=raw, tangents=along)
+
+    def _kept(self, inputs: Any, along: Tangents | None) -> Any:
+        raw = None if self._dense is None else self._dense(inputs, along)
+        return self._passed(inputs, along) if raw is None else raw
 
     def _passed(self, inputs: Any, along: Tangents | None) -> Any:
         with nullcontext() if along is None else along:

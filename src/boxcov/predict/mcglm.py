@@ -10,8 +10,8 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov.curvature.fisher import at_least_float32
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
@@ -40,6 +40,7 @@ class MCGLM(PosteriorPredictor):
     budget_ms: milliseconds for a frame, from the call on. Where they do not suffice the first few directions are taken, then those of the
     head alone; ``meta`` of the result says how many ("samples"), how deep ("depth"), and how long it took. A result of k' samples is that of
     ``MCGLM(samples=k')``. The detector's own pass is never cut: a budget below it is missed, and the result says so.
+    graphs: on a GPU, keep the dense part of the detector, with the derivatives beside it, and the head's stages as CUDA graphs; they hold memory.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -70,6 +71,7 @@ class MCGLM(PosteriorPredictor):
         score: bool = False,
         precision: Precision = "float32",
         budget_ms: float | None = None,
+        graphs: bool = True,
     ) -> None:
         check_samples(samples)
         check_precision(precision)
@@ -79,7 +81,7 @@ class MCGLM(PosteriorPredictor):
             raise BoxcovError(f"chunk must be a whole number of directions of at least 1, got {chunk!r}")
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
-        super().__init__(detector, posterior, calibrated, score)
+        super().__init__(detector, posterior, calibrated, score, graphs)
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
         self.fresh, self.cross_box, self.chunk, self.precision = fresh, cross_box, chunk, precision
         self._generator = torch.Generator().manual_seed(seed)
@@ -144,7 +146,7 @@ class MCGLM(PosteriorPredictor):
         return self._along[choice]
 
     def _made(self, posterior: Posterior, etas: dict[str, Tensor]) -> Directions:
-        return Directions(self._detector, posterior, etas, self.precision, self.chunk, self.score)
+        return Directions(self._detector, posterior, etas, self.precision, self.chunk, self.score, self.linearised.graphs)
 
     # the budget
 

@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from boxcov.curvature.calls import Call, Watch
-from boxcov.curvature.fisher import at_least_float32
 from boxcov.curvature.inputs import fresh
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.precision import at_least_float32
 from boxcov.curvature.scope import chosen_parameters
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections

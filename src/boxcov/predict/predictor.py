@@ -10,12 +10,12 @@ from typing import Any, ClassVar, get_args
 from warnings import warn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from boxcov.calibration import Calibration, Prepared
-from boxcov.curvature.fisher import at_least_float32, full_precision
 from boxcov.curvature.inputs import ready
 from boxcov.curvature.posterior import Posterior
+from boxcov.curvature.precision import at_least_float32, full_precision
 from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
@@ -33,7 +33,14 @@ class Predictor(ABC):
 
     method: ClassVar[str]
 
-    def __init__(self, detector: Detector, parameters: list[str], calibration: Calibration | None = None, score: bool = False) -> None:
+    def __init__(
+        self,
+        detector: Detector,
+        parameters: list[str],
+        calibration: Calibration | None = None,
+        score: bool = False,
+        graphs: bool = False,
+    ) -> None:
         check_finite_weights(detector)
         if score and type(detector).logits is Detector.logits:
             raise BoxcovError(f"score=True, but {type(detector).__name__} does not say what its scores are made from: it has no logits()")
@@ -42,9 +49,10 @@ class Predictor(ABC):
         self._prepared: Prepared | None = None  # the calibration on the device, known after the first boxes
         self._detector = detector
         self._fingerprint = fingerprint(detector)
-        self._weights = _versions(detector)
+        self._owners = list(detector.modules())
+        self._weights = _versions(self._owners)
         self.device = next(detector.parameters()).device
-        self.linearised = Linearised(detector, parameters)
+        self.linearised = Linearised(detector, parameters, graphs)
         self._began = 0.0  # when the call under way came in: waiting for another thread counts
         self._lock = Lock()  # the shadow remembers one frame at a time
 
@@ -93,11 +101,13 @@ class Predictor(ABC):
 
     def _check_weights(self) -> None:
         """The detector must still be the one that this was made for."""
-        now = _versions(self._detector)
+        now = _versions(self._owners)
         if now != self._weights:
             check_fingerprint(self._fingerprint, self._detector, self.method)
-            self._weights = now
-            self.linearised = Linearised(self._detector, list(self.linearised.weights))  # the tensors may be others, if equal ones
+            self._owners = list(self._detector.modules())
+            self._weights = _versions(self._owners)
+            own = self.linearised  # the tensors may be others, if equal ones
+            self.linearised = Linearised(self._detector, list(own.weights), own.graphs)
 
     def _empty(self, point: Point) -> Detections:
         D = point.boxes.shape[1]
@@ -139,10 +149,12 @@ class Predictor(ABC):
 class PosteriorPredictor(Predictor):
     """A method that needs a posterior: it must belong to the detector, and so must its calibration, if asked for."""
 
-    def __init__(self, detector: Detector, posterior: Posterior, calibrated: bool = False, score: bool = False) -> None:
+    def __init__(
+        self, detector: Detector, posterior: Posterior, calibrated: bool = False, score: bool = False, graphs: bool = False
+    ) -> None:
         check_finite_weights(detector)
         check_fingerprint(posterior.fingerprint, detector, "posterior")
-        super().__init__(detector, posterior.parameters, calibration_of(posterior, detector) if calibrated else None, score)
+        super().__init__(detector, posterior.parameters, calibration_of(posterior, detector) if calibrated else None, score, graphs)
         self.posterior = posterior.to(self.device)
 
     def settings(self) -> dict[str, Any]:
@@ -236,6 +248,8 @@ def check_precision(precision: str) -> None:
         raise BoxcovError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
 
 
-def _versions(detector: Detector) -> list[tuple[int, int]]:
-    """What changes when weights or buffers are written to or exchanged: cheap to compare, unlike a fingerprint."""
-    return [(t.data_ptr(), t._version) for t in (*detector.parameters(), *detector.buffers())]
+def _versions(modules: list[nn.Module]) -> list[tuple[int, int]]:
+    """What changes when weights, buffers or modules are written to or exchanged: cheap to compare, unlike a fingerprint."""
+    held = (t for module in modules for own in (module._parameters, module._buffers) for t in own.values() if t is not None)
+    children = ((id(child), 0) for module in modules for child in module._modules.values())
+    return [*((t.data_ptr(), t._version) for t in held), *children]

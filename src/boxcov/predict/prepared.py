@@ -18,6 +18,9 @@ from boxcov.staged import Stage, Staged
 TOLERANCE = 1e-5  # of the variances' separable form unless said otherwise, in float32; in float64 they are taken as they are
 
 
+Bands = tuple[tuple[slice, Tensor | None], ...]
+
+
 @dataclass(frozen=True)
 class Turned:
     """The posterior of the layers of a stage; layers with fewer outputs are filled up with zeros."""
@@ -26,7 +29,7 @@ class Turned:
     V: Tensor  # (G, B, n_out, n_out)
     variances: Tensor  # (G, B, n_out, n_in)
     rows: Tensor | None  # (G, B, n_out, S): with ``bands``, the variances in separable form
-    bands: tuple[tuple[slice, Tensor], ...]  # inputs q, and (S of the band, their number)
+    bands: Bands  # inputs q, and (S of the band, their number); None for ones
     rest: bool = False  # whether what the kept columns of U leave of an input comes behind them, as a vector of its own length
 
     def of(self, kinds: slice | Tensor) -> Turned:
@@ -270,6 +273,6 @@ def _turned(
     if not found.rest:
         return Turned(U, V, variances, rows, found.bands)
     kept = len(order) - found.rest
-    bands = tuple((slice(q.start - found.rest, q.stop - found.rest), columns) for q, columns in found.bands)
-    behind = slice(kept, kept + n_in), rows.new_ones(1, n_in)
+    bands: Bands = tuple((slice(q.start - found.rest, q.stop - found.rest), columns) for q, columns in found.bands)
+    behind = slice(kept, kept + n_in), None
     return Turned(U[:, found.rest : len(order)].contiguous(), V, variances, rows, (*bands, behind), True)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from boxcov.curvature.posterior import Posterior
 from boxcov.errors import BoxcovError
+from boxcov.predict import fused
 from boxcov.predict.graphs import Graphs, Many, Precision, matrix_precision
 from boxcov.predict.linearise import Point
-from boxcov.predict.plan import Where, own_cells, shared_cells, together
+from boxcov.predict.plan import Cells, Where, own_cells, shared_cells, together, windows
 from boxcov.predict.prepared import TOLERANCE, Prepared, prepared
 from boxcov.predict.stacked import jacobian, through_head
 from boxcov.staged import Staged
@@ -28,6 +29,23 @@ class Found:
 
     part: Tensor  # of the head's layers: covariance (m, D, D), or derivatives along directions (m, D, k)
     below: Tensor | None = None  # derivatives (m, D, k) along what lies below, if the tangents of the stem's input are known
+
+
+@dataclass(frozen=True)
+class Sized:
+    """On a GPU: what follows from the number of boxes alone."""
+
+    windows: tuple[Cells, ...]
+    nowhere: Tensor  # (4, size) frame, row, column and kind of boxes that fill up: they are of no kind
+    kinds: Tensor  # (G,)
+
+    @staticmethod
+    def of(size: int, head: Prepared, features: Tensor, kind: Tensor) -> Sized:
+        nowhere = kind.new_zeros(4, size)
+        nowhere[3] = head.kinds
+        kinds = torch.arange(head.kinds, device=kind.device)
+        fill = 1 if fused.usable(features) else 4  # the fast products of its libraries take no other sizes
+        return Sized(windows(size, head.radius, head.reaches, features, fill), nowhere, kinds)
 
 
 class Stages:
@@ -50,12 +68,13 @@ class Stages:
         self._prepared: Prepared | None = None
         self._layers: tuple[int, ...] = ()  # what was prepared, by id
         self._stale = False  # whether it was prepared with other directions
+        self._fixed: dict[int, Sized] = {}  # by the number of boxes
         self.ends: frozenset[int] = frozenset()  # the weights of the stem's first layer, by id: what reads the features
 
     @property
     def known(self) -> bool:
-        """Whether all kinds have been compared: the head's part of any frame can be had from here."""
-        return self.trusted and self._prepared is not None and len(self._compared) == self._prepared.kinds
+        """Whether the head's part of a frame can be had from here; a frame with boxes of a new kind is run once more, and compared."""
+        return self.trusted and self._prepared is not None
 
     @property
     def suffice(self) -> bool:
@@ -88,20 +107,24 @@ class Stages:
     def _on_device(self, head: Prepared, features: Tensor, where: Where, decode: Decode, tangents: Tensor | None) -> list[Tensor]:
         """On a GPU: sizes are rounded up, and every size that was met is kept as a graph."""
         m = len(where.kind)
-        most = _bucket(int(torch.bincount(where.kind, minlength=head.kinds).max()), 8)
-        packed = torch.zeros(4, _bucket(m, 32), dtype=where.kind.dtype, device=where.kind.device)
-        packed[3] = head.kinds  # boxes that fill up are of no kind
+        size = _bucket(m, 32)
+        if size not in self._fixed:
+            self._fixed[size] = Sized.of(size, head, features, where.kind)
+        fixed = self._fixed[size]
+        most = _bucket(int((where.kind.unsqueeze(1) == fixed.kinds).sum(0).amax()), 8)  # one look at the device
+        packed = fixed.nowhere.clone()
         torch.stack([where.frame, where.row, where.column, where.kind], out=packed[:, :m])
 
         def run(features: Tensor, packed: Tensor, *tangents: Tensor) -> Many:
             own = Where(*packed)
-            pixels, plan = own_cells(features, own, head.radius, head.reaches, together(own.kind, head.kinds, most))
+            group = together(own.kind, head.kinds, most)
+            pixels, plan = own_cells(features, own, head.radius, head.reaches, group, fixed.windows)
             found = through_head(head, plan, pixels, self.precision == "half", *tangents)
             return self._decoded(*found, lambda values: decode(values, own.row, own.column))
 
         given = (features, packed) if tangents is None else (features, packed, tangents)
         made = run(*given) if self._graphs is None else self._graphs(most, run, *given)
-        return [tensor[:m] for tensor in made]
+        return [tensor[:m].clone() for tensor in made]  # the next frame writes over the graph's
 
     def along(self, etas: dict[str, Tensor]) -> Stages:
         """The same along other directions; what has been compared counts for both."""
@@ -125,6 +148,7 @@ class Stages:
         if layers != self._layers:
             self._prepared, self._layers = prepared(staged, self.posterior, names, self.etas, self.tolerance), layers
             self._compared.clear()
+            self._fixed.clear()
             self._graphs = None if self._graphs is None else Graphs()  # those at hand belong to other weights
             self.trusted = False
             self.ends = frozenset(id(layer.weight) for row in staged.stem[0].layers for layer in row) if staged.stem else frozenset()

@@ -131,6 +131,10 @@ class Tangents(TorchFunctionMode):
         found = self._held.get(tensor)
         return None if found is None else found.whole()
 
+    def put(self, tensor: Tensor, t: Tensor) -> None:
+        """The tangents (k, *shape) of a tensor that was computed elsewhere."""
+        self._hold(tensor, Tangent(t))
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._over:

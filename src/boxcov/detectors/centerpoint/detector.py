@@ -73,6 +73,10 @@ class CenterPoint(Detector):
         twin._modules["encoder"] = nn.Identity()  # the twin's own dict: the detector keeps its encoder
         return twin
 
+    def dense_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
+        maps: Tensor = self.encoder(inputs)
+        return maps
+
     def candidates(self, raw: Raw) -> Candidates:
         return candidates(raw["tasks"], self.config)
 

@@ -38,6 +38,7 @@ class CenterHead(nn.Module):
             )
             for classes in config.tasks
         )
+        self._stages: dict[tuple[str, ...], tuple[tuple[Stage, ...], tuple[Stage, ...]]] = {}  # asked for at every frame
         for task in self.branches():
             heat = cast(nn.Conv2d, cast(nn.Sequential, task["heatmap"])[-1])
             assert heat.bias is not None
@@ -70,8 +71,10 @@ class CenterHead(nn.Module):
         >>> [[len(stage.layers), len(stage.layers[0])] for stage in (*stem, *branches)]
         [[1, 1], [6, 2], [6, 2]]
         """
-        chains = [[cast(nn.Sequential, task[name]) for name in names] for task in self.branches()]
-        return (_stage([[self.shared]], 0, True),), (_stage(chains, 0, True), _stage(chains, 3, False))
+        if names not in self._stages:
+            chains = [[cast(nn.Sequential, task[name]) for name in names] for task in self.branches()]
+            self._stages[names] = (_stage([[self.shared]], 0, True),), (_stage(chains, 0, True), _stage(chains, 3, False))
+        return self._stages[names]
 
 
 def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage:

@@ -76,24 +76,29 @@ def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -
     if len(targets) != len(like):
         raise BoxcovError(f"{len(like)} frames in the batch, but targets for {len(targets)}")
     boxes, labels, frame = _joined(targets, config, like)
-    at = (boxes[:, :2] - boxes.new_tensor(config.point_range[:2])) / boxes.new_tensor(config.cell)  # (N, 2) in cells
+    cell_size = boxes.new_tensor(config.cell)
+    at = (boxes[:, :2] - boxes.new_tensor(config.point_range[:2])) / cell_size  # (N, 2) in cells
     cell = at.floor()
     rows, columns = config.map_size
-    on_map = ((cell >= 0) & (cell < boxes.new_tensor([columns, rows]))).all(1) & (boxes[:, 3:5] > 0).all(1)
-    values = _values(boxes, at - cell, config)
-    tasks, first = [], 0
-    for classes in config.tasks:
-        mine = (labels >= first) & (labels < first + len(classes))
-        index = mine.nonzero()[:, 0]
-        index = index[rank(frame[index]) < config.loss.max_objects]
-        index = index[on_map[index]]
-        column, row = cell[index].long().unbind(1)
-        label = labels[index] - first
-        heat = like.new_zeros(len(targets), len(classes), rows, columns)
-        _splat(heat, frame[index], label, row, column, boxes[index, 3:5] / boxes.new_tensor(config.cell).flip(0))
-        tasks.append(TaskTargets(heat, frame[index], label, row, column, values[index]))
-        first += len(classes)
-    return Encoded(tuple(tasks))
+    sizes = [len(classes) for classes in config.tasks]
+    task, first = _task_of_class(sizes, labels.device)[labels].unbind(1)
+    kept = rank(task * len(targets) + frame) < config.loss.max_objects
+    kept &= ((cell >= 0) & (cell < boxes.new_tensor([columns, rows]))).all(1) & (boxes[:, 3:5] > 0).all(1)
+    index = kept.nonzero()[:, 0]
+    index = index[task[index].argsort(stable=True)]
+    counts = torch.bincount(task[index], minlength=len(sizes)).tolist()
+    column, row = cell[index].long().unbind(1)
+    heat = like.new_zeros(len(targets), sum(sizes), rows, columns)
+    _splat(heat, frame[index], labels[index], row, column, boxes[index, 3:5] / cell_size.flip(0))
+    per_object = frame[index], (labels - first)[index], row, column, _values(boxes, at - cell, config)[index]
+    parts = zip(heat.split(sizes, 1), *(numbers.split(counts) for numbers in per_object))
+    return Encoded(tuple(TaskTargets(*part) for part in parts))
+
+
+def _task_of_class(sizes: Sequence[int], device: torch.device) -> Tensor:
+    """For each class (C, 2) its task, and that task's first class."""
+    starts = [sum(sizes[:task]) for task in range(len(sizes))]
+    return torch.tensor([[task, start] for task, start in enumerate(starts) for _ in range(sizes[task])], device=device)
 
 
 def _joined(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,16 +112,25 @@ def _joined(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) 
                 f"targets of frame {b}: boxes must have the shape (n, {D}) for {' '.join(config.box_fields)} and labels (n,), "
                 f"got {tuple(given.shape)} and {tuple(label.shape)}"
             )
+        boxes.append(given[:, :D])
+        labels.append(label)
+    every, all_labels = torch.cat(boxes), torch.cat(labels)
+    sound = every[:, :7].isfinite().all(1) & (all_labels >= 0) & (all_labels < len(config.classes))
+    if not bool(sound.all()):  # one look at the device for all frames
+        _refuse(boxes, labels, config)
+    counts = torch.tensor([len(label) for label in labels], device=like.device)
+    frames = torch.arange(len(targets), device=like.device)
+    return every, all_labels.long(), torch.repeat_interleave(frames, counts, output_size=len(every))
+
+
+def _refuse(boxes: list[Tensor], labels: list[Tensor], config: Config) -> None:
+    for b, (given, label) in enumerate(zip(boxes, labels)):
         if not bool(given[:, :7].isfinite().all()):
             raise BoxcovError(f"targets of frame {b}: a box holds a NaN or an infinity outside of its velocity")
         if len(label) and not 0 <= int(label.min()) <= int(label.max()) < len(config.classes):
             raise BoxcovError(
                 f"targets of frame {b}: labels from {int(label.min())} to {int(label.max())}, but {len(config.classes)} classes"
             )
-        boxes.append(given[:, :D])
-        labels.append(label.long())
-    counts = torch.tensor([len(label) for label in labels], device=like.device)
-    return torch.cat(boxes), torch.cat(labels), torch.repeat_interleave(torch.arange(len(targets), device=like.device), counts)
 
 
 def _values(boxes: Tensor, offset: Tensor, config: Config) -> Tensor:
@@ -140,5 +154,7 @@ def _splat(heat: Tensor, frame: Tensor, label: Tensor, row: Tensor, column: Tens
     y, x = row.reshape(-1, 1, 1) + dy, column.reshape(-1, 1, 1) + dx
     _, classes, rows, columns = heat.shape
     seen = (dy.abs() <= r) & (dx.abs() <= r) & (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
-    flat = ((frame * classes + label).reshape(-1, 1, 1) * rows + y) * columns + x
-    heat.view(-1).scatter_reduce_(0, flat[seen], splat[seen], "amax")
+    flat = ((frame * classes + label).reshape(-1, 1, 1) * rows + y.clamp(0, rows - 1)) * columns + x.clamp(0, columns - 1)
+    heat.view(-1).scatter_reduce_(
+        0, flat.flatten(), (splat * seen).flatten(), "amax"
+    )  # what is not seen is a 0 on the border: no more than was there

@@ -71,7 +71,8 @@ def _joined(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         if cloud.dim() != 2 or cloud.shape[1] != 5:
             raise BoxcovError(f"frame {i}: points must have the shape (N, 5) for x y z intensity dt, got {tuple(cloud.shape)}")
     counts = torch.tensor([len(cloud) for cloud in clouds], device=clouds[0].device)
-    return torch.cat(list(clouds)), torch.repeat_interleave(torch.arange(len(clouds), device=counts.device), counts)
+    points = torch.cat(list(clouds))
+    return points, torch.repeat_interleave(torch.arange(len(clouds), device=counts.device), counts, output_size=len(points))
 
 
 def _within(order: Tensor, of: Tensor, counts: Tensor, frame: Tensor, max_points: int | None, max_cells: int | None) -> Tensor | None:

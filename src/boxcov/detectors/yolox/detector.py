@@ -56,6 +56,9 @@ class YOLOX(Detector):
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {"head": self.head, "neck": self.backbone.own(), "backbone": self.backbone.backbone}
 
+    def dense_inputs(self, inputs: Tensor) -> Tensor:
+        return inputs
+
     # from raw outputs to boxes
 
     def select(self, raw: Raw) -> Selection:
