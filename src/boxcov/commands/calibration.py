@@ -36,7 +36,7 @@ def run(
     detector: str,
     how: How,
     source: Source,
-    kind: Kind | None = None,
+    kind: Kind = "residual",
     *,
     loss: Loss = "gaussian",
     heading: Heading = "direction",
