@@ -1,7 +1,8 @@
 """A calibration: from the epistemic covariance of a box to the covariance of its error, ``a Sigma + diag(r)``.
 
 ``a`` depends on the class. ``r``, what the weights cannot explain (noise of sensor and labels, a too simple network), is log-linear in a few
-features of the box. ``boxcov.evaluate.calibration`` fits one in numpy; here it is applied, to numpy arrays or to tensors on any device.
+features of the box, and its epistemic variances may be among them. ``boxcov.evaluate.calibration`` fits one in numpy; here it is applied, to
+numpy arrays or to tensors on any device.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import numpy as np
 
 from boxcov.errors import BoxcovError
 
-Kind = Literal["scale", "affine", "residual", "score"]
-Feature = Literal["score", "size", "range", "speed"]
+Kind = Literal["scale", "affine", "residual", "score", "product"]
+Feature = str  # "score", "size", "range", "speed", or "variance x" for the epistemic variance of the field x
 Row = tuple[float, ...]
 _SCORES = (0.01, 0.99)  # the log-odds of a score are taken within
 _SIZES = ("w", "l", "h")
+_LEAST = 1e-30  # a variance below is taken for this
+VARIANCE = "variance "  # and a field: the name of a feature
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class Calibration:
     """What a fit found. Logarithms of variances are natural; -inf stands for a part that is not there.
 
     kind: "scale": ``a_c Sigma``, a factor a class; "affine": ``a_c Sigma + diag(B_c)``; "residual": ``a Sigma + diag(r)`` with
-    ``log r`` linear in the features; "score": the same with a = 0, which knows nothing of the posterior: the baseline.
+    ``log r`` linear in the features; "score": the same with a = 0, which knows nothing of the posterior: the baseline; "product": that with the
+    epistemic variances of the fields among the features, so that each of them enters ``r`` as a factor, a power of it.
     estimator: what the covariances were computed by, as ``boxcov.predict.predictor.estimator`` says it: sampling noise is part of what was fitted.
 
     >>> twice = Calibration(
@@ -179,16 +183,16 @@ class Prepared:
             return total
         log_residual = self.log_residual[labels]  # (m, D)
         if self.calibration.features:
-            seen = features(self.calibration.features, self.calibration.fields, boxes, scores)  # (m, P)
+            seen = features(self.calibration.features, self.calibration.fields, boxes, scores, covariance)  # (m, P)
             seen = seen.clip(self.limits[:, 0], self.limits[:, 1])
             log_residual = log_residual + (seen - self.centre) @ self.slopes
         residual = np.exp(log_residual) if isinstance(log_residual, np.ndarray) else log_residual.exp()
         return total + (residual + self.floor)[:, :, None] * self.eye
 
 
-def features(names: Sequence[Feature], fields: Sequence[str], boxes: Any, scores: Any) -> Any:
+def features(names: Sequence[Feature], fields: Sequence[str], boxes: Any, scores: Any, covariance: Any = None) -> Any:
     """What the residual may depend on (m, P), as logarithms: of the odds of the score, of the size (geometric mean of its
-    sides), of the range in the plane, and of the speed that the box claims.
+    sides), of the range in the plane, of the speed that the box claims, and of the variances in ``covariance`` (m, D, D).
 
     >>> features(("score", "range"), ("x", "y"), np.array([[3.0, 4.0]]), np.array([0.5])).round(3).tolist()
     [[0.0, 1.609]]
@@ -205,6 +209,9 @@ def features(names: Sequence[Feature], fields: Sequence[str], boxes: Any, scores
         return boxes[:, list(fields).index(name)]
 
     def value(name: Feature) -> Any:
+        if name.startswith(VARIANCE):
+            at = list(fields).index(name.removeprefix(VARIANCE))
+            return log(covariance[:, at, at].clip(_LEAST))
         if name == "score":
             p = scores.clip(*_SCORES)
             return log(p / (1 - p))
@@ -233,6 +240,15 @@ def features_of(fields: Sequence[str]) -> tuple[Feature, ...]:
     if {"vx", "vy"} <= set(fields):
         found.append("speed")
     return tuple(found)
+
+
+def variance_features(fields: Sequence[str]) -> tuple[Feature, ...]:
+    """The names of the features that are epistemic variances.
+
+    >>> variance_features(("x", "yaw"))
+    ('variance x', 'variance yaw')
+    """
+    return tuple(f"{VARIANCE}{name}" for name in fields)
 
 
 def _plain(value: Any) -> Any:

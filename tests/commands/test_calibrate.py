@@ -93,6 +93,21 @@ def test_in_place_and_for_people(made, tmp_path) -> None:
     assert Posterior.load(same, detector_named(WORD)).calibration.kind == "score"
 
 
+def test_the_variances_as_factors_and_the_heading_as_an_axis(posterior: Path, tmp_path) -> None:
+    out = tmp_path / "product.safetensors"
+    words = ["--kind", "product", "--heading", "axis", "--fit-share", 0.75]
+    done = boxcov("calibrate", "--posterior", posterior, "--out", out, *words, *FRAMES, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    found = Posterior.load(out, detector_named(WORD)).calibration
+    assert found.kind == "product"
+    assert found.features[-1] == "variance vy"
+    assert set(report["variances"]) == set(found.fields)
+    assert report["heading"] == found.provenance["heading"] == "axis"
+    assert 0 < report["half_turns"] < 1
+    assert np.sqrt(np.exp(np.array(found.log_residual)[:, found.fields.index("yaw")])).max() < np.pi / 2  # no half turn was fitted
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

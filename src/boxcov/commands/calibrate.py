@@ -18,11 +18,17 @@ class CalibrationKind(str, Enum):
     affine = "affine"
     residual = "residual"
     score = "score"
+    product = "product"
 
 
 class LossKind(str, Enum):
     gaussian = "gaussian"
     robust = "robust"
+
+
+class HeadingKind(str, Enum):
+    direction = "direction"
+    axis = "axis"
 
 
 def calibrate(
@@ -35,9 +41,13 @@ def calibrate(
     method: Annotated[Method, typer.Option(help="What the covariances will be computed by; nms has no posterior.")] = Method.exact,
     samples: Annotated[int | None, typer.Option(help="Of mcglm and mci (10), and of what exact is to estimate below the head.")] = None,
     kind: Annotated[
-        CalibrationKind, typer.Option(help="a Sigma; a Sigma + B; a Sigma + r(score, size, range, class); or that with a = 0.")
+        CalibrationKind,
+        typer.Option(help="a Sigma; a Sigma + B; a Sigma + r(score, size, range, class); r alone; or r of the variances, too."),
     ] = CalibrationKind.residual,
     loss: Annotated[LossKind, typer.Option(help="robust takes wrong pairs for what they are.")] = LossKind.gaussian,
+    heading: Annotated[
+        HeadingKind, typer.Option(help="What yaw's variance is of: axis leaves half turns out, which no variance tells.")
+    ] = HeadingKind.direction,
     fit_share: Annotated[float, typer.Option(help="Share of the frames, from the first on, to fit; the rest is reported on.")] = 0.5,
     sweeps: Sweeps = 10,
     seed: Seed = 0,
@@ -58,6 +68,7 @@ def calibrate(
             Source(data, split or held_out_split(data), count, seed, sweeps),
             kind.value,
             loss=loss.value,
+            heading=heading.value,
             fit_share=fit_share,
             device=device,
             progress=progress,

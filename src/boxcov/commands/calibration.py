@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Progress = Callable[[int, int], None]
+Heading = Literal["direction", "axis"]
 BASELINE = "score and size alone"
 
 
@@ -38,6 +39,7 @@ def run(
     kind: Kind = "residual",
     *,
     loss: Loss = "gaussian",
+    heading: Heading = "direction",
     fit_share: float = 0.5,
     device: str = "cpu",
     progress: Progress | None = None,
@@ -45,7 +47,7 @@ def run(
     """Write the posterior of ``how`` to ``out`` (the same file, if you like) with a calibration inside; gives what there is to say of it.
 
     The first ``fit_share`` of the frames of ``source`` are fitted, the rest are what the report is about. Frames that follow each other
-    look alike, so they are not dealt out in turn.
+    look alike, so they are not dealt out in turn. With the heading "axis" boxes may be turned by half: see ``Records.as_axes``.
     """
     if how.posterior is None or how.method == "nms":
         raise BoxcovError("a calibration is kept inside a posterior: give a --posterior FILE, and a method that uses it")
@@ -55,22 +57,30 @@ def run(
     cut = _cut(len(frames), fit_share)
     model = how.model(network)
     records = predicted(model, frames, progress)
+    turned = {"heading": heading, "half_turns": half_turns(records)} if "yaw" in records.fields else {}
+    records = records.as_axes() if heading == "axis" else records
     data = " ".join(str(part) for part in (source.data, source.split, f"seed {source.seed}") if part)
     fitted = records[records.frame < cut]
     found = fit(fitted, kind, estimator=estimator(model.settings()), loss=loss, data=data)
-    baseline = found if kind == "score" else fit(fitted, "score", estimator=found.estimator, loss=loss, data=data)
+    baseline = found if found.kind == "score" else fit(fitted, "score", estimator=found.estimator, loss=loss, data=data)
     held_out = compared(records[records.frame >= cut], found, baseline)
-    found = replace(found, provenance={**found.provenance, "held_out": {"frames": len(frames) - cut, **held_out}})
+    found = replace(found, provenance={**found.provenance, **turned, "held_out": {"frames": len(frames) - cut, **held_out}})
     posterior: Posterior = model.posterior  # type: ignore[attr-defined]  # every method but nms has one, given a file
     posterior.with_calibration(found).save(out)
     scale = np.exp(found.log_scale)
     return {
         "out": str(out),
-        "kind": kind,
+        "kind": found.kind,
         "estimator": found.estimator,
         "scale": {name: float(a) for name, a in zip(found.classes, scale)},
         **dict(found.provenance),
     }
+
+
+def half_turns(records: Records) -> float | None:
+    """The share of the paired boxes that look the wrong way: off by more than a quarter turn."""
+    errors = records[records.paired].errors[:, records.fields.index("yaw")]
+    return float((np.abs(errors[~np.isnan(errors)]) > np.pi / 2).mean()) if (~np.isnan(errors)).any() else None
 
 
 def predicted(model: Predictor, frames: Sequence[Any], progress: Progress | None = None) -> Records:

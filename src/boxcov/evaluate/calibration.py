@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 from warnings import warn
@@ -12,21 +12,13 @@ from numpy.typing import NDArray
 
 from boxcov.calibration import Calibration, Feature, Kind, features_of
 from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.evaluate import product
 from boxcov.evaluate.gaussian import fit_of
 from boxcov.evaluate.likelihood import Loss
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.variances import VarianceModel
+from boxcov.evaluate.variances import Strength, VarianceModel
 
 Array = NDArray[Any]
-STRENGTHS = (
-    100.0,
-    30.0,
-    10.0,
-    3.0,
-    1.0,
-    0.3,
-    0.1,
-)  # of the L2 penalty; 1 weighs as much as two boxes of a class do for one of its variances
 _FOLDS = 5
 LEVELS = (*(round(0.05 * i, 2) for i in range(1, 20)), 0.975, 0.99)  # of regions
 
@@ -46,7 +38,8 @@ def fit(
     estimator: what computed the covariances, see ``boxcov.predict.predictor.estimator``.
     loss: "gaussian", or "robust" (Huber's: a wrong pair counts no more than a box at the edge of the right ones), which describes the bulk of
     the boxes and says too little of the rest: see docs/calibration.md for both, measured.
-    strength: of the L2 penalty on what a class or a feature changes; by cross-validation over frames unless given.
+    strength: of the L2 penalty on what a class or a feature changes; by cross-validation over frames unless given. Kind "product" leaves
+    the variances out where they gain nothing: see ``boxcov.evaluate.product``.
     features: what the residual may depend on beside the class; all that such boxes have (``boxcov.calibration.features_of``) unless given.
     data: what the frames were, for the record.
 
@@ -65,6 +58,10 @@ def fit(
         raise BoxcovError(f"no kind of calibration {kind!r}: there are {', '.join(get_args(Kind))}")
     if strength is not None and not 0 < strength < np.inf:
         raise BoxcovError(f"strength must be above 0 and finite, got {strength}")
+    if kind == "product" and loss != "gaussian":
+        raise BoxcovError(
+            f"kind 'product' is fitted field by field, and loss {loss!r} weighs whole boxes: use 'gaussian', or kind 'residual'"
+        )
     paired = _paired(records, kind)
     before = fit_of(paired.errors, _covariance(paired)).known.nll
     if kind == "scale" and np.isinf(before).any():
@@ -74,23 +71,25 @@ def fit(
         )
     model = VarianceModel.of(paired, kind, loss, _known(features, records))
     frames = np.unique(paired.frame, return_inverse=True)[1]
-    scores = _cross_validated(model, frames) if strength is None else {}
-    if strength is None:
-        strength = min(scores, key=lambda s: scores[s]) if scores else STRENGTHS[2]
-    theta = model.fitted(strength)
+    penalty: Strength
+    refit: Callable[[VarianceModel], Array]
+    if kind in ("score", "product") and loss == "gaussian":
+        model, theta, penalty, about, refit = _by_field(model, frames, strength)
+    else:
+        theta, penalty, about = _at_once(model, frames, strength)
+        refit = lambda some: some.fitted(penalty, theta)  # noqa: E731
     provenance = {
         "boxes": len(paired),
         "boxes_by_class": {name: int((paired.labels == c).sum()) for c, name in enumerate(records.classes)},
         "frames": int(frames.max()) + 1,
         "data": data,
         "loss": loss,
-        "strength": strength,
-        "cross_validation": {str(s): value for s, value in scores.items()},
+        **about,
         "nll_before": float(before.mean()),
         "nll_after": float(model.local(theta, "gaussian").loss.mean()),
     }
-    found = model.calibration(theta, model.covariances(theta, strength, frames), estimator)
-    return replace(found, provenance=provenance, regions=regions(calibrated(paired, found)))
+    found = model.calibration(theta, model.covariances(theta, penalty, frames), estimator)
+    return replace(found, provenance=provenance, regions=regions(_held_out(paired, found, model, frames, refit)))
 
 
 def regions(records: Records, levels: Sequence[float] = LEVELS) -> tuple[tuple[float, float], ...]:
@@ -138,6 +137,42 @@ def calibrated(records: Records, calibration: Calibration) -> Records:
     return replace(records, predictive=predictive)
 
 
+def _at_once(model: VarianceModel, frames: Array, strength: float | None) -> tuple[Array, float, dict[str, Any]]:
+    """The optimum of all fields together, its strength, and what there is to say of it."""
+    scores = _cross_validated(model, frames) if strength is None else {}
+    if strength is None:
+        strength = min(scores, key=lambda s: scores[s]) if scores else product.STRENGTHS[2]
+    about = {"strength": strength, "cross_validation": {str(s): value for s, value in scores.items()}}
+    return model.fitted(strength), strength, about
+
+
+def _held_out(paired: Records, found: Calibration, model: VarianceModel, frames: Array, refit: Callable[[VarianceModel], Array]) -> Records:
+    """The records with ``predictive`` filled, each box by a fit to other frames; by the fit itself where there are too few of them."""
+    count = int(frames.max()) + 1
+    if count < _FOLDS:
+        return calibrated(paired, found)
+    fold_of = np.random.default_rng(0).permutation(count)[frames] % _FOLDS
+    predictive = np.empty((len(paired), len(paired.fields), len(paired.fields)))
+    for fold in range(_FOLDS):
+        theta = refit(model[fold_of != fold])
+        unknown = np.zeros((len(theta), len(theta)))  # nobody asks for its standard errors
+        other = model.calibration(theta, (unknown, unknown), found.estimator)
+        predictive[fold_of == fold] = calibrated(paired[fold_of == fold], other).predictive
+    return replace(paired, predictive=predictive)
+
+
+def _by_field(
+    model: VarianceModel, frames: Array, strength: float | None
+) -> tuple[VarianceModel, Array, Array, dict[str, Any], Callable[[VarianceModel], Array]]:
+    """The model of what was chosen for each field, its optimum, the strengths (D,), what there is to say of them, and the fit to other boxes."""
+    choices = product.chosen(model, frames, strength)
+    told, theta, strengths = product.fitted(model, choices)
+    about: dict[str, Any] = {"strength": dict(zip(model.fields, strengths.tolist()))}
+    if model.kind == "product":
+        about["variances"] = {name: {"used": c.told, "gain": c.gain, "error": c.error} for name, c in zip(model.fields, choices)}
+    return told, theta, strengths, about, lambda some: product.fitted(some, choices)[1]
+
+
 def _known(names: Sequence[Feature] | None, records: Records) -> Sequence[Feature] | None:
     there = features_of(records.fields)
     unknown = [name for name in names or () if name not in there]
@@ -160,9 +195,9 @@ def _paired(records: Records, kind: Kind) -> Records:
     if not np.isfinite(_covariance(paired)).all() or not np.isfinite(paired.boxes).all():
         raise BoxcovError("some boxes or covariances are not finite: leave those rows out")
     unknown = [name for name, column in zip(paired.fields, paired.errors.T) if np.isnan(column).all()]
-    if unknown and kind == "score":
+    if unknown and kind in ("score", "product"):
         raise BoxcovError(
-            f"the error of {', '.join(unknown)} is known of no box, and kind 'score' has nothing else to go by: use 'residual'"
+            f"the error of {', '.join(unknown)} is known of no box, and kind {kind!r} has nothing else to go by: use 'residual'"
         )
     if unknown and kind != "scale":
         warn(f"the error of {', '.join(unknown)} is known of no box: their variance will be the scaled epistemic one", BoxcovWarning, 3)
@@ -175,11 +210,11 @@ def _cross_validated(model: VarianceModel, frames: Array) -> dict[float, float]:
     folds = min(_FOLDS, count)
     if folds < 2:
         return {}
-    totals = dict.fromkeys(STRENGTHS, 0.0)
+    totals = dict.fromkeys(product.STRENGTHS, 0.0)
     fold_of = np.random.default_rng(0).permutation(count)[frames] % folds
     for fold in range(folds):
         seen, unseen, theta = model[fold_of != fold], model[fold_of == fold], None
-        for strength in STRENGTHS:  # from the stiffest: each optimum is a good start for the next
+        for strength in product.STRENGTHS:  # from the stiffest: each optimum is a good start for the next
             theta = seen.fitted(strength, theta)
-            totals[strength] += float(unseen.local(theta, model.loss).loss.sum())
+            totals[strength] += float(unseen.beside(seen).local(theta, model.loss).loss.sum())
     return {strength: total / len(model.errors) for strength, total in totals.items()}

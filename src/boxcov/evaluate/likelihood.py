@@ -41,6 +41,11 @@ class Errors:
     def __getitem__(self, rows: Any) -> Errors:
         return replace(self, values=self.values[rows], covariance=self.covariance[rows], known=self.known[rows])
 
+    def field(self, f: int) -> Errors:
+        """One field of them by itself."""
+        at = slice(f, f + 1)
+        return Errors(self.values[:, at], self.covariance[:, at, at], self.known[:, at], self.floor[at])
+
     @property
     def dimensions(self) -> Array:
         """How many fields of each box are known (n,)."""

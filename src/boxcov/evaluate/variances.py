@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.calibration import Calibration, Feature, Kind, features, features_of
+from boxcov.calibration import VARIANCE, Calibration, Feature, Kind, features, features_of, variance_features
 from boxcov.evaluate.likelihood import Errors, Local, Loss, evaluate
 from boxcov.evaluate.newton import minimise
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]
+Strength = float | Array  # of the penalty: one for all, or one a field (D,)
 LITTLE = 1e-3  # of a field's root mean square error: no box is known better than that, whatever a class that never errs may say
 NOTHING = 1e-6  # of the scale that would explain all errors: below, a is 0
-# how the residual must change with a feature: never up with the score, never down with the range
+# how the residual must change with a feature: never up with the score, never down with the range or a variance
 _SIGNS: dict[Feature, tuple[float, float]] = {"score": (-np.inf, 0.0), "range": (0.0, np.inf)}
+_SIGN_OF_VARIANCE = (0.0, np.inf)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class VarianceModel:
     centre: Array  # (P,)
     spread: Array  # (P,)
     limits: Array  # (P, 2)
+    told: tuple[bool, ...] = ()  # (D,) which fields' residuals may depend on variances; all where empty
 
     @staticmethod
     def of(paired: Records, kind: Kind, loss: Loss, names: Sequence[Feature] | None = None) -> VarianceModel:
@@ -54,8 +57,10 @@ class VarianceModel:
         assert paired.covariance is not None
         n = len(paired)
         classes = np.concatenate([np.ones((n, 1)), np.eye(len(paired.classes))[paired.labels]], 1)
-        names = tuple(features_of(paired.fields) if names is None else names) if kind in ("residual", "score") else ()
-        seen = features(names, paired.fields, paired.boxes.astype(float), paired.scores.astype(float)) if names else np.zeros((n, 0))
+        names = tuple(features_of(paired.fields) if names is None else names) if kind in ("residual", "score", "product") else ()
+        names += variance_features(paired.fields) if kind == "product" else ()
+        values = (paired.boxes.astype(float), paired.scores.astype(float), np.asarray(paired.covariance, dtype=float))
+        seen = features(names, paired.fields, *values) if names else np.zeros((n, 0))
         centre, spread = seen.mean(0), np.maximum(seen.std(0), 1e-6)
         errors = paired.errors.astype(float)
         floor = 0.0 if kind == "scale" else LITTLE**2 * _mean_square(errors)
@@ -65,7 +70,7 @@ class VarianceModel:
             fields=paired.fields,
             classes=paired.classes,
             errors=Errors.of(errors, paired.covariance, floor),
-            Z=classes[:, : {"score": 0, "residual": 1}.get(kind)],
+            Z=classes[:, : {"score": 0, "product": 0, "residual": 1}.get(kind)],
             X=classes[:, :0] if kind == "scale" else np.concatenate([classes, (seen - centre) / spread], 1),
             features=names,
             centre=centre,
@@ -76,6 +81,14 @@ class VarianceModel:
     def __getitem__(self, rows: Any) -> VarianceModel:
         return replace(self, errors=self.errors[rows], Z=self.Z[rows], X=self.X[rows])
 
+    def beside(self, seen: VarianceModel) -> VarianceModel:
+        """The same boxes with features no further out than those of ``seen``, as a calibration takes boxes beyond what its fit has seen."""
+        return replace(self, X=np.clip(self.X, seen.X.min(0), seen.X.max(0))) if seen.X.size else self
+
+    def field(self, f: int, told: bool) -> VarianceModel:
+        """The model of one field by itself, where all fields are independent; ``told``: of the variances."""
+        return replace(self, fields=self.fields[f : f + 1], errors=self.errors.field(f), told=(told,))
+
     # likelihood
 
     def local(self, theta: Array, loss: Loss) -> Local:
@@ -85,7 +98,7 @@ class VarianceModel:
         log_residual = self.X @ beta.T if beta.size else np.full(self.errors.values.shape, -np.inf)
         return evaluate(self.errors, log_scale, log_residual, loss)
 
-    def objective(self, theta: Array, strength: float) -> tuple[float, Array, Array]:
+    def objective(self, theta: Array, strength: Strength) -> tuple[float, Array, Array]:
         """Loss and penalty over all boxes, the gradient (p,), and the curvature (p, p), or one that is never negative in its place."""
         local = self.local(theta, self.loss)
         weights = self._weights(strength)
@@ -94,7 +107,7 @@ class VarianceModel:
             return np.inf, np.zeros(len(theta)), np.eye(len(theta))
         return value, self._gradients(local.slope).sum(0) + weights * theta, self._curvature(local, weights)
 
-    def fitted(self, strength: float, start: Array | None = None) -> Array:
+    def fitted(self, strength: Strength, start: Array | None = None) -> Array:
         """The optimum. With a and r there may be two, so the search starts from a large and from a small share of a."""
         low, high = self.bounds()
         shares = (0.5, 0.01) if self.Z.size and self.X.size else (1.0,)
@@ -102,11 +115,14 @@ class VarianceModel:
         found = [minimise(lambda theta: self.objective(theta, strength), begin, low, high) for begin in starts]
         return min(found, key=lambda theta: self.objective(theta, strength)[0])
 
-    def covariances(self, theta: Array, strength: float, frames: Array) -> tuple[Array, Array]:
+    def covariances(self, theta: Array, strength: Strength, frames: Array) -> tuple[Array, Array]:
         """Two covariances (p, p) of the optimum: as if all boxes were independent and the model right, from the curvature; and from how
-        the gradient scatters over frames, which needs neither (a sandwich), but many frames."""
+        the gradient scatters over frames, which needs neither (a sandwich), but many frames. What is not told has none."""
         local = self.local(theta, self.loss)
-        inverse = np.linalg.pinv(self._curvature(local, self._weights(strength)), hermitian=True)
+        low, high = self.bounds()
+        free = np.ix_(low < high, low < high)
+        inverse = np.zeros((len(theta), len(theta)))
+        inverse[free] = np.linalg.pinv(self._curvature(local, self._weights(strength))[free], hermitian=True)
         count = int(frames.max()) + 1
         G = np.zeros((count, len(theta)))
         np.add.at(G, frames, self._gradients(local.slope))
@@ -134,7 +150,10 @@ class VarianceModel:
             low_b[:, 0] = np.log(1e-3 * np.maximum(self.errors.floor, 1e-15))
             first = 1 + len(self.classes)
             for p, name in enumerate(self.features):
-                low_b[:, first + p], high_b[:, first + p] = _SIGNS.get(name, (-np.inf, np.inf))
+                told = name.startswith(VARIANCE)
+                low_b[:, first + p], high_b[:, first + p] = _SIGN_OF_VARIANCE if told else _SIGNS.get(name, (-np.inf, np.inf))
+                if told and self.told:
+                    high_b[:, first + p] = np.where(self.told, np.inf, 0.0)
         return self.join(low_a, low_b), self.join(np.full_like(alpha, np.inf), high_b)
 
     def calibration(self, theta: Array, errors: tuple[Array, Array], estimator: str) -> Calibration:
@@ -192,10 +211,11 @@ class VarianceModel:
             alpha[0] = np.log(share * max(float(np.median(ratio[usable])), 1e-12)) if usable.any() else 0.0
         return self.join(alpha, beta)
 
-    def _weights(self, strength: float) -> Array:
+    def _weights(self, strength: Strength) -> Array:
         """The penalty on each unknown (p,): none on what all classes have in common, at mean features, but enough to hold an unknown that
         no error speaks of."""
-        alpha, beta = np.full(self.Z.shape[1], strength), np.full((len(self.fields), self.X.shape[1]), strength)
+        by_field = np.broadcast_to(strength, len(self.fields))
+        alpha, beta = np.full(self.Z.shape[1], by_field[0]), np.repeat(by_field[:, None], self.X.shape[1], 1).astype(float)
         alpha[:1], beta[:, :1] = 1e-9, 1e-9
         return self.join(alpha, beta)
 
@@ -221,10 +241,13 @@ class VarianceModel:
         p = X.shape[1]
         of_a = Z.T @ (local[:, 0, :1] * Z)
         mixed = [Z.T @ (local[:, 0, j, None] * X) for j in range(1, 1 + D)]
-        pairs = (X[:, :, None] * X[:, None, :]).reshape(len(X), p * p)
-        of_r = (local[:, 1:, 1:].reshape(len(X), D * D).T @ pairs).reshape(D, D, p, p).transpose(0, 2, 1, 3).reshape(D * p, D * p)
+        of_r = np.empty((D, p, D, p))
+        for i in range(D):
+            for j in range(i + 1):
+                of_r[i, :, j] = X.T @ (local[:, 1 + i, 1 + j, None] * X)
+                of_r[j, :, i] = of_r[i, :, j].T
         top = np.concatenate([of_a, *mixed], 1)
-        return np.concatenate([top, np.concatenate([top[:, Z.shape[1] :].T, of_r], 1)], 0)
+        return np.concatenate([top, np.concatenate([top[:, Z.shape[1] :].T, of_r.reshape(D * p, D * p)], 1)], 0)
 
 
 def _mean_square(errors: Array) -> Array:

@@ -1,0 +1,165 @@
+"""What a covariance adds to score and size, on boxes of frames that no fit has seen: nats, AUROC and coverage. For worth.py and coco_worth.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from boxcov.calibration import VARIANCE
+from boxcov.evaluate import product
+from boxcov.evaluate.baselines import logistic, logistic_regression, out_of_fold
+from boxcov.evaluate.bootstrap import bootstrap
+from boxcov.evaluate.calibration import calibrated, within
+from boxcov.evaluate.calibration import fit as calibrate
+from boxcov.evaluate.gaussian import fit_of
+from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.records import Records
+from boxcov.evaluate.variances import VarianceModel
+
+FOLDS = 5
+PENALTIES = (1.0, 10.0, 100.0, 1000.0)
+LEVELS = (0.5, 0.9, 0.95)
+BASELINES = ("score + size", "score + size, richer")
+
+
+def folds_of(frame: np.ndarray, folds: int = FOLDS, seed: int = 0) -> np.ndarray:
+    """A fold for each row (n,), whole frames together."""
+    numbers, place = np.unique(frame, return_inverse=True)
+    return np.random.default_rng(seed).permutation(len(numbers))[place] % folds
+
+
+# likelihood
+
+
+def nats(records: Mapping[str, Records]) -> dict[str, np.ndarray]:
+    """The Gaussian NLL of every paired box and field (n, D), learnt on other frames: of the two baselines, and with the variances of each part.
+
+    Every model has its strengths, and whether a field is told of the variances, from its own training frames.
+    """
+    first = next(iter(records.values()))
+    paired = first[first.paired]
+    plain = VarianceModel.of(paired, "score", "gaussian")
+    out = {"score + size": held_out(plain, paired.frame), "score + size, richer": held_out(richer(plain), paired.frame)}
+    for name, rows in records.items():
+        model = VarianceModel.of(rows[rows.paired], "product", "gaussian")
+        out[name] = held_out(model, paired.frame)
+        out[f"{name}, richer"] = held_out(richer(model), paired.frame)
+    return out
+
+
+def richer(model: VarianceModel) -> VarianceModel:
+    """The same with the squares and products of all features that are not variances."""
+    first = 1 + len(model.classes)
+    at = [first + p for p, name in enumerate(model.features) if not name.startswith(VARIANCE)]
+    columns = [model.X[:, i] * model.X[:, j] for i in at for j in at if i <= j]
+    more = np.stack([(c - c.mean()) / max(c.std(), 1e-6) for c in columns], 1)
+    return replace(model, X=np.concatenate([model.X, more], 1), features=(*model.features, *(f"product {i}" for i in range(len(columns)))))
+
+
+def held_out(model: VarianceModel, frame: np.ndarray) -> np.ndarray:
+    losses = np.full(model.errors.values.shape, np.nan)
+    fold = folds_of(frame)
+    for k in range(FOLDS):
+        seen = model[fold != k]
+        for f, one in enumerate(product.chosen(seen, np.unique(frame[fold != k], return_inverse=True)[1])):
+            alone = model.field(f, one.told)
+            theta = alone[fold != k].fitted(one.strength)
+            losses[fold == k, f] = alone[fold == k].beside(seen).local(theta, "gaussian").loss
+    return np.where(model.errors.known, losses, np.nan)
+
+
+def show_nats(found: Mapping[str, np.ndarray], frame: np.ndarray, fields: tuple[str, ...]) -> None:
+    """Mean and median of a box, and what each gains over the two baselines with its 95 % interval over frames; then the gain of each field."""
+    print(f"\n{len(frame)} boxes with an object, {len(np.unique(frame))} frames\n")
+    print("| residual | NLL | median | gain over score + size | gain over the richer one |\n| --- | ---: | ---: | ---: | ---: |")
+    total = {name: np.nansum(loss, 1) for name, loss in found.items()}
+    for name, loss in total.items():
+        gains = [("" if base == name else interval_of(total[base] - loss, frame)) for base in BASELINES]
+        print(f"| {name} | {loss.mean():.3f} | {np.median(loss):.3f} | {' | '.join(gains)} |", flush=True)
+    print("\n| gain over score + size |", " | ".join(fields), "|\n| --- |", " ---: |" * len(fields))
+    for name, loss in found.items():
+        if name not in BASELINES[:1]:
+            print(f"| {name} |", " | ".join(f"{v:+.3f}" for v in np.nanmean(found[BASELINES[0]] - loss, 0)), "|", flush=True)
+
+
+def interval_of(values: np.ndarray, frame: np.ndarray) -> str:
+    low, high = bootstrap(lambda rows: values[rows].mean(), frame)
+    return f"{values.mean():+.3f} ({float(low):+.3f} to {float(high):+.3f})"
+
+
+# coverage
+
+
+def show_coverage(records: Records, kinds: tuple[str, ...] = ("score", "product")) -> None:
+    """Shares of the errors inside the Gaussian's ellipsoids and inside ``Calibration.radius``, every box under a calibration of other frames."""
+    paired = records[records.paired]
+    fold = folds_of(paired.frame)
+    print("\n| calibration | regions | 50 % | 90 % | 95 % |\n| --- | --- | ---: | ---: | ---: |")
+    for kind in kinds:
+        inside = {"Gaussian": np.zeros((len(paired), len(LEVELS))), "as seen in the fit": np.zeros((len(paired), len(LEVELS)))}
+        for k in range(FOLDS):
+            fitted = calibrate(paired[fold != k], kind, estimator="any")  # type: ignore[arg-type]
+            rows = calibrated(paired[fold == k], fitted)
+            probability = fit_of(rows.errors, rows.predictive).known.probability
+            inside["Gaussian"][fold == k] = probability[:, None] <= LEVELS
+            each = [[within(rows[i : i + 1], fitted, level) for level in LEVELS] for i in range(len(rows))]
+            inside["as seen in the fit"][fold == k] = each
+        for name, hit in inside.items():
+            cells = []
+            for column in hit.T:
+                low, high = bootstrap(lambda rows, column=column: column[rows].mean(), paired.frame)
+                cells.append(f"{100 * column.mean():.1f} ({100 * float(low):.1f} to {100 * float(high):.1f})")
+            print(f"| {kind} | {name} |", " | ".join(cells), "|", flush=True)
+
+
+# ranking
+
+
+def ranked(columns: np.ndarray, bad: np.ndarray, frame: np.ndarray, seeds: int = 3) -> np.ndarray:
+    """The probability of being bad (n,) by a logistic regression on other frames, its penalty by cross-validation inside them; the mean over
+    some ways to deal out the frames."""
+    out = np.zeros(len(bad))
+    for seed in range(seeds):
+        fold = folds_of(frame, seed=seed)
+        for k in range(FOLDS):
+            seen = fold != k
+            centre, spread = columns[seen].mean(0), np.maximum(columns[seen].std(0), 1e-9)
+            X = (columns - centre) / spread
+            inner = {p: _log_loss(out_of_fold(X[seen], bad[seen], frame[seen], FOLDS, p), bad[seen]) for p in PENALTIES}
+            weights = logistic_regression(X[seen], bad[seen], min(inner, key=lambda p: inner[p]))
+            out[~seen] += logistic(X[~seen] @ weights[1:] + weights[0]) / seeds
+    return out
+
+
+def _log_loss(p: np.ndarray, bad: np.ndarray) -> float:
+    return float(-np.log(np.maximum(np.where(bad, p, 1 - p), 1e-300)).mean())
+
+
+def products(columns: np.ndarray) -> np.ndarray:
+    """The columns, their squares and their products."""
+    centred = columns - columns.mean(0)
+    n = columns.shape[1]
+    return np.concatenate([columns, *(centred[:, [i]] * centred[:, [j]] for i in range(n) for j in range(i, n))], 1)
+
+
+def show_ranking(
+    what: str, bad: np.ndarray, frame: np.ndarray, score: np.ndarray, bases: Mapping[str, np.ndarray], more: Mapping[str, np.ndarray]
+) -> None:
+    """AUROC of finding bad boxes: 1 - score, each base, and the best base with each of ``more`` beside it, less that base."""
+    found = {name: ranked(columns, bad, frame) for name, columns in bases.items()}
+    value = {name: auroc(bad, u) for name, u in found.items()}
+    best = max(value, key=lambda name: value[name])
+    cells = [f"{auroc(bad, 1 - score):.3f}", *(f"{value[name]:.3f}" for name in bases)]
+    for columns in more.values():
+        u = ranked(np.concatenate([bases[best], columns], 1), bad, frame)
+        low, high = bootstrap(lambda rows, u=u: auroc(bad[rows], u[rows]) - auroc(bad[rows], found[best][rows]), frame, replicates=500)
+        cells.append(f"{auroc(bad, u):.3f}: {auroc(bad, u) - value[best]:+.3f} ({float(low):+.3f} to {float(high):+.3f})")
+    print(f"| {what} | {len(bad)}, {bad.mean():.2f} |", " | ".join(cells), "|", flush=True)
+
+
+def heading(bases: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+    names = ["", "boxes, share of bad ones", "1 - score", *bases, *(f"+ {name}" for name in more)]
+    print("\n|", " | ".join(names), "|\n| --- |", " ---: |" * (len(names) - 1))

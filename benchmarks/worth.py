@@ -1,0 +1,263 @@
+"""Is the covariance worth having? The small CenterPoint on simulated LiDAR; docs/quality.md has the commands and what came out.
+
+python benchmarks/worth.py fit     --out OUT    # posteriors from 1, 10 and 100 frames
+python benchmarks/worth.py predict --out OUT    # boxes of clear and shifted frames with covariances by part; goes on where it was cut off
+python benchmarks/worth.py report  --out OUT    # tables from what the steps before wrote
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measures import heading, nats, products, show_coverage, show_nats, show_ranking
+from shift import Frame, show, statistics, told_in_folds
+from student import student_nats
+
+from boxcov import MCGLM, MCI, Detections, ExactGLM, Posterior, fit
+from boxcov.commands.calibration import half_turns
+from boxcov.data import simulated
+from boxcov.detectors import centerpoint
+from boxcov.evaluate.baselines import covariance_features, features
+from boxcov.evaluate.matching import match
+from boxcov.evaluate.quality import accurate_iou, mean_within
+from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.records import Records
+
+FIELDS = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
+SHARES = {"1 %": 1, "10 %": 10, "100 %": 100}  # frames behind each posterior
+N_TRAIN = 3500  # what 100 % of the frames stand for
+SHIFTS = ("rain", "fog", "sparse", "unseen")
+KNOWN = 40  # training frames whose features are what the Mahalanobis distance is from
+
+
+def main() -> None:
+    steps = {"fit": fit_posteriors, "predict": predict, "report": report}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=steps)
+    parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
+    parser.add_argument("--clear", type=int, default=120, help="clear frames")
+    parser.add_argument("--shifted", type=int, default=20, help="frames of each shift, and clear ones that they are told from")
+    parser.add_argument("--samples", type=int, default=24, help="directions of MC-GLM through the backbone")
+    parser.add_argument("--prior", type=float, default=100.0, help="prior precision")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    warnings.simplefilter("ignore")
+    given.out.mkdir(parents=True, exist_ok=True)
+    steps[given.step](given)
+
+
+# what is measured
+
+
+def fit_posteriors(given: argparse.Namespace) -> None:
+    detector = centerpoint.load("small").to(given.device)
+    for name, count in SHARES.items():
+        path = given.out / f"posterior {name}.safetensors"
+        if not path.exists():
+            frames = simulated.frames("clear", seed=0, count=count, device=given.device)
+            n = N_TRAIN * count / SHARES["100 %"]
+            fit(detector, frames, depth="backbone", n_data=n, prior_precision=given.prior).save(path)
+            print(path, flush=True)
+
+
+def predict(given: argparse.Namespace) -> None:
+    """One file a frame: boxes, their covariances with the logit of the score as the last number, their features, and the objects."""
+    detector = centerpoint.load("small").to(given.device)
+    whole = Posterior.load(given.out / "posterior 100 %.safetensors", detector)
+    models: dict[str, Any] = {"head": ExactGLM(detector, part(whole, "head"), score=True)}
+    models["backbone"] = MCGLM(detector, part(whole, "backbone"), given.samples, score=True)
+    models["dropout"] = MCI(detector, dropout=0.1, samples=10, depth="backbone", score=True)
+    for name in ("1 %", "10 %"):
+        models[f"head {name}"] = ExactGLM(detector, part(Posterior.load(given.out / f"posterior {name}.safetensors", detector), "head"))
+    for scenario, number in order(given):
+        path = given.out / f"{scenario} {number}.npz"
+        if path.exists():
+            continue
+        seed = 0 if scenario == "train" else 1000
+        inputs, targets = simulated.frames("clear" if scenario == "train" else scenario, seed=seed, count=number + 1, device=given.device)[
+            number
+        ]
+        made = dict(zip(("features", "pooled"), features_at(detector, inputs)))
+        made |= {name: targets[0][key].cpu().numpy() for name, key in (("objects", "boxes"), ("object labels", "labels"))}
+        found = detector.detect(inputs)
+        made |= {name: getattr(found, name).cpu().numpy() for name in ("boxes", "scores", "labels")}
+        for name, model in models.items():
+            if wanted(name, scenario, number, given):
+                made[name] = with_logit(model(inputs))
+        np.savez_compressed(path, **made)
+        print(path.name, len(found), flush=True)
+
+
+def order(given: argparse.Namespace) -> list[tuple[str, int]]:
+    first = [("clear", i) for i in range(2 * given.shifted)] + [(shift, i) for i in range(given.shifted) for shift in SHIFTS]
+    rest = [("clear", i) for i in range(2 * given.shifted, given.clear)]
+    return [("train", i) for i in range(KNOWN)] + first + rest
+
+
+def wanted(name: str, scenario: str, number: int, given: argparse.Namespace) -> bool:
+    """Of training frames the features are enough; dropout and posteriors of few frames are for the frames of the shifts."""
+    if scenario == "train":
+        return False
+    return name in ("head", "backbone") or (number < given.shifted and (name == "dropout" or scenario == "clear"))
+
+
+def part(posterior: Posterior, name: str) -> Posterior:
+    return posterior.restricted([block for block in posterior.blocks if block.startswith(f"{name}.")])
+
+
+def features_at(detector: centerpoint.CenterPoint, inputs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What the neck says at the cell of each box (m, channels), and in the mean over the map (channels,)."""
+    with torch.no_grad():
+        raw = detector(inputs)
+        where = detector.select(raw).where
+        maps = raw["features"].cpu()
+    return maps[where.frame.cpu(), :, where.row.cpu(), where.column.cpu()].numpy().astype(np.float16), maps.mean((0, 2, 3)).numpy()
+
+
+def with_logit(found: Detections) -> np.ndarray:
+    """The covariances (m, D + 1, D + 1) with the logit as the last number, or (m, D, D) without."""
+    C = found.covariance
+    if found.score_variance is not None:
+        side = found.score_covariance[:, :, None]
+        C = torch.cat([torch.cat([C, side], 2), torch.cat([side.mT, found.score_variance[:, None, None]], 2)], 1)
+    return C.cpu().numpy().astype(np.float32)
+
+
+# what it is worth
+
+
+def report(given: argparse.Namespace) -> None:
+    clear = sorted(int(path.stem.split()[1]) for path in given.out.glob("clear *.npz"))
+    rows = {part: records_of(given, clear, part) for part in ("head", "backbone")}
+    ranking(rows)
+    paired = rows["head"].paired
+    frame = rows["head"].frame[paired]
+    print("\nheading as it is: off by more than a quarter turn are", f"{half_turns(rows['head']):.3f}")
+    show_nats(nats(rows), frame, FIELDS)
+    show_coverage(rows["head"])
+    axes = {part: one.as_axes() for part, one in rows.items()}
+    print("\nheading as an axis")
+    show_nats(nats(axes), frame, FIELDS)
+    show_coverage(axes["head"])
+    print("\nheading as it is, Student's t")
+    show_nats(student_nats(rows), frame, FIELDS)
+    data(given)
+    shifts(given, clear)
+
+
+def records_of(given: argparse.Namespace, numbers: list[int], part: str, scenario: str = "clear") -> Records:
+    """The records of some frames, with the covariance of a part."""
+    frames = [loaded(given, scenario, number) for number in numbers]
+    number, of_object = (np.repeat(np.arange(len(frames)), [len(f[name]) for f in frames]) for name in ("scores", "objects"))
+    boxes, scores, labels, objects, kinds = (
+        np.concatenate([f[name] for f in frames]) for name in ("boxes", "scores", "labels", "objects", "object labels")
+    )
+    C = np.concatenate([f[part] for f in frames]).astype(float)
+    D = boxes.shape[1]
+    variances = np.trace(C[:, :D, :D], axis1=1, axis2=2)
+    names = simulated.CLASSES
+    return match(
+        boxes,
+        scores.astype(float),
+        labels,
+        number,
+        objects,
+        kinds,
+        of_object,
+        FIELDS,
+        names,
+        variances,
+        C[:, :D, :D],
+        score_variance=C[:, -1, -1],
+    )
+
+
+def loaded(given: argparse.Namespace, scenario: str, number: int) -> dict[str, np.ndarray]:
+    with np.load(given.out / f"{scenario} {number}.npz") as file:
+        return dict(file)
+
+
+def ranking(rows: dict[str, Records]) -> None:
+    one = rows["head"]
+    base = features(one)
+    continuous = base[:, : -len(one.classes)]
+    bases = {"score + size": base, "richer": np.concatenate([products(continuous), base[:, -len(one.classes) :]], 1)}
+    more = {part: covariance_features(r) for part, r in rows.items()}
+    heading(bases, more)
+    selections = {
+        "with an object, IoU < 0.4": (one.paired, ~accurate_iou(one.iou)),
+        "with an object, IoU < 0.7": (one.paired, one.iou < 0.7),
+        "with an object, l2": (one.paired, ~(one.l2 < mean_within(one.l2[one.paired]))),
+        "all above 0.3, IoU < 0.4": (one.scores > 0.3, ~accurate_iou(one.iou)),
+    }
+    for what, (mask, bad) in selections.items():
+        some = ({n: c[mask] for n, c in columns.items()} for columns in (bases, more))
+        show_ranking(what, bad[mask], one.frame[mask], one.scores[mask], *some)
+
+
+def data(given: argparse.Namespace) -> None:
+    """u of the head under posteriors of fewer frames, n set accordingly, relative to that of all."""
+    frames = [loaded(given, "clear", i) for i in range(given.shifted)]
+    whole = np.concatenate([np.trace(f["head"][:, :9, :9], axis1=1, axis2=2) for f in frames])
+    print("\n| share of the data | median u | median ratio to all data | boxes whose u is larger |\n| --- | ---: | ---: | ---: |")
+    for name in SHARES:
+        key = "head" if name == "100 %" else f"head {name}"
+        u = np.concatenate([np.trace(f[key][:, :9, :9], axis1=1, axis2=2) for f in frames])
+        print(f"| {name} | {np.median(u):.3g} | {np.median(u / whole):.2f} | {(u > whole).mean():.3f} |", flush=True)
+
+
+def shifts(given: argparse.Namespace, clear: list[int]) -> None:
+    """What is usual is learnt on three quarters of the clear frames and told from the rest, four times; dropout has fewer clear frames."""
+    known = {number: frame_of(loaded(given, "clear", number)) for number in clear}
+    train = [frame_of(loaded(given, "train", number)) for number in range(KNOWN)]
+    shifted = {name: [frame_of(loaded(given, name, i)) for i in range(given.shifted)] for name in SHIFTS}
+    values: dict[str, dict[str, list[Any]]] = {}
+    for k in range(4):
+        usual, rest = ([f for i, f in known.items() if (i % 4 == k) == held] for held in (False, True))
+        for name, number in statistics(usual, ("head", "backbone", "dropout"), train).items():
+            here = rest if "dropout" not in name else [f for f in rest if "dropout" in f.variances]
+            for shift, frames in shifted.items():
+                values.setdefault(name, {}).setdefault(shift, []).append((number(here), number(frames)))
+    show({name: {shift: told_in_folds(pairs) for shift, pairs in row.items()} for name, row in values.items()})
+    unseen_boxes(given, clear)
+
+
+def unseen_boxes(given: argparse.Namespace, clear: list[int]) -> None:
+    """Boxes on objects of shapes never seen against boxes on those of clear frames."""
+    known, unseen = (
+        {part: records_of(given, numbers, part, scenario) for part in ("head", "backbone")}
+        for scenario, numbers in (("clear", clear), ("unseen", list(range(given.shifted))))
+    )
+    print("\n| boxes with an object, of shapes unseen or not | AUROC |\n| --- | ---: |")
+    for name, u in BOX_NUMBERS.items():
+        a, b = (u(rows)[rows["head"].paired] for rows in (known, unseen))
+        print(f"| {name} | {auroc(np.repeat([False, True], [len(a), len(b)]), np.concatenate([a, b])):.2f} |", flush=True)
+
+
+BOX_NUMBERS: dict[str, Callable[[dict[str, Records]], np.ndarray]] = {
+    "1 - score": lambda rows: 1 - rows["head"].scores,
+    **{f"{part}, trace": lambda rows, part=part: rows[part].uncertainty for part in ("head", "backbone")},
+    **{f"{part}, logit": lambda rows, part=part: rows[part].score_variance for part in ("head", "backbone")},
+    **{f"{part}, fields": lambda rows, part=part: covariance_features(rows[part])[:, :-1].mean(1) for part in ("head", "backbone")},
+}
+
+
+def frame_of(made: dict[str, np.ndarray]) -> Frame:
+    boxes, scores = made["boxes"].astype(float), np.clip(made["scores"].astype(float), 1e-6, 1 - 1e-6)
+    known = [np.log(scores / (1 - scores))[:, None], np.log(np.maximum(boxes[:, 3:6], 0.05)), np.log1p(np.hypot(*boxes[:, :2].T))[:, None]]
+    C = {part: made[part].astype(float) for part in ("head", "backbone", "dropout") if part in made}
+    variances = {part: np.diagonal(c, axis1=1, axis2=2) for part, c in C.items()}
+    trace = {part: v[:, :9].sum(1) for part, v in variances.items()}
+    return Frame(scores, np.concatenate(known, 1), made["labels"], made["features"], made.get("pooled"), variances, trace)
+
+
+if __name__ == "__main__":
+    main()
