@@ -15,7 +15,7 @@ from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict import prepared, products, stacked, stages
+from boxcov.predict import prepared, products, stages
 from boxcov.predict.directions import directional_derivatives
 from boxcov.predict.plan import Where as At
 from boxcov.predict.plan import own_cells, together, windows
@@ -273,7 +273,7 @@ def test_sizes_filled_up_to_fours_give_the_same(monkeypatch, posterior, data, co
     detector = chosen(count)
     plain = ExactGLM(detector, posterior)(data[0][0]).covariance
     sampled = MCGLM(detector, posterior, samples=5)(data[0][0]).covariance
-    for module in (stacked, prepared):
+    for module in (products, prepared):
         monkeypatch.setattr(module, "missing", lambda size, like: -size % 4)
     model = ExactGLM(detector, posterior)
     assert relative(model(data[0][0]).covariance, plain) < 1e-5
@@ -302,7 +302,7 @@ def test_directions_of_which_the_data_say_nothing_are_taken_together(monkeypatch
     detector, wide = chosen(count), posterior.with_prior(1e5)
     exact = ExactGLM(detector, wide)(data[0][0]).covariance
     if fours:
-        for module in (stacked, prepared):
+        for module in (products, prepared):
             monkeypatch.setattr(module, "missing", lambda size, like: -size % 4)
     model = ExactGLM(detector, wide, tolerance=1e-2)
     found = model(data[0][0]).covariance

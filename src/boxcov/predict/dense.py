@@ -51,9 +51,13 @@ class Dense:
         self._directions: Etas | None = None
         self._forms: dict[Hashable, tuple[TreeSpec, list[Any], list[int]]] = {}
         self._compared: set[Hashable] = set()
+        self._storages: set[int] = set()  # of what was last given
 
     def __call__(self, inputs: Any, along: Tangents | None = None) -> Any | None:
-        """Raw outputs, and ``along`` filled with what was carried beside them; None if the detector must be run in the plain way."""
+        """Raw outputs, and ``along`` filled with what was carried beside them; None if the detector must be run in the plain way.
+
+        The next frame may write over them: what is to last goes through ``own``.
+        """
         if not self.usable or torch.is_autocast_enabled("cuda") or (along is not None and not self._carries):
             return None
         if along is not None and along.directions is not self._directions:  # others than before: what is kept belongs to those
@@ -87,8 +91,8 @@ class Dense:
     def _unpacked(self, key: Hashable, made: Many, given: Tensor, along: Tangents | None) -> Any | None:
         form, leaves, held = self._forms[key]
         count = len(made) - len(held)
-        # tensors of its own for whoever reads them: the next frame writes over the graph's
-        tensors = [tensor.clone() for tensor in made[:count]]
+        tensors = [tensor.view(tensor.shape) for tensor in made[:count]]  # tangents go by object: those of a frame are its own
+        self._storages = {tensor.untyped_storage().data_ptr() for tensor in tensors} if self.graphs.replayed else set()
         if self.graphs.replayed and key not in self._compared:
             self._compared.add(key)
             if not self._same(tensors, given):
@@ -99,6 +103,10 @@ class Dense:
                 along.put(tensors[i], t)
         remaining = iter(tensors)
         return tree_unflatten([next(remaining) if leaf is None else leaf for leaf in leaves], form)
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """A tensor that the next frame does not write over, though it may be a part of what a graph gave."""
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in self._storages else tensor
 
     def _same(self, tensors: list[Tensor], given: Tensor) -> bool:
         plain = [leaf for leaf in tree_flatten(self._behind(given))[0] if isinstance(leaf, Tensor)]

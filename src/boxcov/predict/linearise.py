@@ -54,6 +54,10 @@ class Linearised:
             self._check_unchanged(before, "select()")
             boxes = self.shadow.decode(raw, selection)
             self._check_unchanged(before, "decode()")
+            if self._dense is not None:
+                own = self._dense.own
+                boxes = own(boxes)
+                selection = replace(selection, frame=own(selection.frame), scores=own(selection.scores), labels=own(selection.labels))
             return Point(self, inputs, raw, selection, boxes, remember, tangents=along)
 
     def again(self, point: Point, along: Tangents) -> Point:

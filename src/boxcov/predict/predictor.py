@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 from warnings import warn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from boxcov.calibration import Calibration, Prepared
 from boxcov.curvature.inputs import ready
@@ -20,7 +20,7 @@ from boxcov.curvature.storage import check_fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
-from boxcov.frozen import check_finite_weights, fingerprint
+from boxcov.frozen import Held, check_finite_weights, fingerprint
 from boxcov.predict.budget import clock
 from boxcov.predict.graphs import Precision
 from boxcov.predict.guard import check_covariance
@@ -49,8 +49,7 @@ class Predictor(ABC):
         self._prepared: Prepared | None = None  # the calibration on the device, known after the first boxes
         self._detector = detector
         self._fingerprint = fingerprint(detector)
-        self._owners = list(detector.modules())
-        self._weights = _versions(self._owners)
+        self._held = Held(detector)
         self.device = next(detector.parameters()).device
         self.linearised = Linearised(detector, parameters, graphs)
         self._began = 0.0  # when the call under way came in: waiting for another thread counts
@@ -101,11 +100,9 @@ class Predictor(ABC):
 
     def _check_weights(self) -> None:
         """The detector must still be the one that this was made for."""
-        now = _versions(self._owners)
-        if now != self._weights:
+        if not self._held.same():
             check_fingerprint(self._fingerprint, self._detector, self.method)
-            self._owners = list(self._detector.modules())
-            self._weights = _versions(self._owners)
+            self._held = Held(self._detector)
             own = self.linearised  # the tensors may be others, if equal ones
             self.linearised = Linearised(self._detector, list(own.weights), own.graphs)
 
@@ -246,10 +243,3 @@ def check_precision(precision: str) -> None:
     """
     if precision not in get_args(Precision):
         raise BoxcovError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
-
-
-def _versions(modules: list[nn.Module]) -> list[tuple[int, int]]:
-    """What changes when weights, buffers or modules are written to or exchanged: cheap to compare, unlike a fingerprint."""
-    held = (t for module in modules for own in (module._parameters, module._buffers) for t in own.values() if t is not None)
-    children = ((id(child), 0) for module in modules for child in module._modules.values())
-    return [*((t.data_ptr(), t._version) for t in held), *children]

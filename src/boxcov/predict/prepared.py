@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.curvature.posterior import Posterior
+from boxcov.predict.graphs import Precision
 from boxcov.predict.separable import separable
 from boxcov.staged import Stage, Staged
 
@@ -65,7 +66,8 @@ class Layers:
     turned: Turned | Drawn | None  # None: not in the posterior
     parameters: tuple[str, ...]  # of the posterior, among those of the layers
     joined: Tensor | None = None  # of a stem, on a CPU: U and W side by side, one product for both
-    parts: tuple[Tensor, Tensor] | None = None  # of a stem, on a GPU: leading and remaining digits of U
+    parts: tuple[Tensor, Tensor] | None = None  # of a stem, in float32 on a GPU: leading and remaining digits of U
+    halved: Tensor | None = None  # of a stem, in half precision on a GPU: U
 
     def of(self, kinds: slice | Tensor) -> Layers:
         """Those of some kinds."""
@@ -104,7 +106,12 @@ class Prepared:
 
 
 def prepared(
-    staged: Staged, posterior: Posterior, names: Mapping[int, str], etas: Mapping[str, Tensor] | None = None, tolerance: float = TOLERANCE
+    staged: Staged,
+    posterior: Posterior,
+    names: Mapping[int, str],
+    etas: Mapping[str, Tensor] | None = None,
+    tolerance: float = TOLERANCE,
+    precision: Precision = "float32",
 ) -> Prepared | None:
     """None if the head, or what the posterior holds of it, is not of the form that can be stacked.
 
@@ -120,17 +127,17 @@ def prepared(
     found = [layers for layers in made if layers is not None]
     if len(found) < len(made) or len({tuple(layers.W.shape[:2]) for layers in found[len(staged.stem) :]}) > 1:
         return None
-    return Prepared(tuple(_joined(layers) for layers in found[: len(staged.stem)]), tuple(found[len(staged.stem) :]))
+    return Prepared(tuple(_joined(layers, precision) for layers in found[: len(staged.stem)]), tuple(found[len(staged.stem) :]))
 
 
-def _joined(layers: Layers) -> Layers:
+def _joined(layers: Layers, precision: Precision) -> Layers:
     """U in the form that the stem's product takes. On a CPU it becomes a part of the joined matrix, so that it is kept once."""
     if layers.turned is None:
         return layers
     U = layers.turned.U if layers.turned.U.dim() == 2 else layers.turned.U[0, 0]
     if U.is_cuda:
-        parts = in_parts(U) if U.dtype == torch.float32 else None
-        return replace(layers, parts=parts, turned=replace(layers.turned, U=U))
+        parts = in_parts(U) if U.dtype == torch.float32 and precision == "float32" else None
+        return replace(layers, parts=parts, halved=U.half() if precision == "half" else None, turned=replace(layers.turned, U=U))
     joined = torch.cat([U, layers.W[0, 0]], 1)
     return replace(layers, joined=joined, turned=replace(layers.turned, U=joined[:, : U.shape[1]]))
 

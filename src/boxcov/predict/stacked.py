@@ -23,18 +23,15 @@ from boxcov.predict.products import back
 from boxcov.predict.stem import from_below, stem_covariance, stem_directions, stem_stage
 
 
-def through_head(
-    head: Prepared, plan: Plan, pixels: Tensor, half: bool = False, tangents: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def through_head(head: Prepared, plan: Plan, pixels: Tensor, tangents: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The covariance of the numbers of all boxes (m, R, R) and the numbers (m, R), from the features (P + 1, C) of the cells that they see.
 
     For a head prepared with k directions, the derivatives along them (m, R, k) come in the place of the covariance.
-    half: take the one large product, of the stem's inputs with their eigenvectors, in half precision.
     tangents: (k, B, C, height, width) of the features, if they depend on weights, too; then also the derivatives (m, R, k) along these.
     """
     rows, stem = pixels, []
     for layers, cells in zip(head.stem, plan.stages):
-        rows, passed = stem_stage(layers, cells, rows, half)
+        rows, passed = stem_stage(layers, cells, rows)
         stem.append(passed)
     numbers, found, d = branches(head, plan, rows)
     for layers, cells, passed in zip(reversed(head.stem), reversed(plan.stages[:-1]), reversed(stem)):

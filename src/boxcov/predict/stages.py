@@ -119,7 +119,7 @@ class Stages:
             own = Where(*packed)
             group = together(own.kind, head.kinds, most)
             pixels, plan = own_cells(features, own, head.radius, head.reaches, group, fixed.windows)
-            found = through_head(head, plan, pixels, self.precision == "half", *tangents)
+            found = through_head(head, plan, pixels, *tangents)
             return self._decoded(*found, lambda values: decode(values, own.row, own.column))
 
         given = (features, packed) if tangents is None else (features, packed, tangents)
@@ -146,14 +146,14 @@ class Stages:
     def _ready(self, staged: Staged, names: dict[int, str]) -> Prepared | None:
         layers = tuple(id(layer) for stage in (*staged.stem, *staged.branches) for row in stage.layers for layer in row)
         if layers != self._layers:
-            self._prepared, self._layers = prepared(staged, self.posterior, names, self.etas, self.tolerance), layers
+            self._prepared, self._layers = prepared(staged, self.posterior, names, self.etas, self.tolerance, self.precision), layers
             self._compared.clear()
             self._fixed.clear()
             self._graphs = None if self._graphs is None else Graphs()  # those at hand belong to other weights
             self.trusted = False
             self.ends = frozenset(id(layer.weight) for row in staged.stem[0].layers for layer in row) if staged.stem else frozenset()
         elif self._stale:
-            self._prepared = prepared(staged, self.posterior, names, self.etas, self.tolerance)
+            self._prepared = prepared(staged, self.posterior, names, self.etas, self.tolerance, self.precision)
         self._stale = False
         return self._prepared
 

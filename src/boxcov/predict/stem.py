@@ -11,13 +11,13 @@ from boxcov.predict.prepared import Drawn, Layers, Turned
 from boxcov.predict.products import Passed, chunks, contracted, filled, gathered, gram_matrices, in_full, outputs, pointwise, with_rest
 
 
-def stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple[Tensor, Passed]:
+def stem_stage(layers: Layers, cells: Cells, rows: Tensor) -> tuple[Tensor, Passed]:
     a = gathered(rows, cells.table, layers)
     alpha: Tensor | None = None
     if layers.turned is not None and layers.joined is not None:
         alpha, y = (a @ layers.joined).tensor_split([layers.joined.shape[1] - layers.W.shape[3]], 1)
     else:
-        alpha = None if layers.turned is None else _turned_inputs(a, layers.turned.U, layers, half)
+        alpha = None if layers.turned is None else _turned_inputs(a, layers.turned.U, layers)
         y = outputs(a, layers.W[0, 0], layers)
     if alpha is not None and isinstance(layers.turned, Turned):
         alpha = with_rest(a, alpha, layers.turned)
@@ -28,10 +28,10 @@ def stem_stage(layers: Layers, cells: Cells, rows: Tensor, half: bool) -> tuple[
     return h, Passed(alpha, slope)
 
 
-def _turned_inputs(a: Tensor, U: Tensor, layers: Layers, half: bool) -> Tensor:
+def _turned_inputs(a: Tensor, U: Tensor, layers: Layers) -> Tensor:
     """The one large product, on a GPU."""
-    if half:
-        return (a.half() @ U.half()).to(a.dtype)
+    if layers.halved is not None:
+        return (a.half() @ layers.halved).to(a.dtype)
     return a @ U if torch.backends.cuda.matmul.allow_tf32 or layers.parts is None else in_full(a, U, layers.parts)
 
 
