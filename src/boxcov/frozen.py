@@ -85,9 +85,12 @@ class Held:
 
     def __init__(self, module: nn.Module) -> None:
         modules = list(module.modules())
+        scripted = [isinstance(each, torch.jit.ScriptModule) for each in modules]  # they give their dicts anew each time
         owners = [own for each in modules for own in (each._parameters, each._buffers)]
+        owners = [dict(own.items()) if script else own for script, own in zip([s for s in scripted for _ in range(2)], owners)]
         self._tensors = [(own, name, t, t.data_ptr(), t._version) for own in owners for name, t in own.items() if t is not None]
-        self._children = [(each._modules, list(each._modules.values())) for each in modules if each._modules]
+        children = [each._modules for each, script in zip(modules, scripted) if not script]
+        self._children = [(own, list(own.values())) for own in children if own]
 
     def same(self) -> bool:
         return all(

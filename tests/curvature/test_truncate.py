@@ -52,7 +52,7 @@ def test_the_bound_is_not_far_above_what_happens(posterior: Posterior, smaller: 
     name = "head.branches.size.3"
     exact, found = posterior.restricted([name]), smaller.restricted([name])
     own = posterior.restricted([name]).truncated(0.01)
-    assert change(dense_covariance(found, name), dense_covariance(exact, name)) <= smaller.error
+    assert change(dense_covariance(found, name), dense_covariance(exact, name)) <= smaller.error + 1e-5  # covariances in float32
     assert change(dense_covariance(own, name), dense_covariance(exact, name)) > 0.3 * own.error
 
 
