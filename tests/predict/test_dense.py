@@ -143,5 +143,19 @@ def test_flags_that_change_bits_make_another_graph(detector, deep, frames, kept)
         torch.backends.cudnn.allow_tf32 = before
 
 
+def test_other_directions_make_another_graph_which_is_compared_anew(detector, deep, frames, kept, monkeypatch):
+    model = kept(boxcov.MCGLM(detector, deep, 2))
+    for _ in range(4):
+        model(frames[0][0])
+    dense, compared = model.linearised._dense, []
+    monkeypatch.setattr(type(dense), "_same", lambda self, tensors, given: not compared.append(len(tensors)))
+    model._along[model._all].draw(deep.sample(2, torch.Generator().manual_seed(5)))
+    found = [model(frames[0][0]) for _ in range(4)]
+    assert dense.graphs.replayed
+    assert len(compared) == 1
+    assert not torch.equal(found[0].covariance, boxcov.MCGLM(detector, deep, 2)(frames[0][0]).covariance)
+    assert torch.equal(found[0].covariance, found[-1].covariance)
+
+
 def test_without_graphs_nothing_is_kept(detector, deep):
     assert boxcov.MCGLM(detector, deep, 2, graphs=False).linearised._dense is None

@@ -63,6 +63,7 @@ class Dense:
         if along is not None and along.directions is not self._directions:  # others than before: what is kept belongs to those
             self._directions, self.graphs = along.directions, Graphs(_KEPT)
             self._forms.clear()
+            self._compared.clear()
         given = self._before.dense_inputs(fresh(inputs))
         if given is None:
             return None
