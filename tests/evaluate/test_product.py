@@ -10,7 +10,7 @@ from boxcov import BoxcovError, Calibration
 from boxcov.calibration import features, variance_features
 from boxcov.evaluate.calibration import calibrated, fit
 from boxcov.evaluate.gaussian import fit_of
-from boxcov.evaluate.product import chosen, fitted
+from boxcov.evaluate.product import Unseen, chosen, fitted
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.variances import VarianceModel
 
@@ -178,7 +178,31 @@ def test_few_frames_do_not_make_a_gain(records: Records, monkeypatch: pytest.Mon
         gain = np.where(np.isin(frames, gaining), 60 / len(gaining), -0.01)
 
         def losses(m: VarianceModel, frames: np.ndarray, strengths: tuple[float, ...], gain: np.ndarray = gain) -> dict:
-            return {s: -gain if m.told == (True,) else np.zeros(len(frames)) for s in strengths}
+            return {s: Unseen(-gain if m.told == (True,) else np.zeros(len(frames)), np.ones(len(frames))) for s in strengths}
 
         monkeypatch.setattr("boxcov.evaluate.product.held_out", losses)
         assert [one.told for one in chosen(model, frames)] == [told] * 3
+
+
+def test_a_field_of_heavy_tails_is_never_told() -> None:
+    """Its variances tell its errors, but a few boxes make up most of their squares: a mean over them says nothing of the next frame."""
+    rng = np.random.default_rng(3)
+    n = 800
+    variance = rng.gamma(1.0, size=(n, 2))
+    errors = rng.normal(size=(n, 2)) * np.sqrt(variance)
+    errors[::160, 1] *= 100
+    heavy = Records(
+        fields=("x", "vx"),
+        classes=("car",),
+        boxes=errors,
+        uncertainty=np.ones(n),
+        scores=np.full(n, 0.5),
+        labels=np.zeros(n, int),
+        frame=np.arange(n) // 10,
+        truth=np.zeros((n, 2)),
+        iou=np.ones(n),
+        l2=np.zeros(n),
+        covariance=variance[:, :, None] * np.eye(2),
+    )
+    choices = chosen(VarianceModel.of(heavy, "product", "gaussian"), heavy.frame)
+    assert [one.told for one in choices] == [True, False]

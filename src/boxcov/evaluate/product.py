@@ -24,6 +24,7 @@ STRENGTHS = (
     0.1,
 )  # of the L2 penalty; 1 weighs as much as two boxes of a class do for one of its variances
 SURE = 1.0  # standard errors over frames by which the variances must gain, in the mean and in frames gained less frames lost
+HEAVY = 0.5  # share of a field's squared errors, by their variances, that a hundredth of its boxes may make up at most
 _FOLDS = 5
 
 
@@ -41,7 +42,8 @@ class Choice:
 def chosen(model: VarianceModel, frames: Array, strength: float | None = None) -> list[Choice]:
     """One choice a field; frames (n,) are numbered from 0. Without a second frame there is nothing to choose by: no field is told.
 
-    Fields that are not told share one strength, the best for all together: a field of heavy tails alone chooses by its few worst boxes.
+    Fields that are not told share one strength, the best for all together: a field of heavy tails alone chooses by its few worst boxes. And such
+    a field, as the velocities of objects of which most stand still, is never told: what gains for the boxes seen may lose anything by the next one.
 
     >>> from boxcov.evaluate.records import Records
     >>> rng = np.random.default_rng(0)
@@ -57,10 +59,25 @@ def chosen(model: VarianceModel, frames: Array, strength: float | None = None) -
     """
     strengths = STRENGTHS if strength is None else (strength,)
     without = [held_out(model.field(f, False), frames, strengths) for f in range(len(model.fields))]
-    common = min(strengths, key=lambda s: sum(float(losses[s].sum()) for losses in without))
+    common = min(strengths, key=lambda s: sum(float(unseen[s].loss.sum()) for unseen in without))
+    kept_out = Choice(common, False, 0.0, 0.0)
     if model.kind == "score":
-        return [Choice(common, False, 0.0, 0.0) for _ in without]
-    return [_choice(model.field(f, True), losses[common], frames, strengths, common) for f, losses in enumerate(without)]
+        return [kept_out for _ in without]
+    return [
+        kept_out if heavy(unseen[common].squares) else _choice(model.field(f, True), unseen[common].loss, frames, strengths, common)
+        for f, unseen in enumerate(without)
+    ]
+
+
+def heavy(squares: Array) -> bool:
+    """Whether few of the squared errors (n,) make up most of their sum: the worst hundredth, one at least.
+
+    >>> rng = np.random.default_rng(0)
+    >>> heavy(rng.normal(size=2000) ** 2), heavy(rng.standard_cauchy(size=2000) ** 2)
+    (False, True)
+    """
+    worst = np.sort(squares)[::-1][: -(-len(squares) // 100)]
+    return bool(len(squares) >= 100 and worst.sum() > HEAVY * squares.sum())
 
 
 def fitted(model: VarianceModel, choices: list[Choice]) -> tuple[VarianceModel, Array, Array]:
@@ -71,9 +88,9 @@ def fitted(model: VarianceModel, choices: list[Choice]) -> tuple[VarianceModel, 
 
 
 def _choice(model: VarianceModel, without: Array, frames: Array, strengths: tuple[float, ...], common: float) -> Choice:
-    losses = held_out(model, frames, strengths)
-    strength = min(strengths, key=lambda s: float(losses[s].sum()))
-    gain = np.bincount(frames, without - losses[strength])  # of each frame
+    unseen = held_out(model, frames, strengths)
+    strength = min(strengths, key=lambda s: float(unseen[s].loss.sum()))
+    gain = np.bincount(frames, without - unseen[strength].loss)  # of each frame
     error = float(gain.std(ddof=1) * np.sqrt(len(gain))) if len(gain) > 1 else float("inf")
     wins = int((gain > 0).sum()) - int((gain < 0).sum())  # few frames of heavy tails may make a mean gain by chance
     told = bool(gain.sum() > SURE * error and wins > SURE * np.sqrt(len(gain)))
@@ -81,16 +98,26 @@ def _choice(model: VarianceModel, without: Array, frames: Array, strengths: tupl
     return Choice(strength if told else common, told, float(gain.sum()) / boxes, error / boxes)
 
 
-def held_out(model: VarianceModel, frames: Array, strengths: tuple[float, ...]) -> dict[float, Array]:
-    """By strength, what each box (n,) of a model of one field loses under a fit that has not seen its frame; 0 where the field is unknown, or
-    where there is but one frame."""
+@dataclass(frozen=True)
+class Unseen:
+    """Of each box, under a fit that has not seen its frame; 0 where the field is unknown, or where there is but one frame."""
+
+    loss: Array  # (n,)
+    squares: Array  # (n,) of its error, in its variances
+
+
+def held_out(model: VarianceModel, frames: Array, strengths: tuple[float, ...]) -> dict[float, Unseen]:
+    """By strength, what the boxes (n,) of a model of one field lose."""
     count = int(frames.max()) + 1
     folds = min(_FOLDS, count)
-    losses = {strength: np.zeros(len(frames)) for strength in strengths}
+    losses = {strength: Unseen(np.zeros(len(frames)), np.zeros(len(frames))) for strength in strengths}
     fold_of = np.random.default_rng(0).permutation(count)[frames] % folds
     for fold in range(folds if folds > 1 else 0):
         seen, unseen, theta = model[fold_of != fold], model[fold_of == fold], None
         for strength in strengths:  # from the stiffest: each optimum is a good start for the next
             theta = seen.fitted(strength, theta)
-            losses[strength][fold_of == fold] = unseen.beside(seen).local(theta, "gaussian").loss
+            local = unseen.beside(seen).local(theta, "gaussian")
+            losses[strength].loss[fold_of == fold] = local.loss
+            # the loss is (log r + e^2 / r) / 2, but for a floor far below r
+            losses[strength].squares[fold_of == fold] = np.where(unseen.errors.known[:, 0], np.maximum(1 - 2 * local.slope[:, 1], 0), 0)
     return losses
