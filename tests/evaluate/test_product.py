@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov import BoxcovError, Calibration
+from boxcov import BoxcovError, BoxcovWarning, Calibration
 from boxcov.calibration import features, variance_features
 from boxcov.evaluate.calibration import calibrated, fit
 from boxcov.evaluate.gaussian import fit_of
@@ -145,6 +145,16 @@ def test_what_it_cannot_do(records: Records) -> None:
     unknown[:, 2] = np.nan
     with pytest.raises(BoxcovError, match="the error of yaw is known of no box, and kind 'product' has nothing else to go by"):
         fit(replace(records, truth=unknown), "product", estimator="exact")
+
+
+def test_it_is_the_usual_kind_unless_that_cannot_be(records: Records) -> None:
+    some = records[:45]
+    assert fit(some, estimator="exact", strength=3.0).kind == "product"
+    assert fit(some, estimator="exact", strength=3.0, loss="robust").kind == "residual"
+    unknown = some.truth.copy()
+    unknown[:, 2] = np.nan
+    with pytest.warns(BoxcovWarning, match="the error of yaw is known of no box"):
+        assert fit(replace(some, truth=unknown), estimator="exact", strength=3.0).kind == "residual"
 
 
 def test_axes_halve_the_turn() -> None:

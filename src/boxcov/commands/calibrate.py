@@ -41,9 +41,12 @@ def calibrate(
     method: Annotated[Method, typer.Option(help="What the covariances will be computed by; nms has no posterior.")] = Method.exact,
     samples: Annotated[int | None, typer.Option(help="Of mcglm and mci (10), and of what exact is to estimate below the head.")] = None,
     kind: Annotated[
-        CalibrationKind,
-        typer.Option(help="a Sigma; a Sigma + B; a Sigma + r(score, size, range, class); r alone; or r of the variances, too."),
-    ] = CalibrationKind.residual,
+        CalibrationKind | None,
+        typer.Option(
+            help="a Sigma; a Sigma + B; a Sigma + r(score, size, range, class); r alone; or (unless given) r of the variances, too.",
+            show_default="product",
+        ),
+    ] = None,
     loss: Annotated[LossKind, typer.Option(help="robust takes wrong pairs for what they are.")] = LossKind.gaussian,
     heading: Annotated[
         HeadingKind, typer.Option(help="What yaw's variance is of: axis leaves half turns out, which no variance tells.")
@@ -66,7 +69,7 @@ def calibrate(
             detector,
             How(method.value, posterior, samples, seed=seed),
             Source(data, split or held_out_split(data), count, seed, sweeps),
-            kind.value,
+            kind.value if kind else None,
             loss=loss.value,
             heading=heading.value,
             fit_share=fit_share,

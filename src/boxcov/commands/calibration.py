@@ -36,7 +36,7 @@ def run(
     detector: str,
     how: How,
     source: Source,
-    kind: Kind = "residual",
+    kind: Kind | None = None,
     *,
     loss: Loss = "gaussian",
     heading: Heading = "direction",

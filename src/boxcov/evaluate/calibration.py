@@ -25,7 +25,7 @@ LEVELS = (*(round(0.05 * i, 2) for i in range(1, 20)), 0.975, 0.99)  # of region
 
 def fit(
     records: Records,
-    kind: Kind = "residual",
+    kind: Kind | None = None,
     *,
     estimator: str,
     loss: Loss = "gaussian",
@@ -35,6 +35,7 @@ def fit(
 ) -> Calibration:
     """The calibration of this kind under which the errors of the paired boxes are likeliest.
 
+    kind: "product" unless given; "residual" where that cannot be, as a field's error is known of no box or the loss is robust.
     estimator: what computed the covariances, see ``boxcov.predict.predictor.estimator``.
     loss: "gaussian", or "robust" (Huber's: a wrong pair counts no more than a box at the edge of the right ones), which describes the bulk of
     the boxes and says too little of the rest: see docs/calibration.md for both, measured.
@@ -54,6 +55,7 @@ def fit(
     >>> round(float(np.exp(found.log_scale[0]))), found.provenance["boxes"], found.provenance["frames"]  # drawn with a variance of 4
     (4, 400, 40)
     """
+    kind = _usual(records, loss) if kind is None else kind
     if kind not in get_args(Kind):
         raise BoxcovError(f"no kind of calibration {kind!r}: there are {', '.join(get_args(Kind))}")
     if strength is not None and not 0 < strength < np.inf:
@@ -185,6 +187,12 @@ def _covariance(records: Records) -> Array:
     if records.covariance is None:
         raise BoxcovError("these records have no covariance to calibrate: make them with ExactGLM, MCGLM, GLM or MCI")
     return records.covariance
+
+
+def _usual(records: Records, loss: Loss) -> Kind:
+    paired = records[records.paired]
+    unknown = len(paired) > 0 and bool(np.isnan(paired.errors).all(0).any())
+    return "residual" if unknown or loss != "gaussian" else "product"
 
 
 def _paired(records: Records, kind: Kind) -> Records:
