@@ -173,6 +173,15 @@ def test_another_setting_does_not_mix_in(folder) -> None:
         Workshop(folder, replace(SETTING, test_count=7))
 
 
+def test_a_setting_that_nothing_was_made_with_is_forgotten(tmp_path) -> None:
+    """A mistyped word must not keep the right one out."""
+    Workshop(tmp_path, replace(SETTING, test_count=7))
+    Workshop(tmp_path, SETTING)
+    (tmp_path / "posteriors" / "1.safetensors.checkpoint").touch()
+    with pytest.raises(BoxcovError, match="another setting"):
+        Workshop(tmp_path, replace(SETTING, test_count=7))
+
+
 @pytest.mark.usefixtures("on_shapes")
 def test_posteriors_of_the_runs(folder, tiny) -> None:
     whole = Workshop(folder, SETTING).posterior()

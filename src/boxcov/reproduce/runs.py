@@ -31,6 +31,9 @@ from boxcov.version import __version__
 Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 
+_FOLDERS = ("posteriors", "predictions", "truth", "tables", "figures")
+
+
 class Workshop:
     """The folder of a reproduction: what is there is used, what is missing is made when asked for."""
 
@@ -41,7 +44,7 @@ class Workshop:
         self._frames: dict[str, Sequence[Any]] = {}
         self._posteriors: dict[float, Posterior] = {}
         self._last: tuple[Run, Callable[[Any], Detections]] | None = None
-        for name in ("posteriors", "predictions", "truth", "tables", "figures"):
+        for name in _FOLDERS:
             made_folder(folder / name)
         self._check_setting()
         for half in (half for within in (folder, *folder.iterdir()) for half in within.glob(".*.????????")):
@@ -50,7 +53,9 @@ class Workshop:
     def _check_setting(self) -> None:
         """A folder belongs to one setting and one version: figures of two would be mixed otherwise."""
         path, mine = self.folder / "setting.json", {"version": __version__, **self.setting.json()}
-        if not path.exists():
+        if not path.exists() or not any(
+            True for name in _FOLDERS for _ in (self.folder / name).iterdir()
+        ):  # of nothing, as of a mistyped word
             with replacing(path) as file:
                 file.write_text(json.dumps(mine, indent=1) + "\n")
             return
