@@ -8,11 +8,14 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from boxcov import GLM, MCGLM, MCI, Detections, ExactGLM, __version__, fit
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.files import write_safetensors
 from boxcov.frozen import fingerprint
 from command_line import boxcov, small_network
 
@@ -91,3 +94,11 @@ def test_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path, verb) -
     done = boxcov(*words[verb], "--out", tmp_path / "no" / "out")
     assert done.code == 1
     assert f"there is no folder {tmp_path / 'no'}: make it first" in done.err
+
+
+def test_no_file_is_made_under_a_name_that_is_not_ours(tmp_path, monkeypatch) -> None:
+    """What a kill leaves half written must be known by its name to be removed: safetensors' own way of writing makes ``.tmpXXXXXX``."""
+    monkeypatch.setattr("safetensors.torch.serialize_file", lambda *_: pytest.fail("written by safetensors itself"))
+    write_safetensors(tmp_path / "x.safetensors", {"a": torch.ones(3)}, {"about": "it"})
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+    assert torch.equal(load_file(tmp_path / "x.safetensors")["a"], torch.ones(3))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from boxcov.errors import BoxcovError
@@ -143,4 +143,5 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor], metadata:
     # a clone of each: safetensors refuses tensors that share memory
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
-        save_file(plain, temporary, metadata=dict(metadata))
+        # not save_file, which writes to a file of its own making beside: a kill would leave it, under a name that is nobody's
+        temporary.write_bytes(save(plain, metadata=dict(metadata)))
