@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 
 # threads that wait should sleep: with a busy neighbour, spinning makes torch many times slower on two cores
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -14,6 +16,16 @@ from boxcov.detectors.tiny import TinyCenter, train
 
 # one each where several workers share the cores
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests were started with SIGINT ignored (``nohup``, a script's ``&``)."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -67,7 +67,8 @@ class Keeper:
 
     def __enter__(self) -> Keeper:
         if self.path is not None and threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._wait) for number in _SIGNALS}
+            heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup means what it says
+            self._before = {number: signal.signal(number, self._wait) for number in heard}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,7 +112,7 @@ def _gradients(number: Tensor, weights: list[Tensor]) -> list[Tensor | None]:
 
 def _check_agreement(point: Point, decoded: Tensor, boxes: Tensor, gradients: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
     """``instances`` must give the boxes of ``decode``, and the same gradients: crops too small or borders forgotten show here."""
-    slack = 1e-2 if decoded.dtype in (torch.float32, torch.float64) else 0.1
+    slack = _slack(point.linearised.theta().values())
     who, whole_map = _asked(point), "decode()" if point.logits is None else "decode() with logits()"
     if not torch.allclose(boxes, decoded, rtol=slack, atol=slack):
         row = int((boxes - decoded).abs().amax(1).argmax())
@@ -124,6 +125,11 @@ def _check_agreement(point: Point, decoded: Tensor, boxes: Tensor, gradients: di
             wrong.append(name)
     if wrong:
         raise BoxcovError(f"{who} gives other gradients than {whole_map} for {listed(wrong)}: is its crop too small, or its border off?")
+
+
+def _slack(weights: Iterable[Tensor]) -> float:
+    """The relative difference that rounding may cause. The weights decide: a head in bfloat16 may well decode its boxes in float32."""
+    return max(1e-2, 64 * max(torch.finfo(w.dtype).eps for w in weights))
 
 
 def _asked(point: Point) -> str:
