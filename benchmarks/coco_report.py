@@ -18,17 +18,17 @@ import numpy as np
 from coco import LOGIT, PARTS, detector_of, images_of, relative_trace, run
 
 from boxcov import Detections, ExactGLM, Posterior
-from boxcov.commands.calibration import compared
 from boxcov.data import coco
 from boxcov.data.corruptions import KINDS
 from boxcov.detections import concatenated
-from boxcov.evaluate.calibration import fit as calibrate
+from boxcov.error_model.fit import fit as calibrate
 from boxcov.evaluate.gaussian import gaussian
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summary import compare, table
+from boxcov.pipeline.calibrate import compared
 from boxcov.report.photo import picture
 
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import boxcov
 from boxcov import Selection
-from boxcov.curvature.fisher import Accumulator
-from boxcov.curvature.scope import chosen_parameters
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.kfac.accumulate import Accumulator
+from boxcov.kfac.subset import chosen_parameters
 
 
 class Boxes(TinyCenter):

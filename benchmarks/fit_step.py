@@ -15,10 +15,10 @@ from statistics import median
 import torch
 from deep import detector_named, timed
 
-from boxcov.curvature.fisher import Accumulator
-from boxcov.curvature.inputs import move, ready
-from boxcov.curvature.scope import chosen_parameters
+from boxcov._torch.inputs import move, ready
 from boxcov.data import batched, simulated
+from boxcov.kfac.accumulate import Accumulator
+from boxcov.kfac.subset import chosen_parameters
 
 WARM_UP = 3
 

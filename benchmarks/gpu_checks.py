@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 import boxcov
+from boxcov._torch.shadow import fingerprint
 from boxcov.data import shapes, simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.frozen import fingerprint
-from boxcov.predict import fused
+from boxcov.predict.cuda import fused
 
 Check = tuple[str, Callable[[], str]]
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda"  # "cpu" tries the script itself

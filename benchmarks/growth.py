@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from boxcov.commands.benchmarking import run
+from boxcov.pipeline.bench import run
 
 START, END = "<!-- growth: begin -->", "<!-- growth: end -->"
 

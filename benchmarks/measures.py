@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from boxcov.calibration import VARIANCE
-from boxcov.evaluate import product
+from boxcov.error_model import product
+from boxcov.error_model.fit import calibrated, within
+from boxcov.error_model.fit import fit as calibrate
+from boxcov.error_model.variances import VarianceModel
 from boxcov.evaluate.baselines import logistic, logistic_regression, out_of_fold
 from boxcov.evaluate.bootstrap import bootstrap
-from boxcov.evaluate.calibration import calibrated, within
-from boxcov.evaluate.calibration import fit as calibrate
 from boxcov.evaluate.gaussian import fit_of
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.variances import VarianceModel
+from boxcov.posterior.calibration import VARIANCE
 
 FOLDS = 5
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 import boxcov
-from boxcov.commands.sources import frames_named, kept
 from boxcov.data.augment import Augmentation
 from boxcov.detectors import centerpoint
 from boxcov.detectors.training import Recipe, train
 from boxcov.evaluate.ranking import auroc
-from boxcov.reproduce.runs import posterior_of
-from boxcov.reproduce.setting import DEPTHS, Run
+from boxcov.pipeline.reproduce.runs import posterior_of
+from boxcov.pipeline.reproduce.setting import DEPTHS, Run
+from boxcov.pipeline.sources import frames_named, kept
 
 Row = tuple[str, str, float, float, float]
 

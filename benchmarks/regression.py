@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from boxcov.commands.benchmarking import run, shown
+from boxcov.pipeline.bench import run, shown
 
 RECORD = Path(__file__).with_name("ratios.json")
 WORSE = 1.5

@@ -21,10 +21,10 @@ def rank(words: argparse.Namespace) -> None:
     import torch
 
     import boxcov
-    from boxcov.commands.sources import config_named
-    from boxcov.curvature.ranks import spread
+    from boxcov._torch.distributed import spread
     from boxcov.data import loaded, simulated
     from boxcov.detectors import centerpoint
+    from boxcov.pipeline.sources import config_named
 
     with spread(words.device) as (ranks, device), tempfile.TemporaryDirectory() as folder:
         detector = centerpoint.load("small") if words.config == "small" else centerpoint.CenterPoint(config_named(words.config))

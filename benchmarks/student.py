@@ -8,9 +8,9 @@ from math import lgamma, log, pi
 import numpy as np
 from measures import FOLDS, folds_of, richer
 
-from boxcov.evaluate.newton import minimise
+from boxcov.error_model.newton import minimise
+from boxcov.error_model.variances import VarianceModel
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.variances import VarianceModel
 
 FREEDOM = (1.0, 2.0, 4.0, 10.0, 30.0)
 STRENGTHS = (100.0, 10.0, 1.0)

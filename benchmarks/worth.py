@@ -20,7 +20,6 @@ from shift import Frame, show, statistics, told_in_folds
 from student import student_nats
 
 from boxcov import MCGLM, MCI, Detections, ExactGLM, Posterior, fit
-from boxcov.commands.calibration import half_turns
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.evaluate.baselines import covariance_features, features
@@ -28,6 +27,7 @@ from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import accurate_iou, mean_within
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
+from boxcov.pipeline.calibrate import half_turns
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
 SHARES = {"1 %": 1, "10 %": 10, "100 %": 100}  # frames behind each posterior

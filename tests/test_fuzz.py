@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from mutations import mutated
+from helpers.mutations import mutated
 
 SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
 
 
 def fuzzed(folder: Path, cases: int, seed: int) -> dict:
-    """The report of ``tests/fuzz.py``, in a process of its own: a crash, or memory without bounds, ends that one."""
-    words = [sys.executable, str(Path(__file__).with_name("fuzz.py")), str(folder), str(cases), str(seed)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=3000)
+    """The report of ``tests/helpers/fuzz.py``, in a process of its own: a crash, or memory without bounds, ends that one."""
+    words = [sys.executable, "-m", "helpers.fuzz", str(folder), str(cases), str(seed)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=3000, cwd=Path(__file__).parent)
     at = (folder / "case").read_text() if (folder / "case").exists() else "the start"
     assert done.returncode == 0, f"ended by {done.returncode} at {at}: {done.stderr[-2000:]}"
     report = json.loads(done.stdout)
@@ -83,7 +83,7 @@ def test_sizes_are_compared_before_memory_is_taken(tmp_path) -> None:
 
     from boxcov import BoxcovError
     from boxcov.detectors import centerpoint
-    from centerpoint_cases import detector_of, pillar_config
+    from helpers.centerpoint_cases import detector_of, pillar_config
 
     path = tmp_path / "net.safetensors"
     centerpoint.save(detector_of(pillar_config()), path)

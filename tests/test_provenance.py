@@ -13,11 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from boxcov import GLM, MCGLM, MCI, Detections, ExactGLM, __version__, fit
+from boxcov._torch.shadow import fingerprint
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.files import write_safetensors
-from boxcov.frozen import fingerprint
-from command_line import boxcov, small_network
+from helpers.command_line import boxcov, small_network
 
 
 def header(path: Path, key: str) -> dict:

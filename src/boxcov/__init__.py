@@ -7,30 +7,30 @@ from boxcov.version import __version__
 
 if TYPE_CHECKING:
     from boxcov import data, detectors, evaluate
-    from boxcov.calibration import Calibration
-    from boxcov.checking import check
-    from boxcov.curvature.fit import fit
-    from boxcov.curvature.posterior import Posterior
+    from boxcov.checks import check
     from boxcov.detections import Detections
     from boxcov.detector import Candidates, Detector, Selection
     from boxcov.errors import BoxcovError, BoxcovWarning
+    from boxcov.kfac.fit import fit
+    from boxcov.posterior.calibration import Calibration
+    from boxcov.posterior.posterior import Posterior
     from boxcov.predict.exact import ExactGLM
     from boxcov.predict.glm import GLM
-    from boxcov.predict.held_out import held_out_nll
+    from boxcov.predict.held_out_nll import held_out_nll
     from boxcov.predict.mcglm import MCGLM
     from boxcov.predict.mci import MCI
-    from boxcov.predict.nms import NMSSpread
-    from boxcov.wrapping import wrap
+    from boxcov.predict.nms_spread import NMSSpread
+    from boxcov.wrapper import wrap
 
 # each name is imported when it is first asked for, so that ``boxcov --help`` need not wait for torch
 _HOMES = {
     "data": "",
     "detectors": "",
     "evaluate": "",
-    "Calibration": "calibration",
-    "check": "checking",
-    "fit": "curvature.fit",
-    "Posterior": "curvature.posterior",
+    "Calibration": "posterior.calibration",
+    "check": "checks",
+    "fit": "kfac.fit",
+    "Posterior": "posterior.posterior",
     "Detections": "detections",
     "Candidates": "detector",
     "Detector": "detector",
@@ -39,11 +39,11 @@ _HOMES = {
     "BoxcovWarning": "errors",
     "ExactGLM": "predict.exact",
     "GLM": "predict.glm",
-    "held_out_nll": "predict.held_out",
+    "held_out_nll": "predict.held_out_nll",
     "MCGLM": "predict.mcglm",
     "MCI": "predict.mci",
-    "NMSSpread": "predict.nms",
-    "wrap": "wrapping",
+    "NMSSpread": "predict.nms_spread",
+    "wrap": "wrapper",
 }
 
 __all__ = [

@@ -1,5 +1,5 @@
 """``python -m boxcov``."""
 
-from boxcov.cli import main
+from boxcov.cli.app import main
 
 main()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.detections import Detections
-from boxcov.fixed import Fixed, Limits
-from boxcov.staged import Staged
+from boxcov.head_stages import Staged
+from boxcov.static_selection import Fixed, Limits
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from PIL import Image
 
 from boxcov.data import batched, coco
 from boxcov.errors import BoxcovError
-from coco_cases import SIZES, coco_root, edited
-from data.roots import real
+from helpers.coco_cases import SIZES, coco_root, edited
+from helpers.data_roots import real
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 from boxcov.data import coco
 from boxcov.data.coco.results import to_image
 from boxcov.errors import BoxcovError
-from coco_cases import average_precisions, coco_root, edited, found_in
+from helpers.coco_cases import average_precisions, coco_root, edited, found_in
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from scipy.ndimage import gaussian_filter
 from boxcov.data import coco
 from boxcov.data.corruptions import KINDS, Corruption, Kind, blurred, clouds
 from boxcov.errors import BoxcovError
-from coco_cases import coco_root
+from helpers.coco_cases import coco_root
 
 IMAGE = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 240, 320), dtype=np.uint8))
 

@@ -20,7 +20,7 @@ from boxcov.data.kitti.camera import CAMERA_FIELDS, LIDAR_FIELDS, from_camera, i
 from boxcov.data.points import inside
 from boxcov.data.poses import BOX_FIELDS, Pose
 from boxcov.errors import BoxcovError, BoxcovWarning
-from data.roots import KITTI_LABELS, KITTI_R0, KITTI_T, KITTI_TR, kitti_root, random_detections, real
+from helpers.data_roots import KITTI_LABELS, KITTI_R0, KITTI_T, KITTI_TR, kitti_root, random_detections, real
 
 ALIGNED = Pose(torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]]).double(), torch.tensor([0.1, -0.2, 0.3]).double())
 REAL = Pose(torch.from_numpy((KITTI_R0 * KITTI_TR).as_matrix()), torch.from_numpy(KITTI_R0.apply(KITTI_T)))

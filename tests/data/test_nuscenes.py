@@ -15,7 +15,7 @@ from boxcov.data.nuscenes import tables
 from boxcov.data.nuscenes.classes import CATEGORIES, attribute
 from boxcov.data.points import inside
 from boxcov.errors import BoxcovError, BoxcovWarning
-from data.roots import CAR_SPEED, KEY_TIMES, LANDMARKS, VERSION, car_centre, edited, nuscenes_root, random_detections, real, sensor
+from helpers.data_roots import CAR_SPEED, KEY_TIMES, LANDMARKS, VERSION, car_centre, edited, nuscenes_root, random_detections, real, sensor
 
 
 @pytest.fixture

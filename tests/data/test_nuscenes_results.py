@@ -12,7 +12,7 @@ from boxcov import Detections
 from boxcov.data import nuscenes
 from boxcov.data.poses import BOX_FIELDS, moved
 from boxcov.errors import BoxcovError
-from data.roots import CAR_SPEED, car_centre, nuscenes_root, random_detections
+from helpers.data_roots import CAR_SPEED, car_centre, nuscenes_root, random_detections
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from boxcov.data.poses import BOX_FIELDS, Pose, moved, rotation_matrix
 from boxcov.errors import BoxcovError
-from data.roots import quaternion, random_detections
+from helpers.data_roots import quaternion, random_detections
 
 TILTED = Rotation.from_euler("zyx", [130, 4, -3], degrees=True)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from boxcov import BoxcovError
 from boxcov.data.poses import BOX_FIELDS, Pose, moved, rotation_matrix
 from boxcov.export.kalman import measurement_noise, measurements
-from export.boxes import in_space
+from helpers.export_boxes import in_space
 
 
 def test_a_choice_of_fields_in_the_order_of_the_filter() -> None:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 import boxcov
 from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
+from boxcov._torch.shadow import fingerprint
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.export.onnx import Limits, about, export
-from boxcov.frozen import fingerprint
-from centerpoint_cases import cloud, detector_of, pillar_config
-from centerpoint_cases import frames as clouds
-from yolox_cases import nano, objects, small
+from helpers.centerpoint_cases import cloud, detector_of, pillar_config
+from helpers.centerpoint_cases import frames as clouds
+from helpers.yolox_cases import nano, objects, small
 
 pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from boxcov import BoxcovError
 from boxcov.export.onnx.builder import OPSET, TYPES, Builder
 from boxcov.export.onnx.operators import OPERATORS
-from boxcov.export.onnx.tracing import traced
+from boxcov.export.onnx.trace import traced
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")

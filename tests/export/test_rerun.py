@@ -8,7 +8,7 @@ import torch
 
 from boxcov import BoxcovError
 from boxcov.export.rerun import ellipsoids, quaternions, write_rrd
-from export.boxes import covariances, in_image, in_space
+from helpers.export_boxes import covariances, in_image, in_space
 
 
 def matrix(q: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from boxcov import BoxcovError, Detections
 from boxcov.data.poses import rotation_matrix
 from boxcov.export import ros
-from export.boxes import in_image, in_space
+from helpers.export_boxes import in_image, in_space
 
 COLUMN = {"x": 0, "y": 1, "z": 2, "rot_z": 5}
 

@@ -11,7 +11,7 @@ import pytest
 
 from boxcov import BoxcovError
 from boxcov.export import tables
-from export.boxes import in_image, in_space
+from helpers.export_boxes import in_image, in_space
 
 
 def test_every_number_is_in_the_table_once(tmp_path: Path) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-CHECKPOINT = "curvature/test_checkpoint.py::"
-DISKS = "curvature/test_checkpoint_files.py::"
-KEEPER = "curvature/checkpoint.py"
+CHECKPOINT = "kfac/test_checkpoint.py::"
+DISKS = "kfac/test_checkpoint_files.py::"
+KEEPER = "kfac/checkpoint.py"
 FILES = "files.py"
-FIT = "curvature/fit.py"
-FULL = "curvature/test_checkpoint_files.py::test_a_full_disk_keeps_the_checkpoint_before"
+FIT = "kfac/fit.py"
+FULL = "kfac/test_checkpoint_files.py::test_a_full_disk_keeps_the_checkpoint_before"
 FULL_OUT = "test_provenance.py::test_a_full_disk_is_a_clear_error_without_half_a_file"
-INTERVAL = "curvature/test_checkpoint.py::test_the_interval_is_kept_and_an_error_saves_what_was_counted"
-LOADING = "data/test_loading.py::"
-SPREAD = "commands/test_spread.py::"
-UNWRITABLE = "commands/test_unwritable.py::"
+INTERVAL = "kfac/test_checkpoint.py::test_the_interval_is_kept_and_an_error_saves_what_was_counted"
+LOADING = "data/test_loader.py::"
+SPREAD = "cli/test_spread.py::"
+UNWRITABLE = "cli/test_unwritable.py::"
 
 FITS = [
     Mutant("written beside", FILES, "temporary = Path(handle.name)", "temporary = path", FULL),
@@ -66,10 +66,10 @@ FITS = [
     ),
     Mutant(
         "SIGTERM ends with 143",
-        "cli.py",
+        "cli/app.py",
         "sys.exit(128 + number)",
         "sys.exit(1)",
-        "commands/test_fit.py::test_a_run_that_was_stopped_goes_on",
+        "cli/test_fit.py::test_a_run_that_was_stopped_goes_on",
     ),
     Mutant(
         "asked twice it ends at once",
@@ -124,84 +124,84 @@ FITS = [
     Mutant("no half file", FILES, "temporary.unlink(missing_ok=True)", "pass", f"{FULL_OUT}[predict]"),
     Mutant(
         "a full disk at the end of predict loses nothing",
-        "commands/prediction.py",
+        "pipeline/predict.py",
         "    formats.write(format, out, frames, found, words)\n    parts.remove()\n",
         "    parts.remove()\n    formats.write(format, out, frames, found, words)\n",
         f"{FULL_OUT}[predict]",
     ),
     Mutant(
         "predict makes no block twice",
-        "commands/parts.py",
+        "pipeline/blocks.py",
         "if not self.holds(numbers.start, about):",
         "if True:",
-        "commands/test_predict.py::test_a_run_that_was_cut_off_goes_on_to_the_same_bytes[exact]",
+        "cli/test_predict.py::test_a_run_that_was_cut_off_goes_on_to_the_same_bytes[exact]",
     ),
     Mutant(
         "blocks of another run are refused",
-        "commands/parts.py",
+        "pipeline/blocks.py",
         "        if differs:",
         "        if False:",
-        "commands/test_predict.py::test_a_run_that_was_cut_off_goes_on_to_the_same_bytes[exact]",
+        "cli/test_predict.py::test_a_run_that_was_cut_off_goes_on_to_the_same_bytes[exact]",
     ),
     Mutant(
         "evaluate leaves nothing behind",
-        "commands/evaluate.py",
+        "cli/evaluate.py",
         "parts.remove()",
         "pass",
         f"{SPREAD}test_evaluate_that_was_cut_off_goes_on",
     ),
     Mutant(
         "reproduce makes no run twice",
-        "reproduce/runs.py",
+        "pipeline/reproduce/runs.py",
         "self._truth_path(run.on).exists()\n",
         "self._truth_path(run.on).exists() and self.path(run).unlink()\n",
-        "reproduce/test_reproduce.py::test_what_is_there_is_not_made_again",
+        "pipeline/test_reproduce.py::test_what_is_there_is_not_made_again",
     ),
     Mutant(
         "reproduce goes on with a fit",
-        "reproduce/runs.py",
+        "pipeline/reproduce/runs.py",
         "checkpoint=checkpoint,\n            resume=True,\n",
         "",
-        "reproduce/test_reproduce.py::test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing",
+        "pipeline/test_reproduce.py::test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing",
     ),
     Mutant(
         "reproduce removes what a kill left",
-        "reproduce/runs.py",
+        "pipeline/reproduce/runs.py",
         "half.unlink()",
         "pass",
-        "reproduce/test_reproduce.py::test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing",
+        "pipeline/test_reproduce.py::test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing",
     ),
     Mutant(
         "every item has a seed",
-        "data/loading.py",
+        "data/loader.py",
         "with _drawing(self.seed, number):",
         "if True:",
         f"{LOADING}test_the_same_items_whatever_the_number_of_workers[2]",
     ),
     Mutant(
         "a lost worker is an error",
-        "data/loading.py",
+        "data/loader.py",
         "except BrokenProcessPool:",
         "except ZeroDivisionError:",
         f"{LOADING}test_a_lost_worker_is_an_error_that_loses_nothing",
     ),
     Mutant(
         "no worker is left behind",
-        "data/loading.py",
+        "data/loader.py",
         "pool.shutdown(wait=True, cancel_futures=True)",
         "pass",
         f"{LOADING}test_nobody_is_left_behind",
     ),
     Mutant(
         "an output that cannot be written, before the work",
-        "commands/sources.py",
+        "pipeline/sources.py",
         "        check_writable(out)",
         "        pass",
         f"{UNWRITABLE}test_a_read_only_folder[predict]",
     ),
     Mutant(
         "a folder that cannot be written, before the work",
-        "reproduce/runs.py",
+        "pipeline/reproduce/runs.py",
         "made_folder(folder / name)",
         "(folder / name).mkdir(parents=True, exist_ok=True)",
         f"{UNWRITABLE}test_a_read_only_folder[reproduce]",

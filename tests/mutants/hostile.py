@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-DISKS = "curvature/test_checkpoint_files.py::"
+DISKS = "kfac/test_checkpoint_files.py::"
 FILES = "files.py"
 TOOLS = "test_tools.py::"
 
 HOSTILE = [
     Mutant(
         "nothing is unpickled",
-        "detectors/reading.py",
+        "detectors/weight_file.py",
         "weights_only=True)",
         "weights_only=False)",
         "test_fuzz.py::test_a_checkpoint_cannot_run_code",
@@ -33,7 +33,7 @@ HOSTILE = [
     ),
     Mutant(
         "sizes of a checkpoint",
-        "curvature/counts.py",
+        "kfac/counts.py",
         'if piece.get_shape() != shape or piece.get_dtype() != "F64":',
         "if False:",
         f"{DISKS}test_a_damaged_checkpoint_is_refused_by_name",

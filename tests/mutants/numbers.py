@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-FIT = "curvature/fit.py"
-NONFINITE = "curvature/test_nonfinite.py::"
-GUARD = "predict/test_guard.py::"
-NAMED = "curvature/test_nonfinite.py::test_a_frame_that_is_not_finite_is_fatal_and_named"
-SAME = "predict/test_guard.py::test_same_seed_same_bytes"
+FIT = "kfac/fit.py"
+NONFINITE = "kfac/test_nonfinite.py::"
+GUARD = "predict/test_psd_check.py::"
+NAMED = "kfac/test_nonfinite.py::test_a_frame_that_is_not_finite_is_fatal_and_named"
+SAME = "predict/test_psd_check.py::test_same_seed_same_bytes"
 CARRY = "test_provenance.py::test_results_carry_version_seed_fingerprint_and_settings"
 
 NUMBERS = [
     Mutant(
         "inputs that are not finite",
-        "curvature/inputs.py",
+        "_torch/inputs.py",
         "if not _all_finite([leaf for _, leaf in leaves]):",
         "if False:",
         f"{NAMED}[inputs]",
     ),
     Mutant(
         "gradients that are not finite",
-        "curvature/fisher.py",
+        "kfac/accumulate.py",
         "    if bad:\n        raise NotFiniteFrameError",
         "    if False:\n        raise NotFiniteFrameError",
         f"{NAMED}[gradient]",
@@ -42,19 +42,19 @@ NUMBERS = [
     ),
     Mutant(
         "a covariance is positive semi-definite",
-        "predict/guard.py",
+        "predict/psd_check.py",
         "failed == 0",
         "failed == failed",
         f"{GUARD}test_the_verdict_is_that_of_the_eigenvalues[0]",
     ),
     Mutant(
         "a covariance is finite",
-        "predict/guard.py",
+        "predict/psd_check.py",
         "C.isfinite().flatten(1).all(1)",
         "C.isfinite().flatten(1).any(1)",
         f"{GUARD}test_what_is_none_is_named",
     ),
-    Mutant("a covariance is symmetric", "predict/guard.py", ".abs() <= slack)", ".abs() <= 1)", f"{GUARD}test_what_is_none_is_named"),
+    Mutant("a covariance is symmetric", "predict/psd_check.py", ".abs() <= slack)", ".abs() <= 1)", f"{GUARD}test_what_is_none_is_named"),
     Mutant(
         "every method is guarded",
         "predict/predictor.py",
@@ -64,17 +64,17 @@ NUMBERS = [
     ),
     Mutant(
         "the condition number",
-        "curvature/posterior.py",
+        "posterior/posterior.py",
         "variances.max() / variances.min()",
         "variances.max() / variances.median()",
         f"{NONFINITE}test_the_condition_number_is_that_of_the_dense_covariance",
     ),
     Mutant(
         "the worst condition number is said",
-        "commands/fitting.py",
+        "pipeline/fit.py",
         "worst = max(conditions",
         "worst = min(conditions",
-        "commands/test_fit.py::test_the_worst_condition_number_is_said",
+        "cli/test_fit.py::test_the_worst_condition_number_is_said",
     ),
     Mutant(
         "same seed, same draws",
@@ -86,14 +86,14 @@ NUMBERS = [
     Mutant("same seed, same dropout", "predict/mci.py", "self._generator.manual_seed(self.seed)", "self._generator.seed()", SAME),
     Mutant(
         "curvature in float32",
-        "curvature/precision.py",
+        "_torch/precision.py",
         "else x.float()",
         "else x",
-        "curvature/test_fit.py::test_the_sums_of_a_half_precision_detector_are_not_rounded_to_it",
+        "kfac/test_fit.py::test_the_sums_of_a_half_precision_detector_are_not_rounded_to_it",
     ),
     Mutant(
         "no autocast in the algebra",
-        "curvature/precision.py",
+        "_torch/precision.py",
         "torch.autocast(kind, enabled=False)",
         "torch.autocast(kind)",
         "predict/test_autocast.py::test_autocast_does_not_reach_the_algebra",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-UNWRITABLE = "commands/test_unwritable.py::"
+UNWRITABLE = "cli/test_unwritable.py::"
 BUDGET = "predict/test_budget.py::"
-STREAM = "commands/test_stream.py::"
+STREAM = "cli/test_stream.py::"
 SOAK = {"BOXCOV_SOAK": "1010", "BOXCOV_SOAK_SECONDS": "900"}
 
 ONLINE = [
@@ -40,14 +40,14 @@ ONLINE = [
     ),
     Mutant(
         "draws are a sequence",
-        "curvature/posterior.py",
+        "posterior/posterior.py",
         "[torch.randn(shape, generator=own, dtype=like.dtype, device=source) for _ in range(count)]",
         "torch.randn((count, *shape), generator=own, dtype=like.dtype, device=source).unbind()",
         f"{BUDGET}test_fewer_draws_are_the_first_of_more",
     ),
     Mutant(
         "a layer's draws are its own",
-        "curvature/posterior.py",
+        "posterior/posterior.py",
         "own = torch.Generator(source).manual_seed(_seed_of(seed, name))",
         "own = generator",
         f"{BUDGET}test_a_layers_draws_do_not_depend_on_other_layers",
@@ -61,14 +61,14 @@ ONLINE = [
     ),
     Mutant(
         "another precision waits",
-        "predict/graphs.py",
+        "predict/cuda/graphs.py",
         "while any(user != me for user in _users) and _flags() != wanted:",
         "while False:",
         "predict/test_threads.py::test_a_thread_that_wants_another_precision_waits",
     ),
     Mutant(
         "flags are given back",
-        "predict/graphs.py",
+        "predict/cuda/graphs.py",
         "_set(_outside[0])",
         "pass",
         "predict/test_threads.py::test_threads_that_overlap_leave_the_flags_as_they_were",
@@ -91,35 +91,35 @@ ONLINE = [
     ),
     Mutant(
         "a bad frame is a line",
-        "commands/streaming.py",
+        "pipeline/stream.py",
         "except (BoxcovError, OSError, RuntimeError, ValueError) as error:",
         "except ZeroDivisionError as error:",
         f"{STREAM}test_a_bad_frame_is_an_error_line_and_the_stream_goes_on",
     ),
     Mutant(
         "numbers that are none are a line",
-        "commands/streaming.py",
+        "pipeline/stream.py",
         "if not bool(tensor.isfinite().all()):",
         "if False:",
         f"{STREAM}test_numbers_that_are_not_finite_are_an_error_line",
     ),
     Mutant(
         "Ctrl-C is clean",
-        "commands/stream.py",
+        "cli/stream.py",
         "except KeyboardInterrupt:\n        sys.exit(130)",
         "except KeyboardInterrupt:\n        sys.exit(1)",
         f"{STREAM}test_ctrl_c_is_clean_and_the_latencies_are_said",
     ),
     Mutant(
         "a reader that goes away",
-        "commands/stream.py",
+        "cli/stream.py",
         "except BrokenPipeError:",
         "except ZeroDivisionError:",
         f"{STREAM}test_a_reader_that_goes_away",
     ),
     Mutant(
         "a stream into a full disk",
-        "commands/streaming.py",
+        "pipeline/stream.py",
         "if isinstance(error, BrokenPipeError):",
         "if True:",
         f"{UNWRITABLE}test_a_stream_whose_disk_is_full_ends_with_one_line",

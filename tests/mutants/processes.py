@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-FIT = "curvature/fit.py"
-SPREAD = "commands/test_spread.py::"
-RANKS = "curvature/test_ranks.py::"
+FIT = "kfac/fit.py"
+SPREAD = "cli/test_spread.py::"
+RANKS = "_torch/test_distributed.py::"
 
 PROCESSES = [
-    Mutant("items go round", "curvature/ranks.py", "return number % self.count == self.rank", "return True", f"{RANKS}test_items_go_round"),
+    Mutant(
+        "items go round", "_torch/distributed.py", "return number % self.count == self.rank", "return True", f"{RANKS}test_items_go_round"
+    ),
     Mutant(
         "the sums of all ranks",
-        "curvature/ranks.py",
+        "_torch/distributed.py",
         "dist.all_reduce(moved)",
         "pass",
         f"{RANKS}test_ranks_together_give_the_posterior_of_one[2]",
@@ -22,39 +24,41 @@ PROCESSES = [
     ),
     Mutant(
         "one rank writes",
-        "commands/prediction.py",
+        "pipeline/predict.py",
         "    if ranks.rank:",
         "    if False:",
         f"{SPREAD}test_ranks_together_write_the_file_of_one[2]",
     ),
     Mutant(
         "a rank that dies ends the others",
-        "curvature/ranks.py",
+        "_torch/distributed.py",
         "except RuntimeError as error:",
         "except ZeroDivisionError as error:",
         f"{SPREAD}test_a_rank_that_dies_ends_all_and_leaves_whole_blocks",
     ),
     Mutant(
         "errors name their rank",
-        "curvature/ranks.py",
+        "_torch/distributed.py",
         "            if self.alone:\n                raise\n",
         "            if True:\n                raise\n",
         f"{SPREAD}test_errors_have_the_name_of_their_rank",
     ),
     Mutant(
         "folders that are not shared",
-        "commands/parts.py",
+        "pipeline/blocks.py",
         "            if not path.exists():\n                raise",
         "            if False:\n                raise",
         f"{SPREAD}test_folders_that_are_not_shared",
     ),
     Mutant(
         "where tensors travel",
-        "curvature/ranks.py",
+        "_torch/distributed.py",
         ' and (device.type == "cpu" or known != "gloo")',
         "",
         f"{RANKS}test_where_tensors_travel",
     ),
-    Mutant("a GPU of its own", "curvature/ranks.py", "if local >= count:", "if False:", f"{RANKS}test_each_process_has_a_gpu_of_its_own"),
-    Mutant("one rank speaks", "commands/fit.py", "if not speaks():", "if False:", f"{RANKS}test_torchrun"),
+    Mutant(
+        "a GPU of its own", "_torch/distributed.py", "if local >= count:", "if False:", f"{RANKS}test_each_process_has_a_gpu_of_its_own"
+    ),
+    Mutant("one rank speaks", "cli/fit.py", "if not speaks():", "if False:", f"{RANKS}test_torchrun"),
 ]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from boxcov import Detector, Posterior
-from boxcov.curvature.blocks import Block
-from boxcov.curvature.calls import Call
-from boxcov.curvature.layers import to_matrix
+from boxcov._torch.layer_calls import Call
+from boxcov._torch.unfold import to_matrix
+from boxcov.posterior.kronecker_block import Block
 
 
 def flat(block: Block, gradients: dict[str, Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from boxcov import GLM, ExactGLM, Selection, fit
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
-from nets import CASES, Case
+from helpers.nets import CASES, Case
 from oracles.dense import box_covariance, dense_covariance, relative
 
 TOLERANCE = 1e-9

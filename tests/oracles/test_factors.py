@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from boxcov import fit
-from boxcov.curvature.calls import Call, Watch
-from nets import CASES, Case, NetDetector
+from boxcov._torch.layer_calls import Call, Watch
+from helpers.nets import CASES, Case, NetDetector
 from oracles.dense import brute_columns, flat, frame_gradients, relative
 
 

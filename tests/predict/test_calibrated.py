@@ -6,9 +6,9 @@ import torch
 
 import boxcov
 from boxcov import BoxcovError, BoxcovWarning, Calibration, Posterior
-from boxcov.curvature.storage import _KEY
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.posterior.file import _KEY
 from boxcov.predict.predictor import Predictor
 
 FIELDS = TinyCenter.box_fields

@@ -7,9 +7,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from boxcov import MCGLM, ExactGLM, fit
-from centerpoint_cases import detector_of, frames, pillar_config
+from helpers.centerpoint_cases import detector_of, frames, pillar_config
+from helpers.yolox_cases import images, objects, small
 from oracles.dense import relative
-from yolox_cases import images, objects, small
 
 
 def centerpoint():

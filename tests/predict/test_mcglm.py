@@ -8,8 +8,8 @@ import torch
 
 from boxcov import MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict.directions import directional_derivatives
-from nets import CASES
+from boxcov.predict.forward_mode.directions import directional_derivatives
+from helpers.nets import CASES
 from oracles.dense import box_covariance, box_jacobian, relative
 
 

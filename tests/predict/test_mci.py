@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from boxcov import MCGLM, MCI, BoxcovError, ExactGLM, Selection, fit
 from boxcov.predict.mci import drop
-from nets import NetDetector
+from helpers.nets import NetDetector
 from oracles.dense import relative
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from boxcov import GLM, MCGLM, MCI, BoxcovError, Detector, ExactGLM, Selection, fit
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
-from nets import NetDetector
-from odd import METHODS, TOLERANCE, check, double, frames, posterior_of, two_layers
+from helpers.nets import NetDetector
+from helpers.odd import METHODS, TOLERANCE, check, double, frames, posterior_of, two_layers
 from oracles.dense import box_covariance, relative
 
 # what the frozen part returns is changed by whoever reads it

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from boxcov import MCI, BoxcovError, fit
-from nets import NetDetector
-from odd import METHODS, TOLERANCE, check, double, frames, posterior_of, two_layers
+from helpers.nets import NetDetector
+from helpers.odd import METHODS, TOLERANCE, check, double, frames, posterior_of, two_layers
 from oracles.dense import box_covariance, relative
 
 # weights that change under a model

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from boxcov import GLM, MCGLM, ExactGLM, Posterior, fit
-from boxcov.curvature.refine import refined
-from nets import CASES, Case
+from boxcov.kfac.ekfac import refined
+from helpers.nets import CASES, Case
 from oracles.dense import box_jacobian, flat, relative
 
 HEAD_LAST = ["head.branches.offset.3", "head.branches.size.3", "head.branches.rot.3"]

@@ -12,8 +12,8 @@ import torch
 import boxcov
 from boxcov import MCGLM, ExactGLM
 from boxcov.detectors import centerpoint
-from boxcov.predict.graphs import matrix_precision
-from centerpoint_cases import cloud, detector_of, frames, pillar_config
+from boxcov.predict.cuda.graphs import matrix_precision
+from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config
 
 METHODS = {
     "mcglm": lambda detector, posterior: MCGLM(detector, posterior, 4),

@@ -12,7 +12,7 @@ from boxcov.report.charts import bar_chart, line_chart
 from boxcov.report.figures import write_figures
 from boxcov.report.series import COVERAGES, Bar, Line, reliability_lines, runtime_bars, threshold_lines
 from boxcov.report.study import Method, Scene, Study
-from studies import random_records, random_study
+from helpers.studies import random_records, random_study
 
 
 def size(path: Path) -> tuple[int, int]:

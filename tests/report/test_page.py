@@ -16,7 +16,7 @@ from boxcov.report import page as module
 from boxcov.report.page import write
 from boxcov.report.payload import POINTS, pack, readable
 from boxcov.report.study import Method, Scene, Study
-from studies import random_records, random_study
+from helpers.studies import random_records, random_study
 
 HOSTILE = "</script><b>&\"'$x_1$"
 VOID = {"meta", "input", "br"}

@@ -9,7 +9,7 @@ from PIL import Image
 from boxcov.data import coco
 from boxcov.errors import BoxcovError
 from boxcov.report.photo import picture
-from coco_cases import coco_root, found_in
+from helpers.coco_cases import coco_root, found_in
 
 
 def test_boxes_and_objects_are_drawn_where_they_are(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from boxcov.evaluate.quality import accurate_iou, accurate_l2, mean_within, part
 from boxcov.evaluate.records import Records
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study
-from browser import BINARY, DRIVER, MISSING, Browser
-from studies import FIELDS, random_records, random_study
+from helpers.browser import BINARY, DRIVER, MISSING, Browser
+from helpers.studies import FIELDS, random_records, random_study
 
 pytestmark = pytest.mark.skipif(not (BINARY and DRIVER), reason=MISSING)
 LEFT, RIGHT = "\ue012", "\ue014"  # arrow keys, as the protocol writes them

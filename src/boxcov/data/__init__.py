@@ -2,6 +2,6 @@
 
 from boxcov.data import coco, kitti, nuscenes, shapes, simulated
 from boxcov.data.frame import batched
-from boxcov.data.loading import loaded
+from boxcov.data.loader import loaded
 
 __all__ = ["batched", "coco", "kitti", "loaded", "nuscenes", "shapes", "simulated"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from boxcov._torch.shadow import listed
 from boxcov.data.coco.classes import CLASSES
 from boxcov.errors import BoxcovError
-from boxcov.frozen import listed
 
 # COCO's classes by the names of an older data set, as some models have them
 _OLD_NAMES = {"motorbike": "motorcycle", "aeroplane": "airplane", "sofa": "couch", "pottedplant": "potted plant"}

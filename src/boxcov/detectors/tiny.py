@@ -18,8 +18,8 @@ from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.crops import crop, run_on_crops
 from boxcov.errors import BoxcovError
-from boxcov.fixed import Fixed, Limits, best
-from boxcov.staged import Stage, Staged
+from boxcov.head_stages import Stage, Staged
+from boxcov.static_selection import Fixed, Limits, best
 
 _BRANCHES = {"heatmap": len(CLASSES), "offset": 2, "size": 2, "rot": 2}
 Raw = dict[str, Tensor]

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from boxcov.curvature.inputs import move
+from boxcov._torch.inputs import move
 from boxcov.data.augment import Augmentation
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError

@@ -16,23 +16,23 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
-from boxcov.curvature.calls import Call, Watch
-from boxcov.curvature.layers import columns, rows
-from boxcov.curvature.posterior import Posterior
-from boxcov.curvature.precision import at_least_float32
+from boxcov._torch.layer_calls import Call, Watch
+from boxcov._torch.precision import at_least_float32
+from boxcov._torch.unfold import columns, rows
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.predict.carried import Carried
-from boxcov.predict.contract import MEMORY, layer_covariance
-from boxcov.predict.directions import directional_derivatives
-from boxcov.predict.graphs import Precision, matrix_precision
-from boxcov.predict.linearise import Point
+from boxcov.posterior.posterior import Posterior
+from boxcov.predict.cuda.graphs import Precision, matrix_precision
+from boxcov.predict.dependence import Trace, groups, leaves_read, trace
+from boxcov.predict.forward_mode.carried import Carried
+from boxcov.predict.forward_mode.directions import directional_derivatives
+from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.head.stages import Stages
+from boxcov.predict.head.weights import TOLERANCE
+from boxcov.predict.layer_covariance import MEMORY, layer_covariance
+from boxcov.predict.linearize import Point
 from boxcov.predict.predictor import PosteriorPredictor, check_precision, check_samples, sample_covariance, score_parts
-from boxcov.predict.prepared import TOLERANCE
-from boxcov.predict.stages import Stages
-from boxcov.predict.tangents import NoRule, Tangents
-from boxcov.predict.trace import Trace, groups, leaves_read, trace
 
 Uses = dict[str, list[tuple[Call, GradientEdge]]]
 """By weight, the products it takes part in, and where the gradient passes each."""

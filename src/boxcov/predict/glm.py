@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from boxcov.curvature.posterior import Posterior
-from boxcov.curvature.precision import at_least_float32
+from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.predict.linearise import Point
+from boxcov.posterior.posterior import Posterior
+from boxcov.predict.linearize import Point
 from boxcov.predict.predictor import PosteriorPredictor, score_parts
 
 

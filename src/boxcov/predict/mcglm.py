@@ -10,17 +10,17 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov.curvature.posterior import Posterior
-from boxcov.curvature.precision import at_least_float32
+from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.posterior.posterior import Posterior
 from boxcov.predict.budget import Budget, Choice, clock
-from boxcov.predict.directions import Directions, ForwardModeError, directional_derivatives
-from boxcov.predict.graphs import Precision
-from boxcov.predict.linearise import Point, Weights
+from boxcov.predict.cuda.graphs import Precision
+from boxcov.predict.forward_mode.directions import Directions, ForwardModeError, directional_derivatives
+from boxcov.predict.forward_mode.tangents import Tangents
+from boxcov.predict.linearize import Point, Weights
 from boxcov.predict.predictor import PosteriorPredictor, check_precision, check_samples, sample_covariance, score_parts
-from boxcov.predict.tangents import Tangents
 
 Derivative = Literal["jvp", "fd"]
 _STEP_TOLERANCE = 0.05

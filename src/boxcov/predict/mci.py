@@ -17,19 +17,19 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from boxcov.curvature.calls import Call, Watch
-from boxcov.curvature.inputs import fresh
-from boxcov.curvature.posterior import Posterior
-from boxcov.curvature.precision import at_least_float32
-from boxcov.curvature.scope import chosen_parameters
-from boxcov.curvature.storage import check_fingerprint
+from boxcov._torch.inputs import fresh
+from boxcov._torch.layer_calls import Call, Watch
+from boxcov._torch.precision import at_least_float32
+from boxcov._torch.shadow import check_finite_weights
 from boxcov.detections import Detections
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
-from boxcov.frozen import check_finite_weights
-from boxcov.predict.linearise import Point
+from boxcov.kfac.subset import chosen_parameters
+from boxcov.posterior.file import check_fingerprint
+from boxcov.posterior.posterior import Posterior
+from boxcov.predict.dependence import groups, leaves_read, trace
+from boxcov.predict.linearize import Point
 from boxcov.predict.predictor import Predictor, calibration_of, check_samples, sample_covariance, score_parts
-from boxcov.predict.trace import groups, leaves_read, trace
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _NOTHING_DROPPED = (

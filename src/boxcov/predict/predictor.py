@@ -12,20 +12,20 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov.calibration import Calibration, Prepared
-from boxcov.curvature.inputs import ready
-from boxcov.curvature.posterior import Posterior
-from boxcov.curvature.precision import at_least_float32, full_precision
-from boxcov.curvature.storage import check_fingerprint
+from boxcov._torch.inputs import ready
+from boxcov._torch.precision import at_least_float32, full_precision
+from boxcov._torch.shadow import Held, check_finite_weights, fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
-from boxcov.frozen import Held, check_finite_weights, fingerprint
+from boxcov.posterior.calibration import Calibration, Prepared
+from boxcov.posterior.file import check_fingerprint
+from boxcov.posterior.posterior import Posterior
 from boxcov.predict.budget import clock
-from boxcov.predict.graphs import Precision
-from boxcov.predict.guard import check_covariance
-from boxcov.predict.linearise import Linearised, Point
-from boxcov.predict.tangents import NoRule, Tangents
+from boxcov.predict.cuda.graphs import Precision
+from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.linearize import Linearised, Point
+from boxcov.predict.psd_check import check_covariance
 
 
 class Predictor(ABC):

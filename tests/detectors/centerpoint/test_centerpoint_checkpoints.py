@@ -20,8 +20,8 @@ from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.centerpoint.keys import layers
 from boxcov.detectors.centerpoint.settings import Pillars
-from centerpoint_cases import cloud, detector_of, frames, pillar_config, voxel_config
-from centerpoint_foreign import LAYOUTS, Foreign
+from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config, voxel_config
+from helpers.centerpoint_foreign import LAYOUTS, Foreign
 
 FRAMEWORKS = ("mmdet3d", "det3d", "openpcdet")
 PILLARS = {"mmdet3d": Config.mmdet3d_pillar(), "det3d": Config.det3d_pillar(), "openpcdet": Config.openpcdet_pillar()}

@@ -12,7 +12,7 @@ from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.centerpoint.settings import Pillars
-from centerpoint_cases import cloud, detector_of, frames, pillar_config, target, voxel_config
+from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config, target, voxel_config
 
 CONFIGS = {
     "one pfn": pillar_config(),

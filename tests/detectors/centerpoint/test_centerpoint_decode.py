@@ -10,7 +10,7 @@ import torch
 from boxcov.detectors.centerpoint.decode import Where, boxes_of, values_at
 from boxcov.detectors.centerpoint.nms import rotated_iou
 from boxcov.detectors.centerpoint.targets import encode
-from centerpoint_cases import cloud, detector_of, pillar_config, target
+from helpers.centerpoint_cases import cloud, detector_of, pillar_config, target
 
 CONFIG = pillar_config()
 

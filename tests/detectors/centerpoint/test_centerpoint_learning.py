@@ -10,7 +10,7 @@ import torch
 
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.settings import Dense, Pillars, Reporting, Voxels
-from centerpoint_cases import pillar_config, voxel_config
+from helpers.centerpoint_cases import pillar_config, voxel_config
 
 TASKS = (("car",), ("pedestrian", "cone"))
 

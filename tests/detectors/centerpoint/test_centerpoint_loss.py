@@ -13,7 +13,7 @@ from boxcov.detectors.centerpoint import Config
 from boxcov.detectors.centerpoint.loss import frame_losses
 from boxcov.detectors.centerpoint.settings import Loss
 from boxcov.detectors.centerpoint.targets import encode, gaussian_radius
-from centerpoint_cases import detector_of, frames, pillar_config, target
+from helpers.centerpoint_cases import detector_of, frames, pillar_config, target
 
 CONFIG = pillar_config()
 

@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional as F
 
 import boxcov
-from boxcov.curvature.blocks import Eigen
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.settings import Dense, Pillars, Reporting
 from boxcov.detectors.centerpoint.sparse import Sites, SparseConv, index_table, strided_sites
 from boxcov.detectors.centerpoint.voxels import voxelise
-from centerpoint_cases import cloud, detector_of, frames, pillar_config, slow_pillars, voxel_config
+from boxcov.posterior.kronecker_block import Eigen
+from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config, slow_pillars, voxel_config
 
 
 def count(module):

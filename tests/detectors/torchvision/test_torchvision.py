@@ -12,8 +12,8 @@ from boxcov import GLM, MCGLM, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.data.coco import CLASSES
 from boxcov.detectors.torchvision import TorchvisionDetector, wrap
 from boxcov.predict import exact
+from helpers.torchvision_cases import MODELS, NAMES, images, objects, retinanet, retinanet_normed
 from oracles.dense import relative
-from torchvision_cases import MODELS, NAMES, images, objects, retinanet, retinanet_normed
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -16,8 +16,8 @@ from boxcov import GLM, MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, 
 from boxcov.data import coco
 from boxcov.detectors.transformers import QueryDetector, wrap
 from boxcov.predict import exact
+from helpers.transformers_cases import MODELS, NAMES, PROCESSORS, detr, made, objects, pixels, rt_detr, yolos
 from oracles.dense import relative
-from transformers_cases import MODELS, NAMES, PROCESSORS, detr, made, objects, pixels, rt_detr, yolos
 
 
 @pytest.fixture(scope="module", params=MODELS)

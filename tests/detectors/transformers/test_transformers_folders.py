@@ -17,12 +17,13 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import transformers
 
 from boxcov import BoxcovError
-from boxcov.commands import fitting, prediction
-from boxcov.commands.sources import Source, detector_named
 from boxcov.data import coco
 from boxcov.detectors.transformers import QueryDetector, load, wrap
-from coco_cases import coco_root
-from transformers_cases import MODELS, PROCESSORS, made, pixels, yolos
+from boxcov.pipeline import fit as fitting
+from boxcov.pipeline import predict as prediction
+from boxcov.pipeline.sources import Source, detector_named
+from helpers.coco_cases import coco_root
+from helpers.transformers_cases import MODELS, PROCESSORS, made, pixels, yolos
 
 
 @pytest.fixture(scope="module", params=MODELS)

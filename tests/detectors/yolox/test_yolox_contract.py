@@ -8,7 +8,7 @@ import torch
 from boxcov import GLM, MCGLM, MCI, ExactGLM, NMSSpread, Selection, check, fit
 from boxcov.detectors.yolox.decode import grid_of
 from boxcov.detectors.yolox.select import Where
-from yolox_cases import images, objects, small
+from helpers.yolox_cases import images, objects, small
 
 
 @pytest.mark.parametrize("changes", [{}, {"depthwise": False}, {"logit": True}, {"norm": False}])

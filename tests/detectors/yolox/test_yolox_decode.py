@@ -10,7 +10,7 @@ from torch import Tensor
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.decode import grid_of, pairwise_iou, reported_boxes
 from boxcov.detectors.yolox.select import candidates, rivals_of, select
-from yolox_cases import SMALL
+from helpers.yolox_cases import SMALL
 
 MAPS = [torch.zeros(1, 1, 8 // 2**i, 12 // 2**i) for i in range(3)]  # of an image of 64 x 96
 

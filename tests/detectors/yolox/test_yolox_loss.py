@@ -11,7 +11,7 @@ from torch import Tensor
 from boxcov.detectors.yolox.assign import Assigned
 from boxcov.detectors.yolox.decode import corners
 from boxcov.errors import BoxcovError
-from yolox_cases import images, objects, small
+from helpers.yolox_cases import images, objects, small
 
 CELLS = [
     (stride, row, column)

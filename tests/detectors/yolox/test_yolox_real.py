@@ -12,9 +12,9 @@ import torch
 from boxcov import MCGLM, ExactGLM, fit
 from boxcov.data import coco
 from boxcov.detectors.yolox import YOLOX, load
-from coco_cases import average_precisions
-from data.roots import real
-from yolox_cases import nano
+from helpers.coco_cases import average_precisions
+from helpers.data_roots import real
+from helpers.yolox_cases import nano
 
 
 @pytest.fixture(scope="module")

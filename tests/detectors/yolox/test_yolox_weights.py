@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from boxcov.data.coco.classes import CLASSES
 from boxcov.detectors.yolox import SIZES, YOLOX, Config, load
 from boxcov.errors import BoxcovError
-from yolox_cases import SMALL, images, nano, small
+from helpers.yolox_cases import SMALL, images, nano, small
 
 
 @pytest.mark.parametrize(("name", "millions"), [("nano", 0.91), ("tiny", 5.06), ("s", 8.97), ("m", 25.33), ("l", 54.21), ("x", 99.07)])

@@ -10,8 +10,8 @@ from math import isfinite
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from boxcov._torch.shadow import listed
 from boxcov.errors import BoxcovError
-from boxcov.frozen import listed
 
 Box = tuple[float, float, float, float]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from boxcov.curvature.calls import watched
+from boxcov._torch.layer_calls import watched
 from boxcov.errors import BoxcovError
 
 Backend = Literal["auto", "torch", "spconv"]

@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from boxcov._torch.shadow import listed
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.conventions import head_rows
 from boxcov.detectors.centerpoint.detector import CenterPoint
 from boxcov.detectors.centerpoint.keys import HEADS, SPARSE, Names, layers
 from boxcov.detectors.centerpoint.settings import Framework, Pillars
 from boxcov.detectors.centerpoint.sparse import SparseConv
-from boxcov.detectors.reading import State, read_weights
+from boxcov.detectors.weight_file import State, read_weights
 from boxcov.errors import BoxcovError
 from boxcov.files import reading, write_safetensors
-from boxcov.frozen import listed
 
 _KEY = "boxcov.centerpoint"
 _WEIGHTS = Path(__file__).parent / "weights"

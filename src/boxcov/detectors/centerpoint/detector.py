@@ -8,21 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.shadow import shadow
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import boxes_of, candidates, logits_at, select, values_at
 from boxcov.detectors.centerpoint.encoders import PillarEncoder
-from boxcov.detectors.centerpoint.fixed import select_fixed
 from boxcov.detectors.centerpoint.head import REACH, CenterHead
 from boxcov.detectors.centerpoint.loss import frame_losses
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.settings import Pillars
 from boxcov.detectors.centerpoint.sparse import VoxelEncoder
+from boxcov.detectors.centerpoint.static_selection import select_fixed
 from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets, encode
 from boxcov.detectors.crops import crop
-from boxcov.fixed import Fixed, Limits
-from boxcov.frozen import shadow
-from boxcov.staged import Staged
+from boxcov.head_stages import Staged
+from boxcov.static_selection import Fixed, Limits
 
 Raw = dict[str, Any]
 

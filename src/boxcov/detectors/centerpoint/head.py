@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.crops import run_on_crops
-from boxcov.staged import Stage
+from boxcov.head_stages import Stage
 
 REACH = 3  # cells that a box sees to each side: three 3x3 convolutions
 TaskMaps = dict[str, Tensor]

@@ -3,6 +3,6 @@
 from boxcov.detectors.torchvision.dense import FCOS, SSD, RetinaNet
 from boxcov.detectors.torchvision.detector import TorchvisionDetector
 from boxcov.detectors.torchvision.rcnn import FasterRCNN
-from boxcov.detectors.torchvision.wrapping import wrap
+from boxcov.detectors.torchvision.wrap import wrap
 
 __all__ = ["FCOS", "SSD", "FasterRCNN", "RetinaNet", "TorchvisionDetector", "wrap"]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from boxcov._torch.shadow import listed
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.transformers.families import FAMILIES, KNOWN, wrap
 from boxcov.errors import BoxcovError
-from boxcov.frozen import listed
 
 
 def load(

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from boxcov._torch.shadow import listed
 from boxcov.data.coco.classes import CLASSES
-from boxcov.detectors.reading import State, read_weights
+from boxcov.detectors.weight_file import State, read_weights
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.detector import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.files import reading
-from boxcov.frozen import listed
 
 _SHORT = {"lateral0": "lateral_conv0", "c3p4": "C3_p4", "reduce1": "reduce_conv1", "c3p3": "C3_p3", "bu2": "bu_conv2"}
 _SHORT |= {"c3n3": "C3_n3", "bu1": "bu_conv1", "c3n4": "C3_n4"}

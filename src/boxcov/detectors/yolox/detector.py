@@ -18,7 +18,7 @@ from boxcov.detectors.yolox.loss import encode, frame_losses
 from boxcov.detectors.yolox.select import candidates, select, select_fixed
 from boxcov.detectors.yolox.trunk import PAFPN
 from boxcov.errors import BoxcovError
-from boxcov.fixed import Fixed, Limits
+from boxcov.static_selection import Fixed, Limits
 
 Raw = dict[str, Any]
 

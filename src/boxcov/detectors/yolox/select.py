@@ -12,7 +12,7 @@ from boxcov.detectors.centerpoint.nms import greedy
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import Grid, centred_boxes, corners, pairwise_iou
 from boxcov.errors import BoxcovError
-from boxcov.fixed import Fixed, Limits, best, suppressed
+from boxcov.static_selection import Fixed, Limits, best, suppressed
 
 _MOST = 3000  # candidates of an image, by score, that NMS compares with each other
 

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from boxcov.curvature.posterior import Posterior
+from boxcov._torch.shadow import listed
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.fixed import Fixed, Limits
-from boxcov.frozen import listed
-from boxcov.predict.directions import directional_derivatives
+from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import Checked, ExactGLM, Uses
-from boxcov.predict.linearise import Point
-from boxcov.predict.plan import Where, in_blocks, own_cells
+from boxcov.predict.forward_mode.directions import directional_derivatives
+from boxcov.predict.head.cells import Where, in_blocks, own_cells
+from boxcov.predict.head.covariance import jacobian, through_head
+from boxcov.predict.head.weights import Prepared, prepared
+from boxcov.predict.linearize import Point
 from boxcov.predict.predictor import sample_covariance
-from boxcov.predict.prepared import Prepared, prepared
-from boxcov.predict.stacked import jacobian, through_head
+from boxcov.static_selection import Fixed, Limits
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
 Covariance = Callable[[Point, Fixed], Tensor]

@@ -11,18 +11,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from boxcov.curvature.posterior import Posterior
-from boxcov.curvature.storage import check_fingerprint
+from boxcov._torch.shadow import fingerprint, listed, shadow
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.export.onnx.builder import OPSET, TYPES, Builder
 from boxcov.export.onnx.frame import OUTPUTS, Frame
 from boxcov.export.onnx.operators import OPERATORS
-from boxcov.export.onnx.tracing import traced
+from boxcov.export.onnx.trace import traced
 from boxcov.files import reading, replacing
-from boxcov.fixed import Limits
-from boxcov.frozen import fingerprint, listed, shadow
+from boxcov.posterior.file import check_fingerprint
+from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples
+from boxcov.static_selection import Limits
 from boxcov.version import __version__
 
 _SLACK = 1e-3  # relative: what the file may differ from PyTorch by

@@ -1,0 +1,1 @@
+"""Shared by kfac and predict: recognising layer calls, unfolding, data types, distributed runs."""

@@ -1,0 +1,166 @@
+"""Seeing, and exchanging, the weights of a detector at the moment they are used.
+
+``Watch`` sees every linear layer and convolution that torch is asked for, and recognises the weights by identity: no hooks, no wrapped
+modules, and a weight counts wherever it is used (twice, under two names, by another module, with other padding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from threading import local
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from boxcov._torch.unfold import Geometry
+
+_CONVOLUTIONS: dict[Any, int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+_TRANSPOSED: dict[Any, int] = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2, torch.conv_transpose3d: 3}
+_CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+
+_under_way = local()  # the watches of this thread, as torch keeps its modes
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a weight: ``func(x, weight, bias, **rest)``."""
+
+    func: Callable[..., Tensor]
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    rest: Mapping[str, Any]
+    geometry: Geometry
+
+    def __call__(self, x: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """The product, with the given tensors in the place of its own."""
+        return self.func(
+            self.x if x is None else x,
+            self.weight if weight is None else weight,
+            self.bias if bias is None else bias,
+            **self.rest,
+        )
+
+    @property
+    def batched_x(self) -> Tensor:
+        """The input as (B, channels, *spatial), or (B, T, n_in) for a linear layer; without a batch dimension B is 1."""
+        return self._batched(self.x.detach(), 0)
+
+    def batched_out(self, d: Tensor, lead: int = 0) -> Tensor:
+        """A gradient of the output, with ``lead`` further dimensions in front, in the same form."""
+        return self._batched(d, lead)
+
+    def _batched(self, t: Tensor, lead: int) -> Tensor:
+        if self.geometry.kernel:
+            missing = t.dim() - lead < 2 + len(self.geometry.kernel)
+            return t.unsqueeze(lead) if missing else t
+        front, rest = t.shape[:lead], t.shape[lead:]
+        if len(rest) <= 2:  # (n,) is one item, (B, n) is B items of one location
+            return t.reshape(*front, -1, 1, rest[-1])
+        return t.reshape(*front, rest[0], -1, rest[-1])
+
+
+def parse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """The call as a matrix product, or None if it is none.
+
+    >>> x, weight = torch.randn(1, 4, 5, 5), torch.randn(6, 2, 3, 3)
+    >>> parse(torch.conv2d, (x, weight), {"padding": 1, "groups": 2}).geometry.padding
+    ((1, 1), (1, 1))
+    """
+    if func is F.linear:
+        given = _bound(("input", "weight", "bias"), args, kwargs)
+        return Call(func, given["input"], given["weight"], given.get("bias"), {}, Geometry())
+    if func in _CONVOLUTIONS:
+        given = _bound(_CONVOLUTION_ARGUMENTS, args, kwargs)
+        return _call(func, given, _convolution(given, _CONVOLUTIONS[func]))
+    if func in _TRANSPOSED:
+        given = _bound(_TRANSPOSED_ARGUMENTS, args, kwargs)
+        return _call(func, given, _transposed(given, _TRANSPOSED[func]))
+    return None
+
+
+def _bound(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(names, args)), **kwargs}
+
+
+def _call(func: Any, given: dict[str, Any], geometry: Geometry) -> Call:
+    rest = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
+    return Call(func, given["input"], given["weight"], given.get("bias"), rest, geometry)
+
+
+def _convolution(given: Mapping[str, Any], n: int) -> Geometry:
+    kernel = tuple(given["weight"].shape[-n:])
+    dilation = _each(given.get("dilation", 1), n)
+    padding = given.get("padding", 0)
+    if padding == "valid":
+        sides = ((0, 0),) * n
+    elif padding == "same":  # torch puts the odd pixel behind
+        total = [d * (k - 1) for d, k in zip(dilation, kernel)]
+        sides = tuple((t // 2, t - t // 2) for t in total)
+    else:
+        sides = tuple((p, p) for p in _each(padding, n))
+    return Geometry(kernel, _each(given.get("stride", 1), n), sides, dilation, given.get("groups", 1))
+
+
+def _transposed(given: Mapping[str, Any], n: int) -> Geometry:
+    kernel = tuple(given["weight"].shape[-n:])
+    dilation = _each(given.get("dilation", 1), n)
+    extra = _each(given.get("output_padding", 0), n)
+    padding = _each(given.get("padding", 0), n)
+    sides = tuple((d * (k - 1) - p, d * (k - 1) - p + e) for d, k, p, e in zip(dilation, kernel, padding, extra))
+    stride = _each(given.get("stride", 1), n)
+    return Geometry(kernel, stride, sides, dilation, given.get("groups", 1), transposed=True)
+
+
+def _each(value: Any, n: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * n if len(values) == 1 else values
+
+
+class Watch(TorchFunctionMode):
+    """While active, ``run(name, call)`` answers every product of a weight of ``names`` (by id); everything else goes its way.
+
+    >>> linear = torch.nn.Linear(2, 3)
+    >>> with Watch({id(linear.weight): "linear"}, lambda name, call: call().relu() - 1):
+    ...     bool((linear(torch.ones(1, 2)) >= -1).all())
+    True
+    """
+
+    def __init__(self, names: Mapping[int, str], run: Callable[[str, Call], Tensor]) -> None:
+        super().__init__()
+        self.names = names
+        self.run = run
+
+    def __enter__(self) -> Watch:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        _under_way.watches = [*getattr(_under_way, "watches", []), self]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _under_way.watches = _under_way.watches[:-1]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = parse(func, args, kwargs or {})
+        if call is not None and id(call.weight) in self.names:
+            return self.run(self.names[id(call.weight)], call)
+        return func(*args, **(kwargs or {}))
+
+
+def watched(weights: Iterable[Tensor]) -> bool:
+    """Whether a watch under way waits for one of ``weights``: for code that could use them where no watch sees it.
+
+    >>> linear = torch.nn.Linear(2, 3)
+    >>> with Watch({id(linear.weight): "linear"}, lambda name, call: call()):
+    ...     watched([linear.weight]), watched([linear.bias])
+    (True, False)
+    >>> watched([linear.weight])
+    False
+    """
+    names = {key for watch in getattr(_under_way, "watches", []) for key in watch.names}
+    return any(id(weight) in names for weight in weights)

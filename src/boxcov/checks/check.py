@@ -1,0 +1,109 @@
+"""``check``: every check in turn, whatever the one before came to."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boxcov._torch.inputs import move
+from boxcov.checks import contract, derivatives, layers, losses
+from boxcov.checks.report import Finding, Report
+from boxcov.checks.subject import NotChecked, Outcome, Subject, left_alone
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError
+
+# in this order: later ones read what earlier ones have found
+CHECKS: tuple[tuple[str, Callable[[Subject], Outcome]], ...] = (
+    ("names", contract.names),
+    ("parts", contract.parts),
+    ("weights", contract.weights),
+    ("forward", contract.forward),
+    ("inputs", contract.inputs_unchanged),
+    ("repeatable", contract.repeatable),
+    ("state", contract.state),
+    ("mode", contract.mode),
+    ("select", contract.selection),
+    ("labels", contract.labels),
+    ("decode", contract.boxes),
+    ("finite", contract.finite),
+    ("own output", contract.own_output),
+    ("layers", layers.trace),
+    ("decode: derivative", derivatives.differentiable),
+    ("decode: same instances", derivatives.frozen),
+    ("loss", losses.shape),
+    ("loss: alone", losses.alone),
+    ("loss: frames apart", losses.apart),
+    ("loss: gradient", layers.loss_gradient),
+    ("boxes: gradient", layers.box_gradient),
+    ("boxes: in a batch", losses.batch),
+    ("weights to boxes", derivatives.through_weights),
+    ("instances", derivatives.instances),
+    ("staged", derivatives.staged),
+    ("logits", derivatives.logits),
+    ("candidates", derivatives.candidates),
+    ("sample_targets", losses.drawn),
+)
+
+
+def check(detector: Detector, frame: Any, *, other: Any = None, reference: Tensor | None = None) -> Report:
+    """Whether ``detector`` keeps the contract, on one ``frame`` of (inputs, targets); nothing is raised, and the detector stays as it is.
+
+    other: another frame, to be the first one's mate in a batch; unless given, a changed copy of the first is.
+    reference: the boxes (m, D) that the model's own post-processing reports for this frame, in any order, to compare with.
+    The report is printed as a page; ``report.ok`` says whether nothing failed, ``report["decode"]`` is one finding, ``report.to_json()`` is for a
+    script. It runs the network about twenty times, some of them backwards. Without targets (None) the loss is not looked at.
+
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> report = check(TinyCenter(threshold=0.05, most=3, width=4), shapes.frames(count=1)[0])
+    >>> report.ok, report["loss"].passed, report["own output"].passed
+    (True, True, None)
+    """
+    inputs, targets = _pair(frame, "frame")
+    mate = None if other is None else _pair(other, "other")
+    if not isinstance(detector, Detector):
+        raise BoxcovError(f"check takes a boxcov.Detector, got a {type(detector).__name__}: subclass it, or use boxcov.wrap")
+    subject = Subject(detector, inputs, targets, mate, reference)
+    subject.inputs, subject.targets, subject.other = (move(tree, subject.device) for tree in (inputs, targets, mate))
+    with left_alone(detector), torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        findings = tuple(_finding(name, run, subject) for name, run in CHECKS)
+        milliseconds = _or_none(lambda: layers.timed(subject))
+        depths = _or_none(lambda: layers.depths(subject)) or ()
+        methods = _or_none(lambda: layers.methods(subject)) or ()
+    return Report(type(detector).__name__, _about(subject), findings, tuple(subject.layers), depths, methods, milliseconds)
+
+
+def _finding(name: str, run: Callable[[Subject], Outcome], subject: Subject) -> Finding:
+    try:
+        outcome = run(subject)
+    except NotChecked as why:
+        outcome = Outcome(None, str(why))
+    except BoxcovError as error:
+        outcome = Outcome(False, str(error), "as the message says")
+    except Exception as error:  # an adapter may raise anything, and that is what is to be found out
+        lines = str(error).strip().splitlines()
+        outcome = Outcome(False, f"{type(error).__name__}: {lines[0] if lines else ''}", "it must run on this frame")
+    return Finding(name, outcome.passed, outcome.seen, outcome.todo)
+
+
+def _or_none(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception:
+        return None
+
+
+def _about(subject: Subject) -> str:
+    boxes = "no boxes" if subject.boxes is None else f"{len(subject.boxes)} boxes"
+    return f"{boxes} in the frame that was looked at, on {subject.device}"
+
+
+def _pair(frame: Any, argument: str) -> tuple[Any, Any]:
+    if not isinstance(frame, (tuple, list)) or len(frame) != 2:
+        raise BoxcovError(f"{argument} must be a pair (inputs, targets), got a {type(frame).__name__}; targets may be None")
+    return frame[0], frame[1]

@@ -1,0 +1,281 @@
+"""Does the adapter say what it must, and does its forward pass keep still: names, parts, weights, forward(), select(), decode()."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_structure
+
+from boxcov._torch.inputs import fresh, most_frames
+from boxcov._torch.shadow import check_finite_weights, listed, shadow, versions
+from boxcov.checks.subject import NotChecked, Outcome, State, Subject, bad, good, named_floats, same_bits
+from boxcov.detector import Selection
+from boxcov.errors import BoxcovError
+
+
+def names(subject: Subject) -> Outcome:
+    """``box_fields``, ``classes`` and ``periods``."""
+    detector = subject.original
+    for what in ("box_fields", "classes"):
+        given = getattr(detector, what, None)
+        if not isinstance(given, (tuple, list)) or not given or len(set(map(str, given))) < len(given) or not isinstance(given[0], str):
+            return bad(f"{what} is {given!r}", f"give {what} as a tuple of different names")
+    if not all(isinstance(period, (int, float)) and period > 0 for period in detector.periods.values()):
+        return bad(f"periods is {dict(detector.periods)}", "give the length after which a field wraps around, above 0")
+    return good(f"boxes {' '.join(detector.box_fields)}; {len(detector.classes)} classes ({listed(detector.classes, 4)})")
+
+
+def parts(subject: Subject) -> Outcome:
+    """``parts()``: modules of the detector that hold weights, none of them twice."""
+    given = subject.original.parts()
+    if not isinstance(given, Mapping) or not given:
+        return bad(f"parts() gives {given!r}", "give a dict from 'head' on to modules, from the output to the input")
+    if next(iter(given)) != "head":
+        return bad(f"the first part is {next(iter(given))!r}", "name the part at the output 'head', and give it first: fit() begins there")
+    inside = {id(module) for module in subject.original.modules()}
+    owner: dict[int, str] = {}
+    by_id = {id(p): name for name, p in subject.original.named_parameters()}
+    counts = []
+    for part, value in given.items():
+        modules = [value] if isinstance(value, nn.Module) else list(value)
+        strangers = [type(module).__name__ for module in modules if id(module) not in inside]
+        if strangers:
+            return bad(f"the part {part!r} holds {listed(strangers)} that the detector does not", "give modules of the detector itself")
+        parameters = {id(p): p for module in modules for p in module.parameters()}
+        if not parameters:
+            return bad(f"the part {part!r} holds no parameters", "leave it out, or give the modules that hold its weights")
+        twice = [by_id[key] for key in parameters if key in owner]
+        if twice:
+            return bad(
+                f"the parts {owner[next(k for k in parameters if k in owner)]!r} and {part!r} share {listed(twice, 3)}",
+                "let no two parts overlap",
+            )
+        owner |= dict.fromkeys(parameters, part)
+        counts.append(f"{part} {sum(p.numel() for p in parameters.values()):,}")
+    rest = sum(p.numel() for p in subject.original.parameters() if id(p) not in owner)
+    return good(f"parameters: {', '.join(counts)}" + (f"; {rest:,} in no part" if rest else ""))
+
+
+def weights(subject: Subject) -> Outcome:
+    check_finite_weights(subject.original)
+    return good("all finite")
+
+
+# forward
+
+
+def forward(subject: Subject) -> Outcome:
+    """It runs, and gives tensors."""
+    detector, inputs = subject.shadow(), fresh(subject.inputs)
+    began = perf_counter()
+    with torch.no_grad():
+        raw = detector(inputs)
+    first = perf_counter() - began
+    tensors = [leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor)]
+    odd = sorted({type(leaf).__name__ for leaf in tree_leaves(raw) if not isinstance(leaf, (Tensor, int, float, bool, str, type(None)))})
+    if odd:
+        return bad(f"raw outputs hold {listed(odd)}, inside of which boxcov cannot see", "return tuples, lists or dicts of tensors")
+    if not any(t.is_floating_point() for t in tensors):
+        return bad("raw outputs hold no floating-point tensor", "return what decode() and loss() read, as tensors")
+    subject.raw = raw
+    shapes = [str(tuple(t.shape)) for t in tensors]
+    return good(f"{len(tensors)} tensors {listed(shapes, 4)}, the first pass took {1e3 * first:.0f} ms")
+
+
+def inputs_unchanged(subject: Subject) -> Outcome:
+    """It leaves its inputs as they are."""
+    subject.needed_raw()
+    given, copy = fresh(subject.inputs), fresh(subject.inputs)
+    with torch.no_grad():
+        subject.shadow()(given)
+    if tree_structure(given) != tree_structure(copy) or not same_bits(given, copy):
+        return bad(
+            "forward() changes its inputs",
+            "let it work on copies: add_, sub_, x /= s and filling the inputs' dict change the caller's data",
+        )
+    return good("as they were after forward()")
+
+
+def repeatable(subject: Subject) -> Outcome:
+    """Twice the same bits."""
+    first = subject.needed_raw()
+    with torch.no_grad():
+        again = subject.shadow()(fresh(subject.inputs))
+    if not same_bits(first, again):
+        return bad(
+            f"two passes in eval mode differ{_furthest(first, again)}",
+            "is a dropout or another draw active in eval mode (F.dropout without training=self.training), or does forward() keep count of its calls?",
+        )
+    subject.repeatable = True
+    return good("two passes give the same bits")
+
+
+def state(subject: Subject) -> Outcome:
+    """Parameters and buffers stay."""
+    subject.needed_raw()
+    before = State(subject.original)
+    with torch.no_grad():
+        subject.shadow()(fresh(subject.inputs))
+    changed = before.changed()
+    before.restore()
+    if changed:
+        return bad(
+            f"forward() changes {listed(changed, 4)}, though in eval mode",
+            "keep buffers and weights as they are in eval mode: it must be pure in the parameters",
+        )
+    return good("parameters and buffers stay as they are")
+
+
+def mode(subject: Subject) -> Outcome:
+    """boxcov runs a shadow in eval mode: the mode of the detector must not matter to it."""
+    first = subject.needed_raw()
+    if not subject.repeatable:
+        raise NotChecked("forward() is not repeatable in any mode")
+    trained = subject.shadow()
+    trained.train()  # of the shadow's own modules
+    with torch.no_grad():
+        again = shadow(trained)(fresh(subject.inputs))
+    if not same_bits(first, again):
+        return bad(
+            f"after train() its shadow in eval mode gives something else{_furthest(first, again)}",
+            "let forward() ask self.training and nothing that train() sets beside it; or call detector.eval() before everything",
+        )
+    return good("the same raw outputs in training mode as in evaluation mode")
+
+
+def finite(subject: Subject) -> Outcome:
+    """No NaN in what comes out."""
+    for name, tensor in named_floats(subject.needed_raw()):
+        wrong = int((~tensor.isfinite()).sum())
+        if wrong:
+            return bad(
+                f"raw{name} holds {wrong} NaN or infinite values of {tensor.numel()}", "clamp what is divided by, logged or exponentiated"
+            )
+    if subject.boxes is not None and not bool(subject.boxes.isfinite().all()):
+        rows = (~subject.boxes.isfinite()).any(1).nonzero()[:, 0].tolist()
+        return bad(
+            f"{len(rows)} boxes are not finite, as box {rows[0]}: {subject.boxes[rows[0]].tolist()}",
+            "look at exp, log and divisions in decode()",
+        )
+    return good("raw outputs and boxes" if subject.boxes is not None else "raw outputs")
+
+
+# select and decode
+
+
+def selection(subject: Subject) -> Outcome:
+    """``select()`` gives instances, the same ones each time."""
+    raw = subject.needed_raw()
+    before = versions(raw)
+    with torch.no_grad():
+        found = subject.shadow().select(raw)
+        if any(t._version != version for t, version in before):
+            subject.raw = None
+            return bad(
+                "select() changes raw outputs in place",
+                "let it work on copies: sigmoid_() and the like spoil what decode() and loss() read",
+            )
+        again = subject.shadow().select(raw)
+    problem = _selection_problem(found, most_frames(subject.inputs, subject.targets))
+    if problem:
+        return bad(problem, "give Selection(frame, scores, labels, where), all of length m")
+    if not same_bits((found.frame, found.scores, found.labels, found.where), (again.frame, again.scores, again.labels, again.where)):
+        return bad("select() gives other instances for the same raw outputs", "it must not draw, nor keep anything from call to call")
+    if not len(found):
+        return bad("no instance is selected in this frame", "give a frame in which the detector finds something, or lower its threshold")
+    subject.selection = found
+    return good(f"{len(found)} instances, scores {float(found.scores.min()):.3g} to {float(found.scores.max()):.3g}")
+
+
+def _selection_problem(found: Any, frames: int | None) -> str:
+    if not isinstance(found, Selection):
+        return f"select() gives a {type(found).__name__}"
+    for name in ("frame", "scores", "labels"):
+        value = getattr(found, name)
+        if not isinstance(value, Tensor) or value.dim() != 1 or len(value) != len(found.scores):
+            return (
+                f"selection.{name} is {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}, expected ({len(found)},)"
+            )
+    if not bool(found.scores.isfinite().all()):
+        return f"{int((~found.scores.isfinite()).sum())} scores are not finite"
+    if found.frame.is_floating_point() or (len(found) and int(found.frame.min()) < 0):
+        return f"selection.frame is {found.frame.dtype}, from {found.frame.min().item()}: expected numbers of frames, whole and from 0"
+    if frames is not None and len(found) and int(found.frame.max()) >= frames:
+        return f"selection.frame goes to {int(found.frame.max())}, but the batch has {frames} frames"
+    return ""
+
+
+def labels(subject: Subject) -> Outcome:
+    """Whole numbers, each the index of a class."""
+    found, classes = subject.needed_selection().labels, subject.original.classes
+    if found.is_floating_point() or found.dtype == torch.bool:
+        return bad(f"labels are {found.dtype}", "give whole numbers, indices into classes")
+    low, high = int(found.min()), int(found.max())
+    if low < 0 or high >= len(classes):
+        return bad(
+            f"labels from {low} to {high} for {len(classes)} classes",
+            "count classes from 0, without a background class, and name all of them in classes",
+        )
+    return good(f"labels {low} to {high}: {listed([classes[i] for i in found.unique().tolist()], 4)}")
+
+
+def boxes(subject: Subject) -> Outcome:
+    """``decode()`` gives (m, D)."""
+    raw, chosen = subject.needed_raw(), subject.needed_selection()
+    before = versions(raw)
+    with torch.no_grad():
+        found = subject.shadow().decode(raw, chosen)
+    expected = (len(chosen), len(subject.original.box_fields))
+    if any(t._version != version for t, version in before):
+        subject.raw = None
+        return bad("decode() changes raw outputs in place", "let it work on copies: sigmoid_(), exp_() and the like")
+    if not isinstance(found, Tensor) or tuple(found.shape) != expected:
+        form = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        return bad(
+            f"decode() gives {form}, expected {expected}: {expected[0]} instances, fields {' '.join(subject.original.box_fields)}",
+            "one row for each instance of the selection, one number for each name in box_fields",
+        )
+    if not found.is_floating_point():
+        return bad(f"boxes are {found.dtype}", "give floating-point numbers: rounding to pixels has no derivative")
+    subject.boxes = found
+    return good(f"{expected[0]} boxes of {expected[1]} fields")
+
+
+def own_output(subject: Subject) -> Outcome:
+    """``decode()`` against what the model reports by itself."""
+    mine = subject.needed_boxes()
+    detected = subject.shadow().detect(fresh(subject.inputs)).boxes
+    if not same_bits(detected, mine) and subject.repeatable:
+        return bad("detect() gives other boxes than decode() of select()", "do not override detect(), or let it say the same")
+    if subject.reference is None:
+        raise NotChecked("the model's own boxes were not given: check(..., reference=boxes) compares with them")
+    theirs = torch.as_tensor(subject.reference).to(mine)
+    if theirs.dim() != 2 or theirs.shape[1] != mine.shape[1]:
+        raise BoxcovError(f"reference has shape {tuple(theirs.shape)}, expected (m, {mine.shape[1]})")
+    size = theirs.abs().amax(0).clamp(min=1e-6) if len(theirs) else mine.abs().amax(0).clamp(min=1e-6)
+    lost = [len(theirs) - _matched(theirs, mine, size), len(mine) - _matched(mine, theirs, size)]
+    if any(lost):
+        return bad(
+            f"of the model's own {len(theirs)} boxes {lost[0]} are not among the {len(mine)} of decode(), and {lost[1]} the other way round",
+            "select() and decode() must do what the model's own post-processing does: threshold, top-k, NMS, scaling, order of the fields",
+        )
+    return good(f"the model's own {len(theirs)} boxes, to 1e-4")
+
+
+def _matched(these: Tensor, those: Tensor, size: Tensor) -> int:
+    if not len(those):
+        return 0
+    off = ((these[:, None] - those[None]).abs() / size).amax(2)
+    return int((off.amin(1) < 1e-4).sum())
+
+
+def _furthest(a: Any, b: Any) -> str:
+    """Where two pytrees of the same form lie furthest apart."""
+    ours, theirs = named_floats(a), named_floats(b)
+    pairs = [(name, x, y) for (name, x), (_, y) in zip(ours, theirs) if x.shape == y.shape and x.numel()]
+    off = [(float((x - y).abs().max()), name) for name, x, y in pairs]
+    return f", by up to {max(off)[0]:.2g} in raw{max(off)[1]}" if off else ", in their shapes"

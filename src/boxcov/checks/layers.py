@@ -1,0 +1,213 @@
+"""Which layers a posterior can hold and which not, whether loss and boxes reach them, and what it will cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from boxcov._torch.inputs import fresh
+from boxcov._torch.layer_calls import Call, Watch
+from boxcov._torch.shadow import listed
+from boxcov._torch.unfold import Geometry
+from boxcov.checks.report import DepthCost, LayerRow, MethodCost
+from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
+from boxcov.kfac.accumulate import Accumulator, Layer
+from boxcov.kfac.losses import Losses
+from boxcov.kfac.subset import chosen_parameters
+
+_MIB = 2**20
+_SAMPLES = 10
+
+
+def trace(subject: Subject) -> Outcome:
+    """Every parameter: in which part it is, and whether it is the weight of a linear layer or convolution."""
+    subject.needed_raw()
+    given = subject.original.parts()
+    chosen = chosen_parameters(subject.original, list(given)[-1])
+    losses = Losses(subject.original, chosen)
+    used: dict[str, Layer] = {}
+    names = {id(alias): name for name, alias in losses.aliases.items()}
+
+    def run(name: str, call: Call) -> Tensor:
+        bias = None if call.bias is None else names.get(id(call.bias))
+        form = Geometry(call.geometry.kernel, groups=call.geometry.groups, transposed=call.geometry.transposed)
+        used.setdefault(name, Layer(name, bias, call.weight.shape, form))
+        return call()
+
+    with torch.enable_grad(), Watch(names, run):
+        raw = losses.raw(subject.inputs)
+        if subject.selection is not None:
+            losses.detector.decode(raw, subject.selection)
+    subject.moving = [leaf.requires_grad for _, leaf in named_floats(raw)]
+    touched = _touched(raw, losses.aliases)
+    parts = _part_of(given)
+    subject.layers = [_row(name, p, parts, chosen, used, touched) for name, p in subject.original.named_parameters()]
+    subject.layers = [row for row in subject.layers if row.reason != "bias"]
+    inside = [row for row in subject.layers if not row.reason]
+    lost = [row.name for row in subject.layers if row.reason.startswith(("used otherwise", "not used"))]
+    if not inside:
+        return bad(f"no layer of {listed(given)} can be in a posterior", "name parts whose linear layers and convolutions run in forward()")
+    todo = (
+        f"boxcov.fit(..., fixed={lost[:3]!r}{' and so on' if len(lost) > 3 else ''}) keeps what cannot be factored constant" if lost else ""
+    )
+    return good(f"{len(inside)} layers can be in a posterior, {len(lost)} parameters cannot", todo)
+
+
+def _part_of(parts: dict[str, nn.Module | tuple[nn.Module, ...]]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for part, value in parts.items():
+        for module in [value] if isinstance(value, nn.Module) else value:
+            found |= {id(p): part for p in module.parameters() if id(p) not in found}
+    return found
+
+
+def _touched(raw: Any, aliases: dict[str, nn.Parameter]) -> set[str]:
+    """The weights that raw outputs depend on."""
+    tensors = [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]
+    if not tensors:
+        return set()
+    grads = torch.autograd.grad([t.sum() for t in tensors], list(aliases.values()), allow_unused=True)
+    return {name for name, g in zip(aliases, grads) if g is not None}
+
+
+def _row(
+    name: str, p: nn.Parameter, parts: dict[int, str], chosen: dict[str, nn.Parameter], used: dict[str, Layer], touched: set[str]
+) -> LayerRow:
+    row = LayerRow(name, parts.get(id(p), "-"), tuple(p.shape))
+    if name in used:
+        layer = used[name]
+        return replace(row, n_in=layer.n_in, n_out=layer.n_out, groups=layer.geometry.groups)
+    if any(layer.bias == name for layer in used.values()):
+        return replace(row, reason="bias")
+    if id(p) not in parts:
+        return replace(row, reason="in no part")
+    if name not in chosen:
+        return replace(row, reason="norm layer: a constant in eval mode")
+    if name in touched:
+        return replace(row, reason="used otherwise than as the weight or bias of a linear layer or convolution")
+    return replace(row, reason="not used in this pass")
+
+
+def loss_gradient(subject: Subject) -> Outcome:
+    """``loss()`` has a gradient in every layer of the posterior, and the factors of one frame can be made."""
+    if subject.loss is None:
+        raise NotChecked("needs the loss of the frame")
+    chosen = _chosen(subject)
+    accumulator = Accumulator(subject.original, chosen)
+    accumulator.add(fresh(subject.inputs), subject.targets, None, 0)
+    cut_off = [name for name, sums in accumulator.sums.items() if not sums.reached]
+    if cut_off:
+        return bad(
+            f"the loss has no gradient for {listed(cut_off, 4)}",
+            "is something detached before loss()? If not, keep those layers constant with fixed=[...]",
+        )
+    flat = [name for name, sums in accumulator.sums.items() if not bool(sums.H.any())]
+    return good(
+        f"reaches {len(accumulator.sums)} layers; factors of one frame were made" + (f"; zero here for {listed(flat, 3)}" if flat else "")
+    )
+
+
+def box_gradient(subject: Subject) -> Outcome:
+    """Every field of the boxes depends on weights of the parts."""
+    chosen_rows = subject.needed_selection()
+    subject.needed_boxes()
+    losses = Losses(subject.original, _chosen(subject))
+    todo = (
+        "is the head run under no_grad(), or something detached in forward()? A field that is no function of the weights has the variance 0"
+    )
+    with torch.enable_grad():
+        boxes = losses.detector.decode(losses.raw(subject.inputs), chosen_rows)
+        if not boxes.requires_grad:
+            return bad("the boxes have no gradient in any weight of the parts", todo)
+        aliases = list(losses.aliases.values())
+        reached: set[str] = set()
+        dead = []
+        for column, field in enumerate(subject.original.box_fields):
+            grads = torch.autograd.grad(boxes[:, column].sum(), aliases, retain_graph=True, allow_unused=True)
+            names = {name for name, g in zip(losses.aliases, grads) if g is not None and bool(g.any())}
+            reached |= names
+            dead += [] if names else [field]
+    if dead:
+        return bad(f"{listed(dead)} have no gradient in any weight of the parts", todo)
+    return good(f"every field depends on weights; {len(reached)} of {len(aliases)} parameters bear on boxes")
+
+
+def _chosen(subject: Subject) -> dict[str, nn.Parameter]:
+    if not any(not row.reason for row in subject.layers):
+        raise NotChecked("no layer can be in a posterior")
+    out = [row.name for row in subject.layers if row.reason and row.reason != "in no part"]
+    return chosen_parameters(subject.original, list(subject.original.parts())[-1], out)
+
+
+# cost
+
+
+def depths(subject: Subject) -> tuple[DepthCost, ...]:
+    """For each depth, which is a part and all between it and the output."""
+    found, inside = [], []
+    for part in subject.original.parts() if subject.layers else ():
+        inside += [row for row in subject.layers if not row.reason and row.part == part]
+        factors = sum(row.groups * (row.n_in**2 + row.n_out**2) for row in inside)
+        weights = sum(row.groups * row.n_in * row.n_out for row in inside)
+        found.append(
+            DepthCost(
+                part,
+                len(inside),
+                weights,
+                factors_mib=4 * factors / _MIB,
+                fit_mib=8 * factors / _MIB,
+                online_mib=4 * (factors + weights) / _MIB,
+                directions_mib=4 * _SAMPLES * weights / _MIB,
+            )
+        )
+    return tuple(found)
+
+
+def methods(subject: Subject) -> tuple[MethodCost, ...]:
+    """Passes of each method for a frame with as many boxes as this one."""
+    if subject.boxes is None or subject.raw is None or subject.selection is None:
+        return ()
+    m, D = subject.boxes.shape
+    by_instance = _quietly(lambda: subject.shadow().instances(subject.raw, subject.selection)) is not None
+    exact = MethodCost("ExactGLM", 1, D, "through the head, all boxes at once") if by_instance else None
+    return (
+        MethodCost("fit, a frame", 1, 1, "offline, once"),
+        exact or MethodCost("ExactGLM", 2, m * D, f"{D} numbers of {m} boxes; instances() would make it {D}"),
+        MethodCost("MCGLM", 1 + _SAMPLES, 0, f"{_SAMPLES} of them forward-mode, from the posterior's first layer on"),
+        MethodCost("GLM", 1, m * D, f"{D} numbers of {m} boxes"),
+        MethodCost("MCI", 1 + _SAMPLES, 0, f"{_SAMPLES} with other weights, or dropout"),
+    )
+
+
+def timed(subject: Subject, times: int = 3) -> float | None:
+    """Milliseconds of one plain pass, the median."""
+    if subject.raw is None:
+        return None
+    detector, inputs = subject.shadow(), fresh(subject.inputs)
+    taken = []
+    with torch.no_grad():
+        for _ in range(times):
+            _wait(subject.device)
+            began = perf_counter()
+            detector(inputs)
+            _wait(subject.device)
+            taken.append(1e3 * (perf_counter() - began))
+    return median(taken)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _quietly(run: Any) -> Any:
+    try:
+        return run()
+    except Exception:
+        return None

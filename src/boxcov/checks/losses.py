@@ -1,0 +1,217 @@
+"""Is the loss one value a frame, of that frame alone: on batches of two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from boxcov._torch.inputs import fresh, most_frames
+from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
+from boxcov.data.frame import batched
+from boxcov.detector import Detector
+
+
+def shape(subject: Subject) -> Outcome:
+    """(B,), finite."""
+    raw = subject.needed_raw()
+    if subject.targets is None:
+        raise NotChecked("no targets were given: fit() needs them, but with fisher='mc'")
+    with torch.no_grad():
+        found = subject.shadow().loss(raw, subject.targets)
+    frames = most_frames(subject.inputs, subject.targets)
+    todo = (
+        "sum over each frame's locations and boxes, and leave the frames apart: shape (B,); a mean over the batch hides their own gradients"
+    )
+    if not isinstance(found, Tensor) or found.dim() != 1 or (frames is not None and len(found) != frames):
+        form = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        return bad(f"loss() gives {form} for {'a batch' if frames is None else f'{frames} frames'}, expected (B,)", todo)
+    if not bool(found.isfinite().all()):
+        return bad(
+            f"the loss is {found.tolist()}",
+            "clamp probabilities before their logarithm, and let a frame without objects have a finite loss",
+        )
+    subject.loss = found
+    return good(f"one value a frame: {', '.join(f'{x:.4g}' for x in found.tolist()[:4])}")
+
+
+def alone(subject: Subject) -> Outcome:
+    """A frame's loss is the same beside itself as alone: nothing is divided by the number of frames."""
+    known = _known(subject)
+    twice = _losses(subject, [_frame(subject), _frame(subject)])
+    if len(twice) != 2 * len(known):
+        return bad(f"loss() gives {len(twice)} values for {2 * len(known)} frames", "one value a frame, shape (B,)")
+    off = _off(twice, torch.cat([known, known]))
+    if off > _slack(subject):
+        return bad(
+            f"the loss of a frame is {float(known[0]):.4g} alone and {float(twice[0]):.4g} in a batch of two of it",
+            "do not divide by the number of frames, nor by what is counted over the whole batch",
+        )
+    return good(f"the same in a batch of two, to {off:.0e}")
+
+
+def apart(subject: Subject) -> Outcome:
+    """Whatever the other frame of a batch is, and in its gradients too."""
+    known = _known(subject)
+    most = 0.0
+    for mate, how in _mates(subject):
+        found = _losses(subject, [_frame(subject), mate])
+        most = max(most, _off(found[: len(known)], known))
+        if most > _slack(subject):
+            return bad(
+                f"the loss of a frame is {float(known[0]):.4g} alone and {float(found[0]):.4g} beside {how}",
+                "let no frame's loss depend on another's: normalise by each frame's own objects, and match targets frame by frame",
+            )
+    leaked = _leak(subject)
+    if leaked:
+        return bad(
+            f"the loss of the first frame has a gradient in {leaked} of the second",
+            "let no frame's loss depend on another frame's raw outputs",
+        )
+    return good(f"the same beside {how}, to {most:.0e}, and no gradient crosses over")
+
+
+def batch(subject: Subject) -> Outcome:
+    """A frame's boxes are the same in a batch as alone, and are said to be its own."""
+    boxes, chosen = subject.needed_boxes(), subject.needed_selection()
+    B = most_frames(subject.inputs, subject.targets)
+    if B is None:
+        raise NotChecked("the number of frames cannot be told from these inputs")
+    mate = subject.inputs if subject.other is None else subject.other[0]
+    with torch.no_grad():
+        detector, merged = subject.shadow(), _merged([subject.inputs, mate])
+        try:
+            raw = detector(merged)
+        except Exception as error:
+            raise NotChecked(f"two frames do not go into one batch: {type(error).__name__}: {str(error).splitlines()[0]}") from None
+        found = detector.select(raw)
+        own = found.frame < B
+        there = detector.decode(raw, found)[own]
+    size = boxes.abs().amax(0).clamp(min=1e-6)
+    near = int((((boxes[:, None] - there[None]).abs() / size).amax(2).amin(1) < 1e-3).sum()) if len(there) else 0
+    if near < 0.9 * len(chosen) or abs(len(there) - len(chosen)) > 0.1 * len(chosen):
+        return bad(
+            f"of {len(chosen)} boxes of a frame alone {near} are there in a batch of two, which has {len(there)} of it",
+            "do frames meet in forward() or in NMS, or does selection.frame name the wrong one?",
+        )
+    return good(f"{near} of {len(chosen)} boxes are the same in a batch of two")
+
+
+def drawn(subject: Subject) -> Outcome:
+    """``sample_targets()`` draws what ``loss()`` takes."""
+    raw = subject.needed_raw()
+    if type(subject.original).sample_targets is Detector.sample_targets:
+        raise NotChecked("the detector has none: optional, for fisher='mc'")
+    detector = subject.shadow()
+    with torch.no_grad():
+        found = detector.loss(raw, detector.sample_targets(raw, torch.Generator(subject.device).manual_seed(0)))
+    if found.dim() != 1 or not bool(found.isfinite().all()):
+        return bad(f"the loss of drawn targets is {found.tolist()}", "draw targets in the form that loss() reads")
+    return good("drawn targets have a finite loss")
+
+
+# batches of two
+
+
+def _known(subject: Subject) -> Tensor:
+    if subject.loss is None:
+        raise NotChecked("needs the loss of the frame")
+    return subject.loss
+
+
+def _frame(subject: Subject) -> tuple[Any, Any]:
+    return subject.inputs, subject.targets
+
+
+def _merged(items: list[Any]) -> Any:
+    try:
+        return fresh(batched(items, len(items))[0])
+    except Exception as error:
+        raise NotChecked(f"two frames cannot be merged into a batch: {error}") from None
+
+
+def _losses(subject: Subject, frames: list[tuple[Any, Any]]) -> Tensor:
+    inputs, targets = _merged([item[0] for item in frames]), _merged([item[1] for item in frames])
+    detector = subject.shadow()
+    with torch.no_grad():
+        try:
+            raw = detector(inputs)
+        except Exception as error:
+            raise NotChecked(f"two frames do not go into one batch: {type(error).__name__}: {str(error).splitlines()[0]}") from None
+        return detector.loss(raw, targets)
+
+
+def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
+    """Other frames for a batch: the one given, or a changed copy, and the same with other targets, if its loss takes them."""
+    inputs, targets = subject.other or (changed(subject.inputs), subject.targets)
+    what = "a changed copy" if subject.other is None else "another frame"
+    found = [((inputs, _fewer(targets)), f"{what} with other targets"), ((inputs, targets), what)]
+    with torch.no_grad():
+        try:
+            detector = subject.shadow()
+            detector.loss(detector(fresh(inputs)), fresh(found[0][0][1]))
+        except Exception:  # it may need what was taken away
+            return found[1:]
+    return found
+
+
+def _leak(subject: Subject) -> str:
+    """The raw output of the second frame in which the first one's loss has a gradient, if any."""
+    mate = subject.other or (changed(subject.inputs), subject.targets)
+    inputs, targets = (_merged([a, b]) for a, b in zip(_frame(subject), mate))
+    detector, B = subject.shadow(), len(_known(subject))
+    with torch.no_grad():
+        raw = detector(inputs)
+    leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), raw)
+    with torch.enable_grad():
+        losses = detector.loss(leaves, targets)
+    single = dict(named_floats(subject.needed_raw()))
+    doubled = [(name, t) for name, t in named_floats(leaves) if name in single and t.dim() and len(t) == 2 * len(single[name])]
+    if not losses.requires_grad or not doubled:
+        return ""
+    grads = torch.autograd.grad(losses[:B].sum(), [t for _, t in doubled], allow_unused=True)
+    for (name, t), g in zip(doubled, grads):
+        half = len(t) // 2
+        if g is not None and float(g[half:].abs().max()) > 1e-5 * float(g.abs().max()):
+            return f"raw{name}"
+    return ""
+
+
+def changed(inputs: Any) -> Any:
+    """Other inputs of the same form: floating-point numbers a little off, images of whole numbers mirrored.
+
+    >>> changed([torch.ones(2, 3)])[0].shape
+    torch.Size([2, 3])
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def other(t: Tensor) -> Tensor:
+        if t.is_floating_point() and t.numel() > 1:
+            return 0.9 * t + 0.05 * t.std().nan_to_num(0.0) * torch.randn(t.shape, generator=generator).to(t)
+        return t.flip(-1) if t.dim() > 2 else t.clone()
+
+    return tree_map_only(Tensor, other, inputs)
+
+
+def _fewer(targets: Any) -> Any:
+    """Targets with half of the objects, where they are dicts of tensors of one length; tensors of numbers are changed."""
+    if isinstance(targets, list):
+        return [_fewer(target) for target in targets]
+    if isinstance(targets, dict):
+        lengths = {len(t) for t in targets.values() if isinstance(t, Tensor) and t.dim()}
+        count = max(lengths, default=0)
+        return {
+            key: value[: count // 2] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
+            for key, value in targets.items()
+        }
+    return changed(targets)
+
+
+def _off(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).abs() / expected.abs().clamp(min=1e-6)).max())
+
+
+def _slack(subject: Subject) -> float:
+    return 1e-3 if subject.device.type == "cpu" else 1e-2

@@ -1,0 +1,168 @@
+"""The detector under the check: a shadow of it, the frame, and what earlier checks found out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+
+from boxcov._torch.shadow import shadow
+from boxcov.checks.report import LayerRow
+from boxcov.detector import Detector, Selection
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check says; its name is given by whoever runs it."""
+
+    passed: bool | None
+    seen: str
+    todo: str = ""
+
+
+def good(seen: str, todo: str = "") -> Outcome:
+    return Outcome(True, seen, todo)
+
+
+def bad(seen: str, todo: str) -> Outcome:
+    return Outcome(False, seen, todo)
+
+
+class NotChecked(Exception):
+    """Something that a check needs is not there, or an earlier one failed."""
+
+
+@dataclass
+class Subject:
+    """What is looked at. ``raw``, ``selection`` and ``boxes`` are there once the checks that make them have passed."""
+
+    original: Detector
+    inputs: Any
+    targets: Any
+    other: tuple[Any, Any] | None  # another frame
+    reference: Tensor | None
+    raw: Any = None
+    selection: Selection | None = None
+    boxes: Tensor | None = None
+    repeatable: bool = False
+    loss: Tensor | None = None
+    layers: list[LayerRow] = field(default_factory=list)
+    moving: list[bool] = field(default_factory=list)  # of each floating-point raw output, whether it depends on the weights
+    milliseconds: float | None = None
+
+    @property
+    def device(self) -> torch.device:
+        first = next(iter((*self.original.parameters(), *self.original.buffers())), None)
+        return torch.device("cpu") if first is None else first.device
+
+    @property
+    def name(self) -> str:
+        return type(self.original).__name__
+
+    def shadow(self) -> Detector:
+        """In eval mode, apart from the detector but for its weights and buffers."""
+        return shadow(self.original)
+
+    def needed_raw(self) -> Any:
+        if self.raw is None:
+            raise NotChecked("needs the raw outputs of forward()")
+        return self.raw
+
+    def needed_selection(self) -> Selection:
+        if self.selection is None:
+            raise NotChecked("needs the instances of select()")
+        return self.selection
+
+    def needed_boxes(self) -> Tensor:
+        if self.boxes is None:
+            raise NotChecked("needs the boxes of decode()")
+        return self.boxes
+
+
+# comparing
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, so that NaN equals NaN and 0 is not -0.
+
+    >>> bool((bits(torch.tensor([float("nan")])) == bits(torch.tensor([float("nan")]))).all())
+    True
+    """
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two pytrees hold the same tensors, bit for bit.
+
+    >>> same_bits({"x": torch.ones(2)}, {"x": torch.ones(2)}), same_bits([torch.ones(2)], [torch.zeros(2)])
+    (True, False)
+    """
+    ours, theirs = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (a, b))
+    return len(ours) == len(theirs) and all(
+        x.shape == y.shape and x.dtype == y.dtype and torch.equal(bits(x), bits(y)) for x, y in zip(ours, theirs)
+    )
+
+
+def named_floats(tree: Any) -> list[tuple[str, Tensor]]:
+    """The floating-point tensors of a pytree with the way to each.
+
+    >>> [name for name, _ in named_floats({"heat": [torch.zeros(1)]})]
+    ["['heat'][0]"]
+    """
+    found = tree_flatten_with_path(tree)[0]
+    return [("".join(str(step) for step in path), leaf) for path, leaf in found if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+# the detector's own state
+
+
+class State:
+    """Parameters and buffers of a detector as they are now, to compare with and to go back to."""
+
+    def __init__(self, detector: nn.Module) -> None:
+        self.modules = dict(detector.named_modules())
+        self.tensors = [
+            (module, kind, name, tensor, None if tensor is None else tensor.detach().clone())
+            for module in self.modules.values()
+            if not isinstance(module, torch.jit.ScriptModule)
+            for kind in ("_parameters", "_buffers")
+            for name, tensor in getattr(module, kind).items()
+        ]
+
+    def changed(self) -> list[str]:
+        """Names of what is no longer as it was."""
+        names = {id(module): name for name, module in self.modules.items()}
+        found = []
+        for module, kind, name, tensor, copy in self.tensors:
+            now = getattr(module, kind).get(name)
+            same = now is tensor and (tensor is None or copy is None or torch.equal(bits(tensor), bits(copy)))
+            if not same:
+                found.append(f"{names[id(module)]}.{name}".lstrip("."))
+        return found
+
+    def restore(self) -> None:
+        """Back to what it was; tensors that did not change are not written to."""
+        for module, kind, name, tensor, copy in self.tensors:
+            getattr(module, kind)[name] = tensor
+            if tensor is not None and copy is not None and not torch.equal(bits(tensor), bits(copy)):
+                tensor.data.copy_(copy)
+
+
+@contextmanager
+def left_alone(detector: nn.Module) -> Iterator[None]:
+    """Whatever happens within, weights, buffers, modes and the state of the random generators are as they were."""
+    state, modes = State(detector), {module: module.training for module in detector.modules()}
+    devices = {tensor.device for tensor in (*detector.parameters(), *detector.buffers()) if tensor.is_cuda}
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            state.restore()
+            for module, training in modes.items():
+                if module.training != training:
+                    module.training = training

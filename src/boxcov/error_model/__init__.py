@@ -1,0 +1,1 @@
+"""From covariances and scores to the errors of boxes."""

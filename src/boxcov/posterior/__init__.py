@@ -1,0 +1,1 @@
+"""The Gaussian over the weights: factors, prior, file."""

@@ -1,0 +1,265 @@
+"""One safetensors file a posterior: eigenbases as tensors, everything else as JSON in its header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from boxcov._torch.shadow import fingerprint
+from boxcov._torch.unfold import Geometry
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError
+from boxcov.files import reading, write_safetensors
+from boxcov.kfac.accumulate import FisherKind, Layer, Locations
+from boxcov.posterior.calibration import Calibration
+from boxcov.posterior.householder import Packed, check_packed
+from boxcov.posterior.kronecker_block import Block, Eigen
+from boxcov.posterior.posterior import Form, Posterior
+from boxcov.version import __version__
+
+FORMAT = (
+    1  # "calibration", "locations" and "skipped" came later and are optional: files without them are read, and older readers pass over them
+)
+REFINED = 2  # "corrected" and "full", which older readers must not pass over
+PACKED = 3  # truncated factors, and "error"
+_KEY = "boxcov.posterior"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What a posterior weighs, in bytes."""
+
+    factors: int  # as the paper counts: n_in^2 + n_out^2 for every layer, biases aside
+    stored: int  # what the file holds: biases included, shared factors once
+    weights: int  # the parameters that it is about
+
+    def __str__(self) -> str:
+        mib = [f"{size / 2**20:.2f}" for size in (self.factors, self.stored, self.weights)]
+        return f"factors {mib[0]} MiB, stored {mib[1]} MiB, for weights of {mib[2]} MiB"
+
+
+def storage(posterior: Posterior) -> Storage:
+    """Storage figures.
+
+    >>> import boxcov
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> print(storage(boxcov.fit(TinyCenter(), shapes.frames(count=2))))
+    factors 0.95 MiB, stored 0.73 MiB, for weights of 0.06 MiB
+    """
+    factors = weights = 0
+    for block in posterior.blocks.values():
+        layer, itemsize = block.layer, block.H.values.element_size()
+        n_in = layer.n_in - (layer.bias is not None)
+        factors += itemsize * layer.geometry.groups * (n_in**2 + layer.n_out**2)
+        weights += itemsize * block.size
+    stored = sum(t.numel() * t.element_size() for t in _tensors(posterior)[0].values())
+    return Storage(factors, stored, weights)
+
+
+def save(posterior: Posterior, path: str | Path) -> None:
+    """Write the posterior: there whole or not at all."""
+    tensors, numbers = _tensors(posterior)
+    about = {
+        "format": _format(posterior),
+        "version": __version__,
+        "blocks": [_about(block, numbers) for block in posterior.blocks.values()],
+        "n_data": posterior.n_data,
+        "prior_precision": posterior.prior_precision,
+        "fisher": posterior.fisher,
+        "frames": posterior.frames,
+        "loss": posterior.loss,
+        "weights_sha256": posterior.fingerprint,
+        "depth": posterior.depth,
+        "locations": posterior.locations,
+        "form": posterior.form,
+        "jitter": posterior.jitter,
+        "meta": dict(posterior.meta),
+        "skipped": posterior.skipped,
+    }
+    if posterior.calibration is not None:
+        about["calibration"] = json.loads(posterior.calibration.to_json())
+    if posterior.error:
+        about["error"] = posterior.error if isfinite(posterior.error) else None
+    write_safetensors(path, tensors, {_KEY: json.dumps(about)})
+
+
+def _format(posterior: Posterior) -> int:
+    if any(block.Q.packed is not None for block in posterior.blocks.values()):
+        return PACKED
+    return REFINED if any(block.refined for block in posterior.blocks.values()) else FORMAT
+
+
+def load(path: str | Path, detector: Detector) -> Posterior:
+    """Read a posterior for ``detector``; one that was made for other weights is refused."""
+    with reading(path, "a boxcov posterior"):
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})[_KEY])
+            if about["format"] not in (FORMAT, REFINED, PACKED):
+                raise BoxcovError(
+                    f"{path}: written by boxcov {about['version']} in format {about['format']}, this one reads up to {PACKED}"
+                )
+            check_fingerprint(about["weights_sha256"], detector, str(path))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: tuple(p.shape) for name, p in detector.named_parameters(remove_duplicate=False)}
+        posterior = _posterior(about, tensors, shapes).to(next(detector.parameters()).device)
+        return posterior.with_calibration(_calibration(about))
+
+
+def _calibration(about: dict[str, Any]) -> Calibration | None:
+    return Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
+
+
+def check_fingerprint(known: str, detector: Detector, what: str) -> None:
+    """Refuse a posterior of other weights, with both fingerprints in the error."""
+    own = fingerprint(detector)
+    if own != known:
+        raise BoxcovError(
+            f"{what}: this posterior was made for weights with the fingerprint {known}, the detector's is {own}: "
+            "load the weights it belongs to, or fit a new posterior"
+        )
+
+
+def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
+    """The file's tensors, and the number of each distinct factor."""
+    numbers: dict[int, int] = {}
+    tensors = {}
+    for block in posterior.blocks.values():
+        for factor in (block.Q, block.H, block.full):
+            if factor is not None and id(factor) not in numbers:
+                number = numbers[id(factor)] = len(numbers)
+                held = {"vectors": factor.vectors, "values": factor.values} if factor.packed is None else factor.packed.tensors()
+                tensors.update({f"factor.{number}.{name}": tensor for name, tensor in held.items()})
+        if block.corrected is not None:
+            tensors[f"corrected.{block.layer.name}"] = block.corrected
+    return tensors, numbers
+
+
+def _about(block: Block, numbers: dict[int, int]) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        **layer_to_json(block.layer),
+        "Q": numbers[id(block.Q)],
+        "H": numbers[id(block.H)],
+        "square_norm": block.square_norm,
+    }
+    if block.full is not None:
+        about["full"] = numbers[id(block.full)]
+    return about
+
+
+def layer_to_json(layer: Layer) -> dict[str, Any]:
+    """A layer as the header of a file has it.
+
+    >>> layer_from_json(layer_to_json(Layer("conv.weight", None, torch.Size([8, 4, 3, 3]), Geometry((3, 3))))).n_in
+    36
+    """
+    return {"weight": layer.weight, "bias": layer.bias, "shape": list(layer.shape), "geometry": asdict(layer.geometry)}
+
+
+def layer_from_json(entry: Mapping[str, Any]) -> Layer:
+    """The way back; numbers that are no sizes are a ValueError."""
+    form, bias = entry["geometry"], entry["bias"]
+    kernel, shape = tuple(form["kernel"]), tuple(entry["shape"])
+    sizes = (*kernel, *shape, form["groups"])
+    if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes) or len(shape) != 2 + len(kernel):
+        raise ValueError(f"no layer has the shape {shape}, a kernel of {kernel} and {form['groups']} groups")
+    if not isinstance(entry["weight"], str) or not (bias is None or isinstance(bias, str)):
+        raise ValueError(f"{entry['weight']!r} and {bias!r} are no names of a weight and a bias")
+    return Layer(entry["weight"], bias, torch.Size(shape), Geometry(kernel, groups=form["groups"], transposed=bool(form["transposed"])))
+
+
+def _posterior(about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Posterior:
+    factors: dict[int, Eigen] = {}
+    blocks: dict[str, Block] = {}
+    for entry in about["blocks"]:
+        layer = layer_from_json(entry)
+        if shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks:  # a packed factor is as large as its layer says it is
+            raise ValueError(f"{layer.weight} of shape {tuple(layer.shape)} is no weight of the detector, or there twice")
+        groups = layer.geometry.groups
+        found: list[Eigen | None] = []
+        for key, n, side in (("Q", layer.n_in, "Q"), ("H", layer.n_out, "H"), ("full", layer.n_in * layer.n_out, "the Fisher")):
+            if key in entry and entry[key] not in factors:
+                factors[entry[key]] = _factor(tensors, entry[key], groups, n, f"{side} of {layer.name}")
+            factor = factors[entry[key]] if key in entry else None
+            if factor is not None:
+                _check_factor(factor, (groups, n, n), f"{side} of {layer.name}")
+            found.append(factor)
+        Q, H, full = found
+        if Q is None or H is None:
+            raise ValueError(f"{layer.name} lacks a factor")
+        corrected = tensors.get(f"corrected.{layer.name}")
+        if corrected is not None:
+            _check_values(corrected, (groups, layer.n_out, layer.n_in), Q.values.dtype, f"the corrected eigenvalues of {layer.name}")
+        blocks[layer.name] = Block(layer, Q, H, number(entry["square_norm"], "square_norm"), corrected, full)
+    tau = about["prior_precision"]
+    taus = tau if isinstance(tau, dict) else {"": tau}
+    taus = {str(name): number(value, "prior_precision") for name, value in taus.items()}
+    choices = (("fisher", FisherKind), ("form", Form), ("locations", Locations))
+    about = {"locations": "all", "skipped": 0, "error": 0.0, **about}
+    if any(about[name] not in get_args(kinds) for name, kinds in choices) or not isinstance(about["meta"], dict):
+        raise ValueError(f"{[about[name] for name, _ in choices]!r} with a meta of {about['meta']!r}")
+    return Posterior(
+        blocks=blocks,
+        n_data=number(about["n_data"], "n_data"),
+        prior_precision=taus if isinstance(tau, dict) else taus[""],
+        fisher=about["fisher"],
+        frames=int(number(about["frames"], "frames")),
+        loss=number(about["loss"], "loss"),
+        fingerprint=about["weights_sha256"],
+        depth=str(about["depth"]),
+        form=about["form"],
+        jitter=number(about["jitter"], "jitter"),
+        meta=about["meta"],
+        locations=about["locations"],
+        skipped=int(number(about["skipped"], "skipped")),
+        error=float("inf") if about["error"] is None else number(about["error"], "error"),
+    )
+
+
+def _factor(tensors: Mapping[str, Tensor], number: int, groups: int, n: int, what: str) -> Eigen:
+    """One factor as the file has it, whole or packed; what is packed is checked before it is opened."""
+    start = f"factor.{int(number)}."
+    held = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+    if "vectors" in held:
+        return Eigen(held["vectors"], held["values"])
+    packed = Packed(n, held["exact"], held["rounded"], held["scale"], held["values"], held["rest"])
+    check_packed(packed, groups, what)
+    return Eigen(*packed.opened(), packed)
+
+
+def _check_factor(factor: Eigen, shape: tuple[int, int, int], what: str) -> None:
+    if tuple(factor.vectors.shape) != shape or tuple(factor.values.shape) != shape[:2]:
+        raise ValueError(f"{what} has shape {tuple(factor.vectors.shape)}, expected {shape}")
+    dtypes = {factor.vectors.dtype, factor.values.dtype}
+    if dtypes not in ({torch.float32}, {torch.float64}):
+        raise ValueError(f"{what} is of {dtypes}")
+    if not bool(factor.vectors.isfinite().all()) or not bool(((factor.values >= 0) & factor.values.isfinite()).all()):
+        raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
+    if not bool((factor.vectors.abs() <= 1 + 1e-3).all()):
+        raise ValueError(f"{what} has vectors longer than 1")
+
+
+def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
+    if tuple(values.shape) != shape or values.dtype != dtype or not bool(((values >= 0) & values.isfinite()).all()):
+        raise ValueError(f"{what} have shape {tuple(values.shape)} and {values.dtype}, or are negative or not finite")
+
+
+def number(value: Any, what: str) -> float:
+    """A finite number of a header.
+
+    >>> number("7", "n_data")
+    Traceback (most recent call last):
+    ...
+    ValueError: n_data is '7', expected a finite number
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+        raise ValueError(f"{what} is {value!r}, expected a finite number")
+    return float(value)

@@ -1,0 +1,1 @@
+"""Tangents through the network."""

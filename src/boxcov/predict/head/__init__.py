@@ -1,0 +1,1 @@
+"""The exact covariance of a staged convolutional head."""

@@ -1,0 +1,73 @@
+"""The exact covariance that one layer adds to the boxes of many instances: pure functions of tensors.
+
+In the eigenbasis, with a layer's inputs ``alpha = U^T a`` and gradients ``delta_j = V^T d_j`` of an instance at T locations, the layer adds
+
+    C[j, j'] = sum over p, q of v[p, q] G_j[p, q] G_j'[p, q],    G_j[p, q] = sum over t of delta_j[p, t] alpha[q, t].
+
+Either G is formed, or, for few locations, ``K[p, t, t'] = sum over q of v[p, q] alpha[q, t] alpha[q, t']``, which has no D in it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from boxcov._torch.precision import full_precision
+from boxcov.posterior.kronecker_block import Block
+
+MEMORY = 256 * 2**20  # bytes of intermediates at once
+CACHE = 4 * 2**20  # the same on a CPU, where they had better stay in its cache: measured 1.6 times faster at 100 boxes
+
+
+@full_precision
+def layer_covariance(a: Tensor, d: Tensor, block: Block, variances: Tensor) -> Tensor:
+    """(g, D, D) of inputs a (g, G, n_in, T), without the 1 of a bias, and gradients d (D, g, G, n_out, T); variances are (G, n_out, n_in)."""
+    D, g, _, n_out, T = d.shape
+    if block.layer.bias is not None:
+        a = torch.cat([a, a.new_ones(*a.shape[:2], 1, T)], 2)
+    a, d = a.to(variances.dtype), d.to(variances.dtype)
+    n_in = a.shape[2]
+    by_pairs = block.full is None and T * T < D * T + D * D / 2
+    numbers = a.shape[1] * (n_in * T * T if by_pairs else D * n_out * n_in)
+    room = CACHE if a.device.type == "cpu" else MEMORY
+    step = max(1, int(room // (numbers * variances.element_size())))
+    if block.full is None:
+        a, d = rotated(a, block.Q.vectors), rotated(d, block.H.vectors)
+    contract = _by_pairs if by_pairs else _by_gradients if block.full is None else partial(_by_basis, block)
+    parts = [contract(a[i : i + step], d[:, i : i + step], variances) for i in range(0, g, step)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def rotated(x: Tensor, vectors: Tensor) -> Tensor:
+    """``vectors^T x`` of (..., G, n, T) with (G, n, n): all locations of all instances in one product a group.
+
+    >>> rotated(torch.ones(2, 1, 3, 4), torch.eye(3)[None]).shape
+    torch.Size([2, 1, 3, 4])
+    """
+    flat = x.movedim((-3, -2), (0, 1)).flatten(2)  # (G, n, ... T)
+    out = vectors.transpose(1, 2) @ flat
+    return out.reshape(*x.shape[-3:-1], *x.shape[:-3], x.shape[-1]).movedim((0, 1), (-3, -2))
+
+
+def _by_gradients(alpha: Tensor, delta: Tensor, variances: Tensor) -> Tensor:
+    G = delta @ alpha.transpose(-1, -2)  # (D, g, G, n_out, n_in)
+    G = (G * variances.sqrt()).flatten(2).transpose(0, 1)  # (g, D, w)
+    return G @ G.transpose(1, 2)
+
+
+def _by_basis(block: Block, a: Tensor, d: Tensor, variances: Tensor) -> Tensor:
+    """For a basis that is no product of two: the gradients themselves are turned, one by one."""
+    G = block.rotate(d @ a.transpose(-1, -2))  # (D, g, G, n_out, n_in)
+    G = (G * variances.sqrt()).flatten(2).transpose(0, 1)  # (g, D, w)
+    return G @ G.transpose(1, 2)
+
+
+def _by_pairs(alpha: Tensor, delta: Tensor, variances: Tensor) -> Tensor:
+    pairs = (alpha.unsqueeze(-1) * alpha.unsqueeze(-2)).flatten(3)  # (g, G, n_in, T T)
+    K = (variances @ pairs).unflatten(3, (alpha.shape[3], -1))  # (g, G, n_out, T, T)
+    weighted = (K @ delta.unsqueeze(-1)).squeeze(-1)  # (D, g, G, n_out, T)
+    left, right = (x.flatten(2).transpose(0, 1) for x in (delta, weighted))  # (g, D, G n_out T)
+    C = left @ right.transpose(1, 2)
+    return (C + C.transpose(1, 2)) / 2

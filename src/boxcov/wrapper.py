@@ -1,0 +1,221 @@
+"""``wrap``: a model and a few functions as a detector, without a class of one's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from boxcov._torch.shadow import listed
+from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
+from boxcov.errors import BoxcovError
+from boxcov.head_stages import Staged
+
+Part = nn.Module | str | Sequence[nn.Module | str]
+"""A part of the model: a module, its name in the model, or several of either."""
+
+_ARGUMENTS = {
+    "forward": ("inputs",),
+    "select": ("raw",),
+    "decode": ("raw", "selection"),
+    "loss": ("raw", "targets"),
+    "instances": ("raw", "selection"),
+    "scored_instances": ("raw", "selection"),
+    "staged": ("raw", "selection"),
+    "logits": ("raw", "selection"),
+    "candidates": ("raw",),
+    "sample_targets": ("raw", "generator"),
+}
+
+
+def wrap(
+    model: nn.Module,
+    *,
+    select: Callable[[Any, Any], Selection],
+    decode: Callable[[Any, Any, Selection], Tensor],
+    loss: Callable[[Any, Any, Any], Tensor],
+    parts: Mapping[str, Part],
+    box_fields: Sequence[str],
+    classes: Sequence[str],
+    forward: Callable[[Any, Any], Any] | None = None,
+    periods: Mapping[str, float] | None = None,
+    instances: Callable[[Any, Any, Selection], Iterable[InstanceGroup] | None] | None = None,
+    scored_instances: Callable[[Any, Any, Selection], Iterable[InstanceGroup] | None] | None = None,
+    staged: Callable[[Any, Any, Selection], Staged | None] | None = None,
+    logits: Callable[[Any, Any, Selection], Tensor | None] | None = None,
+    candidates: Callable[[Any, Any], Candidates | None] | None = None,
+    sample_targets: Callable[[Any, Any, torch.Generator], Any] | None = None,
+) -> Detector:
+    """A ``Detector`` of ``model`` and functions: each is a method of the contract, with the model in the place of ``self``.
+
+    So ``decode(model, raw, selection)``, ``loss(model, raw, targets)`` and so on, and a method of the model's own class will do:
+    ``loss=MyModel.loss``. Use the model that is handed over, not one from around the function: boxcov works on a shadow of it.
+    forward: ``forward(model, inputs)``; unless given, ``model(inputs)``.
+    parts: from the output to the input, "head" first; modules, their names in the model, or several of either.
+    periods: fields that wrap around, and after how much; a yaw after 2 pi unless given.
+    The others are optional, and mean what they mean in ``boxcov.Detector``. ``boxcov.check`` says whether all is well.
+
+    >>> def select(model, raw):
+    ...     score, cell = raw[:, 0].sigmoid().max(1)  # the best cell of each frame
+    ...     frame = torch.arange(len(raw))
+    ...     return Selection(frame, score, torch.zeros_like(frame), (frame, cell))
+    >>> detector = wrap(
+    ...     nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 2, 1)),
+    ...     select=select,
+    ...     decode=lambda model, raw, selection: raw[selection.where[0], 1, selection.where[1]].exp()[:, None],
+    ...     loss=lambda model, raw, targets: (raw[:, 1] - targets).square().sum(1),
+    ...     parts={"head": "2", "backbone": "0"},
+    ...     box_fields=("length",),
+    ...     classes=("thing",),
+    ... ).eval()
+    >>> detector.detect(torch.zeros(3, 2, 8)).boxes.shape
+    torch.Size([3, 1])
+    """
+    if not isinstance(model, nn.Module):
+        raise BoxcovError(f"wrap takes a torch.nn.Module, got a {type(model).__name__}: put your network in one")
+    given = {
+        "forward": forward,
+        "select": select,
+        "decode": decode,
+        "loss": loss,
+        "instances": instances,
+        "scored_instances": scored_instances,
+        "staged": staged,
+        "logits": logits,
+        "candidates": candidates,
+        "sample_targets": sample_targets,
+    }
+    functions = {name: _function(name, f, model) for name, f in given.items() if f is not None}
+    # whether a detector has an optional method is told by its class: this one has those that were given
+    own = {name: _method(name) for name in functions if name not in Wrapped.__dict__}
+    kind = type(f"Wrapped{type(model).__name__}", (Wrapped,), own)
+    detector: Detector = kind(model, functions, _names("box_fields", box_fields), _names("classes", classes), _part_names(model, parts))
+    if periods is not None:
+        unknown = sorted(set(periods) - set(detector.box_fields))
+        if unknown:
+            raise BoxcovError(f"periods of {listed(unknown)}, which are no fields of a box: it has {', '.join(detector.box_fields)}")
+        detector.__dict__["periods"] = dict(periods)
+    return detector
+
+
+class Wrapped(Detector):
+    """What ``wrap`` gives: the model is ``detector.model``, and its parameters have names that begin with ``model.``."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        functions: Mapping[str, Callable[..., Any]],
+        box_fields: tuple[str, ...],
+        classes: tuple[str, ...],
+        parts: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+        self.box_fields, self.classes = box_fields, classes
+        self._functions, self._part_names = dict(functions), dict(parts)
+
+    def forward(self, inputs: Any) -> Any:
+        own = self._functions.get("forward")
+        return self.model(inputs) if own is None else own(self.model, inputs)
+
+    def select(self, raw: Any) -> Selection:
+        found: Selection = self._functions["select"](self.model, raw)
+        return found
+
+    def decode(self, raw: Any, selection: Selection) -> Tensor:
+        boxes: Tensor = self._functions["decode"](self.model, raw, selection)
+        return boxes
+
+    def loss(self, raw: Any, targets: Any) -> Tensor:
+        losses: Tensor = self._functions["loss"](self.model, raw, targets)
+        return losses
+
+    def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
+        return {part: tuple(self.model.get_submodule(name) for name in names) for part, names in self._part_names.items()}
+
+    def extra_repr(self) -> str:
+        return f"boxes {' '.join(self.box_fields)} of {listed(self.classes)}"
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: Wrapped, *args: Any) -> Any:
+        return self._functions[name](self.model, *args)
+
+    method.__name__ = name
+    return method
+
+
+def _function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:
+    """The function as it will be called, or an error that says what it must be."""
+    expected = f"{name}({', '.join(('model', *_ARGUMENTS[name]))})"
+    if not callable(function):
+        raise BoxcovError(f"{name} must be a function {expected}, got a {type(function).__name__}")
+    if isinstance(function, MethodType) and function.__self__ is model:
+        function = function.__func__  # the model comes first in any case
+    if isinstance(function, (MethodType, nn.Module)) and isinstance(getattr(function, "__self__", function), nn.Module):
+        raise BoxcovError(
+            f"{name} is bound to a module of its own, and boxcov works on a shadow of the model: write a function {expected} "
+            "that reaches that module from the model"
+        )
+    try:
+        inspect.signature(function).bind(model, *_ARGUMENTS[name])
+    except TypeError as error:
+        raise BoxcovError(f"{name} must be a function {expected}: {error}") from None
+    except ValueError:
+        pass  # a builtin that does not tell its arguments
+    around = _modules_around(function, model)
+    if around:
+        raise BoxcovError(
+            f"{name} reads {listed(around)} from around it, and boxcov works on a shadow of the model: use the model that is handed over, {expected}"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _modules_around(function: Any, model: nn.Module) -> list[str]:
+    """Names by which a function reaches the model's modules other than through its arguments."""
+    if not inspect.isfunction(function):
+        return []
+    inside = {id(module) for module in model.modules()}
+    seen = inspect.getclosurevars(function)
+    return sorted(name for name, value in {**seen.globals, **seen.nonlocals}.items() if id(value) in inside)
+
+
+def _names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise BoxcovError(f"{argument} must be names, got the string {names!r}: write {argument}={tuple(names.split())!r}")
+    names = tuple(names)
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise BoxcovError(f"{argument} must be different names, at least one, got {names!r}")
+    return names
+
+
+def _part_names(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[str, ...]]:
+    """Each part as names of modules in the model, so that it is found in a shadow of it, too."""
+    if not isinstance(parts, Mapping) or not parts:
+        raise BoxcovError(f"parts must say what is the head, and what lies below it: parts={{'head': ...}}, got {parts!r}")
+    known = {id(module): name for name, module in reversed(list(model.named_modules()))}
+    found = {}
+    for part, value in parts.items():
+        each = value if isinstance(value, Sequence) and not isinstance(value, (str, nn.Module)) else (value,)
+        found[part] = tuple(_part_name(model, part, entry, known) for entry in each)
+    return found
+
+
+def _part_name(model: nn.Module, part: str, entry: Any, known: Mapping[int, str]) -> str:
+    if isinstance(entry, nn.Module):
+        if id(entry) not in known:
+            raise BoxcovError(f"the part {part!r} holds a {type(entry).__name__} that is not a module of the model")
+        return known[id(entry)]
+    try:
+        model.get_submodule(entry)
+    except (AttributeError, TypeError):
+        children = [name for name, _ in model.named_children()]
+        raise BoxcovError(
+            f"the part {part!r} names {entry!r}, which the model does not have: there are {listed(children)} and what is in them"
+        ) from None
+    return str(entry)

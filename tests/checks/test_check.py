@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import boxcov
+from boxcov import BoxcovError, Detector, check
+from boxcov.checks import Report
+from boxcov.checks.check import CHECKS
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from helpers.broken_adapters import BROKEN, Base, Counts, CoupledLoss
+from helpers.nets import NetDetector
+
+# a quarter of a scene, to be quick, of two that have objects there
+QUARTERS = ((image[:, :, :32, :32].clone(), targets) for image, targets in shapes.frames(count=20))
+FRAME, OTHER, *_ = (item for item in QUARTERS if int((item[1][0]["boxes"][:, :2] < 15).all(1).sum()) > 0)
+
+
+@pytest.fixture(scope="module")
+def frame() -> Any:
+    return FRAME
+
+
+@cache
+def report_of(make: Callable[[], Detector]) -> Report:
+    return check(make(), FRAME)
+
+
+@pytest.fixture(scope="module")
+def sound(frame: Any) -> Report:
+    return check(TinyCenter(seed=1, threshold=0.05, most=6, width=4), frame)
+
+
+def test_a_sound_detector_passes(sound: Report) -> None:
+    assert sound.ok, str(sound)
+    unmade = [finding.name for finding in sound.findings if finding.passed is None]
+    assert unmade == ["own output", "candidates"]
+    assert sound.findings[0].name == CHECKS[0][0]
+    assert len(sound.findings) == len(CHECKS)
+
+
+@pytest.mark.parametrize(("make", "name", "seen"), [pytest.param(*case, id=f"{case[0].__name__}: {case[1]}") for case in BROKEN])
+def test_broken_adapters_are_caught_by_the_finding_meant_for_it(make: Callable[[], Detector], name: str, seen: str) -> None:
+    report = report_of(make)
+    finding = report[name]
+    assert finding.passed is False, str(report)
+    assert finding.todo
+    assert not report.ok
+    assert re.search(seen, finding.seen), finding.seen
+
+
+ALONE = {  # a broken promise, and what must be wrong beside it
+    "NoGrad": {"boxes: gradient"},
+    "TooFewFields": set(),
+    "ModeMatters": set(),
+    "Overlap": set(),
+    "DividedLoss": {"loss: frames apart"},
+    "ChangesInputs": set(),
+    "BadStages": set(),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_broken_promise_is_not_ten_findings(name: str) -> None:
+    make = next(case[0] for case in BROKEN if case[0].__name__ == name)
+    meant = {case[1] for case in BROKEN if case[0] is make}
+    assert {finding.name for finding in report_of(make).failed} - meant == ALONE[name]
+
+
+def test_a_coupled_loss_is_caught_beside_a_given_frame(frame: Any) -> None:
+    assert check(CoupledLoss(), frame, other=OTHER)["loss: frames apart"].passed is False
+    assert check(Base(), frame, other=OTHER)["loss: frames apart"].seen.startswith("the same beside another frame")
+
+
+# the detector is left alone
+
+
+def test_the_detector_is_untouched(frame: Any) -> None:
+    detector = Counts()
+    detector.train()
+    detector.head.eval()
+    detector.head.shared[0].weight.requires_grad_(False)
+    before = {name: (tensor, tensor.clone(), tensor._version) for name, tensor in detector.state_dict(keep_vars=True).items()}
+    modes = [module.training for module in detector.modules()]
+    attributes = {name: set(module.__dict__) for name, module in detector.named_modules()}
+    image = frame[0].clone()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    assert not check(detector, frame).ok
+    assert torch.equal(torch.rand(3), expected)
+    for name, tensor in detector.state_dict(keep_vars=True).items():
+        was, copy, version = before[name]
+        assert tensor is was
+        assert torch.equal(tensor, copy)
+        assert tensor.grad is None
+        assert name == "calls" or tensor._version == version
+    assert [module.training for module in detector.modules()] == modes
+    assert {name: set(module.__dict__) for name, module in detector.named_modules()} == attributes
+    assert not detector.head.shared[0].weight.requires_grad
+    assert torch.equal(frame[0], image)
+
+
+# what is said of layers and cost
+
+
+def test_layers_and_cost(sound: Report, frame: Any) -> None:
+    detector = TinyCenter(seed=1, threshold=0.05, most=6, width=4)
+    posterior = boxcov.fit(detector, [frame], depth="backbone")
+    inside = [row for row in sound.layers if not row.reason]
+    assert {row.name for row in inside} == {block.layer.weight for block in posterior.blocks.values()}
+    assert [(d.depth, d.layers) for d in sound.depths] == [("head", 9), ("neck", 11), ("backbone", 16)]
+    for depth in sound.depths:
+        made = boxcov.fit(detector, [frame], depth=depth.depth)
+        assert depth.parameters == sum(block.size for block in made.blocks.values())
+        numbers = sum(block.Q.vectors.numel() + block.H.vectors.numel() for block in made.blocks.values())
+        assert depth.factors_mib == pytest.approx(4 * numbers / 2**20)
+        assert depth.fit_mib == 2 * depth.factors_mib
+    norms = [row for row in sound.layers if row.reason]
+    assert {row.reason for row in norms} == {"norm layer: a constant in eval mode"}
+    names = {name for name, module in detector.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    assert {row.name.rpartition(".")[0] for row in norms} == names
+    passes = {m.method: (m.forward, m.backward) for m in sound.methods}
+    assert passes["GLM"] == (1, 30)
+    assert passes["ExactGLM"] == (1, 5)
+    assert sound.milliseconds > 0
+
+
+class Odd(nn.Module):
+    """A learned scale, and a layer that never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.idle = nn.Conv2d(2, 3, 1), nn.Conv2d(2, 2, 1)
+        self.scale = nn.Parameter(torch.ones(3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) * self.scale
+
+
+def test_what_cannot_be_factored_is_named_with_the_way_out() -> None:
+    detector, item = NetDetector(Odd()), (torch.randn(1, 2, 5, 5), torch.randn(1, 3, 25))
+    report = check(detector, item)
+    assert report.ok, str(report)
+    reasons = {row.name: row.reason for row in report.layers}
+    assert reasons["net.conv.weight"] == ""
+    assert reasons["net.scale"].startswith("used otherwise")
+    assert reasons["net.idle.weight"] == reasons["net.idle.bias"] == "not used in this pass"
+    fixed = ["net.scale", "net.idle.weight", "net.idle.bias"]
+    assert f"fixed={fixed!r}" in report["layers"].todo
+    assert list(boxcov.fit(detector, [item], fixed=fixed).blocks) == ["net.conv"]
+    assert "bias of a linear layer" in str(report)
+
+
+# the model's own output
+
+
+def test_the_models_own_boxes(frame: Any) -> None:
+    detector = Base()
+    boxes = detector.eval().detect(frame[0]).boxes
+    assert check(detector, frame, reference=boxes.flip(0))["own output"].passed
+    lost = check(detector, frame, reference=boxes[1:] + 0.5)["own output"]
+    assert lost.passed is False
+    assert "own 5 boxes 5 are not among the 6" in lost.seen
+    assert check(detector, frame, reference=boxes[:, :3])["own output"].passed is False
+
+
+# forms of the report, and of the arguments
+
+
+def test_text_and_json(sound: Report, frame: Any) -> None:
+    text = str(sound)
+    lines = text.splitlines()
+    assert lines[0].startswith("TinyCenter: 6 boxes")
+    assert lines[-1] == "26 of 26 checks passed, 2 not made"
+    column = 10 + max(len(name) for name, _ in CHECKS)
+    assert all(any(line[8:column].rstrip() == f.name and f.seen.startswith(line[column:]) for line in lines) for f in sound.findings)
+    assert max(map(len, lines)) <= 125
+    again = json.loads(sound.to_json())
+    assert again["ok"] is True
+    assert [finding["name"] for finding in again["findings"]] == [name for name, _ in CHECKS]
+    assert again["layers"][0]["name"] == "backbone.0.0.weight"
+    failed = str(report_of(Counts))
+    assert "  FAIL  state" in failed
+    with pytest.raises(BoxcovError, match="no finding 'speed': there are names, parts"):
+        _ = sound["speed"]
+    assert "-> keep buffers" in failed
+
+
+def test_without_targets_the_loss_is_not_looked_at(frame: Any) -> None:
+    report = check(Base(), (frame[0], None))
+    assert report.ok
+    assert report["loss"].passed is report["loss: frames apart"].passed is report["loss: gradient"].passed is None
+
+
+def test_frames_that_do_not_merge_are_said_so(frame: Any) -> None:
+    class Whole(Base):
+        def forward(self, inputs: Tensor) -> Any:
+            assert len(inputs) == 1, "one frame at a time"
+            return super().forward(inputs)
+
+    report = check(Whole(), frame)
+    assert report.ok
+    assert "AssertionError: one frame at a time" in report["loss: alone"].seen
+    assert report["boxes: in a batch"].passed is None
+
+
+def test_what_is_no_detector_or_frame(frame: Any) -> None:
+    with pytest.raises(BoxcovError, match=r"check takes a boxcov.Detector, got a Linear: subclass it, or use boxcov.wrap"):
+        check(nn.Linear(2, 2), frame)  # type: ignore[arg-type]
+    with pytest.raises(BoxcovError, match=r"frame must be a pair \(inputs, targets\), got a Tensor"):
+        check(Base(), frame[0])

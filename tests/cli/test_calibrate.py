@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import boxcov as package
+from boxcov import Detections, Posterior
+from boxcov.error_model.fit import calibrated
+from boxcov.evaluate.gaussian import gaussian
+from boxcov.pipeline.records import records_of
+from boxcov.pipeline.sources import Source, detector_named
+from helpers.command_line import boxcov
+
+WORD = "centerpoint:small"
+FRAMES = ["--count", 4, "--sweeps", 2]
+
+
+@pytest.fixture(scope="module")
+def posterior(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("fitted") / "p.safetensors"
+    done = boxcov("fit", "--detector", WORD, "--out", out, "--count", 2, "--sweeps", 2, "--depth", "head.shared", "--n-data", 2000)
+    assert done.code == 0, done.err
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(posterior: Path) -> tuple[Path, dict]:
+    out = posterior.with_name("c.safetensors")
+    done = boxcov("calibrate", "--detector", WORD, "--posterior", posterior, "--out", out, "--kind", "affine", *FRAMES, "--json")
+    assert done.code == 0, done.err
+    return out, json.loads(done.out)
+
+
+def test_the_report_is_about_the_frames_that_were_not_fitted(made) -> None:
+    out, report = made
+    detector = detector_named(WORD)
+    loaded = Posterior.load(out, detector)
+    found = loaded.calibration
+    assert (found.kind, found.estimator, found.provenance["frames"]) == ("affine", "exact", 2)
+    frames = Source("simulated:clear", "val", 4, 0, 2).frames()
+    model = package.ExactGLM(detector, loaded)
+    boxes, unseen = [], []
+    for number in (2, 3):
+        inputs, targets = frames[number]
+        boxes.append(model(inputs))
+        unseen.append((None, targets))
+    records = [records_of(one, [frame]) for one, frame in zip(boxes, unseen)]
+    errors = np.concatenate([r[r.paired].errors for r in records])
+    after = np.concatenate([calibrated(r[r.paired], found).predictive for r in records])
+    expected = gaussian(errors, after, found.fields)
+    row = report["held_out"]["rows"]["after"]
+    assert report["held_out"]["boxes"] == len(errors) > 10
+    assert row["NLL"] == pytest.approx(expected["NLL"], rel=1e-4)
+    assert row["coverage"] == pytest.approx(expected["coverage"])
+    before = report["held_out"]["rows"]["before"]
+    assert before["singular"] > 0  # one layer does not move all fields of every box
+    assert before["NLL"] is None
+    assert set(report["held_out"]["rows"]) == {"before", "after", "score and size alone"}
+
+
+def test_predict_uses_it(made, posterior: Path, tmp_path) -> None:
+    out, _ = made
+    files = []
+    for name, words in (("plain", []), ("calibrated", ["--calibrated"])):
+        files.append(tmp_path / f"{name}.safetensors")
+        done = boxcov("predict", "--detector", WORD, "--posterior", out, "--out", files[-1], "--count", 1, "--sweeps", 2, *words)
+        assert done.code == 0, done.err
+    plain, found = map(Detections.load, files)
+    assert torch.equal(plain.covariance, found.covariance)
+    assert torch.equal(plain.boxes, found.boxes)
+    assert plain.predictive is None
+    assert found.predictive.shape == found.covariance.shape
+    assert found.meta["calibration"] == {"kind": "affine", "estimator": "exact"}
+    assert records_of(found, Source("simulated:clear", "test", 1, 0, 2).frames()).predictive is not None
+    done = boxcov("predict", "--detector", WORD, "--posterior", posterior, "--out", files[0], "--count", 1, "--calibrated")
+    assert done.code == 1
+    assert "fit one with `boxcov calibrate`" in done.err
+
+
+def test_in_place_and_for_people(made, tmp_path) -> None:
+    out, _ = made
+    same = tmp_path / "same.safetensors"
+    same.write_bytes(out.read_bytes())
+    words = ["--kind", "score", "--method", "mcglm", "--samples", 3, "--count", 2, "--sweeps", 2]
+    done = boxcov("calibrate", "--posterior", same, "--out", same, *words)
+    assert done.code == 0, done.err
+    assert "mcglm, 3 samples" in done.out
+    assert "NLL no better than score and size alone: 0.000 (0.000 to 0.000)" in done.out
+    assert Posterior.load(same, detector_named(WORD)).calibration.kind == "score"
+
+
+def test_the_variances_as_factors_and_the_heading_as_an_axis(posterior: Path, tmp_path) -> None:
+    out = tmp_path / "product.safetensors"
+    words = ["--kind", "product", "--heading", "axis", "--fit-share", 0.75]
+    done = boxcov("calibrate", "--posterior", posterior, "--out", out, *words, *FRAMES, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    found = Posterior.load(out, detector_named(WORD)).calibration
+    assert found.kind == "product"
+    assert found.features[-1] == "variance vy"
+    assert set(report["variances"]) == set(found.fields)
+    assert report["heading"] == found.provenance["heading"] == "axis"
+    assert 0 < report["half_turns"] < 1
+    assert np.sqrt(np.exp(np.array(found.log_residual)[:, found.fields.index("yaw")])).max() < np.pi / 2  # no half turn was fitted
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--fit-share", 1.0], "--fit-share must lie between 0 and 1, got 1.0"),
+        (["--count", 1], "1 frames cannot be parted with --fit-share 0.5"),
+        (["--method", "nms"], "a calibration is kept inside a posterior"),
+        (["--out", "nowhere/p.safetensors"], "there is no folder nowhere"),
+    ],
+)
+def test_what_is_refused(posterior: Path, tmp_path, words, message) -> None:
+    before = posterior.read_bytes()
+    done = boxcov("calibrate", "--posterior", posterior, "--out", tmp_path / "c.safetensors", "--count", 2, *words)
+    assert done.code == 1
+    assert message in done.err
+    assert posterior.read_bytes() == before
+    assert not (tmp_path / "c.safetensors").exists()

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from boxcov.detectors.centerpoint.detector import CenterPoint
+from boxcov.pipeline import sources
+from helpers.command_line import boxcov, small_network
+
+
+@pytest.fixture(scope="module")
+def word(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return small_network(tmp_path_factory.mktemp("net"))
+
+
+def test_a_sound_detector(word: str) -> None:
+    done = boxcov("check", "--detector", word, "--sweeps", 1, "--json")
+    report = json.loads(done.out)
+    assert (done.code, report["ok"], done.err) == (0, True, "")
+    assert {finding["name"]: finding["passed"] for finding in report["findings"]}["staged"] is True
+    assert [depth["depth"] for depth in report["depths"]] == ["head", "neck", "backbone", "encoder"]
+
+
+def test_a_broken_one_ends_with_exit_code_1(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(CenterPoint):
+        def loss(self, raw: object, targets: object) -> torch.Tensor:
+            return super().loss(raw, targets).mean()
+
+    def named(word: str, device: str) -> CenterPoint:
+        found = sources.centerpoint.load(word.partition(":")[2])
+        found.__class__ = Broken
+        return found
+
+    monkeypatch.setattr(sources, "detector_named", named)
+    done = boxcov("check", "--detector", word, "--sweeps", 1)
+    assert done.code == 1
+    assert "  FAIL  loss  " in done.out
+    assert "checks failed" in done.err
+
+
+def test_words_that_mean_nothing() -> None:
+    done = boxcov("check", "--detector", "nothing:here")
+    assert done.code == 1
+    assert "no detector 'nothing:here'" in done.err

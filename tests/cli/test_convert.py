@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from boxcov import BoxcovError, Detections
+from boxcov.data import coco, kitti, nuscenes
+from boxcov.pipeline import formats
+from boxcov.pipeline.sources import Turned
+from helpers.coco_cases import coco_root
+from helpers.command_line import boxcov, small_network
+from helpers.data_roots import kitti_root, nuscenes_root
+from helpers.export_boxes import in_image, in_space
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[Path, Detections]:
+    found = in_space(7, frames=3)
+    found.save(tmp_path / "d.safetensors")
+    return tmp_path / "d.safetensors", found
+
+
+def test_a_table(stored: tuple[Path, Detections], tmp_path: Path) -> None:
+    path, found = stored
+    done = boxcov("convert", path, "--format", "csv", "--out", tmp_path / "d.csv", "--json")
+    assert (done.code, json.loads(done.out)["boxes"]) == (0, 7)
+    with (tmp_path / "d.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["var_yaw"]) for row in rows] == pytest.approx(found.covariance[:, 6, 6].tolist())
+
+
+@pytest.mark.parametrize(
+    ("format", "kind", "boxes"),
+    [("ros", "vision_msgs/Detection3DArray", "detections"), ("autoware", "autoware_perception_msgs/DetectedObjects", "objects")],
+)
+def test_messages(stored: tuple[Path, Detections], tmp_path: Path, format: str, kind: str, boxes: str) -> None:
+    path, _ = stored
+    done = boxcov("convert", path, "--format", format, "--out", tmp_path / "d.json", "--frame-id", "lidar_top")
+    assert done.code == 0, done.err
+    assert "7 boxes in 3 frames" in done.out
+    content = json.loads((tmp_path / "d.json").read_text())
+    assert (content["type"], content["covariance"]) == (kind, "predictive")
+    assert [len(message[boxes]) for message in content["messages"]] == [3, 2, 2]
+    assert content["messages"][0]["header"]["frame_id"] == "lidar_top"
+
+
+def test_messages_in_images(tmp_path: Path) -> None:
+    in_image().save(tmp_path / "d.safetensors")
+    assert boxcov("convert", tmp_path / "d.safetensors", "--format", "ros", "--out", tmp_path / "d.json").code == 0
+    assert json.loads((tmp_path / "d.json").read_text())["type"] == "vision_msgs/Detection2DArray"
+    done = boxcov("convert", tmp_path / "d.safetensors", "--format", "autoware", "--out", tmp_path / "e.json")
+    assert "the format autoware holds boxes x y z w l h yaw; those of this detector are x1 y1 x2 y2" in done.err
+
+
+def test_an_epistemic_covariance_is_not_passed_off_as_that_of_the_errors(tmp_path: Path) -> None:
+    in_space(calibrated=False).save(tmp_path / "d.safetensors")
+    words = ("convert", tmp_path / "d.safetensors", "--format", "ros", "--out", tmp_path / "d.json")
+    done = boxcov(*words)
+    assert done.code == 1
+    assert "the format ros is for trackers, which take its covariance for that of the errors" in done.err
+    assert boxcov(*words, "--covariance", "epistemic").code == 0
+    assert json.loads((tmp_path / "d.json").read_text())["covariance"] == "epistemic"
+
+
+def test_predict_refuses_before_the_work(tmp_path: Path) -> None:
+    word = small_network(tmp_path)
+    done = boxcov(
+        "predict", "--detector", word, "--method", "nms", "--count", 1, "--sweeps", 1, "--format", "ros", "--out", tmp_path / "d.json"
+    )
+    assert done.code == 1
+    assert "--calibrated" in done.err
+    done = boxcov(
+        "predict", "--detector", word, "--method", "nms", "--count", 1, "--sweeps", 1, "--format", "csv", "--out", tmp_path / "d.csv"
+    )
+    assert done.code == 0, done.err
+    assert (tmp_path / "d.csv").read_text().startswith("frame,label,class,score,x,y,z")
+
+
+def made_from(found: Detections, data: str, frames: int, classes: tuple[str, ...]) -> Detections:
+    return replace(
+        found, classes=classes, meta={"method": "exact", "frames": frames, "source": {"data": data, "split": "train", "count": frames}}
+    )
+
+
+def test_results_of_nuscenes_with_its_time(tmp_path: Path) -> None:
+    root = nuscenes_root(tmp_path)
+    frames = nuscenes.frames(root)
+    found = made_from(in_space(7, frames=2), f"nuscenes:{tmp_path / 'moved'}", 2, nuscenes.CLASSES)
+    found.save(tmp_path / "d.safetensors")
+    words = ("convert", tmp_path / "d.safetensors", "--data", f"nuscenes:{root}")
+    assert boxcov(*words, "--format", "nuscenes", "--out", tmp_path / "r.json").code == 0
+    assert list(nuscenes.read_results(tmp_path / "r.json")) == frames.tokens[:2]
+    assert boxcov(*words, "--format", "ros", "--out", tmp_path / "m.json").code == 0
+    stamps = [m["header"]["stamp"] for m in json.loads((tmp_path / "m.json").read_text())["messages"]]
+    assert [s["sec"] * 10**6 + s["nanosec"] // 1000 for s in stamps] == [frames.timestamp(0), frames.timestamp(1)]
+    assert frames.timestamp(1) > frames.timestamp(0) > 0
+
+
+def test_messages_of_kitti_are_in_kittis_axes(tmp_path: Path) -> None:
+    frames = Turned(kitti.frames(kitti_root(tmp_path))[:1])
+    found = in_space(3)
+    formats.write("ros", tmp_path / "m.json", frames, found)
+    (message,) = json.loads((tmp_path / "m.json").read_text())["messages"]
+    one = message["detections"][0]["results"][0]["pose"]
+    x, y, *_ = found.boxes[0].tolist()
+    assert (one["pose"]["position"]["x"], one["pose"]["position"]["y"]) == pytest.approx((y, -x))
+    assert one["covariance"][0] == pytest.approx(float(found.predictive[0, 1, 1]))
+    assert one["covariance"][1] == pytest.approx(-float(found.predictive[0, 1, 0]))
+
+
+def test_what_cannot_be_converted(stored: tuple[Path, Detections], tmp_path: Path) -> None:
+    path, _ = stored
+    done = boxcov("convert", path, "--format", "kitti", "--out", tmp_path / "r")
+    assert "does not say which frames it was made from" in done.err
+    assert "is the file to be converted" in boxcov("convert", path, "--format", "csv", "--out", path).err
+    assert "no such file" in boxcov("convert", tmp_path / "none", "--format", "csv", "--out", tmp_path / "x").err
+    made_from(in_space(3), "simulated:clear", 1, ("car", "pedestrian", "traffic_cone")).save(path)
+    assert boxcov("convert", path, "--format", "nuscenes", "--out", tmp_path / "x").code == 1
+
+
+def test_a_missing_package_is_named_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(formats, "find_spec", lambda name: None if name in ("pyarrow", "rerun") else object())
+    for format, extra in (("parquet", "analysis"), ("rerun", "rerun")):
+        with pytest.raises(BoxcovError, match=rf"pip install 'boxcov\[{extra}\]'"):
+            formats.check(format, None, in_space())
+
+
+def test_cocos_other_names_are_written(tmp_path: Path) -> None:
+    frames = coco.frames(coco_root(tmp_path / "set"), size=96)
+    boxes = in_image(2)
+    found = replace(boxes, classes=frames.classes, labels=torch.zeros(2, dtype=torch.long))
+    formats.write("coco", tmp_path / "r.json", frames, found)
+    entry = json.loads((tmp_path / "r.json").read_text())[0]
+    assert {"covariance", "predictive", "bbox_covar", "covars"} <= set(entry)

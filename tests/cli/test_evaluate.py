@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from boxcov import BoxcovError, Detections
+from boxcov.data import simulated
+from boxcov.data.poses import BOX_FIELDS
+from boxcov.evaluate.scalar_uncertainty import uncertainty_of
+from boxcov.pipeline.evaluate import study_of
+from boxcov.pipeline.records import records_of, truth_of
+from boxcov.pipeline.sources import Source
+from helpers.command_line import boxcov
+
+SOURCE = {"data": "simulated:clear", "split": "test", "count": 4, "seed": 0, "sweeps": 1}
+
+
+def noisy(frames, noise: float = 0.4, seed: int = 0) -> Detections:
+    """The objects of the frames, moved about, with some that are not there and a covariance of what was done to them."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for number, (_, (target,)) in enumerate(frames):
+        truth = target["boxes"].nan_to_num()
+        scale = noise * torch.rand(len(truth), 1, generator=generator)
+        step = torch.zeros_like(truth)
+        step[:, :3] = scale * torch.randn(len(truth), 3, generator=generator)
+        ghosts = truth[:5] + torch.tensor([30.0, 30, 0, 0, 0, 0, 0, 0, 0])
+        boxes = torch.cat([truth + step, ghosts])
+        variance = torch.cat([scale**2, torch.ones(len(ghosts), 1)])
+        labels = torch.cat([target["labels"], target["labels"][:5]])
+        parts.append((boxes, labels, torch.full_like(labels, number), variance[:, :, None] * torch.eye(9)))
+    boxes, labels, frame, covariance = (torch.cat(column) for column in zip(*parts))
+    scores = 0.05 + 0.9 * torch.rand(len(boxes), generator=generator)
+    meta = {"method": "exact", "samples": None, "source": SOURCE, "frames": 4, "milliseconds": [90.0, 10.0, 12.0, 14.0], "device": "cpu"}
+    return Detections(boxes, scores, labels, frame, BOX_FIELDS, simulated.CLASSES, covariance, meta=meta)
+
+
+@pytest.fixture(scope="module")
+def frames() -> list:
+    return list(Source(**SOURCE).frames())
+
+
+@pytest.fixture
+def saved(tmp_path, frames) -> list:
+    """Two files of the same boxes."""
+    found = noisy(frames)
+    found.save(tmp_path / "exact.safetensors")
+    other = replace(found, covariance=found.covariance.flip(0), meta={**found.meta, "method": "nms"})
+    other.save(tmp_path / "nms.safetensors")
+    return [tmp_path / "exact.safetensors", tmp_path / "nms.safetensors"]
+
+
+def test_records_are_those_of_a_loop(frames) -> None:
+    found = noisy(frames)
+    hidden = [dict(targets[0], points=targets[0]["points"].clone()) for _, targets in frames]
+    for target in hidden:
+        target["points"][::3] = 0  # such objects do not count
+    records = records_of(found, [([], [target]) for target in hidden])
+    scored = found[found.scores > 0.1]
+    assert np.array_equal(records.boxes, scored.boxes.double().numpy())
+    expected = np.full(len(scored), np.nan)
+    taken: set[tuple[int, int]] = set()
+    for i in sorted(range(len(scored)), key=lambda i: -float(scored.scores[i])):
+        target = hidden[int(scored.frame[i])]
+        best, nearest = 2.0, -1
+        for k in range(len(target["labels"])):
+            if target["points"][k] == 0 or target["labels"][k] != scored.labels[i] or (int(scored.frame[i]), k) in taken:
+                continue
+            distance = float((target["boxes"][k, :2].double() - scored.boxes[i, :2].double()).norm())
+            if distance < best:
+                best, nearest = distance, k
+        if nearest >= 0:
+            taken.add((int(scored.frame[i]), nearest))
+            expected[i] = float((target["boxes"][nearest, :3].double() - scored.boxes[i, :3].double()).norm())
+    assert 10 < int((~np.isnan(expected)).sum()) < len(expected)
+    assert np.allclose(records.l2, expected, equal_nan=True)
+
+
+def test_boxes_with_fewer_fields_meet_the_objects_columns(frames) -> None:
+    found = noisy(frames)
+    flat = Detections(
+        found.boxes[:, :7],
+        found.scores,
+        found.labels,
+        found.frame,
+        BOX_FIELDS[:7],
+        found.classes,
+        found.covariance[:, :7, :7],
+        meta=found.meta,
+    )
+    assert np.allclose(records_of(flat, frames).l2, records_of(found, frames).l2, equal_nan=True)
+    strange = replace(flat, fields=("x1", "y1", "x2", "y2", "a", "b", "c"))
+    with pytest.raises(BoxcovError, match=r"the detections have boxes of x1, y1, .* do not belong together"):
+        records_of(strange, frames)
+
+
+def test_frames_without_objects_and_frames_that_are_not_there(frames) -> None:
+    empty = [([], [{"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long), "points": torch.zeros(0)}])] * 4
+    assert truth_of(empty).frames == 4
+    assert not records_of(noisy(frames), empty).paired.any()
+    with pytest.raises(BoxcovError, match="of frame 3 and those before it, the data has 2 frames"):
+        records_of(noisy(frames), frames[:2])
+    with pytest.raises(BoxcovError, match="without a covariance"):
+        records_of(replace(noisy(frames), covariance=None), frames)
+    with pytest.raises(BoxcovError, match="no frames to compare"):
+        truth_of([])
+
+
+def test_a_script_gets_every_number(saved, frames) -> None:
+    done = boxcov("evaluate", *saved, "--json", "--replicates", 20)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    rows = {row["method"]: row for row in report["rows"]}
+    both = [f"score + size + covariance ({name})" for name in ("exact", "nms")]
+    names = ["exact", "nms", "1 - score", "score + size", *both]
+    differences = [f"{name}, minus score + size" for name in both]
+    assert list(rows) == [*(name + shuffled for name in names for shuffled in ("", ", shuffled")), *differences]
+    assert rows["exact"]["boxes"] == len(records_of(noisy(frames), frames))
+    assert rows["exact"]["AUROC l2"]["value"] > rows["nms"]["AUROC l2"]["value"]  # the covariances that belong to the boxes
+    assert report["about"]["frames"] == 4
+    assert report["about"]["nms"]["method"] == "nms"
+
+
+def test_people_get_a_table_and_a_page(tmp_path, saved) -> None:
+    done = boxcov("evaluate", *saved, "--out", tmp_path / "report.html", "--scenes", 2, "--replicates", 20)
+    assert done.code == 0, done.err
+    assert "AUROC IoU" in done.out
+    assert "chance" in done.out
+    assert "report.html" in done.out
+    page = (tmp_path / "report.html").read_text()
+    assert "Box covariances on simulated:clear test" in page
+    study = study_of(saved, scenes=2)
+    assert sorted(study.scenes) == [0, 1]
+    assert len(study.scenes[0].points) > 1000
+    assert [row["ms"] for row in study.runtime] == [12.0, 12.0]  # the first frame warms up
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source": {**SOURCE, "count": 3}}, "3 frames, and the predictions are of 4"),
+        ({"source": None}, "does not say which frames it was made from"),
+        ({"source": {**SOURCE, "data": "nuscenes:nowhere"}}, "nowhere: no such folder"),
+    ],
+)
+def test_frames_that_cannot_be_found_again(tmp_path, frames, change, message) -> None:
+    found = noisy(frames)
+    replace(found, meta={**found.meta, **change}).save(tmp_path / "d.safetensors")
+    done = boxcov("evaluate", tmp_path / "d.safetensors")
+    assert done.code == 1
+    assert message in done.err
+
+
+def test_mistakes_are_told_in_one_line(tmp_path, saved, frames) -> None:
+    found = noisy(frames)
+    other = tmp_path / "other.safetensors"
+    replace(found, meta={**found.meta, "source": {**SOURCE, "seed": 1}}).save(other)
+    for words, message in (
+        ([tmp_path / "absent"], "absent: no such file"),
+        ([saved[0], saved[0]], "the same file is given twice"),
+        ([saved[0], other], "predictions of other frames than"),
+        ([saved[0], "--data", "simulated:rain"], "predictions for simulated:clear, not for simulated:rain"),
+        ([saved[0], "--out", "absent/r.html"], "absent/r.html: there is no folder absent"),
+    ):
+        done = boxcov("evaluate", *words)
+        assert done.code == 1
+        assert done.err.startswith("boxcov: ")
+        assert done.err.count("\n") == 1
+        assert message in done.err
+    assert boxcov("evaluate").code == 2
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, saved) -> None:
+    (tmp_path / "b").mkdir()
+    again = tmp_path / "b" / "exact.safetensors"
+    again.write_bytes(saved[0].read_bytes())
+    assert [method.name for method in study_of([saved[0], again]).methods] == [str(saved[0]), str(again)]
+
+
+def test_another_u(saved, tmp_path) -> None:
+    plain = study_of(saved[:1]).methods[0].records
+    other = study_of(saved[:1], uncertainty="expected-iou")
+    assert other.about["u"] == "expected-iou"
+    found = other.methods[0].records
+    assert np.array_equal(found.uncertainty, uncertainty_of(plain, "expected-iou"))
+    assert not np.array_equal(found.uncertainty, plain.uncertainty)
+    with pytest.raises(BoxcovError, match=r"exact\.safetensors: these records have no variance of the score"):
+        study_of(saved[:1], uncertainty="score-variance")
+    scored = Detections.load(saved[0])
+    m = len(scored)
+    scored = replace(scored, score_variance=torch.rand(m), score_covariance=torch.zeros(m, 9))
+    scored.save(tmp_path / "scored.safetensors")
+    records = study_of([tmp_path / "scored.safetensors"], uncertainty="score-variance").methods[0].records
+    assert np.allclose(records.uncertainty, scored.score_variance[scored.scores > 0.1].numpy())
+
+
+def test_another_u_and_what_the_covariance_adds_on_the_command_line(saved) -> None:
+    words = ("evaluate", saved[0], "--uncertainty", "relative", "--replicates", 5, "--scenes", 0)
+    assert "what the covariance adds" in boxcov(*words).out
+    found = json.loads(boxcov(*words, "--json").out)
+    assert found["about"]["u"] == "relative"
+    assert found["rows"][-1]["kind"] == "difference"

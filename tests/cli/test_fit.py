@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+import signal
+from typing import get_args
+
+import pytest
+import torch
+
+import boxcov as package
+from boxcov.cli import options
+from boxcov.data import shapes, simulated
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.kfac.accumulate import FisherKind, Locations
+from boxcov.kfac.fit import NonFinite
+from boxcov.pipeline import fit as fitting
+from boxcov.pipeline.progress import Progress
+from boxcov.pipeline.sources import detector_named
+from boxcov.posterior.posterior import Form
+from boxcov.predict.mcglm import Derivative
+from helpers.command_line import boxcov, small_network
+
+
+def test_the_posterior_is_that_of_the_library(tmp_path) -> None:
+    word, out = small_network(tmp_path), tmp_path / "p.safetensors"
+    words = ["--count", 3, "--sweeps", 1, "--prior-precision", 2, "--n-data", 50, "--fisher", "mc", "--json"]
+    done = boxcov("fit", "--detector", word, "--out", out, *words)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    detector = detector_named(word)
+    found = package.Posterior.load(out, detector)
+    frames = simulated.frames("clear", seed=0, count=3, sweeps=1)
+    expected = package.fit(detector, frames, n_data=50, prior_precision=2.0, fisher="mc")
+    assert list(found.blocks) == list(expected.blocks)
+    for name, block in expected.blocks.items():
+        assert torch.equal(found.variances(name), expected.variances(name))
+        assert torch.equal(found.blocks[name].Q.vectors, block.Q.vectors)
+    assert report["layers"] == len(expected.blocks)
+    assert report["bytes"]["stored"] == expected.storage().stored
+    assert (
+        report["made_from"]
+        == {"detector": word, "data": "simulated:clear", "count": "3", "seed": "0", "sweeps": "1", "fraction": "1"}
+        == found.meta
+    )
+
+
+def test_better_posteriors(tmp_path) -> None:
+    word, out = small_network(tmp_path), tmp_path / "p.safetensors"
+    words = ["--count", 2, "--sweeps", 1, "--depth", "head.shared", "--fisher", "mc", "--locations", "gradient", "--corrected", "--json"]
+    done = boxcov("fit", "--detector", word, "--out", out, *words)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert (report["locations"], report["corrected"]) == ("gradient", True)
+    detector = detector_named(word)
+    found = package.Posterior.load(out, detector)
+    frames = simulated.frames("clear", seed=0, count=2, sweeps=1)
+    expected = package.fit(detector, frames, ["head.shared"], fisher="mc", locations="gradient", corrected=True)
+    assert torch.equal(found.variances("head.shared.0"), expected.variances("head.shared.0"))
+
+
+def test_a_smaller_file(tmp_path) -> None:
+    word, out = small_network(tmp_path), tmp_path / "p.safetensors"
+    words = ["--count", 2, "--sweeps", 1, "--depth", "head.shared", "--fisher", "mc", "--compress", 0.01]
+    done = boxcov("fit", "--detector", word, "--out", out, *words)
+    assert done.code == 0, done.err
+    found = package.Posterior.load(out, detector_named(word))
+    assert 0 < found.error <= 0.01
+    assert f"no variance more than {found.error:.2%} off" in done.out
+    assert out.stat().st_size < 0.5 * found.storage().factors
+    refused = boxcov("fit", "--detector", word, "--out", out, *words, "--corrected")
+    assert refused.code != 0
+    assert "--compress goes with a plain fit" in refused.err
+
+
+def test_what_people_read(tmp_path) -> None:
+    out = tmp_path / "p.safetensors"
+    words = ["--count", 4, "--sweeps", 1, "--fraction", 0.5, "--depth", "head.shared", "--batch", 2, "--fisher", "mc"]
+    done = boxcov("fit", "--detector", small_network(tmp_path), "--out", out, *words)
+    assert done.code == 0, done.err
+    first, second, third, fourth = done.out.splitlines()
+    assert first.startswith("posterior of 1 layers (head.shared) from 2 frames, standing for 4, in 0.")
+    assert second.startswith("factors 0.0")
+    assert third.startswith("condition number of the covariance: ")
+    assert third.endswith(" at most, in head.shared.0")
+    assert fourth == f"written to {out}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--detector", "yolo:x"], "no detector 'yolo:x': give centerpoint:small"),
+        (["--detector", "centerpoint:"], "no detector 'centerpoint:'"),
+        (["--detector", "centerpoint:nope.pth"], "nope.pth: no such file"),
+        (["--data", "simulated:snow"], "unknown scenario 'snow'"),
+        (["--data", "nuscenes:nowhere"], "nowhere: no such folder"),
+        (["--data", "kitti:nowhere"], "nowhere/training/velodyne: no such folder"),
+        (["--split", "night"], "no split 'night' of simulated frames: there are train, test, val"),
+        (["--split", "train[:3]"], "simulated frames have no parts"),
+        (["--depth", "hed"], "depth 'hed' is not a part of this detector"),
+        (["--fraction", "0"], "fraction must be above 0"),
+        (["--device", "abacus"], "no device 'abacus' on this machine"),
+        (["--out", "absent/p.safetensors"], "absent/p.safetensors: there is no folder absent"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path, words, message) -> None:
+    done = boxcov("fit", "--detector", small_network(tmp_path), "--out", tmp_path / "p.safetensors", "--count", 1, "--sweeps", 1, *words)
+    assert done.code == 1
+    assert done.out == ""
+    assert done.err.startswith("boxcov: ")
+    assert done.err.count("\n") == 1
+    assert message in done.err
+    assert not (tmp_path / "p.safetensors").exists()
+
+
+@pytest.mark.parametrize("words", [["--count", "0"], ["--fisher", "true"], ["--form", "round"], ["--colour", "red"]])
+def test_wrong_usage_is_code_2(tmp_path, words) -> None:
+    assert boxcov("fit", "--out", tmp_path / "p.safetensors", *words).code == 2
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
+    word, out = small_network(tmp_path), tmp_path / "p.safetensors"
+    words = ["fit", "--detector", word, "--out", out, "--count", 4, "--sweeps", 1, "--fisher", "mc"]
+    assert boxcov(*words).code == 0
+    whole = out.read_bytes()
+    out.unlink()
+    show = Progress.__call__
+
+    def stop(number: int) -> None:
+        def called(self, done: int, total: int | None = None, note: str = "") -> None:
+            if done == 2:
+                signal.raise_signal(number)
+            show(self, done, total, note)
+
+        monkeypatch.setattr(Progress, "__call__", called)
+
+    stop(signal.SIGINT)
+    done = boxcov(*words)
+    assert done.code == 130
+    assert done.err == f"boxcov: stopped; the same command with --resume goes on from {out}.checkpoint\n"
+    assert not out.exists()
+    refused = boxcov(*words)
+    assert refused.code == 1
+    assert "of a fit that was cut off: go on with it by" in refused.err
+    (tmp_path / "p.safetensors.checkpoint").unlink()
+    stop(signal.SIGTERM)
+    assert boxcov(*words).code == 143
+    monkeypatch.undo()
+    done = boxcov(*words, "--resume")
+    assert done.code == 0, done.err
+    assert out.read_bytes() == whole
+    assert not (tmp_path / "p.safetensors.checkpoint").exists()
+
+
+def test_the_worst_condition_number_is_said() -> None:
+    posterior = package.fit(TinyCenter(), shapes.frames(count=2))
+    conditions = {name: posterior.condition(name) for name in posterior.blocks}
+    said = fitting.report(posterior, 0.0)
+    assert len(conditions) > 1
+    assert said["condition"] == conditions[said["worst"]] == max(conditions.values())
+
+
+def test_the_choices_are_the_librarys() -> None:
+    assert [kind.value for kind in options.FisherKind] == list(get_args(FisherKind))
+    assert [kind.value for kind in options.NonFiniteKind] == list(get_args(NonFinite))
+    assert [kind.value for kind in options.FormKind] == list(get_args(Form))
+    assert [kind.value for kind in options.LocationsKind] == list(get_args(Locations))
+    assert [kind.value for kind in options.DerivativeKind] == list(get_args(Derivative))

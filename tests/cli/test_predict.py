@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import boxcov as package
+from boxcov import BoxcovError, Detections
+from boxcov.data import kitti, nuscenes, simulated
+from boxcov.data.poses import BOX_FIELDS
+from boxcov.pipeline import formats
+from boxcov.pipeline import predict as prediction
+from boxcov.pipeline.predict import How
+from boxcov.pipeline.sources import Source, Turned, detector_named
+from helpers.command_line import boxcov, small_network
+from helpers.data_roots import kitti_root, nuscenes_root
+
+TINY = ["--count", 3, "--sweeps", 1]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[str, Path]:
+    """A detector and its posterior."""
+    folder = tmp_path_factory.mktemp("net")
+    word, out = small_network(folder), folder / "p.safetensors"
+    done = boxcov("fit", "--detector", word, "--out", out, "--count", 4, "--sweeps", 1, "--fisher", "mc", "--prior-precision", 1e4)
+    assert done.code == 0, done.err
+    return word, out
+
+
+METHODS = {
+    "exact": ([], lambda detector, posterior: package.ExactGLM(detector, posterior)),
+    "glm": (["--most", 2], lambda detector, posterior: package.GLM(detector, posterior, most=2)),
+    "mcglm": (["--samples", 5, "--seed", 3], lambda detector, posterior: package.MCGLM(detector, posterior, 5, seed=3)),
+    "mci": (["--samples", 4], lambda detector, posterior: package.MCI(detector, posterior, samples=4)),
+    "nms": ([], lambda detector, posterior: package.NMSSpread(detector)),
+}
+
+
+@pytest.mark.parametrize("method", ["exact", "glm", "mcglm", "mci"])
+def test_the_scores_variance(tmp_path, made, method) -> None:
+    word, posterior = made
+    few = ["--most", 2] if method == "glm" else []
+    common = ("predict", "--detector", word, "--posterior", posterior, "--method", method, *TINY, *few)
+    for name, words in (("plain", []), ("scored", ["--score"])):
+        done = boxcov(*common, *words, "--out", tmp_path / f"{name}.safetensors")
+        assert done.code == 0, done.err
+    plain, scored = (Detections.load(tmp_path / f"{name}.safetensors") for name in ("plain", "scored"))
+    assert torch.equal(plain.covariance, scored.covariance)
+    assert plain.score_variance is None
+    assert bool((scored.score_variance > 0).all())
+    assert scored.meta["score"] is True
+
+
+def test_no_variance_of_the_score_by_nms(tmp_path, made) -> None:
+    done = boxcov("predict", "--detector", made[0], "--method", "nms", "--score", "--out", tmp_path / "d.safetensors", *TINY)
+    assert done.code != 0
+    assert "--score means nothing to the method nms" in done.err
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_file_is_what_the_library_gives(tmp_path, made, method) -> None:
+    word, posterior = made
+    words, build = METHODS[method]
+    out = tmp_path / "d.safetensors"
+    done = boxcov("predict", "--detector", word, "--posterior", posterior, "--method", method, "--out", out, *TINY, *words, "--json")
+    assert done.code == 0, done.err
+    found, report = Detections.load(out), json.loads(done.out)
+    detector = detector_named(word)
+    model = build(detector, package.Posterior.load(posterior, detector))
+    seed = 3 if method == "mcglm" else 0
+    frames = simulated.frames("clear", seed=seed + 1000, count=3, sweeps=1)
+    expected = [model(inputs) for inputs, _ in frames]
+    assert sum(map(len, expected)) == len(found) == report["boxes"] > 5
+    for mine, theirs in zip(found.frames(3), expected):
+        for name in ("boxes", "scores", "labels", "covariance"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name))
+    assert found.meta["method"] == method
+    assert Source(**found.meta["source"]) == Source("simulated:clear", "test", 3, seed, 1)
+    assert found.meta["frames"] == len(found.meta["milliseconds"]) == 3
+    assert ("posterior_sha256" in found.meta) == (method != "nms")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d.safetensors"]
+
+
+def test_mc_dropout_needs_no_posterior_and_fd_takes_its_step(tmp_path, made) -> None:
+    word, posterior = made
+    assert boxcov("predict", "--detector", word, "--method", "mci", "--out", tmp_path / "a", *TINY).code == 0
+    assert Detections.load(tmp_path / "a").meta["dropout"] == 0.1
+    words = ["--method", "mcglm", "--derivative", "fd", "--epsilon", 1e-2]
+    done = boxcov("predict", "--detector", word, "--posterior", posterior, "--out", tmp_path / "b", *TINY, *words)
+    assert done.code == 0, done.err
+    assert Detections.load(tmp_path / "b").meta["epsilon"] == 1e-2
+
+
+# cut off and resumed
+
+
+@pytest.mark.parametrize("method", ["exact", "mci"])
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, made, monkeypatch, method) -> None:
+    """mci with dropout draws for every frame: what was drawn before must not matter."""
+    monkeypatch.setattr(prediction, "clock", lambda: 0.0)  # of all that is written, only the time differs
+    word, posterior = made
+    how, source = How(method, posterior if method == "exact" else None), Source("simulated:rain", "val", 7, 0, 1)
+    whole, out = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
+    prediction.run(whole, word, how, source, block=2)
+    seen: list[int] = []
+
+    def killed(done: int, total: int) -> None:
+        if done == 6:  # the third block is at work
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prediction.run(out, word, how, source, block=2, progress=killed)
+    parts = tmp_path / "cut.safetensors.parts"
+    assert sorted(p.name for p in parts.iterdir()) == ["00000000.safetensors", "00000002.safetensors"]
+    (parts / ".00000004.safetensors.x1").write_text("half")
+    with pytest.raises(BoxcovError, match=r"cut\.safetensors\.parts: blocks of a run that was cut off: go on with it by --resume"):
+        prediction.run(out, word, how, source, block=2)
+    with pytest.raises(BoxcovError, match=r"of another run \(source was"):
+        prediction.run(out, word, how, replace(source, seed=9), block=2, resume=True)
+    prediction.run(out, word, how, source, block=2, resume=True, progress=lambda done, total: seen.append(done))
+    assert seen == [2, 4, 5, 6, 7]
+    assert out.read_bytes() == whole.read_bytes()
+    assert not parts.exists()
+
+
+def test_resume_without_anything_to_resume_starts(tmp_path, made) -> None:
+    assert boxcov("predict", "--detector", made[0], "--method", "nms", "--out", tmp_path / "d", *TINY, "--resume").code == 0
+
+
+# formats
+
+
+def test_nuscenes_results(tmp_path, made) -> None:
+    word, posterior = made
+    root = nuscenes_root(tmp_path)
+    words = ["--data", f"nuscenes:{root}", "--split", "train[1:]", "--count", 2, "--format", "nuscenes"]
+    done = boxcov("predict", "--detector", word, "--posterior", posterior, "--out", tmp_path / "r.json", *words)
+    assert done.code == 0, done.err
+    found = nuscenes.read_results(tmp_path / "r.json")
+    assert list(found) == nuscenes.frames(root).tokens[1:3]
+    assert sum(map(len, found.values())) > 0
+    assert all(len(part) == 0 or part.covariance.shape[1:] == (9, 9) for part in found.values())
+
+
+def test_kitti_results_are_turned_back(tmp_path, made) -> None:
+    word, posterior = made
+    root = kitti_root(tmp_path)
+    words = ["--detector", word, "--posterior", posterior, "--data", f"kitti:{root}", "--count", 1]
+    assert boxcov("predict", "--out", tmp_path / "native", *words).code == 0
+    done = boxcov("predict", "--out", tmp_path / "results", "--format", "kitti", *words)
+    assert done.code == 0, done.err
+    native = Detections.load(tmp_path / "native")
+    kept = [i for i, label in enumerate(native.labels.tolist()) if native.classes[label] in ("car", "pedestrian", "bicycle")]
+    (found,) = kitti.read_results(tmp_path / "results", kitti.frames(root)[:1])
+    assert len(found) == len(kept) > 0
+    there = native[kept]
+    assert torch.allclose(found.field("x"), there.field("y").double(), atol=1e-3)
+    assert torch.allclose(found.field("y"), -there.field("x").double(), atol=1e-3)
+    assert torch.allclose(found.std("x"), there.std("y").double(), rtol=1e-3)
+    assert [found.classes[label] for label in found.labels] == [
+        {"car": "Car", "pedestrian": "Pedestrian", "bicycle": "Cyclist"}[there.classes[label]] for label in there.labels
+    ]
+
+
+def test_turning_there_and_back_changes_nothing() -> None:
+    from boxcov.pipeline.sources import as_nuscenes
+
+    boxes = torch.tensor([[10.0, 2.0, -1.0, 1.6, 4.0, 1.5, 0.3, 3.0, 1.0], [5.0, -7.0, 0.0, 1.0, 1.0, 2.0, -3.1, 0.0, 0.0]])
+    _, (target,) = as_nuscenes(([torch.zeros(1, 5)], [{"boxes": boxes, "labels": torch.tensor([0, 2])}]))
+    n = torch.zeros(2, dtype=torch.long)
+    back = formats.as_kitti(Detections(target["boxes"], torch.ones(2), target["labels"], n, BOX_FIELDS, simulated.CLASSES))
+    assert torch.allclose(back.boxes[:, :7], boxes[:, :7].double(), atol=1e-5)
+    assert back.labels.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--format", "nuscenes"], "the format nuscenes is for frames of nuScenes"),
+        (["--format", "kitti"], "the format kitti is for frames of KITTI"),
+        (["--format", "coco"], "the format coco holds boxes x1 y1 x2 y2 in images; those of this detector are x y z"),
+        (["--out", "absent/d"], "absent/d: there is no folder absent"),
+        (["--out", "."], "is a folder; give the name of a file"),
+        (["--samples", 5], "--samples means nothing to the method nms"),
+        (["--method", "exact"], "the method exact needs a posterior: make one with boxcov fit"),
+        (["--method", "mcglm", "--posterior", "nope"], "nope: no such file"),
+        (["--method", "mci", "--epsilon", 0.1], "--epsilon means nothing to the method mci"),
+        (["--method", "mcglm", "--epsilon", 0.1], "--epsilon is the step of --derivative fd"),
+        (["--method", "mci", "--samples", 1], "samples must be at least 2"),
+        (["--data", "carla:town"], "no data 'carla:town'"),
+    ],
+)
+def test_mistakes_are_told_before_the_work(tmp_path, made, monkeypatch, words, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prediction, "_block", lambda *given: pytest.fail("the work has begun"))
+    done = boxcov("predict", "--detector", made[0], "--method", "nms", "--out", "d", *TINY, *words)
+    assert done.code == 1
+    assert done.out == ""
+    assert done.err.startswith("boxcov: ")
+    assert done.err.count("\n") == 1
+    assert message in done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_posterior_of_other_weights_is_refused(tmp_path, made) -> None:
+    done = boxcov("predict", "--detector", small_network(tmp_path, seed=5), "--posterior", made[1], "--out", tmp_path / "d", *TINY)
+    assert done.code == 1
+    assert "this posterior was made for weights with the fingerprint" in done.err
+
+
+def test_a_detector_that_knows_other_classes_is_refused(tmp_path) -> None:
+    from boxcov.pipeline.sources import frames_named
+
+    with pytest.raises(BoxcovError, match=r"labels mean car, truck, .*; the detector knows car, bus"):
+        frames_named("simulated:clear", classes=("car", "bus"))
+    root = kitti_root(tmp_path)
+    assert isinstance(frames_named(f"kitti:{root}"), Turned)
+    assert isinstance(frames_named(f"kitti:{root}", classes=("car", "pedestrian", "cyclist")), kitti.Kitti)
+    with pytest.raises(BoxcovError, match=r"split training\[90:\]: there are no frames"):
+        frames_named(f"kitti:{root}", split="training[90:]")
+
+
+def test_nothing_found_is_a_file_all_the_same(tmp_path) -> None:
+    from boxcov.detectors import centerpoint
+    from helpers.centerpoint_cases import detector_of, pillar_config
+
+    config = pillar_config()
+    blind = detector_of(replace(config, reporting=replace(config.reporting, threshold=0.999999)))
+    centerpoint.save(blind, tmp_path / "blind.safetensors")
+    words = ["--detector", f"centerpoint:{tmp_path}/blind.safetensors", "--method", "nms", "--out", tmp_path / "d.safetensors", *TINY]
+    done = boxcov("predict", *words)
+    assert done.code == 0, done.err
+    assert done.out.startswith("0 boxes in 3 frames")
+    assert Detections.load(tmp_path / "d.safetensors").covariance.shape == (0, 9, 9)
+    again = boxcov("evaluate", tmp_path / "d.safetensors")
+    assert again.code == 1
+    assert "d.safetensors: holds no box scored above 0.1: there is nothing to evaluate" in again.err

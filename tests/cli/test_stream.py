@@ -1,0 +1,216 @@
+"""boxcov stream through the command line, on files made here."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from boxcov import MCGLM, Detections, Posterior, fit
+from boxcov.pipeline import stream as streaming
+from boxcov.pipeline.sources import detector_named
+from helpers.centerpoint_cases import cloud, detector_of, pillar_config
+from helpers.centerpoint_cases import frames as clouds
+from helpers.command_line import boxcov, small_network
+from helpers.yolox_cases import objects, small
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[str, Path, Path]:
+    """A detector, its posterior, and a folder of three clouds."""
+    folder = tmp_path_factory.mktemp("net")
+    word = small_network(folder)
+    detector = detector_named(word)
+    config = pillar_config()
+    fit(detector, clouds(config, 1), fisher="mc").save(folder / "p.safetensors")
+    frames = folder / "frames"
+    frames.mkdir()
+    for seed in (2, 0, 1):
+        cloud(config, seed).numpy().astype("<f4").tofile(frames / f"{seed}.bin")
+    return word, folder / "p.safetensors", frames
+
+
+def lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_line_a_frame_with_the_numbers_of_the_model(made) -> None:
+    word, posterior, frames = made
+    done = boxcov("stream", frames, "--detector", word, "--posterior", posterior, "--points", "plain", "--samples", 4, "--warmup", 1)
+    assert done.code == 0, done.err
+    found = lines(done.out)
+    assert [Path(line["frame"]).name for line in found] == ["0.bin", "1.bin", "2.bin"]
+    detector = detector_named(word)
+    model = MCGLM(detector, Posterior.load(posterior, detector), 4)
+    for seed, line in enumerate(found):
+        expected = model([cloud(detector.config, seed)])
+        assert len(expected)
+        assert torch.equal(torch.tensor(line["boxes"]), expected.boxes)
+        assert torch.equal(torch.tensor(line["covariance"]), expected.covariance)
+        assert torch.equal(torch.tensor(line["scores"]), expected.scores)
+        assert line["labels"] == [detector.classes[label] for label in expected.labels]
+        assert line["fields"] == list(detector.box_fields)
+        assert line["ms"] > 0
+    assert "boxcov: 2 frames after 1 of warm-up: p50 " in done.err
+    assert "p95" in done.err
+    assert "p99" in done.err
+
+
+def test_a_bad_frame_is_an_error_line_and_the_stream_goes_on(made, tmp_path) -> None:
+    word, posterior, frames = made
+    (tmp_path / "bad.bin").write_bytes(b"123")
+    paths = "\n".join(map(str, (frames / "0.bin", tmp_path / "bad.bin", tmp_path / "none.bin", frames / "1.bin")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(paths))
+        done = boxcov("stream", "-", "--detector", word, "--posterior", posterior, "--points", "plain", "--samples", 2)
+    assert done.code == 1
+    found = lines(done.out)
+    assert ["error" in line for line in found] == [False, True, True, False]
+    assert "3 bytes are no whole number of points" in found[1]["error"]
+    assert "cannot be read" in found[2]["error"]
+    assert done.err.endswith("boxcov: 2 of 4 frames gave an error: see their lines\n")
+
+
+def test_numbers_that_are_not_finite_are_an_error_line(tmp_path) -> None:
+    """A method gives none; its boxes are the detector's own, which may."""
+    cloud(pillar_config(), 0).numpy().astype("<f4").tofile(tmp_path / "x.bin")
+    box = torch.tensor([[1.0, float("nan")]])
+    found = Detections(box, torch.ones(1), torch.zeros(1), torch.zeros(1), ("x", "y"), ("car",), torch.eye(2)[None])
+    line = streaming.one(lambda inputs: found, streaming.Reader(detector_of(pillar_config()), "plain"), tmp_path / "x.bin")
+    assert line == {"frame": str(tmp_path / "x.bin"), "error": "boxes are not finite"}
+
+
+def test_a_budget_is_told_in_each_line(made) -> None:
+    word, posterior, frames = made
+    words = ("--detector", word, "--posterior", posterior, "--points", "plain", "--samples", 4)
+    done = boxcov("stream", frames, *words, "--budget-ms", 0.001)
+    assert done.code == 0, done.err
+    last = lines(done.out)[-1]
+    assert last["samples"] == 2
+    assert last["note"] == "2 of 4 samples, over the budget of 0.001 ms"
+    assert boxcov("stream", frames, *words, "--method", "exact", "--budget-ms", 5).code == 1
+
+
+def test_kitti_points_give_boxes_in_kittis_axes(made, tmp_path) -> None:
+    word, posterior, _ = made
+    detector = detector_named(word)
+    there = cloud(detector.config, 3)
+    x, y = there[:, 1], -there[:, 0]  # the same place, in KITTI's axes
+    np.stack([x, y, there[:, 2], there[:, 3] / 255], 1).astype("<f4").tofile(tmp_path / "k.bin")
+    done = boxcov("stream", tmp_path, "--detector", word, "--posterior", posterior, "--points", "kitti", "--samples", 2)
+    assert done.code == 0, done.err
+    (line,) = lines(done.out)
+    there[:, 4] = 0
+    expected = MCGLM(detector, Posterior.load(posterior, detector), 2)([there])
+    assert len(line["boxes"]) == len(expected) > 0
+    boxes, covariance = torch.tensor(line["boxes"]), torch.tensor(line["covariance"])
+    torch.testing.assert_close(boxes[:, 0], expected.field("y"), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(boxes[:, 1], -expected.field("x"), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(covariance[:, 0, 0], expected.covariance[:, 1, 1], rtol=1e-2, atol=1e-4)
+
+
+def test_images_give_boxes_in_pixels_of_the_image(tmp_path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    detector = small(seed=2, most=5).float()
+    inputs = torch.zeros(1, 3, 64, 64)
+    target = {name: value.float() if value.is_floating_point() else value for name, value in objects(2, 64, 64).items()}
+    posterior = fit(detector, [(inputs, [target])], fisher="mc")
+    pixels = (np.random.default_rng(0).random((48, 96, 3)) * 255).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    model = MCGLM(detector, posterior, 3)
+    line = streaming.one(model, streaming.Reader(detector, size=64), tmp_path / "a.png")
+    assert "error" not in line, line
+    square, scale = streaming.letterbox(streaming.read_image(tmp_path / "a.png"), 64)
+    expected = model(square.unsqueeze(0))
+    assert len(expected)
+    torch.testing.assert_close(torch.tensor(line["boxes"]) * scale, expected.boxes)
+    torch.testing.assert_close(torch.tensor(line["covariance"]) * scale**2, expected.covariance)
+
+
+def test_a_folder_that_is_watched(tmp_path) -> None:
+    (tmp_path / "b.bin").write_bytes(b"1")
+    paths = streaming.folder_paths(tmp_path, (".bin",), watch=True, poll=0.01)
+    assert next(paths).name == "b.bin"
+    (tmp_path / "a.bin").write_bytes(b"2")
+    (tmp_path / "x.txt").write_bytes(b"3")
+    assert next(paths).name == "a.bin"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere: no such folder"),
+        (["-", "--watch"], "--watch is for a folder"),
+        ([".", "--size", 33], "--size must be a multiple of 32"),
+    ],
+)
+def test_words_that_do_not_fit(made, words, message) -> None:
+    word, posterior, _ = made
+    done = boxcov("stream", *words, "--detector", word, "--posterior", posterior)
+    assert done.code == 1
+    assert message in done.err
+
+
+def test_an_empty_folder(made, tmp_path) -> None:
+    word, posterior, _ = made
+    done = boxcov("stream", tmp_path, "--detector", word, "--posterior", posterior)
+    assert done.code == 1
+    assert "no .bin file there" in done.err
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_clean_and_the_latencies_are_said(made) -> None:
+    word, posterior, frames = made
+    words = [
+        sys.executable,
+        "-m",
+        "boxcov",
+        "stream",
+        str(frames),
+        "--detector",
+        word,
+        "--posterior",
+        str(posterior),
+        "--points",
+        "plain",
+        "--watch",
+    ]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert process.stdout is not None
+    for _ in range(3):
+        assert json.loads(process.stdout.readline())["boxes"] is not None
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert "3 frames, all of them warm-up: p50" in err
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away(made) -> None:
+    word, posterior, frames = made
+    words = [sys.executable, "-m", "boxcov", "stream", str(frames), "--detector", word, "--posterior", str(posterior), "--points", "plain"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    assert process.wait(60) == 141
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from boxcov import BoxcovError, fit
+from boxcov.data import batched, loaded, shapes
+from boxcov.data.loader import each
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.kfac.items import digest
+
+
+class Drawn:
+    """Frames that draw from every global generator."""
+
+    def __init__(self, count: int = 7) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int):
+        image = torch.rand(1, 1, 64, 64) + random.random() + np.random.rand()  # noqa: NPY002
+        return image, shapes.frames(count=self.count)[number][1]
+
+
+class Deadly(Drawn):
+    def __getitem__(self, number: int):
+        if number == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(number)
+
+
+class Odd(Drawn):
+    def __getitem__(self, number: int):
+        if number == 4:
+            raise BoxcovError("frames/4.bin: no such file")
+        return {"half": torch.ones(2, dtype=torch.bfloat16), "turned": torch.rand(2, 3).T, "array": np.ones(2), "name": "a", "none": None}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 9])
+def test_the_same_items_whatever_the_number_of_workers(workers) -> None:
+    here = loaded(Drawn(), 0, seed=3)
+    there = loaded(Drawn(), workers, seed=3)
+    expected = [digest(item) for item in here]
+    assert [digest(item) for item in there] == expected
+    assert [digest(item) for item in there.each([5, 0, 5])] == [expected[5], expected[0], expected[5]]
+    assert digest(there[2]) == digest(there[2]) == expected[2]
+    assert digest(there[-1]) == expected[6]
+    assert [digest(item) for item in there[1:3]] == expected[1:3]
+    assert len({*expected}) == 7
+    assert digest(loaded(Drawn(), 0, seed=4)[2]) != expected[2]
+    assert list(there.each([])) == []
+
+
+def test_the_process_draws_on_as_if_nothing_had_been_read() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    expected = torch.rand(1), random.random()
+    torch.manual_seed(0)
+    random.seed(0)
+    assert len(list(loaded(Drawn(), 0))) == len(list(loaded(Drawn(), 2))) == 7
+    assert (torch.rand(1), random.random()) == expected
+
+
+def test_items_of_any_kind_come_as_they_are() -> None:
+    found = next(loaded(Odd(), 1).each([0]))
+    assert found["half"].dtype == torch.bfloat16
+    assert found["turned"].stride() == (1, 3)
+    assert isinstance(found["array"], np.ndarray)
+    assert (found["name"], found["none"]) == ("a", None)
+
+
+@pytest.mark.parametrize("settings", [{}, {"fraction": 0.5, "seed": 2}, {"corrected": True, "fisher": "mc"}])
+def test_the_same_posterior_whatever_the_number_of_workers(settings, tmp_path) -> None:
+    written = []
+    for workers in (0, 1, 3):
+        fit(TinyCenter(width=4), loaded(batched(Drawn(), 2), workers), **settings).save(tmp_path / "p")
+        written.append((tmp_path / "p").read_bytes())
+    assert written[0] == written[1] == written[2]
+    assert fit(TinyCenter(width=4), loaded(batched(Drawn(), 2), 0)).n_data == 7  # frames, not batches
+
+
+def test_a_lost_worker_is_an_error_that_loses_nothing(tmp_path) -> None:
+    kept = {"checkpoint": tmp_path / "c", "every": 1e9}
+    with pytest.raises(BoxcovError, match=r"a process that reads frames was lost before item 4 came: it was killed, or out of memory"):
+        fit(TinyCenter(width=4), loaded(Deadly(), 1), **kept)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    resumed = fit(TinyCenter(width=4), loaded(Drawn(), 1), resume=True, **kept)
+    assert resumed.loss == fit(TinyCenter(width=4), loaded(Drawn(), 0)).loss
+
+
+def test_errors_of_reading_come_as_they_are() -> None:
+    with pytest.raises(BoxcovError, match=r"^frames/4\.bin: no such file$"):
+        list(loaded(Odd(), 2))
+    with pytest.raises(BoxcovError, match="workers must be at least 0, got -1"):
+        loaded(Odd(), -1)
+
+
+SCRIPT = """
+import os, time
+from data.test_loader import Drawn, children, loaded
+reading = loaded(Drawn(1000), 2).each(range(1000))
+next(reading)
+print(*children(os.getpid()), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look for processes")
+def test_nobody_is_left_behind() -> None:
+    """Neither when the reader stops early, nor when it is killed."""
+    others = children(os.getpid())  # of the tests before
+    reading = each(loaded(Drawn(100), 2), range(100))
+    next(reading)
+    pids = children(os.getpid()) - others
+    assert pids
+    reading.close()
+    assert not pids & children(os.getpid())
+    env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    reader = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, env=env)
+    assert reader.stdout is not None
+    left = {int(pid) for pid in reader.stdout.readline().split()}
+    assert len(left) == 2
+    reader.kill()
+    reader.wait()
+    until = time.monotonic() + 20
+    while any(map(running, left)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(running, left))
+
+
+def children(parent: int) -> set[int]:
+    return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal() and _stat(path)[1:2] == [str(parent)]}
+
+
+def running(pid: int) -> bool:
+    state = _stat(Path("/proc") / str(pid))
+    return bool(state) and state[0] != "Z"
+
+
+def _stat(path: Path) -> list[str]:
+    """State, parent and so on."""
+    try:
+        return (path / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

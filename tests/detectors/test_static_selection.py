@@ -1,0 +1,102 @@
+"""Selections of fixed size hold what ``select`` reports, in its order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from boxcov import BoxcovError
+from boxcov.detectors.centerpoint.nms import greedy
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.static_selection import Limits, suppressed
+from helpers.centerpoint_cases import cloud, detector_of, pillar_config
+from helpers.yolox_cases import images, small
+
+
+def pillar(**rules: Any) -> Any:
+    config = pillar_config()
+    return detector_of(replace(config, reporting=replace(config.reporting, threshold=0.1, **rules)))
+
+
+def check(detector: Any, inputs: Any, limits: Limits) -> int:
+    with torch.no_grad():
+        raw = detector(inputs)
+        plain, fixed = detector.select(raw), detector.select_fixed(raw, limits)
+        n = int(fixed.count)
+        assert n == min(len(plain), limits.boxes)
+        assert torch.equal(fixed.valid, torch.arange(len(fixed.selection)) < n)
+        assert torch.equal(fixed.selection.scores[:n], plain.scores[:n])
+        assert torch.equal(fixed.selection.labels[:n], plain.labels[:n])
+        assert torch.equal(detector.decode(raw, fixed.selection)[:n], detector.decode(raw, plain)[:n])
+    return int(fixed.left_off)
+
+
+@pytest.mark.parametrize("rules", [{"nms": "rotated", "most": 7}, {"nms": "circle", "most": 99}, {"per_class": False, "overlap": 0.01}])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_centerpoint(rules: dict[str, Any], seed: int) -> None:
+    detector = pillar(**rules)
+    inputs = [cloud(detector.config, seed)]
+    assert check(detector, inputs, Limits(boxes=600, candidates=500, pairs=200_000)) == 0
+    assert check(detector, inputs, Limits(boxes=5, candidates=500, pairs=200_000)) == len(detector.detect(inputs)) - 5
+
+
+def test_what_there_is_no_room_for_is_counted() -> None:
+    detector = pillar()
+    inputs = [cloud(detector.config)]
+    with torch.no_grad():
+        raw = detector(inputs)
+        above = [int((maps["heatmap"].sigmoid() > 0.1).sum()) for maps in raw["tasks"]]
+        few = detector.select_fixed(raw, Limits(boxes=500, candidates=3, pairs=10_000))
+        assert int(few.left_off) == sum(max(count - 3, 0) for count in above) > 0
+        pairs = detector.select_fixed(raw, Limits(boxes=500, candidates=500, pairs=1))
+        assert int(pairs.left_off) > 0
+    with pytest.raises(BoxcovError, match="of one frame, got a batch of 2"):
+        detector.select_fixed(detector(inputs * 2), Limits())
+
+
+def test_yolox() -> None:
+    detector = small(most=200)
+    x = 40 * images() ** 0.5
+    assert check(detector, x, Limits(boxes=200, candidates=200)) == 0
+    with torch.no_grad():
+        assert int(detector.select_fixed(detector(x), Limits(boxes=200, candidates=5)).left_off) > 0
+        with pytest.raises(BoxcovError, match="of one image, got a batch of 2"):
+            detector.select_fixed(detector(x.expand(2, -1, -1, -1)), Limits())
+
+
+def test_rows_of_another_level_lie_on_it() -> None:
+    detector = small()
+    with torch.no_grad():
+        raw = detector(images())
+        fixed = detector.select_fixed(raw, Limits(boxes=6))
+    for level, selection in enumerate(fixed.of_kind):
+        assert set(selection.where.grid.level.tolist()) == {level}
+        own = fixed.kind == level
+        assert torch.equal(selection.where.cell[own], fixed.selection.where.cell[own])
+        assert torch.equal(selection.where.grid.row[own], fixed.selection.where.grid.row[own])
+
+
+def test_tiny(tiny, image) -> None:
+    assert check(tiny, image, Limits()) == 0
+    everything = TinyCenter(threshold=0.0, most=9).eval()
+    assert check(everything, image, Limits(boxes=4)) == 5
+    assert check(tiny, torch.zeros_like(image), Limits()) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_suppression_is_greedy(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rivals = (torch.rand(3, 12, 12, generator=generator) < 0.3).triu(1)
+    group, first, second = rivals.nonzero(as_tuple=True)
+    expected = greedy(group * 12 + first, group * 12 + second, torch.ones(3, 12, dtype=torch.bool))
+    stays, settled = suppressed(rivals.float())
+    assert bool(settled)
+    assert torch.equal(stays, expected)
+
+
+def test_a_chain_too_long_to_follow_says_so() -> None:
+    chain = torch.diag_embed(torch.ones(1, 39), 1)
+    assert not bool(suppressed(chain)[1])

@@ -1,0 +1,1 @@
+"""Shared cases and tools of the tests."""

@@ -1,0 +1,207 @@
+"""Every kind of file that boxcov reads, thousands of them damaged, each read within limits of memory and time.
+
+``python -m helpers.fuzz FOLDER CASES SEED`` prints a JSON object: cases by kind, how many were refused, and what came out that should not.
+Run as a process of its own, because a crash inside a reader would be one here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from boxcov import BoxcovError, Calibration, Detections, Posterior, fit
+from boxcov.data import coco, kitti, nuscenes, shapes
+from boxcov.detectors import centerpoint, yolox
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.detectors.training import Recipe, train
+from boxcov.pipeline.predict import blocks_of, merged
+from boxcov.pipeline.records import Truth, joined, truth_of
+from helpers.centerpoint_cases import detector_of, pillar_config
+from helpers.centerpoint_foreign import Foreign
+from helpers.coco_cases import coco_root, found_in
+from helpers.data_roots import VERSION, kitti_root, nuscenes_root, random_detections
+from helpers.mutations import mutated
+from helpers.yolox_cases import small
+
+MEMORY = 3 << 30  # bytes of address space beyond what is there at the start
+SECONDS = 20  # a case
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    files: tuple[Path, ...]
+    structure: str  # bytes, json, safetensors
+    read: Callable[[Path], Any]  # given the damaged file
+    named: Path | None = None  # a folder that an error may name in its place: tables refer to each other
+
+
+def kinds(folder: Path) -> Iterable[Kind]:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    yield from _own(folder)
+    yield from _sets(folder)
+
+
+def _own(folder: Path) -> Iterable[Kind]:
+    tiny, frames = TinyCenter(width=4), list(shapes.frames(count=3))
+    posterior = fit(tiny, frames, depth=["head.shared", "head.branches.rot"], corrected=True, full=["head.branches.rot.3"])
+    fields, classes = tiny.box_fields, tiny.classes
+    scale = Calibration("scale", fields, classes, "exact", (0.1, 0.2), ((float("-inf"),) * len(fields),) * 2)
+    posterior.with_calibration(scale).save(folder / "posterior.safetensors")
+    yield Kind("posterior", (folder / "posterior.safetensors",), "safetensors", lambda path: _used(Posterior.load(path, tiny)))
+    fit(tiny, frames, depth=["head.shared", "head.branches.rot"], n_data=1000).truncated(0.01).save(folder / "truncated.safetensors")
+    yield Kind("truncated", (folder / "truncated.safetensors",), "safetensors", lambda path: _used(Posterior.load(path, tiny)))
+    found = random_detections(torch.randn(4, 5), torch.tensor([0, 1, 1, 0]), classes)
+    found.save(folder / "detections.safetensors")
+    yield Kind("detections", (folder / "detections.safetensors",), "safetensors", lambda path: Detections.load(path).numpy())
+    parts = blocks_of(folder / "x")
+    about = {"method": "mcglm"}
+    parts.save(0, found, {**about, "milliseconds": [1.0, 2.0]})
+    yield Kind("part", tuple(parts._files()), "safetensors", lambda path: (parts.holds(0, about), merged(parts, 2)))
+    _cut_off(folder / "fit.checkpoint", tiny, frames)
+    resumed = {"depth": ["head.shared"], "resume": True, "every": 1e9}
+    yield Kind("fit", (folder / "fit.checkpoint",), "safetensors", lambda path: fit(tiny, frames, checkpoint=path, **resumed))
+    two = {"depth": ["head.shared"], "corrected": True, "checkpoint": folder / "two"}
+    fit(tiny, frames, every=0, **two)
+    yield Kind("second", (folder / "two.second",), "safetensors", lambda path: fit(tiny, frames, resume=True, every=1e9, **two))
+    objects = {"boxes": torch.rand(3, 9), "labels": torch.arange(3)}
+    truth_of([(None, [objects]), (None, [objects])]).save(folder / "objects.safetensors", {"source": "x"})
+    yield Kind("objects", (folder / "objects.safetensors",), "safetensors", lambda path: joined([Truth.load(path)[0]] * 2))
+    recipe = Recipe(steps=1, batch=2)
+    train(TinyCenter(width=4), frames, recipe, checkpoint=folder / "training.safetensors")
+    yield Kind(
+        "training",
+        (folder / "training.safetensors",),
+        "safetensors",
+        lambda path: train(TinyCenter(width=4), frames, recipe, checkpoint=path, resume=True),
+    )
+    config = pillar_config()
+    centerpoint.save(detector_of(config), folder / "center.safetensors")
+    yield Kind("centerpoint", (folder / "center.safetensors",), "safetensors", lambda path: centerpoint.load(path))
+    torch.save({"state_dict": Foreign(config, "mmdet3d").state_dict(), "meta": {"mmdet3d_version": "1.1"}}, folder / "center.pth")
+    yield Kind("centerpoint.pth", (folder / "center.pth",), "bytes", lambda path: centerpoint.load(path, config))
+    torch.save({"model": small().float().state_dict()}, folder / "yolox.pth")
+    yield Kind("yolox.pth", (folder / "yolox.pth",), "bytes", lambda path: yolox.load(path))
+
+
+def _sets(folder: Path) -> Iterable[Kind]:
+    road = nuscenes_root(folder / "nuscenes")
+    tables = tuple(sorted((road / VERSION).glob("*.json")))
+    yield Kind("nuscenes tables", tables, "json", lambda path: list(nuscenes.frames(road, sweeps=2)), named=road)
+    keys = nuscenes.frames(road, sweeps=2)
+    clouds = tuple(road / name.decode() for name in keys.contents.readings.file[:2])
+    yield Kind("nuscenes points", clouds, "bytes", lambda path: list(keys), named=road)
+    one = [
+        random_detections(keys[i][1][0]["boxes"].double().nan_to_num(), keys[i][1][0]["labels"], nuscenes.CLASSES) for i in range(len(keys))
+    ]
+    nuscenes.write_results(folder / "nuscenes.json", keys, one)
+    yield Kind("nuscenes results", (folder / "nuscenes.json",), "json", lambda path: nuscenes.read_results(path))
+    drive_root = kitti_root(folder / "kitti", frames=1)
+    texts = (*drive_root.glob("*/label_2/*.txt"), *drive_root.glob("*/calib/*.txt"))
+    yield Kind("kitti texts", texts, "bytes", lambda path: list(kitti.frames(drive_root)))
+    yield Kind("kitti points", tuple(drive_root.glob("*/velodyne/*.bin")), "bytes", lambda path: list(kitti.frames(drive_root)))
+    drive = kitti.frames(drive_root)
+    target = drive[0][1][0]
+    kitti.write_results(folder / "results", drive, [random_detections(target["boxes"][:, :7].double(), target["labels"], kitti.CLASSES)])
+    covariances = (folder / "results" / "covariance.json",)
+    yield Kind(
+        "kitti covariances", covariances, "json", lambda path: kitti.read_results(folder / "results", drive), named=folder / "results"
+    )
+    rows = tuple((folder / "results").glob("*.txt"))
+    yield Kind("kitti results", rows, "bytes", lambda path: kitti.read_results(folder / "results", drive), named=folder / "results")
+    pictures = coco_root(folder / "coco")
+    yield Kind(
+        "coco annotations",
+        tuple(pictures.glob("annotations/*.json")),
+        "json",
+        lambda path: list(coco.frames(pictures, size=32)),
+        named=pictures,
+    )
+    images = tuple(path for path in pictures.rglob("*") if path.suffix in (".png", ".jpg"))
+    yield Kind("coco images", images, "bytes", lambda path: coco.read_image(path))
+    shown = coco.frames(pictures, size=32)
+    coco.write_results(folder / "coco.json", shown, found_in(shown))
+    yield Kind(
+        "coco results",
+        (folder / "coco.json", folder / "coco.meta.json"),
+        "json",
+        lambda path: coco.read_results(folder / "coco.json", shown),
+        named=folder,
+    )
+
+
+def _used(posterior: Posterior) -> None:
+    for name in posterior.blocks:
+        assert bool(posterior.variances(name).isfinite().all()), "variances that are not finite"
+    posterior.sample(2, torch.Generator().manual_seed(0))
+
+
+def _cut_off(path: Path, tiny: TinyCenter, frames: list[Any]) -> None:
+    def stop(done: int, total: int | None) -> None:
+        raise InterruptedError
+
+    try:
+        fit(tiny, frames, depth=["head.shared"], checkpoint=path, every=0, progress=stop)
+    except InterruptedError:
+        return
+
+
+def attempt(kind: Kind, path: Path) -> str:
+    """What came out of a damaged file: "read", "refused", or the trace of what should not have come out."""
+    try:
+        kind.read(path)
+    except BoxcovError as error:
+        named = str(path) in str(error) or (kind.named is not None and str(kind.named) in str(error))
+        return "refused" if named else f"an error without the file's name: {error}"
+    except BaseException:
+        return traceback.format_exc(limit=-4)
+    return "read"
+
+
+def main(folder: Path, cases: int, seed: int) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    known = list(kinds(folder))
+    here = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, here + MEMORY))
+    signal.signal(signal.SIGALRM, _too_long)
+    report: dict[str, Any] = {"read": {}, "refused": {}, "wrong": []}
+    for kind in known:
+        whole = {path: path.read_bytes() for path in kind.files}
+        counts = {"read": 0, "refused": 0}
+        for case in range(-(-cases // len(known))):
+            draw = random.Random(f"{seed} {kind.name} {case}")
+            path = draw.choice(kind.files)
+            (folder / "case").write_text(f"{kind.name} {case}")  # what a crash was about
+            path.write_bytes(mutated(whole[path], kind.structure, draw))
+            signal.alarm(SECONDS)
+            outcome = attempt(kind, path)
+            signal.alarm(0)
+            if outcome in counts:
+                counts[outcome] += 1
+            else:
+                report["wrong"].append({"kind": kind.name, "case": case, "file": path.name, "what": outcome})
+            for each, content in whole.items():
+                each.write_bytes(content)
+        report["read"][kind.name], report["refused"][kind.name] = counts["read"], counts["refused"]
+    return report
+
+
+def _too_long(*_: Any) -> None:
+    raise TimeoutError(f"no answer in {SECONDS} s")
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))

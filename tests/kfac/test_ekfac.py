@@ -1,0 +1,262 @@
+"""EKFAC and whole Fishers against per-frame gradients in float64."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from boxcov import BoxcovError, Posterior, fit
+from boxcov.data import batched, shapes
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.kfac.ekfac import last_layers, refined
+from boxcov.kfac.losses import Losses
+from helpers.centerpoint_cases import detector_of, frames, pillar_config
+from helpers.nets import CASES, Case
+from oracles.dense import flat, frame_gradients, relative
+
+GROUPED = next(case for case in CASES if case.name == "conv2d grouped")
+
+
+def exact_fisher(block, gradients: dict[str, Tensor]) -> Tensor:
+    """The Fisher of one layer (w, w), without the entries between its groups."""
+    g = flat(block, gradients).unflatten(1, (block.layer.geometry.groups, -1))  # (B, G, w)
+    return torch.block_diag(*torch.einsum("bgi,bgj->gij", g, g) / len(g))
+
+
+def approximation(block) -> Tensor:
+    values = block.curvature.flatten(1)
+    return torch.block_diag(*((block.basis(g) * values[g]) @ block.basis(g).T for g in range(len(values))))
+
+
+@pytest.mark.parametrize("locations", ["all", "gradient"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_corrected_is_the_fishers_diagonal_in_the_eigenbasis_and_nearer_than_kfac(case: Case, locations: str) -> None:
+    detector = case.detector()
+    inputs, targets = case.frames(detector, count=7)
+    frames = [(inputs[:3], targets[:3]), (inputs[3:], targets[3:])]
+    plain = fit(detector, frames, locations=locations)
+    posterior = plain.corrected(detector, frames)
+    gradients = frame_gradients(detector, inputs, targets)
+    for name, block in posterior.blocks.items():
+        F = exact_fisher(block, gradients)
+        B = torch.block_diag(*(block.basis(g) for g in range(block.layer.geometry.groups)))
+        assert relative(block.curvature.flatten(), (B.T @ F @ B).diagonal()) < 1e-10
+        assert float((approximation(block) - F).norm()) <= float((approximation(plain.blocks[name]) - F).norm())
+        assert float(block.curvature.sum()) == pytest.approx(float(F.trace()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_whole_fisher(case: Case) -> None:
+    detector = case.detector()
+    inputs, targets = case.frames(detector, count=7)
+    plain = fit(detector, [(inputs, targets)])
+    posterior = refined(plain, detector, [(inputs, targets)], correct=False, full=list(plain.blocks))
+    gradients = frame_gradients(detector, inputs, targets)
+    for block in posterior.blocks.values():
+        assert block.corrected is None
+        assert relative(approximation(block), exact_fisher(block, gradients)) < 1e-10
+
+
+def refined_posterior(kind: str, **arguments) -> Posterior:
+    detector = GROUPED.detector()
+    options = {"corrected": {"corrected": True}, "full": {"full": ["net.0", "net.2"]}, "both": {"corrected": True, "full": "last"}}[kind]
+    return fit(detector, [GROUPED.frames(detector)], n_data=40, prior_precision=0.5, **options, **arguments)
+
+
+def dense(posterior: Posterior, name: str) -> Tensor:
+    """Sigma, inverted as a whole."""
+    F = approximation(posterior.blocks[name])
+    return torch.linalg.inv(posterior.n_data * F + posterior.tau(name) * torch.eye(len(F), dtype=F.dtype))
+
+
+@pytest.mark.parametrize("kind", ["corrected", "full", "both"])
+def test_samples_quadratic_forms_and_evidence_are_those_of_the_dense_matrix(kind: str) -> None:
+    posterior = refined_posterior(kind)
+    assert [(block.corrected is None, block.full is None) for block in posterior.blocks.values()] == {
+        "corrected": [(False, True)] * 2,
+        "full": [(True, False)] * 2,
+        "both": [(False, True), (True, False)],
+    }[kind]
+    draws = posterior.sample(20_000, torch.Generator().manual_seed(0))
+    J = {name: torch.randn(2, 3, *eta.shape[1:], dtype=torch.float64) for name, eta in draws.items()}
+    theta = {name: p.detach() for name, p in GROUPED.detector().named_parameters()}
+    quadratic, evidence = 0, -posterior.n_data * posterior.loss
+    for name, block in posterior.blocks.items():
+        expected = dense(posterior, name)
+        assert relative(posterior.covariance(name), expected) < 1e-9
+        rows, w = flat(block, draws), flat(block, theta)
+        L = torch.linalg.cholesky(expected)
+        white = torch.linalg.solve_triangular(L, (rows.T @ rows) / len(rows), upper=False)
+        white = torch.linalg.solve_triangular(L, white.T, upper=False)
+        assert float((white - torch.eye(len(white), dtype=white.dtype)).abs().max()) < 0.06  # a standard error is 0.01 at most
+        quadratic = quadratic + flat(block, J) @ expected @ flat(block, J).transpose(1, 2)
+        evidence += 0.5 * float(len(w) * torch.tensor(0.5).log() - 0.5 * w @ w + torch.linalg.slogdet(expected)[1])
+    assert relative(posterior.quadratic(J), quadratic) < 1e-9
+    assert posterior.log_marginal_likelihood() == pytest.approx(evidence, rel=1e-9)
+    tuned = posterior.tune_prior_precision()
+    for factor in (0.8, 1.25):
+        assert posterior.with_prior(factor * tuned.prior_precision).log_marginal_likelihood() < tuned.log_marginal_likelihood()
+    assert posterior.tune_prior_precision(per_layer=True).log_marginal_likelihood() >= tuned.log_marginal_likelihood()
+
+
+@pytest.mark.parametrize("sizes", [[1] * 6, [4, 2], [6]], ids=str)
+@pytest.mark.parametrize("fisher", ["empirical", "mc"])
+def test_fit_does_both_passes_over_the_same_frames(fisher: str, sizes: list[int]) -> None:
+    detector = TinyCenter().double()
+    frames = [(inputs.double(), targets) for inputs, targets in shapes.frames(count=6)]
+    items = (
+        [batched(frames, 6)[0]] if sizes == [6] else [batched(frames[:4], 4)[0], batched(frames[4:], 2)[0]] if len(sizes) == 2 else frames
+    )
+    told = []
+    posterior = fit(detector, items, depth=["head.branches.size"], fisher=fisher, corrected=True, progress=lambda *x: told.append(x))
+    assert told == [(i + 1, 2 * len(items)) for i in range(2 * len(items))]
+    again = fit(detector, items, depth=["head.branches.size"], fisher=fisher).corrected(detector, items)
+    for name, block in posterior.blocks.items():
+        assert torch.equal(block.corrected, again.blocks[name].corrected)
+        assert float(block.corrected.sum()) > 0
+    if fisher == "empirical":  # batches do not matter
+        single = fit(detector, frames, depth=["head.branches.size"], corrected=True)
+        for name, block in posterior.blocks.items():
+            assert float(block.corrected.sum()) == pytest.approx(float(single.blocks[name].corrected.sum()))
+
+
+def test_a_fraction_takes_the_same_share_twice() -> None:
+    detector, frames = GROUPED.detector(), [GROUPED.frames(GROUPED.detector(), count=1, seed=seed) for seed in range(10)]
+    posterior = fit(detector, frames, fraction=0.3, seed=4, corrected=True)
+    order = sorted(torch.randperm(10, generator=torch.Generator().manual_seed(4))[:3].tolist())
+    drawn = sum(float(g.square().sum()) for i in order for g in frame_gradients(detector, *frames[i]).values()) / 3
+    assert sum(float(block.corrected.sum()) for block in posterior.blocks.values()) == pytest.approx(drawn)
+    assert posterior.n_data == 10
+
+
+def test_last_layers_are_those_that_no_other_follows() -> None:
+    detector, frames = TinyCenter(), shapes.frames(count=1)
+    posterior = fit(detector, frames)
+    parameters = dict(detector.named_parameters())
+    losses = Losses(detector, {name: parameters[name] for name in posterior.parameters})
+    last = [f"head.branches.{name}.3" for name in ("heatmap", "offset", "size", "rot")]
+    assert last_layers(posterior, losses, frames[0][0]) == last
+    full = fit(detector, frames, full="last")
+    assert [name for name, block in full.blocks.items() if block.full is not None] == last
+    assert not any(block.corrected is not None for block in full.blocks.values())
+
+
+def test_refining_again_starts_from_the_factors() -> None:
+    detector = GROUPED.detector()
+    item = GROUPED.frames(detector)
+    plain = fit(detector, [item])
+    twice = refined(plain, detector, [item], full="last").corrected(detector, [item])
+    once = plain.corrected(detector, [item])
+    for name, block in once.blocks.items():
+        assert twice.blocks[name].full is None
+        assert torch.equal(twice.blocks[name].corrected, block.corrected)
+
+
+# files
+
+
+@pytest.mark.parametrize("kind", ["corrected", "full", "both"])
+def test_save_and_load(tmp_path, kind: str) -> None:
+    posterior = refined_posterior(kind, locations="gradient")
+    posterior.save(tmp_path / "p")
+    again = Posterior.load(tmp_path / "p", GROUPED.detector())
+    for name in posterior.blocks:
+        assert torch.equal(again.variances(name), posterior.variances(name))
+        assert torch.equal(again.covariance(name), posterior.covariance(name))
+    assert again.locations == "gradient"
+    assert posterior.storage().stored > replace(posterior, blocks=fit_plain().blocks).storage().stored
+    moved = posterior.to("meta").blocks["net.2"]
+    assert {t.device.type for t in (moved.corrected, moved.full and moved.full.vectors) if t is not None} == {"meta"}
+
+
+def fit_plain() -> Posterior:
+    detector = GROUPED.detector()
+    return fit(detector, [GROUPED.frames(detector)], n_data=40, prior_precision=0.5)
+
+
+def rewritten(path, change) -> None:
+    """The file with another header."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["boxcov.posterior"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(about, tensors)
+    save_file(tensors, path, {"boxcov.posterior": json.dumps(about)})
+
+
+def test_old_files_load_and_readers_of_old_files_refuse_new_ones(tmp_path) -> None:
+    plain, path = fit_plain(), tmp_path / "p"
+    plain.save(path)
+    formats = []
+    rewritten(path, lambda about, _: formats.append(about["format"]) or about.pop("locations"))
+    assert Posterior.load(path, GROUPED.detector()).locations == "all"
+    refined_posterior("corrected").save(path)
+    rewritten(path, lambda about, _: formats.append(about["format"]))
+    assert formats == [1, 2]  # a reader that knows of no correction must not pass over it
+    rewritten(path, lambda about, _: about.update(format=4))
+    with pytest.raises(BoxcovError, match="in format 4, this one reads up to 3"):
+        Posterior.load(path, GROUPED.detector())
+
+
+def test_wrong_shapes_are_damage(tmp_path) -> None:
+    path = tmp_path / "p"
+    refined_posterior("corrected").save(path)
+    rewritten(path, lambda _, tensors: tensors.update({"corrected.net.0": tensors["corrected.net.0"][:, :1].clone()}))
+    with pytest.raises(BoxcovError, match=r"damaged one .*corrected eigenvalues of net\.0"):
+        Posterior.load(path, GROUPED.detector())
+
+
+# refusals
+
+
+def test_the_papers_form_refuses_a_correction() -> None:
+    with pytest.raises(BoxcovError, match=r"Fisher of net\.0, net\.2 is eigenvalue-corrected or known whole.*use the form 'eigen'"):
+        refined_posterior("corrected").paper()
+    with pytest.raises(BoxcovError, match="corrected and full go with the form 'eigen'"):
+        refined_posterior("full", form="paper")
+
+
+def test_without_a_prior_a_poor_fisher_is_refused() -> None:
+    with pytest.raises(BoxcovError, match=r"net\.0: the Fisher has rank \d+ of 57.*prior_precision above 0"):
+        refined_posterior("full").with_prior(0.0)
+
+
+def test_what_cannot_be_refined_is_told() -> None:
+    detector = GROUPED.detector()
+    item = GROUPED.frames(detector)
+    posterior = fit(detector, [item])
+    with pytest.raises(BoxcovError, match="read the frames twice, and a generator can be read once"):
+        fit(detector, (item for _ in range(2)), corrected=True)
+    with pytest.raises(BoxcovError, match="fisher='identity' has none"):
+        fit(detector, [item], fisher="identity", corrected=True)
+    with pytest.raises(BoxcovError, match="nothing to refine"):
+        fit(detector, [item], fisher="identity").corrected(detector, [item])
+    with pytest.raises(BoxcovError, match="the data set is empty"):
+        posterior.corrected(detector, [])
+    with pytest.raises(BoxcovError, match="made for weights with the fingerprint"):
+        posterior.corrected(GROUPED.detector(seed=5), [item])
+    with pytest.raises(BoxcovError, match=r"full must be 'last' or a list of layer names, got the string 'net\.2'"):
+        fit(detector, [item], full="net.2")
+    with pytest.raises(BoxcovError, match=r"full names net\.7, which the posterior does not hold: it has net\.0, net\.2"):
+        fit(detector, [item], full=["net.7"])
+
+
+def test_too_large_a_layer_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr("boxcov.kfac.ekfac.WIDEST", 50)
+    with pytest.raises(BoxcovError, match=r"the whole Fisher of net\.0 \(57\) is too large: at most 50 weights a group"):
+        refined_posterior("full")
+
+
+def test_a_layer_whose_output_is_handed_out_raw_but_followed_is_not_the_last() -> None:
+    """CenterPoint's neck is among the raw outputs, for the crops of its head: its layers are not the last."""
+    config = pillar_config()
+    posterior = fit(detector_of(config), frames(config), depth="neck", full="last")
+    whole = {name for name, block in posterior.blocks.items() if block.full is not None}
+    assert whole
+    assert not any(name.startswith(("neck", "head.shared")) for name in whole)

@@ -1,0 +1,137 @@
+"""Arguments of fits, posteriors and predictors that are out of the ordinary: the right numbers, or an error that names what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, isfinite, nan
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from boxcov import MCGLM, MCI, BoxcovError, Detections, ExactGLM, Posterior, fit
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.posterior.prior import minimise
+from helpers.nets import NetDetector
+from helpers.odd_nets import double, item
+from oracles.dense import relative
+
+
+@pytest.fixture
+def detector() -> NetDetector:
+    return double(lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 1)))
+
+
+@pytest.fixture
+def small(detector: NetDetector) -> Posterior:
+    return fit(detector, [item()], n_data=50, prior_precision=0.3)
+
+
+# tuning
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x: x * x if abs(x) < 0.2 else inf, id="finite at one point of the grid"),
+        pytest.param(lambda x: -x if x <= 3 else inf, id="infinite to the right of the best"),
+        pytest.param(lambda x: x if x >= -3 else nan, id="NaN to the left of the best"),
+        pytest.param(lambda x: 0.0 if x == 2 else 1 + abs(x), id="a needle on the grid"),
+        pytest.param(lambda x: (x - 1.3) ** 2, id="a parabola"),
+        pytest.param(lambda x: -x, id="the end of the range"),
+    ],
+)
+def test_minimise_gives_the_best_point_that_it_has_seen(function: Callable[[float], float]) -> None:
+    seen: dict[float, float] = {}
+
+    def watched(x: float) -> float:
+        seen[x] = function(x)
+        return seen[x]
+
+    found = minimise(watched, -8, 8, steps=16)
+    assert found in seen
+    assert seen[found] == min(value for value in seen.values() if isfinite(value))
+
+
+# quadratic forms of some of the parameters
+
+
+@pytest.mark.parametrize(
+    "missing", [["net.0.bias"], ["net.0.weight"], ["net.0.weight", "net.0.bias"], ["net.0.bias", "net.2.weight"]], ids=str
+)
+def test_a_missing_gradient_counts_as_zero(small: Posterior, missing: list[str]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    J = {
+        name: torch.randn(2, 3, *eta.shape[1:], generator=generator, dtype=torch.float64)
+        for name, eta in small.sample(1, generator).items()
+    }
+    zeroed = {name: torch.zeros_like(rows) if name in missing else rows for name, rows in J.items()}
+    rest = {name: rows for name, rows in J.items() if name not in missing}
+    assert relative(small.quadratic(rest), small.quadratic(zeroed)) < 1e-12
+
+
+# arguments
+
+
+def test_a_prior_that_lacks_a_layer_names_it(small: Posterior) -> None:
+    with pytest.raises(BoxcovError, match=r"net\.2"):
+        small.with_prior({"net.0": 1.0})
+
+
+@pytest.mark.parametrize("samples", [10.0, 2.5, "10"])
+@pytest.mark.parametrize("kind", [MCGLM, ExactGLM, MCI])
+def test_samples_must_be_a_whole_number(detector: NetDetector, small: Posterior, kind: Any, samples: Any) -> None:
+    with pytest.raises(BoxcovError, match="samples"):
+        kind(detector, small, samples=samples)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 2.5])
+def test_chunk_must_be_a_whole_number_above_zero(detector: NetDetector, small: Posterior, chunk: Any) -> None:
+    with pytest.raises(BoxcovError, match="chunk"):
+        MCGLM(detector, small, chunk=chunk)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_posterior_gives_at_least_one_sample(small: Posterior, count: int) -> None:
+    with pytest.raises(BoxcovError, match=rf"at least 1.*{count}"):
+        small.sample(count)
+
+
+def test_fixed_is_a_list_of_names(train_frames: list[Any]) -> None:
+    with pytest.raises(BoxcovError, match=r"fixed must be a list.*head\.shared"):
+        fit(TinyCenter(), train_frames[:1], fixed="head.shared")
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"n_data": inf}, {"n_data": nan}, {"prior_precision": inf}, {"prior_precision": {"net.0": 1.0, "net.2": inf}}], ids=str
+)
+def test_numbers_of_the_posterior_are_finite(detector: NetDetector, arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    with pytest.raises(BoxcovError, match=name):
+        fit(detector, [item()], **arguments)
+
+
+@pytest.mark.parametrize(
+    "rows", [np.int64(2), torch.tensor(2), np.array(2), torch.tensor(-2)], ids=lambda rows: f"{type(rows).__name__} {rows}"
+)
+def test_one_box_by_any_kind_of_number(rows: Any) -> None:
+    found = some()
+    part = found[rows]
+    assert len(part) == 1
+    assert torch.equal(part.boxes[0], found.boxes[2])
+    assert part.covariance.shape == (1, 2, 2)
+
+
+def test_no_box_by_an_empty_list() -> None:
+    part = some()[[]]
+    assert len(part) == 0
+    assert part.boxes.shape == (0, 2)
+    assert part.covariance.shape == (0, 2, 2)
+
+
+def some() -> Detections:
+    index = torch.arange(4)
+    covariance = torch.eye(2).expand(4, 2, 2)
+    return Detections(index[:, None].repeat(1, 2).float(), torch.ones(4), index * 0, index * 0, ("x", "y"), ("a",), covariance)

@@ -1,0 +1,194 @@
+"""The whole reproduction on the little reference detector: every table, from files on disk, and going on after a kill."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+
+import pytest
+import torch
+
+from boxcov import BoxcovError, BoxcovWarning, Detections
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.pipeline.reproduce import runs as runs_module
+from boxcov.pipeline.reproduce import study
+from boxcov.pipeline.reproduce.runs import Progress, Workshop, part_of, posterior_of
+from boxcov.pipeline.reproduce.setting import FORMS, Run, Setting, published, runs
+from boxcov.pipeline.reproduce.tables import quality
+from boxcov.pipeline.sources import Source
+
+SETTING = Setting("tiny", "shapes:train", "train", 8, 200.0, "shapes:test", "test", 4, slow=2, shifts=("shapes:noisy",), shift_count=2)
+TABLES = [
+    *(f"quality-{form}-{which}" for form in FORMS for which in ("all", "paired")),
+    "runtime",
+    *(f"{name}-{form}" for name in ("depth", "share", "epsilon", "samples") for form in FORMS),
+    "chance-paper",
+    "why",
+    "data",
+    "shift",
+]
+
+
+def frames(self: Source, device: str = "cpu", classes: tuple = ()) -> list:
+    seed = {"shapes:train": 0, "shapes:test": 31, "shapes:noisy": 31}[self.data]
+    return list(shapes.frames(count=self.count, seed=seed, noise=0.4 if self.data == "shapes:noisy" else 0.1))
+
+
+@pytest.fixture
+def on_shapes(monkeypatch, tiny) -> None:
+    monkeypatch.setattr(runs_module, "detector_named", lambda word, device: tiny)
+    monkeypatch.setattr(Source, "frames", frames)
+
+
+@pytest.fixture
+def untrained(monkeypatch) -> None:
+    monkeypatch.setattr(runs_module, "detector_named", lambda word, device: TinyCenter(threshold=0.05, most=3))
+    monkeypatch.setattr(Source, "frames", frames)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny) -> Path:
+    """A finished reproduction, cut off once on its way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs_module, "detector_named", lambda word, device: tiny)
+        patch.setattr(Source, "frames", frames)
+        out = tmp_path_factory.mktemp("reproduction")
+        _cut_off_after(out, 9)
+        before = {path: path.stat().st_mtime_ns for path in (out / "predictions").iterdir()}
+        assert 0 < len(before) < len(list(runs(SETTING)))
+        _quietly(out)
+        assert all(path.stat().st_mtime_ns == when for path, when in before.items()), "made twice"
+        return out
+
+
+def _cut_off_after(out: Path, count: int) -> None:
+    class Killed(Exception):
+        pass
+
+    made = []
+
+    def progress(what: str, done: int, total: int) -> None:
+        made.append(what)
+        if len(set(made)) > count:
+            raise Killed
+
+    with pytest.raises(Killed):
+        _quietly(out, progress)
+
+
+def _quietly(out: Path, progress: Progress | None = None) -> None:
+    """Without the warnings of finite differences, which the paper's steps deserve."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BoxcovWarning)
+        study.reproduce(out, SETTING, progress)
+
+
+@pytest.mark.usefixtures("untrained")
+def test_what_is_there_is_not_made_again(tmp_path) -> None:
+    made = []
+    for _ in range(2):
+        workshop = Workshop(tmp_path, SETTING, lambda what, done, total: made.append(what))
+        if not workshop.done(Run("mci")):
+            workshop.make(Run("mci"))
+    assert made == ["mci-k10-test"] * SETTING.test_count
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing(tmp_path) -> None:
+    class Cut(Exception):
+        pass
+
+    done = []
+
+    def progress(what: str, number: int, total: int) -> None:
+        done.append(number)
+        if len(done) == 3:
+            raise Cut
+
+    Workshop(tmp_path / "whole", SETTING).posterior()
+    out = tmp_path / "cut"
+    with pytest.raises(Cut):
+        Workshop(out, SETTING, progress).posterior()
+    assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors.checkpoint"]
+    (out / "posteriors" / ".1.safetensors.abcd_123").write_text("half")
+    Workshop(out, SETTING, progress).posterior()
+    assert done == [1, 2, 3, 4]
+    assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors"]
+    assert (out / "posteriors" / "1.safetensors").read_bytes() == (tmp_path / "whole" / "posteriors" / "1.safetensors").read_bytes()
+
+
+def test_every_table_is_there_and_holds_numbers(folder) -> None:
+    assert sorted(path.stem for path in (folder / "tables").glob("*.json")) == sorted(TABLES)
+    for name in TABLES:
+        table = json.loads((folder / "tables" / f"{name}.json").read_text())
+        assert table["rows"], name
+        for row in table["rows"]:
+            assert all(isfinite(value) for value in row.values() if isinstance(value, float)), (name, row)
+            if name.endswith("-all") or name == "runtime":
+                ours = {key: value for key, value in row.items() if not key.endswith("paper")}
+                assert None not in ours.values(), (name, row)
+        for ending in ("md", "csv"):
+            assert (folder / "tables" / f"{name}.{ending}").stat().st_size > 100
+
+
+def test_the_text_the_page_and_the_figures_are_there(folder) -> None:
+    text = (folder / "reproduction.md").read_text()
+    assert all(json.loads((folder / "tables" / f"{name}.json").read_text())["title"] in text for name in TABLES)
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert {"curves.png", "reliability.png", "runtime.png"} <= {path.name for path in (folder / "figures").iterdir()}
+
+
+@pytest.mark.usefixtures("on_shapes")
+def test_the_tables_come_from_the_files(folder) -> None:
+    workshop = Workshop(folder, SETTING)
+    path = workshop.path(published("prior"))
+    before, content = quality(workshop, "prior")[0], path.read_bytes()
+    found = Detections.load(path)
+    try:
+        torch.manual_seed(0)
+        replace(found, covariance=found.covariance[torch.randperm(len(found))]).save(path)
+        after = quality(workshop, "prior")[0]
+    finally:
+        path.write_bytes(content)
+    changed = {row[0] for row, other in zip(before.rows, after.rows) if row != other}
+    assert changed == {"MC-GLM"}
+
+
+@pytest.mark.usefixtures("on_shapes")
+def test_glm_and_exact_agree(folder) -> None:
+    note = quality(Workshop(folder, SETTING), "prior")[0].notes[1]
+    boxes = len(Detections.load(Workshop(folder, SETTING).path(Run("glm", "prior"))))
+    assert boxes == SETTING.slow
+    assert f"on the {boxes} boxes" in note
+    assert float(note.split(" to ")[1].split()[0]) < 1e-3
+
+
+@pytest.mark.usefixtures("on_shapes")
+def test_another_setting_does_not_mix_in(folder) -> None:
+    with pytest.raises(BoxcovError, match=r"another setting \(test_count 4 there and 7 now\): choose another folder"):
+        Workshop(folder, replace(SETTING, test_count=7))
+
+
+def test_a_setting_that_nothing_was_made_with_is_forgotten(tmp_path) -> None:
+    """A mistyped word must not keep the right one out."""
+    Workshop(tmp_path, replace(SETTING, test_count=7))
+    Workshop(tmp_path, SETTING)
+    (tmp_path / "posteriors" / "1.safetensors.checkpoint").touch()
+    with pytest.raises(BoxcovError, match="another setting"):
+        Workshop(tmp_path, replace(SETTING, test_count=7))
+
+
+@pytest.mark.usefixtures("on_shapes")
+def test_posteriors_of_the_runs(folder, tiny) -> None:
+    whole = Workshop(folder, SETTING).posterior()
+    sizes = [len(posterior_of(Run("mcglm", "prior", depth), whole, tiny).blocks) for depth in ("head", "neck", "backbone")]
+    assert sizes[0] < sizes[1] < sizes[2] == len(whole.blocks)
+    alone = posterior_of(Run("mcglm", "paper", "neck", alone=True), whole, tiny)
+    assert {part_of(name, tiny) for name in alone.blocks} == {"neck"}
+    assert alone.form == "paper"
+    counted = posterior_of(Run("exact", "prior", share=0.1, counted=True), whole, tiny)
+    assert counted.n_data == pytest.approx(0.1 * SETTING.n_data)

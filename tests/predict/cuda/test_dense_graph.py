@@ -1,0 +1,161 @@
+"""The dense part kept as a graph. Without a GPU the graph is a stand-in that runs the function again, into the same tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import boxcov
+from boxcov.predict.cuda import dense_graph as module
+from boxcov.predict.cuda.graphs import Graphs
+from helpers.centerpoint_cases import cloud, detector_of, pillar_config
+
+
+class Again:
+    """What a CUDA graph does, slowly."""
+
+    def __init__(self, run, inputs):
+        self.run, self.inputs = run, inputs
+        self.out = run(*inputs)
+
+    def replay(self):
+        with torch.no_grad():
+            for kept, new in zip(self.out, self.run(*self.inputs)):
+                kept.copy_(new)
+
+
+class Stand(Graphs):
+    def _captured(self, run, given):
+        inputs = self._written(given)
+        graph = Again(run, inputs)
+        for tensor in graph.out:
+            tensor.fill_(float("nan"))  # as a capture leaves them
+        return graph, graph.out
+
+
+@pytest.fixture(scope="module")
+def detector():
+    return detector_of(pillar_config())
+
+
+@pytest.fixture(scope="module")
+def frames():
+    return [([cloud(pillar_config(), seed)], None) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def deep(detector, frames):
+    return boxcov.fit(detector, [frames[0]], fisher="identity", depth="backbone", n_data=1000, prior_precision=100.0)
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    monkeypatch.setattr(module, "Graphs", Stand)
+
+    def on(model):
+        model.linearised._dense.usable = True
+        model.linearised._dense.graphs = Stand(2)
+        return model
+
+    return on
+
+
+def test_deep_derivatives_and_boxes_are_those_without(detector, deep, frames, kept):
+    plain, model = boxcov.MCGLM(detector, deep, 4), kept(boxcov.MCGLM(detector, deep, 4))
+    results = []
+    for i in (0, 1, 2, 1, 0):
+        found, expected = model(frames[i][0]), plain(frames[i][0])
+        assert torch.equal(found.boxes, detector.detect(frames[i][0]).boxes)
+        assert torch.equal(found.scores, expected.scores)
+        torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-5, atol=1e-9)
+        results.append((found, found.covariance.clone(), found.boxes.clone()))
+    assert model.linearised._dense.graphs.replayed
+    assert all(
+        torch.equal(found.covariance, c) and torch.equal(found.boxes, b) for found, c, b in results
+    )  # no later frame wrote over them
+
+
+def test_exact_head(detector, frames, kept):
+    posterior = boxcov.fit(detector, [frames[0]], fisher="identity", n_data=1000, prior_precision=100.0)
+    plain, model = boxcov.ExactGLM(detector, posterior), kept(boxcov.ExactGLM(detector, posterior))
+    for i in (0, 1, 2, 1, 0):
+        found, expected = model(frames[i][0]), plain(frames[i][0])
+        assert torch.equal(found.boxes, expected.boxes)
+        torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-5, atol=1e-9)
+    assert model.linearised._dense.graphs.replayed
+
+
+def test_other_bits_are_noticed(detector, deep, frames, kept, monkeypatch):
+    """A library that takes another way while capturing must not change the boxes."""
+    model = kept(boxcov.MCGLM(detector, deep, 2))
+    replay = Again.replay
+    monkeypatch.setattr(Again, "replay", lambda self: (replay(self), self.out[0].mul_(1 + 1e-6)))
+    model(frames[0][0])
+    model(frames[0][0])
+    with pytest.warns(boxcov.BoxcovWarning, match="gives other bits as a CUDA graph"):
+        found = [model(frames[0][0]) for _ in range(2)][-1]
+    assert not model.linearised._dense.usable
+    assert torch.equal(found.boxes, detector.detect(frames[0][0]).boxes)
+
+
+def test_what_cannot_be_captured_runs_as_it_is(detector, deep, frames, kept, monkeypatch):
+    model = kept(boxcov.MCGLM(detector, deep, 2))
+
+    def refuse(self, run, given):
+        raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
+
+    monkeypatch.setattr(Stand, "_captured", refuse)
+    with pytest.warns(boxcov.BoxcovWarning, match=r"cannot be kept as a CUDA graph \(operation not permitted when stream is capturing\)"):
+        found = [model(frames[0][0]) for _ in range(4)]
+    assert all(torch.equal(f.boxes, detector.detect(frames[0][0]).boxes) for f in found)
+
+
+def test_weights_before_the_dense_part_are_not_forgotten(detector, frames, kept):
+    """A posterior that reaches into the encoder: its derivatives start before the graph."""
+    posterior = boxcov.fit(
+        detector, [frames[0]], fisher="identity", depth=["encoder", "backbone", "neck", "head"], n_data=1000, prior_precision=100.0
+    )
+    model = kept(boxcov.MCGLM(detector, posterior, 2))
+    expected = boxcov.MCGLM(detector, posterior, 2, graphs=False)
+    found = [model(frames[0][0]) for _ in range(4)][-1]
+    torch.testing.assert_close(found.covariance, expected(frames[0][0]).covariance, rtol=1e-3, atol=1e-7)
+    assert not model.linearised._dense.graphs.replayed
+
+
+def test_hooks_are_called(detector, deep, frames):
+    twin = detector_of(pillar_config())
+    twin.neck.register_forward_hook(lambda *_: None)
+    model = boxcov.MCGLM(twin, deep, 2)
+    assert not model.linearised._dense.usable
+
+
+def test_flags_that_change_bits_make_another_graph(detector, deep, frames, kept):
+    model = kept(boxcov.MCGLM(detector, deep, 2))
+    for _ in range(5):
+        model(frames[0][0])
+    assert len(model.linearised._dense.graphs._kept) == 1
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = not before
+        model(frames[0][0])
+        assert not model.linearised._dense.graphs.replayed
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def test_other_directions_make_another_graph_which_is_compared_anew(detector, deep, frames, kept, monkeypatch):
+    model = kept(boxcov.MCGLM(detector, deep, 2))
+    for _ in range(4):
+        model(frames[0][0])
+    dense, compared = model.linearised._dense, []
+    monkeypatch.setattr(type(dense), "_same", lambda self, tensors, given: not compared.append(len(tensors)))
+    model._along[model._all].draw(deep.sample(2, torch.Generator().manual_seed(5)))
+    found = [model(frames[0][0]) for _ in range(4)]
+    assert dense.graphs.replayed
+    assert len(compared) == 1
+    assert not torch.equal(found[0].covariance, boxcov.MCGLM(detector, deep, 2)(frames[0][0]).covariance)
+    assert torch.equal(found[0].covariance, found[-1].covariance)
+
+
+def test_without_graphs_nothing_is_kept(detector, deep):
+    assert boxcov.MCGLM(detector, deep, 2, graphs=False).linearised._dense is None

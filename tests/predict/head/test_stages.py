@@ -1,0 +1,332 @@
+"""The stacked way through a head against the plain ones: one box, many, none, on the border, of one kind, several frames."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import boxcov
+from boxcov import GLM, MCGLM, BoxcovError, ExactGLM
+from boxcov.detector import Selection
+from boxcov.detectors.centerpoint import CenterPoint
+from boxcov.detectors.centerpoint.decode import Where
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.head_stages import Stage
+from boxcov.predict.forward_mode.directions import directional_derivatives
+from boxcov.predict.head import products, stages
+from boxcov.predict.head import weights as prepared
+from boxcov.predict.head.cells import Where as At
+from boxcov.predict.head.cells import own_cells, together, windows
+from boxcov.predict.head.covariance import through_head
+from boxcov.predict.head.separable_variances import separable
+from boxcov.predict.predictor import sample_covariance
+from helpers.centerpoint_cases import detector_of, frames, pillar_config
+from oracles.dense import relative
+
+TASKS = (("car",), ("truck", "trailer"), ("bus",))
+
+
+class Chosen(CenterPoint):
+    """Reports cells that are drawn once, all over the map and its border, in the tasks given."""
+
+    count: int
+    only: int | None
+
+    def select(self, raw: dict[str, object]) -> Selection:
+        generator = torch.Generator().manual_seed(self.count)
+        batch = len(raw["features"])  # type: ignore[arg-type]
+        row, column = torch.randint(0, 8, (2, self.count), generator=generator)
+        task = torch.randint(0, len(self.config.tasks), (self.count,), generator=generator)
+        task = task if self.only is None else torch.full_like(task, self.only)
+        where = Where(torch.arange(self.count) % batch, task, row, column)
+        return Selection(where.frame, torch.ones(self.count), task, where)
+
+
+def chosen(count: int, only: int | None = None, dtype: torch.dtype = torch.float32) -> Chosen:
+    detector = detector_of(pillar_config(tasks=TASKS), dtype=dtype)
+    detector.__class__ = Chosen
+    detector.count, detector.only = count, only
+    return detector
+
+
+@pytest.fixture(scope="module")
+def data():
+    return frames(pillar_config(tasks=TASKS))
+
+
+@pytest.fixture(scope="module")
+def posterior(data):
+    return boxcov.fit(chosen(1), data, n_data=1e6)
+
+
+def both_ways(detector, posterior, inputs) -> tuple[Tensor, Tensor]:
+    """By stages, from a model that has seen a frame, and by instances."""
+    model = ExactGLM(detector, posterior)
+    model(inputs)
+    assert model._stages.trusted
+    fast = model(inputs)
+    assert torch.equal(fast.boxes, detector.detect(inputs).boxes)
+    with torch.no_grad():
+        plain, _, _ = model._by_instance(model.linearised.at(inputs))
+    return fast.covariance, plain
+
+
+@pytest.mark.parametrize("count", [1, 2, 60, 500])
+def test_any_number_of_boxes_on_the_whole_map(posterior, data, count: int) -> None:
+    fast, plain = both_ways(chosen(count), posterior, data[0][0])
+    assert len(fast) == count
+    assert float(((fast - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)).max()) < 1e-4
+
+
+@pytest.mark.parametrize("only", [0, 2])
+def test_boxes_of_one_kind_alone(posterior, data, only: int) -> None:
+    assert relative(*both_ways(chosen(20, only), posterior, data[0][0])) < 1e-4
+
+
+def test_several_frames_in_a_batch(posterior, data) -> None:
+    assert relative(*both_ways(chosen(30), posterior, data[0][0] + data[1][0])) < 1e-4
+
+
+def test_kinds_that_come_later_are_compared_when_they_come(posterior, data) -> None:
+    detector = chosen(10, 0)
+    model = ExactGLM(detector, posterior)
+    model(data[0][0])
+    assert model._stages._compared == {0}
+    model.linearised.shadow.only = None
+    found = model(data[0][0])
+    assert model._stages._compared == {0, 1, 2}
+    assert relative(found.covariance, GLM(chosen(10), posterior)(data[0][0]).covariance) < 1e-4
+
+
+@pytest.mark.parametrize("form", ["eigen", "tau of each layer", "no prior", "paper", "corrected", "gradient", "gradient, corrected"])
+def test_forms_of_the_posterior(data, form: str) -> None:
+    detector = chosen(12, dtype=torch.float64)
+    inputs = [points.double() for points in data[0][0]]
+    labelled = [([points.double()], targets) for (points,), targets in data]
+    posterior = boxcov.fit(detector, labelled, n_data=1e4)
+    posterior = {
+        "eigen": lambda: posterior,
+        "tau of each layer": lambda: posterior.with_prior({name: 1.0 + i for i, name in enumerate(posterior.blocks)}),
+        "no prior": lambda: posterior.with_prior(1e-9),
+        "paper": lambda: posterior.paper(jitter=1e-2),
+        "corrected": lambda: posterior.corrected(detector, labelled),
+        "gradient": lambda: boxcov.fit(detector, labelled, n_data=1e4, locations="gradient"),
+        "gradient, corrected": lambda: boxcov.fit(detector, labelled, n_data=1e4, locations="gradient", corrected=True),
+    }[form]()
+    fast, plain = both_ways(detector, posterior, inputs)
+    assert relative(fast, plain) < 1e-9
+    # and through the separable form, in the same precision
+    found = separable(posterior, ["head.shared.0"], 1e-5)
+    if found is not None:
+        assert float((found.of(0) / posterior.variances("head.shared.0")[0] - 1).abs().max()) < 1.1e-5
+
+
+@pytest.mark.parametrize("depth", [["head.shared"], ["head.tasks"], ["head.tasks.1.reg", "head.shared"], "neck"])
+def test_posteriors_of_a_part_of_the_head_and_of_more(data, depth) -> None:
+    detector = chosen(12)
+    posterior = boxcov.fit(detector, data, depth=depth, n_data=1e4)
+    model = ExactGLM(detector, posterior)
+    model(data[0][0])
+    assert relative(model(data[0][0]).covariance, GLM(detector, posterior)(data[0][0]).covariance) < 1e-4
+
+
+@pytest.mark.parametrize("fill", [1, 4])
+def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
+    """The way of a GPU, with boxes and windows filled up, on a CPU."""
+    detector = chosen(21)
+    fast, _ = both_ways(detector, posterior, data[0][0])
+    model = ExactGLM(detector, posterior)
+    with torch.no_grad():
+        model(data[0][0])
+        point = model.linearised.at(data[0][0])
+        staged = point.linearised.shadow.staged(point.raw, point.selection)
+        head = model._stages._prepared
+        at = At(
+            *(nn.functional.pad(t, (0, 11), value=v) for t, v in zip((staged.frame, staged.row, staged.column, staged.kind), (0, 0, 0, 3)))
+        )
+        ready = windows(32, head.radius, head.reaches, staged.features, fill)
+        pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, together(at.kind, head.kinds, 16), ready)
+        (C,) = model._stages._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, at.row, at.column))
+    assert C.shape == (32, 9, 9)
+    assert bool(C.isfinite().all())
+    assert relative(C[:21], fast) < 1e-5
+
+
+@pytest.mark.parametrize(("side", "size"), [(1, 3), (3, 3), (5, 3), (3, 5)])
+@pytest.mark.parametrize("by_product", [False, True])
+def test_taps_are_summed_over_the_larger_window(side: int, size: int, by_product: bool) -> None:
+    spread = torch.randn(2, 6, side, side, size * size, 4, dtype=torch.float64)
+    expected = torch.zeros(2, 6, side + size - 1, side + size - 1, 4, dtype=torch.float64)
+    for i, j in product(range(side), repeat=2):
+        expected[:, :, i : i + size, j : j + size] += spread[:, :, i, j].unflatten(2, (size, size))
+    torch.testing.assert_close(products.folded(spread, by_product), expected.flatten(2, 3))
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_derivatives_along_directions(posterior, data, count: int) -> None:
+    detector = chosen(count)
+    model = MCGLM(detector, posterior, samples=6, cross_box=True)
+    model(data[0][0])
+    along = model._along[model._all]
+    assert along.suffice or count == 1
+    found = model(data[0][0])
+    assert torch.equal(found.boxes, detector.detect(data[0][0]).boxes)
+    A = directional_derivatives(model.linearised.at(data[0][0]), along.etas)
+    assert relative(found.covariance, sample_covariance(A)) < 1e-4
+    assert found.factor.shape == (count, 9, 6)
+
+
+@pytest.mark.parametrize("count", [1, 5, 60])
+@pytest.mark.parametrize("depth", ["neck", "backbone"])
+def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> None:
+    """Stages for the head, tangents for what lies below; the first frame and the later ones get the same numbers."""
+    detector = chosen(count)
+    model = MCGLM(detector, boxcov.fit(detector, data, depth=depth), samples=4)
+    first, found = model(data[0][0]), model(data[0][0])
+    along = model._along[model._all]
+    assert along._stages.below
+    assert along._carried.trusted
+    assert torch.equal(first.covariance, found.covariance)
+    A = directional_derivatives(model.linearised.at(data[0][0]), along.etas)
+    assert relative(found.covariance, sample_covariance(A)) < 1e-4
+
+
+def test_exact_head_and_sampled_rest(data) -> None:
+    detector = chosen(20)
+    posterior = boxcov.fit(detector, data, depth="backbone")
+    model = ExactGLM(detector, posterior, samples=6)
+    first, found = model(data[0][0]), model(data[0][0])
+    assert model._carried.trusted
+    assert torch.equal(first.covariance, found.covariance)
+    below = {name: eta for name, eta in model._etas.items() if not name.startswith("head")}
+    A = directional_derivatives(model.linearised.at(data[0][0]), below)
+    head = ExactGLM(detector, posterior.restricted([name for name in posterior.blocks if name.startswith("head")]))
+    assert relative(found.covariance, head(data[0][0]).covariance + sample_covariance(A)) < 1e-4
+
+
+def test_bfloat16_tangents_are_close(data) -> None:
+    detector = chosen(20)
+    posterior = boxcov.fit(detector, data, depth="backbone")
+    exact, half = (MCGLM(detector, posterior, samples=8, precision=precision)(data[0][0]) for precision in ("float32", "half"))
+    assert not torch.equal(exact.covariance, half.covariance)
+    assert relative(half.uncertainty, exact.uncertainty) < 0.03
+
+
+def test_weights_that_are_exchanged_for_equal_ones_are_prepared_anew(posterior, data) -> None:
+    detector = chosen(8)
+    model = ExactGLM(detector, posterior)
+    before = model(data[0][0])
+    detector.load_state_dict({name: t.clone() for name, t in detector.state_dict().items()}, assign=True)
+    assert relative(model(data[0][0]).covariance, before.covariance) < 1e-6
+
+
+class NoNorm(TinyCenter):
+    """Says less than it does."""
+
+    def staged(self, raw, selection):
+        staged = super().staged(raw, selection)
+        return replace(staged, stem=(Stage(staged.stem[0].layers, None, torch.relu),))
+
+
+class Strided(TinyCenter):
+    """A head that is no chain of plain convolutions: taken the plain way."""
+
+    def staged(self, raw, selection):
+        staged = super().staged(raw, selection)
+        odd = nn.Conv2d(32, 16, 3, stride=2, padding=1, bias=False)
+        return replace(staged, stem=(Stage(((odd,),), staged.stem[0].norms, torch.relu),))
+
+
+def test_stages_that_contradict_instances_are_refused(tiny, request, train_frames) -> None:
+    wrong = NoNorm()
+    wrong.load_state_dict(tiny.state_dict())
+    posterior = boxcov.fit(wrong.eval(), train_frames[:4])
+    with pytest.raises(BoxcovError, match=r"staged\(\) contradicts instances\(\) or decode\(\): box \d+"):
+        ExactGLM(wrong, posterior)(train_frames[0][0])
+
+
+def test_a_head_that_cannot_be_stacked_is_served_all_the_same(tiny, train_frames) -> None:
+    odd = Strided()
+    odd.load_state_dict(tiny.state_dict())
+    posterior = boxcov.fit(odd.eval(), train_frames[:4])
+    found = ExactGLM(odd, posterior)(train_frames[0][0])
+    assert relative(found.covariance, ExactGLM(tiny, posterior)(train_frames[0][0]).covariance) < 1e-5
+
+
+@pytest.mark.parametrize("count", range(1, 600, 37))
+def test_buckets_hold_what_they_must(count: int) -> None:
+    full = stages._bucket(count, 32)
+    assert count <= full < count + max(32, count / 4)
+
+
+def test_a_precision_that_there_is_not_is_refused(tiny, train_frames) -> None:
+    with pytest.raises(BoxcovError, match="precision must be one of float32, tf32, half, got 'double'"):
+        ExactGLM(tiny, boxcov.fit(tiny, train_frames[:2]), precision="double")
+
+
+@pytest.mark.parametrize("count", [1, 21])
+def test_sizes_filled_up_to_fours_give_the_same(monkeypatch, posterior, data, count: int) -> None:
+    """The way of a GPU, whose fast products take no other sizes, on a CPU."""
+    detector = chosen(count)
+    plain = ExactGLM(detector, posterior)(data[0][0]).covariance
+    sampled = MCGLM(detector, posterior, samples=5)(data[0][0]).covariance
+    for module in (products, prepared):
+        monkeypatch.setattr(module, "missing", lambda size, like: -size % 4)
+    model = ExactGLM(detector, posterior)
+    assert relative(model(data[0][0]).covariance, plain) < 1e-5
+    assert model._stages._prepared.branches[-1].W.shape[2] % 4 == 0
+    assert relative(MCGLM(detector, posterior, samples=5)(data[0][0]).covariance, sampled) < 1e-5
+
+
+def test_a_truncated_posterior_stays_within_its_bound(data, posterior) -> None:
+    """By stages, which are compared with the plain way on the first boxes, and by directions."""
+    detector, (inputs, _) = chosen(12), data[0]
+    smaller = posterior.truncated(0.01)
+    exact, found = (ExactGLM(detector, p) for p in (posterior, smaller))
+    first, again = found(inputs), found(inputs)
+    assert found._stages.suffice
+    assert torch.equal(first.covariance, again.covariance)
+    diagonals = [d.covariance.diagonal(dim1=1, dim2=2) for d in (again, exact(inputs))]
+    assert float((diagonals[0] / diagonals[1] - 1).abs().max()) <= smaller.error + 1e-4
+    drawn = MCGLM(detector, smaller, samples=200)(inputs).uncertainty / again.uncertainty
+    assert float((drawn - 1).abs().max()) < 0.5
+
+
+@pytest.mark.parametrize("fours", [False, True])
+@pytest.mark.parametrize("count", [1, 30])
+def test_directions_of_which_the_data_say_nothing_are_taken_together(monkeypatch, posterior, data, count: int, fours: bool) -> None:
+    """Within the tolerance, whichever way sizes are filled up."""
+    detector, wide = chosen(count), posterior.with_prior(1e5)
+    exact = ExactGLM(detector, wide)(data[0][0]).covariance
+    if fours:
+        for module in (products, prepared):
+            monkeypatch.setattr(module, "missing", lambda size, like: -size % 4)
+    model = ExactGLM(detector, wide, tolerance=1e-2)
+    found = model(data[0][0]).covariance
+    stem = model._stages._prepared.stem[0].turned
+    assert stem.rest
+    assert stem.U.shape[1] < 0.45 * stem.U.shape[0]
+    assert not torch.equal(found, exact)
+    assert float((found.diagonal(dim1=1, dim2=2) / exact.diagonal(dim1=1, dim2=2) - 1).abs().max()) < 1e-2
+    assert model.settings()["tolerance"] == 1e-2
+
+
+def test_variances_with_a_rest_are_within_the_tolerance(posterior) -> None:
+    names = ["head.shared.0"]
+    wide = posterior.with_prior(1e5)
+    found = separable(wide, names, 1e-2, merge=True)
+    assert found.rest
+    v = wide.variances(names[0])[0]
+    assert float((found.of(0) / v - 1).abs().max()) <= 1.01e-2
+    assert found.error <= 1e-2
+    assert separable(wide, names, 1e-2).rest == 0
+
+
+@pytest.mark.parametrize("tolerance", [0, -1, 0.2, float("nan")])
+def test_a_tolerance_that_means_nothing_is_refused(posterior, tolerance: float) -> None:
+    with pytest.raises(BoxcovError, match=r"tolerance must lie between 1e-6 and 0\.1"):
+        ExactGLM(chosen(3), posterior, tolerance=tolerance)

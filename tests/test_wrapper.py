@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import boxcov
+from boxcov import BoxcovError, Detector, Selection
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.posterior import posterior
+
+FRAMES = [(image[:, :, :32, :32].clone(), targets) for image, targets in shapes.frames(count=3)]
+
+
+def tiny() -> TinyCenter:
+    return TinyCenter(seed=1, threshold=0.05, most=6, width=4).eval()
+
+
+def wrapped(model: TinyCenter, **other: Any) -> Detector:
+    """A TinyCenter through its own methods, as if it were no detector of ours."""
+    given: dict[str, Any] = {
+        "select": TinyCenter.select,
+        "decode": TinyCenter.decode,
+        "loss": TinyCenter.loss,
+        "parts": {"head": "head", "neck": ("lateral", "up"), "backbone": [getattr(model, "backbone", "backbone"), "deep"]},
+        "box_fields": TinyCenter.box_fields,
+        "classes": TinyCenter.classes,
+    }
+    return boxcov.wrap(model, **{**given, **other})
+
+
+OPTIONAL = {name: getattr(TinyCenter, name) for name in ("instances", "scored_instances", "staged", "logits", "sample_targets")}
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[TinyCenter, Detector]:
+    model = tiny()
+    return model, wrapped(model, **OPTIONAL)
+
+
+def fitted(detector: Detector, **how: Any) -> boxcov.Posterior:
+    return boxcov.fit(detector, FRAMES, depth="neck", n_data=100, **how)
+
+
+def test_it_is_the_detector_that_it_wraps(monkeypatch, pair: tuple[TinyCenter, Detector]) -> None:
+    model, detector = pair
+    seed_of = posterior._seed_of  # draws go by the names of layers, which have a prefix in the one that wraps
+    monkeypatch.setattr(posterior, "_seed_of", lambda seed, name: seed_of(seed, name.removeprefix("model.")))
+    ours, theirs = (fitted(d, fisher="mc") for d in (detector, model))
+    assert {name.removeprefix("model.") for name in ours.blocks} == set(theirs.blocks)
+    for method in (boxcov.ExactGLM, boxcov.MCGLM):
+        a, b = (method(d, p, score=True)(FRAMES[0][0]) for d, p in ((detector, ours), (model, theirs)))
+        assert len(a) == 6
+        for name in ("boxes", "scores", "labels", "covariance", "score_variance"):
+            assert torch.equal(getattr(a, name), getattr(b, name)), (method, name)
+
+
+def test_what_was_not_given_is_not_there(pair: tuple[TinyCenter, Detector]) -> None:
+    model, detector = pair
+    plain = wrapped(model)
+    assert boxcov.check(plain, FRAMES[0])["instances"].passed is None
+    with pytest.raises(BoxcovError, match=r"WrappedTinyCenter does not say what its scores are made from"):
+        boxcov.ExactGLM(plain, fitted(detector), score=True)
+    with pytest.raises(BoxcovError, match=r"has no candidates\(\)"):
+        boxcov.NMSSpread(plain)
+    a, b = (boxcov.ExactGLM(d, fitted(d))(FRAMES[0][0]).covariance for d in (plain, detector))
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
+
+
+def test_mode_copies_and_bound_methods() -> None:
+    model = tiny().train()
+    detector = wrapped(model, loss=model.loss, forward=TinyCenter.forward)  # bound to the model: taken for its function
+    assert detector.training
+    before = model.state_dict()["backbone.0.1.running_mean"].clone()
+    posterior = fitted(detector)
+    assert torch.equal(model.state_dict()["backbone.0.1.running_mean"], before)
+    assert model.training
+    again = copy.deepcopy(detector)
+    assert again.model is not model
+    assert torch.equal(
+        boxcov.ExactGLM(again, posterior)(FRAMES[0][0]).covariance, boxcov.ExactGLM(detector, posterior)(FRAMES[0][0]).covariance
+    )
+    assert "boxes x y w l yaw of car, pedestrian" in repr(detector)
+
+
+def test_fields_that_wrap_around() -> None:
+    model = tiny()
+    assert wrapped(model).periods == Detector.periods
+    assert wrapped(model, periods={"x": 32.0}).periods == {"x": 32.0}
+    assert Detector.periods == {"yaw": pytest.approx(6.2831853)}
+    with pytest.raises(BoxcovError, match="periods of z, which are no fields of a box"):
+        wrapped(model, periods={"z": 1.0})
+
+
+def two_arguments(raw: Any, selection: Selection) -> Tensor:
+    return raw
+
+
+MODEL = tiny()
+
+
+def from_around(model: nn.Module, inputs: Tensor) -> Any:
+    return MODEL(inputs)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"decode": two_arguments}, r"decode must be a function decode\(model, raw, selection\): too many positional arguments"),
+        ({"decode": 3}, r"decode must be a function decode\(model, raw, selection\), got a int"),
+        ({"forward": from_around}, r"forward reads MODEL from around it, and boxcov works on a shadow of the model"),
+        ({"forward": lambda model, inputs: MODEL.head(inputs)}, r"forward reads MODEL from around it"),
+        ({"loss": MODEL.head.forward}, r"loss is bound to a module of its own"),
+        ({"loss": MODEL.head}, r"loss is bound to a module of its own"),
+        ({"parts": {}}, r"parts must say what is the head"),
+        ({"parts": {"head": "heads"}}, r"the part 'head' names 'heads', which the model does not have: there are backbone, deep, lateral"),
+        ({"parts": {"head": nn.ReLU()}}, r"the part 'head' holds a ReLU that is not a module of the model"),
+        ({"box_fields": "x y w"}, r"box_fields must be names, got the string 'x y w': write box_fields=\('x', 'y', 'w'\)"),
+        ({"box_fields": ("x", "x")}, r"box_fields must be different names"),
+        ({"classes": ()}, r"classes must be different names, at least one"),
+    ],
+)
+def test_what_cannot_be_wrapped(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BoxcovError, match=message):
+        wrapped(MODEL, **given)
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(BoxcovError, match=r"wrap takes a torch.nn.Module, got a function"):
+        wrapped(two_arguments)  # type: ignore[arg-type]
+
+
+def test_a_closure_over_a_part_is_refused() -> None:
+    model = tiny()
+    head = model.head
+    with pytest.raises(BoxcovError, match=r"decode reads head from around it"):
+        wrapped(model, decode=lambda model, raw, selection: head(raw))
