@@ -39,9 +39,13 @@ def main() -> None:
 
 def run(steps: Mapping[str, Callable[[argparse.Namespace], None]], about: str | None) -> None:
     """The step that the command line names."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("step", choices=steps)
-    parser.add_argument("--root", type=Path, required=True, help="COCO: annotations, train2017, val2017")
+    parser.add_argument(
+        "--root", type=Path, required=True, help="COCO: annotations, train2017, val2017"
+    )
     parser.add_argument("--weights", type=Path, required=True, help="YOLOX checkpoint")
     parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
     parser.add_argument("--samples", type=int, default=32, help="of MC-GLM, for neck and backbone")
@@ -49,7 +53,11 @@ def run(steps: Mapping[str, Callable[[argparse.Namespace], None]], about: str | 
     parser.add_argument("--methods", nargs="+", help="to predict with; all unless given")
     parser.add_argument("--threshold", type=float, default=0.3, help="of the score")
     parser.add_argument("--prior", type=float, default=1.0, help="prior precision")
-    parser.add_argument("--photos", action="store_true", help="draw boxes on the photographs, which have licences of their own")
+    parser.add_argument(
+        "--photos",
+        action="store_true",
+        help="draw boxes on the photographs, which have licences of their own",
+    )
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -69,17 +77,36 @@ def fit_posterior(given: argparse.Namespace) -> None:
     detector = detector_of(given)
     images = images_of(given, detector, "train2017")
     began = time.perf_counter()
-    posterior = fit(detector, images, "backbone", N_TRAIN, given.prior, progress=lambda done, total: print(done, total, flush=True))
-    print(f"{posterior.frames} images, {time.perf_counter() - began:.0f} s, mean loss {posterior.loss:.2f}")
+    posterior = fit(
+        detector,
+        images,
+        "backbone",
+        N_TRAIN,
+        given.prior,
+        progress=lambda done, total: print(done, total, flush=True),
+    )
+    print(
+        f"{posterior.frames} images, {time.perf_counter() - began:.0f} s, mean loss {posterior.loss:.2f}"
+    )
     posterior.save(given.out / "posterior.safetensors")
 
 
-def models_of(given: argparse.Namespace, detector: yolox.YOLOX, samples: int) -> dict[str, Predictor]:
+def models_of(
+    given: argparse.Namespace, detector: yolox.YOLOX, samples: int
+) -> dict[str, Predictor]:
     """One for each part of the network alone: their covariances add up to that of the whole."""
-    posterior = Posterior.load(given.out / "posterior.safetensors", detector).with_prior(given.prior)
+    posterior = Posterior.load(given.out / "posterior.safetensors", detector).with_prior(
+        given.prior
+    )
     names = {"head": [], "neck": [], "backbone": []}
     for name in posterior.blocks:
-        part = "head" if name.startswith("head.") else "backbone" if name.startswith("backbone.backbone.") else "neck"
+        part = (
+            "head"
+            if name.startswith("head.")
+            else "backbone"
+            if name.startswith("backbone.backbone.")
+            else "neck"
+        )
         names[part].append(name)
     head, neck, backbone = (posterior.restricted(names[part]) for part in PARTS)
     return {
@@ -105,9 +132,9 @@ def predict(given: argparse.Namespace) -> None:
             spent.append(time.process_time() - began)
             found.append(replace(boxes, frame=boxes.frame + number))
             print(name, number, len(boxes), f"{spent[-1]:.2f}", flush=True)
-        concatenated([replace(f, meta={**f.meta, "seconds": float(np.median(spent))}) for f in found]).save(
-            given.out / f"{name}.safetensors"
-        )
+        concatenated(
+            [replace(f, meta={**f.meta, "seconds": float(np.median(spent))}) for f in found]
+        ).save(given.out / f"{name}.safetensors")
 
 
 def corrupt(given: argparse.Namespace) -> None:
@@ -116,8 +143,15 @@ def corrupt(given: argparse.Namespace) -> None:
     images = images_of(given, detector, "val2017")[: given.corrupted]
     models = models_of(given, detector, 8)
     path = given.out / "corrupted.jsonl"
-    done = {tuple(json.loads(line)["what"]) for line in path.read_text().splitlines()} if path.exists() else set()
-    conditions = [("clean", 0), *((kind, strength) for strength in (5, 3, 1, 4, 2) for kind in KINDS)]
+    done = (
+        {tuple(json.loads(line)["what"]) for line in path.read_text().splitlines()}
+        if path.exists()
+        else set()
+    )
+    conditions = [
+        ("clean", 0),
+        *((kind, strength) for strength in (5, 3, 1, 4, 2) for kind in KINDS),
+    ]
     for kind, strength in conditions:
         changed = images if not strength else images.changed(Corruption(kind, strength))  # type: ignore[arg-type]
         for number in range(len(images)):
@@ -129,7 +163,9 @@ def corrupt(given: argparse.Namespace) -> None:
                 found = models[part](inputs)
                 if part == "head":
                     line |= {"boxes": len(found), "score": mean(found.scores)}
-                line[f"u {part}"] = mean(relative_trace(found.boxes.numpy(), found.covariance.numpy()))
+                line[f"u {part}"] = mean(
+                    relative_trace(found.boxes.numpy(), found.covariance.numpy())
+                )
                 line[f"logit {part}"] = mean(found.covariance[:, LOGIT, LOGIT])
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")

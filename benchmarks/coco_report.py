@@ -53,16 +53,30 @@ def priors(given: argparse.Namespace) -> None:
         values = [auroc(~accurate_iou(rows.iou), rows.uncertainty) for rows in made.values()]
         paired = made["head"][made["head"].paired]
         inside = gaussian(paired.errors, paired.covariance, paired.fields)
-        print(f"tau {tau:g}:", dict(zip(made, np.round(values, 3).tolist())), inside["coverage"], "NLL", inside["NLL"], flush=True)
+        print(
+            f"tau {tau:g}:",
+            dict(zip(made, np.round(values, 3).tolist())),
+            inside["coverage"],
+            "NLL",
+            inside["NLL"],
+            flush=True,
+        )
 
 
 def report(given: argparse.Namespace) -> None:
     detector = detector_of(given)
     images = images_of(given, detector, "val2017")
-    found = {name: Detections.load(given.out / f"{name}.safetensors") for name in (*PARTS, "dropout", "head dropout", "NMS spread")}
+    found = {
+        name: Detections.load(given.out / f"{name}.safetensors")
+        for name in (*PARTS, "dropout", "head dropout", "NMS spread")
+    }
     records = records_of(found, images)
     rows = table(records, replicates=500)
-    told: dict[str, Any] = {"rows": rows, "calibration": calibrations(records), "by": against_score(records)}
+    told: dict[str, Any] = {
+        "rows": rows,
+        "calibration": calibrations(records),
+        "by": against_score(records),
+    }
     told["seconds a frame"] = {name: f.meta["seconds"] for name, f in found.items()}
     told["correlation"] = correlations(records)
     if (given.out / "corrupted.jsonl").exists():
@@ -72,13 +86,17 @@ def report(given: argparse.Namespace) -> None:
     show(told)
 
 
-def records_of(found: Mapping[str, Detections], images: coco.Coco, threshold: float = 0.3) -> dict[str, Records]:
+def records_of(
+    found: Mapping[str, Detections], images: coco.Coco, threshold: float = 0.3
+) -> dict[str, Records]:
     """The records of each number that may serve as u."""
     truth = [targets[0] for targets in (images[i][1] for i in range(len(images)))]
     boxes, labels = (np.concatenate([t[key].numpy() for t in truth]) for key in ("boxes", "labels"))
     frame = np.repeat(np.arange(len(truth)), [len(t["labels"]) for t in truth])
     plain = found["head"]
-    covariance = {name: f.covariance.double().numpy() for name, f in found.items() if f.covariance is not None}
+    covariance = {
+        name: f.covariance.double().numpy() for name, f in found.items() if f.covariance is not None
+    }
     if set(PARTS) <= set(covariance):
         covariance["sum"] = sum(covariance[part] for part in PARTS)
 
@@ -90,14 +108,18 @@ def records_of(found: Mapping[str, Detections], images: coco.Coco, threshold: fl
         return rows[~in_crowds(rows, truth)]
 
     box, scores = plain.boxes.numpy(), plain.scores.double().numpy()
-    made = {"size": matched((box[:, 2:4] - box[:, :2]).prod(1), "head")}  # of the box, and nothing else: large boxes are off by more pixels
+    made = {
+        "size": matched((box[:, 2:4] - box[:, :2]).prod(1), "head")
+    }  # of the box, and nothing else: large boxes are off by more pixels
     for name, C in covariance.items():
         made[name] = matched(np.trace(C[:, :4, :4], axis1=1, axis2=2), name)
         made[f"{name}, relative"] = matched(relative_trace(box, C), name)
         if name == "NMS spread":
             continue
         made[f"{name}, logit"] = matched(C[:, LOGIT, LOGIT], name)
-        made[f"{name}, score"] = matched(C[:, LOGIT, LOGIT] * (scores * (1 - scores)) ** 2, name)  # of the score itself, to first order
+        made[f"{name}, score"] = matched(
+            C[:, LOGIT, LOGIT] * (scores * (1 - scores)) ** 2, name
+        )  # of the score itself, to first order
     return made
 
 
@@ -108,7 +130,9 @@ def in_crowds(records: Records, truth: list[dict[str, Any]]) -> np.ndarray:
         target = truth[int(records.frame[row])]
         crowds = target["crowds"].numpy()[target["crowd_labels"].numpy() == records.labels[row]]
         box = records.boxes[row]
-        both = np.clip(np.minimum(box[2:], crowds[:, 2:]) - np.maximum(box[:2], crowds[:, :2]), 0, None).prod(1)
+        both = np.clip(
+            np.minimum(box[2:], crowds[:, 2:]) - np.maximum(box[:2], crowds[:, :2]), 0, None
+        ).prod(1)
         away[row] = bool((both >= 0.5 * (box[2:] - box[:2]).prod()).any())
     return away
 
@@ -122,7 +146,9 @@ def calibrations(records: Mapping[str, Records]) -> dict[str, Any]:
         fitted = rows[rows.frame < cut]
         baseline = calibrate(fitted, "score", estimator=name)
         for kind in ("affine", "residual"):
-            out[f"{name}, {kind}"] = compared(rows[rows.frame >= cut], calibrate(fitted, kind, estimator=name), baseline)
+            out[f"{name}, {kind}"] = compared(
+                rows[rows.frame >= cut], calibrate(fitted, kind, estimator=name), baseline
+            )
     return out
 
 
@@ -137,9 +163,16 @@ def against_score(records: Mapping[str, Records]) -> dict[str, Any]:
         bad = ~accurate_iou(rows.iou)
         score = np.log(rows.scores / (1 - rows.scores)).astype(float)[:, None]
         both = np.concatenate([score, np.log(np.maximum(rows.uncertainty, 1e-30))[:, None]], 1)
-        beside, without = (rows.without_covariance(out_of_fold(columns, bad, rows.frame)) for columns in (both, score))
+        beside, without = (
+            rows.without_covariance(out_of_fold(columns, bad, rows.frame))
+            for columns in (both, score)
+        )
         sized = compare(rows, records["size"], replicates=500)["AUROC"]["l2"]
-        out[name] = {"alone": single, "l2": sized, "beside": compare(beside, without, replicates=500)["AUROC"]["IoU"]}
+        out[name] = {
+            "alone": single,
+            "l2": sized,
+            "beside": compare(beside, without, replicates=500)["AUROC"]["IoU"],
+        }
     return out
 
 
@@ -148,7 +181,10 @@ def correlations(records: Mapping[str, Records]) -> dict[str, Any]:
     out = {}
     for name, rows in records.items():
         size = (rows.boxes[:, 2:] - rows.boxes[:, :2]).prod(1)
-        out[name] = [float(np.corrcoef(ranked(rows.uncertainty), ranked(other))[0, 1]) for other in (size, rows.scores)]
+        out[name] = [
+            float(np.corrcoef(ranked(rows.uncertainty), ranked(other))[0, 1])
+            for other in (size, rows.scores)
+        ]
     return out
 
 
@@ -162,8 +198,16 @@ def corruptions(path: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for what, numbers in cells.items():
         boxes = numbers["boxes"]
-        out[what] = {"images": len(boxes), "boxes": float(boxes.mean()), "without": int((boxes == 0).sum())}
-        out[what] |= {name: _told_apart(cells["clean 0"][name], u) for name, u in numbers.items() if name != "boxes"}
+        out[what] = {
+            "images": len(boxes),
+            "boxes": float(boxes.mean()),
+            "without": int((boxes == 0).sum()),
+        }
+        out[what] |= {
+            name: _told_apart(cells["clean 0"][name], u)
+            for name, u in numbers.items()
+            if name != "boxes"
+        }
     return out
 
 
@@ -178,7 +222,10 @@ def corruption_gains(path: Path, replicates: int = 500) -> dict[str, Any]:
     def gain(kind: str, name: str, rows: np.ndarray) -> float:
         found = []
         for what in (what for what in cells if what.startswith(kind) and what != "clean 0"):
-            mine, score = (_told_apart(cells["clean 0"][n][rows], cells[what][n][rows]) for n in (name, "1 - score"))
+            mine, score = (
+                _told_apart(cells["clean 0"][n][rows], cells[what][n][rows])
+                for n in (name, "1 - score")
+            )
             found.append(mine - score)
         return float(np.mean(found))
 
@@ -187,12 +234,18 @@ def corruption_gains(path: Path, replicates: int = 500) -> dict[str, Any]:
         for name in names:
             values = [gain(kind, name, rows) for rows in draws]
             low, high = np.quantile(values[1:], (0.025, 0.975))
-            out.setdefault(kind or "all", {})[name] = {"value": values[0], "low": float(low), "high": float(high)}
+            out.setdefault(kind or "all", {})[name] = {
+                "value": values[0],
+                "low": float(low),
+                "high": float(high),
+            }
     return out
 
 
 def _told_apart(clean: np.ndarray, corrupted: np.ndarray) -> float:
-    return auroc(np.repeat([False, True], [len(clean), len(corrupted)]), np.concatenate([clean, corrupted]))
+    return auroc(
+        np.repeat([False, True], [len(clean), len(corrupted)]), np.concatenate([clean, corrupted])
+    )
 
 
 def _by_condition(path: Path) -> dict[str, dict[str, np.ndarray]]:
@@ -200,7 +253,10 @@ def _by_condition(path: Path) -> dict[str, dict[str, np.ndarray]]:
     lines: dict[str, dict[int, dict[str, Any]]] = {}
     for line in map(json.loads, path.read_text().splitlines()):
         kind, strength, number = line.pop("what")
-        line = {"1 - score": 1 - (line["score"] or 0), **{name: value for name, value in line.items() if name != "score"}}
+        line = {
+            "1 - score": 1 - (line["score"] or 0),
+            **{name: value for name, value in line.items() if name != "score"},
+        }
         lines.setdefault(f"{kind} {strength}", {})[number] = line
     images = sorted(set.intersection(*(set(some) for some in lines.values())))
     names = list(lines["clean 0"][images[0]])
@@ -208,28 +264,60 @@ def _by_condition(path: Path) -> dict[str, dict[str, np.ndarray]]:
     def value(line: dict[str, Any], name: str) -> float:
         return float("inf") if name != "boxes" and not line["boxes"] else float(line[name])
 
-    return {what: {name: np.array([value(some[i], name) for i in images]) for name in names} for what, some in lines.items()}
+    return {
+        what: {name: np.array([value(some[i], name) for i in images]) for name in names}
+        for what, some in lines.items()
+    }
 
 
 def show(told: dict[str, Any]) -> None:
     """Markdown."""
-    columns = [f"{m} {e}" for m in ("AvU", "P(A|C)", "P(U|I)", "AUROC", "AUSE") for e in ("IoU", "l2")]
+    columns = [
+        f"{m} {e}" for m in ("AvU", "P(A|C)", "P(U|I)", "AUROC", "AUSE") for e in ("IoU", "l2")
+    ]
     print("| u |", " | ".join(columns), "|\n|", " --- |" * (len(columns) + 1))
     for row in told["rows"]:
         if row["kind"] != "chance":
             cells = [row[name] for name in columns]
-            print(f"| {row['method']} |", " | ".join("" if c is None or c["value"] is None else f"{c['value']:.3f}" for c in cells), "|")
+            print(
+                f"| {row['method']} |",
+                " | ".join(
+                    "" if c is None or c["value"] is None else f"{c['value']:.3f}" for c in cells
+                ),
+                "|",
+            )
     print(told["rows"][0]["boxes"], "boxes,", told["rows"][0]["paired"], "paired")
-    print("\n| u | IoU: less 1 - score | l2: less size | IoU: regression on score and it, less score |\n| --- | --- | --- | --- |")
+    print(
+        "\n| u | IoU: less 1 - score | l2: less size | IoU: regression on score and it, less score |\n| --- | --- | --- | --- |"
+    )
     for name, row in told["by"].items():
-        print(f"| {name} |", " | ".join(f"{c['value']:+.3f} ({c['low']:+.3f} to {c['high']:+.3f})" for c in row.values()), "|")
-    print("\n| calibration | when | NLL | 50 % | 90 % | 95 % | ANEES |\n| --- | --- | --- | --- | --- | --- | --- |")
+        print(
+            f"| {name} |",
+            " | ".join(
+                f"{c['value']:+.3f} ({c['low']:+.3f} to {c['high']:+.3f})" for c in row.values()
+            ),
+            "|",
+        )
+    print(
+        "\n| calibration | when | NLL | 50 % | 90 % | 95 % | ANEES |\n| --- | --- | --- | --- | --- | --- | --- |"
+    )
     for name, row in told["calibration"].items():
         for when, cells in row["rows"].items():
-            numbers = [cells["NLL"], *(cells["coverage"][level] for level in ("0.5", "0.9", "0.95")), cells["ANEES"]]
-            print(f"| {name} | {when} |", " | ".join("" if n is None else f"{n:.3g}" for n in numbers), "|")
+            numbers = [
+                cells["NLL"],
+                *(cells["coverage"][level] for level in ("0.5", "0.9", "0.95")),
+                cells["ANEES"],
+            ]
+            print(
+                f"| {name} | {when} |",
+                " | ".join("" if n is None else f"{n:.3g}" for n in numbers),
+                "|",
+            )
         print("gain over the score baseline", row["gain"])
-    print("\nrank correlation with size and score:", {k: [round(v, 2) for v in pair] for k, pair in told["correlation"].items()})
+    print(
+        "\nrank correlation with size and score:",
+        {k: [round(v, 2) for v in pair] for k, pair in told["correlation"].items()},
+    )
     print("seconds a frame:", told["seconds a frame"])
     if "corruptions" in told:
         names = list(told["corruptions"]["clean 0"])
@@ -237,7 +325,13 @@ def show(told: dict[str, Any]) -> None:
         for what, cells in told["corruptions"].items():
             print(f"| {what} |", " | ".join(f"{cells[name]:.2f}" for name in names), "|")
         for kind, gains in told["corruption gains"].items():
-            print(kind, {name: f"{c['value']:+.3f} ({c['low']:+.3f} to {c['high']:+.3f})" for name, c in gains.items()})
+            print(
+                kind,
+                {
+                    name: f"{c['value']:+.3f} ({c['low']:+.3f} to {c['high']:+.3f})"
+                    for name, c in gains.items()
+                },
+            )
 
 
 def draw(given: argparse.Namespace) -> None:
@@ -250,7 +344,9 @@ def draw(given: argparse.Namespace) -> None:
     for i in many:
         image, targets = images[i]
         shown = image[0].numpy() if given.photos else np.full(image.shape[1:], 255.0)
-        frames.append((shown, each[i], targets[0]["boxes"].numpy() if given.photos else np.zeros((0, 4))))
+        frames.append(
+            (shown, each[i], targets[0]["boxes"].numpy() if given.photos else np.zeros((0, 4)))
+        )
     picture(given.out / "boxes.png", frames, [f"image {images.image_ids[i]}" for i in many])
     if (given.out / "corrupted.jsonl").exists():
         chart(given.out / "corruptions.png", corruptions(given.out / "corrupted.jsonl"))
@@ -268,10 +364,24 @@ def chart(path: Path, cells: Mapping[str, Mapping[str, float]]) -> None:
         strengths = [s for s in range(1, 6) if f"{kind} {s}" in cells]
         for name in names:
             style = "-" if name == "1 - score" else ":" if "dropout" in name else "--"
-            axes.plot(strengths, [cells[f"{kind} {s}"][name] for s in strengths], style, marker="o", markersize=3, label=name)
+            axes.plot(
+                strengths,
+                [cells[f"{kind} {s}"][name] for s in strengths],
+                style,
+                marker="o",
+                markersize=3,
+                label=name,
+            )
         axes.axhline(0.5, color="grey", linewidth=0.5)
-        axes.set(title=kind, ylim=(0.2, 1.02), xlabel="strength", ylabel="AUROC, corrupted or clean" if not number else "")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(names), fontsize=8)
+        axes.set(
+            title=kind,
+            ylim=(0.2, 1.02),
+            xlabel="strength",
+            ylabel="AUROC, corrupted or clean" if not number else "",
+        )
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(names), fontsize=8
+    )
     figure.savefig(path, dpi=90)
 
 

@@ -21,21 +21,45 @@ from boxcov.detectors import yolox
 
 THRESHOLD = 0.1
 KNOWN = "train2017"
-BASELINES = ("1 - score", "1 - score, fewer boxes", "features of the frame", "score and size, one class", "head dropout, fields")
+BASELINES = (
+    "1 - score",
+    "1 - score, fewer boxes",
+    "features of the frame",
+    "score and size, one class",
+    "head dropout, fields",
+)
 OURS = ("backbone, fields, logit", "backbone, fields, logit, fewer boxes")
 
 
 def main() -> None:
     steps = {"predict": predict, "report": report}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("step", choices=steps)
-    parser.add_argument("--root", type=Path, required=True, help="COCO: annotations, train2017, val2017")
+    parser.add_argument(
+        "--root", type=Path, required=True, help="COCO: annotations, train2017, val2017"
+    )
     parser.add_argument("--weights", type=Path, required=True, help="YOLOX checkpoint")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the posterior, and for all that is written")
-    parser.add_argument("--images", type=int, default=40, help="of each corruption, and clean ones of val2017")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder of the posterior, and for all that is written",
+    )
+    parser.add_argument(
+        "--images", type=int, default=40, help="of each corruption, and clean ones of val2017"
+    )
     parser.add_argument("--first", type=int, default=0, help="the first of them to report on")
-    parser.add_argument("--known", type=int, default=80, help="clean images of train2017, by which one tells what is usual")
-    parser.add_argument("--samples", type=int, default=8, help="directions of MC-GLM through the backbone")
+    parser.add_argument(
+        "--known",
+        type=int,
+        default=80,
+        help="clean images of train2017, by which one tells what is usual",
+    )
+    parser.add_argument(
+        "--samples", type=int, default=8, help="directions of MC-GLM through the backbone"
+    )
     parser.add_argument("--prior", type=float, default=1.0, help="prior precision")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
@@ -57,7 +81,11 @@ def predict(given: argparse.Namespace) -> None:
         found = detector.detect(inputs)
         made = dict(zip(("features", "level", "pooled"), features_at(detector, inputs)))
         made |= {name: getattr(found, name).numpy() for name in ("boxes", "scores", "labels")}
-        for part in ("head", "backbone", *(("head dropout",) if split != KNOWN and strength in (0, 5) else ())):
+        for part in (
+            "head",
+            "backbone",
+            *(("head dropout",) if split != KNOWN and strength in (0, 5) else ()),
+        ):
             made[part] = models[part](inputs).covariance.numpy().astype(np.float32)
         np.savez_compressed(path, **made)
         print(path.name, len(found), flush=True)
@@ -65,8 +93,22 @@ def predict(given: argparse.Namespace) -> None:
 
 def order(given: argparse.Namespace) -> list[tuple[str, str, int, int]]:
     known = [(KNOWN, "clean", 0, i) for i in range(given.known)]
-    strongest = [("val2017", kind, s, i) for s in (0, 5) for kind in (KINDS if s else ("clean",)) for i in range(given.images)]
-    return known + strongest + [("val2017", kind, s, i) for s in (3, 4, 2, 1) for kind in KINDS for i in range(given.images)]
+    strongest = [
+        ("val2017", kind, s, i)
+        for s in (0, 5)
+        for kind in (KINDS if s else ("clean",))
+        for i in range(given.images)
+    ]
+    return (
+        known
+        + strongest
+        + [
+            ("val2017", kind, s, i)
+            for s in (3, 4, 2, 1)
+            for kind in KINDS
+            for i in range(given.images)
+        ]
+    )
 
 
 def features_at(detector: yolox.YOLOX, inputs: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -76,16 +118,27 @@ def features_at(detector: yolox.YOLOX, inputs: Any) -> tuple[np.ndarray, np.ndar
         raw = detector(inputs)
         where = detector.select(raw).where
         maps = [stem(m) for stem, m in zip(detector.head.stems, raw["features"])]
-        at = torch.cat([m.flatten(2).transpose(1, 2) for m in maps], 1)  # (1, cells, channels), in the order of the levels
-        level = torch.repeat_interleave(torch.arange(len(maps)), torch.tensor([m[0, 0].numel() for m in maps]))
-        return at[where.frame, where.cell].numpy(), level[where.cell].numpy(), torch.cat([m.mean((0, 2, 3)) for m in maps]).numpy()
+        at = torch.cat(
+            [m.flatten(2).transpose(1, 2) for m in maps], 1
+        )  # (1, cells, channels), in the order of the levels
+        level = torch.repeat_interleave(
+            torch.arange(len(maps)), torch.tensor([m[0, 0].numel() for m in maps])
+        )
+        return (
+            at[where.frame, where.cell].numpy(),
+            level[where.cell].numpy(),
+            torch.cat([m.mean((0, 2, 3)) for m in maps]).numpy(),
+        )
 
 
 def report(given: argparse.Namespace) -> None:
     some = range(given.first, given.images)
     for least in (THRESHOLD, 0.3):
         known = [frame_of(given, (KNOWN, "clean", 0, i), least) for i in range(given.known)]
-        cells = {(kind, s): [frame_of(given, ("val2017", kind, s, i), least) for i in some] for kind, s in conditions(given, some)}
+        cells = {
+            (kind, s): [frame_of(given, ("val2017", kind, s, i), least) for i in some]
+            for kind, s in conditions(given, some)
+        }
         clean = cells.pop(("clean", 0))
         numbers = statistics(known, ("head", "backbone", "head dropout"))
         usual = {name: number(clean) for name, number in numbers.items()}
@@ -93,40 +146,86 @@ def report(given: argparse.Namespace) -> None:
         for name, number in numbers.items():
             for (kind, s), frames in cells.items():
                 there = "dropout" not in name or s == 5
-                table.setdefault(name, {})[f"{kind} {s}"] = told_apart(usual[name], number(frames), pairs=True) if there else None
-        without = {f"{kind} {s}": sum(not len(f) for f in frames) for (kind, s), frames in cells.items()}
-        print(f"\nboxes above {least}; {len(some)} images; without a box, clean {sum(not len(f) for f in clean)}, {without}")
+                table.setdefault(name, {})[f"{kind} {s}"] = (
+                    told_apart(usual[name], number(frames), pairs=True) if there else None
+                )
+        without = {
+            f"{kind} {s}": sum(not len(f) for f in frames) for (kind, s), frames in cells.items()
+        }
+        print(
+            f"\nboxes above {least}; {len(some)} images; without a box, clean {sum(not len(f) for f in clean)}, {without}"
+        )
         for strength in sorted({s for _, s in cells}, reverse=True):
-            show({name: {c: v for c, v in row.items() if c.endswith(str(strength))} for name, row in table.items()})
+            show(
+                {
+                    name: {c: v for c, v in row.items() if c.endswith(str(strength))}
+                    for name, row in table.items()
+                }
+            )
         print("\nless the baselines, strength 5")
-        strongest = {kind: {name: number(cells[kind, 5]) for name, number in numbers.items()} for kind in KINDS}
-        show({f"{o} less {b}": {k: gain(usual, strongest[k], o, b) for k in KINDS} for o in OURS for b in BASELINES})
+        strongest = {
+            kind: {name: number(cells[kind, 5]) for name, number in numbers.items()}
+            for kind in KINDS
+        }
+        show(
+            {
+                f"{o} less {b}": {k: gain(usual, strongest[k], o, b) for k in KINDS}
+                for o in OURS
+                for b in BASELINES
+            }
+        )
         overall(table)
         if least == THRESHOLD:
-            chart(given.out / "corruptions.png", table, KINDS, (*BASELINES[:3], "backbone, trace", *OURS))
+            chart(
+                given.out / "corruptions.png",
+                table,
+                KINDS,
+                (*BASELINES[:3], "backbone, trace", *OURS),
+            )
 
 
 def overall(table: dict[str, dict[str, Any]]) -> None:
     """The mean of the AUROC over all kinds, by strength."""
-    print("\n| mean over the four kinds | 1 | 2 | 3 | 4 | 5 |\n| --- | ---: | ---: | ---: | ---: | ---: |")
+    print(
+        "\n| mean over the four kinds | 1 | 2 | 3 | 4 | 5 |\n| --- | ---: | ---: | ---: | ---: | ---: |"
+    )
     for name, row in table.items():
-        values = [[v[0] for c, v in row.items() if c.endswith(str(s)) and v is not None] for s in range(1, 6)]
-        print(f"| {name} |", " | ".join(f"{np.mean(v):.2f}" if v else "" for v in values), "|", flush=True)
+        values = [
+            [v[0] for c, v in row.items() if c.endswith(str(s)) and v is not None]
+            for s in range(1, 6)
+        ]
+        print(
+            f"| {name} |",
+            " | ".join(f"{np.mean(v):.2f}" if v else "" for v in values),
+            "|",
+            flush=True,
+        )
 
 
 def conditions(given: argparse.Namespace, images: range) -> list[tuple[str, int]]:
     """Those of which every image is there."""
     every = [("clean", 0), *((kind, s) for s in (5, 4, 3, 2, 1) for kind in KINDS)]
-    return [c for c in every if all((given.out / "shift" / f"val2017 {c[0]} {c[1]} {i}.npz").exists() for i in images)]
+    return [
+        c
+        for c in every
+        if all((given.out / "shift" / f"val2017 {c[0]} {c[1]} {i}.npz").exists() for i in images)
+    ]
 
 
 def frame_of(given: argparse.Namespace, what: tuple[str, str, int, int], least: float) -> Frame:
     with np.load(given.out / "shift" / "{} {} {} {}.npz".format(*what)) as file:
         made = dict(file)
     some = made["scores"] > least
-    boxes, scores = made["boxes"][some].astype(float), np.clip(made["scores"][some].astype(float), 1e-6, 1 - 1e-6)
+    boxes, scores = (
+        made["boxes"][some].astype(float),
+        np.clip(made["scores"][some].astype(float), 1e-6, 1 - 1e-6),
+    )
     sides = np.maximum(boxes[:, 2:4] - boxes[:, :2], 1.0)
-    C = {part: made[part][some].astype(float) for part in ("head", "backbone", "head dropout") if part in made}
+    C = {
+        part: made[part][some].astype(float)
+        for part in ("head", "backbone", "head dropout")
+        if part in made
+    }
     return Frame(
         scores,
         np.concatenate([np.log(scores / (1 - scores))[:, None], np.log(sides)], 1),

@@ -23,7 +23,9 @@ PARTS = ("head", "backbone")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -53,7 +55,9 @@ def common(rows: Records, least: int = 20) -> Records:
     kept = np.flatnonzero(count >= least)
     number = np.full(len(rows.classes), len(kept))
     number[kept] = np.arange(len(kept))
-    return replace(rows, classes=(*(rows.classes[i] for i in kept), "other"), labels=number[rows.labels])
+    return replace(
+        rows, classes=(*(rows.classes[i] for i in kept), "other"), labels=number[rows.labels]
+    )
 
 
 def columns(rows: Records) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +66,9 @@ def columns(rows: Records) -> tuple[np.ndarray, np.ndarray]:
     sides = np.log(np.maximum(rows.boxes[:, 2:] - rows.boxes[:, :2], 1.0))
     variances = np.diagonal(rows.covariance, axis1=1, axis2=2)
     known = np.concatenate([np.log(p / (1 - p))[:, None], sides], 1)
-    return known, np.log(np.maximum(np.concatenate([variances, rows.score_variance[:, None]], 1), 1e-30))
+    return known, np.log(
+        np.maximum(np.concatenate([variances, rows.score_variance[:, None]], 1), 1e-30)
+    )
 
 
 def ranking(rows: dict[str, Records]) -> None:

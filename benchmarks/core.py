@@ -34,7 +34,12 @@ class Boxes(TinyCenter):
         scores, cells = heat.flatten(1).topk(self.count)
         frame = torch.arange(len(heat), device=heat.device).repeat_interleave(self.count)
         cells = cells.flatten()
-        return Selection(frame, scores.flatten(), torch.zeros_like(frame), (frame, cells // heat.shape[2], cells % heat.shape[2]))
+        return Selection(
+            frame,
+            scores.flatten(),
+            torch.zeros_like(frame),
+            (frame, cells // heat.shape[2], cells % heat.shape[2]),
+        )
 
 
 def medians(repeats: int, device: str, *functions: Callable[[], object]) -> list[float]:
@@ -70,7 +75,13 @@ def plain_kfac(detector: TinyCenter, names: list[str], inputs: Tensor, targets: 
     detector.loss(detector(inputs), targets).sum().backward()
     for module, x, out in kept:
         if isinstance(module, nn.Conv2d) and module.groups == 1:
-            a = nn.functional.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride).transpose(1, 2).flatten(0, 1)
+            a = (
+                nn.functional.unfold(
+                    x, module.kernel_size, module.dilation, module.padding, module.stride
+                )
+                .transpose(1, 2)
+                .flatten(0, 1)
+            )
             _ = a.T @ a
         d = out.grad.flatten(2).transpose(1, 2).flatten(0, 1)
         _ = d.T @ d
@@ -79,7 +90,9 @@ def plain_kfac(detector: TinyCenter, names: list[str], inputs: Tensor, targets: 
         handle.remove()
 
 
-def fit_times(detector: TinyCenter, inputs: Tensor, targets: object, depth: str, device: str, repeats: int) -> list[float]:
+def fit_times(
+    detector: TinyCenter, inputs: Tensor, targets: object, depth: str, device: str, repeats: int
+) -> list[float]:
     """Seconds of a plain training step, of our fit step, and of one with plain hooks."""
     accumulator = Accumulator(detector, chosen_parameters(detector, depth))
     accumulator.add(inputs, targets, None, 0)  # the first batch is checked, the others are not
@@ -90,7 +103,11 @@ def fit_times(detector: TinyCenter, inputs: Tensor, targets: object, depth: str,
         detector.zero_grad()
 
     return medians(
-        repeats, device, train, lambda: accumulator.add(inputs, targets, None, 1), lambda: plain_kfac(detector, names, inputs, targets)
+        repeats,
+        device,
+        train,
+        lambda: accumulator.add(inputs, targets, None, 1),
+        lambda: plain_kfac(detector, names, inputs, targets),
     )
 
 
@@ -100,14 +117,30 @@ def fit_step(device: str, repeats: int) -> list[dict[str, object]]:
         detector = TinyCenter(width=width).to(device).eval()
         inputs = torch.randn(batch, 1, size, size, device=device)
         _, targets = batched(shapes.frames(count=batch), batch)[0]
-        encoded = detector.encode(targets, torch.zeros(batch, 2, size // 2, size // 2, device=device))
+        encoded = detector.encode(
+            targets, torch.zeros(batch, 2, size // 2, size // 2, device=device)
+        )
         for depth in ("head", "backbone"):
             plain, ours, hooks = fit_times(detector, inputs, encoded, depth, device, repeats)
             what = f"fit step, {depth}, width {width}, {size // 2}x{size // 2} map"
             rows.append(
-                {"what": what, "baseline": "forward + backward", "baseline_ms": 1e3 * plain, "ms": 1e3 * ours, "ratio": ours / plain}
+                {
+                    "what": what,
+                    "baseline": "forward + backward",
+                    "baseline_ms": 1e3 * plain,
+                    "ms": 1e3 * ours,
+                    "ratio": ours / plain,
+                }
             )
-            rows.append({"what": "  by plain hooks", "baseline": "", "baseline_ms": 1e3 * plain, "ms": 1e3 * hooks, "ratio": hooks / plain})
+            rows.append(
+                {
+                    "what": "  by plain hooks",
+                    "baseline": "",
+                    "baseline_ms": 1e3 * plain,
+                    "ms": 1e3 * hooks,
+                    "ratio": hooks / plain,
+                }
+            )
     return rows
 
 
@@ -119,12 +152,29 @@ def exact(device: str, repeats: int) -> list[dict[str, object]]:
     fast, more = boxcov.ExactGLM(detector, posterior), boxcov.ExactGLM(twice, posterior)
     glm_model, sampled = boxcov.GLM(detector, posterior), boxcov.MCGLM(detector, posterior)
     plain, t50, t100, mc = medians(
-        repeats, device, lambda: detector.detect(image), lambda: fast(image), lambda: more(image), lambda: sampled(image)
+        repeats,
+        device,
+        lambda: detector.detect(image),
+        lambda: fast(image),
+        lambda: more(image),
+        lambda: sampled(image),
     )
     _, glm = medians(2, device, lambda: fast(image), lambda: glm_model(image))
     return [
-        {"what": "GLM, 50 boxes", "baseline": "ExactGLM, 50 boxes", "baseline_ms": 1e3 * t50, "ms": 1e3 * glm, "ratio": glm / t50},
-        {"what": "ExactGLM, 100 boxes", "baseline": "ExactGLM, 50 boxes", "baseline_ms": 1e3 * t50, "ms": 1e3 * t100, "ratio": t100 / t50},
+        {
+            "what": "GLM, 50 boxes",
+            "baseline": "ExactGLM, 50 boxes",
+            "baseline_ms": 1e3 * t50,
+            "ms": 1e3 * glm,
+            "ratio": glm / t50,
+        },
+        {
+            "what": "ExactGLM, 100 boxes",
+            "baseline": "ExactGLM, 50 boxes",
+            "baseline_ms": 1e3 * t50,
+            "ms": 1e3 * t100,
+            "ratio": t100 / t50,
+        },
         {
             "what": "ExactGLM, 50 boxes, all included",
             "baseline": "plain detector",
@@ -169,21 +219,31 @@ def trunk_passes(device: str) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = fit_step(options.device, options.repeats) + exact(options.device, options.repeats) + trunk_passes(options.device)
+    rows = (
+        fit_step(options.device, options.repeats)
+        + exact(options.device, options.repeats)
+        + trunk_passes(options.device)
+    )
     if options.json:
         print(json.dumps(rows))
         return
-    print(f"torch {torch.__version__}, {options.device}, {options.threads} threads, medians of {options.repeats}\n")
+    print(
+        f"torch {torch.__version__}, {options.device}, {options.threads} threads, medians of {options.repeats}\n"
+    )
     print(f"{'':52}{'ms':>9}  {'against':24}{'ms':>9}{'ratio':>8}")
     for row in rows:
-        ms, base = (f"{row[key]:.1f}" if row[key] is not None else "-" for key in ("ms", "baseline_ms"))
+        ms, base = (
+            f"{row[key]:.1f}" if row[key] is not None else "-" for key in ("ms", "baseline_ms")
+        )
         print(f"{row['what']:52}{ms:>9}  {row['baseline']:24}{base:>9}{row['ratio']:8.2f}")
 
 

@@ -47,14 +47,29 @@ def main(name: str) -> None:
     points = [cloud.to(device) for cloud in inputs]
     if name == "voxel":  # untrained: a threshold that lets about a hundred boxes through
         threshold = float(detector.detect(points).scores.sort(descending=True).values[97])
-        detector.config = replace(detector.config, reporting=replace(detector.config.reporting, threshold=threshold))
-    fitted = boxcov.fit(detector, [(other, targets)], fisher="identity", depth="backbone", n_data=3500, prior_precision=100.0)
+        detector.config = replace(
+            detector.config, reporting=replace(detector.config.reporting, threshold=threshold)
+        )
+    fitted = boxcov.fit(
+        detector,
+        [(other, targets)],
+        fisher="identity",
+        depth="backbone",
+        n_data=3500,
+        prior_precision=100.0,
+    )
     models: dict[str, Callable[[Any], Any]] = {}
     for samples in (10, 32):
         for precision in ("float32", "tf32", "half") if device == "cuda" else ("float32", "half"):
-            models[f"MCGLM, k = {samples}, {precision}"] = boxcov.MCGLM(detector, fitted, samples=samples, precision=precision)
-    models["ExactGLM, head exact, k = 10 below, half"] = boxcov.ExactGLM(detector, fitted, samples=10, precision="half")
-    models["MCGLM, k = 10, fd, as published"] = boxcov.MCGLM(detector, fitted, samples=10, derivative="fd", epsilon=1e-3)
+            models[f"MCGLM, k = {samples}, {precision}"] = boxcov.MCGLM(
+                detector, fitted, samples=samples, precision=precision
+            )
+    models["ExactGLM, head exact, k = 10 below, half"] = boxcov.ExactGLM(
+        detector, fitted, samples=10, precision="half"
+    )
+    models["MCGLM, k = 10, fd, as published"] = boxcov.MCGLM(
+        detector, fitted, samples=10, derivative="fd", epsilon=1e-3
+    )
     found = {key: model(points) for key, model in models.items()}
     times: dict[str, list[float]] = {key: [] for key in ("plain", *models)}
     for turn in range(ROUNDS + 3):
@@ -67,16 +82,28 @@ def main(name: str) -> None:
 
 def show(name: str, device: str, found: dict[str, Any], times: dict[str, list[float]]) -> None:
     plain = median(times["plain"])
-    what = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    what = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
     boxes = len(next(iter(found.values())))
-    print(f"{name}, whole network but the encoder, {boxes} boxes, {what}, torch {torch.__version__}; medians of {ROUNDS}")
+    print(
+        f"{name}, whole network but the encoder, {boxes} boxes, {what}, torch {torch.__version__}; medians of {ROUNDS}"
+    )
     print(f"{'plain detector':44s} {plain:8.2f} ms")
     for key, result in found.items():
         spent = median(times[key])
         same = next(v for k, v in found.items() if k.split(",")[:2] == key.split(",")[:2])
         off = float(((result.uncertainty - same.uncertainty).abs() / same.uncertainty).max())
-        note = "" if "float32" in key or "fd" in key or "Exact" in key else f", traces at most {100 * off:.2f} % off float32"
-        print(f"{key:44s} {spent:8.2f} ms, {spent - plain:7.2f} on top ({(spent - plain) / plain:.2f} plain){note}")
+        note = (
+            ""
+            if "float32" in key or "fd" in key or "Exact" in key
+            else f", traces at most {100 * off:.2f} % off float32"
+        )
+        print(
+            f"{key:44s} {spent:8.2f} ms, {spent - plain:7.2f} on top ({(spent - plain) / plain:.2f} plain){note}"
+        )
 
 
 if __name__ == "__main__":

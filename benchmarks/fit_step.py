@@ -48,7 +48,9 @@ def steps(name: str, batch: int, options: argparse.Namespace) -> tuple[float, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="pillar | voxel | small")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--depth", default="head")
@@ -59,13 +61,23 @@ def main() -> None:
     names = options.names or ["pillar"]
     if set(names) - {"pillar", "voxel", "small"}:
         parser.error(f"detectors are pillar, voxel and small, got {' '.join(names)}")
-    what = torch.cuda.get_device_name() if options.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{what}, torch {torch.__version__}, depth {options.depth}; medians of {options.rounds}\n")
-    print(f"{'':10}{'batch':>6}{'layers':>8}{'fit step':>12}{'training step':>16}{'ratio':>8}{'frames / s':>12}")
+    what = (
+        torch.cuda.get_device_name()
+        if options.device.startswith("cuda")
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
+    print(
+        f"{what}, torch {torch.__version__}, depth {options.depth}; medians of {options.rounds}\n"
+    )
+    print(
+        f"{'':10}{'batch':>6}{'layers':>8}{'fit step':>12}{'training step':>16}{'ratio':>8}{'frames / s':>12}"
+    )
     for name in names:
         for batch in options.batch:
             fit, train, layers = steps(name, batch, options)
-            print(f"{name:10}{batch:6}{layers:8}{fit:9.1f} ms{train:13.1f} ms{fit / train:8.2f}{1e3 * batch / fit:12.1f}")
+            print(
+                f"{name:10}{batch:6}{layers:8}{fit:9.1f} ms{train:13.1f} ms{fit / train:8.2f}{1e3 * batch / fit:12.1f}"
+            )
 
 
 if __name__ == "__main__":

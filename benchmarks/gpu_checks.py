@@ -34,7 +34,10 @@ DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda"  # "cpu" tries the script 
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found.cpu().double() - expected.cpu().double()).norm() / expected.cpu().double().norm().clamp(min=1e-30))
+    return float(
+        (found.cpu().double() - expected.cpu().double()).norm()
+        / expected.cpu().double().norm().clamp(min=1e-30)
+    )
 
 
 def require(true: bool, what: str) -> None:
@@ -46,21 +49,33 @@ def require(true: bool, what: str) -> None:
 
 
 def streets(scenario: str) -> str:
-    here, there = (simulated.frames(scenario, seed=5, count=4, sweeps=3, device=device) for device in ("cpu", DEVICE))
+    here, there = (
+        simulated.frames(scenario, seed=5, count=4, sweeps=3, device=device)
+        for device in ("cpu", DEVICE)
+    )
     points, near = [], []
     for i in range(4):
         (cloud,), (target,) = there[i]
         (expected,), (labelled,) = here[i]
         require(cloud.device.type == DEVICE, "the points are not on the device")
         points.append(len(cloud) / len(expected))
-        seen = target["points"] >= 10  # an object with few points may be labelled on one device only: the rays' noise differs
-        apart = torch.cdist(target["boxes"].cpu().double(), labelled["boxes"].double()).amin(1)  # in float32 cdist is centimetres off
+        seen = (
+            target["points"] >= 10
+        )  # an object with few points may be labelled on one device only: the rays' noise differs
+        apart = torch.cdist(target["boxes"].cpu().double(), labelled["boxes"].double()).amin(
+            1
+        )  # in float32 cdist is centimetres off
         near += (apart < 1e-3)[seen.cpu()].tolist()
         dimmer = float(cloud[:, 3].mean()) / float(expected[:, 3].mean())
-        require(abs(dimmer - 1) < 0.03, f"mean intensity of frame {i} is {dimmer:.3f} times that on the CPU")
+        require(
+            abs(dimmer - 1) < 0.03,
+            f"mean intensity of frame {i} is {dimmer:.3f} times that on the CPU",
+        )
     share = sum(near) / len(near)
     require(all(abs(ratio - 1) < 0.01 for ratio in points), f"points relative to the CPU: {points}")
-    require(share > 0.95, f"only {share:.0%} of the objects with ten points are on the CPU's street")
+    require(
+        share > 0.95, f"only {share:.0%} of the objects with ten points are on the CPU's street"
+    )
     return f"points within {max(abs(ratio - 1) for ratio in points):.2%} of the CPU's, {share:.0%} of the objects the same"
 
 
@@ -70,7 +85,10 @@ def batches() -> str:
     for k, i in enumerate((2, 0)):
         (cloud,), (target,) = frames[i]
         require(torch.equal(clouds[k], cloud), f"the points of frame {i} are others in a batch")
-        require(all(torch.equal(targets[k][key], target[key]) for key in target), f"the targets of frame {i} are others in a batch")
+        require(
+            all(torch.equal(targets[k][key], target[key]) for key in target),
+            f"the targets of frame {i} are others in a batch",
+        )
     return "bit for bit as one by one"
 
 
@@ -88,8 +106,15 @@ def samples() -> str:
 
 def factors() -> str:
     detector, frames = TinyCenter().double(), [(x.double(), t) for x, t in shapes.frames(count=4)]
-    here, there = boxcov.fit(detector, frames, depth="backbone"), boxcov.fit(deepcopy(detector).to(DEVICE), frames, depth="backbone")
-    pairs = [(there.covariance(name), here.covariance(name)) for name in here.blocks if here.variances(name).numel() <= 3000]
+    here, there = (
+        boxcov.fit(detector, frames, depth="backbone"),
+        boxcov.fit(deepcopy(detector).to(DEVICE), frames, depth="backbone"),
+    )
+    pairs = [
+        (there.covariance(name), here.covariance(name))
+        for name in here.blocks
+        if here.variances(name).numel() <= 3000
+    ]
     worst = max(relative(found, expected) for found, expected in pairs)
     require(worst < 1e-6, f"the covariance of a layer is {worst:.1e} off")
     return f"{len(pairs)} layers, {worst:.1e} off"
@@ -97,29 +122,58 @@ def factors() -> str:
 
 def predictors() -> Iterator[Check]:
     """On a small detector in float64, so that differences are errors and not rounding."""
-    detector, frames = TinyCenter(threshold=0.05, most=6).double().eval(), [(x.double(), t) for x, t in shapes.frames(count=4)]
-    posterior, moved, inputs = boxcov.fit(detector, frames, depth="backbone"), deepcopy(detector).to(DEVICE), frames[0][0]
+    detector, frames = (
+        TinyCenter(threshold=0.05, most=6).double().eval(),
+        [(x.double(), t) for x, t in shapes.frames(count=4)],
+    )
+    posterior, moved, inputs = (
+        boxcov.fit(detector, frames, depth="backbone"),
+        deepcopy(detector).to(DEVICE),
+        frames[0][0],
+    )
     models: dict[str, Callable[[TinyCenter], Callable[[Tensor], boxcov.Detections]]] = {
         "MCGLM, jvp": lambda net: boxcov.MCGLM(net, posterior),
         "MCGLM, fd": lambda net: boxcov.MCGLM(net, posterior, derivative="fd", epsilon=1e-6),
         "GLM": lambda net: boxcov.GLM(net, posterior),
         "ExactGLM": lambda net: boxcov.ExactGLM(net, posterior),
-        "ExactGLM, Monte Carlo below the head": lambda net: boxcov.ExactGLM(net, posterior, samples=10),
-        "MCI, Laplace": lambda net: boxcov.MCI(net, posterior.with_prior(1e4)),  # the prior of an untrained one is too wide for it
+        "ExactGLM, Monte Carlo below the head": lambda net: boxcov.ExactGLM(
+            net, posterior, samples=10
+        ),
+        "MCI, Laplace": lambda net: boxcov.MCI(
+            net, posterior.with_prior(1e4)
+        ),  # the prior of an untrained one is too wide for it
     }
     for name, make in models.items():
         yield name, lambda make=make: same(make, detector, moved, inputs)
 
 
-def same(make: Callable[[TinyCenter], Callable[[Tensor], boxcov.Detections]], here: TinyCenter, there: TinyCenter, inputs: Tensor) -> str:
+def same(
+    make: Callable[[TinyCenter], Callable[[Tensor], boxcov.Detections]],
+    here: TinyCenter,
+    there: TinyCenter,
+    inputs: Tensor,
+) -> str:
     before = fingerprint(there)
-    expected, found, plain = make(here)(inputs), make(there)(inputs), there.detect(inputs.to(DEVICE))
+    expected, found, plain = (
+        make(here)(inputs),
+        make(there)(inputs),
+        there.detect(inputs.to(DEVICE)),
+    )
     require(found.boxes.device.type == DEVICE, "the boxes are not on the device")
     if found.meta.get("method") != "mci":
-        require(torch.equal(found.boxes, plain.boxes) and torch.equal(found.scores, plain.scores), "not the plain detector's boxes")
+        require(
+            torch.equal(found.boxes, plain.boxes) and torch.equal(found.scores, plain.scores),
+            "not the plain detector's boxes",
+        )
     require(fingerprint(there) == before, "the detector was changed")
-    boxes, covariance = relative(found.boxes, expected.boxes), relative(found.covariance, expected.covariance)
-    require(boxes < 1e-8 and covariance < 1e-5, f"boxes {boxes:.1e}, covariance {covariance:.1e} off the CPU's")
+    boxes, covariance = (
+        relative(found.boxes, expected.boxes),
+        relative(found.covariance, expected.covariance),
+    )
+    require(
+        boxes < 1e-8 and covariance < 1e-5,
+        f"boxes {boxes:.1e}, covariance {covariance:.1e} off the CPU's",
+    )
     return f"{len(found)} boxes {boxes:.1e}, covariance {covariance:.1e} off the CPU's"
 
 
@@ -130,9 +184,15 @@ def lidar(detector: CenterPoint) -> str:
     posterior = boxcov.fit(detector, frames)
     inputs = frames[0][0]
     plain = detector.detect(inputs)
-    exact, sampled = boxcov.ExactGLM(detector, posterior)(inputs), boxcov.MCGLM(detector, posterior, samples=200, chunk=20)(inputs)
+    exact, sampled = (
+        boxcov.ExactGLM(detector, posterior)(inputs),
+        boxcov.MCGLM(detector, posterior, samples=200, chunk=20)(inputs),
+    )
     for found in (exact, sampled):
-        require(torch.equal(found.boxes, plain.boxes) and torch.equal(found.scores, plain.scores), "not the plain detector's boxes")
+        require(
+            torch.equal(found.boxes, plain.boxes) and torch.equal(found.scores, plain.scores),
+            "not the plain detector's boxes",
+        )
     if not len(plain):
         return "no boxes"
     ratio = float((sampled.uncertainty / exact.uncertainty).median())
@@ -148,15 +208,27 @@ def kernels() -> str:
     worst, boxes = 0.0, []
     for tolerance in (1e-5, 1e-2):
         for threshold in (0.9, 0.3, 0.02):
-            detector.config = replace(detector.config, reporting=replace(detector.config.reporting, threshold=threshold))
-            ours, plain = (boxcov.ExactGLM(detector, posterior, tolerance=tolerance, graphs=graphs) for graphs in (True, False))
+            detector.config = replace(
+                detector.config, reporting=replace(detector.config.reporting, threshold=threshold)
+            )
+            ours, plain = (
+                boxcov.ExactGLM(detector, posterior, tolerance=tolerance, graphs=graphs)
+                for graphs in (True, False)
+            )
             for inputs, _ in [frames[i] for i in (0, 1, 2, 1, 0)]:
                 found = ours(inputs)
                 with without_kernels():
                     expected = plain(inputs)
-                require(torch.equal(found.boxes, detector.detect(inputs).boxes), "not the plain detector's boxes")
+                require(
+                    torch.equal(found.boxes, detector.detect(inputs).boxes),
+                    "not the plain detector's boxes",
+                )
                 boxes.append(len(found))
-                worst = max(worst, relative(found.covariance, expected.covariance)) if len(found) else worst
+                worst = (
+                    max(worst, relative(found.covariance, expected.covariance))
+                    if len(found)
+                    else worst
+                )
     require(fused._fused.usable or DEVICE == "cpu", "the kernels could not be built")
     require(worst < 1e-4, f"covariances are {worst:.1e} off those of ordinary products")
     return f"{min(boxes)} to {max(boxes)} boxes, {worst:.1e} off ordinary products without graphs"
@@ -186,7 +258,9 @@ def threads(kind: type[boxcov.ExactGLM] | type[boxcov.MCGLM]) -> str:
     model, over = kind(detector, posterior), Event()
 
     def busy() -> None:
-        own = torch.ones(512, 512, device=DEVICE)  # drawing numbers is what torch forbids while another thread captures a graph
+        own = torch.ones(
+            512, 512, device=DEVICE
+        )  # drawing numbers is what torch forbids while another thread captures a graph
         while not over.is_set():
             own.mm(own).sum().item()
 
@@ -198,7 +272,10 @@ def threads(kind: type[boxcov.ExactGLM] | type[boxcov.MCGLM]) -> str:
     finally:
         over.set()
         neighbour.join()
-    require(all(torch.equal(a.boxes, b.boxes) for a, b in zip(found, expected)), "other boxes than in one thread")
+    require(
+        all(torch.equal(a.boxes, b.boxes) for a, b in zip(found, expected)),
+        "other boxes than in one thread",
+    )
     worst = max(relative(a.covariance, b.covariance) for a, b in zip(found, expected))
     require(worst < 1e-5, f"covariances are {worst:.1e} off those of one thread")
     return f"24 frames, covariances {worst:.1e} off those of one thread"
@@ -237,9 +314,7 @@ def steady(count: int = 20_000) -> str:
     grown = (torch.cuda.memory_allocated() if DEVICE == "cuda" else 0) - held
     require(grown < 2**20, f"{grown} bytes more on the device after {count} frames")
     require(boxes > count, f"only {boxes} boxes")
-    return (
-        f"{count} frames, {boxes} boxes, {1e3 * (perf_counter() - began) / (count - 500):.2f} ms a frame, {grown} bytes more on the device"
-    )
+    return f"{count} frames, {boxes} boxes, {1e3 * (perf_counter() - began) / (count - 500):.2f} ms a frame, {grown} bytes more on the device"
 
 
 def voxel_network() -> CenterPoint:
@@ -267,7 +342,10 @@ def main() -> None:
     if DEVICE == "cuda" and not torch.cuda.is_available():
         sys.exit("no GPU: torch.cuda.is_available() is False")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else DEVICE}", flush=True)
+    print(
+        f"torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else DEVICE}",
+        flush=True,
+    )
     failed = 0
     for name, check in checks():
         if sys.argv[2:] and not any(word in name for word in sys.argv[2:]):

@@ -30,13 +30,23 @@ def table(rows: Sequence[dict[str, Any]], by: str, shown: str) -> str:
     columns = list(dict.fromkeys(row[by] for row in rows))
     names = list(dict.fromkeys(_name(row, by) for row in rows))
     cells = {(_name(row, by), row[by]): _cell(row) for row in rows}
-    lines = [f"| {shown} | " + " | ".join(str(column) for column in columns) + " |", "| --- |" + " ---: |" * len(columns)]
-    lines += [f"| {name} | " + " | ".join(cells.get((name, column), "") for column in columns) + " |" for name in names]
+    lines = [
+        f"| {shown} | " + " | ".join(str(column) for column in columns) + " |",
+        "| --- |" + " ---: |" * len(columns),
+    ]
+    lines += [
+        f"| {name} | " + " | ".join(cells.get((name, column), "") for column in columns) + " |"
+        for name in names
+    ]
     return "\n".join(lines)
 
 
 def _name(row: dict[str, Any], by: str) -> str:
-    return row["method"] if row["samples"] is None or by == "samples" else f"{row['method']}, k = {row['samples']}"
+    return (
+        row["method"]
+        if row["samples"] is None or by == "samples"
+        else f"{row['method']}, k = {row['samples']}"
+    )
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -61,7 +71,9 @@ def replaced(text: str, tables: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--write", type=Path)
@@ -82,7 +94,9 @@ def main() -> None:
     )
     print(tables)
     if options.write is not None:
-        options.write.write_text(replaced(options.write.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        options.write.write_text(
+            replaced(options.write.read_text(encoding="utf-8"), tables), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

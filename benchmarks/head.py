@@ -21,7 +21,11 @@ from deep import ROUNDS, detector_named, timed
 import boxcov
 from boxcov.data import simulated
 
-KINDS = [(precision, tolerance) for tolerance in (1e-5, 1e-2) for precision in ("float32", "tf32", "half")]
+KINDS = [
+    (precision, tolerance)
+    for tolerance in (1e-5, 1e-2)
+    for precision in ("float32", "tf32", "half")
+]
 
 
 def main(name: str) -> None:
@@ -30,12 +34,19 @@ def main(name: str) -> None:
     points = [cloud.to(device) for cloud in simulated.frames("clear", seed=11, count=1)[0][0]]
     if name == "voxel":  # untrained: a threshold that lets about a hundred boxes through
         threshold = float(detector.detect(points).scores.sort(descending=True).values[97])
-        detector.config = replace(detector.config, reporting=replace(detector.config.reporting, threshold=threshold))
+        detector.config = replace(
+            detector.config, reporting=replace(detector.config.reporting, threshold=threshold)
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        posterior = boxcov.fit(detector, simulated.frames("clear", seed=3, count=4), n_data=3500, prior_precision=100.0)
+        posterior = boxcov.fit(
+            detector, simulated.frames("clear", seed=3, count=4), n_data=3500, prior_precision=100.0
+        )
     kinds = KINDS if device == "cuda" else [kind for kind in KINDS if kind[0] == "float32"]
-    models = {kind: boxcov.ExactGLM(detector, posterior, precision=kind[0], tolerance=kind[1]) for kind in kinds}
+    models = {
+        kind: boxcov.ExactGLM(detector, posterior, precision=kind[0], tolerance=kind[1])
+        for kind in kinds
+    }
     found = {kind: [model(points) for _ in range(5)][-1] for kind, model in models.items()}
     runs: dict[Any, Callable[[], Any]] = {"plain": lambda: detector.detect(points)}
     for kind, model in models.items():
@@ -50,7 +61,11 @@ def main(name: str) -> None:
                 if turn >= 3:
                     times[key].append(spent)
     plain, exact = median(times["plain"]), found[kinds[0]]
-    what = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    what = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
     print(
         f"{name}, {len(exact)} boxes, {what}, torch {torch.__version__}; medians of {2 * ROUNDS}, milliseconds; plain detector {plain:.2f}"
     )

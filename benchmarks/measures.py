@@ -42,7 +42,10 @@ def nats(records: Mapping[str, Records]) -> dict[str, np.ndarray]:
     first = next(iter(records.values()))
     paired = first[first.paired]
     plain = VarianceModel.of(paired, "score", "gaussian")
-    out = {"score + size": held_out(plain, paired.frame), "score + size, richer": held_out(richer(plain), paired.frame)}
+    out = {
+        "score + size": held_out(plain, paired.frame),
+        "score + size, richer": held_out(richer(plain), paired.frame),
+    }
     for name, rows in records.items():
         model = VarianceModel.of(rows[rows.paired], "product", "gaussian")
         out[name] = held_out(model, paired.frame)
@@ -56,7 +59,11 @@ def richer(model: VarianceModel) -> VarianceModel:
     at = [first + p for p, name in enumerate(model.features) if not name.startswith(VARIANCE)]
     columns = [model.X[:, i] * model.X[:, j] for i in at for j in at if i <= j]
     more = np.stack([(c - c.mean()) / max(c.std(), 1e-6) for c in columns], 1)
-    return replace(model, X=np.concatenate([model.X, more], 1), features=(*model.features, *(f"product {i}" for i in range(len(columns)))))
+    return replace(
+        model,
+        X=np.concatenate([model.X, more], 1),
+        features=(*model.features, *(f"product {i}" for i in range(len(columns)))),
+    )
 
 
 def held_out(model: VarianceModel, frame: np.ndarray) -> np.ndarray:
@@ -64,7 +71,9 @@ def held_out(model: VarianceModel, frame: np.ndarray) -> np.ndarray:
     fold = folds_of(frame)
     for k in range(FOLDS):
         seen = model[fold != k]
-        for f, one in enumerate(product.chosen(seen, np.unique(frame[fold != k], return_inverse=True)[1])):
+        for f, one in enumerate(
+            product.chosen(seen, np.unique(frame[fold != k], return_inverse=True)[1])
+        ):
             alone = model.field(f, one.told)
             theta = alone[fold != k].fitted(one.strength)
             losses[fold == k, f] = alone[fold == k].beside(seen).local(theta, "gaussian").loss
@@ -74,15 +83,27 @@ def held_out(model: VarianceModel, frame: np.ndarray) -> np.ndarray:
 def show_nats(found: Mapping[str, np.ndarray], frame: np.ndarray, fields: tuple[str, ...]) -> None:
     """Mean and median of a box, and what each gains over the two baselines with its 95 % interval over frames; then the gain of each field."""
     print(f"\n{len(frame)} boxes with an object, {len(np.unique(frame))} frames\n")
-    print("| residual | NLL | median | gain over score + size | gain over the richer one |\n| --- | ---: | ---: | ---: | ---: |")
+    print(
+        "| residual | NLL | median | gain over score + size | gain over the richer one |\n| --- | ---: | ---: | ---: | ---: |"
+    )
     total = {name: np.nansum(loss, 1) for name, loss in found.items()}
     for name, loss in total.items():
-        gains = [("" if base == name else interval_of(total[base] - loss, frame)) for base in BASELINES]
-        print(f"| {name} | {loss.mean():.3f} | {np.median(loss):.3f} | {' | '.join(gains)} |", flush=True)
+        gains = [
+            ("" if base == name else interval_of(total[base] - loss, frame)) for base in BASELINES
+        ]
+        print(
+            f"| {name} | {loss.mean():.3f} | {np.median(loss):.3f} | {' | '.join(gains)} |",
+            flush=True,
+        )
     print("\n| gain over score + size |", " | ".join(fields), "|\n| --- |", " ---: |" * len(fields))
     for name, loss in found.items():
         if name not in BASELINES[:1]:
-            print(f"| {name} |", " | ".join(f"{v:+.3f}" for v in np.nanmean(found[BASELINES[0]] - loss, 0)), "|", flush=True)
+            print(
+                f"| {name} |",
+                " | ".join(f"{v:+.3f}" for v in np.nanmean(found[BASELINES[0]] - loss, 0)),
+                "|",
+                flush=True,
+            )
 
 
 def interval_of(values: np.ndarray, frame: np.ndarray) -> str:
@@ -99,19 +120,27 @@ def show_coverage(records: Records, kinds: tuple[str, ...] = ("score", "product"
     fold = folds_of(paired.frame)
     print("\n| calibration | regions | 50 % | 90 % | 95 % |\n| --- | --- | ---: | ---: | ---: |")
     for kind in kinds:
-        inside = {"Gaussian": np.zeros((len(paired), len(LEVELS))), "as seen in the fit": np.zeros((len(paired), len(LEVELS)))}
+        inside = {
+            "Gaussian": np.zeros((len(paired), len(LEVELS))),
+            "as seen in the fit": np.zeros((len(paired), len(LEVELS))),
+        }
         for k in range(FOLDS):
             fitted = calibrate(paired[fold != k], kind, estimator="any")  # type: ignore[arg-type]
             rows = calibrated(paired[fold == k], fitted)
             probability = fit_of(rows.errors, rows.predictive).known.probability
             inside["Gaussian"][fold == k] = probability[:, None] <= LEVELS
-            each = [[within(rows[i : i + 1], fitted, level) for level in LEVELS] for i in range(len(rows))]
+            each = [
+                [within(rows[i : i + 1], fitted, level) for level in LEVELS]
+                for i in range(len(rows))
+            ]
             inside["as seen in the fit"][fold == k] = each
         for name, hit in inside.items():
             cells = []
             for column in hit.T:
                 low, high = bootstrap(lambda rows, column=column: column[rows].mean(), paired.frame)
-                cells.append(f"{100 * column.mean():.1f} ({100 * float(low):.1f} to {100 * float(high):.1f})")
+                cells.append(
+                    f"{100 * column.mean():.1f} ({100 * float(low):.1f} to {100 * float(high):.1f})"
+                )
             print(f"| {kind} | {name} |", " | ".join(cells), "|", flush=True)
 
 
@@ -128,7 +157,10 @@ def ranked(columns: np.ndarray, bad: np.ndarray, frame: np.ndarray, seeds: int =
             seen = fold != k
             centre, spread = columns[seen].mean(0), np.maximum(columns[seen].std(0), 1e-9)
             X = (columns - centre) / spread
-            inner = {p: _log_loss(out_of_fold(X[seen], bad[seen], frame[seen], FOLDS, p), bad[seen]) for p in PENALTIES}
+            inner = {
+                p: _log_loss(out_of_fold(X[seen], bad[seen], frame[seen], FOLDS, p), bad[seen])
+                for p in PENALTIES
+            }
             weights = logistic_regression(X[seen], bad[seen], min(inner, key=lambda p: inner[p]))
             out[~seen] += logistic(X[~seen] @ weights[1:] + weights[0]) / seeds
     return out
@@ -142,11 +174,18 @@ def products(columns: np.ndarray) -> np.ndarray:
     """The columns, their squares and their products."""
     centred = columns - columns.mean(0)
     n = columns.shape[1]
-    return np.concatenate([columns, *(centred[:, [i]] * centred[:, [j]] for i in range(n) for j in range(i, n))], 1)
+    return np.concatenate(
+        [columns, *(centred[:, [i]] * centred[:, [j]] for i in range(n) for j in range(i, n))], 1
+    )
 
 
 def show_ranking(
-    what: str, bad: np.ndarray, frame: np.ndarray, score: np.ndarray, bases: Mapping[str, np.ndarray], more: Mapping[str, np.ndarray]
+    what: str,
+    bad: np.ndarray,
+    frame: np.ndarray,
+    score: np.ndarray,
+    bases: Mapping[str, np.ndarray],
+    more: Mapping[str, np.ndarray],
 ) -> None:
     """AUROC of finding bad boxes: 1 - score, each base, and the best base with each of ``more`` beside it, less that base."""
     found = {name: ranked(columns, bad, frame) for name, columns in bases.items()}
@@ -155,8 +194,14 @@ def show_ranking(
     cells = [f"{auroc(bad, 1 - score):.3f}", *(f"{value[name]:.3f}" for name in bases)]
     for columns in more.values():
         u = ranked(np.concatenate([bases[best], columns], 1), bad, frame)
-        low, high = bootstrap(lambda rows, u=u: auroc(bad[rows], u[rows]) - auroc(bad[rows], found[best][rows]), frame, replicates=500)
-        cells.append(f"{auroc(bad, u):.3f}: {auroc(bad, u) - value[best]:+.3f} ({float(low):+.3f} to {float(high):+.3f})")
+        low, high = bootstrap(
+            lambda rows, u=u: auroc(bad[rows], u[rows]) - auroc(bad[rows], found[best][rows]),
+            frame,
+            replicates=500,
+        )
+        cells.append(
+            f"{auroc(bad, u):.3f}: {auroc(bad, u) - value[best]:+.3f} ({float(low):+.3f} to {float(high):+.3f})"
+        )
     print(f"| {what} | {len(bad)}, {bad.mean():.2f} |", " | ".join(cells), "|", flush=True)
 
 

@@ -35,24 +35,52 @@ def tuned(frames: Sequence[Any], device: str, steps: int) -> centerpoint.CenterP
     return detector.eval()
 
 
-def measured(detector: centerpoint.CenterPoint, learned: Sequence[Any], own: Sequence[Any], other: Sequence[Any], name: str) -> list[Row]:
+def measured(
+    detector: centerpoint.CenterPoint,
+    learned: Sequence[Any],
+    own: Sequence[Any],
+    other: Sequence[Any],
+    name: str,
+) -> list[Row]:
     """For each u: how many times larger it is on the other drive (median), and AUROC of telling it, by box and by frame."""
     whole = boxcov.fit(detector, learned, depth="backbone")
     rows = []
     for short, depth in zip("HNB", DEPTHS.values()):
-        model = boxcov.MCGLM(detector, posterior_of(Run("mcglm", "paper", depth, alone=True), whole, detector))
-        rows.append(_row(name, short, [[model(x).uncertainty.log().cpu().numpy() for x, _ in part] for part in (own, other)], True))
-    scores = [[1 - detector.detect(x).scores.cpu().numpy() for x, _ in part] for part in (own, other)]
+        model = boxcov.MCGLM(
+            detector, posterior_of(Run("mcglm", "paper", depth, alone=True), whole, detector)
+        )
+        rows.append(
+            _row(
+                name,
+                short,
+                [
+                    [model(x).uncertainty.log().cpu().numpy() for x, _ in part]
+                    for part in (own, other)
+                ],
+                True,
+            )
+        )
+    scores = [
+        [1 - detector.detect(x).scores.cpu().numpy() for x, _ in part] for part in (own, other)
+    ]
     return [*rows, _row(name, "1 - score", scores, False)]
 
 
 def _row(name: str, u: str, parts: list[list[np.ndarray]], logarithm: bool) -> Row:
     boxes = [np.concatenate(part) for part in parts]
     frames = [np.array([one.mean() for one in part if len(one)]) for part in parts]
-    away = [np.concatenate([np.zeros(len(a), bool), np.ones(len(b), bool)]) for a, b in (boxes, frames)]
+    away = [
+        np.concatenate([np.zeros(len(a), bool), np.ones(len(b), bool)]) for a, b in (boxes, frames)
+    ]
     middle = [float(np.median(one)) for one in boxes]
     rise = float(np.exp(middle[1] - middle[0])) if logarithm else middle[1] / middle[0]
-    return name, u, rise, auroc(away[0], np.concatenate(boxes)), auroc(away[1], np.concatenate(frames))
+    return (
+        name,
+        u,
+        rise,
+        auroc(away[0], np.concatenate(boxes)),
+        auroc(away[1], np.concatenate(frames)),
+    )
 
 
 def compare(nuscenes: Sequence[Any], kitti: Sequence[Any], device: str, steps: int) -> list[Row]:
@@ -65,7 +93,9 @@ def compare(nuscenes: Sequence[Any], kitti: Sequence[Any], device: str, steps: i
 
 
 def show(rows: list[Row]) -> None:
-    print(f"{'detector of':12}{'u':12}{'times own drive':>16}{'AUROC, boxes':>14}{'AUROC, frames':>15}")
+    print(
+        f"{'detector of':12}{'u':12}{'times own drive':>16}{'AUROC, boxes':>14}{'AUROC, frames':>15}"
+    )
     for name, u, rise, box, frame in rows:
         print(f"{name:12}{u:12}{rise:16.2f}{box:14.2f}{frame:15.2f}")
 
@@ -78,7 +108,9 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=500)
     given = parser.parse_args()
     found = {
-        "nuscenes": kept(frames_named(f"nuscenes:{given.nuscenes}", "train", sweeps=3), given.device),
+        "nuscenes": kept(
+            frames_named(f"nuscenes:{given.nuscenes}", "train", sweeps=3), given.device
+        ),
         "kitti": kept(frames_named(f"kitti:{given.kitti}", "training"), given.device),
     }
     show(compare(found["nuscenes"], found["kitti"], given.device, given.steps))

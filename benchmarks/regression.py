@@ -34,7 +34,9 @@ def _key(row: dict[str, object]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
@@ -42,7 +44,11 @@ def main() -> None:
     print(shown(rows))
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if options.record:
-        kept = {_key(row): round(row["ratio"], 3) for row in rows if row["method"] not in OTHERS and "published" not in row["method"]}
+        kept = {
+            _key(row): round(row["ratio"], 3)
+            for row in rows
+            if row["method"] not in OTHERS and "published" not in row["method"]
+        }
         RECORD.write_text(json.dumps({**record, **kept}, indent=1) + "\n")
         return
     if not any(_key(row) in record for row in rows):

@@ -23,7 +23,9 @@ class Frame:
     group: Array  # (m,) class or level, within which features are compared
     features: Array  # (m, F) of the network at each box
     pooled: Array | None  # (P,) features of the whole frame
-    variances: Mapping[str, Array]  # by part of the network, (m, V) of the fields and, last, of the logit
+    variances: Mapping[
+        str, Array
+    ]  # by part of the network, (m, V) of the fields and, last, of the logit
     trace: Mapping[str, Array]  # (m,) by part
 
     def __len__(self) -> int:
@@ -33,32 +35,47 @@ class Frame:
 Statistic = Callable[[Sequence[Frame]], Array]
 
 
-def statistics(frames: Sequence[Frame], parts: Sequence[str], trained: Sequence[Frame] = ()) -> dict[str, Statistic]:
+def statistics(
+    frames: Sequence[Frame], parts: Sequence[str], trained: Sequence[Frame] = ()
+) -> dict[str, Statistic]:
     """By name, a number a frame that should rise under a shift; ``frames`` are clean, and say what is usual. Features may be compared with those
     of ``trained``, frames without a covariance. A frame without a box counts as the most unusual, whatever the number: that needs no covariance."""
-    made: dict[str, Statistic] = {"1 - score": lambda some: means(some, lambda f: 1 - f.scores), "fewer boxes": fewer}
+    made: dict[str, Statistic] = {
+        "1 - score": lambda some: means(some, lambda f: 1 - f.scores),
+        "fewer boxes": fewer,
+    }
     made["1 - score, fewer boxes"] = together(frames, made["1 - score"], fewer)
     boxed = Gaussians(trained or frames)
     made["features of boxes"] = lambda some: means(some, boxed.distance)
     if frames[0].pooled is not None:
         whole = Usual(np.stack([f.pooled for f in trained or frames]))
-        made["features of the frame"] = lambda some: np.array([whole.distance(f.pooled) for f in some])
+        made["features of the frame"] = lambda some: np.array(
+            [whole.distance(f.pooled) for f in some]
+        )
     for part in parts:
         made[f"{part}, trace"] = lambda some, part=part: means(some, lambda f: log(f.trace[part]))
-        made[f"{part}, fields"] = lambda some, part=part: means(some, lambda f: log(f.variances[part][:, :-1]).mean(1))
-        made[f"{part}, logit"] = lambda some, part=part: means(some, lambda f: log(f.variances[part][:, -1]))
+        made[f"{part}, fields"] = lambda some, part=part: means(
+            some, lambda f: log(f.variances[part][:, :-1]).mean(1)
+        )
+        made[f"{part}, logit"] = lambda some, part=part: means(
+            some, lambda f: log(f.variances[part][:, -1])
+        )
         if "dropout" not in part:
             both = made[f"{part}, fields"], made[f"{part}, logit"]
             made[f"{part}, fields, logit"] = together(frames, *both)
             made[f"{part}, fields, 1 - score"] = together(frames, both[0], made["1 - score"])
             made[f"{part}, fields, logit, fewer boxes"] = together(frames, *both, fewer)
-            made[f"{part}, fields, logit, 1 - score, fewer boxes"] = together(frames, *both, made["1 - score"], fewer)
+            made[f"{part}, fields, logit, 1 - score, fewer boxes"] = together(
+                frames, *both, made["1 - score"], fewer
+            )
     ours = [part for part in parts if "dropout" not in part]
     made["score and size, one class"] = OneClass(frames, (), True).distance
     for name, some in (*((part, (part,)) for part in ours), (" and ".join(ours), tuple(ours))):
         made[f"{name}, more than usual"] = OneClass(frames, some, False).excess
         made[f"{name}, one class"] = OneClass(frames, some, False).distance
-    made[f"{' and '.join(ours)}, score and size, one class"] = OneClass(frames, tuple(ours), True).distance
+    made[f"{' and '.join(ours)}, score and size, one class"] = OneClass(
+        frames, tuple(ours), True
+    ).distance
     return made
 
 
@@ -67,7 +84,13 @@ def together(frames: Sequence[Frame], *numbers: Statistic) -> Statistic:
     usual = [(number, number([f for f in frames if len(f)])) for number in numbers]
 
     def found(some: Sequence[Frame]) -> Array:
-        total: Array = np.sum([(number(some) - values.mean()) / max(float(values.std()), 1e-12) for number, values in usual], 0)
+        total: Array = np.sum(
+            [
+                (number(some) - values.mean()) / max(float(values.std()), 1e-12)
+                for number, values in usual
+            ],
+            0,
+        )
         return total
 
     return found
@@ -106,7 +129,9 @@ class Gaussians:
     """Mahalanobis distance of a box's features from the mean of its group, one covariance for all."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
-        X, group = (np.concatenate([getattr(f, name) for f in frames]) for name in ("features", "group"))
+        X, group = (
+            np.concatenate([getattr(f, name) for f in frames]) for name in ("features", "group")
+        )
         X = X.astype(float)
         self.all = X.mean(0)
         self.mean = {g: X[group == g].mean(0) for g in np.unique(group)}
@@ -114,7 +139,9 @@ class Gaussians:
         self.precision = np.linalg.inv(S + 1e-3 * np.trace(S) / len(S) * np.eye(len(S)))
 
     def distance(self, frame: Frame) -> Array:
-        d = frame.features.astype(float) - np.stack([self.mean.get(g, self.all) for g in frame.group])
+        d = frame.features.astype(float) - np.stack(
+            [self.mean.get(g, self.all) for g in frame.group]
+        )
         found: Array = np.einsum("ni,ij,nj->n", d, self.precision, d)
         return found
 
@@ -130,8 +157,15 @@ class OneClass:
     def __init__(self, frames: Sequence[Frame], parts: Sequence[str], scores: bool) -> None:
         self.parts, self.scores = tuple(parts), scores
         some = [f for f in frames if len(f)]
-        X, Y = np.concatenate([_design(f) for f in some]), np.concatenate([self._log_variances(f) for f in some])
-        self.slopes = np.linalg.solve(X.T @ X + 1e-3 * len(X) * np.eye(X.shape[1]), X.T @ Y) if Y.shape[1] else np.zeros((X.shape[1], 0))
+        X, Y = (
+            np.concatenate([_design(f) for f in some]),
+            np.concatenate([self._log_variances(f) for f in some]),
+        )
+        self.slopes = (
+            np.linalg.solve(X.T @ X + 1e-3 * len(X) * np.eye(X.shape[1]), X.T @ Y)
+            if Y.shape[1]
+            else np.zeros((X.shape[1], 0))
+        )
         each = [self._residuals(f) for f in some]
         means_, m = np.stack([e.mean(0) for e in each]), np.array([len(e) for e in each])
         inside = np.concatenate([e - e.mean(0) for e in each])
@@ -146,17 +180,25 @@ class OneClass:
         return np.array([float(self._vector(f).mean()) if len(f) else np.inf for f in frames])
 
     def distance(self, frames: Sequence[Frame]) -> Array:
-        return np.array([self.usual.distance(self._vector(f)) if len(f) else np.inf for f in frames])
+        return np.array(
+            [self.usual.distance(self._vector(f)) if len(f) else np.inf for f in frames]
+        )
 
     def _log_variances(self, frame: Frame) -> Array:
-        return np.concatenate([log(frame.variances[part]) for part in self.parts], 1) if self.parts else np.zeros((len(frame), 0))
+        return (
+            np.concatenate([log(frame.variances[part]) for part in self.parts], 1)
+            if self.parts
+            else np.zeros((len(frame), 0))
+        )
 
     def _residuals(self, frame: Frame) -> Array:
         R = self._log_variances(frame) - _design(frame) @ self.slopes
         return np.concatenate([R, frame.known], 1) if self.scores else R
 
     def _vector(self, frame: Frame) -> Array:
-        z = (self._residuals(frame).mean(0) - self.mean) / np.sqrt(self.between + self.within / len(frame))
+        z = (self._residuals(frame).mean(0) - self.mean) / np.sqrt(
+            self.between + self.within / len(frame)
+        )
         return np.append(z, np.log(len(frame))) if self.scores else z
 
 
@@ -164,7 +206,9 @@ def _design(frame: Frame) -> Array:
     return np.concatenate([np.ones((len(frame), 1)), frame.known, frame.known**2], 1)
 
 
-def told_apart(clean: Array, shifted: Array, pairs: bool, replicates: int = 500) -> tuple[float, float, float]:
+def told_apart(
+    clean: Array, shifted: Array, pairs: bool, replicates: int = 500
+) -> tuple[float, float, float]:
     """AUROC of telling shifted frames from clean ones, with its 95 % interval: frames drawn anew, ``pairs`` of the same scene together."""
     rng = np.random.default_rng(0)
 
@@ -174,13 +218,22 @@ def told_apart(clean: Array, shifted: Array, pairs: bool, replicates: int = 500)
     drawn = []
     for _ in range(replicates):
         first = rng.integers(0, len(clean), len(clean))
-        drawn.append(value(clean[first], shifted[first if pairs else rng.integers(0, len(shifted), len(shifted))]))
+        drawn.append(
+            value(
+                clean[first],
+                shifted[first if pairs else rng.integers(0, len(shifted), len(shifted))],
+            )
+        )
     low, high = np.quantile(drawn, (0.025, 0.975))
     return value(clean, shifted), float(low), float(high)
 
 
 def gain(
-    clean: Mapping[str, Array], shifted: Mapping[str, Array], mine: str, other: str, replicates: int = 500
+    clean: Mapping[str, Array],
+    shifted: Mapping[str, Array],
+    mine: str,
+    other: str,
+    replicates: int = 500,
 ) -> tuple[float, float, float]:
     """AUROC of one number less that of another, with its 95 % interval: the same images drawn for both."""
     rng = np.random.default_rng(0)
@@ -189,20 +242,28 @@ def gain(
         c, s = clean[name][rows], shifted[name][rows]
         return auroc(np.repeat([False, True], [len(c), len(s)]), np.concatenate([c, s]))
 
-    draws = [np.arange(len(clean[mine])), *(rng.integers(0, len(clean[mine]), len(clean[mine])) for _ in range(replicates))]
+    draws = [
+        np.arange(len(clean[mine])),
+        *(rng.integers(0, len(clean[mine]), len(clean[mine])) for _ in range(replicates)),
+    ]
     values = [value(mine, rows) - value(other, rows) for rows in draws]
     low, high = np.quantile(values[1:], (0.025, 0.975))
     return values[0], float(low), float(high)
 
 
-def told_in_folds(parts: Sequence[tuple[Array, Array]], replicates: int = 500) -> tuple[float, float, float]:
+def told_in_folds(
+    parts: Sequence[tuple[Array, Array]], replicates: int = 500
+) -> tuple[float, float, float]:
     """The same over folds, each with clean frames of its own (its numbers may not be those of another): the mean, weighted by clean frames.
     Frames are drawn anew within their fold, the shifted ones alike in all."""
     rng = np.random.default_rng(0)
     parts = [(c, s) for c, s in parts if len(c)]
 
     def value(pairs: Sequence[tuple[Array, Array]]) -> float:
-        each = [auroc(np.repeat([False, True], [len(c), len(s)]), np.concatenate([c, s])) for c, s in pairs]
+        each = [
+            auroc(np.repeat([False, True], [len(c), len(s)]), np.concatenate([c, s]))
+            for c, s in pairs
+        ]
         return float(np.average(each, weights=[len(c) for c, _ in pairs]))
 
     drawn = []
@@ -223,7 +284,9 @@ def show(rows: Mapping[str, Mapping[str, tuple[float, float, float] | None]]) ->
         print(f"| {name} |", " | ".join(cells), "|", flush=True)
 
 
-def chart(path: Path, table: Mapping[str, Mapping[str, Any]], kinds: Sequence[str], names: Sequence[str]) -> None:
+def chart(
+    path: Path, table: Mapping[str, Mapping[str, Any]], kinds: Sequence[str], names: Sequence[str]
+) -> None:
     """AUROC over the strength of each corruption."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -234,9 +297,29 @@ def chart(path: Path, table: Mapping[str, Mapping[str, Any]], kinds: Sequence[st
         axes = figure.add_subplot(1, len(kinds), number + 1)
         for name in names:
             strengths = [s for s in range(1, 6) if table[name].get(f"{kind} {s}") is not None]
-            style = "-" if name == "1 - score" else ":" if "features" in name or "dropout" in name else "--"
-            axes.plot(strengths, [table[name][f"{kind} {s}"][0] for s in strengths], style, marker="o", markersize=3, label=name)
+            style = (
+                "-"
+                if name == "1 - score"
+                else ":"
+                if "features" in name or "dropout" in name
+                else "--"
+            )
+            axes.plot(
+                strengths,
+                [table[name][f"{kind} {s}"][0] for s in strengths],
+                style,
+                marker="o",
+                markersize=3,
+                label=name,
+            )
         axes.axhline(0.5, color="grey", linewidth=0.5)
-        axes.set(title=kind, ylim=(0.2, 1.02), xlabel="strength", ylabel="AUROC, corrupted or clean" if not number else "")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+        axes.set(
+            title=kind,
+            ylim=(0.2, 1.02),
+            xlabel="strength",
+            ylabel="AUROC, corrupted or clean" if not number else "",
+        )
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
+    )
     figure.savefig(path, dpi=90)

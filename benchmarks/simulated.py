@@ -16,7 +16,9 @@ from boxcov.data.simulated.scenarios import SCENARIOS
 from boxcov.data.simulated.scene import build
 
 
-def rate(scenario: str, sweeps: int, batch: int, device: str, seconds: float) -> tuple[float, float, float]:
+def rate(
+    scenario: str, sweeps: int, batch: int, device: str, seconds: float
+) -> tuple[float, float, float]:
     """Frames a second, and points and labels a frame."""
     frames = simulated.frames(scenario, seed=1, count=1_000_000, sweeps=sweeps, device=device)
     frames.batch(range(999_000, 999_000 + batch))  # warm
@@ -52,7 +54,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="frames made together on the GPU")
     arguments = parser.parse_args()
     print(f"threads {torch.get_num_threads()}, streets laid out a second {streets(1.0):.0f}")
-    print(f"{'device':8}{'scenario':10}{'sweeps':>8}{'batch':>8}{'frames/s':>12}{'points':>10}{'labels':>8}")
+    print(
+        f"{'device':8}{'scenario':10}{'sweeps':>8}{'batch':>8}{'frames/s':>12}{'points':>10}{'labels':>8}"
+    )
     rows = [("cpu", "clear", 1, 1), ("cpu", "clear", 10, 1)]
     if torch.cuda.is_available():
         rows += [
@@ -62,7 +66,10 @@ def main() -> None:
         ]
     for device, scenario, sweeps, batch in rows:
         speed, points, labels = rate(scenario, sweeps, batch, device, arguments.seconds)
-        print(f"{device:8}{scenario:10}{sweeps:8}{batch:8}{speed:12.1f}{points:10.0f}{labels:8.1f}", flush=True)
+        print(
+            f"{device:8}{scenario:10}{sweeps:8}{batch:8}{speed:12.1f}{points:10.0f}{labels:8.1f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

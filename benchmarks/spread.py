@@ -27,10 +27,18 @@ def rank(words: argparse.Namespace) -> None:
     from boxcov.pipeline.sources import config_named
 
     with spread(words.device) as (ranks, device), tempfile.TemporaryDirectory() as folder:
-        detector = centerpoint.load("small") if words.config == "small" else centerpoint.CenterPoint(config_named(words.config))
+        detector = (
+            centerpoint.load("small")
+            if words.config == "small"
+            else centerpoint.CenterPoint(config_named(words.config))
+        )
         detector = detector.eval().to(device)
         data = simulated.frames(count=words.frames, sweeps=words.sweeps, device=device)
-        items = [data[number] for number in range(words.frames)] if words.held else loaded(data, words.workers)
+        items = (
+            [data[number] for number in range(words.frames)]
+            if words.held
+            else loaded(data, words.workers)
+        )
         common = {"depth": words.depth, "distributed": not ranks.alone}
         boxcov.fit(detector, items[: 2 * ranks.count], **common)  # warm
         ranks.wait()
@@ -40,21 +48,34 @@ def rank(words: argparse.Namespace) -> None:
         seconds, worked = time.perf_counter() - began, time.process_time() - worked
         worked = ranks.add([], [worked])[0]
         posterior.save(Path(folder, "p"))
-        boxcov.fit(detector, items[:1], checkpoint=Path(folder, "one"), every=0.0, depth=words.depth)
+        boxcov.fit(
+            detector, items[:1], checkpoint=Path(folder, "one"), every=0.0, depth=words.depth
+        )
         if ranks.rank == 0:
-            row = {"processes": ranks.count, "config": words.config, "depth": words.depth, "device": device, "frames": words.frames}
+            row = {
+                "processes": ranks.count,
+                "config": words.config,
+                "depth": words.depth,
+                "device": device,
+                "frames": words.frames,
+            }
             row |= {
                 "workers": words.workers,
                 "held": words.held,
                 "seconds": round(seconds, 2),
                 "frames_a_second": round(words.frames / seconds, 2),
             }
-            row |= {"processor_seconds_a_frame": round(worked / words.frames, 3)}  # of all ranks: what a busy machine does not change
+            row |= {
+                "processor_seconds_a_frame": round(worked / words.frames, 3)
+            }  # of all ranks: what a busy machine does not change
             row |= {"peak_rss_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
             if device.startswith("cuda"):
                 row |= {"peak_gpu_MiB": torch.cuda.max_memory_allocated() // 2**20}
             row |= {"checkpoint_MiB": round(Path(folder, "one").stat().st_size / 2**20, 1)}
-            row |= {"posterior_MiB": round(Path(folder, "p").stat().st_size / 2**20, 1), "storage": str(posterior.storage())}
+            row |= {
+                "posterior_MiB": round(Path(folder, "p").stat().st_size / 2**20, 1),
+                "storage": str(posterior.storage()),
+            }
             print(json.dumps(row), flush=True)
 
 
@@ -74,10 +95,16 @@ def main() -> None:
         rank(words)
         return
     names = ("device", "config", "depth", "frames", "sweeps", "workers")
-    given = [part for name in names for part in (f"--{name}", str(getattr(words, name)))] + ["--held"] * words.held
+    given = [part for name in names for part in (f"--{name}", str(getattr(words, name)))] + [
+        "--held"
+    ] * words.held
     env = {"OMP_NUM_THREADS": "1", **os.environ}
     for count in words.processes:
-        several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"] if count > 1 else []
+        several = (
+            ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+            if count > 1
+            else []
+        )
         subprocess.run([sys.executable, *several, __file__, *given, "--rank"], check=True, env=env)
 
 

@@ -38,7 +38,9 @@ def held_out(model: VarianceModel, frame: np.ndarray) -> np.ndarray:
         for k in range(FOLDS):
             seen, rest = alone[folds != k], alone[folds == k]
             freedom, strength = _best(seen, folds_of(frames[folds != k], _INNER, seed=1))
-            losses[np.flatnonzero(known)[folds == k], f] = loss(rest.beside(seen), fitted(seen, freedom, strength, None), freedom)
+            losses[np.flatnonzero(known)[folds == k], f] = loss(
+                rest.beside(seen), fitted(seen, freedom, strength, None), freedom
+            )
     return losses
 
 
@@ -59,11 +61,17 @@ def loss(model: VarianceModel, theta: np.ndarray, freedom: float) -> np.ndarray:
     """Negative log density of every error (n,)."""
     v = np.exp(model.X @ theta) + model.errors.floor
     constant = lgamma(freedom / 2) - lgamma((freedom + 1) / 2) + 0.5 * log(freedom * pi)
-    found: np.ndarray = constant + 0.5 * np.log(v) + 0.5 * (freedom + 1) * np.log1p(model.errors.values[:, 0] ** 2 / (freedom * v))
+    found: np.ndarray = (
+        constant
+        + 0.5 * np.log(v)
+        + 0.5 * (freedom + 1) * np.log1p(model.errors.values[:, 0] ** 2 / (freedom * v))
+    )
     return found
 
 
-def fitted(model: VarianceModel, freedom: float, strength: float, start: np.ndarray | None) -> np.ndarray:
+def fitted(
+    model: VarianceModel, freedom: float, strength: float, start: np.ndarray | None
+) -> np.ndarray:
     X, squares, floor = model.X, model.errors.values[:, 0] ** 2, float(model.errors.floor[0])
     low, high = model.bounds()
     weights = np.full(X.shape[1], strength)
@@ -78,7 +86,10 @@ def fitted(model: VarianceModel, freedom: float, strength: float, start: np.ndar
         H = X.T @ (bend[:, None] * X) + np.diag(weights)
         if np.linalg.eigvalsh(H)[0] <= 0:  # the information of errors that are so distributed
             H = X.T @ ((part**2 * 0.5 * freedom / (freedom + 3))[:, None] * X) + np.diag(weights)
-        value = float((0.5 * np.log(v) + 0.5 * (freedom + 1) * np.log1p(q)).sum() + 0.5 * (weights * theta**2).sum())
+        value = float(
+            (0.5 * np.log(v) + 0.5 * (freedom + 1) * np.log1p(q)).sum()
+            + 0.5 * (weights * theta**2).sum()
+        )
         return value, X.T @ (part * slope) + weights * theta, H
 
     if start is None:

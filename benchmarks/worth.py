@@ -38,12 +38,21 @@ KNOWN = 40  # training frames whose features are what the Mahalanobis distance i
 
 def main() -> None:
     steps = {"fit": fit_posteriors, "predict": predict, "report": report}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("step", choices=steps)
     parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
     parser.add_argument("--clear", type=int, default=120, help="clear frames")
-    parser.add_argument("--shifted", type=int, default=20, help="frames of each shift, and clear ones that they are told from")
-    parser.add_argument("--samples", type=int, default=24, help="directions of MC-GLM through the backbone")
+    parser.add_argument(
+        "--shifted",
+        type=int,
+        default=20,
+        help="frames of each shift, and clear ones that they are told from",
+    )
+    parser.add_argument(
+        "--samples", type=int, default=24, help="directions of MC-GLM through the backbone"
+    )
     parser.add_argument("--prior", type=float, default=100.0, help="prior precision")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
@@ -64,7 +73,9 @@ def fit_posteriors(given: argparse.Namespace) -> None:
         if not path.exists():
             frames = simulated.frames("clear", seed=0, count=count, device=given.device)
             n = N_TRAIN * count / SHARES["100 %"]
-            fit(detector, frames, depth="backbone", n_data=n, prior_precision=given.prior).save(path)
+            fit(detector, frames, depth="backbone", n_data=n, prior_precision=given.prior).save(
+                path
+            )
             print(path, flush=True)
 
 
@@ -76,17 +87,26 @@ def predict(given: argparse.Namespace) -> None:
     models["backbone"] = MCGLM(detector, part(whole, "backbone"), given.samples, score=True)
     models["dropout"] = MCI(detector, dropout=0.1, samples=10, depth="backbone", score=True)
     for name in ("1 %", "10 %"):
-        models[f"head {name}"] = ExactGLM(detector, part(Posterior.load(given.out / f"posterior {name}.safetensors", detector), "head"))
+        models[f"head {name}"] = ExactGLM(
+            detector,
+            part(Posterior.load(given.out / f"posterior {name}.safetensors", detector), "head"),
+        )
     for scenario, number in order(given):
         path = given.out / f"{scenario} {number}.npz"
         if path.exists():
             continue
         seed = 0 if scenario == "train" else 1000
-        inputs, targets = simulated.frames("clear" if scenario == "train" else scenario, seed=seed, count=number + 1, device=given.device)[
-            number
-        ]
+        inputs, targets = simulated.frames(
+            "clear" if scenario == "train" else scenario,
+            seed=seed,
+            count=number + 1,
+            device=given.device,
+        )[number]
         made = dict(zip(("features", "pooled"), features_at(detector, inputs)))
-        made |= {name: targets[0][key].cpu().numpy() for name, key in (("objects", "boxes"), ("object labels", "labels"))}
+        made |= {
+            name: targets[0][key].cpu().numpy()
+            for name, key in (("objects", "boxes"), ("object labels", "labels"))
+        }
         found = detector.detect(inputs)
         made |= {name: getattr(found, name).cpu().numpy() for name in ("boxes", "scores", "labels")}
         for name, model in models.items():
@@ -97,7 +117,9 @@ def predict(given: argparse.Namespace) -> None:
 
 
 def order(given: argparse.Namespace) -> list[tuple[str, int]]:
-    first = [("clear", i) for i in range(2 * given.shifted)] + [(shift, i) for i in range(given.shifted) for shift in SHIFTS]
+    first = [("clear", i) for i in range(2 * given.shifted)] + [
+        (shift, i) for i in range(given.shifted) for shift in SHIFTS
+    ]
     rest = [("clear", i) for i in range(2 * given.shifted, given.clear)]
     return [("train", i) for i in range(KNOWN)] + first + rest
 
@@ -106,11 +128,15 @@ def wanted(name: str, scenario: str, number: int, given: argparse.Namespace) -> 
     """Of training frames the features are enough; dropout and posteriors of few frames are for the frames of the shifts."""
     if scenario == "train":
         return False
-    return name in ("head", "backbone") or (number < given.shifted and (name == "dropout" or scenario == "clear"))
+    return name in ("head", "backbone") or (
+        number < given.shifted and (name == "dropout" or scenario == "clear")
+    )
 
 
 def part(posterior: Posterior, name: str) -> Posterior:
-    return posterior.restricted([block for block in posterior.blocks if block.startswith(f"{name}.")])
+    return posterior.restricted(
+        [block for block in posterior.blocks if block.startswith(f"{name}.")]
+    )
 
 
 def features_at(detector: centerpoint.CenterPoint, inputs: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +145,9 @@ def features_at(detector: centerpoint.CenterPoint, inputs: Any) -> tuple[np.ndar
         raw = detector(inputs)
         where = detector.select(raw).where
         maps = raw["features"].cpu()
-    return maps[where.frame.cpu(), :, where.row.cpu(), where.column.cpu()].numpy().astype(np.float16), maps.mean((0, 2, 3)).numpy()
+    return maps[where.frame.cpu(), :, where.row.cpu(), where.column.cpu()].numpy().astype(
+        np.float16
+    ), maps.mean((0, 2, 3)).numpy()
 
 
 def with_logit(found: Detections) -> np.ndarray:
@@ -127,7 +155,10 @@ def with_logit(found: Detections) -> np.ndarray:
     C = found.covariance
     if found.score_variance is not None:
         side = found.score_covariance[:, :, None]
-        C = torch.cat([torch.cat([C, side], 2), torch.cat([side.mT, found.score_variance[:, None, None]], 2)], 1)
+        C = torch.cat(
+            [torch.cat([C, side], 2), torch.cat([side.mT, found.score_variance[:, None, None]], 2)],
+            1,
+        )
     return C.cpu().numpy().astype(np.float32)
 
 
@@ -140,7 +171,9 @@ def report(given: argparse.Namespace) -> None:
     ranking(rows)
     paired = rows["head"].paired
     frame = rows["head"].frame[paired]
-    print("\nheading as it is: off by more than a quarter turn are", f"{half_turns(rows['head']):.3f}")
+    print(
+        "\nheading as it is: off by more than a quarter turn are", f"{half_turns(rows['head']):.3f}"
+    )
     show_nats(nats(rows), frame, FIELDS)
     show_coverage(rows["head"])
     axes = {part: one.as_axes() for part, one in rows.items()}
@@ -153,12 +186,18 @@ def report(given: argparse.Namespace) -> None:
     shifts(given, clear)
 
 
-def records_of(given: argparse.Namespace, numbers: list[int], part: str, scenario: str = "clear") -> Records:
+def records_of(
+    given: argparse.Namespace, numbers: list[int], part: str, scenario: str = "clear"
+) -> Records:
     """The records of some frames, with the covariance of a part."""
     frames = [loaded(given, scenario, number) for number in numbers]
-    number, of_object = (np.repeat(np.arange(len(frames)), [len(f[name]) for f in frames]) for name in ("scores", "objects"))
+    number, of_object = (
+        np.repeat(np.arange(len(frames)), [len(f[name]) for f in frames])
+        for name in ("scores", "objects")
+    )
     boxes, scores, labels, objects, kinds = (
-        np.concatenate([f[name] for f in frames]) for name in ("boxes", "scores", "labels", "objects", "object labels")
+        np.concatenate([f[name] for f in frames])
+        for name in ("boxes", "scores", "labels", "objects", "object labels")
     )
     C = np.concatenate([f[part] for f in frames]).astype(float)
     D = boxes.shape[1]
@@ -189,7 +228,10 @@ def ranking(rows: dict[str, Records]) -> None:
     one = rows["head"]
     base = features(one)
     continuous = base[:, : -len(one.classes)]
-    bases = {"score + size": base, "richer": np.concatenate([products(continuous), base[:, -len(one.classes) :]], 1)}
+    bases = {
+        "score + size": base,
+        "richer": np.concatenate([products(continuous), base[:, -len(one.classes) :]], 1),
+    }
     more = {part: covariance_features(r) for part, r in rows.items()}
     heading(bases, more)
     selections = {
@@ -207,26 +249,42 @@ def data(given: argparse.Namespace) -> None:
     """u of the head under posteriors of fewer frames, n set accordingly, relative to that of all."""
     frames = [loaded(given, "clear", i) for i in range(given.shifted)]
     whole = np.concatenate([np.trace(f["head"][:, :9, :9], axis1=1, axis2=2) for f in frames])
-    print("\n| share of the data | median u | median ratio to all data | boxes whose u is larger |\n| --- | ---: | ---: | ---: |")
+    print(
+        "\n| share of the data | median u | median ratio to all data | boxes whose u is larger |\n| --- | ---: | ---: | ---: |"
+    )
     for name in SHARES:
         key = "head" if name == "100 %" else f"head {name}"
         u = np.concatenate([np.trace(f[key][:, :9, :9], axis1=1, axis2=2) for f in frames])
-        print(f"| {name} | {np.median(u):.3g} | {np.median(u / whole):.2f} | {(u > whole).mean():.3f} |", flush=True)
+        print(
+            f"| {name} | {np.median(u):.3g} | {np.median(u / whole):.2f} | {(u > whole).mean():.3f} |",
+            flush=True,
+        )
 
 
 def shifts(given: argparse.Namespace, clear: list[int]) -> None:
     """What is usual is learnt on three quarters of the clear frames and told from the rest, four times; dropout has fewer clear frames."""
     known = {number: frame_of(loaded(given, "clear", number)) for number in clear}
     train = [frame_of(loaded(given, "train", number)) for number in range(KNOWN)]
-    shifted = {name: [frame_of(loaded(given, name, i)) for i in range(given.shifted)] for name in SHIFTS}
+    shifted = {
+        name: [frame_of(loaded(given, name, i)) for i in range(given.shifted)] for name in SHIFTS
+    }
     values: dict[str, dict[str, list[Any]]] = {}
     for k in range(4):
-        usual, rest = ([f for i, f in known.items() if (i % 4 == k) == held] for held in (False, True))
+        usual, rest = (
+            [f for i, f in known.items() if (i % 4 == k) == held] for held in (False, True)
+        )
         for name, number in statistics(usual, ("head", "backbone", "dropout"), train).items():
             here = rest if "dropout" not in name else [f for f in rest if "dropout" in f.variances]
             for shift, frames in shifted.items():
-                values.setdefault(name, {}).setdefault(shift, []).append((number(here), number(frames)))
-    show({name: {shift: told_in_folds(pairs) for shift, pairs in row.items()} for name, row in values.items()})
+                values.setdefault(name, {}).setdefault(shift, []).append(
+                    (number(here), number(frames))
+                )
+    show(
+        {
+            name: {shift: told_in_folds(pairs) for shift, pairs in row.items()}
+            for name, row in values.items()
+        }
+    )
     unseen_boxes(given, clear)
 
 
@@ -239,24 +297,51 @@ def unseen_boxes(given: argparse.Namespace, clear: list[int]) -> None:
     print("\n| boxes with an object, of shapes unseen or not | AUROC |\n| --- | ---: |")
     for name, u in BOX_NUMBERS.items():
         a, b = (u(rows)[rows["head"].paired] for rows in (known, unseen))
-        print(f"| {name} | {auroc(np.repeat([False, True], [len(a), len(b)]), np.concatenate([a, b])):.2f} |", flush=True)
+        print(
+            f"| {name} | {auroc(np.repeat([False, True], [len(a), len(b)]), np.concatenate([a, b])):.2f} |",
+            flush=True,
+        )
 
 
 BOX_NUMBERS: dict[str, Callable[[dict[str, Records]], np.ndarray]] = {
     "1 - score": lambda rows: 1 - rows["head"].scores,
-    **{f"{part}, trace": lambda rows, part=part: rows[part].uncertainty for part in ("head", "backbone")},
-    **{f"{part}, logit": lambda rows, part=part: rows[part].score_variance for part in ("head", "backbone")},
-    **{f"{part}, fields": lambda rows, part=part: covariance_features(rows[part])[:, :-1].mean(1) for part in ("head", "backbone")},
+    **{
+        f"{part}, trace": lambda rows, part=part: rows[part].uncertainty
+        for part in ("head", "backbone")
+    },
+    **{
+        f"{part}, logit": lambda rows, part=part: rows[part].score_variance
+        for part in ("head", "backbone")
+    },
+    **{
+        f"{part}, fields": lambda rows, part=part: covariance_features(rows[part])[:, :-1].mean(1)
+        for part in ("head", "backbone")
+    },
 }
 
 
 def frame_of(made: dict[str, np.ndarray]) -> Frame:
-    boxes, scores = made["boxes"].astype(float), np.clip(made["scores"].astype(float), 1e-6, 1 - 1e-6)
-    known = [np.log(scores / (1 - scores))[:, None], np.log(np.maximum(boxes[:, 3:6], 0.05)), np.log1p(np.hypot(*boxes[:, :2].T))[:, None]]
+    boxes, scores = (
+        made["boxes"].astype(float),
+        np.clip(made["scores"].astype(float), 1e-6, 1 - 1e-6),
+    )
+    known = [
+        np.log(scores / (1 - scores))[:, None],
+        np.log(np.maximum(boxes[:, 3:6], 0.05)),
+        np.log1p(np.hypot(*boxes[:, :2].T))[:, None],
+    ]
     C = {part: made[part].astype(float) for part in ("head", "backbone", "dropout") if part in made}
     variances = {part: np.diagonal(c, axis1=1, axis2=2) for part, c in C.items()}
     trace = {part: v[:, :9].sum(1) for part, v in variances.items()}
-    return Frame(scores, np.concatenate(known, 1), made["labels"], made["features"], made.get("pooled"), variances, trace)
+    return Frame(
+        scores,
+        np.concatenate(known, 1),
+        made["labels"],
+        made["features"],
+        made.get("pooled"),
+        variances,
+        trace,
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from threading import Thread
 from typing import TextIO
 
 
-def watched(lines: Iterable[str], budget: float, grace: float, alarm: Callable[[str], None]) -> Iterable[str]:
+def watched(
+    lines: Iterable[str], budget: float, grace: float, alarm: Callable[[str], None]
+) -> Iterable[str]:
     """The lines as they come. ``alarm`` is called once for every wait of more than ``budget`` seconds, ``grace`` before the first line."""
     queue: Queue[str | None] = Queue()
 
@@ -41,8 +43,15 @@ def watched(lines: Iterable[str], budget: float, grace: float, alarm: Callable[[
 
 def main(source: TextIO = sys.stdin) -> int:
     parser = argparse.ArgumentParser(description="An alarm when no result came within the budget.")
-    parser.add_argument("--budget-ms", type=float, required=True, help="longest wait between two results")
-    parser.add_argument("--grace-ms", type=float, default=60_000.0, help="longest wait for the first: the model must be loaded")
+    parser.add_argument(
+        "--budget-ms", type=float, required=True, help="longest wait between two results"
+    )
+    parser.add_argument(
+        "--grace-ms",
+        type=float,
+        default=60_000.0,
+        help="longest wait for the first: the model must be loaded",
+    )
     given = parser.parse_args()
     alarms = 0
 
@@ -51,7 +60,9 @@ def main(source: TextIO = sys.stdin) -> int:
         alarms += 1
         print(f"ALARM: {what}", file=sys.stderr, flush=True)
 
-    for line in watched(iter(source.readline, ""), given.budget_ms / 1e3, given.grace_ms / 1e3, alarm):
+    for line in watched(
+        iter(source.readline, ""), given.budget_ms / 1e3, given.grace_ms / 1e3, alarm
+    ):
         print(line, end="", flush=True)
     return 1 if alarms else 0
 

@@ -14,8 +14,13 @@ from threading import Thread
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOUND = shutil.which("pip-audit", path=ROOT / ".venv" / "audit" / "bin") or shutil.which("pip-audit")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(FOUND is None, reason="pip-audit is not installed: make audit does it")]
+FOUND = shutil.which("pip-audit", path=ROOT / ".venv" / "audit" / "bin") or shutil.which(
+    "pip-audit"
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(FOUND is None, reason="pip-audit is not installed: make audit does it"),
+]
 
 
 class Advisories(ThreadingHTTPServer):
@@ -37,7 +42,11 @@ class Answer(BaseHTTPRequestHandler):
         self.server.asked[name] = query["version"]
         package = {"name": name, "ecosystem": "PyPI"}
         fixed = {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "99.0"}]}
-        weakness = {"id": "PYSEC-2099-1", "summary": "runs what it reads", "affected": [{"package": package, "ranges": [fixed]}]}
+        weakness = {
+            "id": "PYSEC-2099-1",
+            "summary": "runs what it reads",
+            "affected": [{"package": package, "ranges": [fixed]}],
+        }
         content = json.dumps({"vulns": [weakness]} if name in self.server.weak else {}).encode()
         self.send_response(503 if self.server.out_of_order else 200)
         self.send_header("Content-Length", str(len(content)))
@@ -58,15 +67,33 @@ def advisories() -> Iterator[Advisories]:
 
 def audited(server: Advisories, folder: Path) -> subprocess.CompletedProcess[str]:
     """The line of the Makefile, with the server in the place of the internet's."""
-    (line,) = [line.strip() for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("\t.venv/audit/bin/pip-audit ")]
-    _, *words = shlex.split(line.replace("$(AUDIT)", f"-s osv --osv-url http://127.0.0.1:{server.server_port}"))
+    (line,) = [
+        line.strip()
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if line.startswith("\t.venv/audit/bin/pip-audit ")
+    ]
+    _, *words = shlex.split(
+        line.replace("$(AUDIT)", f"-s osv --osv-url http://127.0.0.1:{server.server_port}")
+    )
     assert FOUND is not None
-    return subprocess.run([FOUND, *words, "--cache-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [FOUND, *words, "--cache-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def pins() -> dict[str, str]:
-    lines = [line.partition("#")[0].partition(";")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
-    return {name.lower().replace("_", "-"): version for name, _, version in (line.partition("==") for line in lines if line)}
+    lines = [
+        line.partition("#")[0].partition(";")[0].strip()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    ]
+    return {
+        name.lower().replace("_", "-"): version
+        for name, _, version in (line.partition("==") for line in lines if line)
+    }
 
 
 def test_every_pin_is_asked_for_and_none_is_weak(advisories, tmp_path) -> None:

@@ -28,14 +28,33 @@ def some(m: int = 4, D: int = 3, seed: int = 0) -> Detections:
 
 
 @pytest.mark.parametrize(
-    "rows", [1, -1, slice(1, 3), torch.tensor([True, False, True, False]), torch.tensor([3, 0]), [2, 1], np.array([0, 3])], ids=str
+    "rows",
+    [
+        1,
+        -1,
+        slice(1, 3),
+        torch.tensor([True, False, True, False]),
+        torch.tensor([3, 0]),
+        [2, 1],
+        np.array([0, 3]),
+    ],
+    ids=str,
 )
 def test_every_array_is_cut_alike(rows) -> None:
     found = some()
     part = found[rows]
     index = torch.arange(4)[rows if not isinstance(rows, int) else [rows]]
     assert len(part) == len(index)
-    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor", "predictive", "uncertainty"):
+    for name in (
+        "boxes",
+        "scores",
+        "labels",
+        "frame",
+        "covariance",
+        "factor",
+        "predictive",
+        "uncertainty",
+    ):
         assert torch.equal(getattr(part, name), getattr(found, name)[index])
     assert part.meta == found.meta
 
@@ -64,19 +83,51 @@ def test_frames() -> None:
 
 def test_shapes_are_checked() -> None:
     found = some()
-    with pytest.raises(BoxcovError, match=r"covariance has shape \(4, 2, 2\), expected \(4, 3, 3\)"):
-        Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes, torch.zeros(4, 2, 2))
+    with pytest.raises(
+        BoxcovError, match=r"covariance has shape \(4, 2, 2\), expected \(4, 3, 3\)"
+    ):
+        Detections(
+            found.boxes,
+            found.scores,
+            found.labels,
+            found.frame,
+            found.fields,
+            found.classes,
+            torch.zeros(4, 2, 2),
+        )
     with pytest.raises(BoxcovError, match=r"boxes has shape \(4, 2\)"):
-        Detections(found.boxes[:, :2], found.scores, found.labels, found.frame, found.fields, found.classes)
-    with pytest.raises(BoxcovError, match=r"predictive has shape \(4, 2, 2\), expected \(4, 3, 3\)"):
-        Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes, predictive=torch.zeros(4, 2, 2))
+        Detections(
+            found.boxes[:, :2], found.scores, found.labels, found.frame, found.fields, found.classes
+        )
+    with pytest.raises(
+        BoxcovError, match=r"predictive has shape \(4, 2, 2\), expected \(4, 3, 3\)"
+    ):
+        Detections(
+            found.boxes,
+            found.scores,
+            found.labels,
+            found.frame,
+            found.fields,
+            found.classes,
+            predictive=torch.zeros(4, 2, 2),
+        )
     with pytest.raises(BoxcovError, match=r"factor has shape \(2, 3, 5\)"):
-        Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes, factor=torch.zeros(2, 3, 5))
+        Detections(
+            found.boxes,
+            found.scores,
+            found.labels,
+            found.frame,
+            found.fields,
+            found.classes,
+            factor=torch.zeros(2, 3, 5),
+        )
 
 
 def test_plain_detections_have_no_uncertainty() -> None:
     found = some()
-    plain = Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes)
+    plain = Detections(
+        found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes
+    )
     with pytest.raises(BoxcovError, match="without a covariance"):
         _ = plain.uncertainty
     assert "uncertainty" not in plain.numpy()
@@ -84,7 +135,16 @@ def test_plain_detections_have_no_uncertainty() -> None:
 
 def test_numpy_and_device() -> None:
     arrays = some().to("cpu").numpy()
-    assert set(arrays) == {"boxes", "scores", "labels", "frame", "covariance", "factor", "predictive", "uncertainty"}
+    assert set(arrays) == {
+        "boxes",
+        "scores",
+        "labels",
+        "frame",
+        "covariance",
+        "factor",
+        "predictive",
+        "uncertainty",
+    }
     assert all(isinstance(array, np.ndarray) for array in arrays.values())
 
 
@@ -116,8 +176,14 @@ def test_damaged_files_are_named(tmp_path, damage: str) -> None:
     elif damage == "foreign":
         save_file({"boxes": torch.zeros(1)}, path)
     else:  # the header of one, the arrays of another
-        save_file({"boxes": torch.zeros(1, 3)}, path, metadata={"boxcov.detections": '{"fields": ["x"], "classes": [], "meta": {}}'})
-    with pytest.raises(BoxcovError, match=r"d\.safetensors: (no such file|not a file of boxcov detections)"):
+        save_file(
+            {"boxes": torch.zeros(1, 3)},
+            path,
+            metadata={"boxcov.detections": '{"fields": ["x"], "classes": [], "meta": {}}'},
+        )
+    with pytest.raises(
+        BoxcovError, match=r"d\.safetensors: (no such file|not a file of boxcov detections)"
+    ):
         Detections.load(path)
 
 
@@ -132,9 +198,12 @@ def test_parts_are_put_together_in_order() -> None:
 
 def test_parts_that_differ_are_refused() -> None:
     found = some()
-    plain = Detections(found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes)
+    plain = Detections(
+        found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes
+    )
     with pytest.raises(
-        BoxcovError, match="part 1 has boxes, scores, labels, frame, part 0 boxes, scores, labels, frame, covariance, factor"
+        BoxcovError,
+        match="part 1 has boxes, scores, labels, frame, part 0 boxes, scores, labels, frame, covariance, factor",
     ):
         concatenated([found, plain])
     with pytest.raises(BoxcovError, match="part 1 has boxes"):

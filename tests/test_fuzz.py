@@ -17,7 +17,9 @@ SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
 def fuzzed(folder: Path, cases: int, seed: int) -> dict:
     """The report of ``tests/helpers/fuzz.py``, in a process of its own: a crash, or memory without bounds, ends that one."""
     words = [sys.executable, "-m", "helpers.fuzz", str(folder), str(cases), str(seed)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=3000, cwd=Path(__file__).parent)
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=3000, cwd=Path(__file__).parent
+    )
     at = (folder / "case").read_text() if (folder / "case").exists() else "the start"
     assert done.returncode == 0, f"ended by {done.returncode} at {at}: {done.stderr[-2000:]}"
     report = json.loads(done.stdout)
@@ -27,7 +29,9 @@ def fuzzed(folder: Path, cases: int, seed: int) -> dict:
 
 def test_damaged_files_are_refused_by_name(tmp_path) -> None:
     report = fuzzed(tmp_path, 500, seed=0)
-    assert all(count > 5 for count in report["refused"].values()), report["refused"]  # the mutations do damage
+    assert all(count > 5 for count in report["refused"].values()), report[
+        "refused"
+    ]  # the mutations do damage
     assert sum(report["read"].values()) > 20  # and not always
 
 
@@ -36,13 +40,19 @@ def test_ten_thousand_damaged_files(tmp_path, capsys) -> None:
     report = fuzzed(tmp_path, 10_800, seed=1)
     refused, read = sum(report["refused"].values()), sum(report["read"].values())
     with capsys.disabled():
-        print(f"\n{refused + read} damaged files of {len(report['read'])} kinds: {refused} refused by name, {read} read")
+        print(
+            f"\n{refused + read} damaged files of {len(report['read'])} kinds: {refused} refused by name, {read} read"
+        )
     assert refused + read >= 10_000
 
 
 @pytest.mark.parametrize("kind", ["bytes", "json", "safetensors"])
 def test_mutations_change_what_they_get_and_repeat(kind) -> None:
-    content = b'\x10\x00\x00\x00\x00\x00\x00\x00{"a": [1, 2, 3]}' if kind == "safetensors" else b'{"a": [1, 2, {"b": 3}], "c": "text"}' * 3
+    content = (
+        b'\x10\x00\x00\x00\x00\x00\x00\x00{"a": [1, 2, 3]}'
+        if kind == "safetensors"
+        else b'{"a": [1, 2, {"b": 3}], "c": "text"}' * 3
+    )
     made = [mutated(content, kind, random.Random(seed)) for seed in range(100)]
     assert made == [mutated(content, kind, random.Random(seed)) for seed in range(100)]
     assert len(set(made)) > 60
@@ -52,8 +62,12 @@ def test_nothing_unpickles() -> None:
     """Weights of others come through torch's weights-only loading, and nothing else is pickled."""
     for path in SOURCES:
         code = path.read_text(encoding="utf-8")
-        found = re.findall(r"^\s*(?:import|from) (?:pickle|dill|joblib|shelve|marshal)\b.*", code, re.M)
-        assert [line.strip() for line in found] in ([], ["from pickle import UnpicklingError"]), path
+        found = re.findall(
+            r"^\s*(?:import|from) (?:pickle|dill|joblib|shelve|marshal)\b.*", code, re.M
+        )
+        assert [line.strip() for line in found] in ([], ["from pickle import UnpicklingError"]), (
+            path
+        )
         assert "allow_pickle" not in code.replace("allow_pickle=False", ""), path
         assert not re.search(r"\b(np|numpy)\.load\(", code), path
         assert code.count("torch.load(") == code.count("weights_only=True"), path

@@ -18,7 +18,9 @@ def run(page: str) -> dict:
     return scope
 
 
-def test_a_detector_is_attached_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_detector_is_attached_step_by_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     found = run("your-detector.md")["found"]
     out = capsys.readouterr().out
@@ -32,7 +34,9 @@ def test_a_detector_is_attached_step_by_step(tmp_path: Path, monkeypatch: pytest
     assert {re.sub(r"[\d.,e+-]+", "#", line) for line in shown} <= printed
 
 
-def test_the_formats_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_formats_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     made = run("formats.md")["made"]
     assert made.R[0].diagonal().tolist() == pytest.approx([0.05, 0.05, 0.011])

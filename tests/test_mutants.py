@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import itertools
 import os
 import re
 import shutil
@@ -21,13 +22,33 @@ IGNORED = shutil.ignore_patterns("__pycache__", ".*_cache")
 
 
 def mutated(mutant: Mutant, text: str) -> str:
-    assert text.count(mutant.old) == 1, (
-        f"{mutant.path}: {mutant.old!r} is there {text.count(mutant.old)} times: the list of mutants is stale"
+    """The text with the mutant's change. Line breaks and spaces do not count."""
+    if text.count(mutant.old) == 1:
+        return text.replace(mutant.old, mutant.new)
+    found = layout_free(mutant.old).findall(text)
+    assert len(found) == 1, (
+        f"{mutant.path}: {mutant.old!r} is there {len(found)} times: the list of mutants is stale"
     )
-    return text.replace(mutant.old, mutant.new)
+    return text.replace(found[0], mutant.new)
 
 
-def outcome(root: Path, tests: Iterable[str], env: Mapping[str, str]) -> tuple[int, dict[str, int], str]:
+def layout_free(code: str) -> re.Pattern[str]:
+    """Matches the same tokens, however they are broken into lines."""
+    tokens = re.findall(r"\w+|[^\w\s]", code)
+    parts = [re.escape(tokens[0])]
+    for before, token in itertools.pairwise(tokens):
+        if token in ")]}" and before != ",":
+            parts.append(r"\s*,?\s*")  # a trailing comma comes with a line break
+        else:
+            apart = before[-1:].isalnum() and token[:1].isalnum()
+            parts.append(r"\s+" if apart else r"\s*")
+        parts.append(re.escape(token))
+    return re.compile("".join(parts))
+
+
+def outcome(
+    root: Path, tests: Iterable[str], env: Mapping[str, str]
+) -> tuple[int, dict[str, int], str]:
     """The exit code of the tests in the project ``root``, how many passed, failed and so on, and all they said."""
     words = [
         sys.executable,
@@ -41,8 +62,12 @@ def outcome(root: Path, tests: Iterable[str], env: Mapping[str, str]) -> tuple[i
         *(f"tests/{test}" for test in tests),
     ]
     own = {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1", **env}
-    done = subprocess.run(words, cwd=root, env={**os.environ, **own}, capture_output=True, text=True, timeout=3000)
-    counts = re.findall(r"(\d+) (passed|failed|error|skipped)", done.stdout.splitlines()[-1] if done.stdout else "")
+    done = subprocess.run(
+        words, cwd=root, env={**os.environ, **own}, capture_output=True, text=True, timeout=3000
+    )
+    counts = re.findall(
+        r"(\d+) (passed|failed|error|skipped)", done.stdout.splitlines()[-1] if done.stdout else ""
+    )
     return done.returncode, {kind: int(count) for count, kind in counts}, done.stdout + done.stderr
 
 
@@ -79,10 +104,14 @@ def test_without_the_code_its_test_fails(project, mutant: Mutant) -> None:
     text, times = path.read_text(), path.stat()
     path.write_text(mutated(mutant, text))
     try:
-        code, counts, said = outcome(project, [mutant.test], {"PYTHONDONTWRITEBYTECODE": "1", **mutant.env})
+        code, counts, said = outcome(
+            project, [mutant.test], {"PYTHONDONTWRITEBYTECODE": "1", **mutant.env}
+        )
     finally:
         path.write_text(text)
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # what was compiled from it is good again
+        os.utime(
+            path, ns=(times.st_atime_ns, times.st_mtime_ns)
+        )  # what was compiled from it is good again
     assert code == 1, f"{mutant.promise}: no test noticed: {said[-2000:]}"
     assert counts.get("failed", 0) > 0, said[-2000:]
     assert "error" not in counts, said[-2000:]

@@ -29,12 +29,35 @@ def test_results_carry_version_seed_fingerprint_and_settings(tmp_path) -> None:
     detector = TinyCenter(threshold=0.05)
     own = fingerprint(detector)
     posterior = fit(
-        detector, shapes.frames(count=4), fisher="mc", seed=3, fraction=0.5, n_data=9, prior_precision=2.0, locations="gradient"
+        detector,
+        shapes.frames(count=4),
+        fisher="mc",
+        seed=3,
+        fraction=0.5,
+        n_data=9,
+        prior_precision=2.0,
+        locations="gradient",
     )
     posterior.save(tmp_path / "p")
     about = header(tmp_path / "p", "boxcov.posterior")
-    assert (about["version"], about["weights_sha256"], about["meta"]) == (__version__, own, {"seed": "3", "fraction": "0.5"})
-    settings = {name: about[name] for name in ("fisher", "n_data", "prior_precision", "locations", "depth", "form", "frames", "skipped")}
+    assert (about["version"], about["weights_sha256"], about["meta"]) == (
+        __version__,
+        own,
+        {"seed": "3", "fraction": "0.5"},
+    )
+    settings = {
+        name: about[name]
+        for name in (
+            "fisher",
+            "n_data",
+            "prior_precision",
+            "locations",
+            "depth",
+            "form",
+            "frames",
+            "skipped",
+        )
+    }
     assert settings == {
         "fisher": "mc",
         "n_data": 9,
@@ -46,7 +69,10 @@ def test_results_carry_version_seed_fingerprint_and_settings(tmp_path) -> None:
         "skipped": 0,
     }
     image = shapes.frames(count=1, seed=7)[0][0]
-    drawing = {"mcglm": MCGLM(detector, posterior, 5, seed=7), "mci": MCI(detector, samples=5, seed=7)}
+    drawing = {
+        "mcglm": MCGLM(detector, posterior, 5, seed=7),
+        "mci": MCI(detector, samples=5, seed=7),
+    }
     others = {"glm": GLM(detector, posterior, most=1), "exact": ExactGLM(detector, posterior)}
     for method, model in {**drawing, **others}.items():
         model(image).save(tmp_path / method)
@@ -80,8 +106,13 @@ def test_a_full_disk_is_a_clear_error_without_half_a_file(tmp_path, verb, monkey
         patch.setattr(os, "replace", full)
         done = boxcov(*words[verb], "--out", out)
     assert done.code == 1
-    assert done.err.strip().splitlines()[-1] == f"boxcov: {out}: cannot be written (No space left on device)"
-    assert {path.name for path in tmp_path.iterdir()} - before == ({"out.checkpoint"} if verb == "fit" else {"out.parts"})
+    assert (
+        done.err.strip().splitlines()[-1]
+        == f"boxcov: {out}: cannot be written (No space left on device)"
+    )
+    assert {path.name for path in tmp_path.iterdir()} - before == (
+        {"out.checkpoint"} if verb == "fit" else {"out.parts"}
+    )
     (tmp_path / ".out.abcdefgh").write_text("half")  # as a kill leaves it
     done = boxcov(*words[verb], "--out", out, "--resume")
     assert done.code == 0, done.err
@@ -90,7 +121,11 @@ def test_a_full_disk_is_a_clear_error_without_half_a_file(tmp_path, verb, monkey
 
 @pytest.mark.parametrize("verb", ["fit", "predict", "evaluate"])
 def test_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path, verb) -> None:
-    words = {"fit": ("fit",), "predict": ("predict", "--method", "nms"), "evaluate": ("evaluate", tmp_path / "none")}
+    words = {
+        "fit": ("fit",),
+        "predict": ("predict", "--method", "nms"),
+        "evaluate": ("evaluate", tmp_path / "none"),
+    }
     done = boxcov(*words[verb], "--out", tmp_path / "no" / "out")
     assert done.code == 1
     assert f"there is no folder {tmp_path / 'no'}: make it first" in done.err
@@ -98,7 +133,9 @@ def test_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path, verb) -
 
 def test_no_file_is_made_under_a_name_that_is_not_ours(tmp_path, monkeypatch) -> None:
     """What a kill leaves half written must be known by its name to be removed: safetensors' own way of writing makes ``.tmpXXXXXX``."""
-    monkeypatch.setattr("safetensors.torch.serialize_file", lambda *_: pytest.fail("written by safetensors itself"))
+    monkeypatch.setattr(
+        "safetensors.torch.serialize_file", lambda *_: pytest.fail("written by safetensors itself")
+    )
     write_safetensors(tmp_path / "x.safetensors", {"a": torch.ones(3)}, {"about": "it"})
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
     assert torch.equal(load_file(tmp_path / "x.safetensors")["a"], torch.ones(3))

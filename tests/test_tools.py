@@ -64,7 +64,10 @@ def test_expressions(expression, passes) -> None:
         (Said(License_Expression="MIT"), None),
         (Said(License_Expression="AGPL-3.0-only", License="MIT"), "thing 1.0: AGPL-3.0-only"),
         (Said(Classifier=["Topic :: Software", "License :: OSI Approved :: BSD License"]), None),
-        (Said(Classifier=["License :: OSI Approved", "License :: OSI Approved :: MIT License"]), None),
+        (
+            Said(Classifier=["License :: OSI Approved", "License :: OSI Approved :: MIT License"]),
+            None,
+        ),
         (
             Said(Classifier="License :: OSI Approved :: GNU General Public License v3 (GPLv3)"),
             "thing 1.0: GNU-General-Public-License-v3-GPLv3-",
@@ -82,7 +85,18 @@ def test_what_a_distribution_says(said, line) -> None:
 
 
 def test_what_is_installed_here_may_be_used() -> None:
-    ours = {"torch", "numpy", "safetensors", "typer", "rich", "matplotlib", "scipy", "pytest", "hypothesis", "shapely"}
+    ours = {
+        "torch",
+        "numpy",
+        "safetensors",
+        "typer",
+        "rich",
+        "matplotlib",
+        "scipy",
+        "pytest",
+        "hypothesis",
+        "shapely",
+    }
     assert licences.refused(each for each in distributions() if each.metadata["Name"] in ours) == []
 
 
@@ -91,7 +105,9 @@ def test_hashes_of_all_but_folders() -> None:
         return {"metadata": {"name": name, "version": "1"}, "download_info": {"url": "x", **info}}
 
     archive = {"archive_info": {"hashes": {"sha256": "ab"}}}
-    report = {"install": [entry("boxcov", dir_info={}), entry("b", **archive), entry("A", **archive)]}
+    report = {
+        "install": [entry("boxcov", dir_info={}), entry("b", **archive), entry("A", **archive)]
+    }
     assert hashes.requirements(report) == ["A==1 --hash=sha256:ab", "b==1 --hash=sha256:ab"]
     with pytest.raises(KeyError):  # better none than one without a hash
         hashes.requirements({"install": [entry("b", archive_info={})]})

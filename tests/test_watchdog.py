@@ -12,7 +12,13 @@ SLOW = "import sys, time; print('a', flush=True); time.sleep(1.0); print('b', fl
 
 def behind(source: str, *words: str) -> subprocess.CompletedProcess[str]:
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as before:
-        return subprocess.run([sys.executable, str(WATCHDOG), *words], stdin=before.stdout, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [sys.executable, str(WATCHDOG), *words],
+            stdin=before.stdout,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
 
 def test_an_alarm_when_no_result_came_within_the_budget() -> None:

@@ -26,14 +26,21 @@ def wrapped(model: TinyCenter, **other: Any) -> Detector:
         "select": TinyCenter.select,
         "decode": TinyCenter.decode,
         "loss": TinyCenter.loss,
-        "parts": {"head": "head", "neck": ("lateral", "up"), "backbone": [getattr(model, "backbone", "backbone"), "deep"]},
+        "parts": {
+            "head": "head",
+            "neck": ("lateral", "up"),
+            "backbone": [getattr(model, "backbone", "backbone"), "deep"],
+        },
         "box_fields": TinyCenter.box_fields,
         "classes": TinyCenter.classes,
     }
     return boxcov.wrap(model, **{**given, **other})
 
 
-OPTIONAL = {name: getattr(TinyCenter, name) for name in ("instances", "scored_instances", "staged", "logits", "sample_targets")}
+OPTIONAL = {
+    name: getattr(TinyCenter, name)
+    for name in ("instances", "scored_instances", "stages", "logits", "sample_targets")
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +55,18 @@ def fitted(detector: Detector, **how: Any) -> boxcov.Posterior:
 
 def test_it_is_the_detector_that_it_wraps(monkeypatch, pair: tuple[TinyCenter, Detector]) -> None:
     model, detector = pair
-    seed_of = posterior._seed_of  # draws go by the names of layers, which have a prefix in the one that wraps
-    monkeypatch.setattr(posterior, "_seed_of", lambda seed, name: seed_of(seed, name.removeprefix("model.")))
+    seed_of = (
+        posterior._seed_of
+    )  # draws go by the names of layers, which have a prefix in the one that wraps
+    monkeypatch.setattr(
+        posterior, "_seed_of", lambda seed, name: seed_of(seed, name.removeprefix("model."))
+    )
     ours, theirs = (fitted(d, fisher="mc") for d in (detector, model))
     assert {name.removeprefix("model.") for name in ours.blocks} == set(theirs.blocks)
     for method in (boxcov.ExactGLM, boxcov.MCGLM):
-        a, b = (method(d, p, score=True)(FRAMES[0][0]) for d, p in ((detector, ours), (model, theirs)))
+        a, b = (
+            method(d, p, score=True)(FRAMES[0][0]) for d, p in ((detector, ours), (model, theirs))
+        )
         assert len(a) == 6
         for name in ("boxes", "scores", "labels", "covariance", "score_variance"):
             assert torch.equal(getattr(a, name), getattr(b, name)), (method, name)
@@ -63,7 +76,9 @@ def test_what_was_not_given_is_not_there(pair: tuple[TinyCenter, Detector]) -> N
     model, detector = pair
     plain = wrapped(model)
     assert boxcov.check(plain, FRAMES[0])["instances"].passed is None
-    with pytest.raises(BoxcovError, match=r"WrappedTinyCenter does not say what its scores are made from"):
+    with pytest.raises(
+        BoxcovError, match=r"WrappedTinyCenter does not say what its scores are made from"
+    ):
         boxcov.ExactGLM(plain, fitted(detector), score=True)
     with pytest.raises(BoxcovError, match=r"has no candidates\(\)"):
         boxcov.NMSSpread(plain)
@@ -73,7 +88,9 @@ def test_what_was_not_given_is_not_there(pair: tuple[TinyCenter, Detector]) -> N
 
 def test_mode_copies_and_bound_methods() -> None:
     model = tiny().train()
-    detector = wrapped(model, loss=model.loss, forward=TinyCenter.forward)  # bound to the model: taken for its function
+    detector = wrapped(
+        model, loss=model.loss, forward=TinyCenter.forward
+    )  # bound to the model: taken for its function
     assert detector.training
     before = model.state_dict()["backbone.0.1.running_mean"].clone()
     posterior = fitted(detector)
@@ -82,7 +99,8 @@ def test_mode_copies_and_bound_methods() -> None:
     again = copy.deepcopy(detector)
     assert again.model is not model
     assert torch.equal(
-        boxcov.ExactGLM(again, posterior)(FRAMES[0][0]).covariance, boxcov.ExactGLM(detector, posterior)(FRAMES[0][0]).covariance
+        boxcov.ExactGLM(again, posterior)(FRAMES[0][0]).covariance,
+        boxcov.ExactGLM(detector, posterior)(FRAMES[0][0]).covariance,
     )
     assert "boxes x y w l yaw of car, pedestrian" in repr(detector)
 
@@ -110,16 +128,34 @@ def from_around(model: nn.Module, inputs: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"decode": two_arguments}, r"decode must be a function decode\(model, raw, selection\): too many positional arguments"),
+        (
+            {"decode": two_arguments},
+            r"decode must be a function decode\(model, raw, selection\): too many positional arguments",
+        ),
         ({"decode": 3}, r"decode must be a function decode\(model, raw, selection\), got a int"),
-        ({"forward": from_around}, r"forward reads MODEL from around it, and boxcov works on a shadow of the model"),
-        ({"forward": lambda model, inputs: MODEL.head(inputs)}, r"forward reads MODEL from around it"),
+        (
+            {"forward": from_around},
+            r"forward reads MODEL from around it, and boxcov works on a shadow of the model",
+        ),
+        (
+            {"forward": lambda model, inputs: MODEL.head(inputs)},
+            r"forward reads MODEL from around it",
+        ),
         ({"loss": MODEL.head.forward}, r"loss is bound to a module of its own"),
         ({"loss": MODEL.head}, r"loss is bound to a module of its own"),
         ({"parts": {}}, r"parts must say what is the head"),
-        ({"parts": {"head": "heads"}}, r"the part 'head' names 'heads', which the model does not have: there are backbone, deep, lateral"),
-        ({"parts": {"head": nn.ReLU()}}, r"the part 'head' holds a ReLU that is not a module of the model"),
-        ({"box_fields": "x y w"}, r"box_fields must be names, got the string 'x y w': write box_fields=\('x', 'y', 'w'\)"),
+        (
+            {"parts": {"head": "heads"}},
+            r"the part 'head' names 'heads', which the model does not have: there are backbone, deep, lateral",
+        ),
+        (
+            {"parts": {"head": nn.ReLU()}},
+            r"the part 'head' holds a ReLU that is not a module of the model",
+        ),
+        (
+            {"box_fields": "x y w"},
+            r"box_fields must be names, got the string 'x y w': write box_fields=\('x', 'y', 'w'\)",
+        ),
         ({"box_fields": ("x", "x")}, r"box_fields must be different names"),
         ({"classes": ()}, r"classes must be different names, at least one"),
     ],

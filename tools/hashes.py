@@ -23,7 +23,9 @@ def requirements(report: Mapping[str, Any]) -> list[str]:
     for entry in report["install"]:
         info, about = entry["download_info"], entry["metadata"]
         if "dir_info" not in info:
-            lines.append(f"{about['name']}=={about['version']} --hash=sha256:{info['archive_info']['hashes']['sha256']}")
+            lines.append(
+                f"{about['name']}=={about['version']} --hash=sha256:{info['archive_info']['hashes']['sha256']}"
+            )
     return sorted(lines, key=str.lower)
 
 

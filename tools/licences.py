@@ -55,7 +55,11 @@ def licence_of(distribution: Distribution) -> str | None:
     about = distribution.metadata
     if expression := about.get("License-Expression"):
         return str(expression)
-    named = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier") or [] if line.startswith("License ::")]
+    named = [
+        line.rpartition(" :: ")[2]
+        for line in about.get_all("Classifier") or []
+        if line.startswith("License ::")
+    ]
     named = [name for name in named if name != "OSI Approved"]
     if named:
         return " AND ".join(WORDS.get(name) or _atom(name) for name in named)
@@ -109,7 +113,9 @@ def refused(installed: Iterable[Distribution]) -> list[str]:
         name, licence = distribution.metadata["Name"], licence_of(distribution)
         tool = TOOLS.get(str(name).lower())
         if licence is None or not allowed(licence, [tool] if tool else []):
-            lines.append(f"{name} {distribution.version}: {licence or 'says nothing of its licence'}")
+            lines.append(
+                f"{name} {distribution.version}: {licence or 'says nothing of its licence'}"
+            )
     return sorted(lines)
 
 
@@ -118,7 +124,9 @@ def main() -> None:
     wrong = refused(installed)
     if wrong:
         sys.exit("licences that are not known to be permissive:\n" + "\n".join(wrong))
-    print(f"licences of {len(installed)} distributions: all permissive, or tools of the tests ({', '.join(TOOLS)})")
+    print(
+        f"licences of {len(installed)} distributions: all permissive, or tools of the tests ({', '.join(TOOLS)})"
+    )
 
 
 if __name__ == "__main__":

@@ -14,12 +14,20 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 def differences(wheel: Path, source: Path = SOURCE) -> list[str]:
     """What is missing in the wheel, what it should not hold, and what is not as in ``source``."""
-    there = {str(path.relative_to(source)): path for path in (source / "boxcov").rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    there = {
+        str(path.relative_to(source)): path
+        for path in (source / "boxcov").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
     with ZipFile(wheel) as file:
         inside = {name for name in file.namelist() if ".dist-info/" not in name}
         missing = [f"{name}: is missing" for name in there if name not in inside]
         foreign = [f"{name}: does not belong there" for name in inside if name not in there]
-        changed = [f"{name}: is another one" for name in inside if name in there and file.read(name) != there[name].read_bytes()]
+        changed = [
+            f"{name}: is another one"
+            for name in inside
+            if name in there and file.read(name) != there[name].read_bytes()
+        ]
     return sorted(missing + foreign + changed)
 
 
@@ -34,7 +42,9 @@ def main() -> None:
 
         found = Path(boxcov.__file__).resolve()
         if not found.is_relative_to(Path(sys.prefix).resolve()):
-            sys.exit(f"import boxcov finds {found}, which is not in {sys.prefix}: these are not the files of the wheel")
+            sys.exit(
+                f"import boxcov finds {found}, which is not in {sys.prefix}: these are not the files of the wheel"
+            )
         centerpoint.load("small")  # the weights it ships
         print(f"{wheel.name}: all of src/, and import boxcov finds it in {found.parent}")
 

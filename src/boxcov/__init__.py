@@ -75,7 +75,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'boxcov' has no attribute {name!r}")
     home = _HOMES[name]
-    found = getattr(import_module(f"boxcov.{home}"), name) if home else import_module(f"boxcov.{name}")
+    found = (
+        getattr(import_module(f"boxcov.{home}"), name) if home else import_module(f"boxcov.{name}")
+    )
     globals()[name] = found
     return found
 

@@ -46,22 +46,39 @@ class Detections:
     fields: tuple[str, ...]  # D names
     classes: tuple[str, ...]
     covariance: Tensor | None = None  # (m, D, D)
-    factor: Tensor | None = None  # (m, D, k): the covariance of all boxes together is its (m D, k) matrix times its transpose
-    predictive: Tensor | None = None  # (m, D, D) of each box's error: calibrated, with what the weights cannot explain
-    score_variance: Tensor | None = None  # (m,) of the logit of the score; ask a predictor for it with score=True
+    factor: Tensor | None = (
+        None  # (m, D, k): the covariance of all boxes together is its (m D, k) matrix times its transpose
+    )
+    predictive: Tensor | None = (
+        None  # (m, D, D) of each box's error: calibrated, with what the weights cannot explain
+    )
+    score_variance: Tensor | None = (
+        None  # (m,) of the logit of the score; ask a predictor for it with score=True
+    )
     score_covariance: Tensor | None = None  # (m, D) of the box with that logit
-    meta: Mapping[str, Any] = field(default_factory=dict)  # how this was made: method, samples, seed, fingerprint ...
+    meta: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # how this was made: method, samples, seed, fingerprint ...
 
     def __post_init__(self) -> None:
         m, D = len(self.scores), len(self.fields)
         expected = {"boxes": (m, D), "scores": (m,), "labels": (m,), "frame": (m,)}
-        expected |= {"covariance": (m, D, D), "predictive": (m, D, D), "score_variance": (m,), "score_covariance": (m, D)}
+        expected |= {
+            "covariance": (m, D, D),
+            "predictive": (m, D, D),
+            "score_variance": (m,),
+            "score_covariance": (m, D),
+        }
         for name, shape in expected.items():
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != shape:
-                raise BoxcovError(f"{name} has shape {tuple(value.shape)}, expected {shape} for {m} boxes of {self.fields}")
+                raise BoxcovError(
+                    f"{name} has shape {tuple(value.shape)}, expected {shape} for {m} boxes of {self.fields}"
+                )
         if self.factor is not None and tuple(self.factor.shape[:2]) != (m, D):
-            raise BoxcovError(f"factor has shape {tuple(self.factor.shape)}, expected ({m}, {D}, samples)")
+            raise BoxcovError(
+                f"factor has shape {tuple(self.factor.shape)}, expected ({m}, {D}, samples)"
+            )
 
     def __len__(self) -> int:
         return int(self.scores.shape[0])
@@ -69,7 +86,11 @@ class Detections:
     def __getitem__(self, rows: Any) -> Detections:
         """Some of the boxes, by number, slice, mask or indices: every array is cut alike."""
         if isinstance(rows, (list, np.ndarray, np.integer)):
-            rows = torch.as_tensor(rows, dtype=torch.long) if isinstance(rows, list) and not rows else torch.as_tensor(rows)
+            rows = (
+                torch.as_tensor(rows, dtype=torch.long)
+                if isinstance(rows, list) and not rows
+                else torch.as_tensor(rows)
+            )
         if isinstance(rows, int) or (isinstance(rows, Tensor) and not rows.dim()):
             rows = [range(len(self))[int(rows)]]  # an IndexError past the end, as for a list
         return self._with({name: tensor[rows] for name, tensor in self._tensors()})
@@ -94,7 +115,9 @@ class Detections:
     def cross_covariance(self) -> Tensor:
         """The covariance of all boxes together (m D, m D), of rank k - 1 at most; ask ``MCGLM`` for it with ``cross_box=True``."""
         if self.factor is None:
-            raise BoxcovError("these detections carry no cross-box covariance: make them with MCGLM(..., cross_box=True)")
+            raise BoxcovError(
+                "these detections carry no cross-box covariance: make them with MCGLM(..., cross_box=True)"
+            )
         A = self.factor.flatten(0, 1)
         return A @ A.T
 
@@ -116,7 +139,12 @@ class Detections:
 
     def save(self, path: str | Path) -> None:
         """One safetensors file; nothing is pickled, and the file is there whole or not at all."""
-        about = {"version": __version__, "fields": self.fields, "classes": self.classes, "meta": dict(self.meta)}
+        about = {
+            "version": __version__,
+            "fields": self.fields,
+            "classes": self.classes,
+            "meta": dict(self.meta),
+        }
         write_safetensors(path, dict(self._tensors()), {"boxcov.detections": json.dumps(about)})
 
     @staticmethod
@@ -125,10 +153,18 @@ class Detections:
         with reading(path, "a file of boxcov detections"):
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["boxcov.detections"])
-                tensors = {name: file.get_tensor(name) for name in file.keys() if name in _REQUIRED + _OPTIONAL}  # noqa: SIM118
+                tensors = {
+                    name: file.get_tensor(name)
+                    for name in file.keys()
+                    if name in _REQUIRED + _OPTIONAL
+                }  # noqa: SIM118
             fields, classes, meta = tuple(about["fields"]), tuple(about["classes"]), about["meta"]
-            if not all(isinstance(name, str) for name in fields + classes) or not isinstance(meta, dict):
-                raise ValueError("names of fields or classes that are no text, or a meta that is no object")
+            if not all(isinstance(name, str) for name in fields + classes) or not isinstance(
+                meta, dict
+            ):
+                raise ValueError(
+                    "names of fields or classes that are no text, or a meta that is no object"
+                )
             found = Detections(**tensors, fields=fields, classes=classes, meta=meta)
             found._check_numbers()
             return found
@@ -140,7 +176,9 @@ class Detections:
             if numbers.is_floating_point() or numbers.dtype == torch.bool:
                 raise ValueError(f"{name} are {numbers.dtype}, expected whole numbers")
             if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < most):
-                raise ValueError(f"{name} from {int(numbers.min())} to {int(numbers.max())}, expected 0 to {most - 1}")
+                raise ValueError(
+                    f"{name} from {int(numbers.min())} to {int(numbers.max())}, expected 0 to {most - 1}"
+                )
         for name, tensor in self._tensors():
             if name not in ("labels", "frame") and not tensor.is_floating_point():
                 raise ValueError(f"{name} are {tensor.dtype}, expected floating-point numbers")
@@ -159,7 +197,9 @@ class Detections:
 
     def _covariance(self) -> Tensor:
         if self.covariance is None:
-            raise BoxcovError("these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM or MCI")
+            raise BoxcovError(
+                "these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM or MCI"
+            )
         return self.covariance
 
 
@@ -173,12 +213,18 @@ def concatenated(parts: Sequence[Detections]) -> Detections:
     tensor([4, 4])
     """
     if not parts:
-        raise BoxcovError("there is nothing to put together: give at least one Detections, an empty one where nothing was found")
+        raise BoxcovError(
+            "there is nothing to put together: give at least one Detections, an empty one where nothing was found"
+        )
     first = parts[0]
     names = [name for name, _ in first._tensors()]
     for number, part in enumerate(parts):
         if (part.fields, part.classes) != (first.fields, first.classes):
-            raise BoxcovError(f"part {number} has boxes {part.fields} of {part.classes}, part 0 {first.fields} of {first.classes}")
+            raise BoxcovError(
+                f"part {number} has boxes {part.fields} of {part.classes}, part 0 {first.fields} of {first.classes}"
+            )
         if [name for name, _ in part._tensors()] != names:
-            raise BoxcovError(f"part {number} has {', '.join(name for name, _ in part._tensors())}, part 0 {', '.join(names)}")
+            raise BoxcovError(
+                f"part {number} has {', '.join(name for name, _ in part._tensors())}, part 0 {', '.join(names)}"
+            )
     return first._with({name: torch.cat([getattr(part, name) for part in parts]) for name in names})

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.detections import Detections
-from boxcov.head_stages import Staged
-from boxcov.static_selection import Fixed, Limits
+from boxcov.head_stages import HeadStages
+from boxcov.static_selection import StaticLimits, StaticSelection
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ class Detector(nn.Module, ABC):
 
     box_fields: tuple[str, ...]  # names of the D numbers of a box, e.g. x y z w l h yaw vx vy
     classes: tuple[str, ...]
-    periods: ClassVar[Mapping[str, float]] = {"yaw": 2 * pi}  # fields that wrap around: differences are taken the short way
+    periods: ClassVar[Mapping[str, float]] = {
+        "yaw": 2 * pi
+    }  # fields that wrap around: differences are taken the short way
 
     @abstractmethod
     def forward(self, inputs: Any) -> Any:
@@ -101,29 +103,29 @@ class Detector(nn.Module, ABC):
         """
         return None
 
-    def staged(self, raw: Any, selection: Selection) -> Staged | None:
+    def stages(self, raw: Any, selection: Selection) -> HeadStages | None:
         """Optional, beside ``instances``: the head as stages, which ``ExactGLM`` runs over all boxes, kinds and branches at once.
 
         It must say the same as ``instances``: the first frames are computed both ways and compared.
         """
         return None
 
-    def select_fixed(self, raw: Any, limits: Limits) -> Fixed | None:
+    def select_static(self, raw: Any, limits: StaticLimits) -> StaticSelection | None:
         """Optional: what ``select`` reports of one frame in a fixed number of rows, in plain operations (``boxcov.export.onnx`` uses it)."""
         return None
 
-    def dense(self) -> Detector:
-        """Optional, beside ``select_fixed`` or ``dense_inputs``: the part of the detector that one graph of fixed shapes can hold, as a
+    def static_part(self) -> Detector:
+        """Optional, beside ``select_static`` or ``static_inputs``: the part of the detector that one graph of fixed shapes can hold, as a
         detector of its own.
 
         It has the same weights under the same names; what comes before it (voxels of a point cloud) runs outside of the graph.
         """
         return self
 
-    def dense_inputs(self, inputs: Any) -> Tensor | None:
-        """Optional, beside ``dense``: what it reads, so that ``dense()(dense_inputs(inputs))`` is ``self(inputs)``, bit for bit.
+    def static_inputs(self, inputs: Any) -> Tensor | None:
+        """Optional, beside ``static_part``: what it reads, so that ``static_part()(static_inputs(inputs))`` is ``self(inputs)``, bit for bit.
 
-        A detector that has it says that nothing in ``dense()`` depends on anything but this tensor: on a GPU it is kept as a CUDA graph.
+        A detector that has it says that nothing in ``static_part()`` depends on anything but this tensor: on a GPU it is kept as a CUDA graph.
         """
         return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class BoxcovError(ValueError):
     """A user's mistake or unusable input; nothing was changed.
@@ -27,3 +29,15 @@ class NotFiniteError(BoxcovError):
 
 class NotFiniteFrameError(BoxcovError):
     """A frame's inputs, loss or gradient hold a NaN or an infinity; ``fit(nonfinite="skip")`` leaves such frames out."""
+
+
+def join_names(names: Iterable[str], most: int = 8) -> str:
+    """Names for an error message, the first few of many.
+
+    >>> join_names(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    names = list(names)
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"

@@ -15,7 +15,17 @@ from torch import Tensor
 from boxcov.errors import BoxcovError
 
 # what readers raise on damaged files; deep nesting is a RecursionError, which is a RuntimeError
-DAMAGE = (SafetensorError, LookupError, TypeError, ValueError, OSError, AttributeError, ArithmeticError, RuntimeError, EOFError)
+DAMAGE = (
+    SafetensorError,
+    LookupError,
+    TypeError,
+    ValueError,
+    OSError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    EOFError,
+)
 
 
 @contextmanager
@@ -37,7 +47,9 @@ def reading(path: str | Path, what: str) -> Iterator[None]:
             raise
         raise BoxcovError(f"{path}: {error}") from None
     except DAMAGE as error:
-        raise BoxcovError(f"{path}: not {what}, or a damaged one ({type(error).__name__}: {error})") from None
+        raise BoxcovError(
+            f"{path}: not {what}, or a damaged one ({type(error).__name__}: {error})"
+        ) from None
 
 
 @contextmanager
@@ -54,7 +66,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary = None
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as handle:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as handle:
             temporary = Path(handle.name)
         yield temporary
         with temporary.open("rb") as written:
@@ -63,7 +77,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
-        raise BoxcovError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+        raise BoxcovError(
+            f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})"
+        ) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -126,11 +142,15 @@ def remove_leftovers(path: Path) -> None:
     """
     start = f".{path.name}."
     for found in path.parent.iterdir():
-        if found.name.startswith(start) and len(found.name) == len(start) + 8:  # the letters that tempfile draws
+        if (
+            found.name.startswith(start) and len(found.name) == len(start) + 8
+        ):  # the letters that tempfile draws
             found.unlink(missing_ok=True)
 
 
-def write_safetensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_safetensors(
+    path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
     """Tensors by name and a text by its key, in one file: with more keys than one, their order in the file would be by chance.
 
     >>> import torch, tempfile, os

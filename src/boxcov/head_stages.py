@@ -49,7 +49,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Staged:
+class HeadStages:
     """The head over the boxes of a selection."""
 
     features: Tensor  # (B, C, height, width) what the stem reads

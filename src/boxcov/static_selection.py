@@ -13,19 +13,23 @@ from boxcov.errors import BoxcovError
 if TYPE_CHECKING:
     from boxcov.detector import Selection
 
-ROUNDS = 16  # of suppression: the longest chain of boxes, each suppressing the next, that is followed
+ROUNDS = (
+    16  # of suppression: the longest chain of boxes, each suppressing the next, that is followed
+)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How much a graph of fixed size has room for. What does not fit is counted in ``Fixed.left_off``.
+class StaticLimits:
+    """How much a graph of fixed size has room for. What does not fit is counted in ``StaticSelection.left_off``.
 
-    >>> Limits(boxes=50).candidates
+    >>> StaticLimits(boxes=50).candidates
     256
     """
 
     boxes: int = 100  # that are reported, by falling score
-    candidates: int = 256  # before NMS, by falling score: of each task of a CenterPoint, of the image of a YOLOX
+    candidates: int = (
+        256  # before NMS, by falling score: of each task of a CenterPoint, of the image of a YOLOX
+    )
     pairs: int = 8192  # of candidates near each other, whose overlap is computed where that is dear: rotated boxes
 
     def __post_init__(self) -> None:
@@ -36,13 +40,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class StaticSelection:
     """The instances that ``Detector.select`` reports in the first rows of n, in its order, as far as they fit."""
 
     selection: Selection  # n rows; from ``count`` on they are of any cell, and mean nothing
     count: Tensor  # () how many rows are boxes
     left_off: Tensor  # () what did not fit, of candidates, pairs and boxes; 0: these are the detector's boxes
-    kind: Tensor | None = None  # (n,) where instances() runs groups of boxes apart: which group a row belongs to
+    kind: Tensor | None = (
+        None  # (n,) where instances() runs groups of boxes apart: which group a row belongs to
+    )
     of_kind: tuple[Selection, ...] = ()  # the same rows, as if all were of one kind
 
     @property

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.shadow import listed
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
-from boxcov.errors import BoxcovError
-from boxcov.head_stages import Staged
+from boxcov.errors import BoxcovError, join_names
+from boxcov.head_stages import HeadStages
 
 Part = nn.Module | str | Sequence[nn.Module | str]
 """A part of the model: a module, its name in the model, or several of either."""
@@ -25,7 +24,7 @@ _ARGUMENTS = {
     "loss": ("raw", "targets"),
     "instances": ("raw", "selection"),
     "scored_instances": ("raw", "selection"),
-    "staged": ("raw", "selection"),
+    "stages": ("raw", "selection"),
     "logits": ("raw", "selection"),
     "candidates": ("raw",),
     "sample_targets": ("raw", "generator"),
@@ -45,7 +44,7 @@ def wrap(
     periods: Mapping[str, float] | None = None,
     instances: Callable[[Any, Any, Selection], Iterable[InstanceGroup] | None] | None = None,
     scored_instances: Callable[[Any, Any, Selection], Iterable[InstanceGroup] | None] | None = None,
-    staged: Callable[[Any, Any, Selection], Staged | None] | None = None,
+    stages: Callable[[Any, Any, Selection], HeadStages | None] | None = None,
     logits: Callable[[Any, Any, Selection], Tensor | None] | None = None,
     candidates: Callable[[Any, Any], Candidates | None] | None = None,
     sample_targets: Callable[[Any, Any, torch.Generator], Any] | None = None,
@@ -76,7 +75,9 @@ def wrap(
     torch.Size([3, 1])
     """
     if not isinstance(model, nn.Module):
-        raise BoxcovError(f"wrap takes a torch.nn.Module, got a {type(model).__name__}: put your network in one")
+        raise BoxcovError(
+            f"wrap takes a torch.nn.Module, got a {type(model).__name__}: put your network in one"
+        )
     given = {
         "forward": forward,
         "select": select,
@@ -84,7 +85,7 @@ def wrap(
         "loss": loss,
         "instances": instances,
         "scored_instances": scored_instances,
-        "staged": staged,
+        "stages": stages,
         "logits": logits,
         "candidates": candidates,
         "sample_targets": sample_targets,
@@ -93,11 +94,19 @@ def wrap(
     # whether a detector has an optional method is told by its class: this one has those that were given
     own = {name: _method(name) for name in functions if name not in Wrapped.__dict__}
     kind = type(f"Wrapped{type(model).__name__}", (Wrapped,), own)
-    detector: Detector = kind(model, functions, _names("box_fields", box_fields), _names("classes", classes), _part_names(model, parts))
+    detector: Detector = kind(
+        model,
+        functions,
+        _names("box_fields", box_fields),
+        _names("classes", classes),
+        _part_names(model, parts),
+    )
     if periods is not None:
         unknown = sorted(set(periods) - set(detector.box_fields))
         if unknown:
-            raise BoxcovError(f"periods of {listed(unknown)}, which are no fields of a box: it has {', '.join(detector.box_fields)}")
+            raise BoxcovError(
+                f"periods of {join_names(unknown)}, which are no fields of a box: it has {', '.join(detector.box_fields)}"
+            )
         detector.__dict__["periods"] = dict(periods)
     return detector
 
@@ -136,10 +145,13 @@ class Wrapped(Detector):
         return losses
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
-        return {part: tuple(self.model.get_submodule(name) for name in names) for part, names in self._part_names.items()}
+        return {
+            part: tuple(self.model.get_submodule(name) for name in names)
+            for part, names in self._part_names.items()
+        }
 
     def extra_repr(self) -> str:
-        return f"boxes {' '.join(self.box_fields)} of {listed(self.classes)}"
+        return f"boxes {' '.join(self.box_fields)} of {join_names(self.classes)}"
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -157,7 +169,9 @@ def _function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:
         raise BoxcovError(f"{name} must be a function {expected}, got a {type(function).__name__}")
     if isinstance(function, MethodType) and function.__self__ is model:
         function = function.__func__  # the model comes first in any case
-    if isinstance(function, (MethodType, nn.Module)) and isinstance(getattr(function, "__self__", function), nn.Module):
+    if isinstance(function, (MethodType, nn.Module)) and isinstance(
+        getattr(function, "__self__", function), nn.Module
+    ):
         raise BoxcovError(
             f"{name} is bound to a module of its own, and boxcov works on a shadow of the model: write a function {expected} "
             "that reaches that module from the model"
@@ -171,7 +185,7 @@ def _function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:
     around = _modules_around(function, model)
     if around:
         raise BoxcovError(
-            f"{name} reads {listed(around)} from around it, and boxcov works on a shadow of the model: use the model that is handed over, {expected}"
+            f"{name} reads {join_names(around)} from around it, and boxcov works on a shadow of the model: use the model that is handed over, {expected}"
         )
     return function  # type: ignore[no-any-return]
 
@@ -182,14 +196,22 @@ def _modules_around(function: Any, model: nn.Module) -> list[str]:
         return []
     inside = {id(module) for module in model.modules()}
     seen = inspect.getclosurevars(function)
-    return sorted(name for name, value in {**seen.globals, **seen.nonlocals}.items() if id(value) in inside)
+    return sorted(
+        name for name, value in {**seen.globals, **seen.nonlocals}.items() if id(value) in inside
+    )
 
 
 def _names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
-        raise BoxcovError(f"{argument} must be names, got the string {names!r}: write {argument}={tuple(names.split())!r}")
+        raise BoxcovError(
+            f"{argument} must be names, got the string {names!r}: write {argument}={tuple(names.split())!r}"
+        )
     names = tuple(names)
-    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+    if (
+        not names
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < len(names)
+    ):
         raise BoxcovError(f"{argument} must be different names, at least one, got {names!r}")
     return names
 
@@ -197,11 +219,17 @@ def _names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
 def _part_names(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[str, ...]]:
     """Each part as names of modules in the model, so that it is found in a shadow of it, too."""
     if not isinstance(parts, Mapping) or not parts:
-        raise BoxcovError(f"parts must say what is the head, and what lies below it: parts={{'head': ...}}, got {parts!r}")
+        raise BoxcovError(
+            f"parts must say what is the head, and what lies below it: parts={{'head': ...}}, got {parts!r}"
+        )
     known = {id(module): name for name, module in reversed(list(model.named_modules()))}
     found = {}
     for part, value in parts.items():
-        each = value if isinstance(value, Sequence) and not isinstance(value, (str, nn.Module)) else (value,)
+        each = (
+            value
+            if isinstance(value, Sequence) and not isinstance(value, (str, nn.Module))
+            else (value,)
+        )
         found[part] = tuple(_part_name(model, part, entry, known) for entry in each)
     return found
 
@@ -209,13 +237,15 @@ def _part_names(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[
 def _part_name(model: nn.Module, part: str, entry: Any, known: Mapping[int, str]) -> str:
     if isinstance(entry, nn.Module):
         if id(entry) not in known:
-            raise BoxcovError(f"the part {part!r} holds a {type(entry).__name__} that is not a module of the model")
+            raise BoxcovError(
+                f"the part {part!r} holds a {type(entry).__name__} that is not a module of the model"
+            )
         return known[id(entry)]
     try:
         model.get_submodule(entry)
     except (AttributeError, TypeError):
         children = [name for name, _ in model.named_children()]
         raise BoxcovError(
-            f"the part {part!r} names {entry!r}, which the model does not have: there are {listed(children)} and what is in them"
+            f"the part {part!r} names {entry!r}, which the model does not have: there are {join_names(children)} and what is in them"
         ) from None
     return str(entry)

@@ -29,7 +29,11 @@ def test_ranks_together_give_the_posterior_of_one(count, tmp_path) -> None:
         written = [(tmp_path / f"{case}.{rank}").read_bytes() for rank in range(count)]
         assert all(each == written[0] for each in written), case  # every rank has the same
         found = Posterior.load(tmp_path / f"{case}.0", detector)
-        assert (found.frames, found.n_data, found.skipped) == (one.frames, one.n_data, one.skipped), case
+        assert (found.frames, found.n_data, found.skipped) == (
+            one.frames,
+            one.n_data,
+            one.skipped,
+        ), case
         assert found.loss == pytest.approx(one.loss, rel=1e-12), case
         assert list(found.blocks) == list(one.blocks), case
         for name, block in one.blocks.items():
@@ -37,23 +41,41 @@ def test_ranks_together_give_the_posterior_of_one(count, tmp_path) -> None:
             assert relative(found.blocks[name].H.matrix, block.H.matrix) < 1e-6, (case, name)
             assert (found.blocks[name].full is None) == (block.full is None), (case, name)
             if block.full is not None:
-                assert relative(found.blocks[name].full.matrix, block.full.matrix) < 1e-6, (case, name)
-            if block.corrected is not None:  # bases may turn where eigenvalues are equal: the sum is theirs whichever
-                assert float(found.blocks[name].corrected.sum()) == pytest.approx(float(block.corrected.sum()), rel=1e-5), (case, name)
-        assert len({id(block.Q) for block in found.blocks.values()}) == len({id(block.Q) for block in one.blocks.values()})
+                assert relative(found.blocks[name].full.matrix, block.full.matrix) < 1e-6, (
+                    case,
+                    name,
+                )
+            if (
+                block.corrected is not None
+            ):  # bases may turn where eigenvalues are equal: the sum is theirs whichever
+                assert float(found.blocks[name].corrected.sum()) == pytest.approx(
+                    float(block.corrected.sum()), rel=1e-5
+                ), (case, name)
+        assert len({id(block.Q) for block in found.blocks.values()}) == len(
+            {id(block.Q) for block in one.blocks.values()}
+        )
     for rank in range(count):
         start = "" if count == 1 else f"rank {rank} of {count}: "
-        assert (tmp_path / f"error.{rank}").read_text().startswith(f"{start}the targets of batch {rank} do not fit the detector")
+        assert (
+            (tmp_path / f"error.{rank}")
+            .read_text()
+            .startswith(f"{start}the targets of batch {rank} do not fit the detector")
+        )
 
 
 def test_without_a_group_there_is_nothing_to_spread_over() -> None:
-    with pytest.raises(BoxcovError, match=r"no process group: call torch\.distributed\.init_process_group first"):
+    with pytest.raises(
+        BoxcovError, match=r"no process group: call torch\.distributed\.init_process_group first"
+    ):
         fit(TinyCenter(), shapes.frames(count=1), distributed=True)
 
 
 def test_items_go_round() -> None:
     for count in (1, 2, 3, 8):
-        owners = [[rank for rank in range(count) if Ranks(rank, count).owns(number)] for number in range(10)]
+        owners = [
+            [rank for rank in range(count) if Ranks(rank, count).owns(number)]
+            for number in range(10)
+        ]
         assert all(len(owner) == 1 for owner in owners)
         for end in range(11):
             assert sum(Ranks(rank, count).items(end) for rank in range(count)) == end
@@ -89,7 +111,10 @@ def test_backends_are_those_that_torch_knows() -> None:
 
 def test_each_process_has_a_gpu_of_its_own() -> None:
     assert _own_gpu("cuda", 1, 2) == "cuda:1"
-    with pytest.raises(BoxcovError, match="process 2 of this machine has no GPU of its own, there are 2: lower --nproc-per-node"):
+    with pytest.raises(
+        BoxcovError,
+        match="process 2 of this machine has no GPU of its own, there are 2: lower --nproc-per-node",
+    ):
         _own_gpu("cuda", 2, 2)
     with pytest.raises(BoxcovError, match="device 'cuda:0' under torchrun: give cuda"):
         _own_gpu("cuda:0", 0, 2)
@@ -100,8 +125,22 @@ def test_torchrun(tmp_path) -> None:
     """The command line over three processes, and what is left when the data end one of them."""
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
     words = ["--detector", word, "--count", "4", "--sweeps", "1", "--fisher", "mc"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "-m", "boxcov", "fit"]
-    done = subprocess.run([*launch, *words, "--out", str(out)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=3",
+        "-m",
+        "boxcov",
+        "fit",
+    ]
+    done = subprocess.run(
+        [*launch, *words, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("written to") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net0.safetensors", "p.safetensors"]
@@ -111,6 +150,8 @@ def test_torchrun(tmp_path) -> None:
     found, one = (Posterior.load(path, detector_named(word)) for path in (out, tmp_path / "one"))
     for name, block in one.blocks.items():
         assert relative(found.blocks[name].H.matrix, block.H.matrix) < 1e-6
-    refused = subprocess.run([*launch, *words, "--out", str(out), "--depth", "hed"], capture_output=True, text=True)
+    refused = subprocess.run(
+        [*launch, *words, "--out", str(out), "--depth", "hed"], capture_output=True, text=True
+    )
     assert refused.returncode != 0
     assert "depth 'hed' is not a part of this detector" in refused.stderr

@@ -17,8 +17,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def nccl(rank: int, folder: str) -> None:
-    dist.init_process_group(backend_for("cuda:0"), init_method=f"file://{folder}/meet", rank=0, world_size=1)
-    there, here = torch.ones(3, 3, dtype=torch.float64, device="cuda") / 3, torch.ones(2, dtype=torch.float64)
+    dist.init_process_group(
+        backend_for("cuda:0"), init_method=f"file://{folder}/meet", rank=0, world_size=1
+    )
+    there, here = (
+        torch.ones(3, 3, dtype=torch.float64, device="cuda") / 3,
+        torch.ones(2, dtype=torch.float64),
+    )
     ranks = Ranks(0, 2)  # so that it talks, if only to itself
     assert ranks.add([there, here], [2**53 - 1, 0.1]) == [2**53 - 1, 0.1]
     assert bool((there == 1 / 3).all())
@@ -33,7 +38,9 @@ def nccl(rank: int, folder: str) -> None:
 
 def shared(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    fit(TinyCenter(width=4).cuda(), shapes.frames(count=5), distributed=True, corrected=True).save(f"{folder}/{rank}")
+    fit(TinyCenter(width=4).cuda(), shapes.frames(count=5), distributed=True, corrected=True).save(
+        f"{folder}/{rank}"
+    )
     dist.destroy_process_group()
 
 
@@ -45,6 +52,9 @@ def test_two_ranks_on_one_gpu(tmp_path) -> None:
     multiprocessing.spawn(shared, (str(tmp_path),), nprocs=2)
     assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes()
     detector = TinyCenter(width=4).cuda()
-    found, one = Posterior.load(tmp_path / "0", detector), fit(detector, shapes.frames(count=5), corrected=True)
+    found, one = (
+        Posterior.load(tmp_path / "0", detector),
+        fit(detector, shapes.frames(count=5), corrected=True),
+    )
     for name, block in one.blocks.items():
         assert relative(found.blocks[name].H.matrix, block.H.matrix) < 1e-4

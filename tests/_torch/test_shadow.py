@@ -29,7 +29,9 @@ def test_a_shadow_is_in_eval_mode_everywhere_and_leaves_no_trace() -> None:
     x = torch.randn(8, 2)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     assert torch.equal(twin(x), twin(x))  # nothing is dropped
-    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())  # no statistics moved
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items()
+    )  # no statistics moved
     assert not hasattr(module, "seen")
     assert all(m.training for m in module.modules())
     assert not any(m.training for m in twin.modules())

@@ -21,7 +21,9 @@ from helpers.nets import NetDetector
 
 # a quarter of a scene, to be quick, of two that have objects there
 QUARTERS = ((image[:, :, :32, :32].clone(), targets) for image, targets in shapes.frames(count=20))
-FRAME, OTHER, *_ = (item for item in QUARTERS if int((item[1][0]["boxes"][:, :2] < 15).all(1).sum()) > 0)
+FRAME, OTHER, *_ = (
+    item for item in QUARTERS if int((item[1][0]["boxes"][:, :2] < 15).all(1).sum()) > 0
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +49,13 @@ def test_a_sound_detector_passes(sound: Report) -> None:
     assert len(sound.findings) == len(CHECKS)
 
 
-@pytest.mark.parametrize(("make", "name", "seen"), [pytest.param(*case, id=f"{case[0].__name__}: {case[1]}") for case in BROKEN])
-def test_broken_adapters_are_caught_by_the_finding_meant_for_it(make: Callable[[], Detector], name: str, seen: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "name", "seen"),
+    [pytest.param(*case, id=f"{case[0].__name__}: {case[1]}") for case in BROKEN],
+)
+def test_broken_adapters_are_caught_by_the_finding_meant_for_it(
+    make: Callable[[], Detector], name: str, seen: str
+) -> None:
     report = report_of(make)
     finding = report[name]
     assert finding.passed is False, str(report)
@@ -77,7 +84,9 @@ def test_one_broken_promise_is_not_ten_findings(name: str) -> None:
 
 def test_a_coupled_loss_is_caught_beside_a_given_frame(frame: Any) -> None:
     assert check(CoupledLoss(), frame, other=OTHER)["loss: frames apart"].passed is False
-    assert check(Base(), frame, other=OTHER)["loss: frames apart"].seen.startswith("the same beside another frame")
+    assert check(Base(), frame, other=OTHER)["loss: frames apart"].seen.startswith(
+        "the same beside another frame"
+    )
 
 
 # the detector is left alone
@@ -88,7 +97,10 @@ def test_the_detector_is_untouched(frame: Any) -> None:
     detector.train()
     detector.head.eval()
     detector.head.shared[0].weight.requires_grad_(False)
-    before = {name: (tensor, tensor.clone(), tensor._version) for name, tensor in detector.state_dict(keep_vars=True).items()}
+    before = {
+        name: (tensor, tensor.clone(), tensor._version)
+        for name, tensor in detector.state_dict(keep_vars=True).items()
+    }
     modes = [module.training for module in detector.modules()]
     attributes = {name: set(module.__dict__) for name, module in detector.named_modules()}
     image = frame[0].clone()
@@ -116,17 +128,27 @@ def test_layers_and_cost(sound: Report, frame: Any) -> None:
     detector = TinyCenter(seed=1, threshold=0.05, most=6, width=4)
     posterior = boxcov.fit(detector, [frame], depth="backbone")
     inside = [row for row in sound.layers if not row.reason]
-    assert {row.name for row in inside} == {block.layer.weight for block in posterior.blocks.values()}
-    assert [(d.depth, d.layers) for d in sound.depths] == [("head", 9), ("neck", 11), ("backbone", 16)]
+    assert {row.name for row in inside} == {
+        block.layer.weight for block in posterior.blocks.values()
+    }
+    assert [(d.depth, d.layers) for d in sound.depths] == [
+        ("head", 9),
+        ("neck", 11),
+        ("backbone", 16),
+    ]
     for depth in sound.depths:
         made = boxcov.fit(detector, [frame], depth=depth.depth)
         assert depth.parameters == sum(block.size for block in made.blocks.values())
-        numbers = sum(block.Q.vectors.numel() + block.H.vectors.numel() for block in made.blocks.values())
+        numbers = sum(
+            block.Q.vectors.numel() + block.H.vectors.numel() for block in made.blocks.values()
+        )
         assert depth.factors_mib == pytest.approx(4 * numbers / 2**20)
         assert depth.fit_mib == 2 * depth.factors_mib
     norms = [row for row in sound.layers if row.reason]
     assert {row.reason for row in norms} == {"norm layer: a constant in eval mode"}
-    names = {name for name, module in detector.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    names = {
+        name for name, module in detector.named_modules() if isinstance(module, nn.BatchNorm2d)
+    }
     assert {row.name.rpartition(".")[0] for row in norms} == names
     passes = {m.method: (m.forward, m.backward) for m in sound.methods}
     assert passes["GLM"] == (1, 30)
@@ -182,7 +204,12 @@ def test_text_and_json(sound: Report, frame: Any) -> None:
     assert lines[0].startswith("TinyCenter: 6 boxes")
     assert lines[-1] == "26 of 26 checks passed, 2 not made"
     column = 10 + max(len(name) for name, _ in CHECKS)
-    assert all(any(line[8:column].rstrip() == f.name and f.seen.startswith(line[column:]) for line in lines) for f in sound.findings)
+    assert all(
+        any(
+            line[8:column].rstrip() == f.name and f.seen.startswith(line[column:]) for line in lines
+        )
+        for f in sound.findings
+    )
     assert max(map(len, lines)) <= 125
     again = json.loads(sound.to_json())
     assert again["ok"] is True
@@ -198,7 +225,12 @@ def test_text_and_json(sound: Report, frame: Any) -> None:
 def test_without_targets_the_loss_is_not_looked_at(frame: Any) -> None:
     report = check(Base(), (frame[0], None))
     assert report.ok
-    assert report["loss"].passed is report["loss: frames apart"].passed is report["loss: gradient"].passed is None
+    assert (
+        report["loss"].passed
+        is report["loss: frames apart"].passed
+        is report["loss: gradient"].passed
+        is None
+    )
 
 
 def test_frames_that_do_not_merge_are_said_so(frame: Any) -> None:
@@ -214,7 +246,12 @@ def test_frames_that_do_not_merge_are_said_so(frame: Any) -> None:
 
 
 def test_what_is_no_detector_or_frame(frame: Any) -> None:
-    with pytest.raises(BoxcovError, match=r"check takes a boxcov.Detector, got a Linear: subclass it, or use boxcov.wrap"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"check takes a boxcov.Detector, got a Linear: subclass it, or use boxcov.wrap",
+    ):
         check(nn.Linear(2, 2), frame)  # type: ignore[arg-type]
-    with pytest.raises(BoxcovError, match=r"frame must be a pair \(inputs, targets\), got a Tensor"):
+    with pytest.raises(
+        BoxcovError, match=r"frame must be a pair \(inputs, targets\), got a Tensor"
+    ):
         check(Base(), frame[0])

@@ -23,7 +23,11 @@ def test_help_has_an_example(verb) -> None:
 def test_the_examples_are_words_that_the_verbs_know() -> None:
     for verb, example in cli.EXAMPLES.items():
         known = set(inspect.signature(verb).parameters)
-        words = {word.removeprefix("--").replace("-", "_") for word in example.split() if word.startswith("--")}
+        words = {
+            word.removeprefix("--").replace("-", "_")
+            for word in example.split()
+            if word.startswith("--")
+        }
         assert example.split()[1] == verb.__name__
         assert words <= known
 
@@ -73,7 +77,9 @@ def test_ellipse_is_that_of_the_covariance() -> None:
 
 
 def test_corners_turn_with_the_heading() -> None:
-    ahead, left = corners(torch.tensor([[1.0, 2.0, 2.0, 4.0, 0.0], [1.0, 2.0, 2.0, 4.0, torch.pi / 2]]).numpy())
+    ahead, left = corners(
+        torch.tensor([[1.0, 2.0, 2.0, 4.0, 0.0], [1.0, 2.0, 2.0, 4.0, torch.pi / 2]]).numpy()
+    )
     assert ahead[:, 0].max() == pytest.approx(3)
     assert left[:, 1].max() == pytest.approx(4)
     assert left[:, 0].max() == pytest.approx(2)

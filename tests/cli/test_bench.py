@@ -22,14 +22,27 @@ def measured():
     config = pillar_config()
     detector, data = detector_of(config), frames(config)
     found = benchmarking.entries(detector, boxcov.fit(detector, data), samples=[3], seed=0)
-    return detector, found, benchmarking._measured(detector, found, [data[0][0]], repeats=2, device="cpu")
+    return (
+        detector,
+        found,
+        benchmarking._measured(detector, found, [data[0][0]], repeats=2, device="cpu"),
+    )
 
 
 def test_every_method_has_its_row(measured) -> None:
     _, _, rows = measured
-    assert [row["method"] for row in rows] == ["plain", "exact", "mcglm", "mcglm as published", "mc dropout", "glm as published"]
+    assert [row["method"] for row in rows] == [
+        "plain",
+        "exact",
+        "mcglm",
+        "mcglm as published",
+        "mc dropout",
+        "glm as published",
+    ]
     for row in rows:
-        assert {"method", "device", "boxes", "samples", "depth", "ms", "ratio", "peak_mib"} <= set(row)
+        assert {"method", "device", "boxes", "samples", "depth", "ms", "ratio", "peak_mib"} <= set(
+            row
+        )
         assert row["low"] <= row["ms"] <= row["high"]
         assert row["ratio"] == pytest.approx(row["ms"] / rows[0]["ms"])
     assert json.loads(json.dumps(rows)) == rows
@@ -37,7 +50,9 @@ def test_every_method_has_its_row(measured) -> None:
     assert "glm as published" in benchmarking.shown(rows)
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="a CPU's memory is counted on Linux alone")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="a CPU's memory is counted on Linux alone"
+)
 def test_memory_is_counted_on_a_cpu(measured) -> None:
     """A method that holds 300 MiB for a moment: its own row shows it, the others do not."""
     detector, _, rows = measured
@@ -46,14 +61,22 @@ def test_memory_is_counted_on_a_cpu(measured) -> None:
     CDLL(None).malloc_trim(0)
     greedy = benchmarking.Entry("greedy", None, lambda _: torch.ones(300, 2**18).sum())
     entries = [benchmarking.Entry("plain", None, detector.detect), greedy]
-    plain, found = benchmarking._measured(detector, entries, [frames(pillar_config())[0][0]], 2, "cpu")
+    plain, found = benchmarking._measured(
+        detector, entries, [frames(pillar_config())[0][0]], 2, "cpu"
+    )
     assert 250 < found["peak_mib"] - plain["peak_mib"] < 350
 
 
 class Laplace:
     """As laplace-torch looks from here."""
 
-    def __init__(self, model: torch.nn.Module, likelihood: str, subset_of_weights: str, hessian_structure: str) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        likelihood: str,
+        subset_of_weights: str,
+        hessian_structure: str,
+    ) -> None:
         self.model = model
 
     def fit(self, loader: object) -> None:
@@ -75,8 +98,13 @@ def test_laplace_torch_has_a_row_where_it_is_installed(measured, monkeypatch) ->
     assert entry.call is not None
     monkeypatch.setattr(Laplace, "fit", lambda self, loader: {}.shape)
     entry = benchmarking.laplace_torch(detector, frame)
-    assert entry.note == "cannot take this detector: AttributeError: 'dict' object has no attribute 'shape'"
-    rows = benchmarking._measured(detector, [benchmarking.Entry("plain", None, detector.detect), entry], [frame[0]], 1, "cpu")
+    assert (
+        entry.note
+        == "cannot take this detector: AttributeError: 'dict' object has no attribute 'shape'"
+    )
+    rows = benchmarking._measured(
+        detector, [benchmarking.Entry("plain", None, detector.detect), entry], [frame[0]], 1, "cpu"
+    )
     assert rows[1]["ms"] is rows[1]["ratio"] is None
     assert "cannot take this detector" in benchmarking.shown(rows)
     assert json.loads(json.dumps(rows)) == rows
@@ -106,7 +134,9 @@ def test_the_papers_mcglm_is_its_finite_difference(measured) -> None:
     data = frames(pillar_config())
     published = next(entry for entry in found if entry.method == "mcglm as published")
     posterior = boxcov.fit(detector, data)
-    ours = boxcov.MCGLM(detector, posterior, samples=3, seed=0, derivative="jvp")(data[0][0]).covariance
+    ours = boxcov.MCGLM(detector, posterior, samples=3, seed=0, derivative="jvp")(
+        data[0][0]
+    ).covariance
     off = (published.call(data[0][0]) - ours).norm() / ours.norm()
     assert float(off) < 0.05
 
@@ -119,7 +149,9 @@ def test_a_detector_is_told_how_many_boxes(count: int) -> None:
 
 
 def test_no_repeats_are_refused() -> None:
-    with pytest.raises(BoxcovError, match="at least one frame and one repeat, got frames 3 and repeats 0"):
+    with pytest.raises(
+        BoxcovError, match="at least one frame and one repeat, got frames 3 and repeats 0"
+    ):
         benchmarking.run(repeats=0)
 
 
@@ -128,5 +160,7 @@ def test_a_ratio_that_worsens_by_more_than_half_is_noticed() -> None:
     row = {"device": "cpu", "method": "exact", "samples": None}
     record = {"cpu, exact, samples None": 2.0}
     assert not regression.worsened([{**row, "ratio": 2.9}], record)
-    assert regression.worsened([{**row, "ratio": 3.1}], record) == ["cpu, exact, samples None: 3.10 plain detectors, 2.00 on record"]
+    assert regression.worsened([{**row, "ratio": 3.1}], record) == [
+        "cpu, exact, samples None: 3.10 plain detectors, 2.00 on record"
+    ]
     assert not regression.worsened([{**row, "method": "another", "ratio": 9.0}], record)

@@ -22,7 +22,21 @@ FRAMES = ["--count", 4, "--sweeps", 2]
 @pytest.fixture(scope="module")
 def posterior(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("fitted") / "p.safetensors"
-    done = boxcov("fit", "--detector", WORD, "--out", out, "--count", 2, "--sweeps", 2, "--depth", "head.shared", "--n-data", 2000)
+    done = boxcov(
+        "fit",
+        "--detector",
+        WORD,
+        "--out",
+        out,
+        "--count",
+        2,
+        "--sweeps",
+        2,
+        "--depth",
+        "head.shared",
+        "--n-data",
+        2000,
+    )
     assert done.code == 0, done.err
     return out
 
@@ -30,7 +44,19 @@ def posterior(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def made(posterior: Path) -> tuple[Path, dict]:
     out = posterior.with_name("c.safetensors")
-    done = boxcov("calibrate", "--detector", WORD, "--posterior", posterior, "--out", out, "--kind", "affine", *FRAMES, "--json")
+    done = boxcov(
+        "calibrate",
+        "--detector",
+        WORD,
+        "--posterior",
+        posterior,
+        "--out",
+        out,
+        "--kind",
+        "affine",
+        *FRAMES,
+        "--json",
+    )
     assert done.code == 0, done.err
     return out, json.loads(done.out)
 
@@ -67,7 +93,20 @@ def test_predict_uses_it(made, posterior: Path, tmp_path) -> None:
     files = []
     for name, words in (("plain", []), ("calibrated", ["--calibrated"])):
         files.append(tmp_path / f"{name}.safetensors")
-        done = boxcov("predict", "--detector", WORD, "--posterior", out, "--out", files[-1], "--count", 1, "--sweeps", 2, *words)
+        done = boxcov(
+            "predict",
+            "--detector",
+            WORD,
+            "--posterior",
+            out,
+            "--out",
+            files[-1],
+            "--count",
+            1,
+            "--sweeps",
+            2,
+            *words,
+        )
         assert done.code == 0, done.err
     plain, found = map(Detections.load, files)
     assert torch.equal(plain.covariance, found.covariance)
@@ -75,8 +114,22 @@ def test_predict_uses_it(made, posterior: Path, tmp_path) -> None:
     assert plain.predictive is None
     assert found.predictive.shape == found.covariance.shape
     assert found.meta["calibration"] == {"kind": "affine", "estimator": "exact"}
-    assert records_of(found, Source("simulated:clear", "test", 1, 0, 2).frames()).predictive is not None
-    done = boxcov("predict", "--detector", WORD, "--posterior", posterior, "--out", files[0], "--count", 1, "--calibrated")
+    assert (
+        records_of(found, Source("simulated:clear", "test", 1, 0, 2).frames()).predictive
+        is not None
+    )
+    done = boxcov(
+        "predict",
+        "--detector",
+        WORD,
+        "--posterior",
+        posterior,
+        "--out",
+        files[0],
+        "--count",
+        1,
+        "--calibrated",
+    )
     assert done.code == 1
     assert "fit one with `boxcov calibrate`" in done.err
 
@@ -105,7 +158,10 @@ def test_the_variances_as_factors_and_the_heading_as_an_axis(posterior: Path, tm
     assert set(report["variances"]) == set(found.fields)
     assert report["heading"] == found.provenance["heading"] == "axis"
     assert 0 < report["half_turns"] < 1
-    assert np.sqrt(np.exp(np.array(found.log_residual)[:, found.fields.index("yaw")])).max() < np.pi / 2  # no half turn was fitted
+    assert (
+        np.sqrt(np.exp(np.array(found.log_residual)[:, found.fields.index("yaw")])).max()
+        < np.pi / 2
+    )  # no half turn was fitted
 
 
 @pytest.mark.parametrize(
@@ -119,7 +175,16 @@ def test_the_variances_as_factors_and_the_heading_as_an_axis(posterior: Path, tm
 )
 def test_what_is_refused(posterior: Path, tmp_path, words, message) -> None:
     before = posterior.read_bytes()
-    done = boxcov("calibrate", "--posterior", posterior, "--out", tmp_path / "c.safetensors", "--count", 2, *words)
+    done = boxcov(
+        "calibrate",
+        "--posterior",
+        posterior,
+        "--out",
+        tmp_path / "c.safetensors",
+        "--count",
+        2,
+        *words,
+    )
     assert done.code == 1
     assert message in done.err
     assert posterior.read_bytes() == before

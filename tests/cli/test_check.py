@@ -19,7 +19,7 @@ def test_a_sound_detector(word: str) -> None:
     done = boxcov("check", "--detector", word, "--sweeps", 1, "--json")
     report = json.loads(done.out)
     assert (done.code, report["ok"], done.err) == (0, True, "")
-    assert {finding["name"]: finding["passed"] for finding in report["findings"]}["staged"] is True
+    assert {finding["name"]: finding["passed"] for finding in report["findings"]}["stages"] is True
     assert [depth["depth"] for depth in report["depths"]] == ["head", "neck", "backbone", "encoder"]
 
 

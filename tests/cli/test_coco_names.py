@@ -23,7 +23,12 @@ from helpers.coco_cases import coco_root, edited
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     root = coco_root(tmp_path / "set")
-    edited(root, lambda content: content.update(categories=[{"id": i + 1, "name": name} for i, name in enumerate(coco.CLASSES)]))
+    edited(
+        root,
+        lambda content: content.update(
+            categories=[{"id": i + 1, "name": name} for i, name in enumerate(coco.CLASSES)]
+        ),
+    )
     return root
 
 
@@ -36,7 +41,9 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "tiny.pth"
 
 
-@pytest.mark.filterwarnings("ignore::boxcov.errors.BoxcovWarning")  # three objects do not reach all levels
+@pytest.mark.filterwarnings(
+    "ignore::boxcov.errors.BoxcovWarning"
+)  # three objects do not reach all levels
 def test_from_a_fit_to_coco_s_results(root: Path, weights: Path, tmp_path: Path) -> None:
     source = Source(f"coco:{root}@64", "val2017")
     fitting.run(tmp_path / "p.safetensors", f"yolox:{weights}", source, n_data=100)
@@ -48,11 +55,17 @@ def test_from_a_fit_to_coco_s_results(root: Path, weights: Path, tmp_path: Path)
     native = Detections.load(tmp_path / "found.safetensors")
     again = coco.read_results(tmp_path / "found.json", frames)
     assert sum(map(len, again)) == len(native) > 0
-    torch.testing.assert_close(torch.cat([f.covariance for f in again]), native.covariance.double(), rtol=1e-4, atol=1e-6)
-    assert json.loads((tmp_path / "found.meta.json").read_text())["uncertainty"]["method"] == "exact"
+    torch.testing.assert_close(
+        torch.cat([f.covariance for f in again]), native.covariance.double(), rtol=1e-4, atol=1e-6
+    )
+    assert (
+        json.loads((tmp_path / "found.meta.json").read_text())["uncertainty"]["method"] == "exact"
+    )
     assert records_of(native, frames).fields == ("x1", "y1", "x2", "y2")
     study = evaluation.study_of([tmp_path / "found.safetensors"], out=tmp_path / "page.html")
-    assert [row["method"] for row in evaluation.rows_of(study, replicates=3) if row["kind"] == "method"] == ["found"]
+    assert [
+        row["method"] for row in evaluation.rows_of(study, replicates=3) if row["kind"] == "method"
+    ] == ["found"]
 
 
 def test_words_for_images(root: Path, weights: Path) -> None:
@@ -62,7 +75,11 @@ def test_words_for_images(root: Path, weights: Path) -> None:
     assert unseen_split("coco:ROOT") == "val2017"
     with pytest.raises(BoxcovError, match="no detector 'yolox:': give centerpoint:small"):
         detector_named("yolox:")
-    with pytest.raises(BoxcovError, match=r"coco:.*, split val2017: labels mean person, .*; the detector knows car"):
+    with pytest.raises(
+        BoxcovError, match=r"coco:.*, split val2017: labels mean person, .*; the detector knows car"
+    ):
         frames_named(f"coco:{root}", "val2017", classes=("car",))
-    with pytest.raises(BoxcovError, match="give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT"):
+    with pytest.raises(
+        BoxcovError, match="give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT"
+    ):
         frames_named("coco:")

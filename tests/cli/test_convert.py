@@ -31,16 +31,25 @@ def test_a_table(stored: tuple[Path, Detections], tmp_path: Path) -> None:
     assert (done.code, json.loads(done.out)["boxes"]) == (0, 7)
     with (tmp_path / "d.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["var_yaw"]) for row in rows] == pytest.approx(found.covariance[:, 6, 6].tolist())
+    assert [float(row["var_yaw"]) for row in rows] == pytest.approx(
+        found.covariance[:, 6, 6].tolist()
+    )
 
 
 @pytest.mark.parametrize(
     ("format", "kind", "boxes"),
-    [("ros", "vision_msgs/Detection3DArray", "detections"), ("autoware", "autoware_perception_msgs/DetectedObjects", "objects")],
+    [
+        ("ros", "vision_msgs/Detection3DArray", "detections"),
+        ("autoware", "autoware_perception_msgs/DetectedObjects", "objects"),
+    ],
 )
-def test_messages(stored: tuple[Path, Detections], tmp_path: Path, format: str, kind: str, boxes: str) -> None:
+def test_messages(
+    stored: tuple[Path, Detections], tmp_path: Path, format: str, kind: str, boxes: str
+) -> None:
     path, _ = stored
-    done = boxcov("convert", path, "--format", format, "--out", tmp_path / "d.json", "--frame-id", "lidar_top")
+    done = boxcov(
+        "convert", path, "--format", format, "--out", tmp_path / "d.json", "--frame-id", "lidar_top"
+    )
     assert done.code == 0, done.err
     assert "7 boxes in 3 frames" in done.out
     content = json.loads((tmp_path / "d.json").read_text())
@@ -51,10 +60,20 @@ def test_messages(stored: tuple[Path, Detections], tmp_path: Path, format: str, 
 
 def test_messages_in_images(tmp_path: Path) -> None:
     in_image().save(tmp_path / "d.safetensors")
-    assert boxcov("convert", tmp_path / "d.safetensors", "--format", "ros", "--out", tmp_path / "d.json").code == 0
+    assert (
+        boxcov(
+            "convert", tmp_path / "d.safetensors", "--format", "ros", "--out", tmp_path / "d.json"
+        ).code
+        == 0
+    )
     assert json.loads((tmp_path / "d.json").read_text())["type"] == "vision_msgs/Detection2DArray"
-    done = boxcov("convert", tmp_path / "d.safetensors", "--format", "autoware", "--out", tmp_path / "e.json")
-    assert "the format autoware holds boxes x y z w l h yaw; those of this detector are x1 y1 x2 y2" in done.err
+    done = boxcov(
+        "convert", tmp_path / "d.safetensors", "--format", "autoware", "--out", tmp_path / "e.json"
+    )
+    assert (
+        "the format autoware holds boxes x y z w l h yaw; those of this detector are x1 y1 x2 y2"
+        in done.err
+    )
 
 
 def test_an_epistemic_covariance_is_not_passed_off_as_that_of_the_errors(tmp_path: Path) -> None:
@@ -62,7 +81,10 @@ def test_an_epistemic_covariance_is_not_passed_off_as_that_of_the_errors(tmp_pat
     words = ("convert", tmp_path / "d.safetensors", "--format", "ros", "--out", tmp_path / "d.json")
     done = boxcov(*words)
     assert done.code == 1
-    assert "the format ros is for trackers, which take its covariance for that of the errors" in done.err
+    assert (
+        "the format ros is for trackers, which take its covariance for that of the errors"
+        in done.err
+    )
     assert boxcov(*words, "--covariance", "epistemic").code == 0
     assert json.loads((tmp_path / "d.json").read_text())["covariance"] == "epistemic"
 
@@ -70,12 +92,36 @@ def test_an_epistemic_covariance_is_not_passed_off_as_that_of_the_errors(tmp_pat
 def test_predict_refuses_before_the_work(tmp_path: Path) -> None:
     word = small_network(tmp_path)
     done = boxcov(
-        "predict", "--detector", word, "--method", "nms", "--count", 1, "--sweeps", 1, "--format", "ros", "--out", tmp_path / "d.json"
+        "predict",
+        "--detector",
+        word,
+        "--method",
+        "nms",
+        "--count",
+        1,
+        "--sweeps",
+        1,
+        "--format",
+        "ros",
+        "--out",
+        tmp_path / "d.json",
     )
     assert done.code == 1
     assert "--calibrated" in done.err
     done = boxcov(
-        "predict", "--detector", word, "--method", "nms", "--count", 1, "--sweeps", 1, "--format", "csv", "--out", tmp_path / "d.csv"
+        "predict",
+        "--detector",
+        word,
+        "--method",
+        "nms",
+        "--count",
+        1,
+        "--sweeps",
+        1,
+        "--format",
+        "csv",
+        "--out",
+        tmp_path / "d.csv",
     )
     assert done.code == 0, done.err
     assert (tmp_path / "d.csv").read_text().startswith("frame,label,class,score,x,y,z")
@@ -83,7 +129,13 @@ def test_predict_refuses_before_the_work(tmp_path: Path) -> None:
 
 def made_from(found: Detections, data: str, frames: int, classes: tuple[str, ...]) -> Detections:
     return replace(
-        found, classes=classes, meta={"method": "exact", "frames": frames, "source": {"data": data, "split": "train", "count": frames}}
+        found,
+        classes=classes,
+        meta={
+            "method": "exact",
+            "frames": frames,
+            "source": {"data": data, "split": "train", "count": frames},
+        },
     )
 
 
@@ -96,8 +148,13 @@ def test_results_of_nuscenes_with_its_time(tmp_path: Path) -> None:
     assert boxcov(*words, "--format", "nuscenes", "--out", tmp_path / "r.json").code == 0
     assert list(nuscenes.read_results(tmp_path / "r.json")) == frames.tokens[:2]
     assert boxcov(*words, "--format", "ros", "--out", tmp_path / "m.json").code == 0
-    stamps = [m["header"]["stamp"] for m in json.loads((tmp_path / "m.json").read_text())["messages"]]
-    assert [s["sec"] * 10**6 + s["nanosec"] // 1000 for s in stamps] == [frames.timestamp(0), frames.timestamp(1)]
+    stamps = [
+        m["header"]["stamp"] for m in json.loads((tmp_path / "m.json").read_text())["messages"]
+    ]
+    assert [s["sec"] * 10**6 + s["nanosec"] // 1000 for s in stamps] == [
+        frames.timestamp(0),
+        frames.timestamp(1),
+    ]
     assert frames.timestamp(1) > frames.timestamp(0) > 0
 
 
@@ -117,14 +174,24 @@ def test_what_cannot_be_converted(stored: tuple[Path, Detections], tmp_path: Pat
     path, _ = stored
     done = boxcov("convert", path, "--format", "kitti", "--out", tmp_path / "r")
     assert "does not say which frames it was made from" in done.err
-    assert "is the file to be converted" in boxcov("convert", path, "--format", "csv", "--out", path).err
-    assert "no such file" in boxcov("convert", tmp_path / "none", "--format", "csv", "--out", tmp_path / "x").err
+    assert (
+        "is the file to be converted"
+        in boxcov("convert", path, "--format", "csv", "--out", path).err
+    )
+    assert (
+        "no such file"
+        in boxcov("convert", tmp_path / "none", "--format", "csv", "--out", tmp_path / "x").err
+    )
     made_from(in_space(3), "simulated:clear", 1, ("car", "pedestrian", "traffic_cone")).save(path)
     assert boxcov("convert", path, "--format", "nuscenes", "--out", tmp_path / "x").code == 1
 
 
-def test_a_missing_package_is_named_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(formats, "find_spec", lambda name: None if name in ("pyarrow", "rerun") else object())
+def test_a_missing_package_is_named_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        formats, "find_spec", lambda name: None if name in ("pyarrow", "rerun") else object()
+    )
     for format, extra in (("parquet", "analysis"), ("rerun", "rerun")):
         with pytest.raises(BoxcovError, match=rf"pip install 'boxcov\[{extra}\]'"):
             formats.check(format, None, in_space())

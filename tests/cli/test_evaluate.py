@@ -32,11 +32,22 @@ def noisy(frames, noise: float = 0.4, seed: int = 0) -> Detections:
         boxes = torch.cat([truth + step, ghosts])
         variance = torch.cat([scale**2, torch.ones(len(ghosts), 1)])
         labels = torch.cat([target["labels"], target["labels"][:5]])
-        parts.append((boxes, labels, torch.full_like(labels, number), variance[:, :, None] * torch.eye(9)))
+        parts.append(
+            (boxes, labels, torch.full_like(labels, number), variance[:, :, None] * torch.eye(9))
+        )
     boxes, labels, frame, covariance = (torch.cat(column) for column in zip(*parts))
     scores = 0.05 + 0.9 * torch.rand(len(boxes), generator=generator)
-    meta = {"method": "exact", "samples": None, "source": SOURCE, "frames": 4, "milliseconds": [90.0, 10.0, 12.0, 14.0], "device": "cpu"}
-    return Detections(boxes, scores, labels, frame, BOX_FIELDS, simulated.CLASSES, covariance, meta=meta)
+    meta = {
+        "method": "exact",
+        "samples": None,
+        "source": SOURCE,
+        "frames": 4,
+        "milliseconds": [90.0, 10.0, 12.0, 14.0],
+        "device": "cpu",
+    }
+    return Detections(
+        boxes, scores, labels, frame, BOX_FIELDS, simulated.CLASSES, covariance, meta=meta
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +60,9 @@ def saved(tmp_path, frames) -> list:
     """Two files of the same boxes."""
     found = noisy(frames)
     found.save(tmp_path / "exact.safetensors")
-    other = replace(found, covariance=found.covariance.flip(0), meta={**found.meta, "method": "nms"})
+    other = replace(
+        found, covariance=found.covariance.flip(0), meta={**found.meta, "method": "nms"}
+    )
     other.save(tmp_path / "nms.safetensors")
     return [tmp_path / "exact.safetensors", tmp_path / "nms.safetensors"]
 
@@ -68,14 +81,22 @@ def test_records_are_those_of_a_loop(frames) -> None:
         target = hidden[int(scored.frame[i])]
         best, nearest = 2.0, -1
         for k in range(len(target["labels"])):
-            if target["points"][k] == 0 or target["labels"][k] != scored.labels[i] or (int(scored.frame[i]), k) in taken:
+            if (
+                target["points"][k] == 0
+                or target["labels"][k] != scored.labels[i]
+                or (int(scored.frame[i]), k) in taken
+            ):
                 continue
-            distance = float((target["boxes"][k, :2].double() - scored.boxes[i, :2].double()).norm())
+            distance = float(
+                (target["boxes"][k, :2].double() - scored.boxes[i, :2].double()).norm()
+            )
             if distance < best:
                 best, nearest = distance, k
         if nearest >= 0:
             taken.add((int(scored.frame[i]), nearest))
-            expected[i] = float((target["boxes"][nearest, :3].double() - scored.boxes[i, :3].double()).norm())
+            expected[i] = float(
+                (target["boxes"][nearest, :3].double() - scored.boxes[i, :3].double()).norm()
+            )
     assert 10 < int((~np.isnan(expected)).sum()) < len(expected)
     assert np.allclose(records.l2, expected, equal_nan=True)
 
@@ -94,12 +115,25 @@ def test_boxes_with_fewer_fields_meet_the_objects_columns(frames) -> None:
     )
     assert np.allclose(records_of(flat, frames).l2, records_of(found, frames).l2, equal_nan=True)
     strange = replace(flat, fields=("x1", "y1", "x2", "y2", "a", "b", "c"))
-    with pytest.raises(BoxcovError, match=r"the detections have boxes of x1, y1, .* do not belong together"):
+    with pytest.raises(
+        BoxcovError, match=r"the detections have boxes of x1, y1, .* do not belong together"
+    ):
         records_of(strange, frames)
 
 
 def test_frames_without_objects_and_frames_that_are_not_there(frames) -> None:
-    empty = [([], [{"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long), "points": torch.zeros(0)}])] * 4
+    empty = [
+        (
+            [],
+            [
+                {
+                    "boxes": torch.zeros(0, 9),
+                    "labels": torch.zeros(0, dtype=torch.long),
+                    "points": torch.zeros(0),
+                }
+            ],
+        )
+    ] * 4
     assert truth_of(empty).frames == 4
     assert not records_of(noisy(frames), empty).paired.any()
     with pytest.raises(BoxcovError, match="of frame 3 and those before it, the data has 2 frames"):
@@ -118,15 +152,22 @@ def test_a_script_gets_every_number(saved, frames) -> None:
     both = [f"score + size + covariance ({name})" for name in ("exact", "nms")]
     names = ["exact", "nms", "1 - score", "score + size", *both]
     differences = [f"{name}, minus score + size" for name in both]
-    assert list(rows) == [*(name + shuffled for name in names for shuffled in ("", ", shuffled")), *differences]
+    assert list(rows) == [
+        *(name + shuffled for name in names for shuffled in ("", ", shuffled")),
+        *differences,
+    ]
     assert rows["exact"]["boxes"] == len(records_of(noisy(frames), frames))
-    assert rows["exact"]["AUROC l2"]["value"] > rows["nms"]["AUROC l2"]["value"]  # the covariances that belong to the boxes
+    assert (
+        rows["exact"]["AUROC l2"]["value"] > rows["nms"]["AUROC l2"]["value"]
+    )  # the covariances that belong to the boxes
     assert report["about"]["frames"] == 4
     assert report["about"]["nms"]["method"] == "nms"
 
 
 def test_people_get_a_table_and_a_page(tmp_path, saved) -> None:
-    done = boxcov("evaluate", *saved, "--out", tmp_path / "report.html", "--scenes", 2, "--replicates", 20)
+    done = boxcov(
+        "evaluate", *saved, "--out", tmp_path / "report.html", "--scenes", 2, "--replicates", 20
+    )
     assert done.code == 0, done.err
     assert "AUROC IoU" in done.out
     assert "chance" in done.out
@@ -163,7 +204,10 @@ def test_mistakes_are_told_in_one_line(tmp_path, saved, frames) -> None:
         ([tmp_path / "absent"], "absent: no such file"),
         ([saved[0], saved[0]], "the same file is given twice"),
         ([saved[0], other], "predictions of other frames than"),
-        ([saved[0], "--data", "simulated:rain"], "predictions for simulated:clear, not for simulated:rain"),
+        (
+            [saved[0], "--data", "simulated:rain"],
+            "predictions for simulated:clear, not for simulated:rain",
+        ),
         ([saved[0], "--out", "absent/r.html"], "absent/r.html: there is no folder absent"),
     ):
         done = boxcov("evaluate", *words)
@@ -178,7 +222,10 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, saved) -> N
     (tmp_path / "b").mkdir()
     again = tmp_path / "b" / "exact.safetensors"
     again.write_bytes(saved[0].read_bytes())
-    assert [method.name for method in study_of([saved[0], again]).methods] == [str(saved[0]), str(again)]
+    assert [method.name for method in study_of([saved[0], again]).methods] == [
+        str(saved[0]),
+        str(again),
+    ]
 
 
 def test_another_u(saved, tmp_path) -> None:
@@ -188,13 +235,17 @@ def test_another_u(saved, tmp_path) -> None:
     found = other.methods[0].records
     assert np.array_equal(found.uncertainty, uncertainty_of(plain, "expected-iou"))
     assert not np.array_equal(found.uncertainty, plain.uncertainty)
-    with pytest.raises(BoxcovError, match=r"exact\.safetensors: these records have no variance of the score"):
+    with pytest.raises(
+        BoxcovError, match=r"exact\.safetensors: these records have no variance of the score"
+    ):
         study_of(saved[:1], uncertainty="score-variance")
     scored = Detections.load(saved[0])
     m = len(scored)
     scored = replace(scored, score_variance=torch.rand(m), score_covariance=torch.zeros(m, 9))
     scored.save(tmp_path / "scored.safetensors")
-    records = study_of([tmp_path / "scored.safetensors"], uncertainty="score-variance").methods[0].records
+    records = (
+        study_of([tmp_path / "scored.safetensors"], uncertainty="score-variance").methods[0].records
+    )
     assert np.allclose(records.uncertainty, scored.score_variance[scored.scores > 0.1].numpy())
 
 

@@ -23,7 +23,18 @@ def test_a_file_that_runs(tmp_path) -> None:
     detector = detector_named(word)
     fit(detector, clouds(detector.config, 1)).save(tmp_path / "p.safetensors")
     cloud(detector.config, 4).numpy().astype("<f4").tofile(tmp_path / "x.bin")
-    words = ("--detector", word, "--posterior", tmp_path / "p.safetensors", "--example", tmp_path / "x.bin", "--samples", 2, "--boxes", 9)
+    words = (
+        "--detector",
+        word,
+        "--posterior",
+        tmp_path / "p.safetensors",
+        "--example",
+        tmp_path / "x.bin",
+        "--samples",
+        2,
+        "--boxes",
+        9,
+    )
     done = boxcov("export", *words, "--out", tmp_path / "net.onnx", "--json")
     assert done.code == 0, done.err
     said = json.loads(done.out)
@@ -32,13 +43,19 @@ def test_a_file_that_runs(tmp_path) -> None:
     assert said["outputs"]["covariance"] == [9, 9, 9]
     with torch.no_grad():
         map_ = detector.encoder([cloud(detector.config, 5)]).contiguous()
-    session = runtime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(
+        str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"]
+    )
     boxes = session.run(["boxes"], {"map": map_.numpy()})[0]
     expected = detector.detect([cloud(detector.config, 5)]).boxes[:9]
-    torch.testing.assert_close(torch.from_numpy(boxes)[: len(expected)], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.from_numpy(boxes)[: len(expected)], expected, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_folder_that_is_not_there(tmp_path) -> None:
-    done = boxcov("export", "--posterior", "p.safetensors", "--out", tmp_path / "nowhere" / "x.onnx")
+    done = boxcov(
+        "export", "--posterior", "p.safetensors", "--out", tmp_path / "nowhere" / "x.onnx"
+    )
     assert done.code == 1
     assert "there is no folder" in done.err

@@ -23,7 +23,19 @@ from helpers.command_line import boxcov, small_network
 
 def test_the_posterior_is_that_of_the_library(tmp_path) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
-    words = ["--count", 3, "--sweeps", 1, "--prior-precision", 2, "--n-data", 50, "--fisher", "mc", "--json"]
+    words = [
+        "--count",
+        3,
+        "--sweeps",
+        1,
+        "--prior-precision",
+        2,
+        "--n-data",
+        50,
+        "--fisher",
+        "mc",
+        "--json",
+    ]
     done = boxcov("fit", "--detector", word, "--out", out, *words)
     assert done.code == 0, done.err
     report = json.loads(done.out)
@@ -39,14 +51,34 @@ def test_the_posterior_is_that_of_the_library(tmp_path) -> None:
     assert report["bytes"]["stored"] == expected.storage().stored
     assert (
         report["made_from"]
-        == {"detector": word, "data": "simulated:clear", "count": "3", "seed": "0", "sweeps": "1", "fraction": "1"}
+        == {
+            "detector": word,
+            "data": "simulated:clear",
+            "count": "3",
+            "seed": "0",
+            "sweeps": "1",
+            "fraction": "1",
+        }
         == found.meta
     )
 
 
 def test_better_posteriors(tmp_path) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
-    words = ["--count", 2, "--sweeps", 1, "--depth", "head.shared", "--fisher", "mc", "--locations", "gradient", "--corrected", "--json"]
+    words = [
+        "--count",
+        2,
+        "--sweeps",
+        1,
+        "--depth",
+        "head.shared",
+        "--fisher",
+        "mc",
+        "--locations",
+        "gradient",
+        "--corrected",
+        "--json",
+    ]
     done = boxcov("fit", "--detector", word, "--out", out, *words)
     assert done.code == 0, done.err
     report = json.loads(done.out)
@@ -54,13 +86,26 @@ def test_better_posteriors(tmp_path) -> None:
     detector = detector_named(word)
     found = package.Posterior.load(out, detector)
     frames = simulated.frames("clear", seed=0, count=2, sweeps=1)
-    expected = package.fit(detector, frames, ["head.shared"], fisher="mc", locations="gradient", corrected=True)
+    expected = package.fit(
+        detector, frames, ["head.shared"], fisher="mc", locations="gradient", corrected=True
+    )
     assert torch.equal(found.variances("head.shared.0"), expected.variances("head.shared.0"))
 
 
 def test_a_smaller_file(tmp_path) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
-    words = ["--count", 2, "--sweeps", 1, "--depth", "head.shared", "--fisher", "mc", "--compress", 0.01]
+    words = [
+        "--count",
+        2,
+        "--sweeps",
+        1,
+        "--depth",
+        "head.shared",
+        "--fisher",
+        "mc",
+        "--compress",
+        0.01,
+    ]
     done = boxcov("fit", "--detector", word, "--out", out, *words)
     assert done.code == 0, done.err
     found = package.Posterior.load(out, detector_named(word))
@@ -74,11 +119,26 @@ def test_a_smaller_file(tmp_path) -> None:
 
 def test_what_people_read(tmp_path) -> None:
     out = tmp_path / "p.safetensors"
-    words = ["--count", 4, "--sweeps", 1, "--fraction", 0.5, "--depth", "head.shared", "--batch", 2, "--fisher", "mc"]
+    words = [
+        "--count",
+        4,
+        "--sweeps",
+        1,
+        "--fraction",
+        0.5,
+        "--depth",
+        "head.shared",
+        "--batch",
+        2,
+        "--fisher",
+        "mc",
+    ]
     done = boxcov("fit", "--detector", small_network(tmp_path), "--out", out, *words)
     assert done.code == 0, done.err
     first, second, third, fourth = done.out.splitlines()
-    assert first.startswith("posterior of 1 layers (head.shared) from 2 frames, standing for 4, in 0.")
+    assert first.startswith(
+        "posterior of 1 layers (head.shared) from 2 frames, standing for 4, in 0."
+    )
     assert second.startswith("factors 0.0")
     assert third.startswith("condition number of the covariance: ")
     assert third.endswith(" at most, in head.shared.0")
@@ -103,7 +163,18 @@ def test_what_people_read(tmp_path) -> None:
     ],
 )
 def test_mistakes_are_told_in_one_line(tmp_path, words, message) -> None:
-    done = boxcov("fit", "--detector", small_network(tmp_path), "--out", tmp_path / "p.safetensors", "--count", 1, "--sweeps", 1, *words)
+    done = boxcov(
+        "fit",
+        "--detector",
+        small_network(tmp_path),
+        "--out",
+        tmp_path / "p.safetensors",
+        "--count",
+        1,
+        "--sweeps",
+        1,
+        *words,
+    )
     assert done.code == 1
     assert done.out == ""
     assert done.err.startswith("boxcov: ")
@@ -112,7 +183,9 @@ def test_mistakes_are_told_in_one_line(tmp_path, words, message) -> None:
     assert not (tmp_path / "p.safetensors").exists()
 
 
-@pytest.mark.parametrize("words", [["--count", "0"], ["--fisher", "true"], ["--form", "round"], ["--colour", "red"]])
+@pytest.mark.parametrize(
+    "words", [["--count", "0"], ["--fisher", "true"], ["--form", "round"], ["--colour", "red"]]
+)
 def test_wrong_usage_is_code_2(tmp_path, words) -> None:
     assert boxcov("fit", "--out", tmp_path / "p.safetensors", *words).code == 2
 
@@ -136,7 +209,10 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
     stop(signal.SIGINT)
     done = boxcov(*words)
     assert done.code == 130
-    assert done.err == f"boxcov: stopped; the same command with --resume goes on from {out}.checkpoint\n"
+    assert (
+        done.err
+        == f"boxcov: stopped; the same command with --resume goes on from {out}.checkpoint\n"
+    )
     assert not out.exists()
     refused = boxcov(*words)
     assert refused.code == 1

@@ -5,13 +5,34 @@ from pathlib import Path
 import pytest
 
 from helpers.command_line import boxcov, small_network
-from helpers.kills import Killed, blocks_kept, but_for_time, frames_kept, reproduced, runs_kept, undated
+from helpers.kills import (
+    Killed,
+    blocks_kept,
+    but_for_time,
+    frames_kept,
+    reproduced,
+    runs_kept,
+    undated,
+)
 
 POSTERIOR = "posterior.safetensors"
 
 
 def fitted(folder: Path, frames: int, *more: object) -> Killed:
-    words = ["fit", "--detector", small_network(folder), "--count", frames, "--sweeps", 1, "--fisher", "mc", "--checkpoint-every", 0, *more]
+    words = [
+        "fit",
+        "--detector",
+        small_network(folder),
+        "--count",
+        frames,
+        "--sweeps",
+        1,
+        "--fisher",
+        "mc",
+        "--checkpoint-every",
+        0,
+        *more,
+    ]
     return Killed(folder / POSTERIOR, words, seed=0, kept=frames_kept)
 
 
@@ -24,7 +45,9 @@ def killed(run: Killed, kills: int) -> Killed:
 
 def told(run: Killed, capsys) -> None:
     with capsys.disabled():
-        print(f"\n{run.words[3]}: {run.kills} kills, {run.finished} runs brought to an end; kept at a kill: {sorted(run.counted.items())}")
+        print(
+            f"\n{run.words[3]}: {run.kills} kills, {run.finished} runs brought to an end; kept at a kill: {sorted(run.counted.items())}"
+        )
 
 
 def test_a_few_kills_lose_nothing(tmp_path) -> None:
@@ -50,7 +73,22 @@ def test_kills_in_both_passes(tmp_path, capsys) -> None:
 @pytest.mark.slow
 def test_kills_of_predict_and_evaluate(tmp_path, capsys) -> None:
     word, posterior = small_network(tmp_path), tmp_path / "p.safetensors"
-    assert boxcov("fit", "--detector", word, "--out", posterior, "--count", 4, "--sweeps", 1, "--fisher", "mc").code == 0
+    assert (
+        boxcov(
+            "fit",
+            "--detector",
+            word,
+            "--out",
+            posterior,
+            "--count",
+            4,
+            "--sweeps",
+            1,
+            "--fisher",
+            "mc",
+        ).code
+        == 0
+    )
     words = ["predict", "--detector", word, "--posterior", posterior, "--count", 80, "--sweeps", 1]
     run = killed(Killed(tmp_path / "d.safetensors", words, 0, but_for_time, blocks_kept), kills=10)
     told(run, capsys)
@@ -78,6 +116,11 @@ def test_kills_of_reproduce(tmp_path, capsys) -> None:
         "--shift-count",
         1,
     ]
-    run = killed(Killed(tmp_path / "reproduction", [*words, "--sweeps", 1], 0, reproduced, runs_kept, resume=()), kills=15)
+    run = killed(
+        Killed(
+            tmp_path / "reproduction", [*words, "--sweeps", 1], 0, reproduced, runs_kept, resume=()
+        ),
+        kills=15,
+    )
     told(run, capsys)
     assert len(run.counted) > 5

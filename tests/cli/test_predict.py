@@ -26,7 +26,21 @@ def made(tmp_path_factory) -> tuple[str, Path]:
     """A detector and its posterior."""
     folder = tmp_path_factory.mktemp("net")
     word, out = small_network(folder), folder / "p.safetensors"
-    done = boxcov("fit", "--detector", word, "--out", out, "--count", 4, "--sweeps", 1, "--fisher", "mc", "--prior-precision", 1e4)
+    done = boxcov(
+        "fit",
+        "--detector",
+        word,
+        "--out",
+        out,
+        "--count",
+        4,
+        "--sweeps",
+        1,
+        "--fisher",
+        "mc",
+        "--prior-precision",
+        1e4,
+    )
     assert done.code == 0, done.err
     return word, out
 
@@ -34,8 +48,14 @@ def made(tmp_path_factory) -> tuple[str, Path]:
 METHODS = {
     "exact": ([], lambda detector, posterior: package.ExactGLM(detector, posterior)),
     "glm": (["--most", 2], lambda detector, posterior: package.GLM(detector, posterior, most=2)),
-    "mcglm": (["--samples", 5, "--seed", 3], lambda detector, posterior: package.MCGLM(detector, posterior, 5, seed=3)),
-    "mci": (["--samples", 4], lambda detector, posterior: package.MCI(detector, posterior, samples=4)),
+    "mcglm": (
+        ["--samples", 5, "--seed", 3],
+        lambda detector, posterior: package.MCGLM(detector, posterior, 5, seed=3),
+    ),
+    "mci": (
+        ["--samples", 4],
+        lambda detector, posterior: package.MCI(detector, posterior, samples=4),
+    ),
     "nms": ([], lambda detector, posterior: package.NMSSpread(detector)),
 }
 
@@ -44,11 +64,23 @@ METHODS = {
 def test_the_scores_variance(tmp_path, made, method) -> None:
     word, posterior = made
     few = ["--most", 2] if method == "glm" else []
-    common = ("predict", "--detector", word, "--posterior", posterior, "--method", method, *TINY, *few)
+    common = (
+        "predict",
+        "--detector",
+        word,
+        "--posterior",
+        posterior,
+        "--method",
+        method,
+        *TINY,
+        *few,
+    )
     for name, words in (("plain", []), ("scored", ["--score"])):
         done = boxcov(*common, *words, "--out", tmp_path / f"{name}.safetensors")
         assert done.code == 0, done.err
-    plain, scored = (Detections.load(tmp_path / f"{name}.safetensors") for name in ("plain", "scored"))
+    plain, scored = (
+        Detections.load(tmp_path / f"{name}.safetensors") for name in ("plain", "scored")
+    )
     assert torch.equal(plain.covariance, scored.covariance)
     assert plain.score_variance is None
     assert bool((scored.score_variance > 0).all())
@@ -56,7 +88,17 @@ def test_the_scores_variance(tmp_path, made, method) -> None:
 
 
 def test_no_variance_of_the_score_by_nms(tmp_path, made) -> None:
-    done = boxcov("predict", "--detector", made[0], "--method", "nms", "--score", "--out", tmp_path / "d.safetensors", *TINY)
+    done = boxcov(
+        "predict",
+        "--detector",
+        made[0],
+        "--method",
+        "nms",
+        "--score",
+        "--out",
+        tmp_path / "d.safetensors",
+        *TINY,
+    )
     assert done.code != 0
     assert "--score means nothing to the method nms" in done.err
 
@@ -66,7 +108,20 @@ def test_the_file_is_what_the_library_gives(tmp_path, made, method) -> None:
     word, posterior = made
     words, build = METHODS[method]
     out = tmp_path / "d.safetensors"
-    done = boxcov("predict", "--detector", word, "--posterior", posterior, "--method", method, "--out", out, *TINY, *words, "--json")
+    done = boxcov(
+        "predict",
+        "--detector",
+        word,
+        "--posterior",
+        posterior,
+        "--method",
+        method,
+        "--out",
+        out,
+        *TINY,
+        *words,
+        "--json",
+    )
     assert done.code == 0, done.err
     found, report = Detections.load(out), json.loads(done.out)
     detector = detector_named(word)
@@ -87,10 +142,25 @@ def test_the_file_is_what_the_library_gives(tmp_path, made, method) -> None:
 
 def test_mc_dropout_needs_no_posterior_and_fd_takes_its_step(tmp_path, made) -> None:
     word, posterior = made
-    assert boxcov("predict", "--detector", word, "--method", "mci", "--out", tmp_path / "a", *TINY).code == 0
+    assert (
+        boxcov(
+            "predict", "--detector", word, "--method", "mci", "--out", tmp_path / "a", *TINY
+        ).code
+        == 0
+    )
     assert Detections.load(tmp_path / "a").meta["dropout"] == 0.1
     words = ["--method", "mcglm", "--derivative", "fd", "--epsilon", 1e-2]
-    done = boxcov("predict", "--detector", word, "--posterior", posterior, "--out", tmp_path / "b", *TINY, *words)
+    done = boxcov(
+        "predict",
+        "--detector",
+        word,
+        "--posterior",
+        posterior,
+        "--out",
+        tmp_path / "b",
+        *TINY,
+        *words,
+    )
     assert done.code == 0, done.err
     assert Detections.load(tmp_path / "b").meta["epsilon"] == 1e-2
 
@@ -99,11 +169,18 @@ def test_mc_dropout_needs_no_posterior_and_fd_takes_its_step(tmp_path, made) -> 
 
 
 @pytest.mark.parametrize("method", ["exact", "mci"])
-def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, made, monkeypatch, method) -> None:
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(
+    tmp_path, made, monkeypatch, method
+) -> None:
     """mci with dropout draws for every frame: what was drawn before must not matter."""
-    monkeypatch.setattr(prediction, "clock", lambda: 0.0)  # of all that is written, only the time differs
+    monkeypatch.setattr(
+        prediction, "clock", lambda: 0.0
+    )  # of all that is written, only the time differs
     word, posterior = made
-    how, source = How(method, posterior if method == "exact" else None), Source("simulated:rain", "val", 7, 0, 1)
+    how, source = (
+        How(method, posterior if method == "exact" else None),
+        Source("simulated:rain", "val", 7, 0, 1),
+    )
     whole, out = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
     prediction.run(whole, word, how, source, block=2)
     seen: list[int] = []
@@ -115,20 +192,41 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, made, monkey
     with pytest.raises(KeyboardInterrupt):
         prediction.run(out, word, how, source, block=2, progress=killed)
     parts = tmp_path / "cut.safetensors.parts"
-    assert sorted(p.name for p in parts.iterdir()) == ["00000000.safetensors", "00000002.safetensors"]
+    assert sorted(p.name for p in parts.iterdir()) == [
+        "00000000.safetensors",
+        "00000002.safetensors",
+    ]
     (parts / ".00000004.safetensors.x1").write_text("half")
-    with pytest.raises(BoxcovError, match=r"cut\.safetensors\.parts: blocks of a run that was cut off: go on with it by --resume"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"cut\.safetensors\.parts: blocks of a run that was cut off: go on with it by --resume",
+    ):
         prediction.run(out, word, how, source, block=2)
     with pytest.raises(BoxcovError, match=r"of another run \(source was"):
         prediction.run(out, word, how, replace(source, seed=9), block=2, resume=True)
-    prediction.run(out, word, how, source, block=2, resume=True, progress=lambda done, total: seen.append(done))
+    prediction.run(
+        out, word, how, source, block=2, resume=True, progress=lambda done, total: seen.append(done)
+    )
     assert seen == [2, 4, 5, 6, 7]
     assert out.read_bytes() == whole.read_bytes()
     assert not parts.exists()
 
 
 def test_resume_without_anything_to_resume_starts(tmp_path, made) -> None:
-    assert boxcov("predict", "--detector", made[0], "--method", "nms", "--out", tmp_path / "d", *TINY, "--resume").code == 0
+    assert (
+        boxcov(
+            "predict",
+            "--detector",
+            made[0],
+            "--method",
+            "nms",
+            "--out",
+            tmp_path / "d",
+            *TINY,
+            "--resume",
+        ).code
+        == 0
+    )
 
 
 # formats
@@ -137,8 +235,26 @@ def test_resume_without_anything_to_resume_starts(tmp_path, made) -> None:
 def test_nuscenes_results(tmp_path, made) -> None:
     word, posterior = made
     root = nuscenes_root(tmp_path)
-    words = ["--data", f"nuscenes:{root}", "--split", "train[1:]", "--count", 2, "--format", "nuscenes"]
-    done = boxcov("predict", "--detector", word, "--posterior", posterior, "--out", tmp_path / "r.json", *words)
+    words = [
+        "--data",
+        f"nuscenes:{root}",
+        "--split",
+        "train[1:]",
+        "--count",
+        2,
+        "--format",
+        "nuscenes",
+    ]
+    done = boxcov(
+        "predict",
+        "--detector",
+        word,
+        "--posterior",
+        posterior,
+        "--out",
+        tmp_path / "r.json",
+        *words,
+    )
     assert done.code == 0, done.err
     found = nuscenes.read_results(tmp_path / "r.json")
     assert list(found) == nuscenes.frames(root).tokens[1:3]
@@ -154,7 +270,11 @@ def test_kitti_results_are_turned_back(tmp_path, made) -> None:
     done = boxcov("predict", "--out", tmp_path / "results", "--format", "kitti", *words)
     assert done.code == 0, done.err
     native = Detections.load(tmp_path / "native")
-    kept = [i for i, label in enumerate(native.labels.tolist()) if native.classes[label] in ("car", "pedestrian", "bicycle")]
+    kept = [
+        i
+        for i, label in enumerate(native.labels.tolist())
+        if native.classes[label] in ("car", "pedestrian", "bicycle")
+    ]
     (found,) = kitti.read_results(tmp_path / "results", kitti.frames(root)[:1])
     assert len(found) == len(kept) > 0
     there = native[kept]
@@ -162,17 +282,29 @@ def test_kitti_results_are_turned_back(tmp_path, made) -> None:
     assert torch.allclose(found.field("y"), -there.field("x").double(), atol=1e-3)
     assert torch.allclose(found.std("x"), there.std("y").double(), rtol=1e-3)
     assert [found.classes[label] for label in found.labels] == [
-        {"car": "Car", "pedestrian": "Pedestrian", "bicycle": "Cyclist"}[there.classes[label]] for label in there.labels
+        {"car": "Car", "pedestrian": "Pedestrian", "bicycle": "Cyclist"}[there.classes[label]]
+        for label in there.labels
     ]
 
 
 def test_turning_there_and_back_changes_nothing() -> None:
     from boxcov.pipeline.sources import as_nuscenes
 
-    boxes = torch.tensor([[10.0, 2.0, -1.0, 1.6, 4.0, 1.5, 0.3, 3.0, 1.0], [5.0, -7.0, 0.0, 1.0, 1.0, 2.0, -3.1, 0.0, 0.0]])
-    _, (target,) = as_nuscenes(([torch.zeros(1, 5)], [{"boxes": boxes, "labels": torch.tensor([0, 2])}]))
+    boxes = torch.tensor(
+        [
+            [10.0, 2.0, -1.0, 1.6, 4.0, 1.5, 0.3, 3.0, 1.0],
+            [5.0, -7.0, 0.0, 1.0, 1.0, 2.0, -3.1, 0.0, 0.0],
+        ]
+    )
+    _, (target,) = as_nuscenes(
+        ([torch.zeros(1, 5)], [{"boxes": boxes, "labels": torch.tensor([0, 2])}])
+    )
     n = torch.zeros(2, dtype=torch.long)
-    back = formats.as_kitti(Detections(target["boxes"], torch.ones(2), target["labels"], n, BOX_FIELDS, simulated.CLASSES))
+    back = formats.as_kitti(
+        Detections(
+            target["boxes"], torch.ones(2), target["labels"], n, BOX_FIELDS, simulated.CLASSES
+        )
+    )
     assert torch.allclose(back.boxes[:, :7], boxes[:, :7].double(), atol=1e-5)
     assert back.labels.tolist() == [0, 2]
 
@@ -182,7 +314,10 @@ def test_turning_there_and_back_changes_nothing() -> None:
     [
         (["--format", "nuscenes"], "the format nuscenes is for frames of nuScenes"),
         (["--format", "kitti"], "the format kitti is for frames of KITTI"),
-        (["--format", "coco"], "the format coco holds boxes x1 y1 x2 y2 in images; those of this detector are x y z"),
+        (
+            ["--format", "coco"],
+            "the format coco holds boxes x1 y1 x2 y2 in images; those of this detector are x y z",
+        ),
         (["--out", "absent/d"], "absent/d: there is no folder absent"),
         (["--out", "."], "is a folder; give the name of a file"),
         (["--samples", 5], "--samples means nothing to the method nms"),
@@ -207,7 +342,16 @@ def test_mistakes_are_told_before_the_work(tmp_path, made, monkeypatch, words, m
 
 
 def test_a_posterior_of_other_weights_is_refused(tmp_path, made) -> None:
-    done = boxcov("predict", "--detector", small_network(tmp_path, seed=5), "--posterior", made[1], "--out", tmp_path / "d", *TINY)
+    done = boxcov(
+        "predict",
+        "--detector",
+        small_network(tmp_path, seed=5),
+        "--posterior",
+        made[1],
+        "--out",
+        tmp_path / "d",
+        *TINY,
+    )
     assert done.code == 1
     assert "this posterior was made for weights with the fingerprint" in done.err
 
@@ -215,11 +359,15 @@ def test_a_posterior_of_other_weights_is_refused(tmp_path, made) -> None:
 def test_a_detector_that_knows_other_classes_is_refused(tmp_path) -> None:
     from boxcov.pipeline.sources import frames_named
 
-    with pytest.raises(BoxcovError, match=r"labels mean car, truck, .*; the detector knows car, bus"):
+    with pytest.raises(
+        BoxcovError, match=r"labels mean car, truck, .*; the detector knows car, bus"
+    ):
         frames_named("simulated:clear", classes=("car", "bus"))
     root = kitti_root(tmp_path)
     assert isinstance(frames_named(f"kitti:{root}"), Turned)
-    assert isinstance(frames_named(f"kitti:{root}", classes=("car", "pedestrian", "cyclist")), kitti.Kitti)
+    assert isinstance(
+        frames_named(f"kitti:{root}", classes=("car", "pedestrian", "cyclist")), kitti.Kitti
+    )
     with pytest.raises(BoxcovError, match=r"split training\[90:\]: there are no frames"):
         frames_named(f"kitti:{root}", split="training[90:]")
 
@@ -231,7 +379,15 @@ def test_nothing_found_is_a_file_all_the_same(tmp_path) -> None:
     config = pillar_config()
     blind = detector_of(replace(config, reporting=replace(config.reporting, threshold=0.999999)))
     centerpoint.save(blind, tmp_path / "blind.safetensors")
-    words = ["--detector", f"centerpoint:{tmp_path}/blind.safetensors", "--method", "nms", "--out", tmp_path / "d.safetensors", *TINY]
+    words = [
+        "--detector",
+        f"centerpoint:{tmp_path}/blind.safetensors",
+        "--method",
+        "nms",
+        "--out",
+        tmp_path / "d.safetensors",
+        *TINY,
+    ]
     done = boxcov("predict", *words)
     assert done.code == 0, done.err
     assert done.out.startswith("0 boxes in 3 frames")

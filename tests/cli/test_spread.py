@@ -25,7 +25,21 @@ RAIN = Source("simulated:rain", "val", 7, 0, 1)
 def made(tmp_path_factory) -> tuple[str, How]:
     folder = tmp_path_factory.mktemp("net")
     word, out = small_network(folder), folder / "p.safetensors"
-    done = boxcov("fit", "--detector", word, "--out", out, "--count", 4, "--sweeps", 1, "--fisher", "mc", "--prior-precision", 1e4)
+    done = boxcov(
+        "fit",
+        "--detector",
+        word,
+        "--out",
+        out,
+        "--count",
+        4,
+        "--sweeps",
+        1,
+        "--fisher",
+        "mc",
+        "--prior-precision",
+        1e4,
+    )
     assert done.code == 0, done.err
     return word, How("exact", out)
 
@@ -64,17 +78,26 @@ def test_a_rank_that_dies_ends_all_and_leaves_whole_blocks(tmp_path, made, alone
         if done == 7:  # the last frame, rank 1's
             os.kill(os.getpid(), signal.SIGKILL)
 
-    ended = forked(2, lambda rank: prediction.run(out, *made, RAIN, block=2, progress=die if rank == 1 else None))
+    ended = forked(
+        2,
+        lambda rank: prediction.run(out, *made, RAIN, block=2, progress=die if rank == 1 else None),
+    )
     assert ended[1][0] == -signal.SIGKILL
     assert ended[0][0] == 1
-    assert ended[0][1].startswith("BoxcovError: rank 0 of 2: another rank is gone, or cannot be reached (")
+    assert ended[0][1].startswith(
+        "BoxcovError: rank 0 of 2: another rank is gone, or cannot be reached ("
+    )
     assert not out.exists()
     parts = tmp_path / "d.safetensors.parts"
-    assert sorted(path.name for path in parts.iterdir()) == [f"0000000{start}.safetensors" for start in (0, 2, 4)]
+    assert sorted(path.name for path in parts.iterdir()) == [
+        f"0000000{start}.safetensors" for start in (0, 2, 4)
+    ]
     assert sum(map(len, map(Detections.load, parts.iterdir()))) > 0
     refused = forked(2, lambda rank: prediction.run(out, *made, RAIN, block=2))
     assert "blocks of a run that was cut off" in refused[0][1]
-    ended = forked(3, lambda rank: prediction.run(out, *made, RAIN, block=2, resume=True))  # any number goes on
+    ended = forked(
+        3, lambda rank: prediction.run(out, *made, RAIN, block=2, resume=True)
+    )  # any number goes on
     assert [code for code, _ in ended] == [0] * 3
     assert out.read_bytes() == alone
 
@@ -83,7 +106,12 @@ def test_errors_have_the_name_of_their_rank(tmp_path, made) -> None:
     def fail(done: int, total: int) -> None:
         raise prediction.BoxcovError("a frame is damaged")
 
-    ended = forked(2, lambda rank: prediction.run(tmp_path / "d", *made, RAIN, block=2, progress=fail if rank == 1 else None))
+    ended = forked(
+        2,
+        lambda rank: prediction.run(
+            tmp_path / "d", *made, RAIN, block=2, progress=fail if rank == 1 else None
+        ),
+    )
     assert ended[1] == (1, "BoxcovError: rank 1 of 2: a frame is damaged")
     assert not (tmp_path / "d").exists()
 
@@ -92,7 +120,10 @@ def test_folders_that_are_not_shared(tmp_path, made) -> None:
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
     ended = forked(2, lambda rank: prediction.run(tmp_path / str(rank) / "d", *made, RAIN, block=2))
-    assert "00000002.safetensors: is not there, though a process has made it: all must write to the same folder" in ended[0][1]
+    assert (
+        "00000002.safetensors: is not there, though a process has made it: all must write to the same folder"
+        in ended[0][1]
+    )
     assert not (tmp_path / "0" / "d").exists()
 
 
@@ -104,19 +135,25 @@ def saved(made, tmp_path_factory) -> Path:
 
 
 def evaluated(saved: Path, page: Path, *more: object):
-    return boxcov("evaluate", saved, "--json", "--replicates", 20, "--scenes", 2, "--out", page, *more)
+    return boxcov(
+        "evaluate", saved, "--json", "--replicates", 20, "--scenes", 2, "--out", page, *more
+    )
 
 
 def test_evaluate_over_ranks_is_that_of_one(tmp_path, saved) -> None:
     page = tmp_path / "page.html"
     one = evaluated(saved, page)
     assert one.code == 0, one.err
-    bare = boxcov("evaluate", saved, "--json", "--replicates", 20).out.replace('"out": null', f'"out": "{page}"')
+    bare = boxcov("evaluate", saved, "--json", "--replicates", 20).out.replace(
+        '"out": null', f'"out": "{page}"'
+    )
     assert bare == one.out  # read in memory, or by blocks
     whole = undated(page)
     for count, workers in ((2, 0), (3, 1)):  # two blocks
         page.unlink()
-        ended = forked(count, lambda rank, workers=workers: evaluated(saved, page, "--workers", workers).out)
+        ended = forked(
+            count, lambda rank, workers=workers: evaluated(saved, page, "--workers", workers).out
+        )
         assert [code for code, _ in ended] == [0] * count, ended
         assert ended[0][1] == one.out
         assert {said for _, said in ended[1:]} == {""}
@@ -137,14 +174,18 @@ def test_evaluate_that_was_cut_off_goes_on(tmp_path, saved, monkeypatch) -> None
         patch.setattr(evaluation, "rows_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert evaluated(saved, page).code == 130
     assert [path.name for path in tmp_path.iterdir()] == ["page.html.parts"]
-    assert "blocks of a run that was cut off: go on with it by --resume" in evaluated(saved, page).err
+    assert (
+        "blocks of a run that was cut off: go on with it by --resume" in evaluated(saved, page).err
+    )
     (tmp_path / "page.html.parts" / "00000016.safetensors").unlink()
     assert evaluated(saved, page, "--resume").out == one.out
     assert undated(page) == whole
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_workers_give_the_same_file_and_a_lost_one_leaves_none(tmp_path, made, alone, monkeypatch) -> None:
+def test_workers_give_the_same_file_and_a_lost_one_leaves_none(
+    tmp_path, made, alone, monkeypatch
+) -> None:
     out = tmp_path / "d.safetensors"
     prediction.run(out, *made, RAIN, block=2, workers=2)
     assert out.read_bytes() == alone
@@ -158,32 +199,76 @@ def test_workers_give_the_same_file_and_a_lost_one_leaves_none(tmp_path, made, a
 
     with monkeypatch.context() as patch:
         patch.setattr(Simulated, "__getitem__", deadly)
-        done = boxcov("predict", "--detector", made[0], "--method", "nms", "--out", out, "--count", 7, "--sweeps", 1, "--workers", 1)
+        done = boxcov(
+            "predict",
+            "--detector",
+            made[0],
+            "--method",
+            "nms",
+            "--out",
+            out,
+            "--count",
+            7,
+            "--sweeps",
+            1,
+            "--workers",
+            1,
+        )
     assert done.code == 1
-    assert done.err.splitlines()[-1].startswith("boxcov: a process that reads frames was lost before item 5 came")
+    assert done.err.splitlines()[-1].startswith(
+        "boxcov: a process that reads frames was lost before item 5 came"
+    )
     assert not out.exists()
 
 
 @pytest.mark.slow
 def test_torchrun(tmp_path, made, alone) -> None:
     """The commands themselves, and a rank that is killed from outside."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "-m", "boxcov"]
-    words = ["predict", "--detector", made[0], "--posterior", str(made[1].posterior), "--count", "40", "--sweeps", "1"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=3",
+        "-m",
+        "boxcov",
+    ]
+    words = [
+        "predict",
+        "--detector",
+        made[0],
+        "--posterior",
+        str(made[1].posterior),
+        "--count",
+        "40",
+        "--sweeps",
+        "1",
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     out = tmp_path / "d.safetensors"
-    done = subprocess.run([*launch, *words, "--out", str(out)], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [*launch, *words, "--out", str(out)], capture_output=True, text=True, env=env
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("written to") == 1
     assert boxcov(*words, "--out", tmp_path / "one").code == 0
     many, one = Detections.load(out), Detections.load(tmp_path / "one")
     assert (many.boxes == one.boxes).all()
     assert (many.covariance == one.covariance).all()
-    page = subprocess.run([*launch, "evaluate", str(out), "--out", str(tmp_path / "page.html")], capture_output=True, text=True, env=env)
+    page = subprocess.run(
+        [*launch, "evaluate", str(out), "--out", str(tmp_path / "page.html")],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
     assert page.returncode == 0, page.stderr
     assert page.stdout.count("report: ") == 1
     assert (tmp_path / "page.html").exists()
     long = subprocess.Popen(
-        [*launch, *words, "--count", "40000", "--out", str(tmp_path / "long")], stderr=subprocess.PIPE, text=True, env=env
+        [*launch, *words, "--count", "40000", "--out", str(tmp_path / "long")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
     )
     parts = tmp_path / "long.parts"
     while len(list(parts.glob("*.safetensors"))) < 3:
@@ -198,4 +283,8 @@ def test_torchrun(tmp_path, made, alone) -> None:
 
 
 def _children(parent: int) -> list[int]:
-    return [int(pid) for task in Path(f"/proc/{parent}/task").iterdir() for pid in (task / "children").read_text().split()]
+    return [
+        int(pid)
+        for task in Path(f"/proc/{parent}/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    ]

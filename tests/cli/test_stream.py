@@ -45,7 +45,20 @@ def lines(text: str) -> list[dict]:
 
 def test_a_line_a_frame_with_the_numbers_of_the_model(made) -> None:
     word, posterior, frames = made
-    done = boxcov("stream", frames, "--detector", word, "--posterior", posterior, "--points", "plain", "--samples", 4, "--warmup", 1)
+    done = boxcov(
+        "stream",
+        frames,
+        "--detector",
+        word,
+        "--posterior",
+        posterior,
+        "--points",
+        "plain",
+        "--samples",
+        4,
+        "--warmup",
+        1,
+    )
     assert done.code == 0, done.err
     found = lines(done.out)
     assert [Path(line["frame"]).name for line in found] == ["0.bin", "1.bin", "2.bin"]
@@ -68,10 +81,23 @@ def test_a_line_a_frame_with_the_numbers_of_the_model(made) -> None:
 def test_a_bad_frame_is_an_error_line_and_the_stream_goes_on(made, tmp_path) -> None:
     word, posterior, frames = made
     (tmp_path / "bad.bin").write_bytes(b"123")
-    paths = "\n".join(map(str, (frames / "0.bin", tmp_path / "bad.bin", tmp_path / "none.bin", frames / "1.bin")))
+    paths = "\n".join(
+        map(str, (frames / "0.bin", tmp_path / "bad.bin", tmp_path / "none.bin", frames / "1.bin"))
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.StringIO(paths))
-        done = boxcov("stream", "-", "--detector", word, "--posterior", posterior, "--points", "plain", "--samples", 2)
+        done = boxcov(
+            "stream",
+            "-",
+            "--detector",
+            word,
+            "--posterior",
+            posterior,
+            "--points",
+            "plain",
+            "--samples",
+            2,
+        )
     assert done.code == 1
     found = lines(done.out)
     assert ["error" in line for line in found] == [False, True, True, False]
@@ -84,8 +110,14 @@ def test_numbers_that_are_not_finite_are_an_error_line(tmp_path) -> None:
     """A method gives none; its boxes are the detector's own, which may."""
     cloud(pillar_config(), 0).numpy().astype("<f4").tofile(tmp_path / "x.bin")
     box = torch.tensor([[1.0, float("nan")]])
-    found = Detections(box, torch.ones(1), torch.zeros(1), torch.zeros(1), ("x", "y"), ("car",), torch.eye(2)[None])
-    line = streaming.one(lambda inputs: found, streaming.Reader(detector_of(pillar_config()), "plain"), tmp_path / "x.bin")
+    found = Detections(
+        box, torch.ones(1), torch.zeros(1), torch.zeros(1), ("x", "y"), ("car",), torch.eye(2)[None]
+    )
+    line = streaming.one(
+        lambda inputs: found,
+        streaming.Reader(detector_of(pillar_config()), "plain"),
+        tmp_path / "x.bin",
+    )
     assert line == {"frame": str(tmp_path / "x.bin"), "error": "boxes are not finite"}
 
 
@@ -106,7 +138,18 @@ def test_kitti_points_give_boxes_in_kittis_axes(made, tmp_path) -> None:
     there = cloud(detector.config, 3)
     x, y = there[:, 1], -there[:, 0]  # the same place, in KITTI's axes
     np.stack([x, y, there[:, 2], there[:, 3] / 255], 1).astype("<f4").tofile(tmp_path / "k.bin")
-    done = boxcov("stream", tmp_path, "--detector", word, "--posterior", posterior, "--points", "kitti", "--samples", 2)
+    done = boxcov(
+        "stream",
+        tmp_path,
+        "--detector",
+        word,
+        "--posterior",
+        posterior,
+        "--points",
+        "kitti",
+        "--samples",
+        2,
+    )
     assert done.code == 0, done.err
     (line,) = lines(done.out)
     there[:, 4] = 0
@@ -115,14 +158,19 @@ def test_kitti_points_give_boxes_in_kittis_axes(made, tmp_path) -> None:
     boxes, covariance = torch.tensor(line["boxes"]), torch.tensor(line["covariance"])
     torch.testing.assert_close(boxes[:, 0], expected.field("y"), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(boxes[:, 1], -expected.field("x"), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(covariance[:, 0, 0], expected.covariance[:, 1, 1], rtol=1e-2, atol=1e-4)
+    torch.testing.assert_close(
+        covariance[:, 0, 0], expected.covariance[:, 1, 1], rtol=1e-2, atol=1e-4
+    )
 
 
 def test_images_give_boxes_in_pixels_of_the_image(tmp_path) -> None:
     Image = pytest.importorskip("PIL.Image")
     detector = small(seed=2, most=5).float()
     inputs = torch.zeros(1, 3, 64, 64)
-    target = {name: value.float() if value.is_floating_point() else value for name, value in objects(2, 64, 64).items()}
+    target = {
+        name: value.float() if value.is_floating_point() else value
+        for name, value in objects(2, 64, 64).items()
+    }
     posterior = fit(detector, [(inputs, [target])], fisher="mc")
     pixels = (np.random.default_rng(0).random((48, 96, 3)) * 255).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
@@ -185,7 +233,11 @@ def test_ctrl_c_is_clean_and_the_latencies_are_said(made) -> None:
         "--watch",
     ]
     process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdout is not None
     for _ in range(3):
@@ -205,7 +257,19 @@ def test_ctrl_c_is_clean_and_the_latencies_are_said(made) -> None:
 @pytest.mark.slow
 def test_a_reader_that_goes_away(made) -> None:
     word, posterior, frames = made
-    words = [sys.executable, "-m", "boxcov", "stream", str(frames), "--detector", word, "--posterior", str(posterior), "--points", "plain"]
+    words = [
+        sys.executable,
+        "-m",
+        "boxcov",
+        "stream",
+        str(frames),
+        "--detector",
+        word,
+        "--posterior",
+        str(posterior),
+        "--points",
+        "plain",
+    ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.close()

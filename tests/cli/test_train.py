@@ -15,8 +15,25 @@ from boxcov.pipeline import train as training
 
 def test_a_run_writes_weights_and_report(tmp_path) -> None:
     out = tmp_path / "small.safetensors"
-    command = ["train", "--out", str(out), "--count", "2", "--test-count", "1", "--steps", "2", "--batch", "1", "--sweeps", "1", "--json"]
-    done = subprocess.run([sys.executable, "-m", "boxcov", *command], capture_output=True, text=True, check=True)
+    command = [
+        "train",
+        "--out",
+        str(out),
+        "--count",
+        "2",
+        "--test-count",
+        "1",
+        "--steps",
+        "2",
+        "--batch",
+        "1",
+        "--sweeps",
+        "1",
+        "--json",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "boxcov", *command], capture_output=True, text=True, check=True
+    )
     report = json.loads(done.stdout)
     assert report == json.loads(out.with_suffix(".json").read_text())
     assert report["frames"] == 2
@@ -30,7 +47,10 @@ def test_the_shipped_detector_detects() -> None:
     """On unseen seeds, in little time: cars well, and far better than on shapes that it was never shown."""
     detector = centerpoint.load("small")
     clear, unseen = (
-        training.precision(detector, sources.kept(sources.frames_named(f"simulated:{scenario}", count=4, seed=4000), "cpu"))
+        training.precision(
+            detector,
+            sources.kept(sources.frames_named(f"simulated:{scenario}", count=4, seed=4000), "cpu"),
+        )
         for scenario in ("clear", "unseen")
     )
     assert clear["car"][2.0] > 0.7
@@ -55,7 +75,9 @@ def test_words_of_the_command_line() -> None:
 def test_kitti_frames_turn_into_the_axes_of_nuscenes() -> None:
     boxes = torch.tensor([[10.0, 2.0, -1.0, 1.6, 4.0, 1.5, 0.3, float("nan"), float("nan")]])
     cloud = torch.tensor([[10.0, 2.0, -1.0, 7.0, 0.0]])
-    (points,), (target,) = sources.as_nuscenes(([cloud], [{"boxes": boxes, "labels": torch.tensor([0])}]))
+    (points,), (target,) = sources.as_nuscenes(
+        ([cloud], [{"boxes": boxes, "labels": torch.tensor([0])}])
+    )
     assert points[0].tolist() == [-2.0, 10.0, -1.0, 7.0, 0.0]
     assert target["boxes"][0, :3].tolist() == [-2.0, 10.0, -1.0]
     assert float(target["boxes"][0, 6]) == pytest.approx(0.3 + torch.pi / 2)

@@ -17,7 +17,10 @@ from boxcov import BoxcovError
 from boxcov.pipeline import stream as streaming
 from helpers.command_line import boxcov
 
-NOWHERE = ("--detector", "centerpoint:absent.safetensors")  # whoever begins to work says that it is not there
+NOWHERE = (
+    "--detector",
+    "centerpoint:absent.safetensors",
+)  # whoever begins to work says that it is not there
 VERBS = {
     "fit": ("fit", *NOWHERE),
     "predict": ("predict", "--method", "nms", *NOWHERE),
@@ -57,7 +60,12 @@ def test_a_read_only_folder(tmp_path, verb, monkeypatch) -> None:
 @pytest.fixture(scope="module")
 def read_only_disk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("disk")
-    if os.name != "posix" or subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", folder], capture_output=True).returncode:
+    if (
+        os.name != "posix"
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "ro", "none", folder], capture_output=True
+        ).returncode
+    ):
         pytest.skip("needs the right to mount a file system")
     yield folder
     subprocess.run(["umount", folder], check=True)
@@ -72,10 +80,15 @@ def test_a_folder_for_results_that_is_there_and_read_only(read_only_disk) -> Non
     told_before_the_work("predict to a folder", read_only_disk, "Read-only file system")
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("predict to a folder", "reproduce", "demo")])
+@pytest.mark.parametrize(
+    "verb", [verb for verb in VERBS if verb not in ("predict to a folder", "reproduce", "demo")]
+)
 def test_a_folder_in_the_place_of_a_file(tmp_path, verb) -> None:
     done = boxcov(*VERBS[verb], "--out", tmp_path)
-    assert (done.code, done.err) == (1, f"boxcov: {tmp_path}: is a folder; give the name of a file\n")
+    assert (done.code, done.err) == (
+        1,
+        f"boxcov: {tmp_path}: is a folder; give the name of a file\n",
+    )
 
 
 @pytest.mark.parametrize("verb", ["predict to a folder", "reproduce", "demo"])
@@ -108,9 +121,14 @@ class Full(io.StringIO):
 
 
 def test_a_stream_whose_disk_is_full_ends_with_one_line(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(streaming, "one", lambda model, reader, path: {"frame": str(path), "ms": 1.0})
+    monkeypatch.setattr(
+        streaming, "one", lambda model, reader, path: {"frame": str(path), "ms": 1.0}
+    )
     out, seen, paths = Full(tmp_path), streaming.Latencies(0), iter(map(Path, "abc"))
-    with pytest.raises(BoxcovError, match=r"^the line of frame 2 cannot be written to stdout \(No space left on device\)"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"^the line of frame 2 cannot be written to stdout \(No space left on device\)",
+    ):
         streaming.run(None, None, paths, out, seen)
     assert json.loads(out.getvalue().splitlines()[0]) == {"frame": "a", "ms": 1.0}
     assert next(paths) == Path("c")  # it did not go on
@@ -125,5 +143,7 @@ def test_a_stream_into_a_full_device(tmp_path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("boxcov: the line of frame 1 cannot be written to stdout (No space left")
+    assert done.stderr.splitlines()[-1].startswith(
+        "boxcov: the line of frame 1 cannot be written to stdout (No space left"
+    )
     assert "Traceback" not in done.stderr

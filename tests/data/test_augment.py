@@ -7,7 +7,12 @@ from boxcov.data.points import inside
 
 
 def frame() -> tuple[list, list]:
-    boxes = torch.tensor([[5.0, 3.0, 1.0, 2.0, 4.5, 1.6, 0.7, 3.0, 1.0], [-8.0, 2.0, 0.5, 0.7, 0.8, 1.8, -2.0, float("nan"), float("nan")]])
+    boxes = torch.tensor(
+        [
+            [5.0, 3.0, 1.0, 2.0, 4.5, 1.6, 0.7, 3.0, 1.0],
+            [-8.0, 2.0, 0.5, 0.7, 0.8, 1.8, -2.0, float("nan"), float("nan")],
+        ]
+    )
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(4000, 5, generator=generator) * torch.tensor([8.0, 8.0, 1.5, 1.0, 0.1])
     return [points], [{"boxes": boxes, "labels": torch.tensor([0, 8]), "token": "a"}]
@@ -39,5 +44,7 @@ def test_velocities_turn_and_mirror_with_the_heading() -> None:
 
 def test_the_draw_follows_the_generator() -> None:
     points, targets = frame()
-    first, again = (Augmentation()(points, targets, torch.Generator().manual_seed(5))[0][0] for _ in range(2))
+    first, again = (
+        Augmentation()(points, targets, torch.Generator().manual_seed(5))[0][0] for _ in range(2)
+    )
     assert torch.equal(first, again)

@@ -22,17 +22,33 @@ def root(tmp_path: Path) -> Path:
 
 def test_frames_have_images_and_boxes_in_the_same_pixels(root: Path) -> None:
     frames = coco.frames(root, size=96)
-    assert (len(frames), frames.classes, frames.category_ids, frames.image_ids) == (3, ("cat", "cow", "dog"), (1, 3, 7), [11, 5, 8])
+    assert (len(frames), frames.classes, frames.category_ids, frames.image_ids) == (
+        3,
+        ("cat", "cow", "dog"),
+        (1, 3, 7),
+        [11, 5, 8],
+    )
     image, (target,) = frames[0]
-    assert (image.shape, image.dtype, target["image_id"], target["scale"]) == ((1, 3, 96, 96), torch.float32, 11, 0.96)
+    assert (image.shape, image.dtype, target["image_id"], target["scale"]) == (
+        (1, 3, 96, 96),
+        torch.float32,
+        11,
+        0.96,
+    )
     assert target["labels"].tolist() == [0, 2]
-    torch.testing.assert_close(target["boxes"], 0.96 * torch.tensor([[10.0, 5, 30, 35], [90, 40, 100, 50]]))
+    torch.testing.assert_close(
+        target["boxes"], 0.96 * torch.tensor([[10.0, 5, 30, 35], [90, 40, 100, 50]])
+    )
     torch.testing.assert_close(target["crowds"], 0.96 * torch.tensor([[0.0, 0, 60, 20]]))
     assert target["crowd_labels"].tolist() == [1]
     assert bool((image[0, :, 48:] == 114).all())
     assert not bool((image[0, :, :48] == 114).all())
     empty = frames[1][1][0]
-    assert (empty["boxes"].shape, empty["labels"].dtype, empty["crowds"].shape) == ((0, 4), torch.long, (0, 4))
+    assert (empty["boxes"].shape, empty["labels"].dtype, empty["crowds"].shape) == (
+        (0, 4),
+        torch.long,
+        (0, 4),
+    )
     assert [frames.scale(i) for i in range(3)] == [frames[i][1][0]["scale"] for i in range(3)]
 
 
@@ -48,14 +64,23 @@ def test_parts_batches_and_other_processes(root: Path) -> None:
 
 def test_classes_on_request(root: Path) -> None:
     frames = coco.frames(root, size=64, classes=["dog", "cat"])
-    assert (frames[0][1][0]["labels"].tolist(), frames.category_ids, len(frames[2][1][0]["labels"])) == ([1, 0], (7, 1), 0)
-    with pytest.raises(BoxcovError, match=r"instances_val2017\.json: no class horse: there are cat, cow, dog"):
+    assert (
+        frames[0][1][0]["labels"].tolist(),
+        frames.category_ids,
+        len(frames[2][1][0]["labels"]),
+    ) == ([1, 0], (7, 1), 0)
+    with pytest.raises(
+        BoxcovError, match=r"instances_val2017\.json: no class horse: there are cat, cow, dog"
+    ):
         coco.frames(root, classes=["cat", "horse"])
 
 
 def test_sizes_that_the_network_cannot_take(root: Path) -> None:
     for size in (0, 100):
-        with pytest.raises(BoxcovError, match=f"a multiple of 32 pixels, or None for images as they are, got {size}"):
+        with pytest.raises(
+            BoxcovError,
+            match=f"a multiple of 32 pixels, or None for images as they are, got {size}",
+        ):
             coco.frames(root, size=size)
 
 
@@ -84,7 +109,9 @@ def test_letterboxing_is_plain_bilinear_interpolation(height: int, width: int) -
     square, scale = coco.letterbox(torch.from_numpy(pixels).permute(2, 0, 1).to(torch.uint8), 32)
     rows, columns = int(height * scale), int(width * scale)
     expected = slow_bilinear(pixels.astype(float), rows, columns)
-    assert float(np.abs(square[:, :rows, :columns].permute(1, 2, 0).numpy() - expected).max()) <= 0.501  # rounded
+    assert (
+        float(np.abs(square[:, :rows, :columns].permute(1, 2, 0).numpy() - expected).max()) <= 0.501
+    )  # rounded
     assert max(rows, columns) == 32
     assert bool((square[:, rows:] == 114).all() and (square[:, :, columns:] == 114).all())
 
@@ -140,7 +167,9 @@ def test_damaged_images_are_named(tmp_path: Path) -> None:
 
 def test_an_image_of_another_size_than_annotated(root: Path) -> None:
     Image.new("RGB", (7, 9)).save(root / "val2017" / f"{11:012d}.png")
-    with pytest.raises(BoxcovError, match=r"000000000011\.png: 7 x 9 pixels, and 100 x 50 in the annotations"):
+    with pytest.raises(
+        BoxcovError, match=r"000000000011\.png: 7 x 9 pixels, and 100 x 50 in the annotations"
+    ):
         coco.frames(root)[0]
 
 
@@ -155,10 +184,16 @@ def test_an_image_of_another_size_than_annotated(root: Path) -> None:
         (lambda c: c["images"][0].update(width=0), "image 11 is 0 x 50 pixels large"),
         (lambda c: c["images"][0].update(id=8), "two images have the same id|objects in"),
         (lambda c: c["images"].clear() or c["annotations"].clear(), "has no images"),
-        (lambda c: c["annotations"][0].update(image_id=99), r"objects in 1 images that it does not list \(99\)"),
+        (
+            lambda c: c["annotations"][0].update(image_id=99),
+            r"objects in 1 images that it does not list \(99\)",
+        ),
         (lambda c: c["annotations"][0].update(category_id=2), "object 1 is of category 2"),
         (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "damaged ones"),
-        (lambda c: c["annotations"][0].update(bbox=[1, 2, float("nan"), 3]), "object 1 has the box"),
+        (
+            lambda c: c["annotations"][0].update(bbox=[1, 2, float("nan"), 3]),
+            "object 1 has the box",
+        ),
         (lambda c: c["annotations"][0].update(bbox="text"), "damaged ones"),
         (lambda c: c["categories"].append(7), "damaged ones"),
     ],
@@ -169,7 +204,9 @@ def test_annotations_that_make_no_sense(root: Path, change, message: str) -> Non
         coco.frames(root)
 
 
-@pytest.mark.parametrize("name", ["../secret.png", "/etc/passwd", "a/../../b.png", "..\\b.png", "C:/b.png", ""])
+@pytest.mark.parametrize(
+    "name", ["../secret.png", "/etc/passwd", "a/../../b.png", "..\\b.png", "C:/b.png", ""]
+)
 def test_file_names_cannot_lead_out_of_the_folder(root: Path, name: str) -> None:
     edited(root, lambda content: content["images"][0].update(file_name=name))
     with pytest.raises(BoxcovError, match="leads out of the folder"):

@@ -19,7 +19,9 @@ def frames(tmp_path: Path) -> coco.Coco:
     return coco.frames(coco_root(tmp_path / "set"), size=96)
 
 
-def test_what_is_written_is_coco_s_with_covariances_in_place(frames: coco.Coco, tmp_path: Path) -> None:
+def test_what_is_written_is_coco_s_with_covariances_in_place(
+    frames: coco.Coco, tmp_path: Path
+) -> None:
     found = found_in(frames)
     coco.write_results(tmp_path / "found.json", frames, found)
     entries = json.loads((tmp_path / "found.json").read_text())
@@ -27,10 +29,16 @@ def test_what_is_written_is_coco_s_with_covariances_in_place(frames: coco.Coco, 
     first, box = entries[0], (found[0].boxes[0].double() / 0.96).tolist()
     assert set(first) == {"image_id", "category_id", "bbox", "score", "covariance", "uncertainty"}
     assert (first["image_id"], first["category_id"]) == (11, 1)
-    assert first["bbox"] == pytest.approx([box[0], box[1], box[2] - box[0], box[3] - box[1]], rel=1e-6)
+    assert first["bbox"] == pytest.approx(
+        [box[0], box[1], box[2] - box[0], box[3] - box[1]], rel=1e-6
+    )
     assert first["uncertainty"] == pytest.approx(sum(first["covariance"][::5]))
     meta = json.loads((tmp_path / "found.meta.json").read_text())
-    assert meta == {"covariance_fields": ["x", "y", "w", "h"], "covariance_frame": "image", "uncertainty": {"method": "exact"}}
+    assert meta == {
+        "covariance_fields": ["x", "y", "w", "h"],
+        "covariance_frame": "image",
+        "uncertainty": {"method": "exact"},
+    }
 
 
 def test_the_covariance_goes_through_the_jacobian_of_the_map() -> None:
@@ -51,15 +59,29 @@ def test_there_and_back(frames: coco.Coco, tmp_path: Path) -> None:
     coco.write_results(tmp_path / "found.json", frames, found)
     for a, b in zip(found, coco.read_results(tmp_path / "found.json", frames), strict=True):
         for name in ("boxes", "scores", "covariance", "predictive"):
-            torch.testing.assert_close(getattr(b, name), getattr(a, name).double(), rtol=1e-5, atol=1e-5)
-        assert (b.labels.tolist(), b.fields, b.classes, b.meta) == (a.labels.tolist(), a.fields, a.classes, {"method": "exact"})
+            torch.testing.assert_close(
+                getattr(b, name), getattr(a, name).double(), rtol=1e-5, atol=1e-5
+            )
+        assert (b.labels.tolist(), b.fields, b.classes, b.meta) == (
+            a.labels.tolist(),
+            a.fields,
+            a.classes,
+            {"method": "exact"},
+        )
 
 
-def test_plain_boxes_have_no_covariance_and_leave_no_old_one_behind(frames: coco.Coco, tmp_path: Path) -> None:
+def test_plain_boxes_have_no_covariance_and_leave_no_old_one_behind(
+    frames: coco.Coco, tmp_path: Path
+) -> None:
     coco.write_results(tmp_path / "found.json", frames, found_in(frames))
     coco.write_results(tmp_path / "found.json", frames, found_in(frames, covariance=False))
     assert not (tmp_path / "found.meta.json").exists()
-    assert set(json.loads((tmp_path / "found.json").read_text())[0]) == {"image_id", "category_id", "bbox", "score"}
+    assert set(json.loads((tmp_path / "found.json").read_text())[0]) == {
+        "image_id",
+        "category_id",
+        "bbox",
+        "score",
+    }
     assert coco.read_results(tmp_path / "found.json", frames)[0].covariance is None
 
 
@@ -87,7 +109,10 @@ def test_other_names_hold_what_draws_of_the_box_give(frames: coco.Coco, tmp_path
     coco.write_results(tmp_path / "found.json", frames, found, also=["bbox_covar", "covars"])
     entry = json.loads((tmp_path / "found.json").read_text())[0]
     C = found[0].predictive[0].double()
-    noise = torch.randn(200_000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ torch.linalg.cholesky(C).T
+    noise = (
+        torch.randn(200_000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        @ torch.linalg.cholesky(C).T
+    )
     x1, y1, x2, y2 = ((found[0].boxes[0].double() + noise) / 0.96).unbind(1)
     draws = torch.stack([x1, y1, x2 - x1, y2 - y1], 1)
     corners = torch.cat([draws[:, :2], draws[:, :2] + draws[:, 2:]], 1)
@@ -101,7 +126,10 @@ def test_other_names_hold_what_draws_of_the_box_give(frames: coco.Coco, tmp_path
     meta = json.loads((tmp_path / "found.meta.json").read_text())
     assert meta["also"] == {"bbox_covar": "predictive", "covars": "predictive"}
     torch.testing.assert_close(
-        coco.read_results(tmp_path / "found.json", frames)[0].predictive, found[0].predictive.double(), rtol=1e-5, atol=1e-5
+        coco.read_results(tmp_path / "found.json", frames)[0].predictive,
+        found[0].predictive.double(),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
@@ -109,15 +137,26 @@ def test_the_logit_stays_behind(frames: coco.Coco, tmp_path: Path) -> None:
     found = found_in(frames, fields=("x1", "y1", "x2", "y2", "logit"))
     coco.write_results(tmp_path / "found.json", frames, found)
     again = coco.read_results(tmp_path / "found.json", frames)[0]
-    torch.testing.assert_close(again.covariance, found[0].covariance[:, :4, :4].double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        again.covariance, found[0].covariance[:, :4, :4].double(), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_what_cannot_be_written(frames: coco.Coco, tmp_path: Path) -> None:
     found = found_in(frames)
     bad = [
-        ([replace(f, fields=("x", "y", "w", "h")) for f in found], "image 11: boxes of x y w h: COCO takes x1 y1 x2 y2"),
-        ([replace(f, boxes=f.boxes * torch.nan) for f in found], "frame 11: the box of 4 boxes is not finite"),
-        ([replace(f, scores=f.scores * torch.nan) for f in found], "frame 11: the score of 4 boxes is not finite"),
+        (
+            [replace(f, fields=("x", "y", "w", "h")) for f in found],
+            "image 11: boxes of x y w h: COCO takes x1 y1 x2 y2",
+        ),
+        (
+            [replace(f, boxes=f.boxes * torch.nan) for f in found],
+            "frame 11: the box of 4 boxes is not finite",
+        ),
+        (
+            [replace(f, scores=f.scores * torch.nan) for f in found],
+            "frame 11: the score of 4 boxes is not finite",
+        ),
         ([replace(f, classes=("cat", "horse", "dog")) for f in found], "frame 11: no class horse"),
         (found[:2], "detections of 2 frames for 3 frames"),
     ]
@@ -129,21 +168,37 @@ def test_what_cannot_be_written(frames: coco.Coco, tmp_path: Path) -> None:
 
 def test_files_that_are_no_results(frames: coco.Coco, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    texts = ["{", "[1]", '[{"image_id": 11}]', '[{"image_id": 11, "category_id": 2, "bbox": [1, 2, 3, 4], "score": 1}]']
+    texts = [
+        "{",
+        "[1]",
+        '[{"image_id": 11}]',
+        '[{"image_id": 11, "category_id": 2, "bbox": [1, 2, 3, 4], "score": 1}]',
+    ]
     for text in texts:
         path.write_text(text)
-        with pytest.raises(BoxcovError, match=r"found\.json: not a file of COCO results, or a damaged one"):
+        with pytest.raises(
+            BoxcovError, match=r"found\.json: not a file of COCO results, or a damaged one"
+        ):
             coco.read_results(path, frames)
     path.write_text('[{"image_id": 12}]')
     with pytest.raises(BoxcovError, match="image 12, which is not among the frames"):
         coco.read_results(path, frames)
 
 
-def test_the_official_evaluation_gives_the_same_numbers_with_and_without(frames: coco.Coco, tmp_path: Path) -> None:
-    path = edited(tmp_path / "set", lambda content: [thing.setdefault("iscrowd", 0) for thing in content["annotations"]])
+def test_the_official_evaluation_gives_the_same_numbers_with_and_without(
+    frames: coco.Coco, tmp_path: Path
+) -> None:
+    path = edited(
+        tmp_path / "set",
+        lambda content: [thing.setdefault("iscrowd", 0) for thing in content["annotations"]],
+    )
     found = found_in(frames)
     coco.write_results(tmp_path / "with.json", frames, found, also=["bbox_covar", "covars"])
-    coco.write_results(tmp_path / "without.json", frames, [replace(f, covariance=None) for f in found])
-    with_it, without = (average_precisions(path, tmp_path / f"{name}.json") for name in ("with", "without"))
+    coco.write_results(
+        tmp_path / "without.json", frames, [replace(f, covariance=None) for f in found]
+    )
+    with_it, without = (
+        average_precisions(path, tmp_path / f"{name}.json") for name in ("with", "without")
+    )
     assert with_it == without
     assert with_it[1] > 0.3  # at an IoU of 0.5: the boxes were put near the objects

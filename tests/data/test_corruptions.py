@@ -18,7 +18,10 @@ IMAGE = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 240, 320)
 @pytest.mark.parametrize("kind", KINDS)
 def test_stronger_is_further_from_the_image(kind: Kind) -> None:
     smooth = blurred(IMAGE.float(), 2.0).round().to(torch.uint8)
-    off = [float((Corruption(kind, s)(smooth).float() - smooth.float()).square().mean()) for s in range(1, 6)]
+    off = [
+        float((Corruption(kind, s)(smooth).float() - smooth.float()).square().mean())
+        for s in range(1, 6)
+    ]
     assert off == sorted(off)
     assert off[0] > 0
     changed = Corruption(kind, 3)(smooth)

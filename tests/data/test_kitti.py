@@ -16,14 +16,33 @@ from torch import Tensor
 
 from boxcov import Detections
 from boxcov.data import kitti
-from boxcov.data.kitti.camera import CAMERA_FIELDS, LIDAR_FIELDS, from_camera, image_boxes, to_camera
+from boxcov.data.kitti.camera import (
+    CAMERA_FIELDS,
+    LIDAR_FIELDS,
+    from_camera,
+    image_boxes,
+    to_camera,
+)
 from boxcov.data.points import inside
 from boxcov.data.poses import BOX_FIELDS, Pose
 from boxcov.errors import BoxcovError, BoxcovWarning
-from helpers.data_roots import KITTI_LABELS, KITTI_R0, KITTI_T, KITTI_TR, kitti_root, random_detections, real
+from helpers.data_roots import (
+    KITTI_LABELS,
+    KITTI_R0,
+    KITTI_T,
+    KITTI_TR,
+    kitti_root,
+    random_detections,
+    real,
+)
 
-ALIGNED = Pose(torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]]).double(), torch.tensor([0.1, -0.2, 0.3]).double())
-REAL = Pose(torch.from_numpy((KITTI_R0 * KITTI_TR).as_matrix()), torch.from_numpy(KITTI_R0.apply(KITTI_T)))
+ALIGNED = Pose(
+    torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]]).double(),
+    torch.tensor([0.1, -0.2, 0.3]).double(),
+)
+REAL = Pose(
+    torch.from_numpy((KITTI_R0 * KITTI_TR).as_matrix()), torch.from_numpy(KITTI_R0.apply(KITTI_T))
+)
 
 
 @pytest.fixture
@@ -42,9 +61,13 @@ def test_frames_have_points_and_boxes_in_the_lidars_frame(root: Path) -> None:
     assert torch.allclose(points[:, 3], torch.linspace(0, 255, 8))
     assert bool((points[:, 4] == 0).all())
     assert [kitti.CLASSES[label] for label in target["labels"]] == ["Car", "Cyclist"]
-    assert torch.allclose(target["boxes"][:, :3], points[[0, 2], :3], atol=1e-5)  # the points are the centres
+    assert torch.allclose(
+        target["boxes"][:, :3], points[[0, 2], :3], atol=1e-5
+    )  # the points are the centres
     assert torch.allclose(target["boxes"][0, 3:6], torch.tensor([1.67, 3.64, 1.65]))
-    assert float(target["boxes"][0, 6]) == pytest.approx(1.59 - pi / 2, abs=0.02)  # the sensors are aligned to a degree
+    assert float(target["boxes"][0, 6]) == pytest.approx(
+        1.59 - pi / 2, abs=0.02
+    )  # the sensors are aligned to a degree
     assert bool(target["boxes"][:, 7:].isnan().all())
     assert target["points"].tolist() == [1, 1]
     assert target["token"] == "000000"
@@ -112,7 +135,13 @@ def test_malformed_labels(root: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [lambda text: "", lambda text: text.replace("P2", "P3"), lambda text: text[:-40], lambda t: t.replace("e", "x")]
+    "change",
+    [
+        lambda text: "",
+        lambda text: text.replace("P2", "P3"),
+        lambda text: text[:-40],
+        lambda t: t.replace("e", "x"),
+    ],
 )
 def test_damaged_calibrations(root: Path, change: Callable[[str], str]) -> None:
     path = root / "training/calib/000000.txt"
@@ -157,14 +186,20 @@ def lidar_boxes(count: int = 6) -> Tensor:
 def test_rotation_y_of_aligned_sensors() -> None:
     boxes = lidar_boxes()
     rows, _ = to_camera(boxes, ALIGNED)
-    assert torch.allclose(((rows[:, 6] + boxes[:, 6] + pi / 2) / 2).sin(), torch.zeros(6).double(), atol=1e-12)
+    assert torch.allclose(
+        ((rows[:, 6] + boxes[:, 6] + pi / 2) / 2).sin(), torch.zeros(6).double(), atol=1e-12
+    )
     assert torch.allclose(rows[:, 3], 0.1 - boxes[:, 1])
-    assert torch.allclose(rows[:, 4], -0.2 - boxes[:, 2] + boxes[:, 5] / 2)  # the bottom, and y points down
+    assert torch.allclose(
+        rows[:, 4], -0.2 - boxes[:, 2] + boxes[:, 5] / 2
+    )  # the bottom, and y points down
 
 
 @pytest.mark.parametrize("pose", [ALIGNED, REAL])
 @pytest.mark.parametrize("convert", [to_camera, from_camera])
-def test_jacobians_are_those_of_autograd(pose: Pose, convert: Callable[[Tensor, Pose], tuple[Tensor, Tensor]]) -> None:
+def test_jacobians_are_those_of_autograd(
+    pose: Pose, convert: Callable[[Tensor, Pose], tuple[Tensor, Tensor]]
+) -> None:
     boxes = lidar_boxes()
     values = boxes if convert is to_camera else to_camera(boxes, pose)[0]
     _, J = convert(values, pose)
@@ -187,12 +222,15 @@ def test_there_and_back() -> None:
 def test_image_boxes_at_the_edges() -> None:
     P2 = torch.tensor([[700.0, 0, 600, 0], [0, 700, 180, 0], [0, 0, 1, 0]]).double()
     behind, left, passing = torch.tensor(
-        [[2.0, 2, 2, 0, 1, -9, 0], [2.0, 2, 2, -90, 1, 10, 0], [2.0, 2, 20, 3, 1, 0, -pi / 2]], dtype=torch.float64
+        [[2.0, 2, 2, 0, 1, -9, 0], [2.0, 2, 2, -90, 1, 10, 0], [2.0, 2, 20, 3, 1, 0, -pi / 2]],
+        dtype=torch.float64,
     )[:, None]
     assert image_boxes(behind, P2, 1242, 375).tolist() == [[0, 0, 0, 0]]
     assert image_boxes(left, P2, 1242, 375)[0, [0, 2]].tolist() == [0, 0]
     # of a lorry to the right only the front corners, 10 m ahead, can be projected
-    assert torch.allclose(image_boxes(passing, P2, 1242, 375), torch.tensor([[740.0, 110, 880, 250]]).double())
+    assert torch.allclose(
+        image_boxes(passing, P2, 1242, 375), torch.tensor([[740.0, 110, 880, 250]]).double()
+    )
 
 
 # results
@@ -200,16 +238,26 @@ def test_image_boxes_at_the_edges() -> None:
 
 def found(frames: kitti.Kitti, number: int, fields: int = 9) -> Detections:
     (target,) = frames[number][1]
-    return random_detections(target["boxes"][:, :fields], target["labels"], frames.classes, seed=number)
+    return random_detections(
+        target["boxes"][:, :fields], target["labels"], frames.classes, seed=number
+    )
 
 
 @pytest.mark.parametrize("fields", [7, 9])
 def test_results_there_and_back(root: Path, tmp_path: Path, fields: int) -> None:
     frames = kitti.frames(root)
-    kitti.write_results(tmp_path / "out", frames, (found(frames, number, fields) for number in range(2)))
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["000000.txt", "000001.txt", "covariance.json"]
+    kitti.write_results(
+        tmp_path / "out", frames, (found(frames, number, fields) for number in range(2))
+    )
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "000000.txt",
+        "000001.txt",
+        "covariance.json",
+    ]
     lines = (tmp_path / "out/000000.txt").read_text().splitlines()
-    labels = [line.split() for line in KITTI_LABELS.splitlines() if line.split()[0] in kitti.CLASSES]
+    labels = [
+        line.split() for line in KITTI_LABELS.splitlines() if line.split()[0] in kitti.CLASSES
+    ]
     for line, label in zip(lines, labels, strict=True):
         words = line.split()
         assert len(words) == 16
@@ -229,7 +277,11 @@ def test_results_there_and_back(root: Path, tmp_path: Path, fields: int) -> None
         assert back.covariance is not None
         _, J = to_camera(given.boxes[:, :7].double(), REAL)
         expected = J @ given.covariance[:, :7, :7] @ J.transpose(1, 2)
-        rows = torch.tensor([row["covariance"] for row in beside["frames"][f"{number:06d}"]]).double().reshape(-1, 7, 7)
+        rows = (
+            torch.tensor([row["covariance"] for row in beside["frames"][f"{number:06d}"]])
+            .double()
+            .reshape(-1, 7, 7)
+        )
         assert torch.allclose(rows, expected, rtol=1e-5, atol=1e-7)
         assert beside["frames"]["000000"][0]["uncertainty"] > 0
         assert back.fields == LIDAR_FIELDS
@@ -242,7 +294,10 @@ def test_results_there_and_back(root: Path, tmp_path: Path, fields: int) -> None
 
 def test_calibrated_covariances_go_with_the_others(root: Path, tmp_path: Path) -> None:
     frames = kitti.frames(root)
-    given = [replace(one, predictive=3 * one.covariance) for one in (found(frames, number) for number in range(2))]
+    given = [
+        replace(one, predictive=3 * one.covariance)
+        for one in (found(frames, number) for number in range(2))
+    ]
     kitti.write_results(tmp_path / "out", frames, given)
     for back in kitti.read_results(tmp_path / "out", frames):
         assert torch.allclose(back.predictive, 3 * back.covariance, rtol=1e-6, atol=1e-12)
@@ -254,9 +309,13 @@ def test_calibrated_covariances_go_with_the_others(root: Path, tmp_path: Path) -
 def test_the_image_size_is_that_of_the_image(root: Path, tmp_path: Path) -> None:
     frames = kitti.frames(root)[:1]
     (root / "training/image_2").mkdir()
-    (root / "training/image_2/000000.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 600, 200))
+    (root / "training/image_2/000000.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 600, 200)
+    )
     kitti.write_results(tmp_path / "out", frames, [found(frames, 0)])
-    right = [float(line.split()[6]) for line in (tmp_path / "out/000000.txt").read_text().splitlines()]
+    right = [
+        float(line.split()[6]) for line in (tmp_path / "out/000000.txt").read_text().splitlines()
+    ]
     assert max(right) == 599
 
 
@@ -267,7 +326,10 @@ def test_plain_results_leave_no_old_covariances(root: Path, tmp_path: Path) -> N
     kitti.write_results(tmp_path / "out", frames, [replace(d[:0], covariance=None) for d in both])
     assert not (tmp_path / "out/covariance.json").exists()
     assert (tmp_path / "out/000000.txt").read_text() == ""
-    assert all(len(back) == 0 and back.covariance is None for back in kitti.read_results(tmp_path / "out", frames))
+    assert all(
+        len(back) == 0 and back.covariance is None
+        for back in kitti.read_results(tmp_path / "out", frames)
+    )
 
 
 def test_results_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
@@ -301,7 +363,9 @@ def test_results_that_do_not_belong_together(root: Path, tmp_path: Path) -> None
     path.write_text(text)
     for content in ("", "[]", '{"meta": {"uncertainty": {}}, "frames": {}}'):
         (tmp_path / "out/covariance.json").write_text(content)
-        with pytest.raises(BoxcovError, match=re.escape("covariance.json: not a file of covariances")):
+        with pytest.raises(
+            BoxcovError, match=re.escape("covariance.json: not a file of covariances")
+        ):
             kitti.read_results(tmp_path / "out", frames)
 
 
@@ -327,9 +391,14 @@ def test_real_labels_come_back_as_they_were(tmp_path: Path) -> None:
     frames = kitti.frames(real("kitti"), classes=kitti.TYPES)[::10]
     kitti.write_results(tmp_path, frames, [found(frames, number) for number in range(len(frames))])
     for token in frames.tokens:
-        official = [line.split() for line in (frames.folder / f"label_2/{token}.txt").read_text().splitlines()]
+        official = [
+            line.split()
+            for line in (frames.folder / f"label_2/{token}.txt").read_text().splitlines()
+        ]
         written = [line.split() for line in (tmp_path / f"{token}.txt").read_text().splitlines()]
         for mine, label in zip(written, official, strict=True):
-            assert np.allclose(list(map(float, mine[8:15])), list(map(float, label[8:15])), atol=1e-3)
+            assert np.allclose(
+                list(map(float, mine[8:15])), list(map(float, label[8:15])), atol=1e-3
+            )
             # the 2D boxes, in pixels: those of this set were made from boxes upright in the LiDAR's frame, a degree off the camera's
             assert np.allclose(list(map(float, mine[4:8])), list(map(float, label[4:8])), atol=10)

@@ -44,7 +44,13 @@ class Odd(Drawn):
     def __getitem__(self, number: int):
         if number == 4:
             raise BoxcovError("frames/4.bin: no such file")
-        return {"half": torch.ones(2, dtype=torch.bfloat16), "turned": torch.rand(2, 3).T, "array": np.ones(2), "name": "a", "none": None}
+        return {
+            "half": torch.ones(2, dtype=torch.bfloat16),
+            "turned": torch.rand(2, 3).T,
+            "array": np.ones(2),
+            "name": "a",
+            "none": None,
+        }
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, 9])
@@ -53,7 +59,11 @@ def test_the_same_items_whatever_the_number_of_workers(workers) -> None:
     there = loaded(Drawn(), workers, seed=3)
     expected = [digest(item) for item in here]
     assert [digest(item) for item in there] == expected
-    assert [digest(item) for item in there.each([5, 0, 5])] == [expected[5], expected[0], expected[5]]
+    assert [digest(item) for item in there.each([5, 0, 5])] == [
+        expected[5],
+        expected[0],
+        expected[5],
+    ]
     assert digest(there[2]) == digest(there[2]) == expected[2]
     assert digest(there[-1]) == expected[6]
     assert [digest(item) for item in there[1:3]] == expected[1:3]
@@ -80,19 +90,28 @@ def test_items_of_any_kind_come_as_they_are() -> None:
     assert (found["name"], found["none"]) == ("a", None)
 
 
-@pytest.mark.parametrize("settings", [{}, {"fraction": 0.5, "seed": 2}, {"corrected": True, "fisher": "mc"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"fraction": 0.5, "seed": 2}, {"corrected": True, "fisher": "mc"}]
+)
 def test_the_same_posterior_whatever_the_number_of_workers(settings, tmp_path) -> None:
     written = []
     for workers in (0, 1, 3):
-        fit(TinyCenter(width=4), loaded(batched(Drawn(), 2), workers), **settings).save(tmp_path / "p")
+        fit(TinyCenter(width=4), loaded(batched(Drawn(), 2), workers), **settings).save(
+            tmp_path / "p"
+        )
         written.append((tmp_path / "p").read_bytes())
     assert written[0] == written[1] == written[2]
-    assert fit(TinyCenter(width=4), loaded(batched(Drawn(), 2), 0)).n_data == 7  # frames, not batches
+    assert (
+        fit(TinyCenter(width=4), loaded(batched(Drawn(), 2), 0)).n_data == 7
+    )  # frames, not batches
 
 
 def test_a_lost_worker_is_an_error_that_loses_nothing(tmp_path) -> None:
     kept = {"checkpoint": tmp_path / "c", "every": 1e9}
-    with pytest.raises(BoxcovError, match=r"a process that reads frames was lost before item 4 came: it was killed, or out of memory"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"a process that reads frames was lost before item 4 came: it was killed, or out of memory",
+    ):
         fit(TinyCenter(width=4), loaded(Deadly(), 1), **kept)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     resumed = fit(TinyCenter(width=4), loaded(Drawn(), 1), resume=True, **kept)
@@ -127,7 +146,9 @@ def test_nobody_is_left_behind() -> None:
     reading.close()
     assert not pids & children(os.getpid())
     env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    reader = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, env=env)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, env=env
+    )
     assert reader.stdout is not None
     left = {int(pid) for pid in reader.stdout.readline().split()}
     assert len(left) == 2
@@ -140,7 +161,11 @@ def test_nobody_is_left_behind() -> None:
 
 
 def children(parent: int) -> set[int]:
-    return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal() and _stat(path)[1:2] == [str(parent)]}
+    return {
+        int(path.name)
+        for path in Path("/proc").iterdir()
+        if path.name.isdecimal() and _stat(path)[1:2] == [str(parent)]
+    }
 
 
 def running(pid: int) -> bool:

@@ -15,7 +15,18 @@ from boxcov.data.nuscenes import tables
 from boxcov.data.nuscenes.classes import CATEGORIES, attribute
 from boxcov.data.points import inside
 from boxcov.errors import BoxcovError, BoxcovWarning
-from helpers.data_roots import CAR_SPEED, KEY_TIMES, LANDMARKS, VERSION, car_centre, edited, nuscenes_root, random_detections, real, sensor
+from helpers.data_roots import (
+    CAR_SPEED,
+    KEY_TIMES,
+    LANDMARKS,
+    VERSION,
+    car_centre,
+    edited,
+    nuscenes_root,
+    random_detections,
+    real,
+    sensor,
+)
 
 
 @pytest.fixture
@@ -69,7 +80,9 @@ def test_boxes_are_in_the_sensor_frame(root: Path) -> None:
         x = R.inv().apply(car_centre(time) - t)
         front = R.inv().apply([np.cos(np.radians(-18)), np.sin(np.radians(-18)), 0])
         expected = [*x, 1.9, 4.5, 1.6, np.arctan2(front[1], front[0])]
-        assert torch.allclose(target["boxes"][0, :7], torch.tensor(expected, dtype=torch.float32), atol=1e-5)
+        assert torch.allclose(
+            target["boxes"][0, :7], torch.tensor(expected, dtype=torch.float32), atol=1e-5
+        )
 
 
 def test_velocities_are_differences_of_neighbours_or_nan(root: Path) -> None:
@@ -133,9 +146,26 @@ def test_missing_folders_and_unknown_splits(root: Path) -> None:
         nuscenes.frames(root, sweeps=0)
 
 
-@pytest.mark.parametrize("table", ["scene", "sample", "sensor", "calibrated_sensor", "sample_data", "ego_pose", "category", "instance"])
-@pytest.mark.parametrize(("content", "words"), [(None, "no such table"), ("", "empty"), ("{}", "no JSON list"), ("[1]", "entry 0")])
-def test_missing_and_damaged_tables(root: Path, table: str, content: str | None, words: str) -> None:
+@pytest.mark.parametrize(
+    "table",
+    [
+        "scene",
+        "sample",
+        "sensor",
+        "calibrated_sensor",
+        "sample_data",
+        "ego_pose",
+        "category",
+        "instance",
+    ],
+)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "no such table"), ("", "empty"), ("{}", "no JSON list"), ("[1]", "entry 0")],
+)
+def test_missing_and_damaged_tables(
+    root: Path, table: str, content: str | None, words: str
+) -> None:
     path = root / VERSION / f"{table}.json"
     path.unlink()
     if content is not None:
@@ -151,7 +181,9 @@ def test_a_table_that_is_cut_off(root: Path, cut: float) -> None:
     fails(root, str(path), "damaged", "rows")
 
 
-def test_a_row_without_end_is_not_read_into_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_without_end_is_not_read_into_memory(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables, "_CHUNK", 100)
     monkeypatch.setattr(tables, "_LONGEST", 1000)
     path = root / VERSION / "scene.json"
@@ -161,7 +193,13 @@ def test_a_row_without_end_is_not_read_into_memory(root: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("table", "key"),
-    [("scene", "name"), ("sample", "timestamp"), ("sample_data", "prev"), ("ego_pose", "rotation"), ("sample_annotation", "size")],
+    [
+        ("scene", "name"),
+        ("sample", "timestamp"),
+        ("sample_data", "prev"),
+        ("ego_pose", "rotation"),
+        ("sample_annotation", "size"),
+    ],
 )
 def test_a_table_that_lacks_a_key(root: Path, table: str, key: str) -> None:
     path = edited(root, table, lambda rows: rows[0].pop(key))
@@ -216,7 +254,9 @@ def test_a_sample_without_a_key_frame_and_a_chain_that_runs_back(root: Path) -> 
     fails(root, str(path), "later turn")
 
 
-@pytest.mark.parametrize("name", ["../../secret.bin", "/etc/passwd", "samples/../../x", "..\\x", "C:/x", ""])
+@pytest.mark.parametrize(
+    "name", ["../../secret.bin", "/etc/passwd", "samples/../../x", "..\\x", "C:/x", ""]
+)
 def test_file_names_may_not_leave_the_root(root: Path, name: str) -> None:
     path = edited(root, "sample_data", lambda rows: rows[0].update(filename=name))
     fails(root, str(path), repr(name), "refused")
@@ -278,7 +318,10 @@ def test_real_sweeps_line_up() -> None:
 def test_the_devkit_has_the_same_splits_and_classes() -> None:
     pytest.importorskip("nuscenes")
     from nuscenes.eval.detection.constants import DETECTION_NAMES
-    from nuscenes.eval.detection.utils import category_to_detection_name, detection_name_to_rel_attributes
+    from nuscenes.eval.detection.utils import (
+        category_to_detection_name,
+        detection_name_to_rel_attributes,
+    )
     from nuscenes.utils.color_map import get_colormap
     from nuscenes.utils.splits import create_splits_scenes
 
@@ -287,7 +330,9 @@ def test_the_devkit_has_the_same_splits_and_classes() -> None:
     assert set(CATEGORIES) <= set(get_colormap())
     for name in nuscenes.CLASSES:
         allowed = detection_name_to_rel_attributes(name) or [""]
-        assert {attribute(name, 0.0), attribute(name, 5.0), attribute(name, float("nan"))} <= set(allowed)
+        assert {attribute(name, 0.0), attribute(name, 5.0), attribute(name, float("nan"))} <= set(
+            allowed
+        )
     for split, scenes in create_splits_scenes().items():
         assert nuscenes.scene_names(split) == scenes
 
@@ -304,13 +349,18 @@ def test_the_devkit_agrees_on_boxes_and_velocities() -> None:
         boxes, _, _ = frames._boxes(frames.chosen[number])
         lidar = kit.get("sample", frames.tokens[number])["data"]["LIDAR_TOP"]
         reading = kit.get("sample_data", lidar)
-        turns = [kit.get(table, reading[f"{table}_token"])["rotation"] for table in ("ego_pose", "calibrated_sensor")]
+        turns = [
+            kit.get(table, reading[f"{table}_token"])["rotation"]
+            for table in ("ego_pose", "calibrated_sensor")
+        ]
         for box, theirs in zip(boxes.numpy(), kit.get_sample_data(lidar)[1], strict=True):
             velocity = kit.box_velocity(theirs.token) * [1, 1, 0]
             for turn in turns:
                 velocity = Quaternion(turn).inverse.rotate(velocity)
             assert np.allclose(box[:6], [*theirs.center, *theirs.wlh], atol=1e-9)
-            assert np.allclose(np.exp(1j * box[6]), np.exp(1j * quaternion_yaw(theirs.orientation)), atol=1e-9)
+            assert np.allclose(
+                np.exp(1j * box[6]), np.exp(1j * quaternion_yaw(theirs.orientation)), atol=1e-9
+            )
             # the devkit takes the difference of seconds since 1970 in float64, which is good to 2e-7 s
             assert np.allclose(box[7:], velocity[:2], rtol=1e-6, atol=1e-6, equal_nan=True)
 
@@ -325,13 +375,25 @@ def test_the_official_evaluation_passes_over_the_covariance(tmp_path: Path) -> N
     truth = []
     for seed, (_, (target,)) in enumerate(frames):
         seen = target["points"] > 0  # the evaluation knows no others
-        truth.append(random_detections(target["boxes"][seen], target["labels"][seen], nuscenes.CLASSES, seed))
+        truth.append(
+            random_detections(target["boxes"][seen], target["labels"][seen], nuscenes.CLASSES, seed)
+        )
     kit = devkit.NuScenes(VERSION, str(root), verbose=False)
     scores = []
-    for name, detections in (("with", truth), ("without", [replace(d, covariance=None) for d in truth])):
+    for name, detections in (
+        ("with", truth),
+        ("without", [replace(d, covariance=None) for d in truth]),
+    ):
         nuscenes.write_results(tmp_path / f"{name}.json", frames, detections)
         config = config_factory("detection_cvpr_2019")
-        official = DetectionEval(kit, config, str(tmp_path / f"{name}.json"), "train", str(tmp_path / name), verbose=False)
+        official = DetectionEval(
+            kit,
+            config,
+            str(tmp_path / f"{name}.json"),
+            "train",
+            str(tmp_path / name),
+            verbose=False,
+        )
         metrics = official.evaluate()[0].serialize()
         metrics.pop("eval_time")
         scores.append(json.dumps(metrics, sort_keys=True))

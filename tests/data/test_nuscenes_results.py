@@ -22,7 +22,9 @@ def root(tmp_path: Path) -> Path:
 
 def found(frames: nuscenes.NuScenes, number: int) -> Detections:
     (target,) = frames[number][1]
-    return random_detections(target["boxes"].nan_to_num(0.0), target["labels"], nuscenes.CLASSES, seed=number)
+    return random_detections(
+        target["boxes"].nan_to_num(0.0), target["labels"], nuscenes.CLASSES, seed=number
+    )
 
 
 def test_results_there_and_back(root: Path, tmp_path: Path) -> None:
@@ -49,20 +51,31 @@ def test_results_there_and_back(root: Path, tmp_path: Path) -> None:
     # the car is where the annotation has it, and its front too
     car = back["sample-1"][back["sample-1"].labels == 0].boxes[0]
     assert torch.allclose(car[:3], torch.from_numpy(car_centre(0.5)), atol=1e-5)
-    assert float(car[6]) == pytest.approx(np.radians(-18), abs=2e-3)  # the sensor is tilted by 2 degrees
+    assert float(car[6]) == pytest.approx(
+        np.radians(-18), abs=2e-3
+    )  # the sensor is tilted by 2 degrees
     assert torch.allclose(car[7:], torch.from_numpy(CAR_SPEED), atol=1e-2)
 
 
 def test_calibrated_covariances_go_with_the_others(root: Path, tmp_path: Path) -> None:
     frames = nuscenes.frames(root, sweeps=1)
-    given = [replace(one, predictive=3 * one.covariance) for one in (found(frames, number) for number in range(4))]
+    given = [
+        replace(one, predictive=3 * one.covariance)
+        for one in (found(frames, number) for number in range(4))
+    ]
     nuscenes.write_results(tmp_path / "r.json", frames, given)
     for back in nuscenes.read_results(tmp_path / "r.json").values():
         assert torch.allclose(back.predictive, 3 * back.covariance, rtol=1e-6, atol=1e-12)
-    nuscenes.write_results(tmp_path / "r.json", frames, [found(frames, number) for number in range(4)])
+    nuscenes.write_results(
+        tmp_path / "r.json", frames, [found(frames, number) for number in range(4)]
+    )
     assert "predictive" not in (tmp_path / "r.json").read_text()
     with pytest.raises(BoxcovError, match="predictive covariance of 3 boxes is not finite"):
-        nuscenes.write_results(tmp_path / "r.json", frames, [replace(given[0], predictive=given[0].predictive * torch.inf), *given[1:]])
+        nuscenes.write_results(
+            tmp_path / "r.json",
+            frames,
+            [replace(given[0], predictive=given[0].predictive * torch.inf), *given[1:]],
+        )
 
 
 def test_the_500_best_are_written_and_nan_velocities_stay(root: Path, tmp_path: Path) -> None:
@@ -80,9 +93,13 @@ def test_the_500_best_are_written_and_nan_velocities_stay(root: Path, tmp_path: 
 
 def test_plain_detections_have_no_covariance_keys(root: Path, tmp_path: Path) -> None:
     frames = nuscenes.frames(root, sweeps=1)
-    nuscenes.write_results(tmp_path / "r.json", frames, [replace(found(frames, i), covariance=None) for i in range(4)])
+    nuscenes.write_results(
+        tmp_path / "r.json", frames, [replace(found(frames, i), covariance=None) for i in range(4)]
+    )
     assert "covariance" not in (tmp_path / "r.json").read_text()
-    assert all(back.covariance is None for back in nuscenes.read_results(tmp_path / "r.json").values())
+    assert all(
+        back.covariance is None for back in nuscenes.read_results(tmp_path / "r.json").values()
+    )
 
 
 def test_frames_where_nothing_was_found_are_in_the_file(root: Path, tmp_path: Path) -> None:
@@ -90,7 +107,9 @@ def test_frames_where_nothing_was_found_are_in_the_file(root: Path, tmp_path: Pa
     nuscenes.write_results(tmp_path / "r.json", frames, [found(frames, i)[:0] for i in range(4)])
     back = nuscenes.read_results(tmp_path / "r.json")
     assert list(back) == frames.tokens
-    assert all(len(nothing) == 0 and nothing.covariance.shape == (0, 9, 9) for nothing in back.values())
+    assert all(
+        len(nothing) == 0 and nothing.covariance.shape == (0, 9, 9) for nothing in back.values()
+    )
 
 
 def test_results_that_cannot_be_written_leave_the_old_file(root: Path, tmp_path: Path) -> None:
@@ -103,11 +122,21 @@ def test_results_that_cannot_be_written_leave_the_old_file(root: Path, tmp_path:
     wrong = {
         "detections of 3 frames for 4": good[:3],
         "detections of more frames": [*good, good[0]],
-        "frame sample-0: the box of 1 boxes is not finite": [replace(good[0], boxes=nan), *good[1:]],
-        "covariance of 3 boxes is not finite": [replace(good[0], covariance=good[0].covariance * torch.inf), *good[1:]],
+        "frame sample-0: the box of 1 boxes is not finite": [
+            replace(good[0], boxes=nan),
+            *good[1:],
+        ],
+        "covariance of 3 boxes is not finite": [
+            replace(good[0], covariance=good[0].covariance * torch.inf),
+            *good[1:],
+        ],
         "no class tram": [replace(good[0], classes=("tram",) * 10), *good[1:]],
         "several frames": [replace(good[0], frame=torch.tensor([0, 0, 1])), *good[1:]],
-        "frame sample-2 was made otherwise": [*good[:2], replace(good[2], meta={"method": "glm"}), good[3]],
+        "frame sample-2 was made otherwise": [
+            *good[:2],
+            replace(good[2], meta={"method": "glm"}),
+            good[3],
+        ],
         "must be x y z w l h yaw vx vy": [replace(d, fields=("a", *BOX_FIELDS[1:])) for d in good],
     }
     for words, detections in wrong.items():
@@ -121,11 +150,24 @@ def test_damaged_results(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     with pytest.raises(BoxcovError, match="cannot be read"):
         nuscenes.read_results(path)
-    box = {"translation": [0, 0, 0], "size": [1, 1, 1], "rotation": [1, 0, 0, 0], "velocity": [0, 0], "detection_name": "car"}
+    box = {
+        "translation": [0, 0, 0],
+        "size": [1, 1, 1],
+        "rotation": [1, 0, 0, 0],
+        "velocity": [0, 0],
+        "detection_name": "car",
+    }
     for content in ("", "[]", '{"meta": {}}', json.dumps({"meta": {}, "results": {"a": [box]}})):
         path.write_text(content)
         with pytest.raises(BoxcovError, match="not a nuScenes result file"):
             nuscenes.read_results(path)
-    path.write_text(json.dumps({"meta": {}, "results": {"a": [{**box, "detection_score": 1.0, "detection_name": "tram"}]}}))
+    path.write_text(
+        json.dumps(
+            {
+                "meta": {},
+                "results": {"a": [{**box, "detection_score": 1.0, "detection_name": "tram"}]},
+            }
+        )
+    )
     with pytest.raises(BoxcovError, match="no class tram"):
         nuscenes.read_results(path)

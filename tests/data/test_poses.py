@@ -15,7 +15,10 @@ TILTED = Rotation.from_euler("zyx", [130, 4, -3], degrees=True)
 
 
 def pose(rotation: Rotation = TILTED) -> Pose:
-    return Pose(rotation_matrix(torch.tensor(quaternion(rotation), dtype=torch.float64)), torch.tensor([600.0, 1500.0, 3.0]).double())
+    return Pose(
+        rotation_matrix(torch.tensor(quaternion(rotation), dtype=torch.float64)),
+        torch.tensor([600.0, 1500.0, 3.0]).double(),
+    )
 
 
 def boxes(count: int = 5) -> Tensor:
@@ -27,7 +30,9 @@ def boxes(count: int = 5) -> Tensor:
 
 def test_rotation_matrices_are_scipys() -> None:
     turns = Rotation.random(20, rng=0)
-    mine = rotation_matrix(torch.tensor([quaternion(turn) for turn in turns], dtype=torch.float64) * 3)  # of any length
+    mine = rotation_matrix(
+        torch.tensor([quaternion(turn) for turn in turns], dtype=torch.float64) * 3
+    )  # of any length
     assert torch.allclose(mine, torch.from_numpy(turns.as_matrix()), atol=1e-12)
 
 
@@ -35,7 +40,9 @@ def test_poses_compose_and_invert() -> None:
     there, points = pose(), torch.randn(4, 3, dtype=torch.float64)
     assert torch.allclose((there.inverse() @ there)(points), points, atol=1e-9)
     assert torch.allclose((there @ there)(points), there(there(points)), atol=1e-9)
-    assert torch.allclose(there(points), torch.from_numpy(TILTED.apply(points.numpy())) + there.t, atol=1e-9)
+    assert torch.allclose(
+        there(points), torch.from_numpy(TILTED.apply(points.numpy())) + there.t, atol=1e-9
+    )
 
 
 def test_covariances_move_by_the_jacobian_of_the_map() -> None:
@@ -47,7 +54,14 @@ def test_covariances_move_by_the_jacobian_of_the_map() -> None:
         heading = torch.stack([box[6].cos(), box[6].sin(), box.new_zeros(())])
         velocity = torch.stack([box[7], box[8], box.new_zeros(())])
         turned, speed = pose().R @ heading, pose().R @ velocity
-        return torch.cat([pose().R @ box[:3] + pose().t, box[3:6], torch.atan2(turned[1], turned[0])[None], speed[:2]])
+        return torch.cat(
+            [
+                pose().R @ box[:3] + pose().t,
+                box[3:6],
+                torch.atan2(turned[1], turned[0])[None],
+                speed[:2],
+            ]
+        )
 
     assert found.covariance is not None
     assert there.covariance is not None
@@ -69,14 +83,23 @@ def test_a_planar_move_there_and_back_changes_nothing() -> None:
     assert torch.allclose(back.covariance, found.covariance, atol=1e-10)
     assert torch.allclose(back.boxes[:, :6], found.boxes[:, :6], atol=1e-10)
     assert torch.allclose((back.boxes[:, 6] - found.boxes[:, 6]).cos(), torch.ones(5).double())
-    assert torch.allclose(torch.trace(back.covariance[0]), torch.trace(moved(found, turn).covariance[0]))  # type: ignore[index]
+    assert torch.allclose(
+        torch.trace(back.covariance[0]), torch.trace(moved(found, turn).covariance[0])
+    )  # type: ignore[index]
 
 
 def test_what_the_doc_says_of_tilt() -> None:
     found = random_detections(boxes(500), torch.zeros(500, dtype=torch.long), ("car",))
     tilt = pose(Rotation.from_euler("y", 2, degrees=True))
     back = moved(moved(found, tilt), tilt.inverse())
-    off = torch.atan2((back.boxes[:, 6] - found.boxes[:, 6]).sin(), (back.boxes[:, 6] - found.boxes[:, 6]).cos()).abs().max()
+    off = (
+        torch.atan2(
+            (back.boxes[:, 6] - found.boxes[:, 6]).sin(),
+            (back.boxes[:, 6] - found.boxes[:, 6]).cos(),
+        )
+        .abs()
+        .max()
+    )
     assert 0.0004 < float(off) <= 0.0007
 
 

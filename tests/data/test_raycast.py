@@ -18,7 +18,11 @@ def prisms_of(*rows: tuple[float, ...]) -> Prisms:
     return Prisms(*torch.tensor(rows).T[:, None])
 
 
-def fan_of(columns: int = 360, tangents: tuple[float, ...] = (-0.05, 0.05), origin: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> Fan:
+def fan_of(
+    columns: int = 360,
+    tangents: tuple[float, ...] = (-0.05, 0.05),
+    origin: tuple[float, float, float] = (0.0, 0.0, 0.0),
+) -> Fan:
     return Fan(torch.tensor([origin]), torch.zeros(1), torch.tensor(tangents), columns)
 
 
@@ -35,32 +39,46 @@ def test_faces_of_a_box_lie_at_the_analytic_distances():
     # the front face, x = 9 and |y| <= 2, is all that can be seen
     assert torch.equal(hit, angle.abs() < np.arctan2(2.0, 9.0))
     torch.testing.assert_close(hits.distance[0, hit, 0], 9 / angle[hit].cos())
-    torch.testing.assert_close(hits.cosine[0, hit, 0], angle[hit].cos() / np.sqrt(1 + 0.05**2), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        hits.cosine[0, hit, 0], angle[hit].cos() / np.sqrt(1 + 0.05**2), atol=1e-6, rtol=1e-6
+    )
 
 
 def test_the_top_is_hit_where_the_side_is_passed_over():
-    hits = cast_one(fan_of(4, (-0.1, -0.3, -0.01)), prisms_of((10.0, 0.0, 0.0, 2.0, 2.0, -2.0, -1.0, 0.0, 0.0)))
+    hits = cast_one(
+        fan_of(4, (-0.1, -0.3, -0.01)), prisms_of((10.0, 0.0, 0.0, 2.0, 2.0, -2.0, -1.0, 0.0, 0.0))
+    )
     # from 8 to 12 m, top 1 m below: -0.1 meets the top at 10 m, -0.3 the ground before it, -0.01 passes above
     torch.testing.assert_close(hits.distance[0, 0], torch.tensor([10.0, torch.inf, torch.inf]))
     assert float(hits.cosine[0, 0, 0]) == pytest.approx(0.1 / np.sqrt(1.01), rel=1e-5)
 
 
 def test_the_nearer_of_two_is_hit_and_hides_the_other():
-    wall, low = (10.0, 0.0, 0.3, 0.5, 5.0, -2.0, 2.0, 0.0, 0.0), (5.0, 0.0, 0.0, 0.5, 0.5, -2.0, 0.0, 0.0, 0.0)
+    wall, low = (
+        (10.0, 0.0, 0.3, 0.5, 5.0, -2.0, 2.0, 0.0, 0.0),
+        (5.0, 0.0, 0.0, 0.5, 0.5, -2.0, 0.0, 0.0, 0.0),
+    )
     hits = cast_one(fan_of(4, (-0.05, 0.05)), prisms_of(wall, low))
-    assert hits.prism[0, 0].tolist() == [1, 0]  # the lower beam meets the low box, the upper one looks over it
+    assert hits.prism[0, 0].tolist() == [
+        1,
+        0,
+    ]  # the lower beam meets the low box, the upper one looks over it
     assert hits.prism[0, 1:].eq(-1).all()
 
 
 def test_a_sensor_above_a_box_sees_its_top_all_around():
-    hits = cast_one(fan_of(12, (-0.5, 0.5)), prisms_of((0.1, 0.2, 0.4, 1.5, 1.0, -2.0, -0.25, 0.0, 0.0)))
+    hits = cast_one(
+        fan_of(12, (-0.5, 0.5)), prisms_of((0.1, 0.2, 0.4, 1.5, 1.0, -2.0, -0.25, 0.0, 0.0))
+    )
     torch.testing.assert_close(hits.distance[0, :, 0], torch.full((12,), 0.5))
     assert hits.distance[0, :, 1].isinf().all()
 
 
 def test_what_is_not_solid_lets_rays_in_by_its_depth():
     leaves = prisms_of((10.0, 0.0, 0.0, 1.0, 2.0, -5.0, 5.0, 0.0, 0.5))
-    assert float(cast_one(fan_of(4, (1e-4,)), leaves, penetration=1.5).distance[0, 0, 0]) == pytest.approx(9.75)
+    assert float(
+        cast_one(fan_of(4, (1e-4,)), leaves, penetration=1.5).distance[0, 0, 0]
+    ) == pytest.approx(9.75)
     assert cast_one(fan_of(4, (1e-4,)), leaves, penetration=4.5).distance.isinf().all()
 
 
@@ -73,18 +91,29 @@ def test_no_prism_in_reach_is_no_hit():
 def brute_force(fan: Fan, prisms: Prisms) -> np.ndarray:
     """Every ray against every prism, in three dimensions and float64: distance in the plane, (C, b)."""
     azimuth, tangents = fan.angles()[0].double().numpy(), fan.tangents.double().numpy()
-    direction = np.stack(np.broadcast_arrays(np.cos(azimuth)[:, None], np.sin(azimuth)[:, None], tangents), -1)  # (C, b, 3)
+    direction = np.stack(
+        np.broadcast_arrays(np.cos(azimuth)[:, None], np.sin(azimuth)[:, None], tangents), -1
+    )  # (C, b, 3)
     best = np.full(direction.shape[:2], np.inf)
-    for x, y, yaw, a, b, bottom, top, is_round, _ in zip(*(getattr(prisms, f)[0].double().numpy() for f in Prisms.__dataclass_fields__)):
+    for x, y, yaw, a, b, bottom, top, is_round, _ in zip(
+        *(getattr(prisms, f)[0].double().numpy() for f in Prisms.__dataclass_fields__)
+    ):
         turn = np.array([[np.cos(yaw), np.sin(yaw), 0], [-np.sin(yaw), np.cos(yaw), 0], [0, 0, 1]])
         centre = np.array([x, y, (bottom + top) / 2])
         scale = np.array([a, b, (top - bottom) / 2])
         p = turn @ (fan.origins[0].double().numpy() - centre) / scale
         q = direction @ turn.T / scale
         with np.errstate(divide="ignore", invalid="ignore"):
-            enter, leave = np.minimum((-1 - p) / q, (1 - p) / q), np.maximum((-1 - p) / q, (1 - p) / q)
+            enter, leave = (
+                np.minimum((-1 - p) / q, (1 - p) / q),
+                np.maximum((-1 - p) / q, (1 - p) / q),
+            )
             if is_round:
-                A, B, C = (q[..., :2] ** 2).sum(-1), (p[:2] * q[..., :2]).sum(-1), (p[:2] ** 2).sum() - 1
+                A, B, C = (
+                    (q[..., :2] ** 2).sum(-1),
+                    (p[:2] * q[..., :2]).sum(-1),
+                    (p[:2] ** 2).sum() - 1,
+                )
                 root = np.sqrt(B * B - A * C)
                 enter = np.stack([(-B - root) / A, enter[..., 2]], -1)
                 leave = np.stack([(-B + root) / A, leave[..., 2]], -1)
@@ -100,9 +129,21 @@ def test_first_hits_equal_brute_force(is_round):
     centre, yaw = draw.uniform(-45, 45, 2, n), draw.uniform(-7, 7, 1, n)
     extent = torch.cat([draw.uniform(0.05, 3, 1, n), draw.uniform(0.03, 6, 1, n)])
     bottom = draw.uniform(-2, 0, 1, n)
-    rows = torch.cat([centre, yaw, extent, bottom, bottom + draw.uniform(0.1, 3, 1, n), torch.full((1, n), is_round), torch.zeros(1, n)])
+    rows = torch.cat(
+        [
+            centre,
+            yaw,
+            extent,
+            bottom,
+            bottom + draw.uniform(0.1, 3, 1, n),
+            torch.full((1, n), is_round),
+            torch.zeros(1, n),
+        ]
+    )
     prisms = Prisms(*rows[:, None])
-    fan = Fan(torch.tensor([[3.0, -2.0, 0.4]]), torch.tensor([0.123]), torch.linspace(-0.6, 0.2, 15), 540)
+    fan = Fan(
+        torch.tensor([[3.0, -2.0, 0.4]]), torch.tensor([0.123]), torch.linspace(-0.6, 0.2, 15), 540
+    )
     found, truth = cast_one(fan, prisms).distance[0].double().numpy(), brute_force(fan, prisms)
     assert np.isfinite(truth).mean() > 0.2
     # rays that graze an edge may fall on either side of it

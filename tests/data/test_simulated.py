@@ -33,11 +33,23 @@ def scene_of(*objects: tuple[float, ...], ego: tuple[float, float] = (0.0, 0.0))
     edges = torch.stack([-length / 2, length / 2, -width / 2, width / 2, 0 * height, height], 1)
     surface = torch.tensor([[0.0, 1.0, 0.0]]).repeat(len(rows), 1)
     owner = torch.arange(len(rows))
-    scene = Scene(kind, rows[:, :3], rows[:, 3:6], rows[:, 6:], owner, edges, surface, torch.zeros(2, 4), torch.tensor(FAR_ROAD))
+    scene = Scene(
+        kind,
+        rows[:, :3],
+        rows[:, 3:6],
+        rows[:, 6:],
+        owner,
+        edges,
+        surface,
+        torch.zeros(2, 4),
+        torch.tensor(FAR_ROAD),
+    )
     return stack([scene], "cpu")
 
 
-def look(scene: Scene, sweeps: int, scenario: Scenario = PERFECT) -> tuple[Tensor, dict[str, Tensor]]:
+def look(
+    scene: Scene, sweeps: int, scenario: Scenario = PERFECT
+) -> tuple[Tensor, dict[str, Tensor]]:
     clouds, targets = observe(scene, [Draw(generator(1, 1, "cpu"))], scenario, sweeps)
     return clouds[0], targets[0]
 
@@ -47,7 +59,9 @@ def above_ground(cloud: Tensor) -> Tensor:
 
 
 def test_what_stands_still_is_sharp_though_the_ego_car_moves_and_turns():
-    cloud, target = look(scene_of((-6.0, 15.0, 0.4, 2.0, 5.0, 3.0, 0.0, 0.0), ego=(12.0, 0.4)), sweeps=10)
+    cloud, target = look(
+        scene_of((-6.0, 15.0, 0.4, 2.0, 5.0, 3.0, 0.0, 0.0), ego=(12.0, 0.4)), sweeps=10
+    )
     points = above_ground(cloud)
     assert len(points[:, 4].unique()) == 10
     assert len(points) > 3000
@@ -57,9 +71,13 @@ def test_what_stands_still_is_sharp_though_the_ego_car_moves_and_turns():
 
 def test_what_moves_is_smeared_by_its_velocity():
     speed = 8.0
-    cloud, target = look(scene_of((0.0, 15.0, pi / 2, 2.0, 4.0, 1.5, speed, 0.0), ego=(5.0, 0.0)), sweeps=10)
+    cloud, target = look(
+        scene_of((0.0, 15.0, pi / 2, 2.0, 4.0, 1.5, speed, 0.0), ego=(5.0, 0.0)), sweeps=10
+    )
     points = above_ground(cloud)
-    torch.testing.assert_close(target["boxes"][0, 7:], torch.tensor([0.0, speed]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        target["boxes"][0, 7:], torch.tensor([0.0, speed]), atol=1e-5, rtol=0
+    )
     for k in range(10):
         now = points[(points[:, 4] - 0.05 * k).abs() < 1e-6]
         assert float(now[:, 1].min()) == pytest.approx(13 - speed * 0.05 * k, abs=1e-3)  # the rear
@@ -84,13 +102,22 @@ def test_points_on_the_ego_car_are_dropped_from_the_sweeps_only():
 
 
 def test_range_noise_has_its_standard_deviation():
-    cloud, _ = look(scene_of((0.0, 10.0, 0.0, 0.2, 8.0, 3.0, 0.0, 0.0)), sweeps=5, scenario=Scenario(dropout=0.0, noise=0.02))
+    cloud, _ = look(
+        scene_of((0.0, 10.0, 0.0, 0.2, 8.0, 3.0, 0.0, 0.0)),
+        sweeps=5,
+        scenario=Scenario(dropout=0.0, noise=0.02),
+    )
     wall = above_ground(cloud)
-    assert float((wall[:, :3].norm(dim=1) * (1 - 9.9 / wall[:, 1])).std()) == pytest.approx(0.02, rel=0.1)
+    assert float((wall[:, :3].norm(dim=1) * (1 - 9.9 / wall[:, 1])).std()) == pytest.approx(
+        0.02, rel=0.1
+    )
 
 
 def test_what_is_hidden_has_no_label_and_what_hides_it_has():
-    wall, car = (0.0, 10.0, 0.0, 1.0, 20.0, 4.0, 0.0, 0.0), (0.0, 20.0, 0.0, 2.0, 4.0, 1.5, 0.0, 0.0)
+    wall, car = (
+        (0.0, 10.0, 0.0, 1.0, 20.0, 4.0, 0.0, 0.0),
+        (0.0, 20.0, 0.0, 2.0, 4.0, 1.5, 0.0, 0.0),
+    )
     _, target = look(scene_of(wall, car), sweeps=2)
     assert target["boxes"].shape == (1, 9)
     assert float(target["boxes"][0, 1]) == 10.0
@@ -101,7 +128,9 @@ def test_what_is_hidden_has_no_label_and_what_hides_it_has():
 def test_returns_grow_rare_with_range_and_grazing_angle():
     cloud, _ = look(scene_of(), sweeps=5, scenario=Scenario(dropout=0.0))
     rings = cloud[:, :2].norm(dim=1)
-    counts = [int(((rings > low) & (rings < high)).sum()) for low, high in ((7, 8), (24, 28), (40, 70))]
+    counts = [
+        int(((rings > low) & (rings < high)).sum()) for low, high in ((7, 8), (24, 28), (40, 70))
+    ]
     assert counts[0] > 5 * 1080 * 0.8
     assert counts[0] > counts[1] > counts[2]
 
@@ -119,7 +148,11 @@ def test_the_parts_of_a_body_reach_every_face_of_its_box_and_no_farther(body):
 
 
 def test_every_kind_has_a_body_and_the_unseen_ones_are_new():
-    assert {body.kind for body in bodies.SEEN} == {body.kind for body in unseen.UNSEEN} == set(bodies.KINDS)
+    assert (
+        {body.kind for body in bodies.SEEN}
+        == {body.kind for body in unseen.UNSEEN}
+        == set(bodies.KINDS)
+    )
     seen = {body.parts for body in bodies.SEEN if body.kind in bodies.CLASSES}
     assert not seen & {body.parts for body in unseen.UNSEEN}
 
@@ -153,17 +186,24 @@ def distance_outside(points: Tensor, boxes: Tensor) -> Tensor:
     x, y, z, width, length, height, yaw = boxes[..., :7].unbind(-1)
     dx, dy = points[:, 0] - x, points[:, 1] - y
     along, across = dx * yaw.cos() + dy * yaw.sin(), dy * yaw.cos() - dx * yaw.sin()
-    return torch.stack([along.abs() - length / 2, across.abs() - width / 2, (points[:, 2] - z).abs() - height / 2]).amax(0)
+    return torch.stack(
+        [along.abs() - length / 2, across.abs() - width / 2, (points[:, 2] - z).abs() - height / 2]
+    ).amax(0)
 
 
 def test_objects_do_not_stand_in_each_other():
     for i in range(20):
         _, targets = simulated.frames("crowd", seed=1, count=20, sweeps=1)[i]
         boxes = targets[0]["boxes"]
-        grid = torch.cartesian_prod(torch.linspace(-0.5, 0.5, 9), torch.linspace(-0.5, 0.5, 9))  # (81, 2) over each outline
+        grid = torch.cartesian_prod(
+            torch.linspace(-0.5, 0.5, 9), torch.linspace(-0.5, 0.5, 9)
+        )  # (81, 2) over each outline
         cos, sin = boxes[:, 6, None].cos(), boxes[:, 6, None].sin()
         along, across = grid[:, 0] * boxes[:, 4, None], grid[:, 1] * boxes[:, 3, None]
-        x, y = boxes[:, :1] + cos * along - sin * across, boxes[:, 1:2] + sin * along + cos * across  # (n, 81)
+        x, y = (
+            boxes[:, :1] + cos * along - sin * across,
+            boxes[:, 1:2] + sin * along + cos * across,
+        )  # (n, 81)
         for j, box in enumerate(boxes):
             points = torch.stack([x, y, box[2].expand_as(x)], -1).reshape(-1, 3)
             inside = (distance_outside(points, box) < 0).reshape(x.shape)
@@ -215,7 +255,9 @@ def test_a_frame_depends_on_scenario_seed_and_index_alone():
     assert_same(frames[-2], expected[2])
     assert torch.equal(torch.get_rng_state(), before)
     other = simulated.frames(seed=6, count=4, sweeps=2)[0]
-    assert other[0][0].shape != expected[0][0][0].shape or not torch.equal(other[0][0], expected[0][0][0])
+    assert other[0][0].shape != expected[0][0][0].shape or not torch.equal(
+        other[0][0], expected[0][0][0]
+    )
 
 
 def test_frames_made_together_are_those_made_alone():
@@ -232,7 +274,10 @@ def test_an_empty_batch_is_empty():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_sees_the_same_street():
-    cpu, gpu = (simulated.frames("rain", seed=5, count=3, sweeps=3, device=device) for device in ("cpu", "cuda"))
+    cpu, gpu = (
+        simulated.frames("rain", seed=5, count=3, sweeps=3, device=device)
+        for device in ("cpu", "cuda")
+    )
     together = gpu.batch([2, 0])
     for k, i in enumerate((2, 0)):
         clouds, targets = gpu[i]
@@ -240,8 +285,13 @@ def test_a_gpu_sees_the_same_street():
         assert_same(([together[0][k]], [together[1][k]]), (clouds, targets))
         expected_clouds, expected = cpu[i]
         assert len(clouds[0]) == pytest.approx(len(expected_clouds[0]), rel=0.01)
-        seen = targets[0]["points"].cpu() >= 10  # an object with few points may be labelled on one of them only: their noise differs
-        near = torch.cdist(targets[0]["boxes"].cpu().double(), expected[0]["boxes"].double()).amin(1) < 1e-3  # float32 is centimetres off
+        seen = (
+            targets[0]["points"].cpu() >= 10
+        )  # an object with few points may be labelled on one of them only: their noise differs
+        near = (
+            torch.cdist(targets[0]["boxes"].cpu().double(), expected[0]["boxes"].double()).amin(1)
+            < 1e-3
+        )  # float32 is centimetres off
         assert near[seen].float().mean() > 0.95
 
 
@@ -289,7 +339,10 @@ def test_some_objects_and_the_ego_car_move():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scenario": "snow"}, "unknown scenario 'snow': choose one of clear, rain, fog, sparse, crowd, unseen"),
+        (
+            {"scenario": "snow"},
+            "unknown scenario 'snow': choose one of clear, rain, fog, sparse, crowd, unseen",
+        ),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"seed": 0.5}, "seed must be a whole number of at least 0, got 0.5"),
         ({"count": -3}, "count must be a whole number of at least 0, got -3"),

@@ -11,7 +11,7 @@ import torch
 from boxcov import BoxcovError
 from boxcov.detectors.centerpoint.nms import greedy
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.static_selection import Limits, suppressed
+from boxcov.static_selection import StaticLimits, suppressed
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.yolox_cases import images, small
 
@@ -21,26 +21,38 @@ def pillar(**rules: Any) -> Any:
     return detector_of(replace(config, reporting=replace(config.reporting, threshold=0.1, **rules)))
 
 
-def check(detector: Any, inputs: Any, limits: Limits) -> int:
+def check(detector: Any, inputs: Any, limits: StaticLimits) -> int:
     with torch.no_grad():
         raw = detector(inputs)
-        plain, fixed = detector.select(raw), detector.select_fixed(raw, limits)
+        plain, fixed = detector.select(raw), detector.select_static(raw, limits)
         n = int(fixed.count)
         assert n == min(len(plain), limits.boxes)
         assert torch.equal(fixed.valid, torch.arange(len(fixed.selection)) < n)
         assert torch.equal(fixed.selection.scores[:n], plain.scores[:n])
         assert torch.equal(fixed.selection.labels[:n], plain.labels[:n])
-        assert torch.equal(detector.decode(raw, fixed.selection)[:n], detector.decode(raw, plain)[:n])
+        assert torch.equal(
+            detector.decode(raw, fixed.selection)[:n], detector.decode(raw, plain)[:n]
+        )
     return int(fixed.left_off)
 
 
-@pytest.mark.parametrize("rules", [{"nms": "rotated", "most": 7}, {"nms": "circle", "most": 99}, {"per_class": False, "overlap": 0.01}])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"nms": "rotated", "most": 7},
+        {"nms": "circle", "most": 99},
+        {"per_class": False, "overlap": 0.01},
+    ],
+)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_centerpoint(rules: dict[str, Any], seed: int) -> None:
     detector = pillar(**rules)
     inputs = [cloud(detector.config, seed)]
-    assert check(detector, inputs, Limits(boxes=600, candidates=500, pairs=200_000)) == 0
-    assert check(detector, inputs, Limits(boxes=5, candidates=500, pairs=200_000)) == len(detector.detect(inputs)) - 5
+    assert check(detector, inputs, StaticLimits(boxes=600, candidates=500, pairs=200_000)) == 0
+    assert (
+        check(detector, inputs, StaticLimits(boxes=5, candidates=500, pairs=200_000))
+        == len(detector.detect(inputs)) - 5
+    )
 
 
 def test_what_there_is_no_room_for_is_counted() -> None:
@@ -49,29 +61,32 @@ def test_what_there_is_no_room_for_is_counted() -> None:
     with torch.no_grad():
         raw = detector(inputs)
         above = [int((maps["heatmap"].sigmoid() > 0.1).sum()) for maps in raw["tasks"]]
-        few = detector.select_fixed(raw, Limits(boxes=500, candidates=3, pairs=10_000))
+        few = detector.select_static(raw, StaticLimits(boxes=500, candidates=3, pairs=10_000))
         assert int(few.left_off) == sum(max(count - 3, 0) for count in above) > 0
-        pairs = detector.select_fixed(raw, Limits(boxes=500, candidates=500, pairs=1))
+        pairs = detector.select_static(raw, StaticLimits(boxes=500, candidates=500, pairs=1))
         assert int(pairs.left_off) > 0
     with pytest.raises(BoxcovError, match="of one frame, got a batch of 2"):
-        detector.select_fixed(detector(inputs * 2), Limits())
+        detector.select_static(detector(inputs * 2), StaticLimits())
 
 
 def test_yolox() -> None:
     detector = small(most=200)
     x = 40 * images() ** 0.5
-    assert check(detector, x, Limits(boxes=200, candidates=200)) == 0
+    assert check(detector, x, StaticLimits(boxes=200, candidates=200)) == 0
     with torch.no_grad():
-        assert int(detector.select_fixed(detector(x), Limits(boxes=200, candidates=5)).left_off) > 0
+        assert (
+            int(detector.select_static(detector(x), StaticLimits(boxes=200, candidates=5)).left_off)
+            > 0
+        )
         with pytest.raises(BoxcovError, match="of one image, got a batch of 2"):
-            detector.select_fixed(detector(x.expand(2, -1, -1, -1)), Limits())
+            detector.select_static(detector(x.expand(2, -1, -1, -1)), StaticLimits())
 
 
 def test_rows_of_another_level_lie_on_it() -> None:
     detector = small()
     with torch.no_grad():
         raw = detector(images())
-        fixed = detector.select_fixed(raw, Limits(boxes=6))
+        fixed = detector.select_static(raw, StaticLimits(boxes=6))
     for level, selection in enumerate(fixed.of_kind):
         assert set(selection.where.grid.level.tolist()) == {level}
         own = fixed.kind == level
@@ -80,10 +95,10 @@ def test_rows_of_another_level_lie_on_it() -> None:
 
 
 def test_tiny(tiny, image) -> None:
-    assert check(tiny, image, Limits()) == 0
+    assert check(tiny, image, StaticLimits()) == 0
     everything = TinyCenter(threshold=0.0, most=9).eval()
-    assert check(everything, image, Limits(boxes=4)) == 5
-    assert check(tiny, torch.zeros_like(image), Limits()) == 0
+    assert check(everything, image, StaticLimits(boxes=4)) == 5
+    assert check(tiny, torch.zeros_like(image), StaticLimits()) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -27,7 +27,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path) -> None:
         train(parts, FRAMES, RECIPE, checkpoint=tmp_path / "c", every=5, progress=cut)
     fresh = TinyCenter(width=4, seed=9)
     train(fresh, FRAMES, RECIPE, checkpoint=tmp_path / "c", resume=True)
-    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), fresh.state_dict().values()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.state_dict().values(), fresh.state_dict().values())
+    )
     assert not fresh.training
 
 
@@ -39,7 +41,12 @@ def test_every_frame_comes_once_an_epoch() -> None:
 
 def test_the_loss_falls() -> None:
     losses = []
-    train(TinyCenter(width=8), FRAMES, Recipe(steps=60, batch=5), progress=lambda done, total, loss: losses.append(loss))
+    train(
+        TinyCenter(width=8),
+        FRAMES,
+        Recipe(steps=60, batch=5),
+        progress=lambda done, total, loss: losses.append(loss),
+    )
     assert losses[-1] < 0.5 * losses[0]
 
 
@@ -55,4 +62,8 @@ def test_bad_input(tmp_path) -> None:
     with pytest.raises(BoxcovError, match="belongs to another run"):
         train(TinyCenter(width=4), FRAMES, RECIPE, checkpoint=tmp_path / "d", resume=True)
     with pytest.raises(BoxcovError, match="the training loss is nan"):
-        train(TinyCenter(width=4), [(inputs * float("nan"), targets) for inputs, targets in FRAMES], RECIPE)
+        train(
+            TinyCenter(width=4),
+            [(inputs * float("nan"), targets) for inputs, targets in FRAMES],
+            RECIPE,
+        )

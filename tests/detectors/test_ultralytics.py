@@ -13,7 +13,10 @@ try:
     from ultralytics.utils.loss import v8DetectionLoss
     from ultralytics.utils.nms import non_max_suppression
 except Exception as error:
-    pytest.skip(f"ultralytics cannot be imported: {type(error).__name__}: {str(error)[:80]}", allow_module_level=True)
+    pytest.skip(
+        f"ultralytics cannot be imported: {type(error).__name__}: {str(error)[:80]}",
+        allow_module_level=True,
+    )
 
 from boxcov import GLM, MCGLM, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.detectors.ultralytics import Yolo, wrap
@@ -80,20 +83,27 @@ def test_boxes_are_those_of_its_own_nms_bit_for_bit(detector: Yolo) -> None:
     torch.testing.assert_close(brought.boxes, found.boxes, rtol=1e-3, atol=1e-3)
 
 
-def test_exact_is_one_backward_pass_a_number(detector: Yolo, posterior: Posterior, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_is_one_backward_pass_a_number(
+    detector: Yolo, posterior: Posterior, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow(*given: Any) -> None:
         raise AssertionError("not by instance")
 
     monkeypatch.setattr(exact, "_vectorised", slow)
     x = images(1, seed=1)
-    found, expected = ExactGLM(detector, posterior, score=True)(x), GLM(detector, posterior, score=True)(x)
+    found, expected = (
+        ExactGLM(detector, posterior, score=True)(x),
+        GLM(detector, posterior, score=True)(x),
+    )
     assert len(found) > 3
     for part in ("covariance", "score_variance"):
         assert relative(getattr(found, part), getattr(expected, part)) < 1e-4, part
         assert float(getattr(found, part).norm()) > 0
 
 
-def test_boxes_and_the_model_stay_as_they_are(detector: Yolo, frames: list, posterior: Posterior) -> None:
+def test_boxes_and_the_model_stay_as_they_are(
+    detector: Yolo, frames: list, posterior: Posterior
+) -> None:
     x = images()
     plain = detector.detect(x)
     before = {key: tensor.clone() for key, tensor in detector.state_dict().items()}
@@ -101,14 +111,21 @@ def test_boxes_and_the_model_stay_as_they_are(detector: Yolo, frames: list, post
     fit(detector, frames[:1])
     for model in (MCGLM(detector, posterior, samples=4), ExactGLM(detector, posterior)):
         found = model(x)
-        assert all(torch.equal(getattr(found, part), getattr(plain, part)) for part in ("boxes", "scores", "labels", "frame"))
+        assert all(
+            torch.equal(getattr(found, part), getattr(plain, part))
+            for part in ("boxes", "scores", "labels", "frame")
+        )
     assert all(torch.equal(tensor, before[key]) for key, tensor in detector.state_dict().items())
     assert attributes == [(m.training, sorted(m.__dict__)) for m in detector.modules()]
 
 
 def test_layers_of_all_parts_are_in_the_posterior(detector: Yolo, frames: list) -> None:
     posterior = fit(detector, frames[:1], depth="backbone", fisher="identity")
-    products = {n.removesuffix(".weight") for n, p in detector.named_parameters() if p.dim() > 1 and ".dfl." not in n}
+    products = {
+        n.removesuffix(".weight")
+        for n, p in detector.named_parameters()
+        if p.dim() > 1 and ".dfl." not in n
+    }
     assert set(posterior.blocks) == products
 
 
@@ -123,8 +140,14 @@ def test_the_loss_of_an_image_is_the_model_s_of_a_batch_of_one(detector: Yolo) -
         alone = []
         for b, target in enumerate(targets):
             low, high = (target["boxes"] / torch.tensor([96.0, 64, 96, 64])).split(2, 1)
-            batch = {"batch_idx": torch.zeros(len(low)), "cls": target["labels"], "bboxes": torch.cat([(low + high) / 2, high - low], 1)}
-            alone.append(v8DetectionLoss(detector.model)(detector.model(x[b : b + 1]), batch)[0].sum())
+            batch = {
+                "batch_idx": torch.zeros(len(low)),
+                "cls": target["labels"],
+                "bboxes": torch.cat([(low + high) / 2, high - low], 1),
+            }
+            alone.append(
+                v8DetectionLoss(detector.model)(detector.model(x[b : b + 1]), batch)[0].sum()
+            )
     finally:
         del detector.model.args
     torch.testing.assert_close(found, torch.stack(alone), rtol=1e-4, atol=1e-4)
@@ -138,7 +161,9 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(BoxcovError, match=message):
             wrap(model, **given)
-    with pytest.raises(BoxcovError, match="the model ends in a Segment, and boxcov knows Detect alone"):
+    with pytest.raises(
+        BoxcovError, match="the model ends in a Segment, and boxcov knows Detect alone"
+    ):
         wrap(yolo("yolov8n-seg.yaml", SegmentationModel))
     with pytest.raises(BoxcovError, match=r"with sides that divide by 32, got \(1, 3, 60, 64\)"):
         wrap(model)(torch.zeros(1, 3, 60, 64))

@@ -20,7 +20,15 @@ FIELDS = ("x", "y", "w", "l", "yaw", "vx", "vy")
 CLASSES = ("car", "bus", "cone")
 
 
-def drawn(n: int = 1500, seed: int = 0, a: float = 0.3, fields=FIELDS, classes=CLASSES, residual=None, per_frame: int = 15) -> Records:
+def drawn(
+    n: int = 1500,
+    seed: int = 0,
+    a: float = 0.3,
+    fields=FIELDS,
+    classes=CLASSES,
+    residual=None,
+    per_frame: int = 15,
+) -> Records:
     """Records whose errors are drawn from a Sigma + diag(residual(records)), with no unknown field."""
     rng = np.random.default_rng(seed)
     D = len(fields)
@@ -60,7 +68,9 @@ def log_linear(records: Records) -> np.ndarray:
     seen = features(("score", "range"), records.fields, records.boxes, records.scores)
     D = len(records.fields)
     by_class = np.array([-3.0, -2.0, -4.0])[records.labels]
-    return np.exp(by_class[:, None] + 0.1 * np.arange(D) - 0.5 * seen[:, :1] + 0.7 * (seen[:, 1:] - 3))
+    return np.exp(
+        by_class[:, None] + 0.1 * np.arange(D) - 0.5 * seen[:, :1] + 0.7 * (seen[:, 1:] - 3)
+    )
 
 
 def mean_nll(records: Records) -> float:
@@ -92,8 +102,13 @@ def test_each_class_has_its_own_scale_unless_it_is_small() -> None:
     pooled = np.exp(fit(records, "scale", estimator="exact", strength=1e9).log_scale)
     np.testing.assert_allclose(pooled, q.mean() / 7, rtol=1e-4)
     shrunk = np.exp(fit(records, "scale", estimator="exact", strength=10.0).log_scale)
-    weight = [abs(np.log(shrunk[c]) - np.log(apart[c])) / abs(np.log(pooled[0]) - np.log(apart[c])) for c in (0, 1, 2)]
-    assert weight[2] > 3 * max(weight[:2])  # the lonely cone follows the others, they follow themselves
+    weight = [
+        abs(np.log(shrunk[c]) - np.log(apart[c])) / abs(np.log(pooled[0]) - np.log(apart[c]))
+        for c in (0, 1, 2)
+    ]
+    assert weight[2] > 3 * max(
+        weight[:2]
+    )  # the lonely cone follows the others, they follow themselves
 
 
 def test_an_unseen_class_gets_what_all_have_in_common() -> None:
@@ -107,18 +122,35 @@ def test_an_unseen_class_gets_what_all_have_in_common() -> None:
 @pytest.mark.parametrize("loss", ["gaussian", "robust"])
 def test_a_and_b_are_found_again(loss) -> None:
     found = fit(drawn(2000, residual=flat), "affine", estimator="exact", loss=loss, strength=100.0)
-    assert np.all(np.abs(np.array(found.log_scale) - np.log(0.3)) < 3.5 * np.array(found.error_scale))
+    assert np.all(
+        np.abs(np.array(found.log_scale) - np.log(0.3)) < 3.5 * np.array(found.error_scale)
+    )
     truth = np.log(0.02 * np.arange(1, 8))
-    assert np.mean(np.abs(np.array(found.log_residual) - truth) < 3 * np.array(found.error_residual)) > 0.9
+    assert (
+        np.mean(np.abs(np.array(found.log_residual) - truth) < 3 * np.array(found.error_residual))
+        > 0.9
+    )
     assert max(found.error_scale) < 0.2
 
 
 def test_intervals_hold_what_they_say() -> None:
     inside = []
     for seed in range(20):
-        found = fit(drawn(400, seed, classes=("car",), residual=flat), "affine", estimator="exact", strength=1.0)
-        off = np.array([found.log_scale[0] - np.log(0.3), *(np.array(found.log_residual[0]) - np.log(0.02 * np.arange(1, 8)))])
-        inside.append(np.abs(off) < 1.96 * np.array([found.error_scale[0], *found.error_residual[0]]))
+        found = fit(
+            drawn(400, seed, classes=("car",), residual=flat),
+            "affine",
+            estimator="exact",
+            strength=1.0,
+        )
+        off = np.array(
+            [
+                found.log_scale[0] - np.log(0.3),
+                *(np.array(found.log_residual[0]) - np.log(0.02 * np.arange(1, 8))),
+            ]
+        )
+        inside.append(
+            np.abs(off) < 1.96 * np.array([found.error_scale[0], *found.error_residual[0]])
+        )
     assert 0.85 < np.mean(inside) <= 1.0
 
 
@@ -132,18 +164,28 @@ def test_the_log_linear_residual_is_found_again() -> None:
     assert np.mean(np.abs(slopes - expected) < 2.5 * errors) > 0.9
     assert np.exp(found.log_scale[0]) == pytest.approx(0.3, rel=0.15)
     right = 0.3 * records.covariance + log_linear(records)[:, :, None] * np.eye(7)
-    assert mean_nll(calibrated(records, found)) == pytest.approx(fit_of(records.errors, right).nll.mean(), abs=0.06)
+    assert mean_nll(calibrated(records, found)) == pytest.approx(
+        fit_of(records.errors, right).nll.mean(), abs=0.06
+    )
 
 
 def test_residual_beats_score_alone_exactly_where_sigma_tells_something() -> None:
     for a, gain in ((0.3, True), (0.0, False)):
-        fitted, unseen = drawn(1500, 1, a, residual=log_linear), drawn(1500, 2, a, residual=log_linear)
-        nll = {kind: mean_nll(calibrated(unseen, fit(fitted, kind, estimator="exact", strength=3.0))) for kind in ("residual", "score")}
+        fitted, unseen = (
+            drawn(1500, 1, a, residual=log_linear),
+            drawn(1500, 2, a, residual=log_linear),
+        )
+        nll = {
+            kind: mean_nll(calibrated(unseen, fit(fitted, kind, estimator="exact", strength=3.0)))
+            for kind in ("residual", "score")
+        }
         assert (nll["score"] - nll["residual"] > 0.05) == gain
 
 
 def test_a_useless_sigma_gets_no_weight() -> None:
-    found = fit(drawn(1500, 3, 0.0, residual=log_linear), "residual", estimator="exact", strength=3.0)
+    found = fit(
+        drawn(1500, 3, 0.0, residual=log_linear), "residual", estimator="exact", strength=3.0
+    )
     assert np.exp(found.log_scale[0]) < 1e-3
 
 
@@ -168,7 +210,13 @@ def test_scipy_finds_nothing_better(kind, loss) -> None:
     low, high = model.bounds()
     ours = model.objective(theta, 2.0)[0]
     for start in (theta, np.clip(model._start(0.1), low, high)):
-        theirs = minimize(lambda t: model.objective(t, 2.0)[:2], start, jac=True, method="L-BFGS-B", bounds=list(zip(low, high)))
+        theirs = minimize(
+            lambda t: model.objective(t, 2.0)[:2],
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=list(zip(low, high)),
+        )
         assert ours <= theirs.fun + 1e-5 * (1 + abs(ours))
 
 
@@ -188,19 +236,30 @@ def test_slopes_and_curvatures_are_those_of_the_loss(loss) -> None:
         step = np.zeros(8)
         step[j] = 1e-5
         up, down = local(at + step), local(at - step)
-        np.testing.assert_allclose((up.loss - down.loss) / 2e-5, here.slope[:, j], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose((up.slope - down.slope) / 2e-5, here.curvature[:, j], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            (up.loss - down.loss) / 2e-5, here.slope[:, j], rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            (up.slope - down.slope) / 2e-5, here.curvature[:, j], rtol=1e-4, atol=1e-5
+        )
     assert np.linalg.eigvalsh(here.information).min() > -1e-9
 
 
 def test_the_gaussian_loss_is_the_density_of_what_is_known() -> None:
     records = drawn(5, 8, residual=flat)
     records.truth[2, [0, 5]] = np.nan
-    loss = evaluate(Errors.of(records.errors, records.covariance), np.log(np.full(5, 0.3)), np.log(flat(records)), "gaussian").loss
+    loss = evaluate(
+        Errors.of(records.errors, records.covariance),
+        np.log(np.full(5, 0.3)),
+        np.log(flat(records)),
+        "gaussian",
+    ).loss
     C = 0.3 * records.covariance + flat(records)[:, :, None] * np.eye(7)
     for i, (error, cov) in enumerate(zip(records.errors, C)):
         known = ~np.isnan(error)
-        assert loss[i] == pytest.approx(-multivariate_normal(cov=cov[np.ix_(known, known)]).logpdf(error[known]))
+        assert loss[i] == pytest.approx(
+            -multivariate_normal(cov=cov[np.ix_(known, known)]).logpdf(error[known])
+        )
 
 
 @pytest.mark.parametrize("d", [1, 2, 9])
@@ -216,11 +275,19 @@ def test_wrong_pairs_do_not_move_the_robust_fit() -> None:
     wrong = np.arange(800) % 20 == 0
     spoilt = replace(records, truth=records.truth + 5 * wrong[:, None])
     clean, robust, plain = (
-        np.diagonal(calibrated(one, fit(one, "affine", estimator="exact", loss=loss, strength=3.0)).predictive, axis1=1, axis2=2).mean(0)
+        np.diagonal(
+            calibrated(
+                one, fit(one, "affine", estimator="exact", loss=loss, strength=3.0)
+            ).predictive,
+            axis1=1,
+            axis2=2,
+        ).mean(0)
         for one, loss in ((records, "gaussian"), (spoilt, "robust"), (spoilt, "gaussian"))
     )
     assert np.all(robust < 1.5 * clean)
-    assert np.all((plain > 2.5 * clean)[np.array(FIELDS) != "yaw"])  # which goes round: 5 rad off are not far
+    assert np.all(
+        (plain > 2.5 * clean)[np.array(FIELDS) != "yaw"]
+    )  # which goes round: 5 rad off are not far
 
 
 def test_the_minimum_of_a_quadratic_under_bounds() -> None:
@@ -229,7 +296,13 @@ def test_the_minimum_of_a_quadratic_under_bounds() -> None:
     H, b = A @ A.T + np.eye(5), rng.normal(size=5)
     low, high = np.full(5, -0.1), np.full(5, 0.2)
     found = minimise(lambda x: (float(x @ H @ x / 2 - b @ x), H @ x - b, H), np.zeros(5), low, high)
-    theirs = minimize(lambda x: x @ H @ x / 2 - b @ x, np.zeros(5), bounds=list(zip(low, high)), method="L-BFGS-B", tol=1e-12)
+    theirs = minimize(
+        lambda x: x @ H @ x / 2 - b @ x,
+        np.zeros(5),
+        bounds=list(zip(low, high)),
+        method="L-BFGS-B",
+        tol=1e-12,
+    )
     np.testing.assert_allclose(found, theirs.x, atol=1e-5)
     with pytest.raises(BoxcovError, match="not finite"):
         minimise(lambda x: (np.inf, x, np.eye(1)), np.zeros(1), low[:1], high[:1])
@@ -238,10 +311,14 @@ def test_the_minimum_of_a_quadratic_under_bounds() -> None:
 # what must hold
 
 
-def test_the_residual_falls_with_the_score_and_rises_with_the_range_even_if_the_data_say_otherwise() -> None:
+def test_the_residual_falls_with_the_score_and_rises_with_the_range_even_if_the_data_say_otherwise() -> (
+    None
+):
     def upside_down(records: Records) -> np.ndarray:
         seen = features(("score", "range"), records.fields, records.boxes, records.scores)
-        return np.exp(-3 + np.zeros((len(records), 7)) + 0.8 * seen[:, :1] - 0.8 * (seen[:, 1:] - 3))
+        return np.exp(
+            -3 + np.zeros((len(records), 7)) + 0.8 * seen[:, :1] - 0.8 * (seen[:, 1:] - 3)
+        )
 
     found = fit(drawn(800, 10, 0.0, residual=upside_down), "score", estimator="exact", strength=1.0)
     score, _, distance, _ = np.array(found.slopes).T
@@ -252,8 +329,13 @@ def test_the_residual_falls_with_the_score_and_rises_with_the_range_even_if_the_
 def test_features_beyond_those_seen_count_as_the_last_one_seen() -> None:
     records = drawn(300, 11, residual=log_linear)
     found = fit(records, "residual", estimator="exact", strength=3.0)
-    far, farthest = (replace(records[:1], boxes=np.where(np.array(FIELDS) == "x", x, records.boxes[:1])) for x in (1e3, 1e6))
-    np.testing.assert_allclose(calibrated(far, found).predictive, calibrated(farthest, found).predictive)
+    far, farthest = (
+        replace(records[:1], boxes=np.where(np.array(FIELDS) == "x", x, records.boxes[:1]))
+        for x in (1e3, 1e6)
+    )
+    np.testing.assert_allclose(
+        calibrated(far, found).predictive, calibrated(farthest, found).predictive
+    )
 
 
 @pytest.mark.parametrize("kind", ["scale", "affine", "residual", "score"])
@@ -285,7 +367,9 @@ def test_singular_covariances() -> None:
     records = drawn(300, 14, residual=flat)
     u = np.random.default_rng(0).normal(size=(300, 7, 1))
     thin = replace(records, covariance=u @ u.transpose(0, 2, 1))
-    with pytest.raises(BoxcovError, match="300 of 300 boxes are singular, and no factor mends that"):
+    with pytest.raises(
+        BoxcovError, match="300 of 300 boxes are singular, and no factor mends that"
+    ):
         fit(thin, "scale", estimator="exact")
     none = replace(records, covariance=np.zeros((300, 7, 7)))
     for given in (thin, none):
@@ -301,29 +385,48 @@ def test_unknown_velocities_are_left_out() -> None:
     some = replace(records, truth=records.truth.copy())
     some.truth[::2, 5:] = np.nan
     found = fit(some, "affine", estimator="exact", strength=1.0)
-    assert np.all(np.abs(np.array(found.log_residual[0]) - np.log(0.02 * np.arange(1, 8))) < 3.5 * np.array(found.error_residual[0]))
+    assert np.all(
+        np.abs(np.array(found.log_residual[0]) - np.log(0.02 * np.arange(1, 8)))
+        < 3.5 * np.array(found.error_residual[0])
+    )
     none = replace(some, truth=np.where(np.arange(7) >= 5, np.nan, records.truth))
     with pytest.warns(BoxcovWarning, match="error of vx, vy is known of no box"):
         found = fit(none, "affine", estimator="exact", strength=1.0)
     assert found.log_residual[0][5:] == (-np.inf, -np.inf)
     after = calibrated(none, found).predictive
-    np.testing.assert_allclose(after[:, 5, 5], np.exp(found.log_scale[0]) * none.covariance[:, 5, 5])
+    np.testing.assert_allclose(
+        after[:, 5, 5], np.exp(found.log_scale[0]) * none.covariance[:, 5, 5]
+    )
     with pytest.raises(BoxcovError, match="vx, vy is known of no box, and kind 'score'"):
         fit(none, "score", estimator="exact")
 
 
 def test_errors_that_are_all_zero_leave_a_positive_variance() -> None:
     records = drawn(30, 16)
-    found = fit(replace(records, truth=records.boxes.copy()), "affine", estimator="exact", strength=1.0)
+    found = fit(
+        replace(records, truth=records.boxes.copy()), "affine", estimator="exact", strength=1.0
+    )
     assert np.linalg.eigvalsh(calibrated(records, found).predictive).min() > 0
 
 
 def test_what_is_written_down() -> None:
-    found = fit(drawn(300, 17, residual=flat), "affine", estimator="mcglm, 10 samples", data="simulated:clear test")
+    found = fit(
+        drawn(300, 17, residual=flat),
+        "affine",
+        estimator="mcglm, 10 samples",
+        data="simulated:clear test",
+    )
     about = found.provenance
-    assert (about["boxes"], about["frames"], about["data"], about["loss"]) == (300, 20, "simulated:clear test", "gaussian")
+    assert (about["boxes"], about["frames"], about["data"], about["loss"]) == (
+        300,
+        20,
+        "simulated:clear test",
+        "gaussian",
+    )
     assert about["nll_after"] < about["nll_before"]
-    assert about["strength"] == float(min(about["cross_validation"], key=about["cross_validation"].get))
+    assert about["strength"] == float(
+        min(about["cross_validation"], key=about["cross_validation"].get)
+    )
     assert found.estimator == "mcglm, 10 samples"
 
 
@@ -333,7 +436,10 @@ def test_what_is_written_down() -> None:
         ({"kind": "magic"}, "no kind of calibration 'magic'"),
         ({"strength": 0.0}, "strength must be above 0"),
         ({"loss": "huber"}, "loss must be one of gaussian, robust"),
-        ({"features": ["weather"]}, "no feature weather: boxes of x y w l yaw vx vy have score, size, range, speed"),
+        (
+            {"features": ["weather"]},
+            "no feature weather: boxes of x y w l yaw vx vy have score, size, range, speed",
+        ),
     ],
 )
 def test_what_is_refused(change, message) -> None:

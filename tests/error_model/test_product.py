@@ -17,13 +17,20 @@ from boxcov.posterior.calibration import features, variance_features
 FIELDS = ("x", "y", "yaw")
 
 
-def drawn(n: int = 900, seed: int = 0, powers=((0.8, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 0.0)), base: float = -2.0) -> Records:
+def drawn(
+    n: int = 900,
+    seed: int = 0,
+    powers=((0.8, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 0.0)),
+    base: float = -2.0,
+) -> Records:
     """Errors whose log variance is ``base + powers @ log variances - 0.3 log odds of the score``."""
     rng = np.random.default_rng(seed)
     variances = rng.lognormal(0, 1.0, (n, 3))
     boxes = np.concatenate([rng.normal(0, 20, (n, 2)), rng.uniform(-3, 3, (n, 1))], 1)
     scores = rng.uniform(0.1, 0.95, n)
-    log_r = base + np.log(variances) @ np.array(powers).T - 0.3 * np.log(scores / (1 - scores))[:, None]
+    log_r = (
+        base + np.log(variances) @ np.array(powers).T - 0.3 * np.log(scores / (1 - scores))[:, None]
+    )
     return Records(
         fields=FIELDS,
         classes=("car", "bus"),
@@ -55,7 +62,10 @@ def nll(records: Records, calibration: Calibration) -> np.ndarray:
 
 def test_the_powers_are_found_again(found: Calibration) -> None:
     assert found.features == ("score", "range", *variance_features(FIELDS))
-    powers, errors = (np.array(table)[:, 2:] / np.array(found.spread)[2:] for table in (found.slopes, found.error_slopes))
+    powers, errors = (
+        np.array(table)[:, 2:] / np.array(found.spread)[2:]
+        for table in (found.slopes, found.error_slopes)
+    )
     expected = np.array([[0.8, 0.0, 0.0], [0.0, 0.0, 0.0], [0.5, 0.0, 0.0]])
     assert [found.provenance["variances"][name]["used"] for name in FIELDS] == [True, False, True]
     assert np.all(powers >= 0)
@@ -83,7 +93,10 @@ def test_gradient_and_curvature_against_finite_differences(records: Records) -> 
     step = 1e-5
     for i in range(len(theta)):
         e = step * np.eye(len(theta))[i]
-        (above, up, _), (below, down, _) = model.objective(theta + e, strengths), model.objective(theta - e, strengths)
+        (above, up, _), (below, down, _) = (
+            model.objective(theta + e, strengths),
+            model.objective(theta - e, strengths),
+        )
         assert gradient[i] == pytest.approx((above - below) / (2 * step), abs=1e-5)
         np.testing.assert_allclose(curvature[i], (up - down) / (2 * step), atol=1e-4)
 
@@ -91,14 +104,22 @@ def test_gradient_and_curvature_against_finite_differences(records: Records) -> 
 def test_it_beats_score_exactly_where_the_variances_tell_something() -> None:
     for powers, gains in (((0.8, 0.0, 0.0), True), ((0.0, 0.0, 0.0), False)):
         some = drawn(600, 1, (powers,) * 3), drawn(600, 2, (powers,) * 3)
-        product, score = (nll(some[1], fit(some[0], kind, estimator="exact", strength=3.0)) for kind in ("product", "score"))
+        product, score = (
+            nll(some[1], fit(some[0], kind, estimator="exact", strength=3.0))
+            for kind in ("product", "score")
+        )
         assert (score.mean() - product.mean() > 0.1) == gains
         assert gains or product.mean() == pytest.approx(score.mean(), abs=0.02)
 
 
 def test_more_variance_never_means_less_error() -> None:
     """Errors that fall with a variance: the slope rests at zero, so the field does without."""
-    found = fit(drawn(600, 3, ((-0.8, 0, 0), (0, 0, 0), (0, 0, 0))), "product", estimator="exact", strength=3.0)
+    found = fit(
+        drawn(600, 3, ((-0.8, 0, 0), (0, 0, 0), (0, 0, 0))),
+        "product",
+        estimator="exact",
+        strength=3.0,
+    )
     assert not any(entry["used"] for entry in found.provenance["variances"].values())
     assert np.all(np.array(found.slopes)[:, 2:] == 0)
 
@@ -111,15 +132,24 @@ def test_arrays_tensors_and_files_agree(records: Records, found: Calibration) ->
     np.testing.assert_allclose(again.predictive(*tensors).numpy(), expected, rtol=1e-12)
     seen = features(found.features, FIELDS, some.boxes, some.scores, some.covariance)
     limits, slopes = np.array(found.limits), np.array(found.slopes) / np.array(found.spread)
-    by_hand = np.array(found.log_residual)[some.labels] + (np.clip(seen, *limits.T) - np.array(found.centre)) @ slopes.T
-    np.testing.assert_allclose(np.diagonal(expected, axis1=1, axis2=2), np.exp(by_hand) + np.array(found.floor), rtol=1e-12)
+    by_hand = (
+        np.array(found.log_residual)[some.labels]
+        + (np.clip(seen, *limits.T) - np.array(found.centre)) @ slopes.T
+    )
+    np.testing.assert_allclose(
+        np.diagonal(expected, axis1=1, axis2=2), np.exp(by_hand) + np.array(found.floor), rtol=1e-12
+    )
 
 
-def test_a_variance_of_zero_counts_as_the_least_that_was_seen(records: Records, found: Calibration) -> None:
+def test_a_variance_of_zero_counts_as_the_least_that_was_seen(
+    records: Records, found: Calibration
+) -> None:
     one = records[:1]
     least = np.exp(np.array(found.limits)[2:, 0])
     none, low = (replace(one, covariance=v * np.eye(3)[None]) for v in (0.0, least))
-    np.testing.assert_allclose(calibrated(none, found).predictive, calibrated(low, found).predictive, rtol=1e-9)
+    np.testing.assert_allclose(
+        calibrated(none, found).predictive, calibrated(low, found).predictive, rtol=1e-9
+    )
 
 
 def test_one_frame_is_nothing_to_choose_by(records: Records) -> None:
@@ -139,11 +169,16 @@ def test_a_field_known_of_some_boxes_alone(records: Records) -> None:
 
 
 def test_what_it_cannot_do(records: Records) -> None:
-    with pytest.raises(BoxcovError, match="fitted field by field, and loss 'robust' weighs whole boxes"):
+    with pytest.raises(
+        BoxcovError, match="fitted field by field, and loss 'robust' weighs whole boxes"
+    ):
         fit(records, "product", estimator="exact", loss="robust")
     unknown = records.truth.copy()
     unknown[:, 2] = np.nan
-    with pytest.raises(BoxcovError, match="the error of yaw is known of no box, and kind 'product' has nothing else to go by"):
+    with pytest.raises(
+        BoxcovError,
+        match="the error of yaw is known of no box, and kind 'product' has nothing else to go by",
+    ):
         fit(replace(records, truth=unknown), "product", estimator="exact")
 
 
@@ -162,7 +197,9 @@ def test_axes_halve_the_turn() -> None:
     turned = replace(records, truth=records.truth + np.array([0.0, 0.0, np.pi]))
     errors = turned.as_axes().errors
     assert np.abs(errors[:, 2]).max() <= np.pi / 2 + 1e-9
-    np.testing.assert_allclose(np.cos(2 * errors[:, 2]), np.cos(2 * records.errors[:, 2]), atol=1e-9)
+    np.testing.assert_allclose(
+        np.cos(2 * errors[:, 2]), np.cos(2 * records.errors[:, 2]), atol=1e-9
+    )
     np.testing.assert_array_equal(errors[:, :2], records.errors[:, :2])
     plain = replace(records, fields=("x", "y", "z"))
     assert plain.as_axes() is plain
@@ -187,8 +224,18 @@ def test_few_frames_do_not_make_a_gain(records: Records, monkeypatch: pytest.Mon
     for gaining, told in ((range(3), False), (range(45), True)):
         gain = np.where(np.isin(frames, gaining), 60 / len(gaining), -0.01)
 
-        def losses(m: VarianceModel, frames: np.ndarray, strengths: tuple[float, ...], gain: np.ndarray = gain) -> dict:
-            return {s: Unseen(-gain if m.told == (True,) else np.zeros(len(frames)), np.ones(len(frames))) for s in strengths}
+        def losses(
+            m: VarianceModel,
+            frames: np.ndarray,
+            strengths: tuple[float, ...],
+            gain: np.ndarray = gain,
+        ) -> dict:
+            return {
+                s: Unseen(
+                    -gain if m.told == (True,) else np.zeros(len(frames)), np.ones(len(frames))
+                )
+                for s in strengths
+            }
 
         monkeypatch.setattr("boxcov.error_model.product.held_out", losses)
         assert [one.told for one in chosen(model, frames)] == [told] * 3

@@ -12,16 +12,38 @@ from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")
-TRUE = {"score": -1.5, "l": -0.8, "variance x": 0.7, "variance yaw": 0.4}  # of the log-odds, for columns as they are
+TRUE = {
+    "score": -1.5,
+    "l": -0.8,
+    "variance x": 0.7,
+    "variance yaw": 0.4,
+}  # of the log-odds, for columns as they are
 
 
-def drawn(n: int = 4000, frames: int = 400, seed: int = 0, paired: float = 1.0, classes: tuple[str, ...] = ("car", "bus")) -> Records:
+def drawn(
+    n: int = 4000,
+    frames: int = 400,
+    seed: int = 0,
+    paired: float = 1.0,
+    classes: tuple[str, ...] = ("car", "bus"),
+) -> Records:
     """Boxes that are inaccurate with known log-odds."""
     rng = np.random.default_rng(seed)
-    boxes = np.concatenate([rng.uniform(-40, 40, (n, 3)), np.exp(rng.normal(1, 0.5, (n, 3))), rng.uniform(-3, 3, (n, 1))], 1)
+    boxes = np.concatenate(
+        [
+            rng.uniform(-40, 40, (n, 3)),
+            np.exp(rng.normal(1, 0.5, (n, 3))),
+            rng.uniform(-3, 3, (n, 1)),
+        ],
+        1,
+    )
     variance, logit = np.exp(rng.normal(-2, 1, (n, 7))), rng.normal(0, 1, n)
     odds = TRUE["score"] * logit + TRUE["l"] * np.log(boxes[:, 4])
-    odds += TRUE["variance x"] * np.log(variance[:, 0]) + TRUE["variance yaw"] * np.log(variance[:, 6]) + 2.5
+    odds += (
+        TRUE["variance x"] * np.log(variance[:, 0])
+        + TRUE["variance yaw"] * np.log(variance[:, 6])
+        + 2.5
+    )
     bad = rng.random(n) < 1 / (1 + np.exp(-odds))
     alone = rng.random(n) >= paired
     return Records(
@@ -43,9 +65,20 @@ def test_it_recovers_known_coefficients() -> None:
     found = drawn(40_000)
     risk = fit_risk(found)
     slopes = dict(zip(risk.columns, np.array(risk.weights) / risk.spread))
-    assert set(risk.columns) == {"score", "w", "l", "h", "range", "class car", "class bus", *(f"variance {name}" for name in FIELDS)}
+    assert set(risk.columns) == {
+        "score",
+        "w",
+        "l",
+        "h",
+        "range",
+        "class car",
+        "class bus",
+        *(f"variance {name}" for name in FIELDS),
+    }
     for name, slope in slopes.items():
-        assert slope == pytest.approx(TRUE.get(name, 0.0), abs=0.06 if name != "range" else 0.005), name
+        assert slope == pytest.approx(
+            TRUE.get(name, 0.0), abs=0.06 if name != "range" else 0.005
+        ), name
     assert risk.provenance["boxes"] == 40_000
 
 
@@ -76,13 +109,21 @@ def test_the_covariance_helps_and_so_does_more() -> None:
     bad = other.iou < 0.4
     without = fit_risk(found.without_covariance(found.uncertainty))
     assert "variance x" not in without.columns
-    plain, whole = auroc(bad, without.probability(other)), auroc(bad, fit_risk(found).probability(other))
+    plain, whole = (
+        auroc(bad, without.probability(other)),
+        auroc(bad, fit_risk(found).probability(other)),
+    )
     assert whole > plain + 0.03
-    told = fit_risk(found, extra=(found.iou < 0.4)[:, None] + np.random.default_rng(0).normal(size=(len(found), 2)))
+    told = fit_risk(
+        found,
+        extra=(found.iou < 0.4)[:, None] + np.random.default_rng(0).normal(size=(len(found), 2)),
+    )
     extra = bad[:, None] + np.random.default_rng(1).normal(size=(len(other), 2))
     assert told.columns[-2:] == ("extra 0", "extra 1")
     assert auroc(bad, told.probability(other, extra)) > whole + 0.02
-    with pytest.raises(BoxcovError, match="this risk reads extra 0, extra 1, which the records do not have"):
+    with pytest.raises(
+        BoxcovError, match="this risk reads extra 0, extra 1, which the records do not have"
+    ):
         told.probability(other)
 
 
@@ -92,7 +133,9 @@ def test_the_scores_variance_is_read_where_it_is() -> None:
     risk = fit_risk(scored)
     assert risk.columns[-1] == "variance of the score"
     assert auroc(found.iou < 0.4, risk.probability(scored)) == 1
-    with pytest.raises(BoxcovError, match="reads variance of the score, which the records do not have"):
+    with pytest.raises(
+        BoxcovError, match="reads variance of the score, which the records do not have"
+    ):
         risk.probability(found)
 
 

@@ -28,14 +28,19 @@ def slow_pairing(centres, scores, frame, truth, truth_frame, limit):
 @given(st.integers(0, 2**32 - 1), st.integers(0, 12), st.integers(0, 9))
 def test_pairs_equal_brute_force(seed: int, n: int, k: int) -> None:
     rng = np.random.default_rng(seed)
-    centres, truth = rng.integers(0, 5, (n, 2)).astype(float), rng.integers(0, 5, (k, 2)) + 0.25 * rng.random((k, 2))
+    centres, truth = (
+        rng.integers(0, 5, (n, 2)).astype(float),
+        rng.integers(0, 5, (k, 2)) + 0.25 * rng.random((k, 2)),
+    )
     scores = rng.integers(0, 4, n) / 4  # with ties
     frame, truth_frame = rng.integers(0, 3, n), rng.integers(0, 3, k)
     found = pair_by_distance(centres, scores, frame, truth, truth_frame, 2.0)
     assert found.tolist() == slow_pairing(centres, scores, frame, truth, truth_frame, 2.0)
 
 
-def frames_of(rng, count: int, noise: float, miss: float, extra: int) -> tuple[list[Boxes], list[Boxes]]:
+def frames_of(
+    rng, count: int, noise: float, miss: float, extra: int
+) -> tuple[list[Boxes], list[Boxes]]:
     found, truth = [], []
     for _ in range(count):
         n = rng.integers(1, 6)
@@ -45,7 +50,9 @@ def frames_of(rng, count: int, noise: float, miss: float, extra: int) -> tuple[l
         moved = centres[kept] + noise * rng.normal(size=(int(kept.sum()), 2))
         ghosts = rng.uniform(-25, 25, (extra, 2))
         all_labels = np.concatenate([labels[kept], rng.integers(0, 2, extra)])
-        found.append(Boxes(np.concatenate([moved, ghosts]), all_labels, rng.random(len(all_labels))))
+        found.append(
+            Boxes(np.concatenate([moved, ghosts]), all_labels, rng.random(len(all_labels)))
+        )
     return found, truth
 
 
@@ -69,9 +76,19 @@ def test_precision_equals_a_slow_one(seed: int) -> None:
     found, truth = frames_of(rng, 12, noise=0.6, miss=0.2, extra=2)
     table = average_precision(found, truth, ["car", "truck"])
     for label, name in enumerate(["car", "truck"]):
-        flat = [(b.weights[i], f, b.centres[i]) for f, b in enumerate(found) for i in range(len(b.labels)) if b.labels[i] == label]
+        flat = [
+            (b.weights[i], f, b.centres[i])
+            for f, b in enumerate(found)
+            for i in range(len(b.labels))
+            if b.labels[i] == label
+        ]
         flat.sort(key=lambda entry: -entry[0])
-        objects = [(f, b.centres[i]) for f, b in enumerate(truth) for i in range(len(b.labels)) if b.labels[i] == label]
+        objects = [
+            (f, b.centres[i])
+            for f, b in enumerate(truth)
+            for i in range(len(b.labels))
+            if b.labels[i] == label
+        ]
         for limit, ap in table[name].items():
             pairs = slow_pairing(
                 [c for *_, c in flat],
@@ -86,9 +103,16 @@ def test_precision_equals_a_slow_one(seed: int) -> None:
 
 def test_perfect_none_and_absent() -> None:
     truth = [Boxes(np.array([[1.0, 2.0], [30.0, 1.0]]), np.array([0, 1]), np.array([5, 0]))]
-    assert mean_precision(average_precision(truth, truth, ["car", "bus"])) == 1.0  # an object without a point does not count
+    assert (
+        mean_precision(average_precision(truth, truth, ["car", "bus"])) == 1.0
+    )  # an object without a point does not count
     nothing = [Boxes(np.zeros((0, 2)), np.zeros(0), np.zeros(0))]
-    assert average_precision(nothing, truth, ["car"])["car"] == {0.5: 0.0, 1.0: 0.0, 2.0: 0.0, 4.0: 0.0}
+    assert average_precision(nothing, truth, ["car"])["car"] == {
+        0.5: 0.0,
+        1.0: 0.0,
+        2.0: 0.0,
+        4.0: 0.0,
+    }
     assert np.isnan(mean_precision(average_precision(nothing, nothing, ["car"])))
 
 

@@ -7,7 +7,14 @@ import pytest
 from scipy import optimize
 
 from boxcov import BoxcovError
-from boxcov.evaluate.baselines import covariance_features, features, logistic_regression, one_minus_score, out_of_fold, score_and_size
+from boxcov.evaluate.baselines import (
+    covariance_features,
+    features,
+    logistic_regression,
+    one_minus_score,
+    out_of_fold,
+    score_and_size,
+)
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 
@@ -16,7 +23,9 @@ FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")
 
 def some_records(rng, n: int = 400, frames: int = 40) -> Records:
     """Boxes whose accuracy depends on score, size and variance alike."""
-    boxes = np.concatenate([rng.uniform(-40, 40, (n, 3)), rng.uniform(0.5, 5, (n, 3)), rng.normal(size=(n, 1))], 1)
+    boxes = np.concatenate(
+        [rng.uniform(-40, 40, (n, 3)), rng.uniform(0.5, 5, (n, 3)), rng.normal(size=(n, 1))], 1
+    )
     score, variance = rng.uniform(0.1, 1, n), rng.gamma(1, 1, n)
     logit = 4 * score + np.log(boxes[:, 4]) - np.log(variance) - 3
     good = rng.random(n) < 1 / (1 + np.exp(-logit))
@@ -51,7 +60,9 @@ def test_regression_as_scipy_minimises_it(penalty: float) -> None:
 
 def test_regression_of_separable_and_of_useless_columns() -> None:
     x = np.linspace(-1, 1, 40)
-    weights = logistic_regression(np.stack([x, np.zeros(40), x], 1), x > 0)  # separable, constant, twice the same
+    weights = logistic_regression(
+        np.stack([x, np.zeros(40), x], 1), x > 0
+    )  # separable, constant, twice the same
     assert np.isfinite(weights).all()
     assert weights[1] == pytest.approx(weights[3])
     assert abs(weights[2]) < 1e-9
@@ -90,7 +101,9 @@ def test_probabilities_come_from_other_frames() -> None:
     frame, X, bad = np.repeat(np.arange(6), 10), rng.normal(size=(60, 2)), rng.random(60) < 0.4
     before = out_of_fold(X, bad, frame, folds=6)
     for number in range(6):
-        flipped = np.where(frame == number, ~bad, bad)  # a frame's answers do not reach its own boxes
+        flipped = np.where(
+            frame == number, ~bad, bad
+        )  # a frame's answers do not reach its own boxes
         after = out_of_fold(X, flipped, frame, folds=6)
         assert np.array_equal(before[frame == number], after[frame == number])
         assert not np.array_equal(before, after)
@@ -101,14 +114,24 @@ def test_probabilities_come_from_other_frames() -> None:
 
 def test_edges() -> None:
     assert out_of_fold(np.zeros((0, 2)), np.zeros(0), np.zeros(0)).shape == (0,)
-    assert out_of_fold(np.ones((3, 1)), np.array([1, 0, 1]), np.zeros(3)).tolist() == [0.5] * 3  # one frame: nothing to learn from
+    assert (
+        out_of_fold(np.ones((3, 1)), np.array([1, 0, 1]), np.zeros(3)).tolist() == [0.5] * 3
+    )  # one frame: nothing to learn from
     all_bad = out_of_fold(np.ones((4, 1)), np.ones(4), np.arange(4))
     assert all_bad == pytest.approx(3.5 / 4)
     extreme = some_records(np.random.default_rng(0), 5)
-    assert np.isfinite(features(Records(**{**vars(extreme), "scores": np.array([0, 1, 0.5, 0, 1.0])}))).all()
+    assert np.isfinite(
+        features(Records(**{**vars(extreme), "scores": np.array([0, 1, 0.5, 0, 1.0])}))
+    ).all()
     wild = some_records(np.random.default_rng(0), 60)
     wild.boxes[0, :6], wild.boxes[1, :6] = np.inf, np.nan
     assert np.isfinite(score_and_size(wild).uncertainty).all()
-    image = Records(**{**vars(extreme), "fields": ("x1", "y1", "x2", "y2"), "boxes": np.array([[0, 0, 2, 3.0]] * 5)})
+    image = Records(
+        **{
+            **vars(extreme),
+            "fields": ("x1", "y1", "x2", "y2"),
+            "boxes": np.array([[0, 0, 2, 3.0]] * 5),
+        }
+    )
     assert features(image).shape == (5, 5)
     assert features(image)[0, 1:3] == pytest.approx(np.log([2, 3]))

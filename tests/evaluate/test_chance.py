@@ -21,7 +21,9 @@ def test_agrees_with_shuffles_and_with_the_shares(error: str) -> None:
     assert expected["P(A|C)"].mean == now["P(A)"][error]
     assert expected["P(U|I)"].mean == now["P(U)"][error]
     for metric in METRICS:
-        found = shuffled(lambda v, metric=metric: quality(iou, l2, v)[metric][error], u, replicates=2000, seed=1)
+        found = shuffled(
+            lambda v, metric=metric: quality(iou, l2, v)[metric][error], u, replicates=2000, seed=1
+        )
         assert found.mean == pytest.approx(expected[metric].mean, abs=0.006)
         # the two may differ by one box of some 30
         assert found.low == pytest.approx(expected[metric].low, abs=0.035)

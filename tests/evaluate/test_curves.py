@@ -21,7 +21,9 @@ def test_fit_and_quantiles_as_scipy(shape: float, scale: float) -> None:
     a, _, theta = stats.gamma.fit(u, floc=0)
     assert found.shape == pytest.approx(a, rel=1e-6)
     assert found.scale == pytest.approx(theta, rel=1e-6)
-    np.testing.assert_allclose(quantiles(u), stats.gamma.cdf(u, found.shape, scale=found.scale), atol=1e-8)
+    np.testing.assert_allclose(
+        quantiles(u), stats.gamma.cdf(u, found.shape, scale=found.scale), atol=1e-8
+    )
     np.testing.assert_allclose(quantiles(u), stats.gamma.cdf(u, a, scale=theta), atol=1e-5)
 
 
@@ -71,7 +73,11 @@ def test_zeros_constants_one_none_and_infinity() -> None:
 def test_curves_equal_counting(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = 60
-    iou, l2, u = rng.random(n).round(1), np.where(rng.random(n) < 0.3, NAN, rng.random(n)), rng.gamma(1, 1, n).round(1)
+    iou, l2, u = (
+        rng.random(n).round(1),
+        np.where(rng.random(n) < 0.3, NAN, rng.random(n)),
+        rng.gamma(1, 1, n).round(1),
+    )
     found = curves(iou, l2, u, points=11)
     positive = u[u > 0]
     a, _, theta = stats.gamma.fit(positive, floc=0)
@@ -79,12 +85,18 @@ def test_curves_equal_counting(seed: int) -> None:
     for j, t in enumerate(found.thresholds):
         for error in ("IoU", "l2"):
             rows = [i for i in range(n) if error == "IoU" or not math.isnan(l2[i])]
-            good = {i: bool(iou[i] >= 0.4 if error == "IoU" else l2[i] < np.nanmean(l2)) for i in rows}
+            good = {
+                i: bool(iou[i] >= 0.4 if error == "IoU" else l2[i] < np.nanmean(l2)) for i in rows
+            }
             certain = {i: bool(q[i] < t) for i in rows}
             AC = sum(good[i] and certain[i] for i in rows)
             IU = sum(not good[i] and not certain[i] for i in rows)
             C, I = sum(certain.values()), len(rows) - sum(good.values())
-            expected = {"AvU": (AC + IU) / len(rows), "P(A|C)": AC / C if C else NAN, "P(U|I)": IU / I if I else NAN}
+            expected = {
+                "AvU": (AC + IU) / len(rows),
+                "P(A|C)": AC / C if C else NAN,
+                "P(U|I)": IU / I if I else NAN,
+            }
             for metric, value in expected.items():
                 assert found.values[metric][error][j] == pytest.approx(value, nan_ok=True)
 
@@ -93,6 +105,8 @@ def test_ends_of_the_curves() -> None:
     found = curves(np.array([0.9, 0.1, 0.5]), np.array([0.1, 0.9, NAN]), np.array([1.0, 3.0, 2.0]))
     assert found.values["P(U|I)"]["IoU"][[0, -1]].tolist() == [1, 0]
     assert math.isnan(found.values["P(A|C)"]["l2"][0])
-    assert found.values["P(A|C)"]["IoU"][-1] == found.values["P(A)"]["IoU"][-1] == pytest.approx(2 / 3)
+    assert (
+        found.values["P(A|C)"]["IoU"][-1] == found.values["P(A)"]["IoU"][-1] == pytest.approx(2 / 3)
+    )
     none = curves(np.zeros(0), np.zeros(0), np.zeros(0))
     assert np.isnan(none.values["AvU"]["IoU"]).all()

@@ -17,7 +17,9 @@ IOU = {SPACE: iou_3d, PLANE: iou_bev, IMAGE: iou_2d}
 ALL = pytest.mark.parametrize("fields", [SPACE, PLANE, IMAGE], ids=["space", "plane", "image"])
 
 
-def some(fields: tuple[str, ...], scale: float, n: int = 12, rank: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def some(
+    fields: tuple[str, ...], scale: float, n: int = 12, rank: int | None = None, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Boxes (n, D) and roots (n, D, rank) of covariances: ``scale`` is about the share of the box's size."""
     rng = np.random.default_rng(seed)
     if fields == IMAGE:
@@ -26,25 +28,55 @@ def some(fields: tuple[str, ...], scale: float, n: int = 12, rank: int | None = 
     else:
         w, l, h = np.exp(rng.normal([[0.5], [1.2], [0.5]], 0.4, (3, n)))
         place, one = rng.uniform(-50, 50, (3, n)), np.ones(n)
-        values = {"x": place[0], "y": place[1], "z": place[2], "w": w, "l": l, "h": h, "yaw": rng.uniform(-3, 3, n), "vx": one, "vy": one}
-        units = {"x": w, "y": w, "z": h, "w": w, "l": l, "h": h, "yaw": one / 2, "vx": one, "vy": one}
+        values = {
+            "x": place[0],
+            "y": place[1],
+            "z": place[2],
+            "w": w,
+            "l": l,
+            "h": h,
+            "yaw": rng.uniform(-3, 3, n),
+            "vx": one,
+            "vy": one,
+        }
+        units = {
+            "x": w,
+            "y": w,
+            "z": h,
+            "w": w,
+            "l": l,
+            "h": h,
+            "yaw": one / 2,
+            "vx": one,
+            "vy": one,
+        }
         boxes, unit = (np.stack([table[name] for name in fields], 1) for table in (values, units))
     D = len(fields)
     A = rng.normal(size=(n, D, rank or 2 * D)) / np.sqrt(rank or 2 * D)
     return boxes, A * (scale * unit)[:, :, None]
 
 
-def sampled(boxes: np.ndarray, A: np.ndarray, fields: tuple[str, ...], draws: int = 20_000) -> np.ndarray:
+def sampled(
+    boxes: np.ndarray, A: np.ndarray, fields: tuple[str, ...], draws: int = 20_000
+) -> np.ndarray:
     rng = np.random.default_rng(1)
-    found = [IOU[fields](np.tile(box, (draws, 1)), box + rng.normal(size=(draws, a.shape[1])) @ a.T).mean() for box, a in zip(boxes, A)]
+    found = [
+        IOU[fields](
+            np.tile(box, (draws, 1)), box + rng.normal(size=(draws, a.shape[1])) @ a.T
+        ).mean()
+        for box, a in zip(boxes, A)
+    ]
     return np.array(found)
 
 
 @ALL
 @pytest.mark.parametrize(
-    ("scale", "quadrature", "delta"), [(0.01, 0.002, 0.004), (0.05, 0.008, 0.05), (0.2, 0.02, None), (0.5, 0.03, None)]
+    ("scale", "quadrature", "delta"),
+    [(0.01, 0.002, 0.004), (0.05, 0.008, 0.05), (0.2, 0.02, None), (0.5, 0.03, None)],
 )
-def test_against_sampling(fields: tuple[str, ...], scale: float, quadrature: float, delta: float | None) -> None:
+def test_against_sampling(
+    fields: tuple[str, ...], scale: float, quadrature: float, delta: float | None
+) -> None:
     boxes, A = some(fields, scale)
     truth, covariance = sampled(boxes, A, fields), A @ A.transpose(0, 2, 1)
     assert np.abs(expected_iou(boxes, covariance, fields) - truth).max() < quadrature
@@ -57,7 +89,12 @@ def test_against_sampling(fields: tuple[str, ...], scale: float, quadrature: flo
 def test_singular_covariances(fields: tuple[str, ...], rank: int, most: float) -> None:
     """A sample covariance of k samples has rank k - 1."""
     boxes, A = some(fields, 0.1, rank=rank)
-    assert np.abs(expected_iou(boxes, A @ A.transpose(0, 2, 1), fields) - sampled(boxes, A, fields)).max() < most
+    assert (
+        np.abs(
+            expected_iou(boxes, A @ A.transpose(0, 2, 1), fields) - sampled(boxes, A, fields)
+        ).max()
+        < most
+    )
 
 
 @ALL
@@ -71,7 +108,9 @@ def test_zero_and_none(fields: tuple[str, ...], way: str) -> None:
 @pytest.mark.parametrize("way", ["quadrature", "delta"])
 def test_more_covariance_is_less_overlap(way: str) -> None:
     boxes, A = some(SPACE, 0.02)
-    found = [expected_iou(boxes, s**2 * A @ A.transpose(0, 2, 1), SPACE, way) for s in (0.5, 1, 2, 4, 8)]
+    found = [
+        expected_iou(boxes, s**2 * A @ A.transpose(0, 2, 1), SPACE, way) for s in (0.5, 1, 2, 4, 8)
+    ]
     assert (np.diff(found, axis=0) < 0).all()
 
 
@@ -122,7 +161,11 @@ def test_strange_boxes() -> None:
 def test_float32_with_eigenvalues_below_zero() -> None:
     boxes, A = some(SPACE, 0.1, rank=2)
     covariance = (A @ A.transpose(0, 2, 1)).astype(np.float32)
-    assert np.allclose(expected_iou(boxes, covariance, SPACE), expected_iou(boxes, A @ A.transpose(0, 2, 1), SPACE), atol=1e-4)
+    assert np.allclose(
+        expected_iou(boxes, covariance, SPACE),
+        expected_iou(boxes, A @ A.transpose(0, 2, 1), SPACE),
+        atol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("d", [4, 5, 7])
@@ -131,7 +174,9 @@ def test_nodes_have_the_moments_of_a_normal(d: int) -> None:
     length = np.linalg.norm(points, axis=1)
     assert (weights > 0).all()
     for power in range(4):  # two radii: exact to the third power
-        assert weights @ length**power == pytest.approx(2 ** (power / 2) * gamma((d + power) / 2) / gamma(d / 2))
+        assert weights @ length**power == pytest.approx(
+            2 ** (power / 2) * gamma((d + power) / 2) / gamma(d / 2)
+        )
     assert np.allclose((weights[:, None] * points).T @ points, np.eye(d), atol=1e-8)
     assert np.allclose(weights @ points, 0, atol=1e-12)
 
@@ -145,7 +190,18 @@ def test_relative_covariance_is_that_of_relative_draws() -> None:
         x, y, z, w, l, h, yaw = moved.T[:7]
         cos, sin = np.cos(box[6]), np.sin(box[6])
         along, across = cos * x + sin * y, cos * y - sin * x
-        own = np.stack([along / size[0], across / size[1], z / size[2], l / size[0], w / size[1], h / size[2], yaw], 1)
+        own = np.stack(
+            [
+                along / size[0],
+                across / size[1],
+                z / size[2],
+                l / size[0],
+                w / size[1],
+                h / size[2],
+                yaw,
+            ],
+            1,
+        )
         assert np.linalg.norm(np.cov(own.T) - C) < 0.02 * np.linalg.norm(C)
 
 

@@ -35,10 +35,14 @@ def test_rows_as_scipy_has_them(unknown: float) -> None:
             continue
         e, C = e[known], C[np.ix_(known, known)]
         unit = 1 / np.sqrt(np.diag(C))  # scipy takes differing units for a singular matrix
-        density = stats.multivariate_normal(cov=C * unit[:, None] * unit).pdf(e * unit) * unit.prod()
+        density = (
+            stats.multivariate_normal(cov=C * unit[:, None] * unit).pdf(e * unit) * unit.prod()
+        )
         assert fit.nll[i] == pytest.approx(-np.log(density), rel=1e-8)
         assert fit.nees[i] == pytest.approx(e @ np.linalg.solve(C, e), rel=1e-8)
-        assert fit.probability[i] == pytest.approx(stats.chi2.cdf(fit.nees[i], known.sum()), abs=1e-9)
+        assert fit.probability[i] == pytest.approx(
+            stats.chi2.cdf(fit.nees[i], known.sum()), abs=1e-9
+        )
 
 
 def test_right_covariances_look_right_and_others_do_not() -> None:
@@ -61,7 +65,9 @@ def test_anees_interval_as_scipy_has_it() -> None:
     value, low, high = anees(fit)
     total = fit.dims.sum()
     assert value == pytest.approx(fit.nees.sum() / total)
-    assert (low, high) == pytest.approx(tuple(stats.chi2.ppf([0.025, 0.975], total) / total), rel=1e-9)
+    assert (low, high) == pytest.approx(
+        tuple(stats.chi2.ppf([0.025, 0.975], total) / total), rel=1e-9
+    )
 
 
 def test_reliability_counts() -> None:
@@ -69,7 +75,9 @@ def test_reliability_counts() -> None:
     levels = np.linspace(0, 1, 21)
     expected = [np.mean([fit.nees[i] <= stats.chi2.ppf(p, 3) for i in range(50)]) for p in levels]
     assert reliability(fit, levels).tolist() == expected
-    assert reliability(fit_of(np.zeros((1, 2)), np.eye(2)[None]), [0.0]).tolist() == [1.0]  # on the border is inside
+    assert reliability(fit_of(np.zeros((1, 2)), np.eye(2)[None]), [0.0]).tolist() == [
+        1.0
+    ]  # on the border is inside
 
 
 @pytest.mark.parametrize(
@@ -116,7 +124,10 @@ def slow_ence(errors, variance, bins: int) -> float:
         groups.setdefault(sum(variance[i] >= cut for cut in cuts), []).append(i)
     parts = []
     for rows in groups.values():
-        rmv, rmse = np.mean([variance[i] for i in rows]) ** 0.5, np.mean([errors[i] ** 2 for i in rows]) ** 0.5
+        rmv, rmse = (
+            np.mean([variance[i] for i in rows]) ** 0.5,
+            np.mean([errors[i] ** 2 for i in rows]) ** 0.5,
+        )
         parts.append(abs(rmv - rmse) / rmv)
     return float(np.mean(parts))
 
@@ -136,7 +147,9 @@ def test_ence_edges() -> None:
     assert math.isnan(ence(np.array([NAN]), np.ones(1)))
     assert ence(np.zeros(2), np.zeros(2)) == 0
     assert ence(np.ones(2), np.zeros(2)) == np.inf
-    assert ence_by_field(np.array([[NAN, 1.0], [NAN, 1.0]]), np.stack([np.eye(2)] * 2), "ab")["b"] == 0
+    assert (
+        ence_by_field(np.array([[NAN, 1.0], [NAN, 1.0]]), np.stack([np.eye(2)] * 2), "ab")["b"] == 0
+    )
 
 
 def test_no_rows() -> None:

@@ -13,9 +13,27 @@ CLASSES = ("car", "bus", "pedestrian")
 
 def scene(rng, n: int, k: int) -> dict:
     """n predictions and k objects of 9 fields over four frames and three classes, some near one another."""
-    truth = np.concatenate([rng.uniform(-6, 6, (k, 2)), rng.normal(size=(k, 1)), rng.uniform(1, 4, (k, 3)), rng.normal(size=(k, 3))], 1)
+    truth = np.concatenate(
+        [
+            rng.uniform(-6, 6, (k, 2)),
+            rng.normal(size=(k, 1)),
+            rng.uniform(1, 4, (k, 3)),
+            rng.normal(size=(k, 3)),
+        ],
+        1,
+    )
     truth[::4, 7:] = np.nan
-    boxes = np.nan_to_num(truth[rng.integers(0, k, n)]) + rng.normal(scale=0.6, size=(n, 9)) * [1, 1, 1, 0.1, 0.1, 0.1, 0.2, 1, 1]
+    boxes = np.nan_to_num(truth[rng.integers(0, k, n)]) + rng.normal(scale=0.6, size=(n, 9)) * [
+        1,
+        1,
+        1,
+        0.1,
+        0.1,
+        0.1,
+        0.2,
+        1,
+        1,
+    ]
     root = rng.normal(size=(n, 9, 9))
     return {
         "boxes": boxes,
@@ -41,7 +59,9 @@ def test_rows_equal_brute_force(seed: int) -> None:
         rivals = [
             (np.hypot(*(given["truth_boxes"][k, :2] - given["boxes"][i, :2])), k)
             for k in range(60)
-            if k not in taken.values() and given["truth_labels"][k] == given["labels"][i] and given["truth_frame"][k] == given["frame"][i]
+            if k not in taken.values()
+            and given["truth_labels"][k] == given["labels"][i]
+            and given["truth_frame"][k] == given["frame"][i]
         ]
         if rivals and min(rivals)[0] < 2.0:
             taken[i] = min(rivals)[1]
@@ -68,13 +88,19 @@ def test_shorter_boxes_and_other_orders() -> None:
     whole = match(**given, fields=BOX_FIELDS, classes=CLASSES)
     for fields in (BOX_FIELDS[:7], ("x", "y", "w", "l", "yaw"), ("yaw", "l", "w", "y", "x")):
         columns = [BOX_FIELDS.index(name) for name in fields]
-        cut = given | {name: given[name][:, columns] for name in ("boxes", "truth_boxes")} | {"covariance": None}
+        cut = (
+            given
+            | {name: given[name][:, columns] for name in ("boxes", "truth_boxes")}
+            | {"covariance": None}
+        )
         found = match(**cut, fields=fields, classes=CLASSES)
         assert np.array_equal(found.paired, whole.paired)
         mine, theirs = whole.boxes[whole.paired], whole.truth[whole.paired]
         iou, centre = (iou_3d, 3) if "z" in fields else (iou_bev, 2)
         assert np.allclose(found.iou[found.paired], iou(mine, theirs))
-        assert np.allclose(found.l2[found.paired], np.linalg.norm((mine - theirs)[:, :centre], axis=1))
+        assert np.allclose(
+            found.l2[found.paired], np.linalg.norm((mine - theirs)[:, :centre], axis=1)
+        )
 
 
 def test_images() -> None:
@@ -83,20 +109,36 @@ def test_images() -> None:
     truth = np.concatenate([corner, corner + rng.integers(5, 20, (30, 2))], 1).astype(float)
     boxes, numbers = truth + rng.normal(scale=2, size=(30, 4)), np.arange(30)
     found = match(
-        boxes, rng.random(30) + 0.3, numbers % 2, numbers % 5, truth, numbers % 2, numbers % 5, ("x1", "y1", "x2", "y2"), "ab", boxes[:, 0]
+        boxes,
+        rng.random(30) + 0.3,
+        numbers % 2,
+        numbers % 5,
+        truth,
+        numbers % 2,
+        numbers % 5,
+        ("x1", "y1", "x2", "y2"),
+        "ab",
+        boxes[:, 0],
     )
     assert 5 < found.paired.sum() < 30
     assert (found.iou[found.paired] >= 0.5).all()
-    assert np.allclose(found.iou[found.paired], iou_2d(found.boxes[found.paired], found.truth[found.paired]))
+    assert np.allclose(
+        found.iou[found.paired], iou_2d(found.boxes[found.paired], found.truth[found.paired])
+    )
     middle = [(b[:2] + b[2:] - t[:2] - t[2:]) / 2 for b, t in zip(found.boxes, found.truth)]
     assert np.allclose(found.l2, np.linalg.norm(middle, axis=1), equal_nan=True)
 
 
 def test_nothing_found_and_nothing_there() -> None:
     given = scene(np.random.default_rng(0), 9, 5)
-    nothing = given | {name: given[name][:0] for name in ("boxes", "scores", "labels", "frame", "uncertainty", "covariance")}
+    nothing = given | {
+        name: given[name][:0]
+        for name in ("boxes", "scores", "labels", "frame", "uncertainty", "covariance")
+    }
     assert len(match(**nothing, fields=BOX_FIELDS, classes=CLASSES)) == 0
-    empty = given | {name: given[name][:0] for name in ("truth_boxes", "truth_labels", "truth_frame")}
+    empty = given | {
+        name: given[name][:0] for name in ("truth_boxes", "truth_labels", "truth_frame")
+    }
     assert not match(**empty, fields=BOX_FIELDS, classes=CLASSES).paired.any()
     assert len(match(**given, fields=BOX_FIELDS, classes=CLASSES, threshold=2.0)) == 0
     assert not match(**given, fields=BOX_FIELDS, classes=CLASSES, limit=0.0).paired.any()
@@ -107,8 +149,16 @@ def test_wrong_shapes_are_named() -> None:
     with pytest.raises(BoxcovError, match="need x y w l yaw, or x1 y1 x2 y2"):
         match(**given, fields=("x", "y"), classes=CLASSES)
     with pytest.raises(BoxcovError, match=r"truth_boxes has shape \(5, 7\), expected \(5, 9\)"):
-        match(**(given | {"truth_boxes": given["truth_boxes"][:, :7]}), fields=BOX_FIELDS, classes=CLASSES)
+        match(
+            **(given | {"truth_boxes": given["truth_boxes"][:, :7]}),
+            fields=BOX_FIELDS,
+            classes=CLASSES,
+        )
     with pytest.raises(BoxcovError, match="covariance has shape"):
-        match(**(given | {"covariance": given["covariance"][:, :7]}), fields=BOX_FIELDS, classes=CLASSES)
+        match(
+            **(given | {"covariance": given["covariance"][:, :7]}),
+            fields=BOX_FIELDS,
+            classes=CLASSES,
+        )
     with pytest.raises(BoxcovError, match="uncertainty has shape"):
         match(**(given | {"uncertainty": np.zeros(3)}), fields=BOX_FIELDS, classes=CLASSES)

@@ -9,7 +9,9 @@ from boxcov.evaluate.overlap import iou_2d, iou_3d, iou_bev
 
 
 def rectangle(w: float, length: float, yaw: float) -> shapely.Polygon:
-    return rotate(shapely.box(-length / 2, -w / 2, length / 2, w / 2), yaw, origin=(0, 0), use_radians=True)
+    return rotate(
+        shapely.box(-length / 2, -w / 2, length / 2, w / 2), yaw, origin=(0, 0), use_radians=True
+    )
 
 
 def slow_bev(a, b) -> tuple[float, float]:
@@ -49,17 +51,29 @@ CASES = {
     "turned by hardly anything": (CAR, moved(0, 0, 0, 0, 0, 0, 1e-15)),
     "moved by hardly anything": (CAR, CAR + 1e-14),
     "touching corners": (np.array([0, 0, 0, 2, 2, 2, 0.0]), np.array([2, 2, 0, 2, 2, 2, 0.0])),
-    "corner on an edge": (np.array([0, 0, 0, 2, 2, 2, 0.0]), np.array([1 + 2**0.5, 0, 0, 2, 2, 2, np.pi / 4])),
+    "corner on an edge": (
+        np.array([0, 0, 0, 2, 2, 2, 0.0]),
+        np.array([1 + 2**0.5, 0, 0, 2, 2, 2, np.pi / 4]),
+    ),
     "contained": (CAR, CAR * [1, 1, 1, 0.2, 0.2, 0.2, -3]),
-    "sharing an edge from inside": (np.array([0, 0, 0, 2, 4, 2, 0.0]), np.array([0, 0.5, 0, 1, 4, 2, 0.0])),
+    "sharing an edge from inside": (
+        np.array([0, 0, 0, 2, 4, 2, 0.0]),
+        np.array([0, 0.5, 0, 1, 4, 2, 0.0]),
+    ),
     "far away": (CAR, moved(1e6, 0, 0, 0, 0, 0, 1)),
     "above": (CAR, moved(0, 0, 5, 0, 0, 0, 0)),
     "resting on it": (CAR, moved(0, 0, 1.6, 0, 0, 0, 0)),
     "no width": (CAR, CAR * [1, 1, 1, 0, 1, 1, 1]),
     "no size, both": (CAR * [1, 1, 1, 0, 0, 0, 1], CAR * [1, 1, 1, 0, 0, 0, 1]),
     "a hair": (CAR, CAR * [1, 1, 1, 1e-9, 1, 1, 1]),
-    "a crossing of needles": (np.array([0, 0, 0, 1e-3, 100, 1, 0.4]), np.array([0, 0, 0, 1e-3, 100, 1, 0.4001])),
-    "huge coordinates": (moved(2**40, -(2**41), 0, 0, 0, 0, 0), moved(2**40 + 1, -(2**41) + 0.5, 0.25, 0, 0, 0, 1)),
+    "a crossing of needles": (
+        np.array([0, 0, 0, 1e-3, 100, 1, 0.4]),
+        np.array([0, 0, 0, 1e-3, 100, 1, 0.4001]),
+    ),
+    "huge coordinates": (
+        moved(2**40, -(2**41), 0, 0, 0, 0, 0),
+        moved(2**40 + 1, -(2**41) + 0.5, 0.25, 0, 0, 0, 1),
+    ),
     "huge angle": (CAR, moved(0, 0, 0, 0, 0, 0, 2 * np.pi * 1000)),
     "huge and small": (CAR, CAR * [1, 1, 1, 1e6, 1e6, 1e6, 1]),
 }
@@ -70,8 +84,12 @@ def test_as_shapely_has_it(name: str) -> None:
     a, b = CASES[name]
     plane = [0, 1, 3, 4, 6]
     for first, second in ((a, b), (b, a)):
-        assert iou_bev(first[None], second[None])[0] == pytest.approx(slow_bev(first[plane], second[plane])[1], abs=1e-12, rel=1e-9)
-        assert iou_3d(first[None], second[None])[0] == pytest.approx(slow_3d(first, second), abs=1e-12, rel=1e-9)
+        assert iou_bev(first[None], second[None])[0] == pytest.approx(
+            slow_bev(first[plane], second[plane])[1], abs=1e-12, rel=1e-9
+        )
+        assert iou_3d(first[None], second[None])[0] == pytest.approx(
+            slow_3d(first, second), abs=1e-12, rel=1e-9
+        )
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 6.0])
@@ -81,23 +99,37 @@ def test_random_boxes_as_shapely_has_it(spread: float) -> None:
     b[::3, 6] = a[::3, 6] + rng.integers(0, 4, 100) * np.pi / 2  # parallel edges
     b[::6, :6] = a[::6, :6]
     plane = [0, 1, 3, 4, 6]
-    assert np.allclose(iou_bev(a, b), [slow_bev(p, q)[1] for p, q in zip(a[:, plane], b[:, plane])], atol=1e-12)
+    assert np.allclose(
+        iou_bev(a, b), [slow_bev(p, q)[1] for p, q in zip(a[:, plane], b[:, plane])], atol=1e-12
+    )
     assert np.allclose(iou_3d(a, b), [slow_3d(p, q) for p, q in zip(a, b)], atol=1e-12)
-    assert np.array_equal(iou_bev(a[:, plane], b[:, plane]), iou_bev(np.pad(a, ((0, 0), (0, 2))), b))
+    assert np.array_equal(
+        iou_bev(a[:, plane], b[:, plane]), iou_bev(np.pad(a, ((0, 0), (0, 2))), b)
+    )
     assert np.allclose(iou_3d(a, b), iou_3d(b, a), atol=1e-12)
 
 
 def test_two_dimensions() -> None:
     rng = np.random.default_rng(0)
     corners = rng.integers(0, 6, (2, 400, 4)).astype(float)
-    a, b = np.concatenate([np.minimum(corners[..., :2], corners[..., 2:]), np.maximum(corners[..., :2], corners[..., 2:])], -1)
+    a, b = np.concatenate(
+        [
+            np.minimum(corners[..., :2], corners[..., 2:]),
+            np.maximum(corners[..., :2], corners[..., 2:]),
+        ],
+        -1,
+    )
     expected = []
     for p, q in zip(a, b):
         first, second = shapely.box(*p), shapely.box(*q)
         empty = first.area == 0 or second.area == 0
-        expected.append(0.0 if empty else first.intersection(second).area / first.union(second).area)
+        expected.append(
+            0.0 if empty else first.intersection(second).area / first.union(second).area
+        )
     assert np.allclose(iou_2d(a, b), expected)
-    assert iou_2d(np.array([[3.0, 3, 1, 1]]), np.array([[0.0, 0, 4, 4]])).tolist() == [0.0]  # inside out
+    assert iou_2d(np.array([[3.0, 3, 1, 1]]), np.array([[0.0, 0, 4, 4]])).tolist() == [
+        0.0
+    ]  # inside out
 
 
 def test_no_number_and_no_box() -> None:

@@ -43,8 +43,15 @@ def upright(rng, n: int) -> np.ndarray:
 @given(st.integers(0, 2**32 - 1), st.integers(0, 14), st.integers(0, 9))
 def test_pairs_by_overlap_equal_brute_force(seed: int, n: int, k: int) -> None:
     rng = np.random.default_rng(seed)
-    boxes, truth = upright(rng, n), upright(rng, k)  # on a small grid: equal overlaps, and some of exactly one half
-    scores, frame, truth_frame = rng.integers(0, 4, n) / 4, rng.integers(0, 3, n), rng.integers(0, 3, k)
+    boxes, truth = (
+        upright(rng, n),
+        upright(rng, k),
+    )  # on a small grid: equal overlaps, and some of exactly one half
+    scores, frame, truth_frame = (
+        rng.integers(0, 4, n) / 4,
+        rng.integers(0, 3, n),
+        rng.integers(0, 3, k),
+    )
     found = pair_by_iou(boxes, scores, frame, truth, truth_frame)
     assert found.tolist() == slow_coco(boxes, scores, frame, truth, truth_frame, 0.5)
 
@@ -52,4 +59,6 @@ def test_pairs_by_overlap_equal_brute_force(seed: int, n: int, k: int) -> None:
 def test_one_half_is_enough() -> None:
     box, half = np.array([[0.0, 0, 2, 2]]), np.array([[0.0, 0, 2, 1]])
     assert pair_by_iou(box, np.ones(1), np.zeros(1), half, np.zeros(1)).tolist() == [0]
-    assert pair_by_iou(box, np.ones(1), np.zeros(1), half, np.ones(1)).tolist() == [-1]  # in another frame
+    assert pair_by_iou(box, np.ones(1), np.zeros(1), half, np.ones(1)).tolist() == [
+        -1
+    ]  # in another frame

@@ -26,7 +26,10 @@ def slow_quality(iou, l2, u) -> dict:
     }
     table: dict = {}
     for error, rows in cases.items():
-        AC, IC, AU, IU = (rows.count(kind) for kind in [(True, True), (False, True), (True, False), (False, False)])
+        AC, IC, AU, IU = (
+            rows.count(kind)
+            for kind in [(True, True), (False, True), (True, False), (False, False)]
+        )
         n = len(rows)
         table[error] = {
             "AvU": (AC + IU) / n if n else NAN,
@@ -35,7 +38,10 @@ def slow_quality(iou, l2, u) -> dict:
             "P(U)": (AU + IU) / n if n else NAN,
             "P(A)": (AC + AU) / n if n else NAN,
         }
-    return {metric: {error: table[error][metric] for error in table} for metric in ("AvU", "P(A|C)", "P(U|I)", "P(U)", "P(A)")}
+    return {
+        metric: {error: table[error][metric] for error in table}
+        for metric in ("AvU", "P(A|C)", "P(U|I)", "P(U)", "P(A)")
+    }
 
 
 @settings(max_examples=300, deadline=None)
@@ -45,30 +51,44 @@ def test_equals_brute_force(seed: int, n: int, levels: int, missing: float) -> N
     iou = rng.integers(0, 6, n) / 5
     l2 = np.where(rng.random(n) < missing, NAN, rng.integers(0, levels, n) / 4)
     u = rng.integers(0, levels, n) / 8  # ties, often with the mean itself
-    np.testing.assert_equal(quality(iou, l2, u), slow_quality(iou.tolist(), l2.tolist(), u.tolist()))
+    np.testing.assert_equal(
+        quality(iou, l2, u), slow_quality(iou.tolist(), l2.tolist(), u.tolist())
+    )
 
 
 def test_public_name() -> None:
-    found = boxcov.evaluate.quality(errors_iou=np.array([0.9, 0.1]), errors_l2=np.array([0.1, 0.9]), uncertainty=np.array([1, 2]))
+    found = boxcov.evaluate.quality(
+        errors_iou=np.array([0.9, 0.1]),
+        errors_l2=np.array([0.1, 0.9]),
+        uncertainty=np.array([1, 2]),
+    )
     assert found["AvU"] == {"IoU": 1.0, "l2": 1.0}
 
 
 def test_empty_partitions_are_nan() -> None:
-    all_uncertain = quality(np.array([0.9, 0.1, 0.3]), np.full(3, 0.1), np.full(3, 0.1))  # equal u: none below the mean
+    all_uncertain = quality(
+        np.array([0.9, 0.1, 0.3]), np.full(3, 0.1), np.full(3, 0.1)
+    )  # equal u: none below the mean
     assert all_uncertain["P(U)"]["IoU"] == 1
     assert math.isnan(all_uncertain["P(A|C)"]["IoU"])
     assert all_uncertain["P(A)"]["l2"] == 0  # equal distances: none below the mean
     all_accurate = quality(np.full(3, 0.4), np.full(3, NAN), np.arange(3))
     assert math.isnan(all_accurate["P(U|I)"]["IoU"])
     assert all(math.isnan(by_error["l2"]) for by_error in all_accurate.values())
-    assert all(math.isnan(value) for by_error in quality([], [], []).values() for value in by_error.values())
+    assert all(
+        math.isnan(value)
+        for by_error in quality([], [], []).values()
+        for value in by_error.values()
+    )
     one = quality(np.array([0.0]), np.array([NAN]), np.array([5.0]))
     assert (one["AvU"]["IoU"], one["P(U|I)"]["IoU"]) == (1.0, 1.0)
 
 
 def test_infinite_and_huge_uncertainties_are_uncertain() -> None:
     for huge in (np.inf, 1.7e308):
-        found = quality(np.array([0.9, 0.8, 0.1, 0.1]), np.full(4, NAN), np.array([0.1, 1e9, huge, huge]))
+        found = quality(
+            np.array([0.9, 0.8, 0.1, 0.1]), np.full(4, NAN), np.array([0.1, 1e9, huge, huge])
+        )
         assert found["AvU"]["IoU"] == 1.0
 
 

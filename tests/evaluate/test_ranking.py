@@ -9,18 +9,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.ranking import auroc, auroc_of_ranks, ause, ause_of_ranks, ranks, sparsification
+from boxcov.evaluate.ranking import (
+    auroc,
+    auroc_of_ranks,
+    ause,
+    ause_of_ranks,
+    ranks,
+    sparsification,
+)
 
 
 def slow_auroc(bad, u) -> float:
-    wins = [0.5 if x == y else float(x > y) for x, p in zip(u, bad) if p for y, q in zip(u, bad) if not q]
+    wins = [
+        0.5 if x == y else float(x > y)
+        for x, p in zip(u, bad)
+        if p
+        for y, q in zip(u, bad)
+        if not q
+    ]
     return sum(wins) / len(wins) if wins else float("nan")
 
 
 def slow_curve(error, u) -> list[float]:
     """The mean error of the k most certain, averaged over every order that the ties allow."""
-    orders = [o for o in itertools.permutations(range(len(u))) if all(u[a] <= u[b] for a, b in itertools.pairwise(o))]
-    return [float(np.mean([np.mean([error[i] for i in o[:k]]) for o in orders])) for k in range(1, len(u) + 1)]
+    orders = [
+        o
+        for o in itertools.permutations(range(len(u)))
+        if all(u[a] <= u[b] for a, b in itertools.pairwise(o))
+    ]
+    return [
+        float(np.mean([np.mean([error[i] for i in o[:k]]) for o in orders]))
+        for k in range(1, len(u) + 1)
+    ]
 
 
 @settings(max_examples=100, deadline=None)
@@ -30,7 +50,9 @@ def test_auroc_equals_all_pairs(seed: int, n: int, levels: int) -> None:
     bad, u = rng.random(n) < 0.3, rng.integers(0, levels, n) / 3
     assert auroc(bad, u) == pytest.approx(slow_auroc(bad, u), nan_ok=True)
     some = rng.random(n) < 0.6
-    assert auroc_of_ranks(bad[some], ranks(u)[some]) == pytest.approx(slow_auroc(bad[some], u[some]), nan_ok=True)
+    assert auroc_of_ranks(bad[some], ranks(u)[some]) == pytest.approx(
+        slow_auroc(bad[some], u[some]), nan_ok=True
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,7 +64,9 @@ def test_ause_equals_the_average_over_orders(seed: int, n: int, levels: int) -> 
     expected = expected / error.mean() if error.mean() else 0.0
     assert ause(error, u) == pytest.approx(expected, abs=1e-12)
     rows = rng.integers(0, n, 5)
-    assert ause_of_ranks(error[rows], ranks(u)[rows], ranks(error)[rows]) == pytest.approx(ause(error[rows], u[rows]), abs=1e-12)
+    assert ause_of_ranks(error[rows], ranks(u)[rows], ranks(error)[rows]) == pytest.approx(
+        ause(error[rows], u[rows]), abs=1e-12
+    )
 
 
 def test_bounds_and_edges() -> None:
@@ -50,7 +74,12 @@ def test_bounds_and_edges() -> None:
     error = rng.random(200)
     assert ause(error, error) == 0
     assert ause(error, 3 * error**3) == pytest.approx(0)  # the order alone matters
-    assert ause(error, -error) > ause(error, rng.random(200)) > ause(error, error + 0.3 * rng.random(200)) > 0
+    assert (
+        ause(error, -error)
+        > ause(error, rng.random(200))
+        > ause(error, error + 0.3 * rng.random(200))
+        > 0
+    )
     assert math.isnan(auroc(np.ones(3, bool), np.arange(3)))
     assert math.isnan(auroc(np.zeros(3, bool), np.arange(3)))
     assert math.isnan(auroc(np.zeros(0, bool), np.zeros(0)))
@@ -67,7 +96,11 @@ def test_curve_for_plots() -> None:
     curve = sparsification(error, u, points=50)
     order = np.argsort(u)
     assert np.allclose(curve.removed, np.arange(50) / 50)
-    assert np.allclose(curve.method, [error[order[: 50 - k]].mean() / error.mean() for k in range(50)])
-    assert np.allclose(curve.oracle, [np.sort(error)[: 50 - k].mean() / error.mean() for k in range(50)])
+    assert np.allclose(
+        curve.method, [error[order[: 50 - k]].mean() / error.mean() for k in range(50)]
+    )
+    assert np.allclose(
+        curve.oracle, [np.sort(error)[: 50 - k].mean() / error.mean() for k in range(50)]
+    )
     assert np.mean(curve.method - curve.oracle) == pytest.approx(ause(error, u))
     assert np.isnan(sparsification(np.zeros(0), np.zeros(0)).method).all()

@@ -9,7 +9,14 @@ from boxcov import BoxcovError
 from boxcov.evaluate.curves import curves
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.scalar_uncertainty import Summary, expected_iou, log_determinant, relative_trace, trace, uncertainty_of
+from boxcov.evaluate.scalar_uncertainty import (
+    Summary,
+    expected_iou,
+    log_determinant,
+    relative_trace,
+    trace,
+    uncertainty_of,
+)
 from boxcov.evaluate.summary import summarise
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")
@@ -17,13 +24,31 @@ FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")
 
 def records(n: int = 60, seed: int = 0) -> Records:
     rng = np.random.default_rng(seed)
-    boxes = np.concatenate([rng.uniform(-20, 20, (n, 3)), np.exp(rng.normal(1, 0.3, (n, 3))), rng.uniform(-3, 3, (n, 1))], 1)
+    boxes = np.concatenate(
+        [
+            rng.uniform(-20, 20, (n, 3)),
+            np.exp(rng.normal(1, 0.3, (n, 3))),
+            rng.uniform(-3, 3, (n, 1)),
+        ],
+        1,
+    )
     A = rng.normal(size=(n, 7, 9)) * np.exp(rng.normal(-2, 1, (n, 1, 1)))
     truth = boxes + rng.normal(size=(n, 7)) * 0.2
     zero, frame = np.zeros(n, int), np.arange(n) // 6
     C = A @ A.transpose(0, 2, 1)
     return match(
-        boxes, rng.uniform(0.2, 1, n), zero, frame, truth, zero, frame, FIELDS, ("car",), trace(C), C, score_variance=rng.gamma(2, size=n)
+        boxes,
+        rng.uniform(0.2, 1, n),
+        zero,
+        frame,
+        truth,
+        zero,
+        frame,
+        FIELDS,
+        ("car",),
+        trace(C),
+        C,
+        score_variance=rng.gamma(2, size=n),
     )
 
 
@@ -41,9 +66,14 @@ def test_each_serves_as_u_of_every_table_and_curve(name: Summary) -> None:
 def test_by_name_is_by_function() -> None:
     found = records()
     assert np.array_equal(uncertainty_of(found), found.uncertainty)
-    assert np.array_equal(uncertainty_of(found, "expected-iou"), 1 - expected_iou(found.boxes, found.covariance, FIELDS))
+    assert np.array_equal(
+        uncertainty_of(found, "expected-iou"),
+        1 - expected_iou(found.boxes, found.covariance, FIELDS),
+    )
     assert np.array_equal(uncertainty_of(found, "score-variance"), found.score_variance)
-    assert np.allclose(7 * np.log(uncertainty_of(found, "logdet")), np.linalg.slogdet(found.covariance)[1])
+    assert np.allclose(
+        7 * np.log(uncertainty_of(found, "logdet")), np.linalg.slogdet(found.covariance)[1]
+    )
     order = np.argsort(uncertainty_of(found, "logdet"))
     assert np.array_equal(order, np.argsort(log_determinant(found.covariance, FIELDS)))
 
@@ -56,15 +86,24 @@ def test_relative_trace_by_sampling_logarithms() -> None:
         drawn = rng.multivariate_normal(box, C, 100_000)
         x, y = (drawn - box).T[:2]
         cos, sin = np.cos(box[6]), np.sin(box[6])
-        parts = [(cos * x + sin * y) / box[4], (cos * y - sin * x) / box[3], drawn[:, 2] / box[5], *np.log(drawn[:, 3:6]).T]
+        parts = [
+            (cos * x + sin * y) / box[4],
+            (cos * y - sin * x) / box[3],
+            drawn[:, 2] / box[5],
+            *np.log(drawn[:, 3:6]).T,
+        ]
         assert value == pytest.approx(sum(part.var() for part in parts), rel=0.03)
 
 
 def test_relative_trace_of_image_boxes() -> None:
     boxes = np.array([[10.0, 20.0, 30.0, 60.0]])
-    J = np.array([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [-1.0, 0, 1, 0], [0, -1, 0, 1]]) / np.array([[20], [40], [20], [40]])
+    J = np.array([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [-1.0, 0, 1, 0], [0, -1, 0, 1]]) / np.array(
+        [[20], [40], [20], [40]]
+    )
     C = np.cov(np.random.default_rng(0).normal(size=(4, 9)))[None]
-    assert relative_trace(boxes, C, ("x1", "y1", "x2", "y2"))[0] == pytest.approx(np.trace(J @ C[0] @ J.T))
+    assert relative_trace(boxes, C, ("x1", "y1", "x2", "y2"))[0] == pytest.approx(
+        np.trace(J @ C[0] @ J.T)
+    )
 
 
 def test_relative_trace_has_no_unit() -> None:
@@ -86,14 +125,20 @@ def test_flat_boxes_and_nan() -> None:
 def test_log_determinant_of_blocks_and_singular_ones() -> None:
     C = records().covariance
     assert np.allclose(log_determinant(C, FIELDS), np.linalg.slogdet(C)[1])
-    assert np.allclose(log_determinant(C, FIELDS, ("yaw", "x")), np.linalg.slogdet(C[:, [6, 0]][:, :, [6, 0]])[1])
-    assert log_determinant(np.zeros((1, 3, 3)), ("x", "y", "z"), floor=1e-4)[0] == pytest.approx(3 * np.log(1e-4))
+    assert np.allclose(
+        log_determinant(C, FIELDS, ("yaw", "x")), np.linalg.slogdet(C[:, [6, 0]][:, :, [6, 0]])[1]
+    )
+    assert log_determinant(np.zeros((1, 3, 3)), ("x", "y", "z"), floor=1e-4)[0] == pytest.approx(
+        3 * np.log(1e-4)
+    )
     assert log_determinant(C[:0], FIELDS).shape == (0,)
 
 
 def test_errors() -> None:
     found = records(6)
-    with pytest.raises(BoxcovError, match="no summary 'size' of a covariance: there are trace, expected-iou"):
+    with pytest.raises(
+        BoxcovError, match="no summary 'size' of a covariance: there are trace, expected-iou"
+    ):
         uncertainty_of(found, "size")  # type: ignore[arg-type]
     with pytest.raises(BoxcovError, match="boxcov predict --score"):
         uncertainty_of(replace(found, score_variance=None), "score-variance")

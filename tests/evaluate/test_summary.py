@@ -18,7 +18,9 @@ FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")
 
 def some_records(n: int = 300, seed: int = 0, useful: bool = True) -> Records:
     rng = np.random.default_rng(seed)
-    boxes = np.concatenate([rng.uniform(-40, 40, (n, 3)), rng.uniform(0.5, 5, (n, 3)), rng.normal(size=(n, 1))], 1)
+    boxes = np.concatenate(
+        [rng.uniform(-40, 40, (n, 3)), rng.uniform(0.5, 5, (n, 3)), rng.normal(size=(n, 1))], 1
+    )
     scale = rng.gamma(1, 1, n) + 0.05
     error = rng.normal(size=(n, 7)) * np.sqrt(scale)[:, None] * 0.3
     paired = rng.random(n) < 0.8
@@ -46,12 +48,22 @@ def test_values_are_those_of_the_metrics() -> None:
         for error, value in by_error.items():
             assert found["quality"][metric][error]["value"] == value
     paired = records.paired
-    assert found["AUROC"]["IoU"]["value"] == pytest.approx(auroc(records.iou < 0.4, records.uncertainty))
+    assert found["AUROC"]["IoU"]["value"] == pytest.approx(
+        auroc(records.iou < 0.4, records.uncertainty)
+    )
     mean = np.nanmean(records.l2)
-    assert found["AUROC"]["l2"]["value"] == pytest.approx(auroc(records.l2[paired] >= mean, records.uncertainty[paired]))
-    assert found["AUSE"]["IoU"]["value"] == pytest.approx(ause(1 - records.iou, records.uncertainty))
-    assert found["AUSE"]["l2"]["value"] == pytest.approx(ause(records.l2[paired], records.uncertainty[paired]))
-    assert found["covariance"] == gaussian(records.errors[paired], records.covariance[paired], FIELDS)
+    assert found["AUROC"]["l2"]["value"] == pytest.approx(
+        auroc(records.l2[paired] >= mean, records.uncertainty[paired])
+    )
+    assert found["AUSE"]["IoU"]["value"] == pytest.approx(
+        ause(1 - records.iou, records.uncertainty)
+    )
+    assert found["AUSE"]["l2"]["value"] == pytest.approx(
+        ause(records.l2[paired], records.uncertainty[paired])
+    )
+    assert found["covariance"] == gaussian(
+        records.errors[paired], records.covariance[paired], FIELDS
+    )
     assert found["predictive"] is None
     assert (found["boxes"], found["paired"], found["frames"]) == (300, paired.sum(), 30)
     assert sum(found["partition"]["l2"].values()) == paired.sum()
@@ -62,7 +74,12 @@ def test_values_are_those_of_the_metrics() -> None:
 def test_intervals_hold_the_value_and_chance_what_is_useless() -> None:
     good, useless = summarise(some_records(900)), summarise(some_records(900, useful=False))
     cells = [found["quality"][metric]["l2"] for found in (good, useless) for metric in METRICS]
-    cells += [found[name][error] for found in (good, useless) for name in ("AUROC", "AUSE") for error in ("IoU", "l2")]
+    cells += [
+        found[name][error]
+        for found in (good, useless)
+        for name in ("AUROC", "AUSE")
+        for error in ("IoU", "l2")
+    ]
     for cell in cells:
         assert cell["low"] < cell["value"] < cell["high"]
         assert cell["chance_low"] < cell["chance"] < cell["chance_high"]
@@ -70,9 +87,18 @@ def test_intervals_hold_the_value_and_chance_what_is_useless() -> None:
         assert good["quality"][name]["l2"]["value"] > good["quality"][name]["l2"]["chance_high"]
         cell = useless["quality"][name]["l2"]
         assert cell["chance_low"] <= cell["value"] <= cell["chance_high"]
-    assert good["AUROC"]["l2"]["low"] > 0.6 > 0.5 == pytest.approx(good["AUROC"]["l2"]["chance"], abs=0.01)
+    assert (
+        good["AUROC"]["l2"]["low"]
+        > 0.6
+        > 0.5
+        == pytest.approx(good["AUROC"]["l2"]["chance"], abs=0.01)
+    )
     assert good["AUSE"]["l2"]["high"] < good["AUSE"]["l2"]["chance_low"]
-    assert summarise(some_records(90), 20, seed=4) == summarise(some_records(90), 20, seed=4) != summarise(some_records(90), 20, seed=5)
+    assert (
+        summarise(some_records(90), 20, seed=4)
+        == summarise(some_records(90), 20, seed=4)
+        != summarise(some_records(90), 20, seed=5)
+    )
 
 
 def test_groups_are_summaries_of_their_rows() -> None:
@@ -84,7 +110,9 @@ def test_groups_are_summaries_of_their_rows() -> None:
     ranges = by_range(records, replicates=5)
     assert list(ranges) == ["0 to 15 m", "15 to 30 m", "30 to 50 m", "50 m and more"]
     assert sum(part["boxes"] for part in ranges.values()) == 300
-    assert ranges["15 to 30 m"] == summarise(records[(records.range >= 15) & (records.range < 30)], replicates=5)
+    assert ranges["15 to 30 m"] == summarise(
+        records[(records.range >= 15) & (records.range < 30)], replicates=5
+    )
     with pytest.raises(BoxcovError, match="no range"):
         by_range(replace(records, fields=("x1", "y1", "x2", "y2", "a", "b", "c")))
 
@@ -92,20 +120,36 @@ def test_groups_are_summaries_of_their_rows() -> None:
 def test_table_has_baselines_and_chance() -> None:
     records = some_records()
     calibrated = replace(records, predictive=2 * records.covariance)
-    rows = table({"exact": records, "MC-GLM": calibrated.with_uncertainty(records.uncertainty**2)}, replicates=10)
+    rows = table(
+        {"exact": records, "MC-GLM": calibrated.with_uncertainty(records.uncertainty**2)},
+        replicates=10,
+    )
     both = [f"score + size + covariance ({name})" for name in ("exact", "MC-GLM")]
     names = ["exact", "MC-GLM", "1 - score", "score + size", *both]
-    assert [row["method"] for row in rows[:-2]] == [name + end for name in names for end in ("", ", shuffled")]
+    assert [row["method"] for row in rows[:-2]] == [
+        name + end for name in names for end in ("", ", shuffled")
+    ]
     assert [row["method"] for row in rows[-2:]] == [f"{name}, minus score + size" for name in both]
-    assert [row["kind"] for row in rows[:-2:2]] == ["method", "method", "baseline", "baseline", "combined", "combined"]
+    assert [row["kind"] for row in rows[:-2:2]] == [
+        "method",
+        "method",
+        "baseline",
+        "baseline",
+        "combined",
+        "combined",
+    ]
     assert {row["kind"] for row in rows[1:-2:2]} == {"chance"}
     assert {row["kind"] for row in rows[-2:]} == {"difference"}
     for row in rows:
         assert set(row) == {"method", "kind", "boxes", "paired", *COLUMNS}
     exact, shuffled, mcglm = rows[:3]
     assert exact["AUROC IoU"] == mcglm["AUROC IoU"]  # the same order of u
-    assert exact["P(U|I) IoU"]["value"] == summarise(records, 10)["quality"]["P(U|I)"]["IoU"]["value"]
-    assert shuffled["P(U|I) IoU"]["value"] == summarise(records, 10)["quality"]["P(U)"]["IoU"]["value"]
+    assert (
+        exact["P(U|I) IoU"]["value"] == summarise(records, 10)["quality"]["P(U|I)"]["IoU"]["value"]
+    )
+    assert (
+        shuffled["P(U|I) IoU"]["value"] == summarise(records, 10)["quality"]["P(U)"]["IoU"]["value"]
+    )
     assert exact["NLL calibrated"] is None
     assert shuffled["NLL"] is rows[4]["NLL"] is None
     assert mcglm["ANEES calibrated"]["value"] == pytest.approx(mcglm["ANEES"]["value"] / 2)
@@ -115,24 +159,46 @@ def test_table_has_baselines_and_chance() -> None:
 
 def test_other_boxes_have_baselines_of_their_own() -> None:
     rows = table({"exact": some_records(50), "MCI": some_records(40, seed=1)}, replicates=2)
-    assert [row["method"] for row in rows[4:12:2]] == ["1 - score", "score + size", "1 - score (MCI)", "score + size (MCI)"]
+    assert [row["method"] for row in rows[4:12:2]] == [
+        "1 - score",
+        "score + size",
+        "1 - score (MCI)",
+        "score + size (MCI)",
+    ]
     differences = [row for row in rows if row["kind"] == "difference"]
-    assert [row["boxes"] for row in differences] == [50, 40]  # each from the score + size of its own boxes
+    assert [row["boxes"] for row in differences] == [
+        50,
+        40,
+    ]  # each from the score + size of its own boxes
 
 
 def test_what_the_covariance_adds() -> None:
     """A covariance that knows which boxes are bad, and one that does not."""
     records = some_records(400)
     bad = records.iou < 0.4
-    knows = replace(records, covariance=np.where(bad, 4.0, 1.0)[:, None, None] * records.covariance**0 * np.eye(records.boxes.shape[1]))
-    for found, helps in ((knows, True), (replace(knows, covariance=np.ones_like(knows.covariance)), False)):
+    knows = replace(
+        records,
+        covariance=np.where(bad, 4.0, 1.0)[:, None, None]
+        * records.covariance**0
+        * np.eye(records.boxes.shape[1]),
+    )
+    for found, helps in (
+        (knows, True),
+        (replace(knows, covariance=np.ones_like(knows.covariance)), False),
+    ):
         rows = {row["method"]: row for row in table({"exact": found}, replicates=50)}
-        with_it, without = rows["score + size + covariance"]["AUROC IoU"], rows["score + size"]["AUROC IoU"]
+        with_it, without = (
+            rows["score + size + covariance"]["AUROC IoU"],
+            rows["score + size"]["AUROC IoU"],
+        )
         cell = rows["score + size + covariance, minus score + size"]["AUROC IoU"]
         assert cell["value"] == pytest.approx(with_it["value"] - without["value"])
         assert (cell["low"] > 0) is helps
         assert with_it["value"] == 1 if helps else cell["value"] == pytest.approx(0, abs=1e-9)
-    assert not any("covariance" in row["method"] for row in table({"1 - score": knows.without_covariance(1 - knows.scores)}, replicates=2))
+    assert not any(
+        "covariance" in row["method"]
+        for row in table({"1 - score": knows.without_covariance(1 - knows.scores)}, replicates=2)
+    )
 
 
 @pytest.mark.parametrize("n", [0, 1])
@@ -148,18 +214,31 @@ def test_hardly_any_boxes(n: int) -> None:
 def test_singular_covariances_are_counted() -> None:
     records = some_records(20)
     records.covariance[3] = 0
-    found = summarise(replace(records, l2=np.nan_to_num(records.l2), truth=np.nan_to_num(records.truth)), replicates=2)
+    found = summarise(
+        replace(records, l2=np.nan_to_num(records.l2), truth=np.nan_to_num(records.truth)),
+        replicates=2,
+    )
     assert found["covariance"]["singular"] == 1
     assert found["covariance"]["NLL"] is None
 
 
 def test_differences_of_two_methods() -> None:
     good = some_records(900)
-    noisy = good.with_uncertainty(good.uncertainty * np.exp(np.random.default_rng(0).normal(scale=2, size=900)))
+    noisy = good.with_uncertainty(
+        good.uncertainty * np.exp(np.random.default_rng(0).normal(scale=2, size=900))
+    )
     found = compare(good, noisy)
     one, other = summarise(good, 2), summarise(noisy, 2)
-    assert found["AUROC"]["l2"]["value"] == pytest.approx(one["AUROC"]["l2"]["value"] - other["AUROC"]["l2"]["value"])
-    assert found["P(U|I)"]["IoU"]["low"] <= found["P(U|I)"]["IoU"]["value"] <= found["P(U|I)"]["IoU"]["high"]
+    assert found["AUROC"]["l2"]["value"] == pytest.approx(
+        one["AUROC"]["l2"]["value"] - other["AUROC"]["l2"]["value"]
+    )
+    assert (
+        found["P(U|I)"]["IoU"]["low"]
+        <= found["P(U|I)"]["IoU"]["value"]
+        <= found["P(U|I)"]["IoU"]["high"]
+    )
     assert found["AUROC"]["l2"]["low"] > 0 > found["AUSE"]["l2"]["high"]
     same = compare(good, good, replicates=20)
-    assert {tuple(cell.values()) for by_error in same.values() for cell in by_error.values()} == {(0, 0, 0)}
+    assert {tuple(cell.values()) for by_error in same.values() for cell in by_error.values()} == {
+        (0, 0, 0)
+    }

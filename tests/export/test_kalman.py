@@ -26,21 +26,29 @@ def test_a_residual_by_field_or_as_a_matrix() -> None:
     found = in_space(calibrated=False)
     variances = {name: 0.1 * (i + 1) for i, name in enumerate(BOX_FIELDS)}
     made = measurements(found, ("x", "vy"), residual=variances)
-    expected = (found.covariance + torch.diag(torch.tensor(list(variances.values()), dtype=torch.float64)))[:, [0, 8]][:, :, [0, 8]]
+    expected = (
+        found.covariance + torch.diag(torch.tensor(list(variances.values()), dtype=torch.float64))
+    )[:, [0, 8]][:, :, [0, 8]]
     torch.testing.assert_close(made.R, expected, rtol=1e-6, atol=1e-9)
     assert made.residual == "given"
     whole = torch.eye(9, dtype=torch.float64)
     torch.testing.assert_close(measurement_noise(found, residual=whole), found.covariance + whole)
-    torch.testing.assert_close(measurement_noise(found, residual=whole.expand(5, 9, 9)), found.covariance + whole)
+    torch.testing.assert_close(
+        measurement_noise(found, residual=whole.expand(5, 9, 9)), found.covariance + whole
+    )
 
 
 def polar(box: Tensor) -> Tensor:
-    return torch.stack([box[:2].norm(), torch.atan2(box[1], box[0]), box[6] - torch.atan2(box[1], box[0])])
+    return torch.stack(
+        [box[:2].norm(), torch.atan2(box[1], box[0]), box[6] - torch.atan2(box[1], box[0])]
+    )
 
 
 def test_other_numbers_go_through_the_jacobian() -> None:
     """Against the covariance of transformed draws, for a small one."""
-    found = replace(in_space(1), boxes=torch.tensor([[8.0, 3, 0, 2, 4, 1.5, 0.4, 1, 0]], dtype=torch.float64))
+    found = replace(
+        in_space(1), boxes=torch.tensor([[8.0, 3, 0, 2, 4, 1.5, 0.4, 1, 0]], dtype=torch.float64)
+    )
     found = replace(found, predictive=1e-4 * found.predictive)
     made = measurements(found, ("range", "bearing", "aspect"), measured=polar)
     draws = (
@@ -57,7 +65,8 @@ def test_other_numbers_go_through_the_jacobian() -> None:
 def test_another_frame_of_reference() -> None:
     found = in_space()
     pose = Pose(
-        rotation_matrix(torch.tensor([0.9, 0.0, 0.0, 0.3], dtype=torch.float64)), torch.tensor([5.0, -2.0, 1.0], dtype=torch.float64)
+        rotation_matrix(torch.tensor([0.9, 0.0, 0.0, 0.3], dtype=torch.float64)),
+        torch.tensor([5.0, -2.0, 1.0], dtype=torch.float64),
     )
     made = measurements(found, ("x", "y", "yaw"), pose=pose)
     at = [0, 1, 6]
@@ -75,9 +84,13 @@ def test_another_frame_of_reference() -> None:
 
 def test_without_a_residual_there_is_no_noise() -> None:
     found = in_space(calibrated=False)
-    with pytest.raises(BoxcovError, match="the epistemic covariance alone is no measurement noise R"):
+    with pytest.raises(
+        BoxcovError, match="the epistemic covariance alone is no measurement noise R"
+    ):
         measurements(found)
-    with pytest.raises(BoxcovError, match="calibrated: their predictive covariance holds the residual already"):
+    with pytest.raises(
+        BoxcovError, match="calibrated: their predictive covariance holds the residual already"
+    ):
         measurements(in_space(), residual={"x": 1.0})
     with pytest.raises(BoxcovError, match="plain detections"):
         measurements(replace(found, covariance=None), residual={"x": 1.0})

@@ -15,7 +15,7 @@ from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
 from boxcov._torch.shadow import fingerprint
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.export.onnx import Limits, about, export
+from boxcov.export.onnx import StaticLimits, about, export
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.centerpoint_cases import frames as clouds
 from helpers.yolox_cases import nano, objects, small
@@ -36,7 +36,10 @@ class File:
     def __call__(self, inputs: Tensor) -> dict[str, Tensor]:
         (given,) = self.session.get_inputs()
         names = [out.name for out in self.session.get_outputs()]
-        return {name: torch.from_numpy(value) for name, value in zip(names, self.session.run(None, {given.name: inputs.numpy()}))}
+        return {
+            name: torch.from_numpy(value)
+            for name, value in zip(names, self.session.run(None, {given.name: inputs.numpy()}))
+        }
 
 
 def check(found: dict[str, Tensor], expected: Detections, slack: float = 1e-3) -> None:
@@ -47,7 +50,11 @@ def check(found: dict[str, Tensor], expected: Detections, slack: float = 1e-3) -
     assert found["labels"][:n].tolist() == expected.labels[:n].tolist()
     for name in ("boxes", "scores", "covariance"):
         own = getattr(expected, name)[:n]
-        off = (found[name][:n] - own).flatten(1).norm(dim=1) if own.dim() > 1 else (found[name][:n] - own).abs()
+        off = (
+            (found[name][:n] - own).flatten(1).norm(dim=1)
+            if own.dim() > 1
+            else (found[name][:n] - own).abs()
+        )
         size = own.flatten(1).norm(dim=1) if own.dim() > 1 else own.abs()
         assert bool((off <= slack * size).all()), f"{name}: {(off / size).max():.1e} off"
         assert not bool(found[name][n:].any())
@@ -60,7 +67,9 @@ def check(found: dict[str, Tensor], expected: Detections, slack: float = 1e-3) -
 @pytest.fixture(scope="module")
 def pillar() -> tuple[Any, Posterior]:
     config = pillar_config()
-    config = replace(config, reporting=replace(config.reporting, threshold=0.1, most=7, candidates=40))
+    config = replace(
+        config, reporting=replace(config.reporting, threshold=0.1, most=7, candidates=40)
+    )
     detector = detector_of(config)
     return detector, boxcov.fit(detector, clouds(config, 2), n_data=50)
 
@@ -68,13 +77,24 @@ def pillar() -> tuple[Any, Posterior]:
 @pytest.mark.parametrize("samples", [4, pytest.param("exact", marks=pytest.mark.slow)])
 def test_centerpoint_gives_the_same(tmp_path, pillar, samples: Any) -> None:
     detector, posterior = pillar
-    model = ExactGLM(detector, posterior) if samples == "exact" else MCGLM(detector, posterior, samples, seed=3)
+    model = (
+        ExactGLM(detector, posterior)
+        if samples == "exact"
+        else MCGLM(detector, posterior, samples, seed=3)
+    )
     points = [cloud(detector.config, seed) for seed in (5, 6)]
     with torch.no_grad():
         maps = [detector.encoder([some]).contiguous() for some in points]
     most = len(detector.detect([points[0]]))
     export(
-        detector, posterior, tmp_path / "all.onnx", maps[0], samples, seed=3, limits=Limits(boxes=most + 2, candidates=40), input_name="map"
+        detector,
+        posterior,
+        tmp_path / "all.onnx",
+        maps[0],
+        samples,
+        seed=3,
+        limits=StaticLimits(boxes=most + 2, candidates=40),
+        input_name="map",
     )
     file = File(tmp_path / "all.onnx")
     for some, map_ in zip(points, maps):
@@ -87,7 +107,7 @@ def test_fewer_rows_than_boxes_hold_the_best_and_say_so(tmp_path, pillar) -> Non
     points = cloud(detector.config, 5)
     with torch.no_grad():
         map_ = detector.encoder([points]).contiguous()
-    export(detector, posterior, tmp_path / "few.onnx", map_, 2, limits=Limits(boxes=3))
+    export(detector, posterior, tmp_path / "few.onnx", map_, 2, limits=StaticLimits(boxes=3))
     found = File(tmp_path / "few.onnx")(map_)
     assert int(found["left_off"]) > 0
     check(found, MCGLM(detector, posterior, 2)([points]))
@@ -101,11 +121,22 @@ def test_the_shipped_centerpoint_gives_the_same(tmp_path, samples: Any) -> None:
     detector = centerpoint.load("small")
     frames = [simulated.frames(scenario, seed=1000, count=1)[0] for scenario in ("clear", "rain")]
     posterior = boxcov.fit(detector, [frames[0]], n_data=3500, prior_precision=100.0, fisher="mc")
-    model = ExactGLM(detector, posterior) if samples == "exact" else MCGLM(detector, posterior, samples)
+    model = (
+        ExactGLM(detector, posterior) if samples == "exact" else MCGLM(detector, posterior, samples)
+    )
     none = [torch.zeros(1, 5)]
     with torch.no_grad():
-        maps = [detector.encoder(inputs).contiguous() for inputs in (frames[0][0], frames[1][0], none)]
-    export(detector, posterior, tmp_path / "small.onnx", maps[0], samples, limits=Limits(boxes=150, candidates=500, pairs=60_000))
+        maps = [
+            detector.encoder(inputs).contiguous() for inputs in (frames[0][0], frames[1][0], none)
+        ]
+    export(
+        detector,
+        posterior,
+        tmp_path / "small.onnx",
+        maps[0],
+        samples,
+        limits=StaticLimits(boxes=150, candidates=500, pairs=60_000),
+    )
     file = File(tmp_path / "small.onnx")
     counts = []
     for map_, inputs in zip(maps, (frames[0][0], frames[1][0], none)):
@@ -123,7 +154,9 @@ def test_the_shipped_centerpoint_gives_the_same(tmp_path, samples: Any) -> None:
 def photo(seed: int, side: int = 64) -> Tensor:
     """Smooth blots, so that no two cells have the same score."""
     rough = torch.rand(1, 3, 5, 7, generator=torch.Generator().manual_seed(seed))
-    return 255 * torch.nn.functional.interpolate(rough, (side, side), mode="bicubic", align_corners=True).clamp(0, 1)
+    return 255 * torch.nn.functional.interpolate(
+        rough, (side, side), mode="bicubic", align_corners=True
+    ).clamp(0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -133,16 +166,36 @@ def yolo() -> tuple[Any, Posterior]:
         for layers in (detector.head.cls_preds, detector.head.obj_preds, detector.head.reg_preds):
             for layer in layers:
                 layer.weight.mul_(3)
-    data = [(photo(i), [{k: v.float() if v.is_floating_point() else v for k, v in objects(3, 64, 64, i).items()}]) for i in range(2)]
+    data = [
+        (
+            photo(i),
+            [
+                {
+                    k: v.float() if v.is_floating_point() else v
+                    for k, v in objects(3, 64, 64, i).items()
+                }
+            ],
+        )
+        for i in range(2)
+    ]
     return detector, boxcov.fit(detector, data, n_data=50, fisher="mc")
 
 
 @pytest.mark.parametrize("samples", [4, pytest.param("exact", marks=pytest.mark.slow)])
 def test_yolox_gives_the_same(tmp_path, yolo, samples: Any) -> None:
     detector, posterior = yolo
-    model = ExactGLM(detector, posterior) if samples == "exact" else MCGLM(detector, posterior, samples)
+    model = (
+        ExactGLM(detector, posterior) if samples == "exact" else MCGLM(detector, posterior, samples)
+    )
     inputs = [photo(seed) for seed in (10, 11)]
-    export(detector, posterior, tmp_path / "yolox.onnx", inputs[0], samples, limits=Limits(boxes=32, candidates=84))
+    export(
+        detector,
+        posterior,
+        tmp_path / "yolox.onnx",
+        inputs[0],
+        samples,
+        limits=StaticLimits(boxes=32, candidates=84),
+    )
     file = File(tmp_path / "yolox.onnx")
     for image in inputs:
         check(file(image), model(image))
@@ -160,7 +213,14 @@ def test_the_trained_nano_gives_the_same(tmp_path, samples: Any) -> None:
     ]
     posterior = boxcov.fit(detector, data, n_data=1000, prior_precision=10.0, fisher="mc")
     sharp = YOLOXAt(detector, 0.001)
-    export(sharp, posterior, tmp_path / "nano.onnx", photo(1, 416), samples, limits=Limits(boxes=60, candidates=400))
+    export(
+        sharp,
+        posterior,
+        tmp_path / "nano.onnx",
+        photo(1, 416),
+        samples,
+        limits=StaticLimits(boxes=60, candidates=400),
+    )
     file = File(tmp_path / "nano.onnx")
     model = ExactGLM(sharp, posterior) if samples == "exact" else MCGLM(sharp, posterior, samples)
     counts = [len(model(photo(seed, 416))) for seed in (1, 2)]
@@ -179,19 +239,28 @@ def YOLOXAt(detector: Any, threshold: float) -> Any:
 
 def test_below_the_head_by_forward_mode(tmp_path, tiny, train_frames, image) -> None:
     posterior = boxcov.fit(tiny, train_frames[:3], depth="neck", n_data=2000)
-    export(tiny, posterior, tmp_path / "neck.onnx", image, 3, limits=Limits(boxes=12))
+    export(tiny, posterior, tmp_path / "neck.onnx", image, 3, limits=StaticLimits(boxes=12))
     file = File(tmp_path / "neck.onnx")
     model = MCGLM(tiny, posterior, 3)
     for inputs in (image, torch.zeros_like(image)):
         check(file(inputs), model(inputs))
-    with pytest.raises(BoxcovError, match=r"lateral\.0\..* lie below the head. Take samples, or a posterior of the head"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"lateral\.0\..* lie below the head. Take samples, or a posterior of the head",
+    ):
         export(tiny, posterior, tmp_path / "neck.onnx", image, "exact")
 
 
-def test_no_box_some_and_as_many_as_there_is_room_for(tmp_path, tiny, posterior, train_frames, image) -> None:
+def test_no_box_some_and_as_many_as_there_is_room_for(
+    tmp_path, tiny, posterior, train_frames, image
+) -> None:
     before = {name: (id(p), p.requires_grad) for name, p in tiny.named_parameters()}
-    said = export(tiny, posterior, tmp_path / "t.onnx", image, 5, seed=7, limits=Limits(boxes=3))
-    assert {name: (id(p), p.requires_grad) for name, p in tiny.named_parameters()} == before  # the detector is left alone
+    said = export(
+        tiny, posterior, tmp_path / "t.onnx", image, 5, seed=7, limits=StaticLimits(boxes=3)
+    )
+    assert {
+        name: (id(p), p.requires_grad) for name, p in tiny.named_parameters()
+    } == before  # the detector is left alone
     model = MCGLM(tiny, posterior, 5, seed=7)
     file = File(tmp_path / "t.onnx")
     counts = []
@@ -212,7 +281,9 @@ def test_no_box_some_and_as_many_as_there_is_room_for(tmp_path, tiny, posterior,
 # what is refused
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path, tiny, posterior, image, monkeypatch) -> None:
+def test_what_does_not_fit_is_refused_and_nothing_is_written(
+    tmp_path, tiny, posterior, image, monkeypatch
+) -> None:
     out = tmp_path / "t.onnx"
     with pytest.raises(BoxcovError, match="was made for weights with the fingerprint"):
         export(TinyCenter(seed=3).eval(), posterior, out, image)
@@ -222,13 +293,13 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path, tiny, pos
     with pytest.raises(BoxcovError, match="samples must be at least 2"):
         export(tiny, posterior, out, image, 1)
     with pytest.raises(BoxcovError, match="boxes must be a whole number of at least 1"):
-        Limits(boxes=0)
+        StaticLimits(boxes=0)
     monkeypatch.setattr("boxcov.export.onnx.builder.LARGEST", 1000)
     with pytest.raises(BoxcovError, match="GiB of constants"):
         export(tiny, posterior, out, image, 2)
     monkeypatch.undo()
-    monkeypatch.setattr(TinyCenter, "select_fixed", lambda self, raw, limits: None)
-    with pytest.raises(BoxcovError, match="has no select_fixed"):
+    monkeypatch.setattr(TinyCenter, "select_static", lambda self, raw, limits: None)
+    with pytest.raises(BoxcovError, match="has no select_static"):
         export(tiny, posterior, out, image, 2)
     assert not out.exists()
 
@@ -239,7 +310,7 @@ def test_a_graph_that_differs_is_not_written(tmp_path, tiny, posterior, image, m
     wrong = dict(operators.OPERATORS, atan2=operators.OPERATORS["add"])
     monkeypatch.setattr("boxcov.export.onnx.write.OPERATORS", wrong)
     with pytest.raises(BoxcovError, match="gives other boxes than PyTorch on the example"):
-        export(tiny, posterior, tmp_path / "t.onnx", image, 2, limits=Limits(boxes=4))
+        export(tiny, posterior, tmp_path / "t.onnx", image, 2, limits=StaticLimits(boxes=4))
     assert not (tmp_path / "t.onnx").exists()
 
 
@@ -247,7 +318,9 @@ def test_an_encoders_weights_are_not_in_the_graph(tmp_path, pillar) -> None:
     detector, _ = pillar
     posterior = boxcov.fit(detector, clouds(detector.config, 1), depth=["encoder.layers.0.linear"])
     map_ = torch.zeros(1, 8, 32, 32)
-    with pytest.raises(BoxcovError, match=r"encoder\.layers\.0\.linear\.weight, which is not in the graph"):
+    with pytest.raises(
+        BoxcovError, match=r"encoder\.layers\.0\.linear\.weight, which is not in the graph"
+    ):
         export(detector, posterior, tmp_path / "t.onnx", map_)
 
 

@@ -20,7 +20,9 @@ def matrix(q: np.ndarray) -> np.ndarray:
 def test_quaternions_are_those_of_the_rotations() -> None:
     R = np.linalg.qr(np.random.default_rng(0).normal(size=(50, 3, 3)))[0]
     R *= np.linalg.det(R)[:, None, None]
-    half_turns = np.stack([np.diag([1.0, -1, -1]), np.diag([-1.0, 1, -1]), np.diag([-1.0, -1, 1]), np.eye(3)])
+    half_turns = np.stack(
+        [np.diag([1.0, -1, -1]), np.diag([-1.0, 1, -1]), np.diag([-1.0, -1, 1]), np.eye(3)]
+    )
     for each in (R, half_turns):
         np.testing.assert_allclose(matrix(quaternions(each)), each, atol=1e-9)
 
@@ -34,14 +36,22 @@ def test_ellipsoids_are_those_of_the_covariances() -> None:
 
 
 def test_a_recording_holds_the_boxes(tmp_path: Path) -> None:
-    rr = pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
+    rr = pytest.importorskip(
+        "rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'"
+    )
     found = in_space(6, frames=2)
     points = [([torch.randn(50, 5)], [{}]), ([torch.randn(40, 5)], [{}])]
     write_rrd(tmp_path / "boxes.rrd", found, points)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["boxes.rrd"]
     content = (tmp_path / "boxes.rrd").read_bytes()
     assert content[:3] == b"RRF"
-    entities = [b"world/boxes", b"world/points", b"world/epistemic/1_sigma", b"world/epistemic/3_sigma", b"world/predictive/1_sigma"]
+    entities = [
+        b"world/boxes",
+        b"world/points",
+        b"world/epistemic/1_sigma",
+        b"world/epistemic/3_sigma",
+        b"world/predictive/1_sigma",
+    ]
     assert all(entity in content for entity in entities), rr.__version__
 
 
@@ -59,4 +69,6 @@ def test_a_recording_of_images(tmp_path: Path) -> None:
 def test_boxes_that_it_cannot_draw(tmp_path: Path) -> None:
     pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
     with pytest.raises(BoxcovError, match="rerun takes boxes of x y w l yaw"):
-        write_rrd(tmp_path / "x.rrd", in_space(fields=("x", "y", "z", "w", "l", "h", "theta", "vx", "vy")))
+        write_rrd(
+            tmp_path / "x.rrd", in_space(fields=("x", "y", "z", "w", "l", "h", "theta", "vx", "vy"))
+        )

@@ -22,30 +22,45 @@ def test_the_pose_covariance_is_row_by_row_in_the_order_of_ros() -> None:
         assert len(numbers) == 36
         for first, i in COLUMN.items():
             for second, j in COLUMN.items():
-                a, b = (found.fields.index("yaw" if name == "rot_z" else name) for name in (first, second))
+                a, b = (
+                    found.fields.index("yaw" if name == "rot_z" else name)
+                    for name in (first, second)
+                )
                 assert numbers[6 * i + j] == pytest.approx(float(C[a, b]), rel=1e-12)
         assert numbers[21] == numbers[28] == 1e-6  # rotations about x and y: not 0
         assert all(numbers[6 * i + j] == 0 for i in (3, 4) for j in range(6) if i != j)
-        assert pose["pose"]["position"] == {"x": float(box[0]), "y": float(box[1]), "z": float(box[2])}
+        assert pose["pose"]["position"] == {
+            "x": float(box[0]),
+            "y": float(box[1]),
+            "z": float(box[2]),
+        }
 
 
 def test_the_quaternion_turns_the_front_to_the_heading() -> None:
     for yaw in (0.0, 0.7, -2.9, 3.14159, 9.0):
         q = ros.quaternion(yaw)
-        front = rotation_matrix(torch.tensor([q["w"], q["x"], q["y"], q["z"]], dtype=torch.float64))[:, 0]
+        front = rotation_matrix(
+            torch.tensor([q["w"], q["x"], q["y"], q["z"]], dtype=torch.float64)
+        )[:, 0]
         torch.testing.assert_close(front, torch.tensor([np.cos(yaw), np.sin(yaw), 0.0]))
 
 
 def test_a_box_of_vision_msgs() -> None:
     found = in_space(frames=1)
     message = ros.detection3d_array(found, "lidar_top", 12.25)
-    assert message["header"] == {"stamp": {"sec": 12, "nanosec": 250_000_000}, "frame_id": "lidar_top"}
+    assert message["header"] == {
+        "stamp": {"sec": 12, "nanosec": 250_000_000},
+        "frame_id": "lidar_top",
+    }
     assert len(message["detections"]) == len(found)
     one, box = message["detections"][1], dict(zip(found.fields, found.boxes[1].tolist()))
     assert set(one) == {"header", "results", "bbox", "id"}
     assert one["bbox"]["size"] == {"x": box["l"], "y": box["w"], "z": box["h"]}
     assert one["bbox"]["center"] == one["results"][0]["pose"]["pose"]
-    assert one["results"][0]["hypothesis"] == {"class_id": "pedestrian", "score": pytest.approx(float(found.scores[1]))}
+    assert one["results"][0]["hypothesis"] == {
+        "class_id": "pedestrian",
+        "score": pytest.approx(float(found.scores[1])),
+    }
     json.dumps(message)
 
 
@@ -57,7 +72,12 @@ def test_corners_of_the_message_are_those_of_the_box() -> None:
     one = ros.detection3d_array(found, "map")["detections"][0]["bbox"]
     q, half = one["center"]["orientation"], [one["size"][name] / 2 for name in "xyz"]
     R = rotation_matrix(torch.tensor([q["w"], q["x"], q["y"], q["z"]], dtype=torch.float64)).numpy()
-    there = np.array([[sx * half[0], sy * half[1], 0] for sx, sy in ((1, 1), (1, -1), (-1, -1), (-1, 1))]) @ R.T
+    there = (
+        np.array(
+            [[sx * half[0], sy * half[1], 0] for sx, sy in ((1, 1), (1, -1), (-1, -1), (-1, 1))]
+        )
+        @ R.T
+    )
     there = there[:, :2] + [one["center"]["position"]["x"], one["center"]["position"]["y"]]
     plane = [found.fields.index(name) for name in ("x", "y", "w", "l", "yaw")]
     np.testing.assert_allclose(there, corners(found.boxes.numpy()[:, plane])[0, :4], atol=1e-9)
@@ -65,13 +85,17 @@ def test_corners_of_the_message_are_those_of_the_box() -> None:
 
 def test_twists_are_in_the_axes_of_the_object() -> None:
     found = in_space()
-    for one, box, C in zip(ros.detected_objects(found, "base_link")["objects"], found.boxes, found.predictive):
+    for one, box, C in zip(
+        ros.detected_objects(found, "base_link")["objects"], found.boxes, found.predictive
+    ):
         twist = one["kinematics"]["twist_with_covariance"]
         yaw = float(box[6])
 
         def turned(v: torch.Tensor, yaw: float = yaw) -> torch.Tensor:
             x, y = v
-            return torch.stack([np.cos(yaw) * x + np.sin(yaw) * y, -np.sin(yaw) * x + np.cos(yaw) * y])
+            return torch.stack(
+                [np.cos(yaw) * x + np.sin(yaw) * y, -np.sin(yaw) * x + np.cos(yaw) * y]
+            )
 
         v = turned(box[7:])
         J = torch.autograd.functional.jacobian(turned, box[7:])
@@ -86,7 +110,10 @@ def test_autoware_labels_and_shapes() -> None:
     found = in_space()
     objects = ros.detected_objects(found, "base_link")["objects"]
     assert [one["classification"][0]["label"] for one in objects] == [1, 7, 0, 1, 7]
-    assert [one["classification"][0]["label"] for one in ros.detected_objects(found, "b", labels={"traffic_cone": 9})["objects"]] == [
+    assert [
+        one["classification"][0]["label"]
+        for one in ros.detected_objects(found, "b", labels={"traffic_cone": 9})["objects"]
+    ] == [
         0,
         0,
         9,
@@ -104,7 +131,9 @@ def test_boxes_without_a_velocity() -> None:
     assert (kinematics["has_twist"], kinematics["has_twist_covariance"]) == (False, False)
     unknown = in_space()
     unknown.boxes[0, 7] = torch.nan
-    first, second = (one["kinematics"] for one in ros.detected_objects(unknown, "base_link")["objects"][:2])
+    first, second = (
+        one["kinematics"] for one in ros.detected_objects(unknown, "base_link")["objects"][:2]
+    )
     assert (first["has_twist"], second["has_twist"]) == (False, True)
     assert json.loads(json.dumps(first)) == first
     assert "NaN" not in json.dumps(first)
@@ -114,7 +143,9 @@ def test_boxes_in_an_image() -> None:
     found = in_image()
     message = ros.detection2d_array(found, "camera_front", covariance="epistemic")
     for one, box, C in zip(message["detections"], found.boxes, found.covariance):
-        J = torch.autograd.functional.jacobian(lambda b: torch.stack([b[0] + b[2], b[1] + b[3]]) / 2, box)
+        J = torch.autograd.functional.jacobian(
+            lambda b: torch.stack([b[0] + b[2], b[1] + b[3]]) / 2, box
+        )
         there = np.array(one["results"][0]["pose"]["covariance"]).reshape(6, 6)
         np.testing.assert_allclose(there[:2, :2], J @ C @ J.T, rtol=1e-9)
         assert one["bbox"]["size_x"] == pytest.approx(float(box[2] - box[0]))
@@ -125,7 +156,9 @@ def test_the_covariance_must_be_that_of_the_errors_or_asked_for() -> None:
     found = in_space(calibrated=False)
     with pytest.raises(BoxcovError, match="epistemic covariance alone, which leaves out the noise"):
         ros.detection3d_array(found, "map")
-    numbers = ros.detection3d_array(found, "map", covariance="epistemic")["detections"][0]["results"][0]["pose"]["covariance"]
+    numbers = ros.detection3d_array(found, "map", covariance="epistemic")["detections"][0][
+        "results"
+    ][0]["pose"]["covariance"]
     assert numbers[0] == pytest.approx(float(found.covariance[0, 0, 0]))
     with pytest.raises(BoxcovError, match="plain detections"):
         ros.detection3d_array(replace(found, covariance=None), "map")
@@ -134,7 +167,9 @@ def test_the_covariance_must_be_that_of_the_errors_or_asked_for() -> None:
 
 
 def test_what_is_no_message() -> None:
-    with pytest.raises(BoxcovError, match="needs boxes of x y z w l h yaw; these are x1 y1 x2 y2, without x"):
+    with pytest.raises(
+        BoxcovError, match="needs boxes of x y z w l h yaw; these are x1 y1 x2 y2, without x"
+    ):
         ros.detection3d_array(in_image(), "map")
     with pytest.raises(BoxcovError, match="of several frames"):
         ros.detection3d_array(in_space(frames=2), "map")
@@ -145,7 +180,11 @@ def test_what_is_no_message() -> None:
     with pytest.raises(BoxcovError, match=r"frame 0: the box of 1 boxes is not finite \(box 1"):
         ros.detection3d_array(broken, "map")
     none: Detections = in_space()[:0]
-    assert ros.detection3d_array(none, "map")["detections"] == ros.detected_objects(none, "map")["objects"] == []
+    assert (
+        ros.detection3d_array(none, "map")["detections"]
+        == ros.detected_objects(none, "map")["objects"]
+        == []
+    )
 
 
 def test_stamps_are_whole_nanoseconds() -> None:

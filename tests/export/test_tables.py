@@ -25,10 +25,16 @@ def test_every_number_is_in_the_table_once(tmp_path: Path) -> None:
         assert (row["frame"], row["class"]) == (str(i % 2), found.classes[i % 3])
         for a, first in enumerate(found.fields):
             assert float(row[first]) == pytest.approx(float(found.boxes[i, a]), rel=1e-8)
-            assert float(row[f"var_{first}"]) == pytest.approx(float(found.covariance[i, a, a]), rel=1e-8)
-            assert float(row[f"score_cov_{first}"]) == pytest.approx(float(found.boxes[i, a]), rel=1e-8)
+            assert float(row[f"var_{first}"]) == pytest.approx(
+                float(found.covariance[i, a, a]), rel=1e-8
+            )
+            assert float(row[f"score_cov_{first}"]) == pytest.approx(
+                float(found.boxes[i, a]), rel=1e-8
+            )
             for b in range(a + 1, 9):
-                assert float(row[f"cov_{first}_{found.fields[b]}"]) == pytest.approx(float(found.covariance[i, a, b]), rel=1e-8)
+                assert float(row[f"cov_{first}_{found.fields[b]}"]) == pytest.approx(
+                    float(found.covariance[i, a, b]), rel=1e-8
+                )
                 assert float(row[f"predictive_cov_{first}_{found.fields[b]}"]) == pytest.approx(
                     2 * float(found.covariance[i, a, b]), rel=1e-8
                 )
@@ -38,7 +44,16 @@ def test_every_number_is_in_the_table_once(tmp_path: Path) -> None:
 
 def test_plain_boxes_and_none(tmp_path: Path) -> None:
     found = replace(in_image(), covariance=None, predictive=None)
-    assert list(tables.columns(found)) == ["frame", "label", "class", "score", "x1", "y1", "x2", "y2"]
+    assert list(tables.columns(found)) == [
+        "frame",
+        "label",
+        "class",
+        "score",
+        "x1",
+        "y1",
+        "x2",
+        "y2",
+    ]
     tables.write_csv(tmp_path / "none.csv", in_image()[:0])
     assert len((tmp_path / "none.csv").read_text().splitlines()) == 1
     with pytest.raises(BoxcovError, match="a field of the boxes is called score"):
@@ -57,7 +72,9 @@ def test_pandas() -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'boxcov[analysis]'")
+    parquet = pytest.importorskip(
+        "pyarrow.parquet", reason="pyarrow is not installed: pip install 'boxcov[analysis]'"
+    )
     found = in_space(frames=2)
     tables.write_parquet(tmp_path / "boxes.parquet", found)
     table = parquet.read_table(tmp_path / "boxes.parquet")

@@ -23,7 +23,7 @@ class Base(TinyCenter):
     def instances(self, raw: Raw, selection: Selection) -> Any:
         return None
 
-    def staged(self, raw: Raw, selection: Selection) -> Any:
+    def stages(self, raw: Raw, selection: Selection) -> Any:
         return None
 
 
@@ -204,15 +204,17 @@ class BadInstances(TinyCenter):
         super().__init__(seed=1, threshold=0.05, most=6, width=4)
 
     def instances(self, raw: Raw, selection: Selection) -> Any:
-        return [(index, lambda run=run: run() * 1.5) for index, run in super().instances(raw, selection)]
+        return [
+            (index, lambda run=run: run() * 1.5) for index, run in super().instances(raw, selection)
+        ]
 
 
 class BadStages(TinyCenter):
     def __init__(self) -> None:
         super().__init__(seed=1, threshold=0.05, most=6, width=4)
 
-    def staged(self, raw: Raw, selection: Selection) -> Any:
-        found = super().staged(raw, selection)
+    def stages(self, raw: Raw, selection: Selection) -> Any:
+        found = super().stages(raw, selection)
         return replace(found, decode=lambda *numbers: 2 * found.decode(*numbers))
 
 
@@ -250,6 +252,6 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (ForwardFails, "forward", "KeyError: 'points'"),
     (FramesMixed, "boxes: in a batch", "in a batch of two"),
     (BadInstances, "instances", r"instances\(\) gives box"),
-    (BadStages, "staged", r"staged\(\) contradicts"),
+    (BadStages, "stages", r"stages\(\) contradicts"),
     (BadLogits, "logits", "no gradient"),
 ]

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 BINARY, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-MISSING = "chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)"
+MISSING = (
+    "chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)"
+)
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -25,7 +27,9 @@ FLAGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's own name for a reference to an element
+ELEMENT = (
+    "element-6066-11e4-a52e-4f735466cecf"  # the protocol's own name for a reference to an element
+)
 
 
 class BrowserError(Exception):
@@ -35,16 +39,29 @@ class BrowserError(Exception):
 class Browser:
     """One window. Close it."""
 
-    def __init__(self, profile: Path, width: int = 1280, height: int = 1000, flags: tuple[str, ...] = ()) -> None:
-        self.driver = subprocess.Popen([str(DRIVER), "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def __init__(
+        self, profile: Path, width: int = 1280, height: int = 1000, flags: tuple[str, ...] = ()
+    ) -> None:
+        self.driver = subprocess.Popen(
+            [str(DRIVER), "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         self.session = ""
         try:
             self.address = f"http://127.0.0.1:{self._port()}"
             options = {
                 "binary": BINARY,
-                "args": [*FLAGS, *flags, f"--user-data-dir={profile}", f"--window-size={width},{height}"],
+                "args": [
+                    *FLAGS,
+                    *flags,
+                    f"--user-data-dir={profile}",
+                    f"--window-size={width},{height}",
+                ],
             }
-            wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+            wanted = {
+                "browserName": "chrome",
+                "goog:chromeOptions": options,
+                "goog:loggingPrefs": {"browser": "ALL"},
+            }
             answer = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
             self.session = f"/session/{answer['sessionId']}"
         except BaseException:
@@ -60,7 +77,12 @@ class Browser:
 
     def _ask(self, verb: str, path: str, body: Any = None) -> Any:
         content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + self.session + path, content, {"Content-Type": "application/json"}, method=verb)
+        request = urllib.request.Request(
+            self.address + self.session + path,
+            content,
+            {"Content-Type": "application/json"},
+            method=verb,
+        )
         # straight to this machine, whatever proxy the environment names
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
@@ -93,7 +115,9 @@ class Browser:
     def keys(self, *keys: str) -> None:
         """Pressed and released, wherever the focus is."""
         presses = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
-        self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": presses}]})
+        self._ask(
+            "POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": presses}]}
+        )
 
     def pointer(self, *moves: tuple[str, float, float] | str) -> None:
         """("move", x, y) in the window, "down" or "up", one after the other."""
@@ -102,24 +126,46 @@ class Browser:
             if move == "down" or move == "up":
                 acts.append({"type": f"pointer{str(move).title()}", "button": 0})
             else:
-                acts.append({"type": "pointerMove", "x": round(float(move[1])), "y": round(float(move[2])), "duration": 0})
-        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": acts}
+                acts.append(
+                    {
+                        "type": "pointerMove",
+                        "x": round(float(move[1])),
+                        "y": round(float(move[2])),
+                        "duration": 0,
+                    }
+                )
+        mouse = {
+            "type": "pointer",
+            "id": "mouse",
+            "parameters": {"pointerType": "mouse"},
+            "actions": acts,
+        }
         self._ask("POST", "/actions", {"actions": [mouse]})
 
     def wheel(self, x: float, y: float, down: int) -> None:
         act = {"type": "scroll", "x": round(x), "y": round(y), "deltaX": 0, "deltaY": down}
-        self._ask("POST", "/actions", {"actions": [{"type": "wheel", "id": "wheel", "actions": [act]}]})
+        self._ask(
+            "POST", "/actions", {"actions": [{"type": "wheel", "id": "wheel", "actions": [act]}]}
+        )
 
     def complaints(self) -> list[str]:
         """What the page wrote to the console since the last look, errors and warnings."""
-        return [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"}) if entry["level"] in ("SEVERE", "WARNING")]
+        return [
+            entry["message"]
+            for entry in self._ask("POST", "/se/log", {"type": "browser"})
+            if entry["level"] in ("SEVERE", "WARNING")
+        ]
 
     def picture(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
 
     def paper(self) -> bytes:
         """The page as PDF."""
-        return base64.b64decode(self._ask("POST", "/print", {"background": True, "page": {"width": 21.0, "height": 29.7}}))
+        return base64.b64decode(
+            self._ask(
+                "POST", "/print", {"background": True, "page": {"width": 21.0, "height": 29.7}}
+            )
+        )
 
     def close(self) -> None:
         if self.session:

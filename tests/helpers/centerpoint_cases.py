@@ -34,7 +34,15 @@ def voxel_config(**changes: object) -> Config:
         Config.voxel(0.1),
         point_range=(-3.2, -3.2, -5.0, 3.2, 3.2, 3.0),
         encoder=Voxels(widths=(4, 4, 6, 6)),
-        dense=Dense(widths=(6, 8), layers=(1, 1), strides=(1, 2), up_widths=(5, 5), up_strides=(1, 2), shared=6, branch=5),
+        dense=Dense(
+            widths=(6, 8),
+            layers=(1, 1),
+            strides=(1, 2),
+            up_widths=(5, 5),
+            up_strides=(1, 2),
+            shared=6,
+            branch=5,
+        ),
         reporting=FEW,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
@@ -49,9 +57,13 @@ def detector_of(config: Config, seed: int = 0, dtype: torch.dtype = torch.float3
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 assert module.running_mean is not None
                 assert module.running_var is not None
-                module.running_mean.copy_(0.1 * torch.randn(module.num_features, generator=generator))
+                module.running_mean.copy_(
+                    0.1 * torch.randn(module.num_features, generator=generator)
+                )
                 module.running_var.copy_(0.5 + torch.rand(module.num_features, generator=generator))
-                module.weight.copy_(0.8 + 0.4 * torch.rand(module.num_features, generator=generator))
+                module.weight.copy_(
+                    0.8 + 0.4 * torch.rand(module.num_features, generator=generator)
+                )
                 module.bias.copy_(0.3 + 0.3 * torch.rand(module.num_features, generator=generator))
     return detector
 
@@ -76,7 +88,10 @@ def target(config: Config, seed: int = 0, each: int = 2) -> dict[str, Tensor]:
     rest = torch.randn(n, 3, generator=generator)
     rest[::7, 1:] = torch.nan
     z = torch.randn(n, 1, generator=generator)
-    return {"boxes": torch.cat([centre, z, size, rest], 1)[:, : len(config.box_fields)], "labels": labels}
+    return {
+        "boxes": torch.cat([centre, z, size, rest], 1)[:, : len(config.box_fields)],
+        "labels": labels,
+    }
 
 
 def frames(config: Config, count: int = 2) -> list[tuple[list[Tensor], list[dict[str, Tensor]]]]:
@@ -92,7 +107,9 @@ def slow_pillars(config: Config, layers: Iterable[Any], clouds: list[Tensor]) ->
     for b, points in enumerate(clouds):
         pillars: dict[tuple[int, int], list[list[float]]] = {}
         for point in points.tolist():
-            x, y, z = (int((point[i] - config.point_range[i]) // config.voxel_size[i]) for i in range(3))
+            x, y, z = (
+                int((point[i] - config.point_range[i]) // config.voxel_size[i]) for i in range(3)
+            )
             if not (0 <= x < nx and 0 <= y < ny and z == 0):
                 continue
             if (x, y) not in pillars and rules.max_cells and len(pillars) >= rules.max_cells[1]:
@@ -102,7 +119,12 @@ def slow_pillars(config: Config, layers: Iterable[Any], clouds: list[Tensor]) ->
                 held.append(point)
         for (x, y), held in pillars.items():
             p = torch.tensor(held, dtype=torch.float64)
-            centre = torch.tensor([(i + 0.5) * s + r for i, s, r in zip((x, y, 0), config.voxel_size, config.point_range)])
+            centre = torch.tensor(
+                [
+                    (i + 0.5) * s + r
+                    for i, s, r in zip((x, y, 0), config.voxel_size, config.point_range)
+                ]
+            )
             from_centre = (p[:, :3] - centre)[:, : 3 if rules.centre_z else 2]
             rows = torch.cat([p, p[:, :3] - p[:, :3].mean(0), from_centre], 1)
             if rules.padded and rules.max_points:

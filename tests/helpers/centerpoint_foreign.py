@@ -16,11 +16,24 @@ from boxcov.detectors.centerpoint.settings import Pillars
 from boxcov.detectors.centerpoint.voxels import voxelise
 from helpers.centerpoint_cases import slow_pillars
 
-LAYOUTS = {"spconv1": (1, 2, 3, 4, 0), "spconv2": (0, 1, 2, 3, 4), "third": (1, 2, 3, 0, 4)}  # of (out, kz, ky, kx, in)
+LAYOUTS = {
+    "spconv1": (1, 2, 3, 4, 0),
+    "spconv2": (0, 1, 2, 3, 4),
+    "third": (1, 2, 3, 0, 4),
+}  # of (out, kz, ky, kx, in)
 
 
 class Sparse(nn.Module):
-    def __init__(self, n_in, n_out, kernel=(3, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1), bias=False, layout="spconv1"):
+    def __init__(
+        self,
+        n_in,
+        n_out,
+        kernel=(3, 3, 3),
+        stride=(1, 1, 1),
+        padding=(1, 1, 1),
+        bias=False,
+        layout="spconv1",
+    ):
         super().__init__()
         self.stride, self.padding, self.order = stride, padding, LAYOUTS[layout]
         weight = torch.randn(n_out, *kernel, n_in) / (n_in * 9) ** 0.5
@@ -33,8 +46,18 @@ class Sparse(nn.Module):
         back = [self.order.index(i) for i in range(5)]
         kernel = self.weight.permute(back).permute(0, 4, 1, 2, 3)
         if self.stride != (1, 1, 1):
-            mask = (F.conv3d(mask, mask.new_ones(1, 1, *kernel.shape[2:]), stride=self.stride, padding=self.padding) > 0).to(x)
-        out = F.conv3d(x, kernel, getattr(self, "bias", None), stride=self.stride, padding=self.padding)
+            mask = (
+                F.conv3d(
+                    mask,
+                    mask.new_ones(1, 1, *kernel.shape[2:]),
+                    stride=self.stride,
+                    padding=self.padding,
+                )
+                > 0
+            ).to(x)
+        out = F.conv3d(
+            x, kernel, getattr(self, "bias", None), stride=self.stride, padding=self.padding
+        )
         return out * mask, mask
 
 
@@ -44,7 +67,9 @@ class SparseNorm(nn.BatchNorm1d):
 
     def forward(self, given):
         x, mask = given
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps) * mask, mask
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        ) * mask, mask
 
 
 class SparseReLU(nn.Module):
@@ -52,7 +77,7 @@ class SparseReLU(nn.Module):
         return given[0].relu(), given[1]
 
 
-class Block(nn.Module):
+class KroneckerBlock(nn.Module):
     def __init__(self, width, bias, layout):
         super().__init__()
         self.conv1, self.bn1 = Sparse(width, width, bias=bias, layout=layout), SparseNorm(width)
@@ -72,7 +97,7 @@ def sparse_encoder(config, framework, layout):
         return [Sparse(n_in, n_out, layout=layout, **form), SparseNorm(n_out), SparseReLU()]
 
     def blocks(width):
-        return [Block(width, bias, layout), Block(width, bias, layout)]
+        return [KroneckerBlock(width, bias, layout), KroneckerBlock(width, bias, layout)]
 
     first = nn.Sequential(*conv(5, a))
     down = [
@@ -86,7 +111,9 @@ def sparse_encoder(config, framework, layout):
     if framework == "mmdet3d":
         tree.encoder_layers = nn.ModuleDict(
             {
-                f"encoder_layer{i + 1}": nn.Sequential(*blocks(width), *([nn.Sequential(*down[i])] if i < 3 else []))
+                f"encoder_layer{i + 1}": nn.Sequential(
+                    *blocks(width), *([nn.Sequential(*down[i])] if i < 3 else [])
+                )
                 for i, width in enumerate((a, b, c, d))
             }
         )
@@ -112,14 +139,23 @@ def _chain(steps, x):
 class PFN(nn.Module):
     def __init__(self, n_in, n_out, last):
         super().__init__()
-        self.linear, self.norm, self.last = nn.Linear(n_in, n_out, bias=False), nn.BatchNorm1d(n_out, eps=1e-3), last
+        self.linear, self.norm, self.last = (
+            nn.Linear(n_in, n_out, bias=False),
+            nn.BatchNorm1d(n_out, eps=1e-3),
+            last,
+        )
 
 
 def pillar_encoder(config):
     widths = config.encoder.widths
-    sizes = [(n_in, w if i == len(widths) - 1 else w // 2) for i, (n_in, w) in enumerate(zip((config.encoder.decorated, *widths), widths))]
+    sizes = [
+        (n_in, w if i == len(widths) - 1 else w // 2)
+        for i, (n_in, w) in enumerate(zip((config.encoder.decorated, *widths), widths))
+    ]
     tree = nn.Module()
-    tree.pfn_layers = nn.ModuleList(PFN(n_in, n_out, i == len(widths) - 1) for i, (n_in, n_out) in enumerate(sizes))
+    tree.pfn_layers = nn.ModuleList(
+        PFN(n_in, n_out, i == len(widths) - 1) for i, (n_in, n_out) in enumerate(sizes)
+    )
     return tree
 
 
@@ -128,9 +164,17 @@ def rpn(config, channels, framework):
     for width, count, stride in zip(dense.widths, dense.layers, dense.strides):
         pad = framework != "mmdet3d"
         steps = [nn.ZeroPad2d(1)] if pad else []
-        steps += [nn.Conv2d(channels, width, 3, stride, 0 if pad else 1, bias=False), nn.BatchNorm2d(width, eps=1e-3), nn.ReLU()]
+        steps += [
+            nn.Conv2d(channels, width, 3, stride, 0 if pad else 1, bias=False),
+            nn.BatchNorm2d(width, eps=1e-3),
+            nn.ReLU(),
+        ]
         for _ in range(count):
-            steps += [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width, eps=1e-3), nn.ReLU()]
+            steps += [
+                nn.Conv2d(width, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width, eps=1e-3),
+                nn.ReLU(),
+            ]
         blocks.append(nn.Sequential(*steps))
         channels = width
     for n_in, width, stride in zip(dense.widths, dense.up_widths, dense.up_strides):
@@ -161,17 +205,29 @@ def conv_block(n_in, n_out, framework):
 
 def head(config, framework):
     dense = config.dense
-    new = {"openpcdet": {"reg": "center", "height": "center_z", "heatmap": "hm"}, "det3d": {"heatmap": "hm"}}.get(framework, {})
+    new = {
+        "openpcdet": {"reg": "center", "height": "center_z", "heatmap": "hm"},
+        "det3d": {"heatmap": "hm"},
+    }.get(framework, {})
     tree = nn.Module()
     tree.shared_conv = conv_block(dense.neck, dense.shared, framework)
     tasks = nn.ModuleList()
     for names in config.tasks:
         task = nn.ModuleDict()
         for branch, n in {**config.branches, "heatmap": len(names)}.items():
-            first, last = conv_block(dense.shared, dense.branch, framework), nn.Conv2d(dense.branch, n, 3, padding=1)
-            task[new.get(branch, branch)] = nn.Sequential(*first, last) if framework == "det3d" else nn.Sequential(first, last)
+            first, last = (
+                conv_block(dense.shared, dense.branch, framework),
+                nn.Conv2d(dense.branch, n, 3, padding=1),
+            )
+            task[new.get(branch, branch)] = (
+                nn.Sequential(*first, last) if framework == "det3d" else nn.Sequential(first, last)
+            )
         tasks.append(task)
-    setattr(tree, {"mmdet3d": "task_heads", "det3d": "tasks", "openpcdet": "heads_list"}[framework], tasks)
+    setattr(
+        tree,
+        {"mmdet3d": "task_heads", "det3d": "tasks", "openpcdet": "heads_list"}[framework],
+        tasks,
+    )
     tree.list = lambda: tasks
     return tree
 
@@ -185,7 +241,9 @@ class Foreign(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             pillars = isinstance(config.encoder, Pillars)
-            encoder = pillar_encoder(config) if pillars else sparse_encoder(config, framework, layout)
+            encoder = (
+                pillar_encoder(config) if pillars else sparse_encoder(config, framework, layout)
+            )
             names = {
                 "mmdet3d": ("pts_voxel_encoder", "pts_middle_encoder"),
                 "det3d": ("reader", "backbone"),
@@ -201,7 +259,13 @@ class Foreign(nn.Module):
                 both.blocks, both.deblocks = blocks, deblocks
                 setattr(self, "neck" if framework == "det3d" else "backbone_2d", both)
             last = head(config, framework)
-            setattr(self, {"mmdet3d": "pts_bbox_head", "det3d": "bbox_head", "openpcdet": "dense_head"}[framework], last)
+            setattr(
+                self,
+                {"mmdet3d": "pts_bbox_head", "det3d": "bbox_head", "openpcdet": "dense_head"}[
+                    framework
+                ],
+                last,
+            )
             self.steps = lambda: (encoder, blocks, deblocks, last)
             for module in self.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -225,7 +289,14 @@ class Foreign(nn.Module):
         config = self.config
         if isinstance(config.encoder, Pillars):
             return slow_pillars(config, encoder.pfn_layers, clouds)
-        cells = voxelise(clouds, config.point_range, config.voxel_size, config.grid, config.encoder.max_points, None)
+        cells = voxelise(
+            clouds,
+            config.point_range,
+            config.voxel_size,
+            config.grid,
+            config.encoder.max_points,
+            None,
+        )
         mean = torch.stack([cells.points[cells.of == i].mean(0) for i in range(len(cells.counts))])
         nx, ny, nz = config.grid
         x = mean.new_zeros(len(clouds), 5, nz + 1, ny, nx)
@@ -237,7 +308,9 @@ class Foreign(nn.Module):
 
     def boxes(self, maps):
         """Boxes of every cell of a task (cells, 9), decoded as the framework does, then written x y z w l h yaw vx vy."""
-        centre, height = ("center", "center_z") if self.framework == "openpcdet" else ("reg", "height")
+        centre, height = (
+            ("center", "center_z") if self.framework == "openpcdet" else ("reg", "height")
+        )
         flat = {name: m[0].flatten(1).T for name, m in maps.items()}
         rows, columns = maps[centre].shape[2:]
         row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")

@@ -24,7 +24,11 @@ class Done:
 def boxcov(*words: object) -> Done:
     """``boxcov WORDS`` as a shell would run it."""
     out, err = io.StringIO(), io.StringIO()
-    with mock.patch.object(sys, "argv", ["boxcov", *map(str, words)]), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        mock.patch.object(sys, "argv", ["boxcov", *map(str, words)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         try:
             cli.main()
             code: object = 0

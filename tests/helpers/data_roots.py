@@ -17,7 +17,9 @@ from boxcov import Detections
 from boxcov.data.poses import BOX_FIELDS
 
 VERSION = "v1.0-trainval"
-LANDMARKS = np.random.default_rng(0).uniform([570, 1470, -1], [630, 1530, 4], (50, 3))  # fixed in the global frame
+LANDMARKS = np.random.default_rng(0).uniform(
+    [570, 1470, -1], [630, 1530, 4], (50, 3)
+)  # fixed in the global frame
 KEY_TIMES = (0.0, 0.5, 1.0, 3.2)  # seconds: a gap that is too long for a velocity from one side
 SWEEPS_BETWEEN = 4
 MOUNT = (Rotation.from_euler("zyx", [-90, 2, -1], degrees=True), np.array([0.9, 0.1, 1.8]))
@@ -56,10 +58,21 @@ def car_centre(time: float) -> np.ndarray:
 def nuscenes_root(root: Path) -> Path:
     """One scene of the split train with four key frames, one of val with none, and a camera that readers must pass over."""
     tables: dict[str, list[dict[str, Any]]] = {
-        "scene": [{"token": "scene", "name": "scene-0001"}, {"token": "other", "name": "scene-0003"}],
-        "sensor": [{"token": "lidar", "channel": "LIDAR_TOP"}, {"token": "camera", "channel": "CAM_FRONT"}],
+        "scene": [
+            {"token": "scene", "name": "scene-0001"},
+            {"token": "other", "name": "scene-0003"},
+        ],
+        "sensor": [
+            {"token": "lidar", "channel": "LIDAR_TOP"},
+            {"token": "camera", "channel": "CAM_FRONT"},
+        ],
         "calibrated_sensor": [
-            {"token": f"mount-{name}", "sensor_token": name, "translation": MOUNT[1].tolist(), "rotation": quaternion(MOUNT[0])}
+            {
+                "token": f"mount-{name}",
+                "sensor_token": name,
+                "translation": MOUNT[1].tolist(),
+                "rotation": quaternion(MOUNT[0]),
+            }
             for name in ("lidar", "camera")
         ],
         "sample": [],
@@ -67,7 +80,12 @@ def nuscenes_root(root: Path) -> Path:
         "ego_pose": [],
         "category": [
             {"token": name, "name": name}
-            for name in ("vehicle.car", "movable_object.barrier", "human.pedestrian.adult", "human.pedestrian.stroller")
+            for name in (
+                "vehicle.car",
+                "movable_object.barrier",
+                "human.pedestrian.adult",
+                "human.pedestrian.stroller",
+            )
         ],
         "instance": [
             {"token": "the car", "category_token": "vehicle.car"},
@@ -78,18 +96,39 @@ def nuscenes_root(root: Path) -> Path:
         "sample_annotation": [],
     }
     for number, time in enumerate(KEY_TIMES):
-        tables["sample"].append({"token": f"sample-{number}", "timestamp": round(1e6 * time) + 10**15, "scene_token": "scene"})
+        tables["sample"].append(
+            {
+                "token": f"sample-{number}",
+                "timestamp": round(1e6 * time) + 10**15,
+                "scene_token": "scene",
+            }
+        )
         tables["sample_annotation"] += _annotations(number, time)
     tables["sample"].reverse()  # the order of a table means nothing
     previous = ""
     for number, time in enumerate(KEY_TIMES):
-        turns = [(time - 0.05 * back, back == 0) for back in range(SWEEPS_BETWEEN if number else 0, -1, -1)]
+        turns = [
+            (time - 0.05 * back, back == 0)
+            for back in range(SWEEPS_BETWEEN if number else 0, -1, -1)
+        ]
         for at, is_key in turns:
             row = _turn(root, f"sample-{number}", at, is_key, previous)
             previous = row["token"]
-            camera = {**row, "token": f"camera {previous}", "calibrated_sensor_token": "mount-camera", "filename": "x.jpg", "prev": ""}
+            camera = {
+                **row,
+                "token": f"camera {previous}",
+                "calibrated_sensor_token": "mount-camera",
+                "filename": "x.jpg",
+                "prev": "",
+            }
             tables["sample_data"] += [row, camera]
-            tables["ego_pose"].append({"token": f"pose {at:.2f}", "translation": ego(at)[1].tolist(), "rotation": quaternion(ego(at)[0])})
+            tables["ego_pose"].append(
+                {
+                    "token": f"pose {at:.2f}",
+                    "translation": ego(at)[1].tolist(),
+                    "rotation": quaternion(ego(at)[0]),
+                }
+            )
     (root / VERSION).mkdir(parents=True)
     for name, rows in tables.items():
         (root / VERSION / f"{name}.json").write_text(json.dumps(rows, indent=0))
@@ -102,7 +141,9 @@ def _turn(root: Path, sample: str, time: float, is_key: bool, previous: str) -> 
     seen = np.concatenate([R.inv().apply(LANDMARKS - t), [[0.5, -0.5, 0.2]]])
     name = f"{'samples' if is_key else 'sweeps'}/LIDAR_TOP/{time:.2f}.pcd.bin"
     (root / name).parent.mkdir(parents=True, exist_ok=True)
-    features = np.stack([np.arange(len(seen)), np.full(len(seen), 7)], 1)  # intensity: the landmark's number; ring
+    features = np.stack(
+        [np.arange(len(seen)), np.full(len(seen), 7)], 1
+    )  # intensity: the landmark's number; ring
     np.concatenate([seen, features], 1).astype(np.float32).tofile(root / name)
     return {
         "token": f"turn {time:.2f}",
@@ -117,7 +158,9 @@ def _turn(root: Path, sample: str, time: float, is_key: bool, previous: str) -> 
 
 
 def _annotations(number: int, time: float) -> list[dict[str, Any]]:
-    def row(what: str, centre: Any, size: list[float], degrees: float, neighbours: bool) -> dict[str, Any]:
+    def row(
+        what: str, centre: Any, size: list[float], degrees: float, neighbours: bool
+    ) -> dict[str, Any]:
         return {
             "token": f"{what} {number}",
             "sample_token": f"sample-{number}",
@@ -135,11 +178,17 @@ def _annotations(number: int, time: float) -> list[dict[str, Any]]:
         row("stroller", [590, 1490, 0.5], [0.6, 0.9, 1.0], 0.0, True),
         row("barrier", [605, 1480, 0.5], [2.5, 0.5, 1.0], 100.0, True),
     ]
-    return [*rows, row("walker", [615, 1495, 0.9], [0.7, 0.7, 1.8], 10.0, False)] if number == 0 else rows
+    return (
+        [*rows, row("walker", [615, 1495, 0.9], [0.7, 0.7, 1.8], 10.0, False)]
+        if number == 0
+        else rows
+    )
 
 
 KITTI_R0 = Rotation.from_euler("xyz", [0.3, -0.5, 0.4], degrees=True)
-KITTI_TR = Rotation.from_matrix([[0, -1, 0], [0, 0, -1], [1, 0, 0]]) * Rotation.from_euler("xyz", [0.6, 0.4, -0.5], degrees=True)
+KITTI_TR = Rotation.from_matrix([[0, -1, 0], [0, 0, -1], [1, 0, 0]]) * Rotation.from_euler(
+    "xyz", [0.6, 0.4, -0.5], degrees=True
+)
 KITTI_T = np.array([-0.004, -0.076, -0.272])
 KITTI_LABELS = """Car 0.00 0 -1.58 587.01 173.33 614.12 200.12 1.65 1.67 3.64 -0.65 1.71 46.70 -1.59
 Van 0.10 1 1.20 100.00 150.00 300.00 250.00 2.10 1.90 5.20 -6.00 1.60 14.00 0.80
@@ -156,14 +205,19 @@ def kitti_root(root: Path, frames: int = 2) -> Path:
     Tr = np.column_stack([KITTI_TR.as_matrix(), KITTI_T])
     P2 = np.array([[721.5, 0, 609.6, 44.9], [0, 721.5, 172.9, 0.2], [0, 0, 1, 0.003]])
     matrices = {"P2": P2, "R0_rect": KITTI_R0.as_matrix(), "Tr_velo_to_cam": Tr}
-    calibration = "".join(f"{name}: {' '.join(f'{v:.12e}' for v in matrix.ravel())}\n" for name, matrix in matrices.items())
+    calibration = "".join(
+        f"{name}: {' '.join(f'{v:.12e}' for v in matrix.ravel())}\n"
+        for name, matrix in matrices.items()
+    )
     rows = [list(map(float, line.split()[1:])) for line in KITTI_LABELS.splitlines()[:3]]
     centres = np.array([row[10:13] for row in rows]) - [[0, row[7] / 2, 0] for row in rows]
     centres = KITTI_TR.inv().apply(KITTI_R0.inv().apply(centres) - KITTI_T)
     far = np.array([[70, 20, 0]] * 5)
     cloud = np.concatenate([centres, far])
     for number in range(frames):
-        np.column_stack([cloud, np.linspace(0, 1, 8)]).astype(np.float32).tofile(folder / f"velodyne/{number:06d}.bin")
+        np.column_stack([cloud, np.linspace(0, 1, 8)]).astype(np.float32).tofile(
+            folder / f"velodyne/{number:06d}.bin"
+        )
         (folder / f"label_2/{number:06d}.txt").write_text(KITTI_LABELS)
         (folder / f"calib/{number:06d}.txt").write_text(calibration)
     return root
@@ -178,7 +232,9 @@ def edited(root: Path, table: str, change: Callable[[list[dict[str, Any]]], Any]
     return path
 
 
-def random_detections(boxes: torch.Tensor, labels: torch.Tensor, classes: tuple[str, ...], seed: int = 0) -> Detections:
+def random_detections(
+    boxes: torch.Tensor, labels: torch.Tensor, classes: tuple[str, ...], seed: int = 0
+) -> Detections:
     """Those boxes as if they had been found, with full random covariances."""
     generator = torch.Generator().manual_seed(seed)
     m, D = boxes.shape

@@ -15,7 +15,9 @@ def covariances(m: int, D: int, seed: int = 0) -> torch.Tensor:
     return 0.01 * A @ A.transpose(1, 2)
 
 
-def in_space(m: int = 5, fields: tuple[str, ...] = BOX_FIELDS, frames: int = 1, calibrated: bool = True) -> Detections:
+def in_space(
+    m: int = 5, fields: tuple[str, ...] = BOX_FIELDS, frames: int = 1, calibrated: bool = True
+) -> Detections:
     generator = torch.Generator().manual_seed(1)
     boxes = torch.randn(m, len(fields), generator=generator, dtype=torch.float64) * 3
     C = covariances(m, len(fields))
@@ -37,7 +39,10 @@ def in_image(m: int = 3, calibrated: bool = True) -> Detections:
     corner = 100 * torch.rand(m, 2, generator=generator, dtype=torch.float64)
     C = 30 * covariances(m, 4, seed=3)
     return Detections(
-        boxes=torch.cat([corner, corner + 5 + 50 * torch.rand(m, 2, generator=generator, dtype=torch.float64)], 1),
+        boxes=torch.cat(
+            [corner, corner + 5 + 50 * torch.rand(m, 2, generator=generator, dtype=torch.float64)],
+            1,
+        ),
         scores=torch.rand(m, generator=generator),
         labels=torch.arange(m) % 2,
         frame=torch.zeros(m, dtype=torch.long),

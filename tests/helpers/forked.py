@@ -19,20 +19,28 @@ def forked(count: int, work: Callable[[int], object]) -> list[tuple[int, str]]:
     """``work(rank)`` in each of ``count`` processes: the exit code of each, and what it returned or raised, as text."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=_rank, args=(rank, count, Path(folder), work)) for rank in range(count)]
+        processes = [
+            context.Process(target=_rank, args=(rank, count, Path(folder), work))
+            for rank in range(count)
+        ]
         for process in processes:
             process.start()
         for process in processes:
             process.join(120)
             assert process.exitcode is not None, "a rank hangs"
         said = [Path(folder, f"said.{rank}") for rank in range(count)]
-        return [(int(p.exitcode or 0), path.read_text() if path.exists() else "") for p, path in zip(processes, said)]
+        return [
+            (int(p.exitcode or 0), path.read_text() if path.exists() else "")
+            for p, path in zip(processes, said)
+        ]
 
 
 def _rank(rank: int, count: int, folder: Path, work: Callable[[int], object]) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank))
-    meet = partial(dist.init_process_group, init_method=f"file://{folder}/meet", rank=rank, world_size=count)
+    meet = partial(
+        dist.init_process_group, init_method=f"file://{folder}/meet", rank=rank, world_size=count
+    )
     said, code = Path(folder, f"said.{rank}"), 0
     with mock.patch.object(dist, "init_process_group", meet):
         try:

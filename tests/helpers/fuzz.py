@@ -44,7 +44,9 @@ class Kind:
     files: tuple[Path, ...]
     structure: str  # bytes, json, safetensors
     read: Callable[[Path], Any]  # given the damaged file
-    named: Path | None = None  # a folder that an error may name in its place: tables refer to each other
+    named: Path | None = (
+        None  # a folder that an error may name in its place: tables refer to each other
+    )
 
 
 def kinds(folder: Path) -> Iterable[Kind]:
@@ -56,29 +58,76 @@ def kinds(folder: Path) -> Iterable[Kind]:
 
 def _own(folder: Path) -> Iterable[Kind]:
     tiny, frames = TinyCenter(width=4), list(shapes.frames(count=3))
-    posterior = fit(tiny, frames, depth=["head.shared", "head.branches.rot"], corrected=True, full=["head.branches.rot.3"])
+    posterior = fit(
+        tiny,
+        frames,
+        depth=["head.shared", "head.branches.rot"],
+        corrected=True,
+        full=["head.branches.rot.3"],
+    )
     fields, classes = tiny.box_fields, tiny.classes
-    scale = Calibration("scale", fields, classes, "exact", (0.1, 0.2), ((float("-inf"),) * len(fields),) * 2)
+    scale = Calibration(
+        "scale", fields, classes, "exact", (0.1, 0.2), ((float("-inf"),) * len(fields),) * 2
+    )
     posterior.with_calibration(scale).save(folder / "posterior.safetensors")
-    yield Kind("posterior", (folder / "posterior.safetensors",), "safetensors", lambda path: _used(Posterior.load(path, tiny)))
-    fit(tiny, frames, depth=["head.shared", "head.branches.rot"], n_data=1000).truncated(0.01).save(folder / "truncated.safetensors")
-    yield Kind("truncated", (folder / "truncated.safetensors",), "safetensors", lambda path: _used(Posterior.load(path, tiny)))
+    yield Kind(
+        "posterior",
+        (folder / "posterior.safetensors",),
+        "safetensors",
+        lambda path: _used(Posterior.load(path, tiny)),
+    )
+    fit(tiny, frames, depth=["head.shared", "head.branches.rot"], n_data=1000).truncated(0.01).save(
+        folder / "truncated.safetensors"
+    )
+    yield Kind(
+        "truncated",
+        (folder / "truncated.safetensors",),
+        "safetensors",
+        lambda path: _used(Posterior.load(path, tiny)),
+    )
     found = random_detections(torch.randn(4, 5), torch.tensor([0, 1, 1, 0]), classes)
     found.save(folder / "detections.safetensors")
-    yield Kind("detections", (folder / "detections.safetensors",), "safetensors", lambda path: Detections.load(path).numpy())
+    yield Kind(
+        "detections",
+        (folder / "detections.safetensors",),
+        "safetensors",
+        lambda path: Detections.load(path).numpy(),
+    )
     parts = blocks_of(folder / "x")
     about = {"method": "mcglm"}
     parts.save(0, found, {**about, "milliseconds": [1.0, 2.0]})
-    yield Kind("part", tuple(parts._files()), "safetensors", lambda path: (parts.holds(0, about), merged(parts, 2)))
+    yield Kind(
+        "part",
+        tuple(parts._files()),
+        "safetensors",
+        lambda path: (parts.holds(0, about), merged(parts, 2)),
+    )
     _cut_off(folder / "fit.checkpoint", tiny, frames)
     resumed = {"depth": ["head.shared"], "resume": True, "every": 1e9}
-    yield Kind("fit", (folder / "fit.checkpoint",), "safetensors", lambda path: fit(tiny, frames, checkpoint=path, **resumed))
+    yield Kind(
+        "fit",
+        (folder / "fit.checkpoint",),
+        "safetensors",
+        lambda path: fit(tiny, frames, checkpoint=path, **resumed),
+    )
     two = {"depth": ["head.shared"], "corrected": True, "checkpoint": folder / "two"}
     fit(tiny, frames, every=0, **two)
-    yield Kind("second", (folder / "two.second",), "safetensors", lambda path: fit(tiny, frames, resume=True, every=1e9, **two))
+    yield Kind(
+        "second",
+        (folder / "two.second",),
+        "safetensors",
+        lambda path: fit(tiny, frames, resume=True, every=1e9, **two),
+    )
     objects = {"boxes": torch.rand(3, 9), "labels": torch.arange(3)}
-    truth_of([(None, [objects]), (None, [objects])]).save(folder / "objects.safetensors", {"source": "x"})
-    yield Kind("objects", (folder / "objects.safetensors",), "safetensors", lambda path: joined([Truth.load(path)[0]] * 2))
+    truth_of([(None, [objects]), (None, [objects])]).save(
+        folder / "objects.safetensors", {"source": "x"}
+    )
+    yield Kind(
+        "objects",
+        (folder / "objects.safetensors",),
+        "safetensors",
+        lambda path: joined([Truth.load(path)[0]] * 2),
+    )
     recipe = Recipe(steps=1, batch=2)
     train(TinyCenter(width=4), frames, recipe, checkpoint=folder / "training.safetensors")
     yield Kind(
@@ -89,9 +138,22 @@ def _own(folder: Path) -> Iterable[Kind]:
     )
     config = pillar_config()
     centerpoint.save(detector_of(config), folder / "center.safetensors")
-    yield Kind("centerpoint", (folder / "center.safetensors",), "safetensors", lambda path: centerpoint.load(path))
-    torch.save({"state_dict": Foreign(config, "mmdet3d").state_dict(), "meta": {"mmdet3d_version": "1.1"}}, folder / "center.pth")
-    yield Kind("centerpoint.pth", (folder / "center.pth",), "bytes", lambda path: centerpoint.load(path, config))
+    yield Kind(
+        "centerpoint",
+        (folder / "center.safetensors",),
+        "safetensors",
+        lambda path: centerpoint.load(path),
+    )
+    torch.save(
+        {"state_dict": Foreign(config, "mmdet3d").state_dict(), "meta": {"mmdet3d_version": "1.1"}},
+        folder / "center.pth",
+    )
+    yield Kind(
+        "centerpoint.pth",
+        (folder / "center.pth",),
+        "bytes",
+        lambda path: centerpoint.load(path, config),
+    )
     torch.save({"model": small().float().state_dict()}, folder / "yolox.pth")
     yield Kind("yolox.pth", (folder / "yolox.pth",), "bytes", lambda path: yolox.load(path))
 
@@ -99,28 +161,61 @@ def _own(folder: Path) -> Iterable[Kind]:
 def _sets(folder: Path) -> Iterable[Kind]:
     road = nuscenes_root(folder / "nuscenes")
     tables = tuple(sorted((road / VERSION).glob("*.json")))
-    yield Kind("nuscenes tables", tables, "json", lambda path: list(nuscenes.frames(road, sweeps=2)), named=road)
+    yield Kind(
+        "nuscenes tables",
+        tables,
+        "json",
+        lambda path: list(nuscenes.frames(road, sweeps=2)),
+        named=road,
+    )
     keys = nuscenes.frames(road, sweeps=2)
     clouds = tuple(road / name.decode() for name in keys.contents.readings.file[:2])
     yield Kind("nuscenes points", clouds, "bytes", lambda path: list(keys), named=road)
     one = [
-        random_detections(keys[i][1][0]["boxes"].double().nan_to_num(), keys[i][1][0]["labels"], nuscenes.CLASSES) for i in range(len(keys))
+        random_detections(
+            keys[i][1][0]["boxes"].double().nan_to_num(), keys[i][1][0]["labels"], nuscenes.CLASSES
+        )
+        for i in range(len(keys))
     ]
     nuscenes.write_results(folder / "nuscenes.json", keys, one)
-    yield Kind("nuscenes results", (folder / "nuscenes.json",), "json", lambda path: nuscenes.read_results(path))
+    yield Kind(
+        "nuscenes results",
+        (folder / "nuscenes.json",),
+        "json",
+        lambda path: nuscenes.read_results(path),
+    )
     drive_root = kitti_root(folder / "kitti", frames=1)
     texts = (*drive_root.glob("*/label_2/*.txt"), *drive_root.glob("*/calib/*.txt"))
     yield Kind("kitti texts", texts, "bytes", lambda path: list(kitti.frames(drive_root)))
-    yield Kind("kitti points", tuple(drive_root.glob("*/velodyne/*.bin")), "bytes", lambda path: list(kitti.frames(drive_root)))
+    yield Kind(
+        "kitti points",
+        tuple(drive_root.glob("*/velodyne/*.bin")),
+        "bytes",
+        lambda path: list(kitti.frames(drive_root)),
+    )
     drive = kitti.frames(drive_root)
     target = drive[0][1][0]
-    kitti.write_results(folder / "results", drive, [random_detections(target["boxes"][:, :7].double(), target["labels"], kitti.CLASSES)])
+    kitti.write_results(
+        folder / "results",
+        drive,
+        [random_detections(target["boxes"][:, :7].double(), target["labels"], kitti.CLASSES)],
+    )
     covariances = (folder / "results" / "covariance.json",)
     yield Kind(
-        "kitti covariances", covariances, "json", lambda path: kitti.read_results(folder / "results", drive), named=folder / "results"
+        "kitti covariances",
+        covariances,
+        "json",
+        lambda path: kitti.read_results(folder / "results", drive),
+        named=folder / "results",
     )
     rows = tuple((folder / "results").glob("*.txt"))
-    yield Kind("kitti results", rows, "bytes", lambda path: kitti.read_results(folder / "results", drive), named=folder / "results")
+    yield Kind(
+        "kitti results",
+        rows,
+        "bytes",
+        lambda path: kitti.read_results(folder / "results", drive),
+        named=folder / "results",
+    )
     pictures = coco_root(folder / "coco")
     yield Kind(
         "coco annotations",
@@ -163,7 +258,9 @@ def attempt(kind: Kind, path: Path) -> str:
     try:
         kind.read(path)
     except BoxcovError as error:
-        named = str(path) in str(error) or (kind.named is not None and str(kind.named) in str(error))
+        named = str(path) in str(error) or (
+            kind.named is not None and str(kind.named) in str(error)
+        )
         return "refused" if named else f"an error without the file's name: {error}"
     except BaseException:
         return traceback.format_exc(limit=-4)
@@ -192,7 +289,9 @@ def main(folder: Path, cases: int, seed: int) -> dict[str, Any]:
             if outcome in counts:
                 counts[outcome] += 1
             else:
-                report["wrong"].append({"kind": kind.name, "case": case, "file": path.name, "what": outcome})
+                report["wrong"].append(
+                    {"kind": kind.name, "case": case, "file": path.name, "what": outcome}
+                )
             for each, content in whole.items():
                 each.write_bytes(content)
         report["read"][kind.name], report["refused"][kind.name] = counts["read"], counts["refused"]

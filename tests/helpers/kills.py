@@ -49,7 +49,9 @@ class Killed:
 
     def kill(self) -> None:
         """Once; a run that was done before its time is compared, and begun anew."""
-        run = subprocess.Popen(self.again, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        run = subprocess.Popen(
+            self.again, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         try:
             run.wait(self.random.uniform(0.2, 1.05) * self.seconds)
             assert run.returncode == 0, run.stderr and run.stderr.read()
@@ -69,7 +71,9 @@ class Killed:
     def _compare(self) -> None:
         assert self.content(self.out) == self.whole
         self._remove()
-        assert {path.name for path in self.out.parent.iterdir()} == self.before  # nothing is left, half written or not
+        assert {
+            path.name for path in self.out.parent.iterdir()
+        } == self.before  # nothing is left, half written or not
         self.finished += 1
 
     def _so_far(self) -> bool:
@@ -77,7 +81,11 @@ class Killed:
         if not self.out.is_dir():
             return not self.out.exists() or bool(self.content(self.out) == self.whole)
         there = self.content(self.out)
-        named = [name for name in there if not Path(name).name.startswith(".") and not name.endswith(".checkpoint")]
+        named = [
+            name
+            for name in there
+            if not Path(name).name.startswith(".") and not name.endswith(".checkpoint")
+        ]
         return all(there[name] == self.whole[name] for name in named)
 
     def _remove(self) -> None:
@@ -122,7 +130,9 @@ def but_for_time(path: Path) -> Any:
     """A file of detections without the milliseconds of its frames."""
     found = Detections.load(path)
     arrays = {name: array.tobytes() for name, array in found.numpy().items()}
-    return arrays, {name: value for name, value in found.meta.items() if name not in ("milliseconds", "ms")}
+    return arrays, {
+        name: value for name, value in found.meta.items() if name not in ("milliseconds", "ms")
+    }
 
 
 def runs_kept(out: Path) -> int:
@@ -132,7 +142,11 @@ def runs_kept(out: Path) -> int:
 
 def reproduced(folder: Path) -> dict[str, Any]:
     """All files of a reproduction, by name, without what was measured by the clock."""
-    return {str(path.relative_to(folder)): _timeless(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): _timeless(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def _timeless(path: Path) -> Any:
@@ -145,5 +159,9 @@ def _timeless(path: Path) -> Any:
     if path.name == "reproduction.md":
         return re.sub(r"\*\*Run time\*\*.*?extrapolated", "", path.read_text(), flags=re.S)
     if path.name == "report.html":
-        return [line for line in undated(path).splitlines() if b"Milliseconds a frame" not in line and b"<td>cpu</td>" not in line]
+        return [
+            line
+            for line in undated(path).splitlines()
+            if b"Milliseconds a frame" not in line and b"<td>cpu</td>" not in line
+        ]
     return path.read_bytes()

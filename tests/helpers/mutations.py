@@ -8,7 +8,22 @@ from collections.abc import Callable
 from typing import Any
 
 HOSTILE: list[Any] = [
-    *(None, True, 0, -1, 1, 2**31, 2**63, -(2**63), 10**400, 0.5, 1e308, float("nan"), float("inf"), -0.0),
+    *(
+        None,
+        True,
+        0,
+        -1,
+        1,
+        2**31,
+        2**63,
+        -(2**63),
+        10**400,
+        0.5,
+        1e308,
+        float("nan"),
+        float("inf"),
+        -0.0,
+    ),
     *("", "x", "NaN", "../../../etc/passwd", "/etc/passwd", "x" * 5000, "\x00", "\ud800", "é"),
     *([], {}, [[]], [{}], [1, "a", None], {"": {}}, [0] * 3000, {"token": []}),
 ]
@@ -40,12 +55,26 @@ def flipped(content: bytes, draw: random.Random) -> bytes:
 def cut(content: bytes, draw: random.Random) -> bytes:
     """The end, or a piece of the middle."""
     start = _place(content, draw)
-    return content[:start] if draw.random() < 0.5 else content[:start] + content[start + draw.randrange(1, 200) :]
+    return (
+        content[:start]
+        if draw.random() < 0.5
+        else content[:start] + content[start + draw.randrange(1, 200) :]
+    )
 
 
 def grown(content: bytes, draw: random.Random) -> bytes:
     start, count = _place(content, draw), draw.choice([1, 3, 100, 5000])
-    extra = draw.choice([draw.randbytes(count), b"\x00" * count, b"[" * count, b"{" * count, b'"' * count, b"9" * count, b" " * count])
+    extra = draw.choice(
+        [
+            draw.randbytes(count),
+            b"\x00" * count,
+            b"[" * count,
+            b"{" * count,
+            b'"' * count,
+            b"9" * count,
+            b" " * count,
+        ]
+    )
     return content[:start] + extra + content[start:]
 
 
@@ -53,7 +82,20 @@ def patched(content: bytes, draw: random.Random) -> bytes:
     """Numbers and signs that mean much, over what is there."""
     start = _place(content, draw)
     patch = draw.choice(
-        [b"\xff" * 8, b"\x00" * 8, b"\x7f\xff\xff\xff", b"\x80\x00\x00\x00", b"-1", b"1e999", b"NaN", b"null", b'"', b"}", b"]", b","]
+        [
+            b"\xff" * 8,
+            b"\x00" * 8,
+            b"\x7f\xff\xff\xff",
+            b"\x80\x00\x00\x00",
+            b"-1",
+            b"1e999",
+            b"NaN",
+            b"null",
+            b'"',
+            b"}",
+            b"]",
+            b",",
+        ]
     )
     return content[:start] + patch + content[start + len(patch) :]
 
@@ -102,7 +144,20 @@ def _changed(tree: Any, draw: random.Random) -> Any:
 def lying_length(content: bytes, draw: random.Random) -> bytes:
     """The length of a safetensors header, which is no length."""
     length = int.from_bytes(content[:8], "little")
-    lie = draw.choice([0, 1, length - 1, length + 1, 2**32, 2**63, 2**64 - 1, 100_000_000, len(content), len(content) - 8])
+    lie = draw.choice(
+        [
+            0,
+            1,
+            length - 1,
+            length + 1,
+            2**32,
+            2**63,
+            2**64 - 1,
+            100_000_000,
+            len(content),
+            len(content) - 8,
+        ]
+    )
     return (lie % 2**64).to_bytes(8, "little") + content[8:]
 
 
@@ -118,8 +173,12 @@ def in_header(content: bytes, draw: random.Random) -> bytes:
         sizes = [0, 1, -1, 2**31, 2**40, 2**62, 2**64]
         entry[key] = {
             "dtype": draw.choice(["F64", "F16", "BF16", "I64", "U8", "BOOL", "X9", 7]),
-            "shape": draw.choice([[], [draw.choice(sizes)], [draw.choice(sizes), draw.choice(sizes)], "x", [[1]]]),
-            "data_offsets": draw.choice([[0, draw.choice(sizes)], [draw.choice(sizes), 0], [5], None]),
+            "shape": draw.choice(
+                [[], [draw.choice(sizes)], [draw.choice(sizes), draw.choice(sizes)], "x", [[1]]]
+            ),
+            "data_offsets": draw.choice(
+                [[0, draw.choice(sizes)], [draw.choice(sizes), 0], [5], None]
+            ),
         }[key]
     else:
         header = _changed(header, draw)
@@ -129,12 +188,18 @@ def in_header(content: bytes, draw: random.Random) -> bytes:
 def in_metadata(content: bytes, draw: random.Random) -> bytes:
     """The JSON texts in a safetensors header."""
     header, data = _split(content)
-    if header is None or not isinstance(header.get("__metadata__"), dict) or not header["__metadata__"]:
+    if (
+        header is None
+        or not isinstance(header.get("__metadata__"), dict)
+        or not header["__metadata__"]
+    ):
         return flipped(content, draw)
     texts = header["__metadata__"]
     key = draw.choice(list(texts))
     if isinstance(texts[key], str):
-        texts[key] = in_json(texts[key].encode("utf-8", "surrogatepass"), draw).decode("utf-8", "replace")
+        texts[key] = in_json(texts[key].encode("utf-8", "surrogatepass"), draw).decode(
+            "utf-8", "replace"
+        )
     return _joined(header, data)
 
 

@@ -27,14 +27,20 @@ class NetDetector(Detector):
 
     def select(self, raw: dict[str, Tensor]) -> Selection:
         batch, _, locations = raw["map"].shape
-        chosen = torch.linspace(0, locations - 1, min(self.boxes, locations)).long().unique()  # first and last: the borders
+        chosen = (
+            torch.linspace(0, locations - 1, min(self.boxes, locations)).long().unique()
+        )  # first and last: the borders
         frame = torch.arange(batch).repeat_interleave(len(chosen))
         where = (frame, chosen.repeat(batch))
-        return Selection(frame, torch.ones(len(frame)), torch.zeros(len(frame), dtype=torch.long), where)
+        return Selection(
+            frame, torch.ones(len(frame)), torch.zeros(len(frame), dtype=torch.long), where
+        )
 
     def decode(self, raw: dict[str, Tensor], selection: Selection) -> Tensor:
         v = raw["map"][selection.where[0], :, selection.where[1]]  # (m, C)
-        return torch.stack([v.sum(1).exp() * 0.1, torch.atan2(v[:, 0], 1 + v[:, -1] ** 2), v.square().sum(1)], 1)
+        return torch.stack(
+            [v.sum(1).exp() * 0.1, torch.atan2(v[:, 0], 1 + v[:, -1] ** 2), v.square().sum(1)], 1
+        )
 
     def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
         off = raw["map"] - targets
@@ -116,34 +122,116 @@ def _again(layer: nn.Module) -> nn.Module:
 
 CASES = [
     Case("linear", _net(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), (4,)),
-    Case("linear without bias", _net(nn.Linear(4, 3, bias=False), nn.Tanh(), nn.Linear(3, 2, bias=False)), (4,)),
+    Case(
+        "linear without bias",
+        _net(nn.Linear(4, 3, bias=False), nn.Tanh(), nn.Linear(3, 2, bias=False)),
+        (4,),
+    ),
     Case("linear on tokens", Tokens, (5, 3)),
-    Case("conv1d", _net(nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Conv1d(3, 2, 2, dilation=2)), (2, 12)),
-    Case("conv2d", _net(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 3, padding=1, bias=False)), (2, 5, 6)),
-    Case("conv2d strided", _net(nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Conv2d(3, 2, (1, 3), stride=(1, 2))), (2, 7, 8)),
-    Case("conv2d dilated", _net(nn.Conv2d(2, 3, 3, padding=2, dilation=2), nn.Tanh(), nn.Conv2d(3, 2, 3, dilation=(1, 2))), (2, 7, 9)),
-    Case("conv2d grouped", _net(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.Tanh(), nn.Conv2d(6, 3, 1, groups=3)), (4, 5, 5)),
-    Case("conv2d depthwise", _net(nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.Tanh(), nn.Conv2d(4, 8, 3, groups=4, bias=False)), (4, 5, 5)),
-    Case("conv2d same padding", _net(nn.Conv2d(2, 3, 4, padding="same"), nn.Tanh(), nn.Conv2d(3, 2, 3, padding="valid")), (2, 6, 5)),
-    Case("conv2d circular", _net(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Tanh(), nn.Conv2d(3, 2, 1)), (2, 5, 5)),
-    Case("conv3d", _net(nn.Conv3d(2, 2, 3, padding=1), nn.Tanh(), nn.Conv3d(2, 2, (1, 2, 3), stride=(1, 2, 1), groups=2)), (2, 3, 4, 5)),
-    Case("transposed", _net(nn.ConvTranspose2d(2, 3, 2, stride=2), nn.Tanh(), nn.ConvTranspose2d(3, 2, 3, padding=1)), (2, 3, 4)),
+    Case(
+        "conv1d",
+        _net(nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Conv1d(3, 2, 2, dilation=2)),
+        (2, 12),
+    ),
+    Case(
+        "conv2d",
+        _net(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 3, padding=1, bias=False)),
+        (2, 5, 6),
+    ),
+    Case(
+        "conv2d strided",
+        _net(
+            nn.Conv2d(2, 3, 3, stride=2, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(3, 2, (1, 3), stride=(1, 2)),
+        ),
+        (2, 7, 8),
+    ),
+    Case(
+        "conv2d dilated",
+        _net(
+            nn.Conv2d(2, 3, 3, padding=2, dilation=2),
+            nn.Tanh(),
+            nn.Conv2d(3, 2, 3, dilation=(1, 2)),
+        ),
+        (2, 7, 9),
+    ),
+    Case(
+        "conv2d grouped",
+        _net(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.Tanh(), nn.Conv2d(6, 3, 1, groups=3)),
+        (4, 5, 5),
+    ),
+    Case(
+        "conv2d depthwise",
+        _net(
+            nn.Conv2d(4, 4, 3, padding=1, groups=4),
+            nn.Tanh(),
+            nn.Conv2d(4, 8, 3, groups=4, bias=False),
+        ),
+        (4, 5, 5),
+    ),
+    Case(
+        "conv2d same padding",
+        _net(nn.Conv2d(2, 3, 4, padding="same"), nn.Tanh(), nn.Conv2d(3, 2, 3, padding="valid")),
+        (2, 6, 5),
+    ),
+    Case(
+        "conv2d circular",
+        _net(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Tanh(), nn.Conv2d(3, 2, 1)),
+        (2, 5, 5),
+    ),
+    Case(
+        "conv3d",
+        _net(
+            nn.Conv3d(2, 2, 3, padding=1),
+            nn.Tanh(),
+            nn.Conv3d(2, 2, (1, 2, 3), stride=(1, 2, 1), groups=2),
+        ),
+        (2, 3, 4, 5),
+    ),
+    Case(
+        "transposed",
+        _net(
+            nn.ConvTranspose2d(2, 3, 2, stride=2), nn.Tanh(), nn.ConvTranspose2d(3, 2, 3, padding=1)
+        ),
+        (2, 3, 4),
+    ),
     Case(
         "transposed, all options",
         _net(
-            nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, dilation=2, bias=False),
+            nn.ConvTranspose2d(
+                4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, dilation=2, bias=False
+            ),
             nn.Tanh(),
             nn.Conv2d(6, 2, 1),
         ),
         (4, 4, 3),
     ),
-    Case("transposed 1d", _net(nn.ConvTranspose1d(2, 3, 4, stride=2, padding=2), nn.Tanh(), nn.Conv1d(3, 2, 1)), (2, 6)),
+    Case(
+        "transposed 1d",
+        _net(nn.ConvTranspose1d(2, 3, 4, stride=2, padding=2), nn.Tanh(), nn.Conv1d(3, 2, 1)),
+        (2, 6),
+    ),
     Case("used twice", Twice, (2, 5, 5)),
     Case("tied", Tied, (2, 6, 6)),
     Case(
         "in place",
-        _net(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(3, 2, 3, padding=1), nn.SiLU(inplace=True)),
+        _net(
+            nn.Conv2d(2, 3, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(3, 2, 3, padding=1),
+            nn.SiLU(inplace=True),
+        ),
         (2, 5, 5),
     ),
-    Case("batch norm", _net(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Conv2d(3, 2, 1)), (2, 6, 5)),
+    Case(
+        "batch norm",
+        _net(
+            nn.Conv2d(2, 3, 3, bias=False),
+            nn.BatchNorm2d(3),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(3, 2, 1),
+        ),
+        (2, 6, 5),
+    ),
 ]

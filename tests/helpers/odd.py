@@ -29,7 +29,9 @@ def frames(count: int = 2, seed: int = 1) -> tuple[Tensor, Tensor]:
     )
 
 
-def double(kind: Callable[[], nn.Module], detector: Callable[[nn.Module], NetDetector] = NetDetector) -> NetDetector:
+def double(
+    kind: Callable[[], nn.Module], detector: Callable[[nn.Module], NetDetector] = NetDetector
+) -> NetDetector:
     torch.manual_seed(0)
     return detector(kind()).double().eval()
 
@@ -38,7 +40,9 @@ def two_layers() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 1))
 
 
-def posterior_of(detector: Detector, depth: str | list[str] = "head", item: Any = None) -> Posterior:
+def posterior_of(
+    detector: Detector, depth: str | list[str] = "head", item: Any = None
+) -> Posterior:
     inputs, targets = item or frames()
     return fit(detector, [(inputs.clone(), targets)], depth=depth, n_data=50, prior_precision=0.3)
 
@@ -53,7 +57,10 @@ def check(detector: Detector, posterior: Posterior, *inputs: Any) -> None:
         for number in (*range(len(inputs)), *range(len(inputs))):
             found = model(inputs[number])
             assert torch.equal(found.boxes, plain[number]), (method, number)
-            assert relative(found.covariance, expected[number]) < TOLERANCE[method], (method, number)
+            assert relative(found.covariance, expected[number]) < TOLERANCE[method], (
+                method,
+                number,
+            )
 
 
 def copied(inputs: Any) -> Any:

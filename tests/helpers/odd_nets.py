@@ -18,6 +18,8 @@ def item(count: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
     )
 
 
-def double(net: nn.Module | Callable[[], nn.Module], kind: Callable[[nn.Module], NetDetector] = NetDetector) -> NetDetector:
+def double(
+    net: nn.Module | Callable[[], nn.Module], kind: Callable[[nn.Module], NetDetector] = NetDetector
+) -> NetDetector:
     torch.manual_seed(0)
     return kind(net if isinstance(net, nn.Module) else net()).double().eval()

@@ -41,16 +41,24 @@ def posterior_of(case: str, **more) -> Posterior:
 def work(rank: int, count: int, folder: str) -> None:
     """One rank: all cases, then what can go wrong, with what it saw written down."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count
+    )
     for case in CASES:
         posterior_of(case, distributed=True).save(f"{folder}/{case}.{rank}")
     stream = (item for item in shapes.frames(count=5))
     fit(TinyCenter(width=4), stream, distributed=True).save(f"{folder}/stream.{rank}")
     kept = {"checkpoint": f"{folder}/kept", "every": 0, "distributed": True}
     fit(TinyCenter(width=4), shapes.frames(count=5), **kept)
-    fit(TinyCenter(width=4), shapes.frames(count=5), **kept, resume=True).save(f"{folder}/resumed.{rank}")
+    fit(TinyCenter(width=4), shapes.frames(count=5), **kept, resume=True).save(
+        f"{folder}/resumed.{rank}"
+    )
     try:
-        fit(TinyCenter(width=4), [(torch.zeros(1, 1, 64, 64), None)] * count, **{**kept, "checkpoint": None})
+        fit(
+            TinyCenter(width=4),
+            [(torch.zeros(1, 1, 64, 64), None)] * count,
+            **{**kept, "checkpoint": None},
+        )
     except BoxcovError as error:
         Path(f"{folder}/error.{rank}").write_text(str(error))
     dist.destroy_process_group()

@@ -47,12 +47,16 @@ def random_records(
     )
 
 
-def random_study(seed: int = 0, frames: int = 4, each: int = 12, points: int = 2000, title: str = "A study") -> Study:
+def random_study(
+    seed: int = 0, frames: int = 4, each: int = 12, points: int = 2000, title: str = "A study"
+) -> Study:
     """Two methods with covariances and a baseline without, a scene for each frame but the last."""
     rng = np.random.default_rng(seed)
     records = random_records(seed, frames, each)
     other = random_records(seed + 1, frames, each)
-    baseline = random_records(seed, frames, each, covariance=False).with_uncertainty(1 - records.scores)
+    baseline = random_records(seed, frames, each, covariance=False).with_uncertainty(
+        1 - records.scores
+    )
     scenes = {
         frame: Scene(
             f"street {frame}",
@@ -63,8 +67,20 @@ def random_study(seed: int = 0, frames: int = 4, each: int = 12, points: int = 2
         for frame in range(frames - 1)
     }
     runtime = [
-        {"method": name, "device": "cpu", "boxes": each, "samples": k, "ms": ms, "ratio": ms / 10, "peak_mib": 100.0}
+        {
+            "method": name,
+            "device": "cpu",
+            "boxes": each,
+            "samples": k,
+            "ms": ms,
+            "ratio": ms / 10,
+            "peak_mib": 100.0,
+        }
         for name, k, ms in (("plain", None, 10.0), ("exact", None, 14.0), ("sampled", 10, 60.0))
     ]
-    methods = [Method("exact", records, "no sampling"), Method("sampled", other), Method("1 - score", baseline, "baseline")]
+    methods = [
+        Method("exact", records, "no sampling"),
+        Method("sampled", other),
+        Method("1 - score", baseline, "baseline"),
+    ]
     return Study(title, {"detector": "random", "seed": seed}, methods, scenes, runtime)

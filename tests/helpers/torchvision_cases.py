@@ -14,9 +14,14 @@ try:
     from torchvision.models.detection.anchor_utils import AnchorGenerator, DefaultBoxGenerator
     from torchvision.ops import MultiScaleRoIAlign, boxes
 
-    boxes.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)  # its compiled part may be missing though it imports
+    boxes.nms(
+        torch.zeros(1, 4), torch.zeros(1), 0.5
+    )  # its compiled part may be missing though it imports
 except Exception as error:  # built for another torch, it fails in many ways
-    pytest.skip(f"torchvision cannot be used here: {type(error).__name__}: {str(error)[:80]}", allow_module_level=True)
+    pytest.skip(
+        f"torchvision cannot be used here: {type(error).__name__}: {str(error)[:80]}",
+        allow_module_level=True,
+    )
 
 __all__ = ["MODELS", "NAMES", "images", "objects", "torchvision"]
 NAMES = ["__background__", "cat", "cow", "dog"]
@@ -28,8 +33,16 @@ class Pyramid(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.out_channels = width
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 5, 4, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU())
-        self.fpn = nn.ModuleDict({"fine": nn.Conv2d(12, width, 1), "coarse": nn.Conv2d(12, width, 3, 2, 1)})
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 5, 4, 2),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 12, 3, 2, 1),
+            nn.ReLU(),
+        )
+        self.fpn = nn.ModuleDict(
+            {"fine": nn.Conv2d(12, width, 1), "coarse": nn.Conv2d(12, width, 3, 2, 1)}
+        )
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         x = self.body(x)
@@ -38,7 +51,11 @@ class Pyramid(nn.Module):
 
 def retinanet() -> nn.Module:
     anchors = AnchorGenerator(((16, 24), (32, 48)), ((0.5, 1.0),) * 2)
-    return _random(lambda: detection.RetinaNet(Pyramid(8), 4, 64, 96, anchor_generator=anchors, score_thresh=0.3, detections_per_img=9))
+    return _random(
+        lambda: detection.RetinaNet(
+            Pyramid(8), 4, 64, 96, anchor_generator=anchors, score_thresh=0.3, detections_per_img=9
+        )
+    )
 
 
 def retinanet_normed() -> nn.Module:
@@ -46,30 +63,55 @@ def retinanet_normed() -> nn.Module:
 
     anchors = AnchorGenerator(((16, 24), (32, 48)), ((0.5, 1.0),) * 2)
     head = RetinaNetHead(8, 4, 4, norm_layer=lambda channels: nn.GroupNorm(4, channels))
-    options: dict[str, Any] = {"anchor_generator": anchors, "head": head, "score_thresh": 0.3, "detections_per_img": 5}
+    options: dict[str, Any] = {
+        "anchor_generator": anchors,
+        "head": head,
+        "score_thresh": 0.3,
+        "detections_per_img": 5,
+    }
     return _random(lambda: detection.RetinaNet(Pyramid(8), 4, 64, 96, **options))
 
 
 def fcos() -> nn.Module:
     anchors = AnchorGenerator(((8,), (16,)), ((1.0,),) * 2)
-    return _random(lambda: detection.FCOS(Pyramid(), 4, 64, 96, anchor_generator=anchors, score_thresh=0.3, detections_per_img=5))
+    return _random(
+        lambda: detection.FCOS(
+            Pyramid(), 4, 64, 96, anchor_generator=anchors, score_thresh=0.3, detections_per_img=5
+        )
+    )
 
 
 def ssd() -> nn.Module:
     backbone = Pyramid(8)
     backbone.out_channels = [8, 8]  # type: ignore[assignment]
     anchors = DefaultBoxGenerator([[2], [2, 3]], scales=[0.2, 0.4, 0.8], steps=[8, 16])
-    return _random(lambda: detection.ssd.SSD(backbone, anchors, (96, 64), 4, score_thresh=0.3, detections_per_img=9))
+    return _random(
+        lambda: detection.ssd.SSD(
+            backbone, anchors, (96, 64), 4, score_thresh=0.3, detections_per_img=9
+        )
+    )
 
 
 def faster_rcnn() -> nn.Module:
     anchors = AnchorGenerator(((16, 24), (32, 48)), ((0.5, 1.0),) * 2)
     pool = MultiScaleRoIAlign(["0", "1"], output_size=3, sampling_ratio=2)
-    options: dict[str, Any] = {"rpn_anchor_generator": anchors, "box_roi_pool": pool, "box_score_thresh": 0.25}
-    options |= {"box_detections_per_img": 9, "rpn_post_nms_top_n_test": 40, "box_batch_size_per_image": 16}
+    options: dict[str, Any] = {
+        "rpn_anchor_generator": anchors,
+        "box_roi_pool": pool,
+        "box_score_thresh": 0.25,
+    }
+    options |= {
+        "box_detections_per_img": 9,
+        "rpn_post_nms_top_n_test": 40,
+        "box_batch_size_per_image": 16,
+    }
     head = detection.faster_rcnn.TwoMLPHead(8 * 9, 12)
     predictor = detection.faster_rcnn.FastRCNNPredictor(12, 4)
-    return _random(lambda: detection.FasterRCNN(Pyramid(8), None, 64, 96, box_head=head, box_predictor=predictor, **options))
+    return _random(
+        lambda: detection.FasterRCNN(
+            Pyramid(8), None, 64, 96, box_head=head, box_predictor=predictor, **options
+        )
+    )
 
 
 MODELS = {"retinanet": retinanet, "fcos": fcos, "ssd": ssd, "faster_rcnn": faster_rcnn}

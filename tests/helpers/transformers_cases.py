@@ -17,7 +17,11 @@ NAMES = {0: "N/A", 1: "cat", 2: "cow", 3: "dog"}  # the classes of coco_cases
 
 def detr(auxiliary_loss: bool = False) -> nn.Module:
     resnet = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 12, 16, 16], depths=[1, 1, 1, 1], layer_type="basic", out_features=["stage4"]
+        embedding_size=8,
+        hidden_sizes=[8, 12, 16, 16],
+        depths=[1, 1, 1, 1],
+        layer_type="basic",
+        out_features=["stage4"],
     )
     config = transformers.DetrConfig(
         use_timm_backbone=False,
@@ -53,7 +57,11 @@ def yolos() -> nn.Module:
 
 def rt_detr(version: int = 1, layers: int = 3) -> nn.Module:
     resnet = transformers.RTDetrResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 12, 16, 16], depths=[1, 1, 1, 1], layer_type="basic", out_features=["stage2", "stage3", "stage4"]
+        embedding_size=8,
+        hidden_sizes=[8, 12, 16, 16],
+        depths=[1, 1, 1, 1],
+        layer_type="basic",
+        out_features=["stage2", "stage3", "stage4"],
     )
     kind = "RTDetr" if version == 1 else "RTDetrV2"
     config = getattr(transformers, f"{kind}Config")(
@@ -79,7 +87,11 @@ MODELS = {"detr": detr, "yolos": yolos, "rt_detr": rt_detr}
 
 
 THRESHOLD = {"detr": 0.3, "yolos": 0.3, "rt_detr": 0.15}
-PROCESSORS = {"detr": "DetrImageProcessorPil", "yolos": "YolosImageProcessorPil", "rt_detr": "RTDetrImageProcessorPil"}
+PROCESSORS = {
+    "detr": "DetrImageProcessorPil",
+    "yolos": "YolosImageProcessorPil",
+    "rt_detr": "RTDetrImageProcessorPil",
+}
 
 
 def made(name: str) -> QueryDetector:
@@ -94,12 +106,22 @@ def _random(kind: Any, config: Any) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
-            scale = 0.3 if p.dim() < 2 else (2 / p[0].numel()) ** 0.5 if p.dim() < 3 or p.shape[0] > 1 else 1.0
+            scale = (
+                0.3
+                if p.dim() < 2
+                else (2 / p[0].numel()) ** 0.5
+                if p.dim() < 3 or p.shape[0] > 1
+                else 1.0
+            )
             p.add_(scale * torch.randn(p.shape, generator=generator))
         for name, buffer in model.named_buffers():
             if name.endswith("running_var"):
                 buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
-        for head in [layer for name, layer in model.named_modules() if name.startswith("class_labels_classifier")]:
+        for head in [
+            layer
+            for name, layer in model.named_modules()
+            if name.startswith("class_labels_classifier")
+        ]:
             if isinstance(head, nn.Linear) and head.out_features == len(NAMES) + 1:
                 head.bias.copy_(torch.tensor([-5.0, 0, 0, 0, -2]))  # objects are common
     return model.eval()

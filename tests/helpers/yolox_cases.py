@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from boxcov.detectors.yolox import YOLOX, Config
 
-SMALL = Config(width=4, depth=1, depthwise=True, classes=("cat", "dog", "cow"), threshold=0.25, most=6)
+SMALL = Config(
+    width=4, depth=1, depthwise=True, classes=("cat", "dog", "cow"), threshold=0.25, most=6
+)
 
 
 def small(seed: int = 0, **changes: Any) -> YOLOX:
@@ -22,7 +24,12 @@ def small(seed: int = 0, **changes: Any) -> YOLOX:
     generator = torch.Generator().manual_seed(seed)
     for module in detector.modules():
         if isinstance(module, nn.BatchNorm2d):
-            for tensor, low in ((module.running_mean, -0.3), (module.running_var, 0.5), (module.weight, 0.5), (module.bias, -0.3)):
+            for tensor, low in (
+                (module.running_mean, -0.3),
+                (module.running_var, 0.5),
+                (module.weight, 0.5),
+                (module.bias, -0.3),
+            ):
                 tensor.data.uniform_(low, low + 1, generator=generator)
     for layer in (*detector.head.cls_preds, *detector.head.obj_preds):
         layer.bias.data.fill_(0.3)
@@ -36,9 +43,15 @@ def images(count: int = 1, height: int = 64, width: int = 96, seed: int = 0) -> 
 
 def objects(count: int, height: int = 64, width: int = 96, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    low = torch.rand(count, 2, generator=generator, dtype=torch.float64) * torch.tensor([width - 20.0, height - 20.0]).double()
+    low = (
+        torch.rand(count, 2, generator=generator, dtype=torch.float64)
+        * torch.tensor([width - 20.0, height - 20.0]).double()
+    )
     size = 8 + 40 * torch.rand(count, 2, generator=generator, dtype=torch.float64)
-    return {"boxes": torch.cat([low, low + size], 1), "labels": torch.randint(0, 3, (count,), generator=generator)}
+    return {
+        "boxes": torch.cat([low, low + size], 1),
+        "labels": torch.randint(0, 3, (count,), generator=generator),
+    }
 
 
 def nano() -> Path:

@@ -51,7 +51,13 @@ def batch(seed: int, count: int = 2) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def counted(detector: NetDetector, items: list[tuple[Any, Any]], joined: bool, depth: Any = "head", **options: Any) -> Accumulator:
+def counted(
+    detector: NetDetector,
+    items: list[tuple[Any, Any]],
+    joined: bool,
+    depth: Any = "head",
+    **options: Any,
+) -> Accumulator:
     accumulator = Accumulator(detector, chosen_parameters(detector, depth), **options)
     accumulator.together = joined
     for number, (inputs, targets) in enumerate(items):
@@ -86,7 +92,9 @@ def test_every_kind_of_layer(case: Case, locations: Any) -> None:
     detector = case.detector()
     x, y = case.frames(detector)
     items = [(x[:3], y[:3]), (x[3:4], y[3:4]), (x[4:], y[4:])]
-    one_by_one, joined = (counted(detector, items, how, locations=locations) for how in (False, True))
+    one_by_one, joined = (
+        counted(detector, items, how, locations=locations) for how in (False, True)
+    )
     assert joined.together  # nothing was in the way
     assert_same(joined.sums, one_by_one.sums)
 
@@ -100,7 +108,9 @@ def test_layers_of_one_form_are_one_product(joins: list[int]) -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_no_more_than_the_room_at_once(joins: list[int], monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
+def test_no_more_than_the_room_at_once(
+    joins: list[int], monkeypatch: pytest.MonkeyPatch, stride: int
+) -> None:
     detector = branches()
     for stem in detector.net.stem:
         stem.stride = (stride, stride)
@@ -108,9 +118,13 @@ def test_no_more_than_the_room_at_once(joins: list[int], monkeypatch: pytest.Mon
     y = y if stride == 1 else y[:, :, :12]
     expected = counted(detector, [(x, y)], joined=False)
     joins.clear()
-    one = 2 * 2 * 42 * 8 if stride == 1 else 2 * 2 * 9 * 12 * 8  # bytes of a stem's input, or of its columns
+    one = (
+        2 * 2 * 42 * 8 if stride == 1 else 2 * 2 * 9 * 12 * 8
+    )  # bytes of a stem's input, or of its columns
     monkeypatch.setattr(together, "ROOM", 2 * one)
-    monkeypatch.setattr(grams, "_correlates", lambda x, geometry: all(s == 1 for s in geometry.stride))
+    monkeypatch.setattr(
+        grams, "_correlates", lambda x, geometry: all(s == 1 for s in geometry.stride)
+    )
     assert_same(counted(detector, [(x, y)], joined=True).sums, expected.sums)
     assert sorted(joins) == [1] * (1 + BRANCHES) + [2, 2] if stride == 1 else joins.count(2) >= 2
 
@@ -127,10 +141,17 @@ def test_the_work_does_not_grow_with_the_tasks() -> None:
         with torch.autograd.profiler.profile() as profile:
             accumulator.add(*second, None, 1)
         count = Counter(event.name for event in profile.function_events)
-        seen.append([count[f"aten::{name}"] for name in ("bmm", "sub", "_index_put_impl_", "_local_scalar_dense", "nonzero")])
+        seen.append(
+            [
+                count[f"aten::{name}"]
+                for name in ("bmm", "sub", "_index_put_impl_", "_local_scalar_dense", "nonzero")
+            ]
+        )
         assert min(seen[-1]) > 0
         assert count["aten::_foreach_add_"] == 1
-        assert_same(accumulator.sums, counted(detector, [first, second], joined=False).sums, rtol=1e-5)
+        assert_same(
+            accumulator.sums, counted(detector, [first, second], joined=False).sums, rtol=1e-5
+        )
     assert seen[0] == seen[1]
 
 
@@ -157,7 +178,10 @@ def test_an_input_that_is_written_to_later_is_not_taken_for_itself() -> None:
         sums.append(accumulator.sums)
     assert_same(*sums)
     spoil[0] = False
-    assert_same(sums[0], counted(detector, [batch(0), batch(1), batch(2)], joined=False, depth=["net.heads"]).sums)
+    assert_same(
+        sums[0],
+        counted(detector, [batch(0), batch(1), batch(2)], joined=False, depth=["net.heads"]).sums,
+    )
 
 
 def test_without_gradients_an_input_may_be_written_to() -> None:
@@ -181,12 +205,22 @@ def test_without_gradients_an_input_may_be_written_to() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_bad_layer_among_joined_ones_is_named_alone_and_the_batch_leaves_nothing(bad: int) -> None:
+def test_a_bad_layer_among_joined_ones_is_named_alone_and_the_batch_leaves_nothing(
+    bad: int,
+) -> None:
     detector, items = branches(), [batch(0), batch(1)]
-    items[bad][0][0, 2 * 3, 2, 2] = 1e4  # its exponential is infinite, the tanh behind the layer is not
+    items[bad][0][0, 2 * 3, 2, 2] = (
+        1e4  # its exponential is infinite, the tanh behind the layer is not
+    )
     accumulator = counted(detector, items[:bad], joined=True)
-    before = {name: (sums.Q.clone(), sums.H.clone(), sums.locations) for name, sums in accumulator.sums.items()}
-    with pytest.raises(BoxcovError, match=rf"batch {bad} gives a NaN or infinite input or gradient at net\.stem\.3\.weight, though"):
+    before = {
+        name: (sums.Q.clone(), sums.H.clone(), sums.locations)
+        for name, sums in accumulator.sums.items()
+    }
+    with pytest.raises(
+        BoxcovError,
+        match=rf"batch {bad} gives a NaN or infinite input or gradient at net\.stem\.3\.weight, though",
+    ):
         accumulator.add(*items[bad], None, bad)
     assert accumulator.frames == 2 * bad
     assert not accumulator.torn

@@ -52,9 +52,9 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, settings) ->
 @pytest.mark.parametrize("at", range(1, 7))
 def test_every_place_to_be_cut_off(tmp_path, at) -> None:
     cut(tmp_path / "c", at)
-    assert bytes_of(fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True), tmp_path) == bytes_of(
-        fit(TinyCenter(), FRAMES), tmp_path
-    )
+    assert bytes_of(
+        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True), tmp_path
+    ) == bytes_of(fit(TinyCenter(), FRAMES), tmp_path)
 
 
 def test_a_stream_is_read_past_what_was_counted(tmp_path) -> None:
@@ -73,11 +73,15 @@ def test_a_stream_is_read_past_what_was_counted(tmp_path) -> None:
 
 
 def test_the_interval_is_kept_and_an_error_saves_what_was_counted(tmp_path, monkeypatch) -> None:
-    ticks = iter([0.0, 10.0, 20.0, 60.0, 60.0, 70.0, 70.0])  # at the start, after each frame, and after each writing
+    ticks = iter(
+        [0.0, 10.0, 20.0, 60.0, 60.0, 70.0, 70.0]
+    )  # at the start, after each frame, and after each writing
     monkeypatch.setattr(module, "monotonic", lambda: next(ticks))
     written = []
     monkeypatch.setattr(
-        module, "write_safetensors", lambda path, tensors, about: written.append(json.loads(about["boxcov.checkpoint"])["next"])
+        module,
+        "write_safetensors",
+        lambda path, tensors, about: written.append(json.loads(about["boxcov.checkpoint"])["next"]),
     )
     with pytest.raises(Cut):
         fit(TinyCenter(), CutOff(FRAMES, 4), checkpoint=tmp_path / "c", every=60)
@@ -86,7 +90,10 @@ def test_the_interval_is_kept_and_an_error_saves_what_was_counted(tmp_path, monk
 
 def test_a_checkpoint_in_the_way_is_not_overwritten(tmp_path) -> None:
     cut(tmp_path / "c")
-    with pytest.raises(BoxcovError, match=r"c: of a fit that was cut off: go on with it by resume=True \(--resume\), or remove"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"c: of a fit that was cut off: go on with it by resume=True \(--resume\), or remove",
+    ):
         fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c")
 
 
@@ -110,7 +117,11 @@ def test_resume_without_a_checkpoint_begins_at_the_beginning(tmp_path) -> None:
         (FRAMES, {"fixed": ["head.shared"]}, "parameters was"),
         (shapes.frames(count=8), {}, "items was 7, is 8"),
         (batched(FRAMES, 2), {}, "items was 7, is 4"),
-        (shapes.frames(count=7, seed=1), {}, "of other data: item 3 is not the one that was counted"),
+        (
+            shapes.frames(count=7, seed=1),
+            {},
+            "of other data: item 3 is not the one that was counted",
+        ),
         ([FRAMES[i] for i in (0, 1, 2, 4, 3, 5, 6)], {}, "item 3 is not the one"),
     ],
 )
@@ -122,13 +133,17 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path, frames, settings, mess
 
 def test_other_weights_are_refused(tmp_path) -> None:
     cut(tmp_path / "c")
-    with pytest.raises(BoxcovError, match=r"c: of another fit \(weights_sha256 was '\w{64}', is '\w{64}'\)"):
+    with pytest.raises(
+        BoxcovError, match=r"c: of another fit \(weights_sha256 was '\w{64}', is '\w{64}'\)"
+    ):
         fit(TinyCenter(seed=1), FRAMES, checkpoint=tmp_path / "c", resume=True)
 
 
 def test_what_the_sums_do_not_depend_on_may_change(tmp_path) -> None:
     cut(tmp_path / "c")
-    resumed = fit(TinyCenter(), FRAMES, n_data=99, prior_precision=5.0, checkpoint=tmp_path / "c", resume=True)
+    resumed = fit(
+        TinyCenter(), FRAMES, n_data=99, prior_precision=5.0, checkpoint=tmp_path / "c", resume=True
+    )
     assert (resumed.n_data, resumed.prior_precision, resumed.frames) == (99, 5.0, 7)
 
 
@@ -156,20 +171,34 @@ def test_a_second_pass_goes_on_where_it_was(tmp_path, done, twice) -> None:
         with pytest.raises(BoxcovError, match=r"c: of a fit that was cut off"):
             fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", **SECOND)
     frames, seen = CutOff(FRAMES, -1), []
-    resumed = fit(TinyCenter(), frames, checkpoint=tmp_path / "c", resume=True, progress=lambda *now: seen.append(now), **SECOND)
+    resumed = fit(
+        TinyCenter(),
+        frames,
+        checkpoint=tmp_path / "c",
+        resume=True,
+        progress=lambda *now: seen.append(now),
+        **SECOND,
+    )
     assert bytes_of(resumed, tmp_path) == twice
     assert seen == [(number, 14) for number in range(done + 1, 15)]
 
 
 def test_a_second_pass_of_other_settings_is_refused(tmp_path) -> None:
     fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0, **SECOND)
-    with pytest.raises(BoxcovError, match=r"c\.second: of another fit \(full was \['head\.branches\.size\.3'\], is \[\]\)"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"c\.second: of another fit \(full was \['head\.branches\.size\.3'\], is \[\]\)",
+    ):
         fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **{**SECOND, "full": []})
     (tmp_path / "c").unlink()
-    with pytest.raises(BoxcovError, match=r"c\.second: of a fit that was cut off"):  # before the first pass
+    with pytest.raises(
+        BoxcovError, match=r"c\.second: of a fit that was cut off"
+    ):  # before the first pass
         fit(TinyCenter(), CutOff(FRAMES, 0), checkpoint=tmp_path / "c", **SECOND)
     (tmp_path / "c.second").write_bytes(b"no")
-    with pytest.raises(BoxcovError, match=r"c\.second: not a checkpoint of a fit, or a damaged one"):
+    with pytest.raises(
+        BoxcovError, match=r"c\.second: not a checkpoint of a fit, or a damaged one"
+    ):
         fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **SECOND)
 
 
@@ -206,11 +235,19 @@ def test_an_interrupt_between_two_layers_of_an_item_is_not_kept(tmp_path, twice)
         calls.append(1)
         add(self, Interrupted(gradients) if len(calls) == 4 else gradients)
 
-    for patched in (mock.patch.object(Accumulator, "_commit", half_committed), mock.patch.object(Moments, "_add_frame", half_added)):
+    for patched in (
+        mock.patch.object(Accumulator, "_commit", half_committed),
+        mock.patch.object(Moments, "_add_frame", half_added),
+    ):
         calls.clear()
         with patched, pytest.raises(KeyboardInterrupt):
             fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=1e9, resume=True, **SECOND)
-    assert bytes_of(fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **SECOND), tmp_path) == twice
+    assert (
+        bytes_of(
+            fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **SECOND), tmp_path
+        )
+        == twice
+    )
 
 
 # signals

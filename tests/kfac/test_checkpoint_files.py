@@ -26,7 +26,10 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch) -> None:
         real(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(BoxcovError, match=r"c: cannot be written \(No space left on device\): the 2 items before are kept there"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"c: cannot be written \(No space left on device\): the 2 items before are kept there",
+    ):
         fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0)
     monkeypatch.undo()
     assert os.listdir(tmp_path) == ["c"]
@@ -40,21 +43,33 @@ def tiny_disk(tmp_path):
     """A file system of 128 KiB, where one may be mounted."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if os.name != "posix" or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", folder], capture_output=True).returncode:
+    if (
+        os.name != "posix"
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=128k", "none", folder], capture_output=True
+        ).returncode
+    ):
         pytest.skip("needs the right to mount a file system")
     yield folder
     subprocess.run(["umount", folder], check=True)
 
 
 def test_a_disk_that_is_really_full(tiny_disk) -> None:
-    with pytest.raises(BoxcovError, match=r"No space left on device.*nothing is kept; make room or give another place"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"No space left on device.*nothing is kept; make room or give another place",
+    ):
         fit(TinyCenter(), FRAMES, checkpoint=tiny_disk / "c", every=0)
     assert os.listdir(tiny_disk) == []
 
 
-def test_a_folder_that_is_not_there_or_read_only_is_told_before_the_work(tmp_path, monkeypatch) -> None:
+def test_a_folder_that_is_not_there_or_read_only_is_told_before_the_work(
+    tmp_path, monkeypatch
+) -> None:
     frames = CutOff(FRAMES, -1)
-    with pytest.raises(BoxcovError, match=r"absent/c: cannot be written \(No such file or directory\)"):
+    with pytest.raises(
+        BoxcovError, match=r"absent/c: cannot be written \(No such file or directory\)"
+    ):
         fit(TinyCenter(), frames, checkpoint=tmp_path / "absent" / "c")
 
     def refuse(*_, **__):
@@ -69,8 +84,16 @@ def test_a_folder_that_is_not_there_or_read_only_is_told_before_the_work(tmp_pat
 def test_a_folder_that_vanishes(tmp_path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
-    with pytest.raises(BoxcovError, match=r"gone/c: cannot be written \(No such file or directory\)"):
-        fit(TinyCenter(), FRAMES, checkpoint=folder / "c", every=0, progress=lambda done, total: (folder / "c").unlink() or folder.rmdir())
+    with pytest.raises(
+        BoxcovError, match=r"gone/c: cannot be written \(No such file or directory\)"
+    ):
+        fit(
+            TinyCenter(),
+            FRAMES,
+            checkpoint=folder / "c",
+            every=0,
+            progress=lambda done, total: (folder / "c").unlink() or folder.rmdir(),
+        )
 
 
 def test_what_a_kill_left_half_written_is_removed(tmp_path) -> None:
@@ -87,16 +110,34 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path) -> None:
     ("change", "message"),
     [
         (lambda told, tensors: told.update(format=9), "in format 9, this one reads 1"),
-        (lambda told, tensors: told.pop("next"), "not a checkpoint of a fit, or a damaged one .*remove it to start anew"),
+        (
+            lambda told, tensors: told.pop("next"),
+            "not a checkpoint of a fit, or a damaged one .*remove it to start anew",
+        ),
         (lambda told, tensors: told.update(frames=-1), "damaged one"),
         (lambda told, tensors: told.update(frames=0), "sums of no frame"),
         (lambda told, tensors: told.update(loss=float("nan")), "damaged one"),
-        (lambda told, tensors: tensors["0.Q"].fill_(float("nan")), "0.Q holds a NaN or an infinity"),
-        (lambda told, tensors: tensors.update({"0.Q": tensors["0.Q"].float()}), "expected .* and F64"),
-        (lambda told, tensors: tensors.update({"0.H": torch.zeros(1, 2, 2).double()}), r"0\.H has shape \[1, 2, 2\]"),
+        (
+            lambda told, tensors: tensors["0.Q"].fill_(float("nan")),
+            "0.Q holds a NaN or an infinity",
+        ),
+        (
+            lambda told, tensors: tensors.update({"0.Q": tensors["0.Q"].float()}),
+            "expected .* and F64",
+        ),
+        (
+            lambda told, tensors: tensors.update({"0.H": torch.zeros(1, 2, 2).double()}),
+            r"0\.H has shape \[1, 2, 2\]",
+        ),
         (lambda told, tensors: told["layers"].pop(), "cannot be factored"),
-        (lambda told, tensors: told["layers"][0]["geometry"].update(groups=0), "no layer has the shape"),
-        (lambda told, tensors: told["layers"][0].update(weight="other.weight"), "the detector has no parameter other.weight"),
+        (
+            lambda told, tensors: told["layers"][0]["geometry"].update(groups=0),
+            "no layer has the shape",
+        ),
+        (
+            lambda told, tensors: told["layers"][0].update(weight="other.weight"),
+            "the detector has no parameter other.weight",
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, change, message) -> None:
@@ -111,7 +152,10 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, change, message) -> N
 def test_a_second_pass_of_no_frame_is_refused_by_name(tmp_path, change) -> None:
     fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0, corrected=True)
     edit(tmp_path / "c.second", lambda told, tensors: told.update(change))
-    with pytest.raises(BoxcovError, match=r"c\.second: not a checkpoint of a fit, or a damaged one \(ValueError: sums of"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"c\.second: not a checkpoint of a fit, or a damaged one \(ValueError: sums of",
+    ):
         fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, corrected=True)
 
 

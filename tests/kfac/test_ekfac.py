@@ -29,12 +29,16 @@ def exact_fisher(block, gradients: dict[str, Tensor]) -> Tensor:
 
 def approximation(block) -> Tensor:
     values = block.curvature.flatten(1)
-    return torch.block_diag(*((block.basis(g) * values[g]) @ block.basis(g).T for g in range(len(values))))
+    return torch.block_diag(
+        *((block.basis(g) * values[g]) @ block.basis(g).T for g in range(len(values)))
+    )
 
 
 @pytest.mark.parametrize("locations", ["all", "gradient"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_corrected_is_the_fishers_diagonal_in_the_eigenbasis_and_nearer_than_kfac(case: Case, locations: str) -> None:
+def test_corrected_is_the_fishers_diagonal_in_the_eigenbasis_and_nearer_than_kfac(
+    case: Case, locations: str
+) -> None:
     detector = case.detector()
     inputs, targets = case.frames(detector, count=7)
     frames = [(inputs[:3], targets[:3]), (inputs[3:], targets[3:])]
@@ -45,7 +49,9 @@ def test_corrected_is_the_fishers_diagonal_in_the_eigenbasis_and_nearer_than_kfa
         F = exact_fisher(block, gradients)
         B = torch.block_diag(*(block.basis(g) for g in range(block.layer.geometry.groups)))
         assert relative(block.curvature.flatten(), (B.T @ F @ B).diagonal()) < 1e-10
-        assert float((approximation(block) - F).norm()) <= float((approximation(plain.blocks[name]) - F).norm())
+        assert float((approximation(block) - F).norm()) <= float(
+            (approximation(plain.blocks[name]) - F).norm()
+        )
         assert float(block.curvature.sum()) == pytest.approx(float(F.trace()))
 
 
@@ -54,7 +60,9 @@ def test_whole_fisher(case: Case) -> None:
     detector = case.detector()
     inputs, targets = case.frames(detector, count=7)
     plain = fit(detector, [(inputs, targets)])
-    posterior = refined(plain, detector, [(inputs, targets)], correct=False, full=list(plain.blocks))
+    posterior = refined(
+        plain, detector, [(inputs, targets)], correct=False, full=list(plain.blocks)
+    )
     gradients = frame_gradients(detector, inputs, targets)
     for block in posterior.blocks.values():
         assert block.corrected is None
@@ -63,26 +71,38 @@ def test_whole_fisher(case: Case) -> None:
 
 def refined_posterior(kind: str, **arguments) -> Posterior:
     detector = GROUPED.detector()
-    options = {"corrected": {"corrected": True}, "full": {"full": ["net.0", "net.2"]}, "both": {"corrected": True, "full": "last"}}[kind]
-    return fit(detector, [GROUPED.frames(detector)], n_data=40, prior_precision=0.5, **options, **arguments)
+    options = {
+        "corrected": {"corrected": True},
+        "full": {"full": ["net.0", "net.2"]},
+        "both": {"corrected": True, "full": "last"},
+    }[kind]
+    return fit(
+        detector, [GROUPED.frames(detector)], n_data=40, prior_precision=0.5, **options, **arguments
+    )
 
 
 def dense(posterior: Posterior, name: str) -> Tensor:
     """Sigma, inverted as a whole."""
     F = approximation(posterior.blocks[name])
-    return torch.linalg.inv(posterior.n_data * F + posterior.tau(name) * torch.eye(len(F), dtype=F.dtype))
+    return torch.linalg.inv(
+        posterior.n_data * F + posterior.tau(name) * torch.eye(len(F), dtype=F.dtype)
+    )
 
 
 @pytest.mark.parametrize("kind", ["corrected", "full", "both"])
 def test_samples_quadratic_forms_and_evidence_are_those_of_the_dense_matrix(kind: str) -> None:
     posterior = refined_posterior(kind)
-    assert [(block.corrected is None, block.full is None) for block in posterior.blocks.values()] == {
+    assert [
+        (block.corrected is None, block.full is None) for block in posterior.blocks.values()
+    ] == {
         "corrected": [(False, True)] * 2,
         "full": [(True, False)] * 2,
         "both": [(False, True), (True, False)],
     }[kind]
     draws = posterior.sample(20_000, torch.Generator().manual_seed(0))
-    J = {name: torch.randn(2, 3, *eta.shape[1:], dtype=torch.float64) for name, eta in draws.items()}
+    J = {
+        name: torch.randn(2, 3, *eta.shape[1:], dtype=torch.float64) for name, eta in draws.items()
+    }
     theta = {name: p.detach() for name, p in GROUPED.detector().named_parameters()}
     quadratic, evidence = 0, -posterior.n_data * posterior.loss
     for name, block in posterior.blocks.items():
@@ -92,15 +112,25 @@ def test_samples_quadratic_forms_and_evidence_are_those_of_the_dense_matrix(kind
         L = torch.linalg.cholesky(expected)
         white = torch.linalg.solve_triangular(L, (rows.T @ rows) / len(rows), upper=False)
         white = torch.linalg.solve_triangular(L, white.T, upper=False)
-        assert float((white - torch.eye(len(white), dtype=white.dtype)).abs().max()) < 0.06  # a standard error is 0.01 at most
+        assert (
+            float((white - torch.eye(len(white), dtype=white.dtype)).abs().max()) < 0.06
+        )  # a standard error is 0.01 at most
         quadratic = quadratic + flat(block, J) @ expected @ flat(block, J).transpose(1, 2)
-        evidence += 0.5 * float(len(w) * torch.tensor(0.5).log() - 0.5 * w @ w + torch.linalg.slogdet(expected)[1])
+        evidence += 0.5 * float(
+            len(w) * torch.tensor(0.5).log() - 0.5 * w @ w + torch.linalg.slogdet(expected)[1]
+        )
     assert relative(posterior.quadratic(J), quadratic) < 1e-9
     assert posterior.log_marginal_likelihood() == pytest.approx(evidence, rel=1e-9)
     tuned = posterior.tune_prior_precision()
     for factor in (0.8, 1.25):
-        assert posterior.with_prior(factor * tuned.prior_precision).log_marginal_likelihood() < tuned.log_marginal_likelihood()
-    assert posterior.tune_prior_precision(per_layer=True).log_marginal_likelihood() >= tuned.log_marginal_likelihood()
+        assert (
+            posterior.with_prior(factor * tuned.prior_precision).log_marginal_likelihood()
+            < tuned.log_marginal_likelihood()
+        )
+    assert (
+        posterior.tune_prior_precision(per_layer=True).log_marginal_likelihood()
+        >= tuned.log_marginal_likelihood()
+    )
 
 
 @pytest.mark.parametrize("sizes", [[1] * 6, [4, 2], [6]], ids=str)
@@ -109,27 +139,54 @@ def test_fit_does_both_passes_over_the_same_frames(fisher: str, sizes: list[int]
     detector = TinyCenter().double()
     frames = [(inputs.double(), targets) for inputs, targets in shapes.frames(count=6)]
     items = (
-        [batched(frames, 6)[0]] if sizes == [6] else [batched(frames[:4], 4)[0], batched(frames[4:], 2)[0]] if len(sizes) == 2 else frames
+        [batched(frames, 6)[0]]
+        if sizes == [6]
+        else [batched(frames[:4], 4)[0], batched(frames[4:], 2)[0]]
+        if len(sizes) == 2
+        else frames
     )
     told = []
-    posterior = fit(detector, items, depth=["head.branches.size"], fisher=fisher, corrected=True, progress=lambda *x: told.append(x))
+    posterior = fit(
+        detector,
+        items,
+        depth=["head.branches.size"],
+        fisher=fisher,
+        corrected=True,
+        progress=lambda *x: told.append(x),
+    )
     assert told == [(i + 1, 2 * len(items)) for i in range(2 * len(items))]
-    again = fit(detector, items, depth=["head.branches.size"], fisher=fisher).corrected(detector, items)
+    again = fit(detector, items, depth=["head.branches.size"], fisher=fisher).corrected(
+        detector, items
+    )
     for name, block in posterior.blocks.items():
         assert torch.equal(block.corrected, again.blocks[name].corrected)
         assert float(block.corrected.sum()) > 0
     if fisher == "empirical":  # batches do not matter
         single = fit(detector, frames, depth=["head.branches.size"], corrected=True)
         for name, block in posterior.blocks.items():
-            assert float(block.corrected.sum()) == pytest.approx(float(single.blocks[name].corrected.sum()))
+            assert float(block.corrected.sum()) == pytest.approx(
+                float(single.blocks[name].corrected.sum())
+            )
 
 
 def test_a_fraction_takes_the_same_share_twice() -> None:
-    detector, frames = GROUPED.detector(), [GROUPED.frames(GROUPED.detector(), count=1, seed=seed) for seed in range(10)]
+    detector, frames = (
+        GROUPED.detector(),
+        [GROUPED.frames(GROUPED.detector(), count=1, seed=seed) for seed in range(10)],
+    )
     posterior = fit(detector, frames, fraction=0.3, seed=4, corrected=True)
     order = sorted(torch.randperm(10, generator=torch.Generator().manual_seed(4))[:3].tolist())
-    drawn = sum(float(g.square().sum()) for i in order for g in frame_gradients(detector, *frames[i]).values()) / 3
-    assert sum(float(block.corrected.sum()) for block in posterior.blocks.values()) == pytest.approx(drawn)
+    drawn = (
+        sum(
+            float(g.square().sum())
+            for i in order
+            for g in frame_gradients(detector, *frames[i]).values()
+        )
+        / 3
+    )
+    assert sum(
+        float(block.corrected.sum()) for block in posterior.blocks.values()
+    ) == pytest.approx(drawn)
     assert posterior.n_data == 10
 
 
@@ -168,9 +225,13 @@ def test_save_and_load(tmp_path, kind: str) -> None:
         assert torch.equal(again.variances(name), posterior.variances(name))
         assert torch.equal(again.covariance(name), posterior.covariance(name))
     assert again.locations == "gradient"
-    assert posterior.storage().stored > replace(posterior, blocks=fit_plain().blocks).storage().stored
+    assert (
+        posterior.storage().stored > replace(posterior, blocks=fit_plain().blocks).storage().stored
+    )
     moved = posterior.to("meta").blocks["net.2"]
-    assert {t.device.type for t in (moved.corrected, moved.full and moved.full.vectors) if t is not None} == {"meta"}
+    assert {
+        t.device.type for t in (moved.corrected, moved.full and moved.full.vectors) if t is not None
+    } == {"meta"}
 
 
 def fit_plain() -> Posterior:
@@ -207,7 +268,12 @@ def test_old_files_load_and_readers_of_old_files_refuse_new_ones(tmp_path) -> No
 def test_wrong_shapes_are_damage(tmp_path) -> None:
     path = tmp_path / "p"
     refined_posterior("corrected").save(path)
-    rewritten(path, lambda _, tensors: tensors.update({"corrected.net.0": tensors["corrected.net.0"][:, :1].clone()}))
+    rewritten(
+        path,
+        lambda _, tensors: tensors.update(
+            {"corrected.net.0": tensors["corrected.net.0"][:, :1].clone()}
+        ),
+    )
     with pytest.raises(BoxcovError, match=r"damaged one .*corrected eigenvalues of net\.0"):
         Posterior.load(path, GROUPED.detector())
 
@@ -216,14 +282,19 @@ def test_wrong_shapes_are_damage(tmp_path) -> None:
 
 
 def test_the_papers_form_refuses_a_correction() -> None:
-    with pytest.raises(BoxcovError, match=r"Fisher of net\.0, net\.2 is eigenvalue-corrected or known whole.*use the form 'eigen'"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"Fisher of net\.0, net\.2 is eigenvalue-corrected or known whole.*use the form 'eigen'",
+    ):
         refined_posterior("corrected").paper()
     with pytest.raises(BoxcovError, match="corrected and full go with the form 'eigen'"):
         refined_posterior("full", form="paper")
 
 
 def test_without_a_prior_a_poor_fisher_is_refused() -> None:
-    with pytest.raises(BoxcovError, match=r"net\.0: the Fisher has rank \d+ of 57.*prior_precision above 0"):
+    with pytest.raises(
+        BoxcovError, match=r"net\.0: the Fisher has rank \d+ of 57.*prior_precision above 0"
+    ):
         refined_posterior("full").with_prior(0.0)
 
 
@@ -231,7 +302,9 @@ def test_what_cannot_be_refined_is_told() -> None:
     detector = GROUPED.detector()
     item = GROUPED.frames(detector)
     posterior = fit(detector, [item])
-    with pytest.raises(BoxcovError, match="read the frames twice, and a generator can be read once"):
+    with pytest.raises(
+        BoxcovError, match="read the frames twice, and a generator can be read once"
+    ):
         fit(detector, (item for _ in range(2)), corrected=True)
     with pytest.raises(BoxcovError, match="fisher='identity' has none"):
         fit(detector, [item], fisher="identity", corrected=True)
@@ -241,15 +314,23 @@ def test_what_cannot_be_refined_is_told() -> None:
         posterior.corrected(detector, [])
     with pytest.raises(BoxcovError, match="made for weights with the fingerprint"):
         posterior.corrected(GROUPED.detector(seed=5), [item])
-    with pytest.raises(BoxcovError, match=r"full must be 'last' or a list of layer names, got the string 'net\.2'"):
+    with pytest.raises(
+        BoxcovError, match=r"full must be 'last' or a list of layer names, got the string 'net\.2'"
+    ):
         fit(detector, [item], full="net.2")
-    with pytest.raises(BoxcovError, match=r"full names net\.7, which the posterior does not hold: it has net\.0, net\.2"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"full names net\.7, which the posterior does not hold: it has net\.0, net\.2",
+    ):
         fit(detector, [item], full=["net.7"])
 
 
 def test_too_large_a_layer_is_refused(monkeypatch) -> None:
     monkeypatch.setattr("boxcov.kfac.ekfac.WIDEST", 50)
-    with pytest.raises(BoxcovError, match=r"the whole Fisher of net\.0 \(57\) is too large: at most 50 weights a group"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"the whole Fisher of net\.0 \(57\) is too large: at most 50 weights a group",
+    ):
         refined_posterior("full")
 
 

@@ -29,14 +29,21 @@ def item(count: int = 2) -> tuple[Tensor, Tensor]:
 
 def test_depth_names_parts_or_modules() -> None:
     detector, frames = TinyCenter(), shapes.frames(count=2)
-    head, neck, backbone = (set(fit(detector, frames, depth=depth).blocks) for depth in ("head", "neck", "backbone"))
+    head, neck, backbone = (
+        set(fit(detector, frames, depth=depth).blocks) for depth in ("head", "neck", "backbone")
+    )
     assert head < neck < backbone
     assert neck - head == {"lateral.0", "up.0"}
-    assert set(fit(detector, frames, depth=["up", "head.shared"]).blocks) == {"up.0", "head.shared.0"}
+    assert set(fit(detector, frames, depth=["up", "head.shared"]).blocks) == {
+        "up.0",
+        "head.shared.0",
+    }
 
 
 def test_unknown_depth_and_modules_are_named() -> None:
-    with pytest.raises(BoxcovError, match="'tail' is not a part of this detector: it has head, neck, backbone"):
+    with pytest.raises(
+        BoxcovError, match="'tail' is not a part of this detector: it has head, neck, backbone"
+    ):
         fit(TinyCenter(), shapes.frames(count=1), depth="tail")
     with pytest.raises(BoxcovError, match=r"module 'head\.share'.*did you mean head"):
         fit(TinyCenter(), shapes.frames(count=1), depth=["head.share"])
@@ -44,14 +51,21 @@ def test_unknown_depth_and_modules_are_named() -> None:
 
 def test_layers_that_read_the_same_tensor_share_one_factor() -> None:
     posterior = fit(TinyCenter(), shapes.frames(count=2))
-    first = [posterior.blocks[f"head.branches.{name}.0"].Q for name in ("heatmap", "offset", "size", "rot")]
+    first = [
+        posterior.blocks[f"head.branches.{name}.0"].Q
+        for name in ("heatmap", "offset", "size", "rot")
+    ]
     assert all(Q is first[0] for Q in first)
 
 
 class Unfactored(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.scale, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.Parameter(torch.ones(2, 1, 1)), nn.BatchNorm2d(2)
+        self.conv, self.scale, self.norm = (
+            nn.Conv2d(2, 2, 3, padding=1),
+            nn.Parameter(torch.ones(2, 1, 1)),
+            nn.BatchNorm2d(2),
+        )
         self.act = nn.PReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,7 +74,10 @@ class Unfactored(nn.Module):
 
 def test_what_cannot_be_factored_is_named_in_one_error_with_the_way_out() -> None:
     detector = NetDetector(Unfactored())
-    with pytest.raises(BoxcovError, match=r"cannot be factored: net\.scale, net\.act\.weight .*fixed=\['net', 'net\.act'\]"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"cannot be factored: net\.scale, net\.act\.weight .*fixed=\['net', 'net\.act'\]",
+    ):
         fit(detector, [item()])
     assert set(fit(detector, [item()], depth=["net.conv"]).blocks) == {"net.conv"}
 
@@ -118,7 +135,10 @@ class TwoBiases(nn.Module):
 
 
 def test_one_weight_with_two_biases_is_refused() -> None:
-    with pytest.raises(BoxcovError, match=r"net\.a\.weight is used with the bias net\.a\.bias and with the bias net\.b\.bias"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"net\.a\.weight is used with the bias net\.a\.bias and with the bias net\.b\.bias",
+    ):
         fit(NetDetector(TwoBiases()), [(torch.randn(1, 3, 2), torch.randn(1, 2, 3))])
 
 
@@ -127,7 +147,10 @@ def test_a_frozen_detector_gives_the_same_posterior(detector: NetDetector) -> No
     before = fit(detector, [data])
     detector.requires_grad_(False)
     after = fit(detector, [data])
-    assert all(torch.equal(after.blocks[name].H.values, block.H.values) for name, block in before.blocks.items())
+    assert all(
+        torch.equal(after.blocks[name].H.values, block.H.values)
+        for name, block in before.blocks.items()
+    )
     assert not any(p.requires_grad for p in detector.parameters())
 
 
@@ -141,7 +164,9 @@ class Drawn(NetDetector):
         return 0.5 * (raw["map"] - targets).square().flatten(1).sum(1)
 
     def sample_targets(self, raw: dict[str, Tensor], generator: torch.Generator) -> Tensor:
-        return raw["map"] + torch.randn(raw["map"].shape, generator=generator, dtype=raw["map"].dtype)
+        return raw["map"] + torch.randn(
+            raw["map"].shape, generator=generator, dtype=raw["map"].dtype
+        )
 
 
 def test_mc_fisher_draws_targets_and_needs_no_labels() -> None:
@@ -220,9 +245,15 @@ def test_progress_is_told(detector: NetDetector) -> None:
         ({"form": "dense"}, "form must be one of eigen, paper, got 'dense'"),
         ({"fraction": 0.0}, "fraction must be above 0 and at most 1, got 0.0"),
         ({"prior_precision": -1.0}, "prior_precision must be at least 0 and finite, got -1.0"),
-        ({"prior_precision": float("nan")}, "prior_precision must be at least 0 and finite, got nan"),
+        (
+            {"prior_precision": float("nan")},
+            "prior_precision must be at least 0 and finite, got nan",
+        ),
         ({"n_data": 0}, "n_data must be above 0 and finite, got 0"),
-        ({"prior_precision": 0.0}, r"rank-deficient \(net\.0: Q has rank \d+ of 19.*prior_precision above 0"),
+        (
+            {"prior_precision": 0.0},
+            r"rank-deficient \(net\.0: Q has rank \d+ of 19.*prior_precision above 0",
+        ),
         ({"form": "paper", "jitter": 0.0}, "a jitter of 0.0 does not mend that"),
     ],
 )
@@ -240,8 +271,14 @@ def test_bad_arguments(detector: NetDetector, arguments: dict, message: str) -> 
             [item(), (torch.full((1, 2, 5, 5), float("nan")), torch.randn(1, 2, 25))],
             "inputs of batch 1 holds 50 NaN or infinite values of 50",
         ),
-        ([(torch.randn(1, 2, 5, 5), torch.randn(1, 2, 7))], "the targets of batch 0 do not fit the detector: RuntimeError"),
-        ([(torch.randn(1, 2, 5, 5), None)], "the targets of batch 0 do not fit the detector: TypeError"),
+        (
+            [(torch.randn(1, 2, 5, 5), torch.randn(1, 2, 7))],
+            "the targets of batch 0 do not fit the detector: RuntimeError",
+        ),
+        (
+            [(torch.randn(1, 2, 5, 5), None)],
+            "the targets of batch 0 do not fit the detector: TypeError",
+        ),
     ],
     ids=["empty", "no pair", "nan", "shape", "none"],
 )
@@ -283,7 +320,9 @@ def test_losses_that_teach_nothing() -> None:
         fit(Mean(net), [item()])
     with pytest.raises(BoxcovError, match="no gradient for any chosen layer"):
         fit(Detached(net), [item()])
-    with pytest.warns(BoxcovWarning, match=r"zero gradient for net\.weight: the posterior there is the prior"):
+    with pytest.warns(
+        BoxcovWarning, match=r"zero gradient for net\.weight: the posterior there is the prior"
+    ):
         fit(FirstChannel(net), [item()])
 
 
@@ -298,14 +337,18 @@ class Unused(nn.Module):
 
 
 def test_a_layer_that_the_loss_does_not_reach_is_named() -> None:
-    with pytest.raises(BoxcovError, match=r"no gradient for net\.idle\.weight.*fixed=\['net\.idle'\]"):
+    with pytest.raises(
+        BoxcovError, match=r"no gradient for net\.idle\.weight.*fixed=\['net\.idle'\]"
+    ):
         fit(NetDetector(Unused()), [item()])
     assert set(fit(NetDetector(Unused()), [item()], fixed=["net.idle"]).blocks) == {"net.used"}
 
 
 def test_half_precision_is_factored_in_float32() -> None:
     torch.manual_seed(0)
-    detector = NetDetector(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 1)))
+    detector = NetDetector(
+        nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 1))
+    )
     x, y = item(8)
     full = fit(detector, [(x, y)])
     half = fit(detector.bfloat16(), [(x.bfloat16(), y.bfloat16())])
@@ -340,7 +383,9 @@ def test_memory_does_not_grow_with_the_number_of_frames(detector: NetDetector) -
             return x
 
     seen: list[weakref.ref[Tensor]] = []
-    detector.net = nn.Sequential(Tap(), detector.net[0], Tap(), detector.net[1], Tap(), detector.net[2], Tap())
+    detector.net = nn.Sequential(
+        Tap(), detector.net[0], Tap(), detector.net[1], Tap(), detector.net[2], Tap()
+    )
     accumulator = Accumulator(detector, chosen_parameters(detector, "head"))
     for batch in range(3):
         accumulator.add(*item(), None, batch)
@@ -371,7 +416,10 @@ def test_a_loss_of_more_values_than_frames_is_refused(detector: NetDetector, in_
     inputs, targets = item(3)
     frames = [({"image": inputs}, targets) if in_dict else (inputs, targets)]
     wrong = PerLocation(_FromDict(detector.net) if in_dict else detector.net)
-    with pytest.raises(BoxcovError, match=r"loss\(\) returned 75 values for batch 0, which has 3 frames: return the sum over each frame"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"loss\(\) returned 75 values for batch 0, which has 3 frames: return the sum over each frame",
+    ):
         fit(wrong, frames)
 
 

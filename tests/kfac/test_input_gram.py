@@ -36,16 +36,30 @@ def convolutions(draw: st.DrawFn) -> tuple[Tensor, Geometry]:
     if transposed:
         padding = [draw(st.integers(0, r // 2)) for r in reach]
         extra = [draw(st.integers(0, s - 1)) for s in stride]
-        rest = {"stride": stride, "padding": padding, "output_padding": extra, "groups": groups, "dilation": dilation}
+        rest = {
+            "stride": stride,
+            "padding": padding,
+            "output_padding": extra,
+            "groups": groups,
+            "dilation": dilation,
+        }
         call = parse(
-            torch.conv_transpose1d if n == 1 else torch.conv_transpose2d if n == 2 else torch.conv_transpose3d,
+            torch.conv_transpose1d
+            if n == 1
+            else torch.conv_transpose2d
+            if n == 2
+            else torch.conv_transpose3d,
             (x, _weight(4, 2, kernel)),
             rest,
         )
     else:
         padding = [draw(st.integers(0, r + 1)) for r in reach]
         rest = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        call = parse((torch.conv1d, torch.conv2d, torch.conv3d)[n - 1], (x, _weight(4, 4 // groups, kernel)), rest)
+        call = parse(
+            (torch.conv1d, torch.conv2d, torch.conv3d)[n - 1],
+            (x, _weight(4, 4 // groups, kernel)),
+            rest,
+        )
     assert call is not None
     return x, call.geometry
 
@@ -66,7 +80,9 @@ def test_input_gram_equals_unfolding(case: tuple[Tensor, Geometry], has_bias: bo
 
 @settings(max_examples=150, deadline=None)
 @given(convolutions())
-def test_correlation_equals_unfolding_wherever_it_is_possible(case: tuple[Tensor, Geometry]) -> None:
+def test_correlation_equals_unfolding_wherever_it_is_possible(
+    case: tuple[Tensor, Geometry],
+) -> None:
     """Also where unfolding would be less work, so that small maps test the border."""
     x, geometry = case
     strided = any(s != 1 for s in geometry.stride) and not geometry.transposed
@@ -80,13 +96,18 @@ def test_correlation_equals_unfolding_wherever_it_is_possible(case: tuple[Tensor
 
 @settings(max_examples=100, deadline=None)
 @given(convolutions(), st.booleans(), st.integers(1, 3), st.integers(1, 4))
-def test_inputs_of_one_shape_together(case: tuple[Tensor, Geometry], has_bias: bool, count: int, stretches: int) -> None:
+def test_inputs_of_one_shape_together(
+    case: tuple[Tensor, Geometry], has_bias: bool, count: int, stretches: int
+) -> None:
     """Also correlated in several stretches of the row, as on a GPU, and where unfolding would be less work."""
     x, geometry = case
     xs = [x + i for i in range(count)]
     possible = not (any(s != 1 for s in geometry.stride) and not geometry.transposed)
     possible &= all(p <= r for pair, r in zip(geometry.padding, geometry.reach) for p in pair)
-    with mock.patch.object(grams, "_correlates", return_value=possible), mock.patch.object(grams, "_stretches", return_value=stretches):
+    with (
+        mock.patch.object(grams, "_correlates", return_value=possible),
+        mock.patch.object(grams, "_stretches", return_value=stretches),
+    ):
         found = grams.input_grams(xs, geometry, has_bias)
     for Q, x in zip(found, xs, strict=True):
         assert torch.allclose(Q, unfolded(x, geometry, has_bias)[0], rtol=1e-10, atol=1e-9)
@@ -109,7 +130,16 @@ def test_long_rows_are_cut_on_a_gpu_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 1, 1, 9000), (2, 3, 4, 9000), (1, 2, 5, 3000), (40, 2, 6, 2), (1, 1, 7, 3), (0, 1, 6, 3), (2, 1, 6, 0)]
+    "shape",
+    [
+        (2, 1, 1, 9000),
+        (2, 3, 4, 9000),
+        (1, 2, 5, 3000),
+        (40, 2, 6, 2),
+        (1, 1, 7, 3),
+        (0, 1, 6, 3),
+        (2, 1, 6, 0),
+    ],
 )
 def test_grams_of_every_shape(shape: tuple[int, ...]) -> None:
     vectors = torch.randn(shape).abs()
@@ -128,7 +158,9 @@ def test_a_large_map_is_correlated_and_a_strided_one_unfolded() -> None:
 
 
 def test_float32_loses_no_more_than_rounding() -> None:
-    x = torch.randn(2, 8, 40, 40).relu() + 3  # a large mean, as after a ReLU: what the ring takes away is not small
+    x = (
+        torch.randn(2, 8, 40, 40).relu() + 3
+    )  # a large mean, as after a ReLU: what the ring takes away is not small
     geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
     Q, _ = grams.input_gram(x, geometry, True)
     expected, _ = unfolded(x.double(), geometry, True)
@@ -137,12 +169,23 @@ def test_float32_loses_no_more_than_rounding() -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2, 3]), st.booleans(), st.integers(0, 2))
-def test_matrices_and_weights_are_the_same_numbers(transposed: bool, out: int, inputs: int, groups: int, has_bias: bool, lead: int) -> None:
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 3]),
+    st.booleans(),
+    st.integers(0, 2),
+)
+def test_matrices_and_weights_are_the_same_numbers(
+    transposed: bool, out: int, inputs: int, groups: int, has_bias: bool, lead: int
+) -> None:
     geometry = Geometry((2, 3), groups=groups, transposed=transposed)
     shape = (groups * inputs, out, 2, 3) if transposed else (groups * out, inputs, 2, 3)
     front = (5,) * lead
-    weight, bias = torch.randn(*front, *shape), torch.randn(*front, groups * out) if has_bias else None
+    weight, bias = (
+        torch.randn(*front, *shape),
+        torch.randn(*front, groups * out) if has_bias else None,
+    )
     matrix = to_matrix(weight, bias, geometry)
     assert matrix.shape == (*front, groups, out, inputs * 6 + has_bias)
     again, other = from_matrix(matrix, torch.Size(shape), has_bias, geometry)

@@ -29,7 +29,12 @@ class Undivided(TinyCenter):
 
 
 def cells(targets: list[dict[str, Tensor]]) -> Tensor:
-    return TinyCenter().encode(targets, torch.zeros(len(targets), 2, 32, 32)).mask.sum((1, 2)).clamp(min=1)
+    return (
+        TinyCenter()
+        .encode(targets, torch.zeros(len(targets), 2, 32, 32))
+        .mask.sum((1, 2))
+        .clamp(min=1)
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"locations": "gradient"}, {"corrected": True}], ids=str)
@@ -59,9 +64,15 @@ def test_weights_of_drawn_targets_are_those_of_the_loss() -> None:
         seen.append(targets)
         return targets.mask.sum((1, 2)).clamp(min=1)
 
-    weighed, expected = fit(TinyCenter(), frames, fisher="mc", weight=weight), fit(Undivided(), frames, fisher="mc")
+    weighed, expected = (
+        fit(TinyCenter(), frames, fisher="mc", weight=weight),
+        fit(Undivided(), frames, fisher="mc"),
+    )
     assert len(seen) == 3
-    assert all(relative(weighed.blocks[name].H.matrix, block.H.matrix) < 1e-4 for name, block in expected.blocks.items())
+    assert all(
+        relative(weighed.blocks[name].H.matrix, block.H.matrix) < 1e-4
+        for name, block in expected.blocks.items()
+    )
 
 
 def test_a_weight_of_0_leaves_a_frame_out_of_h_alone() -> None:
@@ -74,10 +85,15 @@ def test_a_weight_of_0_leaves_a_frame_out_of_h_alone() -> None:
     assert half.frames == 4
 
 
-@pytest.mark.parametrize("given", [[1.0], [1.0, float("nan")], [1.0, -1.0], 2.0, [[1.0], [1.0]]], ids=str)
+@pytest.mark.parametrize(
+    "given", [[1.0], [1.0, float("nan")], [1.0, -1.0], 2.0, [[1.0], [1.0]]], ids=str
+)
 def test_bad_weights_are_named(given) -> None:
     detector = NetDetector(nn.Conv2d(2, 2, 1))
-    with pytest.raises(BoxcovError, match="weight must give a finite number of at least 0 for each of the 2 frames of batch 0, got"):
+    with pytest.raises(
+        BoxcovError,
+        match="weight must give a finite number of at least 0 for each of the 2 frames of batch 0, got",
+    ):
         fit(detector, [(torch.randn(2, 2, 5, 5), torch.randn(2, 2, 25))], weight=lambda _: given)
 
 
@@ -87,7 +103,10 @@ ONE_TASK = pillar_config(tasks=(("car", "truck"),))
 
 
 def test_object_counts() -> None:
-    targets = [target(ONE_TASK, 0, each=3), {"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long)}]
+    targets = [
+        target(ONE_TASK, 0, each=3),
+        {"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long)},
+    ]
     assert object_counts(targets).tolist() == [6, 1]
     encoded = encode(targets, ONE_TASK, torch.zeros(2, 1, 8, 8))
     assert object_counts(encoded).tolist() == [6, 1]
@@ -97,8 +116,13 @@ def test_object_counts() -> None:
 @pytest.mark.parametrize("positives", ["objects", "peaks"])
 def test_no_normaliser_is_every_task_times_its_own_number(positives: str) -> None:
     config = pillar_config(tasks=(("car",), ("truck", "bus"), ("barrier",)))
-    detector = detector_of(replace(config, loss=replace(config.loss, positives=positives, normaliser="max")))
-    few = {"boxes": target(config)["boxes"][:3], "labels": torch.tensor([0, 1, 1])}  # the last task has none
+    detector = detector_of(
+        replace(config, loss=replace(config.loss, positives=positives, normaliser="max"))
+    )
+    few = {
+        "boxes": target(config)["boxes"][:3],
+        "labels": torch.tensor([0, 1, 1]),
+    }  # the last task has none
     with torch.no_grad():
         raw = detector([cloud(config, 0), cloud(config, 1)])
         encoded = detector.encode([target(config, 1, each=3), few], raw["tasks"][0]["heatmap"])
@@ -108,10 +132,14 @@ def test_no_normaliser_is_every_task_times_its_own_number(positives: str) -> Non
             peaks = (task.heat == 1).sum((1, 2, 3)).clamp(min=1)
             heat = heat_losses([maps], [task], detector.config.loss)[0]
             expected = (
-                expected + heat * (objects if positives == "objects" else peaks) + box_losses([maps], [task], detector.config)[0] * objects
+                expected
+                + heat * (objects if positives == "objects" else peaks)
+                + box_losses([maps], [task], detector.config)[0] * objects
             )
         divided = detector.loss(raw, encoded)
-        detector.config = replace(detector.config, loss=replace(detector.config.loss, normaliser="none"))
+        detector.config = replace(
+            detector.config, loss=replace(detector.config.loss, normaliser="none")
+        )
         assert torch.allclose(detector.loss(raw, encoded), expected)
         assert not torch.allclose(divided, expected)
 
@@ -124,4 +152,6 @@ def test_object_counts_undo_the_normaliser_of_one_task() -> None:
     raw = detector(inputs)
     losses = detector.loss(raw, targets)
     posterior = fit(detector, [(inputs, targets)], weight=object_counts)
-    assert posterior.loss == pytest.approx(float((losses.detach() * torch.tensor([2.0, 4.0])).mean()), rel=1e-5)
+    assert posterior.loss == pytest.approx(
+        float((losses.detach() * torch.tensor([2.0, 4.0])).mean()), rel=1e-5
+    )

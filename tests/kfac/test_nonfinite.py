@@ -28,14 +28,25 @@ class Root(nn.Module):
 @pytest.fixture
 def detector() -> NetDetector:
     torch.manual_seed(0)
-    return NetDetector(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.Tanh(), nn.Conv2d(3, 2, 1, bias=False), Root()))
+    return NetDetector(
+        nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1, bias=False),
+            nn.Tanh(),
+            nn.Conv2d(3, 2, 1, bias=False),
+            Root(),
+        )
+    )
 
 
 def bad_items() -> dict[str, tuple[Any, Any]]:
     x, y = item()
     loss = y.clone()
     loss[1, 0, 3] = NAN
-    return {"inputs": (torch.where(torch.arange(5) == 2, NAN, x), y), "loss": (x, loss), "gradient": (torch.zeros_like(x), y)}
+    return {
+        "inputs": (torch.where(torch.arange(5) == 2, NAN, x), y),
+        "loss": (x, loss),
+        "gradient": (torch.zeros_like(x), y),
+    }
 
 
 MESSAGES = {
@@ -71,14 +82,19 @@ def test_skipped_frames_leave_no_trace_but_their_number(detector, kind, place, t
 def test_a_second_pass_leaves_out_the_same_frames(detector) -> None:
     good = [item(), item(), item()]
     with pytest.warns(BoxcovWarning, match="left out"):
-        found = fit(detector, [good[0], bad_items()["loss"], *good[1:]], nonfinite="skip", corrected=True)
+        found = fit(
+            detector, [good[0], bad_items()["loss"], *good[1:]], nonfinite="skip", corrected=True
+        )
     expected = fit(detector, good, n_data=8, corrected=True)
     for name in expected.blocks:
         assert torch.equal(found.variances(name), expected.variances(name))
 
 
 def test_nothing_left(detector) -> None:
-    with pytest.warns(BoxcovWarning), pytest.raises(BoxcovError, match="all 2 items hold a NaN or an infinity"):
+    with (
+        pytest.warns(BoxcovWarning),
+        pytest.raises(BoxcovError, match="all 2 items hold a NaN or an infinity"),
+    ):
         fit(detector, [bad_items()["loss"]] * 2, nonfinite="skip")
 
 
@@ -99,7 +115,12 @@ def test_other_choices_are_refused(detector) -> None:
 
 @pytest.mark.parametrize("form", ["eigen", "paper"])
 def test_the_condition_number_is_that_of_the_dense_covariance(detector, form) -> None:
-    posterior = fit(detector.double(), [(x.double(), y.double()) for x, y in (item(8), item(8))], n_data=100, form=form)
+    posterior = fit(
+        detector.double(),
+        [(x.double(), y.double()) for x, y in (item(8), item(8))],
+        n_data=100,
+        form=form,
+    )
     for name in posterior.blocks:
         values = torch.linalg.eigvalsh(posterior.covariance(name))
         assert posterior.condition(name) == pytest.approx(float(values[-1] / values[0]), rel=1e-6)

@@ -21,7 +21,9 @@ from oracles.dense import relative
 
 @pytest.fixture
 def detector() -> NetDetector:
-    return double(lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 1)))
+    return double(
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 1))
+    )
 
 
 @pytest.fixture
@@ -35,7 +37,9 @@ def small(detector: NetDetector) -> Posterior:
 @pytest.mark.parametrize(
     "function",
     [
-        pytest.param(lambda x: x * x if abs(x) < 0.2 else inf, id="finite at one point of the grid"),
+        pytest.param(
+            lambda x: x * x if abs(x) < 0.2 else inf, id="finite at one point of the grid"
+        ),
         pytest.param(lambda x: -x if x <= 3 else inf, id="infinite to the right of the best"),
         pytest.param(lambda x: x if x >= -3 else nan, id="NaN to the left of the best"),
         pytest.param(lambda x: 0.0 if x == 2 else 1 + abs(x), id="a needle on the grid"),
@@ -59,7 +63,14 @@ def test_minimise_gives_the_best_point_that_it_has_seen(function: Callable[[floa
 
 
 @pytest.mark.parametrize(
-    "missing", [["net.0.bias"], ["net.0.weight"], ["net.0.weight", "net.0.bias"], ["net.0.bias", "net.2.weight"]], ids=str
+    "missing",
+    [
+        ["net.0.bias"],
+        ["net.0.weight"],
+        ["net.0.weight", "net.0.bias"],
+        ["net.0.bias", "net.2.weight"],
+    ],
+    ids=str,
 )
 def test_a_missing_gradient_counts_as_zero(small: Posterior, missing: list[str]) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -82,13 +93,17 @@ def test_a_prior_that_lacks_a_layer_names_it(small: Posterior) -> None:
 
 @pytest.mark.parametrize("samples", [10.0, 2.5, "10"])
 @pytest.mark.parametrize("kind", [MCGLM, ExactGLM, MCI])
-def test_samples_must_be_a_whole_number(detector: NetDetector, small: Posterior, kind: Any, samples: Any) -> None:
+def test_samples_must_be_a_whole_number(
+    detector: NetDetector, small: Posterior, kind: Any, samples: Any
+) -> None:
     with pytest.raises(BoxcovError, match="samples"):
         kind(detector, small, samples=samples)
 
 
 @pytest.mark.parametrize("chunk", [0, -1, 2.5])
-def test_chunk_must_be_a_whole_number_above_zero(detector: NetDetector, small: Posterior, chunk: Any) -> None:
+def test_chunk_must_be_a_whole_number_above_zero(
+    detector: NetDetector, small: Posterior, chunk: Any
+) -> None:
     with pytest.raises(BoxcovError, match="chunk"):
         MCGLM(detector, small, chunk=chunk)
 
@@ -105,16 +120,27 @@ def test_fixed_is_a_list_of_names(train_frames: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"n_data": inf}, {"n_data": nan}, {"prior_precision": inf}, {"prior_precision": {"net.0": 1.0, "net.2": inf}}], ids=str
+    "arguments",
+    [
+        {"n_data": inf},
+        {"n_data": nan},
+        {"prior_precision": inf},
+        {"prior_precision": {"net.0": 1.0, "net.2": inf}},
+    ],
+    ids=str,
 )
-def test_numbers_of_the_posterior_are_finite(detector: NetDetector, arguments: dict[str, Any]) -> None:
+def test_numbers_of_the_posterior_are_finite(
+    detector: NetDetector, arguments: dict[str, Any]
+) -> None:
     (name,) = arguments
     with pytest.raises(BoxcovError, match=name):
         fit(detector, [item()], **arguments)
 
 
 @pytest.mark.parametrize(
-    "rows", [np.int64(2), torch.tensor(2), np.array(2), torch.tensor(-2)], ids=lambda rows: f"{type(rows).__name__} {rows}"
+    "rows",
+    [np.int64(2), torch.tensor(2), np.array(2), torch.tensor(-2)],
+    ids=lambda rows: f"{type(rows).__name__} {rows}",
 )
 def test_one_box_by_any_kind_of_number(rows: Any) -> None:
     found = some()
@@ -134,4 +160,12 @@ def test_no_box_by_an_empty_list() -> None:
 def some() -> Detections:
     index = torch.arange(4)
     covariance = torch.eye(2).expand(4, 2, 2)
-    return Detections(index[:, None].repeat(1, 2).float(), torch.ones(4), index * 0, index * 0, ("x", "y"), ("a",), covariance)
+    return Detections(
+        index[:, None].repeat(1, 2).float(),
+        torch.ones(4),
+        index * 0,
+        index * 0,
+        ("x", "y"),
+        ("a",),
+        covariance,
+    )

@@ -21,13 +21,19 @@ from oracles.dense import relative
 
 @pytest.fixture
 def detector() -> NetDetector:
-    return double(lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 1)))
+    return double(
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 1))
+    )
 
 
 def same(a: Posterior, b: Posterior, tolerance: float = 1e-12) -> bool:
     assert a.blocks.keys() == b.blocks.keys()
     pairs = [(a.blocks[name], b.blocks[name]) for name in a.blocks]
-    return all(relative(x.H.matrix, y.H.matrix) < tolerance and relative(x.Q.matrix, y.Q.matrix) < tolerance for x, y in pairs)
+    return all(
+        relative(x.H.matrix, y.H.matrix) < tolerance
+        and relative(x.Q.matrix, y.Q.matrix) < tolerance
+        for x, y in pairs
+    )
 
 
 # grad modes
@@ -65,7 +71,9 @@ MODES = [
 
 @pytest.mark.parametrize("kind", [Gated, GatedTwice])
 @pytest.mark.parametrize("mode", MODES)
-def test_grad_modes_inside_forward_count_alike_in_every_batch(mode: Callable[[], Any], kind: type[Gated]) -> None:
+def test_grad_modes_inside_forward_count_alike_in_every_batch(
+    mode: Callable[[], Any], kind: type[Gated]
+) -> None:
     detector = double(lambda: kind(mode))
     x, y = item(6)
     whole = fit(detector, [(x, y)])
@@ -89,7 +97,9 @@ def test_a_gate_without_gradients_is_a_constant_as_in_training() -> None:
 
 @pytest.mark.parametrize("fisher", ["identity", "empirical"])
 @pytest.mark.parametrize("enabled", [False, True])
-def test_fit_leaves_the_grad_mode_as_it_was(detector: NetDetector, fisher: str, enabled: bool) -> None:
+def test_fit_leaves_the_grad_mode_as_it_was(
+    detector: NetDetector, fisher: str, enabled: bool
+) -> None:
     with torch.set_grad_enabled(enabled):
         fit(detector, [item()], fisher=fisher)
         assert torch.is_grad_enabled() == enabled
@@ -99,7 +109,9 @@ def test_fit_leaves_the_grad_mode_as_it_was(detector: NetDetector, fisher: str, 
 def test_fit_inside_inference_mode_is_the_plain_fit(detector: NetDetector, fisher: str) -> None:
     plain = fit(detector, [item(), item(seed=1)], fisher=fisher)
     with torch.inference_mode():
-        inside = fit(detector, [item(), item(seed=1)], fisher=fisher)  # frames made there are inference tensors, too
+        inside = fit(
+            detector, [item(), item(seed=1)], fisher=fisher
+        )  # frames made there are inference tensors, too
         assert torch.is_inference_mode_enabled()
     assert same(inside, plain)
     assert inside.loss == plain.loss
@@ -159,7 +171,9 @@ def test_identity_on_batches_counts_frames(detector: NetDetector) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_fraction_of_ragged_batches_keeps_the_number_of_frames(detector: NetDetector, seed: int) -> None:
+def test_a_fraction_of_ragged_batches_keeps_the_number_of_frames(
+    detector: NetDetector, seed: int
+) -> None:
     """Nine frames in batches of 4, 4 and 1: whichever are drawn, they stand for nine."""
     posterior = fit(detector, batched([item(1, i) for i in range(9)], 4), fraction=0.34, seed=seed)
     assert posterior.n_data == 9
@@ -179,7 +193,9 @@ def test_identity_on_a_stream_asks_for_n_data(detector: NetDetector) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_an_infinite_pixel_under_a_finite_loss_is_told_with_its_batch(detector: NetDetector, bad: int) -> None:
+def test_an_infinite_pixel_under_a_finite_loss_is_told_with_its_batch(
+    detector: NetDetector, bad: int
+) -> None:
     frames = [item(1, 0), item(1, 1), item(1, 2)]
     frames[bad][0][0, 0, 2, 2] = inf  # tanh takes it to 1
     raw = detector(frames[bad][0])
@@ -227,7 +243,10 @@ class Normalising(NetDetector):
 
 
 def test_frames_are_left_as_they_were_by_a_forward_that_works_in_place() -> None:
-    detector, frames = double(lambda: nn.Conv2d(2, 2, 3, padding=1), Normalising), [item(), item(seed=1)]
+    detector, frames = (
+        double(lambda: nn.Conv2d(2, 2, 3, padding=1), Normalising),
+        [item(), item(seed=1)],
+    )
     before = [x.clone() for x, _ in frames]
     first = fit(detector, frames)
     assert all(torch.equal(x, y) for (x, _), y in zip(frames, before))
@@ -242,7 +261,9 @@ class NormedConv(nn.Conv2d):
 
 
 def test_a_convolution_with_norm_in_its_name_is_in_the_posterior() -> None:
-    net = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), NormedConv(3, 2, 1), nn.GroupNorm(1, 2))
+    net = nn.Sequential(
+        nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), NormedConv(3, 2, 1), nn.GroupNorm(1, 2)
+    )
     assert set(fit(double(net), [item()]).blocks) == {"net.0", "net.2"}
 
 
@@ -257,7 +278,11 @@ class Proposals(NetDetector):
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         features = self.net["conv"](inputs)
         frame, row, column = (inputs[:, 0] > self.threshold).nonzero(as_tuple=True)
-        return {"map": features.flatten(2), "frame": frame, "second": self.second(features, frame, row, column)}
+        return {
+            "map": features.flatten(2),
+            "frame": frame,
+            "second": self.second(features, frame, row, column),
+        }
 
     def second(self, features: Tensor, frame: Tensor, row: Tensor, column: Tensor) -> Tensor:
         return self.net["second"](features[frame, :, row, column])
@@ -271,7 +296,9 @@ class ConvolvedProposals(Proposals):
     """The second stage is a convolution, an item a proposal."""
 
     def second(self, features: Tensor, frame: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        crops = nn.functional.pad(features, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)  # (B, C, h, w, 3, 3)
+        crops = (
+            nn.functional.pad(features, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
+        )  # (B, C, h, w, 3, 3)
         return self.net["second"](crops[frame, :, row, column]).flatten(1)
 
 
@@ -279,12 +306,19 @@ SECOND = {Proposals: lambda: nn.Linear(2, 2), ConvolvedProposals: lambda: nn.Con
 
 
 def proposals(kind: type[Proposals]) -> NetDetector:
-    return double(lambda: nn.ModuleDict({"conv": nn.Conv2d(2, 2, 3, padding=1), "second": SECOND[kind]()}), kind)
+    return double(
+        lambda: nn.ModuleDict({"conv": nn.Conv2d(2, 2, 3, padding=1), "second": SECOND[kind]()}),
+        kind,
+    )
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2], [1, 2, 0]], ids=["first", "second", "last"])
+@pytest.mark.parametrize(
+    "order", [[0, 1, 2], [1, 0, 2], [1, 2, 0]], ids=["first", "second", "last"]
+)
 @pytest.mark.parametrize("kind", SECOND)
-def test_a_batch_without_proposals_is_a_batch_like_any_other(kind: type[Proposals], order: list[int]) -> None:
+def test_a_batch_without_proposals_is_a_batch_like_any_other(
+    kind: type[Proposals], order: list[int]
+) -> None:
     detector = proposals(kind)
     frames = [item(1, seed) for seed in range(3)]
     frames[0] = (frames[0][0].clamp(max=0.9), frames[0][1])

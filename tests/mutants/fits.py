@@ -20,8 +20,20 @@ FITS = [
     Mutant("written beside", FILES, "temporary = Path(handle.name)", "temporary = path", FULL),
     Mutant("flushed to the disk", FILES, "os.fsync(written.fileno())", "pass", FULL),
     Mutant("the folder flushed", FILES, "        _sync_folder(path.parent)", "        pass", FULL),
-    Mutant("kept at an interval", KEEPER, "if monotonic() - self._saved >= self.every:", "if False:", INTERVAL),
-    Mutant("an error leaves a checkpoint", KEEPER, "says more\n                self.save()", "says more\n                pass", INTERVAL),
+    Mutant(
+        "kept at an interval",
+        KEEPER,
+        "if monotonic() - self._saved >= self.every:",
+        "if False:",
+        INTERVAL,
+    ),
+    Mutant(
+        "an error leaves a checkpoint",
+        KEEPER,
+        "says more\n                self.save()",
+        "says more\n                pass",
+        INTERVAL,
+    ),
     Mutant(
         "no part of an item is kept",
         KEEPER,
@@ -113,7 +125,13 @@ FITS = [
         "pass",
         f"{DISKS}test_a_folder_that_is_not_there_or_read_only_is_told_before_the_work",
     ),
-    Mutant("a full disk is a clear error", FILES, "except (OSError, SafetensorError) as error:", "except SafetensorError as error:", FULL),
+    Mutant(
+        "a full disk is a clear error",
+        FILES,
+        "except (OSError, SafetensorError) as error:",
+        "except SafetensorError as error:",
+        FULL,
+    ),
     Mutant(
         "a full disk at the end of a fit loses nothing",
         FIT,
@@ -121,7 +139,9 @@ FITS = [
         "pass  # more is to come",
         f"{FULL_OUT}[fit]",
     ),
-    Mutant("no half file", FILES, "temporary.unlink(missing_ok=True)", "pass", f"{FULL_OUT}[predict]"),
+    Mutant(
+        "no half file", FILES, "temporary.unlink(missing_ok=True)", "pass", f"{FULL_OUT}[predict]"
+    ),
     Mutant(
         "a full disk at the end of predict loses nothing",
         "pipeline/predict.py",

@@ -16,7 +16,13 @@ HOSTILE = [
         "weights_only=False)",
         "test_fuzz.py::test_a_checkpoint_cannot_run_code",
     ),
-    Mutant("nothing is pickled", "detections.py", "import json\n", "import json\nimport pickle\n", "test_fuzz.py::test_nothing_unpickles"),
+    Mutant(
+        "nothing is pickled",
+        "detections.py",
+        "import json\n",
+        "import json\nimport pickle\n",
+        "test_fuzz.py::test_nothing_unpickles",
+    ),
     Mutant(
         "damage is refused by name",
         FILES,
@@ -70,7 +76,13 @@ PACKAGES = [
         "foreign + changed",
         f"{TOOLS}test_a_wheel_that_lacks_or_adds_a_file",
     ),
-    Mutant("copyleft is refused", "tools/licences.py", "bool(tokens) and tokens[0] in known", "bool(tokens)", f"{TOOLS}test_expressions"),
+    Mutant(
+        "copyleft is refused",
+        "tools/licences.py",
+        "bool(tokens) and tokens[0] in known",
+        "bool(tokens)",
+        f"{TOOLS}test_expressions",
+    ),
     Mutant(
         "no licence is refused",
         "tools/licences.py",

@@ -18,4 +18,8 @@ class Mutant:
 
     @property
     def path(self) -> str:
-        return self.file if self.file.startswith(("tools/", "examples/")) else f"src/boxcov/{self.file}"
+        return (
+            self.file
+            if self.file.startswith(("tools/", "examples/"))
+            else f"src/boxcov/{self.file}"
+        )

@@ -54,7 +54,13 @@ NUMBERS = [
         "C.isfinite().flatten(1).any(1)",
         f"{GUARD}test_what_is_none_is_named",
     ),
-    Mutant("a covariance is symmetric", "predict/psd_check.py", ".abs() <= slack)", ".abs() <= 1)", f"{GUARD}test_what_is_none_is_named"),
+    Mutant(
+        "a covariance is symmetric",
+        "predict/psd_check.py",
+        ".abs() <= slack)",
+        ".abs() <= 1)",
+        f"{GUARD}test_what_is_none_is_named",
+    ),
     Mutant(
         "every method is guarded",
         "predict/predictor.py",
@@ -83,7 +89,13 @@ NUMBERS = [
         "torch.Generator().manual_seed(torch.seed())",
         SAME,
     ),
-    Mutant("same seed, same dropout", "predict/mci.py", "self._generator.manual_seed(self.seed)", "self._generator.seed()", SAME),
+    Mutant(
+        "same seed, same dropout",
+        "predict/mci.py",
+        "self._generator.manual_seed(self.seed)",
+        "self._generator.seed()",
+        SAME,
+    ),
     Mutant(
         "curvature in float32",
         "_torch/precision.py",
@@ -98,7 +110,19 @@ NUMBERS = [
         "torch.autocast(kind)",
         "predict/test_autocast.py::test_autocast_does_not_reach_the_algebra",
     ),
-    Mutant("detections say the version", "detections.py", '"version": __version__', '"version": ""', CARRY),
+    Mutant(
+        "detections say the version",
+        "detections.py",
+        '"version": __version__',
+        '"version": ""',
+        CARRY,
+    ),
     Mutant("a posterior says its seed", FIT, '"seed": str(seed), ', "", CARRY),
-    Mutant("results say the weights", "predict/predictor.py", '"weights_sha256": posterior.fingerprint', '"weights_sha256": ""', CARRY),
+    Mutant(
+        "results say the weights",
+        "predict/predictor.py",
+        '"weights_sha256": posterior.fingerprint',
+        '"weights_sha256": ""',
+        CARRY,
+    ),
 ]

@@ -10,7 +10,11 @@ RANKS = "_torch/test_distributed.py::"
 
 PROCESSES = [
     Mutant(
-        "items go round", "_torch/distributed.py", "return number % self.count == self.rank", "return True", f"{RANKS}test_items_go_round"
+        "items go round",
+        "_torch/distributed.py",
+        "return number % self.count == self.rank",
+        "return True",
+        f"{RANKS}test_items_go_round",
     ),
     Mutant(
         "the sums of all ranks",
@@ -20,7 +24,11 @@ PROCESSES = [
         f"{RANKS}test_ranks_together_give_the_posterior_of_one[2]",
     ),
     Mutant(
-        "the second pass of all ranks", FIT, "moments.reduce(ranks)", "pass", f"{RANKS}test_ranks_together_give_the_posterior_of_one[2]"
+        "the second pass of all ranks",
+        FIT,
+        "moments.reduce(ranks)",
+        "pass",
+        f"{RANKS}test_ranks_together_give_the_posterior_of_one[2]",
     ),
     Mutant(
         "one rank writes",
@@ -58,7 +66,13 @@ PROCESSES = [
         f"{RANKS}test_where_tensors_travel",
     ),
     Mutant(
-        "a GPU of its own", "_torch/distributed.py", "if local >= count:", "if False:", f"{RANKS}test_each_process_has_a_gpu_of_its_own"
+        "a GPU of its own",
+        "_torch/distributed.py",
+        "if local >= count:",
+        "if False:",
+        f"{RANKS}test_each_process_has_a_gpu_of_its_own",
     ),
-    Mutant("one rank speaks", "cli/fit.py", "if not speaks():", "if False:", f"{RANKS}test_torchrun"),
+    Mutant(
+        "one rank speaks", "cli/fit.py", "if not speaks():", "if False:", f"{RANKS}test_torchrun"
+    ),
 ]

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from boxcov import Detector, Posterior
-from boxcov._torch.layer_calls import Call
+from boxcov._torch.layer_calls import LayerCall
 from boxcov._torch.unfold import to_matrix
-from boxcov.posterior.kronecker_block import Block
+from boxcov.posterior.kronecker_block import KroneckerBlock
 
 
-def flat(block: Block, gradients: dict[str, Tensor]) -> Tensor:
+def flat(block: KroneckerBlock, gradients: dict[str, Tensor]) -> Tensor:
     """Gradients (..., *shape) by parameter as rows (..., w) in the order of the weight matrix."""
     layer = block.layer
     bias = None if layer.bias is None else gradients[layer.bias]
@@ -23,9 +23,13 @@ def flat(block: Block, gradients: dict[str, Tensor]) -> Tensor:
 def _gradients(numbers: Tensor, detector: Detector) -> dict[str, Tensor]:
     """Gradients (n, *shape) of n numbers, one backward pass each. (torch.func.functional_call unties a module that has two names.)"""
     named = dict(detector.named_parameters())
-    rows = [torch.autograd.grad(number, list(named.values()), retain_graph=True, allow_unused=True) for number in numbers]
+    rows = [
+        torch.autograd.grad(number, list(named.values()), retain_graph=True, allow_unused=True)
+        for number in numbers
+    ]
     return {
-        name: torch.stack([torch.zeros_like(p) if row[i] is None else row[i] for row in rows]) for i, (name, p) in enumerate(named.items())
+        name: torch.stack([torch.zeros_like(p) if row[i] is None else row[i] for row in rows])
+        for i, (name, p) in enumerate(named.items())
     }
 
 
@@ -33,18 +37,29 @@ def box_jacobian(detector: Detector, inputs: Any) -> dict[str, Tensor]:
     """The Jacobian (m, D, *shape) of the boxes for every parameter, the selection frozen."""
     raw = detector(inputs)
     boxes = detector.decode(raw, detector.select(raw))
-    return {name: g.unflatten(0, boxes.shape) for name, g in _gradients(boxes.flatten(), detector).items()}
+    return {
+        name: g.unflatten(0, boxes.shape)
+        for name, g in _gradients(boxes.flatten(), detector).items()
+    }
 
 
 def frame_gradients(detector: Detector, inputs: Tensor, targets: Any) -> dict[str, Tensor]:
     """The gradient (B, *shape) of every frame's own loss, one frame at a time."""
-    losses = [detector.loss(detector(inputs[i : i + 1]), targets[i : i + 1])[0] for i in range(len(inputs))]
+    losses = [
+        detector.loss(detector(inputs[i : i + 1]), targets[i : i + 1])[0]
+        for i in range(len(inputs))
+    ]
     return _gradients(torch.stack(losses), detector)
 
 
-def brute_columns(call: Call) -> Tensor:
+def brute_columns(call: LayerCall) -> Tensor:
     """``a`` at every location (B, G, n_in, T): the answer of the layer itself to weights that are 1 in one place and 0 elsewhere."""
-    groups, n_out = call.geometry.groups, call.weight.shape[1] if call.geometry.transposed else call.weight.shape[0] // call.geometry.groups
+    groups, n_out = (
+        call.geometry.groups,
+        call.weight.shape[1]
+        if call.geometry.transposed
+        else call.weight.shape[0] // call.geometry.groups,
+    )
     x = call.x.detach()
     if not call.geometry.kernel:
         return (x if x.dim() > 2 else x.unsqueeze(1)).transpose(1, 2).unsqueeze(1)
@@ -59,7 +74,9 @@ def brute_columns(call: Call) -> Tensor:
                 else:
                     one[g * n_out : (g + 1) * n_out, channel, tap] = 1
             out = call.func(x, one.reshape(call.weight.shape), None, **call.rest).flatten(2)
-            entries.append(out.reshape(len(x), groups, n_out, -1)[:, :, 0])  # every output of a group is the same
+            entries.append(
+                out.reshape(len(x), groups, n_out, -1)[:, :, 0]
+            )  # every output of a group is the same
     return torch.stack(entries, 2)
 
 
@@ -69,11 +86,18 @@ def dense_covariance(posterior: Posterior, name: str) -> Tensor:
     groups = []
     for Q, H in zip(block.Q.matrix, block.H.matrix):
         if posterior.form == "paper":
-            Q, H = (M + posterior.jitter * M.diagonal().mean() * torch.eye(len(M), dtype=M.dtype) for M in (Q, H))
+            Q, H = (
+                M + posterior.jitter * M.diagonal().mean() * torch.eye(len(M), dtype=M.dtype)
+                for M in (Q, H)
+            )
             groups.append(torch.linalg.inv(torch.kron(H, Q)))
         else:
             F = torch.kron(H, Q)
-            groups.append(torch.linalg.inv(posterior.n_data * F + posterior.tau(name) * torch.eye(len(F), dtype=F.dtype)))
+            groups.append(
+                torch.linalg.inv(
+                    posterior.n_data * F + posterior.tau(name) * torch.eye(len(F), dtype=F.dtype)
+                )
+            )
     return torch.block_diag(*groups)
 
 

@@ -20,7 +20,9 @@ def test_glm_and_exact_equal_the_dense_product(case: Case, form: str) -> None:
     detector = case.detector()
     inputs, targets = case.frames(detector, count=5)
     # the empirical Fisher of five frames is rank-deficient: the paper's form leans on its jitter
-    posterior = fit(detector, [(inputs, targets)], n_data=50, prior_precision=0.3, form=form, jitter=1e-2)
+    posterior = fit(
+        detector, [(inputs, targets)], n_data=50, prior_precision=0.3, form=form, jitter=1e-2
+    )
     expected = box_covariance(detector, posterior, inputs[:2])
     for model in (GLM(detector, posterior), ExactGLM(detector, posterior)):
         found = model(inputs[:2])
@@ -52,24 +54,41 @@ def small() -> TinyCenter:
     for module in detector.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             torch.nn.init.normal_(module.running_mean, 0, 0.3)
-            torch.nn.init.uniform_(module.bias, 0.1, 0.8)  # so that what lies beyond the border is not zero by luck
+            torch.nn.init.uniform_(
+                module.bias, 0.1, 0.8
+            )  # so that what lies beyond the border is not zero by luck
     return detector
 
 
 @pytest.fixture(scope="module")
 def frames() -> list:
-    images = [(inputs[:, :, :16, :12].double(), targets) for inputs, targets in shapes.frames(count=6, seed=3)]
+    images = [
+        (inputs[:, :, :16, :12].double(), targets)
+        for inputs, targets in shapes.frames(count=6, seed=3)
+    ]
     # one object on the small map in each frame
     return [
-        (x, [{"boxes": torch.tensor([[2.0 + i / 3, 3.0, 1.5, 3.0, 0.4 * i]]), "labels": torch.tensor([i % 2])}])
+        (
+            x,
+            [
+                {
+                    "boxes": torch.tensor([[2.0 + i / 3, 3.0, 1.5, 3.0, 0.4 * i]]),
+                    "labels": torch.tensor([i % 2]),
+                }
+            ],
+        )
         for i, (x, _) in enumerate(images)
     ]
 
 
 @pytest.mark.parametrize("depth", ["head", "neck", "backbone"])
 @pytest.mark.parametrize("form", ["eigen", "paper"])
-def test_instances_as_a_batch_equal_the_dense_product_at_every_cell(small: TinyCenter, frames: list, depth: str, form: str) -> None:
-    posterior = fit(small, frames, depth=depth, n_data=100, prior_precision=0.5, form=form, jitter=1e-2)
+def test_instances_as_a_batch_equal_the_dense_product_at_every_cell(
+    small: TinyCenter, frames: list, depth: str, form: str
+) -> None:
+    posterior = fit(
+        small, frames, depth=depth, n_data=100, prior_precision=0.5, form=form, jitter=1e-2
+    )
     inputs = torch.cat([frames[0][0], frames[1][0]])
     expected = box_covariance(small, posterior, inputs)
     model = ExactGLM(small, posterior)
@@ -79,6 +98,8 @@ def test_instances_as_a_batch_equal_the_dense_product_at_every_cell(small: TinyC
     found = model(inputs)
     assert len(found) == 2 * 8 * 6
     assert relative(found.covariance, expected) < TOLERANCE
-    assert not any(name.startswith("head") for name in below)  # not the way around through the whole map
+    assert not any(
+        name.startswith("head") for name in below
+    )  # not the way around through the whole map
     assert bool(below) == (depth != "head")
     assert relative(GLM(small, posterior)(inputs).covariance, expected) < TOLERANCE

@@ -10,31 +10,41 @@ import torch
 from torch import Tensor, nn
 
 from boxcov import fit
-from boxcov._torch.layer_calls import Call, Watch
+from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from helpers.nets import CASES, Case, NetDetector
 from oracles.dense import brute_columns, flat, frame_gradients, relative
 
 
-def brute_factors(detector: NetDetector, inputs: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+def brute_factors(
+    detector: NetDetector, inputs: Tensor, targets: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Q and H by weight name, frame by frame, gradients by retain_grad."""
     names = {id(p): name for name, p in detector.named_parameters()}
     sums: dict[str, list] = {}
     for i in range(len(inputs)):
         seen = []
 
-        def run(name: str, call: Call, seen: list = seen) -> Tensor:
+        def run(name: str, call: LayerCall, seen: list = seen) -> Tensor:
             out = call()
             out.retain_grad()
             seen.append((name, call, brute_columns(call), out))
             return out.clone()  # so that nothing works on it in place
 
-        with Watch(names, run):
+        with LayerCallMode(names, run):
             raw = detector(inputs[i : i + 1])
         detector.loss(raw, targets[i : i + 1]).sum().backward()
         for name, call, a, out in seen:
-            d = out.grad.reshape(a.shape[0], call.geometry.groups, -1, a.shape[3]) if call.geometry.kernel else None
+            d = (
+                out.grad.reshape(a.shape[0], call.geometry.groups, -1, a.shape[3])
+                if call.geometry.kernel
+                else None
+            )
             if d is None:
-                d = (out.grad if out.dim() > 2 else out.grad.unsqueeze(1)).transpose(1, 2).unsqueeze(1)
+                d = (
+                    (out.grad if out.dim() > 2 else out.grad.unsqueeze(1))
+                    .transpose(1, 2)
+                    .unsqueeze(1)
+                )
             if call.bias is not None:
                 a = torch.cat([a, torch.ones_like(a[:, :, :1])], 2)
             entry = sums.setdefault(name, [0, 0, 0])
@@ -112,7 +122,9 @@ def test_kfac_is_the_exact_fisher_of_a_deep_linear_net() -> None:
 
 def test_kfac_is_the_exact_fisher_of_one_frame_and_one_location() -> None:
     torch.manual_seed(0)
-    detector = NetDetector(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 1))).double()
+    detector = NetDetector(
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 1))
+    ).double()
     x, y = torch.randn(1, 2, 3, 3, dtype=torch.float64), torch.randn(1, 2, 1, dtype=torch.float64)
     posterior = fit(detector, [(x, y)])
     for block in posterior.blocks.values():
@@ -122,11 +134,21 @@ def test_kfac_is_the_exact_fisher_of_one_frame_and_one_location() -> None:
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_kfac_equals_curvlinops_on_mse(kind: str) -> None:
     # where the package is promised, its absence is a failure, not a reason to look away
-    curvlinops = importlib.import_module("curvlinops") if os.environ.get("CI") else pytest.importorskip("curvlinops")
+    curvlinops = (
+        importlib.import_module("curvlinops")
+        if os.environ.get("CI")
+        else pytest.importorskip("curvlinops")
+    )
     torch.manual_seed(0)
     layers = {
         "linear": [nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)],
-        "convolution": [nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 3, stride=2, bias=False), nn.Flatten(), nn.Linear(16, 3)],
+        "convolution": [
+            nn.Conv2d(2, 3, 3, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(3, 4, 3, stride=2, bias=False),
+            nn.Flatten(),
+            nn.Linear(16, 3),
+        ],
     }[kind]
     net = nn.Sequential(*layers).double()
 

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:the loss of 2 frames has a zero 
 @pytest.fixture
 def out(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(demo, "DETECTOR", small_network(tmp_path))
-    monkeypatch.setattr(demo, "run", partial(demo.run, fit_frames=2, frames=2, slow=1, replicates=5))
+    monkeypatch.setattr(
+        demo, "run", partial(demo.run, fit_frames=2, frames=2, slow=1, replicates=5)
+    )
     return tmp_path / "out"
 
 
@@ -30,19 +32,32 @@ def test_the_tables_are_those_of_the_files_and_the_report(out) -> None:
     printed = json.loads(done.out)
     kept = json.loads((out / "demo.json").read_text())
     assert printed["quality"] == kept["quality"]
-    study = evaluation.study_of([out / f"{name}.safetensors" for name in ("exact", "MC-GLM", "NMS", "MCI")])
+    study = evaluation.study_of(
+        [out / f"{name}.safetensors" for name in ("exact", "MC-GLM", "NMS", "MCI")]
+    )
     assert evaluation.rows_of(study, replicates=5) == printed["quality"]
     page = (out / "report.html").read_text()
     exact = next(row for row in printed["quality"] if row["method"] == "exact")
     assert f"{exact['AvU IoU']['value']:.2f}" in page
-    assert {path.name for path in (out / "figures").iterdir()} >= {"curves.png", "runtime.png", "bev-0.png"}
+    assert {path.name for path in (out / "figures").iterdir()} >= {
+        "curves.png",
+        "runtime.png",
+        "bev-0.png",
+    }
 
 
 def test_what_it_prints_can_be_read(out) -> None:
     (out / "exact.safetensors.parts").mkdir(parents=True)  # of a demo that was cut off
     done = boxcov("demo", "--out", out)
     assert done.code == 0, done.err
-    for words in ("GLM, from 1 boxes", "plain detector", "MC-GLM, k = 10", "1 - score", "AUROC", f"report: {out}/report.html"):
+    for words in (
+        "GLM, from 1 boxes",
+        "plain detector",
+        "MC-GLM, k = 10",
+        "1 - score",
+        "AUROC",
+        f"report: {out}/report.html",
+    ):
         assert words in done.out.replace("\n", "") or words in done.out
     off = re.search(r"the same covariance as exact to (\S+)", done.out)
     assert off is not None
@@ -53,5 +68,8 @@ def test_run_time_is_by_ratio_and_glm_by_the_box(out) -> None:
     boxcov("demo", "--out", out, "--json")
     rows = {row["method"]: row for row in json.loads((out / "demo.json").read_text())["runtime"]}
     assert rows["plain detector"]["ratio"] == 1
-    assert all(row["ratio"] == pytest.approx(row["ms"] / rows["plain detector"]["ms"]) for row in rows.values())
+    assert all(
+        row["ratio"] == pytest.approx(row["ms"] / rows["plain detector"]["ms"])
+        for row in rows.values()
+    )
     assert rows["GLM, from 1 boxes"]["ratio"] > rows["exact"]["ratio"]

@@ -38,7 +38,10 @@ def test_a_resumed_run_is_not_credited_with_what_was_there() -> None:
 
 
 def test_of_an_unknown_number_no_end_is_promised() -> None:
-    assert told([0.0, 1.0, 11.0], [1, 11], None, io.StringIO()) == "working: 11 frames, loss 0.5, 1 a second\n"
+    assert (
+        told([0.0, 1.0, 11.0], [1, 11], None, io.StringIO())
+        == "working: 11 frames, loss 0.5, 1 a second\n"
+    )
 
 
 def test_a_terminal_gets_a_bar() -> None:

@@ -21,7 +21,19 @@ from boxcov.pipeline.reproduce.setting import FORMS, Run, Setting, published, ru
 from boxcov.pipeline.reproduce.tables import quality
 from boxcov.pipeline.sources import Source
 
-SETTING = Setting("tiny", "shapes:train", "train", 8, 200.0, "shapes:test", "test", 4, slow=2, shifts=("shapes:noisy",), shift_count=2)
+SETTING = Setting(
+    "tiny",
+    "shapes:train",
+    "train",
+    8,
+    200.0,
+    "shapes:test",
+    "test",
+    4,
+    slow=2,
+    shifts=("shapes:noisy",),
+    shift_count=2,
+)
 TABLES = [
     *(f"quality-{form}-{which}" for form in FORMS for which in ("all", "paired")),
     "runtime",
@@ -35,7 +47,11 @@ TABLES = [
 
 def frames(self: Source, device: str = "cpu", classes: tuple = ()) -> list:
     seed = {"shapes:train": 0, "shapes:test": 31, "shapes:noisy": 31}[self.data]
-    return list(shapes.frames(count=self.count, seed=seed, noise=0.4 if self.data == "shapes:noisy" else 0.1))
+    return list(
+        shapes.frames(
+            count=self.count, seed=seed, noise=0.4 if self.data == "shapes:noisy" else 0.1
+        )
+    )
 
 
 @pytest.fixture
@@ -46,7 +62,9 @@ def on_shapes(monkeypatch, tiny) -> None:
 
 @pytest.fixture
 def untrained(monkeypatch) -> None:
-    monkeypatch.setattr(runs_module, "detector_named", lambda word, device: TinyCenter(threshold=0.05, most=3))
+    monkeypatch.setattr(
+        runs_module, "detector_named", lambda word, device: TinyCenter(threshold=0.05, most=3)
+    )
     monkeypatch.setattr(Source, "frames", frames)
 
 
@@ -118,7 +136,9 @@ def test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing(tmp_path) -> None:
     Workshop(out, SETTING, progress).posterior()
     assert done == [1, 2, 3, 4]
     assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors"]
-    assert (out / "posteriors" / "1.safetensors").read_bytes() == (tmp_path / "whole" / "posteriors" / "1.safetensors").read_bytes()
+    assert (out / "posteriors" / "1.safetensors").read_bytes() == (
+        tmp_path / "whole" / "posteriors" / "1.safetensors"
+    ).read_bytes()
 
 
 def test_every_table_is_there_and_holds_numbers(folder) -> None:
@@ -127,7 +147,10 @@ def test_every_table_is_there_and_holds_numbers(folder) -> None:
         table = json.loads((folder / "tables" / f"{name}.json").read_text())
         assert table["rows"], name
         for row in table["rows"]:
-            assert all(isfinite(value) for value in row.values() if isinstance(value, float)), (name, row)
+            assert all(isfinite(value) for value in row.values() if isinstance(value, float)), (
+                name,
+                row,
+            )
             if name.endswith("-all") or name == "runtime":
                 ours = {key: value for key, value in row.items() if not key.endswith("paper")}
                 assert None not in ours.values(), (name, row)
@@ -137,9 +160,14 @@ def test_every_table_is_there_and_holds_numbers(folder) -> None:
 
 def test_the_text_the_page_and_the_figures_are_there(folder) -> None:
     text = (folder / "reproduction.md").read_text()
-    assert all(json.loads((folder / "tables" / f"{name}.json").read_text())["title"] in text for name in TABLES)
+    assert all(
+        json.loads((folder / "tables" / f"{name}.json").read_text())["title"] in text
+        for name in TABLES
+    )
     assert (folder / "report.html").stat().st_size > 10_000
-    assert {"curves.png", "reliability.png", "runtime.png"} <= {path.name for path in (folder / "figures").iterdir()}
+    assert {"curves.png", "reliability.png", "runtime.png"} <= {
+        path.name for path in (folder / "figures").iterdir()
+    }
 
 
 @pytest.mark.usefixtures("on_shapes")
@@ -169,7 +197,10 @@ def test_glm_and_exact_agree(folder) -> None:
 
 @pytest.mark.usefixtures("on_shapes")
 def test_another_setting_does_not_mix_in(folder) -> None:
-    with pytest.raises(BoxcovError, match=r"another setting \(test_count 4 there and 7 now\): choose another folder"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"another setting \(test_count 4 there and 7 now\): choose another folder",
+    ):
         Workshop(folder, replace(SETTING, test_count=7))
 
 
@@ -185,7 +216,10 @@ def test_a_setting_that_nothing_was_made_with_is_forgotten(tmp_path) -> None:
 @pytest.mark.usefixtures("on_shapes")
 def test_posteriors_of_the_runs(folder, tiny) -> None:
     whole = Workshop(folder, SETTING).posterior()
-    sizes = [len(posterior_of(Run("mcglm", "prior", depth), whole, tiny).blocks) for depth in ("head", "neck", "backbone")]
+    sizes = [
+        len(posterior_of(Run("mcglm", "prior", depth), whole, tiny).blocks)
+        for depth in ("head", "neck", "backbone")
+    ]
     assert sizes[0] < sizes[1] < sizes[2] == len(whole.blocks)
     alone = posterior_of(Run("mcglm", "paper", "neck", alone=True), whole, tiny)
     assert {part_of(name, tiny) for name in alone.blocks} == {"neck"}

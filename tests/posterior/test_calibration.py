@@ -12,14 +12,20 @@ from boxcov.posterior.calibration import features
 FIELDS = ("x", "y", "w", "l", "yaw", "vx", "vy")
 
 
-def some(kind: str = "residual", classes: tuple[str, ...] = ("car", "bus"), seed: int = 0) -> Calibration:
+def some(
+    kind: str = "residual", classes: tuple[str, ...] = ("car", "bus"), seed: int = 0
+) -> Calibration:
     rng = np.random.default_rng(seed)
     D, P = len(FIELDS), 4
     with_features = kind in ("residual", "score")
 
     def table(*shape: int) -> tuple:
         values = rng.normal(size=shape)
-        return tuple(tuple(row) for row in values.tolist()) if len(shape) == 2 else tuple(values.tolist())
+        return (
+            tuple(tuple(row) for row in values.tolist())
+            if len(shape) == 2
+            else tuple(values.tolist())
+        )
 
     return Calibration(
         kind=kind,
@@ -27,7 +33,9 @@ def some(kind: str = "residual", classes: tuple[str, ...] = ("car", "bus"), seed
         classes=classes,
         estimator="exact",
         log_scale=(-np.inf,) * len(classes) if kind == "score" else table(len(classes)),
-        log_residual=((-np.inf,) * D,) * len(classes) if kind == "scale" else table(len(classes), D),
+        log_residual=((-np.inf,) * D,) * len(classes)
+        if kind == "scale"
+        else table(len(classes), D),
         features=("score", "size", "range", "speed") if with_features else (),
         slopes=table(D, P) if with_features else (),
         centre=table(P) if with_features else (),
@@ -57,9 +65,15 @@ def test_it_is_what_it_says_box_by_box(kind: str) -> None:
             log_r = np.array(c.log_residual[labels[i]])
             if c.features:
                 p = min(max(scores[i], 0.01), 0.99)
-                seen = [np.log(p / (1 - p)), (np.log(b[i, 2]) + np.log(b[i, 3])) / 2, np.log(max(np.hypot(b[i, 0], b[i, 1]), 1.0))]
+                seen = [
+                    np.log(p / (1 - p)),
+                    (np.log(b[i, 2]) + np.log(b[i, 3])) / 2,
+                    np.log(max(np.hypot(b[i, 0], b[i, 1]), 1.0)),
+                ]
                 seen.append(np.log(np.sqrt(b[i, 5] ** 2 + b[i, 6] ** 2 + 0.01)))
-                log_r = log_r + np.array(c.slopes) @ ((np.clip(seen, -1, 1) - np.array(c.centre)) / np.array(c.spread))
+                log_r = log_r + np.array(c.slopes) @ (
+                    (np.clip(seen, -1, 1) - np.array(c.centre)) / np.array(c.spread)
+                )
             expected = expected + np.diag(np.exp(log_r) + 1e-4)
         np.testing.assert_allclose(found[i], expected, rtol=1e-9)
 
@@ -73,7 +87,9 @@ def test_tensors_and_arrays_give_the_same(kind: str, m: int) -> None:
     found = c.predictive(*tensors)
     assert found.shape == (m, 7, 7)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
-    single = c.prepared(torch.zeros(1))(*[t.float() if t.is_floating_point() else t for t in tensors])
+    single = c.prepared(torch.zeros(1))(
+        *[t.float() if t.is_floating_point() else t for t in tensors]
+    )
     assert single.dtype == torch.float32
     np.testing.assert_allclose(single.numpy(), expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(tensors[0], torch.from_numpy(given[0]))
@@ -98,17 +114,27 @@ def test_damaged_json_is_refused(text: str) -> None:
 
 
 def test_tables_of_the_wrong_shape_are_refused() -> None:
-    with pytest.raises(BoxcovError, match=r"log_scale has shape \(2,\), expected \(1,\) for 1 classes"):
+    with pytest.raises(
+        BoxcovError, match=r"log_scale has shape \(2,\), expected \(1,\) for 1 classes"
+    ):
         Calibration("scale", ("x",), ("car",), "exact", (0.0, 0.0), ((0.0,),))
     with pytest.raises(BoxcovError, match="no kind of calibration 'magic'"):
         Calibration("magic", ("x",), ("car",), "exact", (0.0,), ((0.0,),))
 
 
 def test_other_classes_are_refused() -> None:
-    with pytest.raises(BoxcovError, match="for the classes car, bus, the detector has car: fit one with `boxcov calibrate`"):
+    with pytest.raises(
+        BoxcovError,
+        match="for the classes car, bus, the detector has car: fit one with `boxcov calibrate`",
+    ):
         some().check(FIELDS, ("car",), "the detector")
 
 
 def test_boxes_in_images_have_a_size_and_no_range() -> None:
-    seen = features(("score", "size"), ("x1", "y1", "x2", "y2"), np.array([[1.0, 1.0, 5.0, 10.0]]), np.array([0.5]))
+    seen = features(
+        ("score", "size"),
+        ("x1", "y1", "x2", "y2"),
+        np.array([[1.0, 1.0, 5.0, 10.0]]),
+        np.array([0.5]),
+    )
     np.testing.assert_allclose(seen, [[0.0, np.log(6.0)]])

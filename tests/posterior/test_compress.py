@@ -13,11 +13,13 @@ from boxcov.detectors.tiny import TinyCenter
 from boxcov.posterior.calibration import Calibration
 from boxcov.posterior.compress import difference, truncated
 from boxcov.posterior.householder import pack
-from boxcov.posterior.kronecker_block import Eigen
+from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.nets import CASES
 from oracles.dense import dense_covariance, relative
 
-GROUPED, TRANSPOSED = (next(case for case in CASES if case.name == name) for name in ("conv2d grouped", "transposed"))
+GROUPED, TRANSPOSED = (
+    next(case for case in CASES if case.name == name) for name in ("conv2d grouped", "transposed")
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,10 @@ def test_no_variance_changes_by_more(case, error: float) -> None:
     for tau in (1e-2, 1.0, 1e2, 1e4):
         under = whole.with_prior(tau)
         found = under.truncated(error)
-        changes = [change(dense_covariance(found, name), dense_covariance(under, name)) for name in under.blocks]
+        changes = [
+            change(dense_covariance(found, name), dense_covariance(under, name))
+            for name in under.blocks
+        ]
         assert max(changes) <= found.error * (1 + 1e-6) + 1e-12
         assert found.error <= error
 
@@ -52,11 +57,15 @@ def test_the_bound_is_not_far_above_what_happens(posterior: Posterior, smaller: 
     name = "head.branches.size.3"
     exact, found = posterior.restricted([name]), smaller.restricted([name])
     own = posterior.restricted([name]).truncated(0.01)
-    assert change(dense_covariance(found, name), dense_covariance(exact, name)) <= smaller.error + 1e-5  # covariances in float32
+    assert (
+        change(dense_covariance(found, name), dense_covariance(exact, name)) <= smaller.error + 1e-5
+    )  # covariances in float32
     assert change(dense_covariance(own, name), dense_covariance(exact, name)) > 0.3 * own.error
 
 
-def test_every_predictor_stays_within_the_bound(tiny: TinyCenter, posterior: Posterior, smaller: Posterior, image) -> None:
+def test_every_predictor_stays_within_the_bound(
+    tiny: TinyCenter, posterior: Posterior, smaller: Posterior, image
+) -> None:
     exact, found = (ExactGLM(tiny, p)(image) for p in (posterior, smaller))
     assert len(exact)
     assert torch.equal(exact.boxes, found.boxes)
@@ -64,29 +73,43 @@ def test_every_predictor_stays_within_the_bound(tiny: TinyCenter, posterior: Pos
     assert float((diagonal[0] / diagonal[1] - 1).abs().max()) <= smaller.error + 1e-5
     assert relative(GLM(tiny, smaller)(image).covariance, found.covariance) < 1e-4
     traces = MCGLM(tiny, smaller, samples=200)(image).uncertainty / found.uncertainty
-    assert float((traces - 1).abs().max()) < 0.5  # five standard errors of a variance from 200 samples
+    assert (
+        float((traces - 1).abs().max()) < 0.5
+    )  # five standard errors of a variance from 200 samples
     assert bool((MCI(tiny, smaller.with_prior(1e4), samples=3)(image).uncertainty > 0).all())
 
 
 def test_a_strong_prior_leaves_little_to_store(posterior: Posterior) -> None:
-    sizes = [posterior.with_prior(tau).truncated(0.01).storage().stored for tau in (1e-4, 1.0, 1e4, 1e12)]
+    sizes = [
+        posterior.with_prior(tau).truncated(0.01).storage().stored for tau in (1e-4, 1.0, 1e4, 1e12)
+    ]
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] < 0.55 * posterior.storage().stored  # almost nothing but the prior is lost: reflections, many of them exact
+    assert (
+        sizes[0] < 0.55 * posterior.storage().stored
+    )  # almost nothing but the prior is lost: reflections, many of them exact
     assert sizes[1] < 0.3 * posterior.storage().stored
     nothing = posterior.with_prior(1e12).truncated(0.01)
     assert all(block.Q.packed.rank == 0 for block in nothing.blocks.values())
-    assert torch.allclose(nothing.sample(1)["head.shared.0.weight"].std(), torch.tensor(1e-6), rtol=0.1)
+    assert torch.allclose(
+        nothing.sample(1)["head.shared.0.weight"].std(), torch.tensor(1e-6), rtol=0.1
+    )
 
 
 def test_a_smaller_bound_keeps_more(posterior: Posterior) -> None:
-    ranks = [posterior.truncated(e).blocks["head.shared.0"].Q.packed.rank for e in (0.3, 0.01, 1e-4)]
+    ranks = [
+        posterior.truncated(e).blocks["head.shared.0"].Q.packed.rank for e in (0.3, 0.01, 1e-4)
+    ]
     assert ranks == sorted(ranks)
     assert ranks[0] < ranks[2]
 
 
-def test_shared_factors_stay_shared_and_files_give_the_same(tmp_path, tiny: TinyCenter, posterior: Posterior, smaller: Posterior) -> None:
+def test_shared_factors_stay_shared_and_files_give_the_same(
+    tmp_path, tiny: TinyCenter, posterior: Posterior, smaller: Posterior
+) -> None:
     calibrated = smaller.with_calibration(
-        Calibration("scale", tiny.box_fields, tiny.classes, "exact", (0.1,) * 2, ((float("-inf"),) * 5,) * 2)
+        Calibration(
+            "scale", tiny.box_fields, tiny.classes, "exact", (0.1,) * 2, ((float("-inf"),) * 5,) * 2
+        )
     )
     calibrated.save(tmp_path / "p")
     again = Posterior.load(tmp_path / "p", tiny)
@@ -101,7 +124,9 @@ def test_shared_factors_stay_shared_and_files_give_the_same(tmp_path, tiny: Tiny
     assert (tmp_path / "q").read_bytes() == (tmp_path / "p").read_bytes()
 
 
-def test_another_prior_has_another_bound(tmp_path, tiny: TinyCenter, posterior: Posterior, smaller: Posterior) -> None:
+def test_another_prior_has_another_bound(
+    tmp_path, tiny: TinyCenter, posterior: Posterior, smaller: Posterior
+) -> None:
     name = "head.branches.size.3"
     for tau in (0.25, 4.0):
         under = smaller.with_prior(tau)
@@ -114,11 +139,18 @@ def test_another_prior_has_another_bound(tmp_path, tiny: TinyCenter, posterior: 
     assert Posterior.load(tmp_path / "p", tiny).error == float("inf")
 
 
-def test_what_goes_with_a_truncated_posterior(tiny: TinyCenter, posterior: Posterior, smaller: Posterior, train_frames: list) -> None:
+def test_what_goes_with_a_truncated_posterior(
+    tiny: TinyCenter, posterior: Posterior, smaller: Posterior, train_frames: list
+) -> None:
     assert smaller.restricted(["head.shared.0"]).error == smaller.error
-    assert smaller.to("cpu").blocks["head.shared.0"].Q.packed is smaller.blocks["head.shared.0"].Q.packed
+    assert (
+        smaller.to("cpu").blocks["head.shared.0"].Q.packed
+        is smaller.blocks["head.shared.0"].Q.packed
+    )
     assert smaller.weight_scaled(tiny).error == 0
-    assert smaller.log_marginal_likelihood() == pytest.approx(posterior.log_marginal_likelihood(), rel=0.01)
+    assert smaller.log_marginal_likelihood() == pytest.approx(
+        posterior.log_marginal_likelihood(), rel=0.01
+    )
     with pytest.raises(BoxcovError, match="lost the small eigenvalues"):
         smaller.paper()
     with pytest.raises(BoxcovError, match="refine the whole one"):
@@ -135,7 +167,13 @@ def test_what_goes_with_a_truncated_posterior(tiny: TinyCenter, posterior: Poste
 
 def test_a_prior_of_zero_is_refused() -> None:
     detector = GROUPED.detector()
-    whole = fit(detector, [GROUPED.frames(detector, count=50)], n_data=40, prior_precision=0.0, depth=["net.2"])
+    whole = fit(
+        detector,
+        [GROUPED.frames(detector, count=50)],
+        n_data=40,
+        prior_precision=0.0,
+        depth=["net.2"],
+    )
     with pytest.raises(BoxcovError, match=r"needs a prior_precision above 0, and net\.2 has 0"):
         truncated(whole)
 
@@ -143,11 +181,18 @@ def test_a_prior_of_zero_is_refused() -> None:
 def test_reflections_are_a_basis_whatever_they_are(posterior: Posterior) -> None:
     factor = posterior.blocks["head.shared.0"].Q
     n = factor.values.shape[1]
-    packed = pack(factor.vectors.flip(2)[:, :, :40], factor.values.flip(1)[:, :40], torch.zeros(1), exact=3)
-    damaged = replace(packed, rounded=torch.randint(-32768, 32767, packed.rounded.shape).to(torch.int16))
+    packed = pack(
+        factor.vectors.flip(2)[:, :, :40], factor.values.flip(1)[:, :40], torch.zeros(1), exact=3
+    )
+    damaged = replace(
+        packed, rounded=torch.randint(-32768, 32767, packed.rounded.shape).to(torch.int16)
+    )
     for each in (packed, damaged):
         vectors, values = each.opened()
-        assert relative(vectors[0].T.double() @ vectors[0].double(), torch.eye(n, dtype=torch.float64)) < 1e-6
+        assert (
+            relative(vectors[0].T.double() @ vectors[0].double(), torch.eye(n, dtype=torch.float64))
+            < 1e-6
+        )
         assert bool((values.diff() >= 0).all())
     top = packed.opened()[0][:, :, -40:]
     assert float(((top * factor.vectors[:, :, -40:]).sum(1).abs() - 1).abs().max()) < 1e-6
@@ -157,13 +202,17 @@ def test_the_bound_notices_a_wrong_basis(posterior: Posterior) -> None:
     """What is stated is computed from the basis that is read back."""
     factor = posterior.blocks["head.shared.0"].Q
     floor = torch.full((1,), 1e-3, dtype=torch.float64)
-    turned = Eigen(factor.vectors.roll(1, 2), factor.values)
+    turned = Eigendecomposition(factor.vectors.roll(1, 2), factor.values)
     assert difference(factor, factor, floor) < 1e-4
     assert difference(factor, turned, floor) > 0.1
 
 
-@pytest.mark.parametrize("damage", ["short", "more", "type", "nan", "huge", "lacking", "rank", "layer", "twice"])
-def test_damaged_packed_files_are_refused(tmp_path, tiny: TinyCenter, smaller: Posterior, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage", ["short", "more", "type", "nan", "huge", "lacking", "rank", "layer", "twice"]
+)
+def test_damaged_packed_files_are_refused(
+    tmp_path, tiny: TinyCenter, smaller: Posterior, damage: str
+) -> None:
     path = tmp_path / "p.safetensors"
     smaller.restricted(["head.shared.0", "head.branches.size.3"]).save(path)
     with safe_open(path, framework="pt") as file:
@@ -191,5 +240,7 @@ def test_damaged_packed_files_are_refused(tmp_path, tiny: TinyCenter, smaller: P
     else:
         about["blocks"].append(about["blocks"][0])
     save_file(tensors, path, {"boxcov.posterior": json.dumps(about)})
-    with pytest.raises(BoxcovError, match=r"p\.safetensors: not a boxcov posterior, or a damaged one"):
+    with pytest.raises(
+        BoxcovError, match=r"p\.safetensors: not a boxcov posterior, or a damaged one"
+    ):
         Posterior.load(path, tiny)

@@ -7,16 +7,20 @@ import torch
 
 from boxcov import BoxcovError, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.posterior.kronecker_block import Eigen
+from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.nets import CASES
 from oracles.dense import dense_covariance, flat, relative
 
-GROUPED, TRANSPOSED = (next(case for case in CASES if case.name == name) for name in ("conv2d grouped", "transposed"))
+GROUPED, TRANSPOSED = (
+    next(case for case in CASES if case.name == name) for name in ("conv2d grouped", "transposed")
+)
 
 
 def posterior_of(case, **arguments) -> Posterior:
     detector = case.detector()
-    return fit(detector, [case.frames(detector)], **{"n_data": 40, "prior_precision": 0.5, **arguments})
+    return fit(
+        detector, [case.frames(detector)], **{"n_data": 40, "prior_precision": 0.5, **arguments}
+    )
 
 
 def empirical(posterior: Posterior, name: str, count: int, seed: int = 0) -> torch.Tensor:
@@ -33,10 +37,14 @@ def test_covariance_of_20000_samples_is_sigma(case, form: str) -> None:
         found, expected = empirical(posterior, name, 20_000), dense_covariance(posterior, name)
         # in whitened coordinates every entry has a standard error of at most sqrt(2 / 20000) = 0.01
         L = torch.linalg.cholesky(expected)
-        white = torch.linalg.solve_triangular(L, torch.linalg.solve_triangular(L, found, upper=False).T, upper=False)
+        white = torch.linalg.solve_triangular(
+            L, torch.linalg.solve_triangular(L, found, upper=False).T, upper=False
+        )
         off = (white - torch.eye(len(white), dtype=white.dtype)).abs()
         assert float(off.max()) < 0.06
-        assert float(off.square().mean().sqrt()) < 0.0098  # 0.0075 is expected, give or take a tenth of it for the smallest layer
+        assert (
+            float(off.square().mean().sqrt()) < 0.0098
+        )  # 0.0075 is expected, give or take a tenth of it for the smallest layer
         assert len(white) == block.size
 
 
@@ -47,10 +55,14 @@ def test_cholesky_and_eigenbasis_samplers_agree_in_law() -> None:
     block = paper.blocks[name]
     generator = torch.Generator().manual_seed(5)
     by_cholesky = flat(block, paper.sample(20_000, generator))
-    xi = torch.randn(20_000, 2, block.layer.n_out, block.layer.n_in, generator=generator, dtype=torch.float64)
+    xi = torch.randn(
+        20_000, 2, block.layer.n_out, block.layer.n_in, generator=generator, dtype=torch.float64
+    )
     by_eigenbasis = block.unrotate(xi * paper.variances(name).sqrt()).flatten(1)
     directions = torch.randn(block.size, 20, generator=generator, dtype=torch.float64)
-    ratio = (by_cholesky @ directions).square().mean(0) / (by_eigenbasis @ directions).square().mean(0)
+    ratio = (by_cholesky @ directions).square().mean(0) / (
+        by_eigenbasis @ directions
+    ).square().mean(0)
     assert float((ratio - 1).abs().max()) < 0.06  # the standard error of each is 0.014
 
 
@@ -60,7 +72,11 @@ def test_cholesky_factors_are_the_papers() -> None:
         L_Q, L_H = block.cholesky(0.1)
         for L, factor in ((L_Q, block.Q), (L_H, block.H)):
             n = L.shape[1]
-            jitter = 0.1 * factor.matrix.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * torch.eye(n, dtype=L.dtype)
+            jitter = (
+                0.1
+                * factor.matrix.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+                * torch.eye(n, dtype=L.dtype)
+            )
             assert relative(L @ L.transpose(1, 2), factor.matrix + jitter) < 1e-12
             assert torch.equal(L, L.tril())
 
@@ -81,9 +97,13 @@ def test_samples_follow_the_generator_and_nothing_else() -> None:
 @pytest.mark.parametrize("form", ["eigen", "paper"])
 def test_quadratic_forms(form: str) -> None:
     posterior = posterior_of(TRANSPOSED, form=form, jitter=0.1)
-    J = {name: torch.randn(2, 3, *eta.shape[1:], dtype=torch.float64) for name, eta in posterior.sample(1).items()}
+    J = {
+        name: torch.randn(2, 3, *eta.shape[1:], dtype=torch.float64)
+        for name, eta in posterior.sample(1).items()
+    }
     expected = sum(
-        flat(block, J) @ dense_covariance(posterior, name) @ flat(block, J).transpose(1, 2) for name, block in posterior.blocks.items()
+        flat(block, J) @ dense_covariance(posterior, name) @ flat(block, J).transpose(1, 2)
+        for name, block in posterior.blocks.items()
     )
     assert relative(posterior.quadratic(J), expected) < 1e-9
     with pytest.raises(BoxcovError, match="none of the gradients x belongs to this posterior"):
@@ -98,7 +118,9 @@ def test_log_marginal_likelihood_is_that_of_the_dense_gaussian() -> None:
     for name, block in posterior.blocks.items():
         w, tau = flat(block, theta), posterior.tau(name)
         precision = torch.linalg.inv(dense_covariance(posterior, name))
-        expected += 0.5 * float(len(w) * torch.tensor(tau).log() - tau * w @ w - torch.linalg.slogdet(precision)[1])
+        expected += 0.5 * float(
+            len(w) * torch.tensor(tau).log() - tau * w @ w - torch.linalg.slogdet(precision)[1]
+        )
     assert posterior.log_marginal_likelihood() == pytest.approx(expected, rel=1e-9)
     with pytest.raises(BoxcovError, match="has no prior"):
         posterior.paper().log_marginal_likelihood()
@@ -118,7 +140,9 @@ def test_tuning_finds_the_maximum() -> None:
 
 def test_tuning_by_a_score() -> None:
     posterior = posterior_of(GROUPED)
-    tuned = posterior.tune_prior_precision(lambda p: (torch.tensor(p.tau("net.0")).log10() - 2.3).square().item())
+    tuned = posterior.tune_prior_precision(
+        lambda p: (torch.tensor(p.tau("net.0")).log10() - 2.3).square().item()
+    )
     assert tuned.prior_precision == pytest.approx(10**2.3, rel=0.01)
     with pytest.raises(BoxcovError, match="per_layer goes with the marginal likelihood"):
         posterior.tune_prior_precision(lambda p: 0.0, per_layer=True)
@@ -130,12 +154,12 @@ def test_rank_deficient_factors() -> None:
     """A constant input channel and a dead output: right under a prior, refused without one."""
     torch.manual_seed(0)
     matrix = torch.diag(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64))[None]
-    eigen = Eigen.of(matrix, torch.float64)
+    eigen = Eigendecomposition.of(matrix, torch.float64)
     assert eigen.rank == 2
     posterior = posterior_of(GROUPED)
     name = "net.1" if "net.1" in posterior.blocks else next(iter(posterior.blocks))
     block = posterior.blocks[name]
-    dead = replace(block, H=Eigen(block.H.vectors, torch.zeros_like(block.H.values)))
+    dead = replace(block, H=Eigendecomposition(block.H.vectors, torch.zeros_like(block.H.values)))
     flat_posterior = replace(posterior, blocks={name: dead})
     assert torch.allclose(flat_posterior.variances(name), torch.tensor(2.0, dtype=torch.float64))
     with pytest.raises(BoxcovError, match=f"{name}: Q has rank"):
@@ -146,7 +170,9 @@ def test_rank_deficient_factors() -> None:
 
 def test_eigenvalues_are_never_negative() -> None:
     x = torch.randn(3, 50, dtype=torch.float64)
-    eigen = Eigen.of((x.T @ x)[None], torch.float32)  # rank 3 of 50: rounding would give negative ones
+    eigen = Eigendecomposition.of(
+        (x.T @ x)[None], torch.float32
+    )  # rank 3 of 50: rounding would give negative ones
     assert float(eigen.values.min()) == 0
     assert eigen.rank == 3
 
@@ -154,12 +180,20 @@ def test_eigenvalues_are_never_negative() -> None:
 # files
 
 
-def test_save_and_load_give_the_same_posterior(tmp_path, tiny: TinyCenter, posterior: Posterior) -> None:
+def test_save_and_load_give_the_same_posterior(
+    tmp_path, tiny: TinyCenter, posterior: Posterior
+) -> None:
     path = tmp_path / "p.safetensors"
     posterior.save(path)
     again = Posterior.load(path, tiny)
     assert again.n_data == posterior.n_data
-    assert (again.form, again.fisher, again.frames, again.loss, again.depth) == ("eigen", "empirical", 200, posterior.loss, "head")
+    assert (again.form, again.fisher, again.frames, again.loss, again.depth) == (
+        "eigen",
+        "empirical",
+        200,
+        posterior.loss,
+        "head",
+    )
     for name, block in posterior.blocks.items():
         assert torch.equal(again.variances(name), posterior.variances(name))
         assert again.blocks[name].layer == block.layer
@@ -180,7 +214,9 @@ def test_storage_counts_what_is_stored(tmp_path, posterior: Posterior) -> None:
     assert storage.stored < storage.factors  # three of four equal factors are not stored again
 
 
-def test_layerwise_prior_and_paper_form_survive_a_file(tmp_path, tiny: TinyCenter, posterior: Posterior) -> None:
+def test_layerwise_prior_and_paper_form_survive_a_file(
+    tmp_path, tiny: TinyCenter, posterior: Posterior
+) -> None:
     layered = posterior.with_prior({name: float(i + 1) for i, name in enumerate(posterior.blocks)})
     layered.save(tmp_path / "l")
     assert Posterior.load(tmp_path / "l", tiny).prior_precision == layered.prior_precision
@@ -188,7 +224,9 @@ def test_layerwise_prior_and_paper_form_survive_a_file(tmp_path, tiny: TinyCente
     assert Posterior.load(tmp_path / "p", tiny).jitter == 1e-3
 
 
-def test_a_posterior_of_other_weights_is_refused_with_both_fingerprints(tmp_path, tiny: TinyCenter, posterior: Posterior) -> None:
+def test_a_posterior_of_other_weights_is_refused_with_both_fingerprints(
+    tmp_path, tiny: TinyCenter, posterior: Posterior
+) -> None:
     posterior.save(tmp_path / "p")
     other = TinyCenter(seed=1)
     with pytest.raises(BoxcovError) as error:
@@ -200,8 +238,12 @@ def test_a_posterior_of_other_weights_is_refused_with_both_fingerprints(tmp_path
     assert str(tmp_path / "p") in str(error.value)
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "text", "truncated", "other safetensors", "folder"])
-def test_damaged_files_are_named(tmp_path, tiny: TinyCenter, posterior: Posterior, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage", ["missing", "empty", "text", "truncated", "other safetensors", "folder"]
+)
+def test_damaged_files_are_named(
+    tmp_path, tiny: TinyCenter, posterior: Posterior, damage: str
+) -> None:
     path = tmp_path / "p.safetensors"
     if damage == "empty":
         path.touch()

@@ -17,14 +17,20 @@ def test_autocast_gives_the_boxes_of_the_plain_detector_or_a_clear_error() -> No
             found = model(frame[0])
             assert torch.equal(found.boxes, plain.boxes)
             assert found.covariance.dtype == torch.float32
-        with pytest.raises(BoxcovError, match=r"does not work under torch\.autocast: call the model outside of it"):
+        with pytest.raises(
+            BoxcovError, match=r"does not work under torch\.autocast: call the model outside of it"
+        ):
             MCGLM(detector, posterior)(frame[0])
 
 
 def test_autocast_does_not_reach_the_algebra() -> None:
     detector = TinyCenter().eval()
     posterior = fit(detector, shapes.frames(count=1))
-    gradients = {name: torch.randn(2, 5, *p.shape) for name, p in detector.named_parameters() if name in posterior.parameters}
+    gradients = {
+        name: torch.randn(2, 5, *p.shape)
+        for name, p in detector.named_parameters()
+        if name in posterior.parameters
+    }
     expected = posterior.quadratic(gradients), posterior.sample(2, torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(posterior.quadratic(gradients), expected[0])

@@ -30,7 +30,10 @@ def test_fewer_draws_are_the_first_of_more(posterior) -> None:
 
 def test_a_layers_draws_do_not_depend_on_other_layers(posterior) -> None:
     names = list(posterior.blocks)[2:4]
-    whole, part = (p.sample(3, torch.Generator().manual_seed(5)) for p in (posterior, posterior.restricted(names)))
+    whole, part = (
+        p.sample(3, torch.Generator().manual_seed(5))
+        for p in (posterior, posterior.restricted(names))
+    )
     assert part
     for name, eta in part.items():
         torch.testing.assert_close(eta, whole[name])
@@ -109,7 +112,9 @@ def with_budget(monkeypatch):
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_result_of_fewer_samples_is_that_of_a_model_with_so_many(tiny, posterior, image, with_budget, fresh: bool) -> None:
+def test_a_result_of_fewer_samples_is_that_of_a_model_with_so_many(
+    tiny, posterior, image, with_budget, fresh: bool
+) -> None:
     model = with_budget(tiny, posterior, 8, seed=3, fresh=fresh)
     fewer = MCGLM(tiny, posterior, 4, seed=3, fresh=fresh)
     for k in (8, 4, 4):
@@ -126,7 +131,13 @@ def test_the_head_alone_is_the_posterior_of_the_head(tiny, deep, image, with_bud
     head = deep.restricted([name for name in deep.blocks if name.startswith("head.")])
     assert 0 < len(head.blocks) < len(deep.blocks)
     model = with_budget(tiny, deep, 8)
-    for choice in (Choice(8), Choice(4), Choice(4, head=True), Choice(8, head=True), Choice(4, head=True)):
+    for choice in (
+        Choice(8),
+        Choice(4),
+        Choice(4, head=True),
+        Choice(8, head=True),
+        Choice(4, head=True),
+    ):
         Forced.choice = choice
         found = model(image)
         plain = MCGLM(tiny, head if choice.head else deep, choice.samples)(image)
@@ -150,7 +161,9 @@ def test_a_budget_that_cannot_be_met_says_so_and_takes_the_least(tiny, deep, ima
         found = model(image)
     assert found.meta["samples"] == 2
     assert found.meta["depth"] == "head"
-    assert found.meta["note"] == "2 of 8 samples, the head's layers alone, over the budget of 0.001 ms"
+    assert (
+        found.meta["note"] == "2 of 8 samples, the head's layers alone, over the budget of 0.001 ms"
+    )
     assert found.meta["milliseconds"] > found.meta["budget_ms"] == 1e-3
 
 

@@ -18,7 +18,14 @@ CLASSES = TinyCenter().classes
 def affine(estimator: str = "exact", fields=FIELDS, classes=CLASSES) -> Calibration:
     C, D = len(classes), len(fields)
     residual = tuple(tuple(-1.0 - 0.1 * f - c for f in range(D)) for c in range(C))
-    return Calibration("affine", tuple(fields), tuple(classes), estimator, tuple(0.5 * c for c in range(C)), residual)
+    return Calibration(
+        "affine",
+        tuple(fields),
+        tuple(classes),
+        estimator,
+        tuple(0.5 * c for c in range(C)),
+        residual,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +45,12 @@ def model(name: str, detector: TinyCenter, posterior: Posterior, calibrated: boo
     return boxcov.MCI(detector, posterior, samples=10, calibrated=calibrated)
 
 
-ESTIMATORS = {"exact": "exact", "glm": "exact", "mcglm": "mcglm, 10 samples", "mci": "mci, 10 samples"}
+ESTIMATORS = {
+    "exact": "exact",
+    "glm": "exact",
+    "mcglm": "mcglm, 10 samples",
+    "mci": "mci, 10 samples",
+}
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -60,16 +72,22 @@ def test_boxes_and_covariance_are_the_same_bits(made, name: str) -> None:
 def test_no_box_has_an_empty_predictive_covariance() -> None:
     frames = shapes.frames(count=2)
     detector = TinyCenter(threshold=1.1)
-    found = boxcov.ExactGLM(detector, boxcov.fit(detector, frames, depth=["head.shared.0"]).with_calibration(affine()), calibrated=True)(
-        frames[0][0]
-    )
+    found = boxcov.ExactGLM(
+        detector,
+        boxcov.fit(detector, frames, depth=["head.shared.0"]).with_calibration(affine()),
+        calibrated=True,
+    )(frames[0][0])
     assert found.predictive.shape == (0, 5, 5)
 
 
 def test_another_method_is_warned_of_once(made) -> None:
     detector, posterior, inputs = made
-    other = boxcov.MCGLM(detector, posterior.with_calibration(affine("exact")), samples=7, calibrated=True)
-    with pytest.warns(BoxcovWarning, match="fitted to covariances of exact, these are of mcglm, 7 samples"):
+    other = boxcov.MCGLM(
+        detector, posterior.with_calibration(affine("exact")), samples=7, calibrated=True
+    )
+    with pytest.warns(
+        BoxcovWarning, match="fitted to covariances of exact, these are of mcglm, 7 samples"
+    ):
         other(inputs)
     other(inputs)  # warnings are errors in this suite
 
@@ -77,12 +95,18 @@ def test_another_method_is_warned_of_once(made) -> None:
 def test_what_is_refused(made) -> None:
     detector, posterior, _ = made
     for name in ESTIMATORS:
-        with pytest.raises(BoxcovError, match="the posterior has no calibration: fit one with `boxcov calibrate`"):
+        with pytest.raises(
+            BoxcovError, match="the posterior has no calibration: fit one with `boxcov calibrate`"
+        ):
             model(name, detector, posterior, True)
     with pytest.raises(BoxcovError, match="for boxes of x y, the detector has x y w l yaw"):
-        boxcov.ExactGLM(detector, posterior.with_calibration(affine(fields=("x", "y"))), calibrated=True)
+        boxcov.ExactGLM(
+            detector, posterior.with_calibration(affine(fields=("x", "y"))), calibrated=True
+        )
     with pytest.raises(BoxcovError, match="for the classes car, moon"):
-        boxcov.ExactGLM(detector, posterior.with_calibration(affine(classes=("car", "moon"))), calibrated=True)
+        boxcov.ExactGLM(
+            detector, posterior.with_calibration(affine(classes=("car", "moon"))), calibrated=True
+        )
     with pytest.raises(BoxcovError, match="MC dropout has none"):
         boxcov.MCI(detector, calibrated=True)
 
@@ -111,7 +135,10 @@ def test_a_damaged_one_is_named(made, tmp_path) -> None:
         about = file.metadata()[_KEY].replace('"log_scale"', '"log_skale"')
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     save_file(tensors, path, metadata={_KEY: about})
-    with pytest.raises(BoxcovError, match=r"p\.safetensors: not a calibration, or a damaged one \(missing: log_scale\)"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"p\.safetensors: not a calibration, or a damaged one \(missing: log_scale\)",
+    ):
         Posterior.load(path, detector)
 
 
@@ -119,5 +146,9 @@ def test_other_variances_lose_it(made) -> None:
     _, posterior, _ = made
     carrying = posterior.with_calibration(affine())
     assert carrying.to("cpu").calibration is carrying.calibration
-    for other in (carrying.with_prior(2.0), carrying.paper(1e-3), carrying.restricted(list(carrying.blocks)[:1])):
+    for other in (
+        carrying.with_prior(2.0),
+        carrying.paper(1e-3),
+        carrying.restricted(list(carrying.blocks)[:1]),
+    ):
         assert other.calibration is None

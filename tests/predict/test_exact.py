@@ -13,12 +13,19 @@ from oracles.dense import relative
 
 
 def test_equals_glm_in_float32(tiny, posterior, image) -> None:
-    assert relative(ExactGLM(tiny, posterior)(image).covariance, GLM(tiny, posterior)(image).covariance) < 1e-5
+    assert (
+        relative(
+            ExactGLM(tiny, posterior)(image).covariance, GLM(tiny, posterior)(image).covariance
+        )
+        < 1e-5
+    )
 
 
 def test_equals_glm_under_the_papers_posterior(tiny, posterior, image) -> None:
     paper = posterior.paper(jitter=1e-3)
-    assert relative(ExactGLM(tiny, paper)(image).covariance, GLM(tiny, paper)(image).covariance) < 1e-4
+    assert (
+        relative(ExactGLM(tiny, paper)(image).covariance, GLM(tiny, paper)(image).covariance) < 1e-4
+    )
 
 
 @pytest.mark.parametrize("boxes", [1, 50, 500])
@@ -26,7 +33,11 @@ def test_any_number_of_boxes(tiny, posterior, image, boxes: int) -> None:
     tiny = _reporting(tiny, boxes)
     found = ExactGLM(tiny, posterior)(image)
     assert len(found) == boxes
-    reference = GLM(tiny, posterior)(image) if boxes < 100 else MCGLM(tiny, posterior, samples=500, chunk=100)(image)
+    reference = (
+        GLM(tiny, posterior)(image)
+        if boxes < 100
+        else MCGLM(tiny, posterior, samples=500, chunk=100)(image)
+    )
     assert relative(found.covariance, reference.covariance) < (1e-5 if boxes < 100 else 0.2)
     eigenvalues = torch.linalg.eigvalsh(found.covariance.double())
     assert bool((eigenvalues >= -1e-6 * eigenvalues.amax(1, keepdim=True)).all())
@@ -71,20 +82,32 @@ def deep(tiny, train_frames):
     return fit(tiny, train_frames[:40], depth="backbone", n_data=2000)
 
 
-def test_exact_head_plus_monte_carlo_rest_is_one_estimator_with_less_noise(tiny, deep, image) -> None:
+def test_exact_head_plus_monte_carlo_rest_is_one_estimator_with_less_noise(
+    tiny, deep, image
+) -> None:
     exact = ExactGLM(tiny, deep)(image).covariance
     errors = {"mixed": [], "all": []}
     for seed in range(15):
-        errors["mixed"].append(relative(ExactGLM(tiny, deep, samples=10, seed=seed)(image).covariance, exact))
-        errors["all"].append(relative(MCGLM(tiny, deep, samples=10, seed=seed)(image).covariance, exact))
-    mixed, everything = (torch.tensor(errors[name]).square().mean().sqrt() for name in ("mixed", "all"))
+        errors["mixed"].append(
+            relative(ExactGLM(tiny, deep, samples=10, seed=seed)(image).covariance, exact)
+        )
+        errors["all"].append(
+            relative(MCGLM(tiny, deep, samples=10, seed=seed)(image).covariance, exact)
+        )
+    mixed, everything = (
+        torch.tensor(errors[name]).square().mean().sqrt() for name in ("mixed", "all")
+    )
     assert mixed < everything
-    mean = torch.stack([ExactGLM(tiny, deep, samples=100, seed=s)(image).covariance for s in range(20)]).mean(0)
+    mean = torch.stack(
+        [ExactGLM(tiny, deep, samples=100, seed=s)(image).covariance for s in range(20)]
+    ).mean(0)
     assert relative(mean, exact) < 0.1
 
 
 def test_deep_exact_equals_glm(tiny, deep, image) -> None:
-    assert relative(ExactGLM(tiny, deep)(image).covariance, GLM(tiny, deep)(image).covariance) < 1e-4
+    assert (
+        relative(ExactGLM(tiny, deep)(image).covariance, GLM(tiny, deep)(image).covariance) < 1e-4
+    )
 
 
 # detectors whose instances() is wrong, or absent
@@ -138,7 +161,9 @@ class Mixed(TinyCenter):
         (Mixed, r"items for \d+ instances: every layer must see each instance as one item"),
     ],
 )
-def test_instances_that_contradict_decode_are_refused(tiny, posterior, image, kind: type[TinyCenter], message: str) -> None:
+def test_instances_that_contradict_decode_are_refused(
+    tiny, posterior, image, kind: type[TinyCenter], message: str
+) -> None:
     wrong = kind()
     wrong.load_state_dict(tiny.state_dict())
     with pytest.raises(BoxcovError, match=message):
@@ -153,7 +178,13 @@ class Without(TinyCenter):
 def test_a_detector_without_instances_is_served_all_the_same(tiny, posterior, image) -> None:
     other = Without()
     other.load_state_dict(tiny.state_dict())
-    assert relative(ExactGLM(other.eval(), posterior)(image).covariance, ExactGLM(tiny, posterior)(image).covariance) < 1e-5
+    assert (
+        relative(
+            ExactGLM(other.eval(), posterior)(image).covariance,
+            ExactGLM(tiny, posterior)(image).covariance,
+        )
+        < 1e-5
+    )
 
 
 class Queries(Detector):
@@ -168,7 +199,10 @@ class Queries(Detector):
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         tokens = self.body(inputs).tanh()
-        return {"tokens": tokens, "boxes": torch.stack([head(tokens) for head in self.heads], 2)}  # (B, T, 2, 2)
+        return {
+            "tokens": tokens,
+            "boxes": torch.stack([head(tokens) for head in self.heads], 2),
+        }  # (B, T, 2, 2)
 
     def select(self, raw: dict[str, Tensor]) -> Selection:
         frame, token = torch.ones(raw["tokens"].shape[:2]).nonzero(as_tuple=True)
@@ -182,7 +216,12 @@ class Queries(Detector):
         frame, token = selection.where
         for label, head in enumerate(self.heads):
             index = (selection.labels == label).nonzero()[:, 0]
-            yield index, lambda head=head, index=index: head(raw["tokens"][frame[index], token[index]]).exp()
+            yield (
+                index,
+                lambda head=head, index=index: head(
+                    raw["tokens"][frame[index], token[index]]
+                ).exp(),
+            )
 
     def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
         return (raw["boxes"] - targets).square().flatten(1).sum(1)
@@ -192,7 +231,9 @@ class Queries(Detector):
 
 
 @pytest.mark.parametrize("depth", ["head", "backbone"])
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(batch=st.integers(1, 3), tokens=st.integers(1, 6))
 def test_groups_of_instances(depth: str, batch: int, tokens: int) -> None:
     torch.manual_seed(0)
@@ -217,7 +258,9 @@ def test_groups_of_instances(depth: str, batch: int, tokens: int) -> None:
     D=st.integers(1, 5),
     T=st.integers(1, 12),
 )
-def test_both_contractions_equal_the_sum_of_the_definition(g: int, groups: int, n_in: int, n_out: int, D: int, T: int) -> None:
+def test_both_contractions_equal_the_sum_of_the_definition(
+    g: int, groups: int, n_in: int, n_out: int, D: int, T: int
+) -> None:
     torch.manual_seed(0)
     alpha = torch.randn(g, groups, n_in, T, dtype=torch.float64)
     delta = torch.randn(D, g, groups, n_out, T, dtype=torch.float64)
@@ -233,7 +276,9 @@ def test_memory_is_bounded_by_chunks(tiny, posterior, image, monkeypatch) -> Non
     seen = []
     for name in ("_by_gradients", "_by_pairs"):
         original = getattr(contract, name)
-        monkeypatch.setattr(contract, name, lambda a, d, v, f=original: seen.append(len(a)) or f(a, d, v))
+        monkeypatch.setattr(
+            contract, name, lambda a, d, v, f=original: seen.append(len(a)) or f(a, d, v)
+        )
     monkeypatch.setattr(contract, "CACHE", 1)
     assert relative(ExactGLM(tiny, posterior)(image).covariance, whole) < 1e-5
     assert set(seen) == {1}

@@ -27,7 +27,10 @@ def test_a_half_precision_detector_has_a_covariance_in_float32(case, dtype) -> N
     detector, data = case()
     whole = fit(detector, data, n_data=100, prior_precision=1e3)
     half = detector.to(dtype)
-    items = [(tree_map_only(torch.Tensor, lambda t: t.to(dtype), inputs), targets) for inputs, targets in data]
+    items = [
+        (tree_map_only(torch.Tensor, lambda t: t.to(dtype), inputs), targets)
+        for inputs, targets in data
+    ]
     posterior = fit(half, items, n_data=100, prior_precision=1e3)
     for name, block in posterior.blocks.items():
         assert {block.Q.vectors.dtype, block.H.values.dtype} == {torch.float32}

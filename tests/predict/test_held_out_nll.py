@@ -32,7 +32,10 @@ def test_nll_is_that_of_scipy() -> None:
     for extra in (0.0, residual):
         found = gaussian_nll(errors, C, extra)
         added = np.diag(np.broadcast_to(np.asarray(extra), 3))
-        expected = [-multivariate_normal(np.zeros(3), c.numpy() + added).logpdf(e.numpy()) for c, e in zip(C, errors)]
+        expected = [
+            -multivariate_normal(np.zeros(3), c.numpy() + added).logpdf(e.numpy())
+            for c, e in zip(C, errors)
+        ]
         assert np.allclose(found.numpy(), expected)
 
 
@@ -50,5 +53,7 @@ def test_tuning_by_held_out_boxes_beats_its_neighbours(tiny, posterior) -> None:
 
 def test_no_pairs_are_said(tiny, posterior) -> None:
     score = held_out_nll(tiny, list(shapes.frames(count=2, seed=11, objects=0)), pair)
-    with pytest.raises(BoxcovError, match="none of the boxes in 2 held-out frames has a ground truth"):
+    with pytest.raises(
+        BoxcovError, match="none of the boxes in 2 held-out frames has a ground truth"
+    ):
         score(posterior)

@@ -26,7 +26,14 @@ def test_jvp_converges_to_the_exact_covariance_as_one_over_root_k(small) -> None
     exact = box_covariance(detector, posterior, inputs)
     counts = torch.tensor([8.0, 32.0, 128.0, 512.0])
     errors = [
-        torch.tensor([relative(MCGLM(detector, posterior, samples=int(k), seed=s)(inputs).covariance, exact) for s in range(40)])
+        torch.tensor(
+            [
+                relative(
+                    MCGLM(detector, posterior, samples=int(k), seed=s)(inputs).covariance, exact
+                )
+                for s in range(40)
+            ]
+        )
         .square()
         .mean()
         .sqrt()
@@ -45,7 +52,14 @@ def test_fd_converges_to_jvp_as_epsilon_falls(small) -> None:
     for epsilon in (1e-2, 1e-3, 1e-4, 1e-5):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BoxcovWarning)
-            errors.append(relative(MCGLM(detector, posterior, derivative="fd", epsilon=epsilon, seed=3)(inputs).covariance, exact))
+            errors.append(
+                relative(
+                    MCGLM(detector, posterior, derivative="fd", epsilon=epsilon, seed=3)(
+                        inputs
+                    ).covariance,
+                    exact,
+                )
+            )
     for coarse, fine in itertools.pairwise(errors):
         assert coarse / fine == pytest.approx(10, rel=0.3)  # first order
 
@@ -86,15 +100,22 @@ def off(tiny: TinyCenter, posterior: Posterior, image: torch.Tensor, epsilon: fl
     return relative(fd, MCGLM(tiny, posterior)(image).covariance)
 
 
-def test_fd_with_the_papers_epsilon_is_lost_in_rounding_under_n_and_tau(tiny, posterior, image) -> None:
+def test_fd_with_the_papers_epsilon_is_lost_in_rounding_under_n_and_tau(
+    tiny, posterior, image
+) -> None:
     assert off(tiny, posterior, image, 1e-7) >= 0.05
     assert off(tiny, posterior, image, 1e-5) < 0.02
 
 
-def test_fd_with_a_longer_step_is_useless_under_the_papers_posterior(tiny, posterior, image) -> None:
+def test_fd_with_a_longer_step_is_useless_under_the_papers_posterior(
+    tiny, posterior, image
+) -> None:
     """Its eta are thousands of times longer, so that a step of 1e-3 leaves the region where the boxes are linear."""
     paper = posterior.paper()
-    rms = [torch.cat([e.flatten() for e in p.sample(2).values()]).square().mean().sqrt() for p in (paper, posterior)]
+    rms = [
+        torch.cat([e.flatten() for e in p.sample(2).values()]).square().mean().sqrt()
+        for p in (paper, posterior)
+    ]
     assert rms[0] / rms[1] > 100
     assert off(tiny, paper, image, 1e-7) < 0.3
     with warnings.catch_warnings():
@@ -116,7 +137,10 @@ def test_jvp_in_float32_is_that_of_float64(tiny, posterior, image) -> None:
         etas = form.sample(8, torch.Generator().manual_seed(2))
         with torch.no_grad():
             found = directional_derivatives(point, etas)
-        exact = sum(torch.einsum("mdw,kw->mdk", J[name].flatten(2), eta.double().flatten(1)) for name, eta in etas.items())
+        exact = sum(
+            torch.einsum("mdw,kw->mdk", J[name].flatten(2), eta.double().flatten(1))
+            for name, eta in etas.items()
+        )
         assert found.dtype == torch.float32
         assert relative(found.double(), exact) < 1e-4
 
@@ -125,14 +149,19 @@ def test_exact_in_float32_is_that_of_float64(tiny, image, train_frames) -> None:
     import copy
 
     twin = copy.deepcopy(tiny).double()
-    exact = ExactGLM(twin, fit(twin, [(x.double(), y) for x, y in train_frames[:20]], n_data=2000))(image.double())
+    exact = ExactGLM(twin, fit(twin, [(x.double(), y) for x, y in train_frames[:20]], n_data=2000))(
+        image.double()
+    )
     found = ExactGLM(tiny, fit(tiny, train_frames[:20], n_data=2000))(image)
     assert relative(found.covariance.double(), exact.covariance) < 1e-3
 
 
 def test_fd_warns_once_with_a_better_epsilon(tiny, posterior, image) -> None:
     model = MCGLM(tiny, posterior, derivative="fd", epsilon=1e-7)
-    with pytest.warns(BoxcovWarning, match=r"lost in rounding.* epsilon=1e-\d is .* off, derivative='jvp' needs no epsilon") as caught:
+    with pytest.warns(
+        BoxcovWarning,
+        match=r"lost in rounding.* epsilon=1e-\d is .* off, derivative='jvp' needs no epsilon",
+    ) as caught:
         model(image)
     better = float(str(caught[0].message).split("; epsilon=")[1].split(" ")[0])
     with warnings.catch_warnings():
@@ -228,4 +257,7 @@ def test_directions_out_of_the_range_of_float16_are_taken_all_the_same(precision
     assert not 1e-7 < float(length) < 65504
     exact = ExactGLM(detector, posterior)(inputs[:1])
     assert bool((exact.uncertainty > 0).all())
-    assert relative(MCGLM(detector, posterior, samples=400)(inputs[:1]).covariance, exact.covariance) < 0.3
+    assert (
+        relative(MCGLM(detector, posterior, samples=400)(inputs[:1]).covariance, exact.covariance)
+        < 0.3
+    )

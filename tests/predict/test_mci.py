@@ -18,7 +18,9 @@ def tight(tiny, train_frames):
     return fit(tiny, train_frames[:20], n_data=1e10, prior_precision=1e6)
 
 
-def test_laplace_samples_agree_with_the_linearised_covariance_where_the_posterior_is_tight(tiny, tight, image) -> None:
+def test_laplace_samples_agree_with_the_linearised_covariance_where_the_posterior_is_tight(
+    tiny, tight, image
+) -> None:
     exact = ExactGLM(tiny, tight)(image)
     found = MCI(tiny, tight, samples=400)(image)
     assert relative(found.covariance, exact.covariance) < 0.2
@@ -50,7 +52,9 @@ def test_dropout_varies_and_follows_its_seed(tiny, image) -> None:
     assert torch.equal(first.covariance, again.covariance)
     assert not torch.equal(first.covariance, other.covariance)
     assert bool((first.uncertainty > 0).all())
-    assert not torch.equal(first.boxes, tiny.detect(image).boxes)  # Bayesian averaging is not post hoc
+    assert not torch.equal(
+        first.boxes, tiny.detect(image).boxes
+    )  # Bayesian averaging is not post hoc
     assert float(MCI(tiny, dropout=0.5)(image).uncertainty.mean()) > float(first.uncertainty.mean())
 
 
@@ -64,7 +68,9 @@ def test_equal_frames_get_equal_numbers_whatever_came_before(tiny, image) -> Non
 class WithDropout(NetDetector):
     def __init__(self, kind: type[nn.Module] = nn.Dropout, rate: float = 0.3) -> None:
         torch.manual_seed(0)
-        super().__init__(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), kind(rate), nn.Conv2d(3, 2, 1)))
+        super().__init__(
+            nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), kind(rate), nn.Conv2d(3, 2, 1))
+        )
 
 
 @pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d])
@@ -88,7 +94,10 @@ def test_dropout_on_layers_that_are_never_used_as_products_is_refused() -> None:
     """Weight normalisation makes the weight anew for every pass: its parameters are no layer's weight, and nothing would be dropped."""
     torch.manual_seed(0)
     last = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 1))
-    detector, x = NetDetector(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), last)).eval(), torch.randn(1, 2, 5, 5)
+    detector, x = (
+        NetDetector(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), last)).eval(),
+        torch.randn(1, 2, 5, 5),
+    )
     with pytest.raises(BoxcovError, match="nothing would be dropped"):
         MCI(detector, dropout=0.1, depth=["net.2"])(x)
     assert bool((MCI(detector, dropout=0.1)(x).uncertainty > 0).all())  # the first layer is one
@@ -134,7 +143,9 @@ def test_finite_differences_take_headings_the_short_way_round() -> None:
     with torch.no_grad():
         detector.net.weight[0], detector.net.bias[0] = 0, 0
     x = torch.randn(2, 2, 5, 5, dtype=torch.float64)
-    assert torch.equal(detector.detect(x).boxes[:, 1].abs(), torch.full((8,), math.pi, dtype=torch.float64))
+    assert torch.equal(
+        detector.detect(x).boxes[:, 1].abs(), torch.full((8,), math.pi, dtype=torch.float64)
+    )
     posterior = fit(detector, [(x, torch.randn(2, 2, 25, dtype=torch.float64))], n_data=50)
     found = MCGLM(detector, posterior, derivative="fd", epsilon=1e-6)(x)
     assert relative(found.covariance, MCGLM(detector, posterior)(x).covariance) < 1e-4
@@ -158,7 +169,9 @@ def both_ways(make, image):
 
 
 @pytest.mark.parametrize("score", [False, True])
-def test_weights_from_a_posterior_give_the_same_by_instance(tiny, tight, image, score: bool) -> None:
+def test_weights_from_a_posterior_give_the_same_by_instance(
+    tiny, tight, image, score: bool
+) -> None:
     found, expected = both_ways(lambda: MCI(tiny, tight, samples=4, score=score), image)
     assert torch.allclose(found.boxes, expected.boxes, atol=1e-4)
     assert relative(found.covariance, expected.covariance) < 1e-2
@@ -171,9 +184,13 @@ def test_dropout_by_instance_has_the_same_law(tiny, image) -> None:
     k = 150
     found, expected = both_ways(lambda: MCI(tiny, dropout=0.1, samples=k), image)
     std = [d.covariance.diagonal(dim1=1, dim2=2).sqrt() for d in (found, expected)]
-    assert float(((found.boxes - expected.boxes) / (std[1] * (2 / k) ** 0.5)).abs().max()) < 4.5  # in standard errors of the difference
+    assert (
+        float(((found.boxes - expected.boxes) / (std[1] * (2 / k) ** 0.5)).abs().max()) < 4.5
+    )  # in standard errors of the difference
     assert float((std[0] / std[1]).log().abs().max()) < 0.4  # five standard errors
-    assert float((std[0] / std[1]).log().mean().abs()) < 0.1  # none is shrunk: no pixel lost its mask, none has two
+    assert (
+        float((std[0] / std[1]).log().mean().abs()) < 0.1
+    )  # none is shrunk: no pixel lost its mask, none has two
 
 
 def test_dropout_below_the_head_goes_over_the_whole_map(tiny, image) -> None:

@@ -17,7 +17,9 @@ from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 def case(**rules):
     """A detector with many rivals on a map of 8 x 8 cells, and two frames."""
     config = pillar_config()
-    config = replace(config, reporting=replace(config.reporting, **{"most": 83, "threshold": 0.4, **rules}))
+    config = replace(
+        config, reporting=replace(config.reporting, **{"most": 83, "threshold": 0.4, **rules})
+    )
     detector = detector_of(config, seed=1)
     with torch.no_grad():
         for task in detector.head.branches():  # sizes, scores and headings that differ
@@ -30,9 +32,17 @@ def case(**rules):
 def suppressing(better, worse, task, rules):
     """Which of the boxes (n, D) suppress one box (D,)."""
     if rules.nms == "circle":
-        return ((better[:, :2] - worse[:2]).square().sum(1) <= rules.radii[task]).nonzero()[:, 0].tolist()
+        return (
+            ((better[:, :2] - worse[:2]).square().sum(1) <= rules.radii[task])
+            .nonzero()[:, 0]
+            .tolist()
+        )
     flat = better[:, [0, 1, 3, 4, 6]]
-    return (rotated_iou(flat, worse[[0, 1, 3, 4, 6]].expand_as(flat)) > rules.overlap).nonzero()[:, 0].tolist()
+    return (
+        (rotated_iou(flat, worse[[0, 1, 3, 4, 6]].expand_as(flat)) > rules.overlap)
+        .nonzero()[:, 0]
+        .tolist()
+    )
 
 
 def slow_spread(detector, inputs):
@@ -40,13 +50,31 @@ def slow_spread(detector, inputs):
     raw = detector(inputs)
     found, every = detector.select(raw), detector.candidates(raw)
     boxes, others = detector.decode(raw, found), detector.decode(raw, every)
-    cells = [list(zip(*(x.tolist() for x in (s.frame, s.where.task, s.where.row, s.where.column, s.labels)))) for s in (found, every)]
-    out, counts, weight = torch.zeros(len(found), 9, 9).double(), torch.zeros(len(found)), torch.zeros(len(found)).double()
+    cells = [
+        list(
+            zip(
+                *(
+                    x.tolist()
+                    for x in (s.frame, s.where.task, s.where.row, s.where.column, s.labels)
+                )
+            )
+        )
+        for s in (found, every)
+    ]
+    out, counts, weight = (
+        torch.zeros(len(found), 9, 9).double(),
+        torch.zeros(len(found)),
+        torch.zeros(len(found)).double(),
+    )
     for c, cell in enumerate(cells[1]):
         if cell in cells[0]:
             continue
         # frames apart, tasks apart; by falling score, so the first one is the best
-        rivals = [r for r in range(len(found)) if cells[0][r][:2] == cell[:2] and found.scores[r] >= every.scores[c]]
+        rivals = [
+            r
+            for r in range(len(found))
+            if cells[0][r][:2] == cell[:2] and found.scores[r] >= every.scores[c]
+        ]
         hits = suppressing(boxes[rivals], others[c], cell[1], detector.config.reporting)
         if not hits:
             continue
@@ -56,11 +84,15 @@ def slow_spread(detector, inputs):
         out[by] += every.scores[c] * torch.outer(delta, delta)
         weight[by] += every.scores[c]
         counts[by] += 1
-    return torch.where(counts[:, None, None] > 0, out / weight.clamp(min=1e-30)[:, None, None], 0.0), counts
+    return torch.where(
+        counts[:, None, None] > 0, out / weight.clamp(min=1e-30)[:, None, None], 0.0
+    ), counts
 
 
 @pytest.mark.parametrize(
-    "rules", [{}, {"nms": "circle"}, {"most": 2}, {"per_class": False}], ids=["iou", "circle", "few boxes", "one class"]
+    "rules",
+    [{}, {"nms": "circle"}, {"most": 2}, {"per_class": False}],
+    ids=["iou", "circle", "few boxes", "one class"],
 )
 def test_the_spread_is_that_of_the_loop(rules) -> None:
     detector, inputs = case(**rules)
@@ -91,9 +123,13 @@ def test_candidates_hold_every_reported_instance() -> None:
         raw = detector(inputs)
         found, every = detector.select(raw), detector.candidates(raw)
     assert bool((every.scores > detector.config.reporting.threshold).all())
-    assert int((every.removed_by == -1).sum()) == len(found)  # nothing else was lost: no limit on their number cut in
+    assert int((every.removed_by == -1).sum()) == len(
+        found
+    )  # nothing else was lost: no limit on their number cut in
     assert torch.equal(every.scores[every.removed_by == -1], found.scores)
-    assert torch.equal(every.frame[every.removed_by >= 0], found.frame[every.removed_by[every.removed_by >= 0]])
+    assert torch.equal(
+        every.frame[every.removed_by >= 0], found.frame[every.removed_by[every.removed_by >= 0]]
+    )
 
 
 def test_no_boxes_no_covariance() -> None:
@@ -102,5 +138,7 @@ def test_no_boxes_no_covariance() -> None:
 
 
 def test_a_detector_that_does_not_tell_is_refused() -> None:
-    with pytest.raises(BoxcovError, match=r"TinyCenter does not say what NMS removes: it has no candidates\(\)"):
+    with pytest.raises(
+        BoxcovError, match=r"TinyCenter does not say what NMS removes: it has no candidates\(\)"
+    ):
         NMSSpread(TinyCenter())

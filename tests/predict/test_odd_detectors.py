@@ -34,7 +34,9 @@ class Body(nn.Module):
 
 
 class Consumer(nn.Module):
-    def __init__(self, packed: Callable[[Tensor], Any], consume: Callable[[Any, nn.Module], Tensor]) -> None:
+    def __init__(
+        self, packed: Callable[[Tensor], Any], consume: Callable[[Any, nn.Module], Tensor]
+    ) -> None:
         super().__init__()
         self.body, self.head, self.last = Body(packed), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 2, 1)
         self.consume = consume
@@ -84,16 +86,24 @@ def next_entry(out: Any, head: nn.Module) -> Tensor:
     ("packed", "consume"),
     [
         pytest.param(lambda x: {"x": x}, replace_entry, id="dict entry replaced"),
-        pytest.param(lambda x: OrderedDict(x=x), replace_entry, id="entry of an OrderedDict replaced"),
-        pytest.param(lambda x: ({"x": x},), replace_inner_entry, id="entry of a dict in a tuple replaced"),
+        pytest.param(
+            lambda x: OrderedDict(x=x), replace_entry, id="entry of an OrderedDict replaced"
+        ),
+        pytest.param(
+            lambda x: ({"x": x},), replace_inner_entry, id="entry of a dict in a tuple replaced"
+        ),
         pytest.param(lambda x: {"x": x}, pop_entry, id="dict entry popped"),
         pytest.param(lambda x: [x], append_entry, id="list appended to"),
         pytest.param(Features, set_attribute, id="attribute set"),
-        pytest.param(lambda x: Features(x * 2), change_attribute_in_place, id="attribute changed in place"),
+        pytest.param(
+            lambda x: Features(x * 2), change_attribute_in_place, id="attribute changed in place"
+        ),
         pytest.param(lambda x: iter([x]), next_entry, id="iterator used up"),
     ],
 )
-def test_a_container_changed_by_its_reader_is_remembered_as_it_was_or_not_at_all(packed: Any, consume: Any) -> None:
+def test_a_container_changed_by_its_reader_is_remembered_as_it_was_or_not_at_all(
+    packed: Any, consume: Any
+) -> None:
     detector = double(lambda: Consumer(packed, consume))
     check(detector, posterior_of(detector, ["net.head", "net.last"]))
 
@@ -133,7 +143,10 @@ class Refining(NetDetector):
 
 
 def test_a_layer_used_in_decode_as_well_as_in_forward_counts_in_both() -> None:
-    detector = double(lambda: nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 1)), Refining)
+    detector = double(
+        lambda: nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 1)),
+        Refining,
+    )
     check(detector, posterior_of(detector))
 
 
@@ -152,12 +165,18 @@ class Levels(Detector):
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
         features = [neck(inputs["x"]).tanh() for neck in self.necks]
-        return {"features": features, "boxes": torch.stack([self.head(t) for t in features], 2), "level": inputs["level"]}
+        return {
+            "features": features,
+            "boxes": torch.stack([self.head(t) for t in features], 2),
+            "level": inputs["level"],
+        }
 
     def select(self, raw: dict[str, Any]) -> Selection:
         frame, token = torch.ones(raw["level"].shape).nonzero(as_tuple=True)
         where = (frame, token, raw["level"][frame, token])
-        return Selection(frame, torch.ones(len(frame)), torch.zeros(len(frame), dtype=torch.long), where)
+        return Selection(
+            frame, torch.ones(len(frame)), torch.zeros(len(frame), dtype=torch.long), where
+        )
 
     def decode(self, raw: dict[str, Any], selection: Selection) -> Tensor:
         return raw["boxes"][selection.where].exp()
@@ -166,7 +185,12 @@ class Levels(Detector):
         frame, token, level = selection.where
         for number, features in enumerate(raw["features"]):
             index = (level == number).nonzero()[:, 0]
-            yield index, lambda index=index, features=features: self.head(features[frame[index], token[index]]).exp()
+            yield (
+                index,
+                lambda index=index, features=features: self.head(
+                    features[frame[index], token[index]]
+                ).exp(),
+            )
 
     def loss(self, raw: dict[str, Any], targets: Tensor) -> Tensor:
         return (raw["boxes"] - targets).square().flatten(1).sum(1)
@@ -177,16 +201,25 @@ class Levels(Detector):
 
 @pytest.mark.parametrize("samples", [None, 1500], ids=["exact", "mc below"])
 @pytest.mark.parametrize("levels", [(0, 1), (1, 0)], ids=str)
-def test_a_level_that_the_first_frame_does_not_show_is_right_in_the_second(levels: tuple[int, int], samples: int | None) -> None:
+def test_a_level_that_the_first_frame_does_not_show_is_right_in_the_second(
+    levels: tuple[int, int], samples: int | None
+) -> None:
     torch.manual_seed(0)
     detector = Levels().double()
-    x, targets = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(4, 5, 2, 2, dtype=torch.float64)
+    x, targets = (
+        torch.randn(4, 5, 3, dtype=torch.float64),
+        torch.randn(4, 5, 2, 2, dtype=torch.float64),
+    )
     mixed = {"x": x, "level": torch.arange(20).reshape(4, 5) % 2}
     posterior = fit(detector, [(mixed, targets)], depth="neck", n_data=50, prior_precision=0.3)
     model = ExactGLM(detector, posterior, samples=samples)
-    shown = [{"x": x[i : i + 1], "level": torch.full((1, 5), level)} for i, level in enumerate(levels)]
+    shown = [
+        {"x": x[i : i + 1], "level": torch.full((1, 5), level)} for i, level in enumerate(levels)
+    ]
     for inputs in (*shown, mixed):
-        assert relative(model(inputs).covariance, box_covariance(detector, posterior, inputs)) < (0.2 if samples else 1e-9)
+        assert relative(model(inputs).covariance, box_covariance(detector, posterior, inputs)) < (
+            0.2 if samples else 1e-9
+        )
 
 
 # in place
@@ -206,7 +239,9 @@ class DecodeInPlace(NetDetector):
 
 @pytest.mark.parametrize("method", [*METHODS, "mci"])
 @pytest.mark.parametrize(("kind", "name"), [(SelectInPlace, "select"), (DecodeInPlace, "decode")])
-def test_select_and_decode_that_change_raw_in_place_are_refused(kind: type[NetDetector], name: str, method: str) -> None:
+def test_select_and_decode_that_change_raw_in_place_are_refused(
+    kind: type[NetDetector], name: str, method: str
+) -> None:
     detector = double(two_layers, kind)
     make = METHODS.get(method, lambda detector, posterior: MCI(detector, posterior))
     model = make(detector, posterior_of(detector))
@@ -238,7 +273,9 @@ class NormalisingResidual(Normalising):
 
 @pytest.mark.parametrize("depth", ["head", ["net.head"]], ids=["all layers", "last layer"])
 @pytest.mark.parametrize("kind", [Normalising, NormalisingResidual])
-def test_a_forward_that_changes_its_input_in_place_gets_a_fresh_one_for_every_pass(kind: type[nn.Module], depth: Any) -> None:
+def test_a_forward_that_changes_its_input_in_place_gets_a_fresh_one_for_every_pass(
+    kind: type[nn.Module], depth: Any
+) -> None:
     detector = double(kind)
     posterior, inputs = posterior_of(detector, depth), frames()[0][:1]
     before = inputs.clone()
@@ -303,7 +340,9 @@ class Tapped(NetDetector):
 @pytest.mark.parametrize("depth", ["head", ["net.2"]], ids=["all layers", "last layer"])
 def test_a_bound_method_as_a_hook_stores_on_the_shadow(depth: Any) -> None:
     detector = double(two_layers, Tapped)
-    detector.detect(torch.randn(1, 2, 5, 5, dtype=torch.float64))  # another frame, whose features lie there
+    detector.detect(
+        torch.randn(1, 2, 5, 5, dtype=torch.float64)
+    )  # another frame, whose features lie there
     stale = detector.features
     posterior, inputs = posterior_of(detector, depth), frames()[0][:1]
     models = {method: make(detector, posterior) for method, make in METHODS.items()}
@@ -326,21 +365,36 @@ def center() -> TinyCenter:
 @pytest.fixture(scope="module")
 def center_frames() -> list[Any]:
     """Small images with one object each."""
-    targets = [[{"boxes": torch.tensor([[2.0 + i, 3.0, 1.5, 3.0, 0.4 * i]]), "labels": torch.tensor([i])}] for i in range(2)]
-    return [(inputs[:, :, :16, :16].double(), target) for (inputs, _), target in zip(shapes.frames(count=2), targets)]
+    targets = [
+        [{"boxes": torch.tensor([[2.0 + i, 3.0, 1.5, 3.0, 0.4 * i]]), "labels": torch.tensor([i])}]
+        for i in range(2)
+    ]
+    return [
+        (inputs[:, :, :16, :16].double(), target)
+        for (inputs, _), target in zip(shapes.frames(count=2), targets)
+    ]
 
 
 @pytest.mark.parametrize("depth", [["lateral"], ["lateral", "up"], ["backbone"]], ids=str)
-def test_a_posterior_of_layers_below_the_instances_only(center: TinyCenter, center_frames: list[Any], depth: list[str]) -> None:
+def test_a_posterior_of_layers_below_the_instances_only(
+    center: TinyCenter, center_frames: list[Any], depth: list[str]
+) -> None:
     posterior = fit(center, center_frames, depth=depth)
     inputs = center_frames[0][0]
     expected = GLM(center, posterior)(inputs)
     assert float(expected.uncertainty.min()) > 0
     assert relative(ExactGLM(center, posterior)(inputs).covariance, expected.covariance) < 1e-9
-    assert relative(ExactGLM(center, posterior, samples=300)(inputs).covariance, expected.covariance) < 0.4
+    assert (
+        relative(ExactGLM(center, posterior, samples=300)(inputs).covariance, expected.covariance)
+        < 0.4
+    )
 
 
-@pytest.mark.parametrize("make", [GLM, ExactGLM, MCGLM, partial(ExactGLM, samples=4)], ids=["glm", "exact", "mcglm", "mc below"])
+@pytest.mark.parametrize(
+    "make",
+    [GLM, ExactGLM, MCGLM, partial(ExactGLM, samples=4)],
+    ids=["glm", "exact", "mcglm", "mc below"],
+)
 def test_boxes_that_do_not_depend_on_the_posterior_at_all_have_no_covariance(
     center: TinyCenter, center_frames: list[Any], make: Any
 ) -> None:

@@ -29,7 +29,9 @@ class Queries(Detector):
 
     def select(self, raw: dict[str, Tensor]) -> Selection:
         frame, token = torch.ones(raw["tokens"].shape[:2]).nonzero(as_tuple=True)
-        return Selection(frame, torch.ones(len(frame)), torch.zeros(len(frame), dtype=torch.long), (frame, token))
+        return Selection(
+            frame, torch.ones(len(frame)), torch.zeros(len(frame), dtype=torch.long), (frame, token)
+        )
 
     def decode(self, raw: dict[str, Tensor], selection: Selection) -> Tensor:
         return raw["boxes"][selection.where].exp()
@@ -64,7 +66,10 @@ class Attending(Queries):
 def queries(kind: type[Queries]) -> tuple[Queries, Posterior, Tensor]:
     torch.manual_seed(0)
     detector = kind().double()
-    x, targets = torch.randn(6, 5, 3, dtype=torch.float64), torch.randn(6, 5, 2, dtype=torch.float64)
+    x, targets = (
+        torch.randn(6, 5, 3, dtype=torch.float64),
+        torch.randn(6, 5, 2, dtype=torch.float64),
+    )
     return detector, fit(detector, [(x, targets)], n_data=50, prior_precision=0.3), x
 
 
@@ -78,10 +83,14 @@ def test_instances_whose_items_are_not_their_own_are_refused(kind: type[Queries]
 
 
 @pytest.mark.parametrize("kind", [Permuting, Attending])
-def test_instances_whose_items_are_not_their_own_are_refused_after_a_frame_of_one_box(kind: type[Queries]) -> None:
+def test_instances_whose_items_are_not_their_own_are_refused_after_a_frame_of_one_box(
+    kind: type[Queries],
+) -> None:
     """One box has nothing to be mistaken for."""
     detector, posterior, x = queries(kind)
     model = ExactGLM(detector, posterior)
-    assert relative(model(x[:1, :1]).covariance, box_covariance(detector, posterior, x[:1, :1])) < 1e-9
+    assert (
+        relative(model(x[:1, :1]).covariance, box_covariance(detector, posterior, x[:1, :1])) < 1e-9
+    )
     with pytest.raises(BoxcovError, match=rf"{kind.__name__}\.instances\(\)"):
         model(x[:1])

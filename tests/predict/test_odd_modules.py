@@ -43,7 +43,9 @@ def test_loading_the_same_weights_again_is_fine(assign: bool) -> None:
         detector = double(lambda: nn.Conv2d(2, 2, 3, padding=1))
         model = make(detector, posterior_of(detector))
         before = model(inputs)
-        detector.load_state_dict({name: tensor.clone() for name, tensor in detector.state_dict().items()}, assign=assign)
+        detector.load_state_dict(
+            {name: tensor.clone() for name, tensor in detector.state_dict().items()}, assign=assign
+        )
         assert torch.equal(model(inputs).covariance, before.covariance), method
 
 
@@ -98,7 +100,11 @@ class Nested(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1)
+        self.conv, self.norm, self.head = (
+            nn.Conv2d(2, 2, 3, padding=1),
+            nn.BatchNorm2d(2),
+            nn.Conv2d(2, 2, 1),
+        )
         self.stages = [[self.conv, self.norm]]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -153,12 +159,18 @@ def test_modules_kept_out_of_sight_are_in_eval_mode_all_the_same(kind: type[Nest
     detector.train()
     before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
     again = posterior_of(detector, ["net.head"])
-    assert relative(again.blocks["net.head"].H.matrix, posterior.blocks["net.head"].H.matrix) < 1e-12
+    assert (
+        relative(again.blocks["net.head"].H.matrix, posterior.blocks["net.head"].H.matrix) < 1e-12
+    )
     for method, make in METHODS.items():
         found = make(detector, posterior)(inputs)
         assert torch.equal(found.boxes, plain.boxes), method
         assert relative(found.covariance, expected) < TOLERANCE[method], method
-    changed = [name for name, tensor in detector.state_dict().items() if not torch.equal(tensor, before[name])]
+    changed = [
+        name
+        for name, tensor in detector.state_dict().items()
+        if not torch.equal(tensor, before[name])
+    ]
     assert not changed
     assert all(module.training for module in detector.modules())
 
@@ -166,7 +178,12 @@ def test_modules_kept_out_of_sight_are_in_eval_mode_all_the_same(kind: type[Nest
 class Logging(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.calls, self.seen, self.both = nn.Conv2d(2, 2, 1), [], {}, {"shapes": [], "kinds": set()}
+        self.conv, self.calls, self.seen, self.both = (
+            nn.Conv2d(2, 2, 1),
+            [],
+            {},
+            {"shapes": [], "kinds": set()},
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls.append(1)
@@ -195,7 +212,11 @@ class Attention(nn.MultiheadAttention):
 class Tokens(nn.Module):
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
-        self.stem, self.encoder, self.head = nn.Conv2d(2, 16, 3, padding=1), encoder, nn.Linear(16, 2)
+        self.stem, self.encoder, self.head = (
+            nn.Conv2d(2, 16, 3, padding=1),
+            encoder,
+            nn.Linear(16, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.encoder(self.stem(x).flatten(2).transpose(1, 2))).transpose(1, 2)
@@ -205,11 +226,18 @@ class Tokens(nn.Module):
     "encoder",
     [
         pytest.param(lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), id="layer"),
-        pytest.param(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2), id="encoder"),
+        pytest.param(
+            lambda: nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2
+            ),
+            id="encoder",
+        ),
         pytest.param(lambda: Attention(16, 4, batch_first=True), id="attention"),
     ],
 )
-def test_boxes_behind_a_transformer_are_those_of_its_fast_path_bit_for_bit(encoder: Callable[[], nn.Module]) -> None:
+def test_boxes_behind_a_transformer_are_those_of_its_fast_path_bit_for_bit(
+    encoder: Callable[[], nn.Module],
+) -> None:
     torch.manual_seed(0)
     detector = NetDetector(Tokens(encoder())).eval()
     x, targets = torch.randn(2, 2, 5, 5), torch.randn(2, 2, 25)
@@ -219,7 +247,9 @@ def test_boxes_behind_a_transformer_are_those_of_its_fast_path_bit_for_bit(encod
     for method, make in METHODS.items():
         found = make(detector, posterior)(x)
         assert torch.equal(found.boxes, plain.boxes), method
-        assert relative(found.covariance, expected) < max(TOLERANCE[method], 1e-4), method  # in float32
+        assert relative(found.covariance, expected) < max(TOLERANCE[method], 1e-4), (
+            method
+        )  # in float32
 
 
 @pytest.mark.parametrize("depth", [["net.head"], "head"], ids=["last layer", "all layers"])
@@ -243,7 +273,9 @@ class Slow(nn.Module):
 @pytest.mark.parametrize("method", METHODS)
 def test_threads_that_come_in_between_do_not_meet(method: str) -> None:
     def net() -> nn.Module:
-        return nn.Sequential(Slow(), nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), Slow(), nn.Conv2d(3, 2, 1), Slow())
+        return nn.Sequential(
+            Slow(), nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), Slow(), nn.Conv2d(3, 2, 1), Slow()
+        )
 
     detector = double(net)
     model = METHODS[method](detector, posterior_of(detector, ["net.4"]))

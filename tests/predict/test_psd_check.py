@@ -13,10 +13,14 @@ from boxcov.predict.psd_check import _kinds, check_covariance, tolerance
 def found(C: torch.Tensor) -> Detections:
     m, D = C.shape[:2]
     fields = tuple("abcdefghi"[:D])
-    return Detections(torch.zeros(m, D), torch.ones(m), torch.zeros(m), torch.zeros(m), fields, ("car",), C)
+    return Detections(
+        torch.zeros(m, D), torch.ones(m), torch.zeros(m), torch.zeros(m), fields, ("car",), C
+    )
 
 
-def random_covariances(m: int, D: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def random_covariances(
+    m: int, D: int, rank: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(10 * D + rank)
     scales = torch.logspace(-4, 4, D)  # a heading in radians beside a position in metres, and worse
     A = torch.randn(m, D, rank, generator=generator).double() * scales[:, None]
@@ -36,7 +40,9 @@ def test_the_verdict_is_that_of_the_eigenvalues(seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     A = torch.randn(40, 5, 5, generator=generator, dtype=torch.float64)
     C = A @ A.transpose(1, 2)
-    C = C - torch.rand(40, 1, 1, generator=generator, dtype=torch.float64) * 0.3 * torch.diag_embed(C.diagonal(dim1=1, dim2=2))
+    C = C - torch.rand(40, 1, 1, generator=generator, dtype=torch.float64) * 0.3 * torch.diag_embed(
+        C.diagonal(dim1=1, dim2=2)
+    )
     spread = C.diagonal(dim1=1, dim2=2).sqrt()
     least = torch.linalg.eigvalsh(C / spread[:, :, None] / spread[:, None])[:, 0]
     good = _kinds(C)["positive semi-definite"]
@@ -52,14 +58,19 @@ def test_the_verdict_is_that_of_the_eigenvalues(seed) -> None:
         (lambda C: C[1, 0, 1].fill_(float("inf")), "finite"),
         (lambda C: C[1, 0, 1].add_(0.1 * (C[1, 0, 0] * C[1, 1, 1]).sqrt()), "symmetric"),
         (lambda C: C[1, 2, 2].neg_(), "positive semi-definite"),
-        (lambda C: C[1, 2, 2].zero_(), "positive semi-definite"),  # no variance, yet a covariance with others
+        (
+            lambda C: C[1, 2, 2].zero_(),
+            "positive semi-definite",
+        ),  # no variance, yet a covariance with others
         (lambda C: C[1].neg_(), "positive semi-definite"),
     ],
 )
 def test_what_is_none_is_named(spoil, what) -> None:
     C = random_covariances(3, 3, 3)
     spoil(C)
-    with pytest.raises(NotFiniteError, match=rf"m: the covariance of 1 of 3 boxes is not {what} \(box 1: "):
+    with pytest.raises(
+        NotFiniteError, match=rf"m: the covariance of 1 of 3 boxes is not {what} \(box 1: "
+    ):
         check_covariance(found(C), "m", {})
 
 
@@ -103,7 +114,9 @@ def test_same_seed_same_bytes(tmp_path) -> None:
         )
         for number, model in enumerate(models):
             model(image).save(tmp_path / f"{run}.{number}")
-        written.append([(tmp_path / f"{run}.{part}").read_bytes() for part in ("posterior", 0, 1, 2, 3)])
+        written.append(
+            [(tmp_path / f"{run}.{part}").read_bytes() for part in ("posterior", 0, 1, 2, 3)]
+        )
     assert written[0] == written[1]
     other = fit(TinyCenter(seed=0), frames, fisher="mc", seed=4, n_data=100)
     other.save(tmp_path / "c.posterior")

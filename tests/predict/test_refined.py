@@ -45,7 +45,9 @@ def test_the_correction_changes_something(tiny, kinds, train_frames, image) -> N
 
 def test_samples_agree(tiny, kinds, image) -> None:
     exact = ExactGLM(tiny, kinds["all"])(image).covariance
-    assert relative(MCGLM(tiny, kinds["all"], samples=4000, chunk=200)(image).covariance, exact) < 0.1
+    assert (
+        relative(MCGLM(tiny, kinds["all"], samples=4000, chunk=200)(image).covariance, exact) < 0.1
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -57,7 +59,8 @@ def test_exact_equals_the_dense_product(case: Case) -> None:
         posterior = fit(detector, frames, n_data=50, prior_precision=0.3, **options)
         J = box_jacobian(detector, inputs[:2])
         expected = sum(
-            flat(block, J) @ posterior.covariance(name) @ flat(block, J).transpose(1, 2) for name, block in posterior.blocks.items()
+            flat(block, J) @ posterior.covariance(name) @ flat(block, J).transpose(1, 2)
+            for name, block in posterior.blocks.items()
         )
         for model in (GLM(detector, posterior), ExactGLM(detector, posterior)):
             assert relative(model(inputs[:2]).covariance, expected) < 1e-9

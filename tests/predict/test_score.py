@@ -15,10 +15,14 @@ from oracles.dense import relative
 
 METHODS = {
     "mcglm": lambda detector, posterior, **more: MCGLM(detector, posterior, samples=12, **more),
-    "fd": lambda detector, posterior, **more: MCGLM(detector, posterior, samples=12, derivative="fd", epsilon=1e-5, **more),
+    "fd": lambda detector, posterior, **more: MCGLM(
+        detector, posterior, samples=12, derivative="fd", epsilon=1e-5, **more
+    ),
     "glm": GLM,
     "exact": ExactGLM,
-    "mci": lambda detector, posterior, **more: MCI(detector, posterior.with_prior(1e5), **more),  # weights far away give no boxes
+    "mci": lambda detector, posterior, **more: MCI(
+        detector, posterior.with_prior(1e5), **more
+    ),  # weights far away give no boxes
     "dropout": lambda detector, posterior, **more: MCI(detector, **more),
 }
 
@@ -30,7 +34,9 @@ def deep(tiny, train_frames):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_else_is_bit_for_bit_the_same(tiny, posterior, image, name: str) -> None:
-    plain, scored = (METHODS[name](tiny, posterior, **more)(image) for more in ({}, {"score": True}))
+    plain, scored = (
+        METHODS[name](tiny, posterior, **more)(image) for more in ({}, {"score": True})
+    )
     for part in ("boxes", "scores", "labels", "frame", "covariance"):
         assert torch.equal(getattr(plain, part), getattr(scored, part)), part
     assert plain.score_variance is None
@@ -48,14 +54,22 @@ def test_all_else_is_the_same_below_the_head(tiny, deep, image) -> None:
 
 
 def test_factor_is_bit_for_bit_the_same(tiny, posterior, image) -> None:
-    plain, scored = (MCGLM(tiny, posterior, cross_box=True, score=flag)(image) for flag in (False, True))
+    plain, scored = (
+        MCGLM(tiny, posterior, cross_box=True, score=flag)(image) for flag in (False, True)
+    )
     assert torch.equal(plain.factor, scored.factor)
 
 
 def joint(found: Detections) -> Tensor:
     """(m, D + 1, D + 1)"""
     row = found.score_covariance.unsqueeze(1)
-    return torch.cat([torch.cat([found.covariance, row], 1), torch.cat([row, found.score_variance[:, None, None]], 2).transpose(1, 2)], 2)
+    return torch.cat(
+        [
+            torch.cat([found.covariance, row], 1),
+            torch.cat([row, found.score_variance[:, None, None]], 2).transpose(1, 2),
+        ],
+        2,
+    )
 
 
 def test_exact_equals_glm(tiny, posterior, image) -> None:
@@ -76,12 +90,16 @@ def test_glm_equals_a_dense_jacobian(tiny, posterior, image) -> None:
     tiny = _reporting(tiny, 2)
     with torch.no_grad():
         selection = tiny.select(tiny(image))
-    theta = {name: p.detach() for name, p in tiny.named_parameters() if name in posterior.parameters}
+    theta = {
+        name: p.detach() for name, p in tiny.named_parameters() if name in posterior.parameters
+    }
 
     def z(weights: dict[str, Tensor]) -> Tensor:
         raw = torch.func.functional_call(tiny, weights, (image,))
         frame, row, column = selection.where
-        logit = torch.stack([raw["heatmap"][f, c, y, x] for f, c, y, x in zip(frame, selection.labels, row, column)])
+        logit = torch.stack(
+            [raw["heatmap"][f, c, y, x] for f, c, y, x in zip(frame, selection.labels, row, column)]
+        )
         return torch.cat([tiny.decode(raw, selection), logit[:, None]], 1)
 
     expected = posterior.quadratic(torch.func.jacrev(z)(theta)).detach()
@@ -92,8 +110,13 @@ def test_samples_go_to_the_exact_one(tiny, posterior, image) -> None:
     exact = joint(ExactGLM(tiny, posterior, score=True)(image))
     many = joint(MCGLM(tiny, posterior, samples=2000, chunk=200, score=True)(image))
     assert relative(many, exact) < 0.1
-    differences = MCGLM(tiny, posterior, samples=12, derivative="fd", epsilon=1e-5, score=True)(image)
-    assert relative(joint(differences), joint(MCGLM(tiny, posterior, samples=12, score=True)(image))) < 1e-2
+    differences = MCGLM(tiny, posterior, samples=12, derivative="fd", epsilon=1e-5, score=True)(
+        image
+    )
+    assert (
+        relative(joint(differences), joint(MCGLM(tiny, posterior, samples=12, score=True)(image)))
+        < 1e-2
+    )
 
 
 def test_it_is_one_covariance(tiny, posterior, image) -> None:
@@ -121,7 +144,9 @@ class Whole(TinyCenter):
 def test_without_scored_instances(tiny, posterior, image) -> None:
     other = Whole(threshold=tiny.threshold, most=5)
     other.load_state_dict(tiny.state_dict())
-    exact, glm = (joint(kind(other.eval(), posterior, score=True)(image)) for kind in (ExactGLM, GLM))
+    exact, glm = (
+        joint(kind(other.eval(), posterior, score=True)(image)) for kind in (ExactGLM, GLM)
+    )
     assert relative(exact, glm) < 1e-5
 
 
@@ -145,7 +170,10 @@ def test_contradictions_are_refused(tiny, posterior, image) -> None:
         other.eval()
     with pytest.raises(BoxcovError, match=r"Wrong\.scored_instances\(\) gives box"):
         ExactGLM(wrong, posterior, score=True)(image)
-    with pytest.raises(BoxcovError, match=r"TooMany\.logits\(\) must give one logit for each of \d+ scores, it gave shape"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"TooMany\.logits\(\) must give one logit for each of \d+ scores, it gave shape",
+    ):
         MCGLM(many, posterior, score=True)(image)
 
 
@@ -154,7 +182,10 @@ def test_a_detector_without_logits(tiny, train_frames) -> None:
 
     plain = type("Plain", (TinyCenter,), {"logits": Detector.logits})()
     posterior = fit(plain, train_frames[:2])
-    with pytest.raises(BoxcovError, match=r"score=True, but Plain does not say what its scores are made from: it has no logits\(\)"):
+    with pytest.raises(
+        BoxcovError,
+        match=r"score=True, but Plain does not say what its scores are made from: it has no logits\(\)",
+    ):
         MCGLM(plain, posterior, score=True)
 
 
@@ -178,7 +209,13 @@ def test_saved_sliced_moved_and_put_together(tiny, posterior, image, tmp_path) -
     assert np.array_equal(found.numpy()["score_variance"], found.score_variance.numpy())
     assert len(concatenated([found, found]).score_variance) == 2 * len(found)
     with pytest.raises(BoxcovError, match="score_variance has shape"):
-        Detections(*(getattr(found, n) for n in ("boxes", "scores", "labels", "frame", "fields", "classes")), score_variance=torch.zeros(1))
+        Detections(
+            *(
+                getattr(found, n)
+                for n in ("boxes", "scores", "labels", "frame", "fields", "classes")
+            ),
+            score_variance=torch.zeros(1),
+        )
 
 
 def test_after_the_stages_are_trusted(tiny, posterior, train_frames) -> None:
@@ -189,10 +226,14 @@ def test_after_the_stages_are_trusted(tiny, posterior, train_frames) -> None:
 
 
 @pytest.mark.parametrize("kind", [ExactGLM, MCGLM])
-def test_all_else_is_the_same_once_the_stages_are_trusted(tiny, posterior, train_frames, kind: type) -> None:
+def test_all_else_is_the_same_once_the_stages_are_trusted(
+    tiny, posterior, train_frames, kind: type
+) -> None:
     plain, scored = (kind(tiny, posterior, score=flag) for flag in (False, True))
     for i in range(3):
-        assert torch.equal(plain(train_frames[i][0]).covariance, scored(train_frames[i][0]).covariance)
+        assert torch.equal(
+            plain(train_frames[i][0]).covariance, scored(train_frames[i][0]).covariance
+        )
 
 
 def test_half_precision(tiny, posterior, image, train_frames) -> None:

@@ -27,7 +27,9 @@ def resident() -> int:
     status = Path("/proc/self/statm")
     if status.exists():
         return int(status.read_text().split()[1]) * resource.getpagesize()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # elsewhere: the most it ever held, in bytes
+    return resource.getrusage(
+        resource.RUSAGE_SELF
+    ).ru_maxrss  # elsewhere: the most it ever held, in bytes
 
 
 def live_tensors() -> int:
@@ -43,7 +45,11 @@ def test_memory_is_flat(kind: str, record_property) -> None:
     detector.head.branches["heatmap"][-1].bias.data.fill_(0.0)
     posterior = fit(detector, shapes.frames(count=2))
     budget = 5.0 if kind == "mcglm within a budget" else None
-    model = ExactGLM(detector, posterior) if kind == "exact" else MCGLM(detector, posterior, 4, budget_ms=budget)
+    model = (
+        ExactGLM(detector, posterior)
+        if kind == "exact"
+        else MCGLM(detector, posterior, 4, budget_ms=budget)
+    )
     began, done, boxes = time.monotonic(), 0, 0
     before = tensors = 0
     while done < FRAMES and time.monotonic() - began < SECONDS / 3:

@@ -35,7 +35,11 @@ def check(model: Any, alone: Any, inputs: list[Any], threads: int = 5) -> None:
 @pytest.mark.parametrize("depth", ["head", pytest.param("neck", marks=pytest.mark.slow)])
 def test_one_model_on_the_tiny_detector(tiny, train_frames, method: str, depth: str) -> None:
     posterior = boxcov.fit(tiny, train_frames[:4], depth=depth)
-    check(METHODS[method](tiny, posterior), METHODS[method](tiny, posterior), [inputs for inputs, _ in train_frames[:5]])
+    check(
+        METHODS[method](tiny, posterior),
+        METHODS[method](tiny, posterior),
+        [inputs for inputs, _ in train_frames[:5]],
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -43,7 +47,11 @@ def test_one_model_on_a_centerpoint(method: str) -> None:
     config = pillar_config()
     detector = detector_of(config)
     posterior = boxcov.fit(detector, frames(config))
-    check(METHODS[method](detector, posterior), METHODS[method](detector, posterior), [[cloud(config, seed)] for seed in range(4)])
+    check(
+        METHODS[method](detector, posterior),
+        METHODS[method](detector, posterior),
+        [[cloud(config, seed)] for seed in range(4)],
+    )
 
 
 @pytest.mark.slow
@@ -54,18 +62,29 @@ def test_one_model_on_the_shipped_centerpoint(method: str) -> None:
     detector = centerpoint.load("small")
     data = simulated.frames(count=3, sweeps=1)
     posterior = boxcov.fit(detector, [data[0]], prior_precision=100.0, fisher="mc")
-    check(METHODS[method](detector, posterior), METHODS[method](detector, posterior), [inputs for inputs, _ in data])
+    check(
+        METHODS[method](detector, posterior),
+        METHODS[method](detector, posterior),
+        [inputs for inputs, _ in data],
+    )
 
 
 def test_two_models_of_one_detector(tiny, posterior, train_frames) -> None:
     inputs = [inputs for inputs, _ in train_frames[:8]]
     models = [MCGLM(tiny, posterior, 4), ExactGLM(tiny, posterior)]
-    expected = [[kind(tiny, posterior)(x).covariance for x in inputs] for kind in (METHODS["mcglm"], METHODS["exact"])]
+    expected = [
+        [kind(tiny, posterior)(x).covariance for x in inputs]
+        for kind in (METHODS["mcglm"], METHODS["exact"])
+    ]
     with ThreadPoolExecutor(4) as pool:
-        found = [list(pool.map(lambda x, model=model: model(x).covariance, inputs)) for model in models]
+        found = [
+            list(pool.map(lambda x, model=model: model(x).covariance, inputs)) for model in models
+        ]
     for own, theirs in zip(found, expected):
         for a, b in zip(own, theirs):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-9)  # the first frames of each are compared in another order
+            torch.testing.assert_close(
+                a, b, rtol=1e-5, atol=1e-9
+            )  # the first frames of each are compared in another order
 
 
 # the flags of the whole process

@@ -31,7 +31,12 @@ def snapshot(detector: nn.Module) -> dict[str, Any]:
         "requires_grad": [p.requires_grad for p in detector.parameters()],
         "grads": [p.grad for p in detector.parameters()],
         "modes": [m.training for m in detector.modules()],
-        "hooks": [len(v) for m in detector.modules() for k, v in sorted(m.__dict__.items()) if k.endswith("_hooks")],
+        "hooks": [
+            len(v)
+            for m in detector.modules()
+            for k, v in sorted(m.__dict__.items())
+            if k.endswith("_hooks")
+        ],
         "attributes": [sorted(m.__dict__) for m in detector.modules()],
         "rng": torch.get_rng_state(),
         "grad mode": torch.is_grad_enabled(),
@@ -103,7 +108,9 @@ class Failing(TinyCenter):
 
 @pytest.mark.parametrize("fuse", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
-def test_failure_leaves_everything_as_it_was(tiny, posterior, image, method: str, fuse: int) -> None:
+def test_failure_leaves_everything_as_it_was(
+    tiny, posterior, image, method: str, fuse: int
+) -> None:
     detector = prepared(tiny, Failing)
     model = METHODS[method](detector, posterior)
     before = snapshot(detector)
@@ -133,7 +140,9 @@ def test_a_failing_fit_leaves_everything_as_it_was(tiny, train_frames) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_boxes_give_an_empty_result_of_the_right_shape(tiny, posterior, method: str, recwarn) -> None:
+def test_no_boxes_give_an_empty_result_of_the_right_shape(
+    tiny, posterior, method: str, recwarn
+) -> None:
     found = METHODS[method](tiny, posterior)(torch.zeros(1, 1, 64, 64))
     assert found.boxes.shape == (0, 5)
     assert found.covariance.shape == (0, 5, 5)
@@ -205,7 +214,9 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_trunk_runs_once_a_frame_under_a_head_posterior(tiny, image, train_frames, method: str) -> None:
+def test_the_trunk_runs_once_a_frame_under_a_head_posterior(
+    tiny, image, train_frames, method: str
+) -> None:
     detector = TinyCenter()
     detector.load_state_dict(tiny.state_dict())
     detector.backbone, detector.deep = Counting(detector.backbone), Counting(detector.deep)
@@ -214,7 +225,10 @@ def test_the_trunk_runs_once_a_frame_under_a_head_posterior(tiny, image, train_f
     for _ in range(2):
         before = detector.backbone.count.passes, detector.deep.count.passes
         model(image)
-        assert (detector.backbone.count.passes, detector.deep.count.passes) == (before[0] + 1, before[1] + 1)
+        assert (detector.backbone.count.passes, detector.deep.count.passes) == (
+            before[0] + 1,
+            before[1] + 1,
+        )
 
 
 class InPlace(TinyCenter):
@@ -233,7 +247,9 @@ class InPlace(TinyCenter):
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if "dropout" not in m])
-def test_what_is_changed_in_place_is_remembered_as_it_was(tiny, image, train_frames, method: str) -> None:
+def test_what_is_changed_in_place_is_remembered_as_it_was(
+    tiny, image, train_frames, method: str
+) -> None:
     detector = InPlace()
     detector.load_state_dict(tiny.state_dict())
     posterior = fit(detector.eval(), train_frames[:4])
@@ -243,7 +259,12 @@ def test_what_is_changed_in_place_is_remembered_as_it_was(tiny, image, train_fra
     assert torch.equal(first.covariance, second.covariance)
     reference = GLM(detector, posterior)(image)
     if method in ("glm", "exact"):
-        assert torch.allclose(first.covariance, reference.covariance, rtol=1e-4, atol=1e-4 * float(reference.covariance.abs().max()))
+        assert torch.allclose(
+            first.covariance,
+            reference.covariance,
+            rtol=1e-4,
+            atol=1e-4 * float(reference.covariance.abs().max()),
+        )
 
 
 def test_detector_is_abstract() -> None:

@@ -10,7 +10,14 @@ from boxcov.evaluate.gaussian import fit_of, reliability
 from boxcov.report.bev import corners
 from boxcov.report.charts import bar_chart, line_chart
 from boxcov.report.figures import write_figures
-from boxcov.report.series import COVERAGES, Bar, Line, reliability_lines, runtime_bars, threshold_lines
+from boxcov.report.series import (
+    COVERAGES,
+    Bar,
+    Line,
+    reliability_lines,
+    runtime_bars,
+    threshold_lines,
+)
 from boxcov.report.study import Method, Scene, Study
 from helpers.studies import random_records, random_study
 
@@ -23,20 +30,44 @@ def size(path: Path) -> tuple[int, int]:
 
 def test_figures_are_written(tmp_path: Path) -> None:
     made = write_figures(tmp_path / "new" / "folder", random_study(frames=6))
-    assert [path.name for path in made] == ["curves.png", "reliability.png", "runtime.png", "bev-0.png", "bev-1.png", "bev-2.png"]
+    assert [path.name for path in made] == [
+        "curves.png",
+        "reliability.png",
+        "runtime.png",
+        "bev-0.png",
+        "bev-1.png",
+        "bev-2.png",
+    ]
     assert all(min(size(path)) > 300 for path in made)
-    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == sorted(path.name for path in made)
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == sorted(
+        path.name for path in made
+    )
 
 
 def test_figures_of_little(tmp_path: Path) -> None:
     assert write_figures(tmp_path, Study("Nothing")) == []
     empty = Scene("empty", np.zeros((0, 2)), np.zeros((0, 9)), np.zeros(0, int))
-    bare = Study("Bare", methods=[Method("_hidden $x$", random_records(0, covariance=False)[:0])], scenes={7: empty})
+    bare = Study(
+        "Bare",
+        methods=[Method("_hidden $x$", random_records(0, covariance=False)[:0])],
+        scenes={7: empty},
+    )
     assert [path.name for path in write_figures(tmp_path, bare)] == ["bev-7.png"]
-    plain = Study("Plain", methods=[Method("$\\frac{", random_records(0, covariance=False))], scenes={0: empty})
+    plain = Study(
+        "Plain",
+        methods=[Method("$\\frac{", random_records(0, covariance=False))],
+        scenes={0: empty},
+    )
     assert [path.name for path in write_figures(tmp_path, plain)] == ["curves.png", "bev-0.png"]
-    images = Study("Images", methods=[Method("m", random_records(0, fields=("x1", "y1", "x2", "y2")))], scenes={0: empty})
-    assert [path.name for path in write_figures(tmp_path, images)] == ["curves.png", "reliability.png"]
+    images = Study(
+        "Images",
+        methods=[Method("m", random_records(0, fields=("x1", "y1", "x2", "y2")))],
+        scenes={0: empty},
+    )
+    assert [path.name for path in write_figures(tmp_path, images)] == [
+        "curves.png",
+        "reliability.png",
+    ]
 
 
 def test_lines_are_those_of_evaluate() -> None:
@@ -44,9 +75,14 @@ def test_lines_are_those_of_evaluate() -> None:
     records = study.methods[1].records
     line = threshold_lines(study)["P(U|I)", "l2"][1]
     assert line.name == "sampled"
-    np.testing.assert_array_equal(line.y, curves(records.iou, records.l2, records.uncertainty).values["P(U|I)"]["l2"])
+    np.testing.assert_array_equal(
+        line.y, curves(records.iou, records.l2, records.uncertainty).values["P(U|I)"]["l2"]
+    )
     panels = reliability_lines(study)
-    assert [line.name for line in panels["Covariance from the weights"]] == ["exact", "sampled"]  # the baseline has none
+    assert [line.name for line in panels["Covariance from the weights"]] == [
+        "exact",
+        "sampled",
+    ]  # the baseline has none
     observed = reliability(fit_of(records.errors, records.covariance), COVERAGES)
     np.testing.assert_array_equal(panels["Covariance from the weights"][1].y, observed)
     assert [line.style for line in panels["Covariance from the weights"]] == [0, 1]
@@ -62,8 +98,14 @@ def test_a_line_has_gaps_where_nothing_is_known() -> None:
 
 
 def test_bars_are_in_proportion() -> None:
-    drawn = bar_chart("t", [Bar("a", 1.0, "", 0), Bar("b", 4.0, "", 1), Bar("c", float("nan"), "not measured", 2)])
-    widths = [float(part.split('"')[0]) for part in drawn.split("<rect ")[1:] for part in [part.split('width="')[1]]]
+    drawn = bar_chart(
+        "t", [Bar("a", 1.0, "", 0), Bar("b", 4.0, "", 1), Bar("c", float("nan"), "not measured", 2)]
+    )
+    widths = [
+        float(part.split('"')[0])
+        for part in drawn.split("<rect ")[1:]
+        for part in [part.split('width="')[1]]
+    ]
     assert widths[1] == pytest.approx(4 * widths[0], abs=0.3)
     assert widths[2] < 2
 

@@ -41,7 +41,9 @@ class Reader(HTMLParser):
         self.names.add(tag)
         given = dict(attributes)
         self.ids += [given["id"]] if "id" in given else []
-        self.references += [given[name] for name in ("src", "href", "data", "action") if name in given]
+        self.references += [
+            given[name] for name in ("src", "href", "data", "action") if name in given
+        ]
         if tag not in VOID:
             self.open.append(tag)
         if tag == "tr":
@@ -103,7 +105,13 @@ def test_names_are_escaped_everywhere() -> None:
     records = random_records(0, classes=(HOSTILE, "car"))
     scene = Scene(HOSTILE, np.zeros((1, 2)), records.boxes[:1], np.zeros(1, int))
     runtime = [{"method": HOSTILE, "device": HOSTILE, "ms": 3.0, "samples": HOSTILE}]
-    study = Study(HOSTILE, {HOSTILE: [HOSTILE, {HOSTILE: 1}]}, [Method(HOSTILE, records, HOSTILE)], {0: scene}, runtime)
+    study = Study(
+        HOSTILE,
+        {HOSTILE: [HOSTILE, {HOSTILE: 1}]},
+        [Method(HOSTILE, records, HOSTILE)],
+        {0: scene},
+        runtime,
+    )
     text = page(study)
     assert HOSTILE not in text
     assert "<b>&" not in text
@@ -116,7 +124,10 @@ def test_page_of_twenty_frames_is_light() -> None:
     """As many boxes as CenterPoint finds on nuScenes: three methods on the detector's own boxes, two with boxes of their own."""
     study = random_study(frames=21, each=97, points=30_000)
     many = [random_records(seed, frames=21, each=97) for seed in range(5)]
-    own = [replace(many[0], covariance=records.covariance, uncertainty=records.uncertainty) for records in many[:3]]
+    own = [
+        replace(many[0], covariance=records.covariance, uncertainty=records.uncertainty)
+        for records in many[:3]
+    ]
     methods = [Method(f"method {i}", records) for i, records in enumerate(own + many[3:])]
     assert len(page(replace(study, methods=methods)).encode()) < 3_000_000
 
@@ -129,33 +140,58 @@ def test_data_are_json_and_the_counts_can_be_made_from_them() -> None:
     data = json.loads(found[1])
     assert data == pack(study)
     records = study.methods[0].records
-    assert sum(partitions(records.iou, records.l2, records.uncertainty)["l2"]) == records.paired.sum()
+    assert (
+        sum(partitions(records.iou, records.l2, records.uncertainty)["l2"]) == records.paired.sum()
+    )
 
 
 def test_points_are_thinned_and_far_ones_left_out() -> None:
     points = np.array([[1.0, 2.0], [np.nan, 0.0], [1e6, 0.0], [-327.0, 5.0]])
     records = random_records(0)
-    scenes = {i: Scene("x", np.tile(points, (30_000, 1)), np.zeros((0, 9)), np.zeros(0, int)) for i in range(10)}
+    scenes = {
+        i: Scene("x", np.tile(points, (30_000, 1)), np.zeros((0, 9)), np.zeros(0, int))
+        for i in range(10)
+    }
     data = pack(Study("x", methods=[Method("m", records)], scenes=scenes))
-    kept = np.frombuffer(base64.b64decode(data["blobs"][data["scenes"][0]["points"]]), "<i2").reshape(-1, 2)
+    kept = np.frombuffer(
+        base64.b64decode(data["blobs"][data["scenes"][0]["points"]]), "<i2"
+    ).reshape(-1, 2)
     assert len(kept) == POINTS // 10
     assert {tuple(point) for point in kept.tolist()} == {(100, 200), (-32700, 500)}
     assert data["scenes"][0]["pointsTotal"] == 120_000
 
 
 def test_covariances_that_are_not_sound_are_readable() -> None:
-    odd = np.array([[[0.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [0.0, 1.0]], [[np.nan, 1.0], [1.0, 1.0]], [[1.0, 2.0], [2.0, 1.0]]])
+    odd = np.array(
+        [
+            [[0.0, 0.0], [0.0, 1.0]],
+            [[-1.0, 0.0], [0.0, 1.0]],
+            [[np.nan, 1.0], [1.0, 1.0]],
+            [[1.0, 2.0], [2.0, 1.0]],
+        ]
+    )
     deviations, correlations = readable(odd)
     np.testing.assert_array_equal(deviations, [[0, 1], [np.nan, 1], [np.nan, 1], [1, 1]])
     np.testing.assert_array_equal(correlations, [[0], [0], [0], [1]])
-    records = replace(random_records(0, frames=1, each=4, fields=("x1", "y1", "x2", "y2")), covariance=np.full((4, 4, 4), np.nan))
-    read(Study("Odd", methods=[Method("odd", records)], scenes={0: Scene("s", np.zeros((0, 2)), records.boxes, records.labels)}))
+    records = replace(
+        random_records(0, frames=1, each=4, fields=("x1", "y1", "x2", "y2")),
+        covariance=np.full((4, 4, 4), np.nan),
+    )
+    read(
+        Study(
+            "Odd",
+            methods=[Method("odd", records)],
+            scenes={0: Scene("s", np.zeros((0, 2)), records.boxes, records.labels)},
+        )
+    )
 
 
 def test_infinite_uncertainty() -> None:
     records = random_records(0)
     records.uncertainty[3] = np.inf
-    assert pack(Study("x", methods=[Method("m", records)]))["methods"][0]["threshold"] is None  # the page's infinity
+    assert (
+        pack(Study("x", methods=[Method("m", records)]))["methods"][0]["threshold"] is None
+    )  # the page's infinity
     read(Study("x", methods=[Method("m", records)]))
 
 
@@ -175,13 +211,25 @@ def test_studies_that_cannot_be(tmp_path) -> None:
     with pytest.raises(BoxcovError, match="'twice' occurs 2 times"):
         Study("x", methods=[Method("twice", records), Method("twice", records)])
     with pytest.raises(BoxcovError, match="'image' has other box fields or classes than 'lidar'"):
-        Study("x", methods=[Method("lidar", records), Method("image", random_records(0, fields=("x1", "y1", "x2", "y2")))])
+        Study(
+            "x",
+            methods=[
+                Method("lidar", records),
+                Method("image", random_records(0, fields=("x1", "y1", "x2", "y2"))),
+            ],
+        )
     with pytest.raises(BoxcovError, match="'odd': 48 of 48 uncertainties are negative or NaN"):
         Study("x", methods=[Method("odd", records.with_uncertainty(np.full(48, np.nan)))])
     with pytest.raises(BoxcovError, match="'minus': 1 of 48"):
-        Study("x", methods=[Method("minus", records.with_uncertainty(np.array([-0.1] + [0.0] * 47)))])
+        Study(
+            "x", methods=[Method("minus", records.with_uncertainty(np.array([-0.1] + [0.0] * 47)))]
+        )
     with pytest.raises(BoxcovError, match="scene 3: truth has 5 numbers a box, the records have 9"):
-        Study("x", methods=[Method("m", records)], scenes={3: Scene("s", np.zeros((0, 2)), np.zeros((1, 5)), np.zeros(1))})
+        Study(
+            "x",
+            methods=[Method("m", records)],
+            scenes={3: Scene("s", np.zeros((0, 2)), np.zeros((1, 5)), np.zeros(1))},
+        )
     with pytest.raises(BoxcovError, match=r"points have shape \(4,\)"):
         Scene("s", np.zeros(4), np.zeros((0, 9)), np.zeros(0))
     with pytest.raises(BoxcovError, match="with 1 labels"):

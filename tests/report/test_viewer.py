@@ -57,7 +57,9 @@ def counts(page: Browser, where: str) -> tuple[int, ...]:
     return tuple(int(page.text(f"#{where}-{kind}")) for kind in ("AC", "IC", "AU", "IU"))
 
 
-def expected(records: Records, error: str, threshold: float, frame: int | None = None) -> tuple[int, ...]:
+def expected(
+    records: Records, error: str, threshold: float, frame: int | None = None
+) -> tuple[int, ...]:
     uncertain = ~(records.uncertainty < threshold)
     rows = np.ones(len(records), bool) if frame is None else records.frame == frame
     if error == "IoU":
@@ -87,7 +89,9 @@ def test_starts_at_the_papers_threshold(page: Browser, number: int) -> None:
     records = STUDY.methods[number].records
     for error in ("IoU", "l2"):
         choose(page, "error", error)
-        assert counts(page, "all") == partitions(records.iou, records.l2, records.uncertainty)[error]
+        assert (
+            counts(page, "all") == partitions(records.iou, records.l2, records.uncertainty)[error]
+        )
     assert threshold(page) == pytest.approx(mean_within(records.uncertainty), rel=1e-5)
 
 
@@ -115,7 +119,9 @@ def test_slider_by_hand_and_typed_thresholds(page: Browser) -> None:
     page.keys(*[LEFT] * 150)
     assert counts(page, "all") != before
     assert counts(page, "all") == expected(records, "IoU", threshold(page))
-    one = float(records.uncertainty[5])  # the box at the threshold itself is uncertain, as are its ties
+    one = float(
+        records.uncertainty[5]
+    )  # the box at the threshold itself is uncertain, as are its ties
     for typed in (repr(one), "0", "1e9"):
         choose(page, "threshold", typed)
         assert counts(page, "all") == expected(records, "IoU", float(typed))
@@ -126,7 +132,10 @@ def test_slider_by_hand_and_typed_thresholds(page: Browser) -> None:
 def test_rates_are_those_of_the_counts(page: Browser) -> None:
     records = STUDY.methods[0].records
     told = partitions(records.iou, records.l2, records.uncertainty)["IoU"].metrics()
-    shown = {name: page.text(f"#all-{key}") for name, key in (("AvU", "AvU"), ("P(A|C)", "PAC"), ("P(U|I)", "PUI"))}
+    shown = {
+        name: page.text(f"#all-{key}")
+        for name, key in (("AvU", "AvU"), ("P(A|C)", "PAC"), ("P(U|I)", "PUI"))
+    }
     assert shown == {name: f"{told[name]:.3f}" for name in shown}
     choose(page, "threshold", "0")
     assert page.text("#all-PAC") == "–"  # nothing is certain
@@ -135,17 +144,23 @@ def test_rates_are_those_of_the_counts(page: Browser) -> None:
 def test_boxes_above_the_threshold_look_different(page: Browser) -> None:
     records = STUDY.methods[0].records
     choose(page, "slider", 400)
-    dashed = page.run("return [...document.querySelectorAll('.box.uncertain')].map((box) => Number(box.dataset.row))")
+    dashed = page.run(
+        "return [...document.querySelectorAll('.box.uncertain')].map((box) => Number(box.dataset.row))"
+    )
     here = np.flatnonzero((records.frame == 0) & (records.uncertainty >= threshold(page)))
     assert sorted(dashed) == here.tolist()
     assert 0 < len(dashed) < 16
     style = "return getComputedStyle(document.querySelector(arguments[0])).strokeDasharray"
-    assert page.run(style, ".box.uncertain .outline") != page.run(style, ".box:not(.uncertain) .outline")
+    assert page.run(style, ".box.uncertain .outline") != page.run(
+        style, ".box:not(.uncertain) .outline"
+    )
 
 
 def test_frames_step_by_button_and_key_and_list(page: Browser) -> None:
     def rows() -> list[int]:
-        return page.run("return [...document.querySelectorAll('.box')].map((box) => Number(box.dataset.row))")
+        return page.run(
+            "return [...document.querySelectorAll('.box')].map((box) => Number(box.dataset.row))"
+        )
 
     assert rows() == list(range(16))
     page.click("#next")
@@ -158,8 +173,12 @@ def test_frames_step_by_button_and_key_and_list(page: Browser) -> None:
     choose(page, "scene", 3)
     assert rows() == list(range(48, 64))
     assert page.run("return document.getElementById('next').disabled")
-    assert counts(page, "shown") == expected(STUDY.methods[0].records, "IoU", mean_within(STUDY.methods[0].records.uncertainty), frame=3)
-    assert page.run("return document.querySelectorAll('.truth').length") == len(STUDY.scenes[3].truth)
+    assert counts(page, "shown") == expected(
+        STUDY.methods[0].records, "IoU", mean_within(STUDY.methods[0].records.uncertainty), frame=3
+    )
+    assert page.run("return document.querySelectorAll('.truth').length") == len(
+        STUDY.scenes[3].truth
+    )
 
 
 def test_method_selector(page: Browser) -> None:
@@ -167,8 +186,12 @@ def test_method_selector(page: Browser) -> None:
     assert page.run("return document.querySelectorAll('.sigma').length") == 2 * 16
     choose(page, "method", 2)
     assert page.text("#method-note") == "baseline"
-    assert page.run("return document.querySelectorAll('.sigma').length") == 0  # it has no covariance
-    numbers = page.run("return [...document.querySelectorAll('#labels text')].map((text) => Number(text.textContent))")
+    assert (
+        page.run("return document.querySelectorAll('.sigma').length") == 0
+    )  # it has no covariance
+    numbers = page.run(
+        "return [...document.querySelectorAll('#labels text')].map((text) => Number(text.textContent))"
+    )
     assert numbers == pytest.approx(STUDY.methods[2].records.uncertainty[:16], rel=0.06)
 
 
@@ -186,20 +209,28 @@ def test_hover_shows_the_covariance(page: Browser) -> None:
     records = STUDY.methods[0].records
     row = 7
     page.pointer(("move", *centre_of(page, row)))
-    fields = page.run("return [...document.querySelectorAll('.fields tbody tr')].map((line) => [...line.cells].map((c) => c.textContent))")
+    fields = page.run(
+        "return [...document.querySelectorAll('.fields tbody tr')].map((line) => [...line.cells].map((c) => c.textContent))"
+    )
     deviations = np.sqrt(np.diagonal(records.covariance[row]))
     assert [line[0] for line in fields] == list(FIELDS)
     assert [float(line[1]) for line in fields] == pytest.approx(records.boxes[row], rel=0.006)
     assert [float(line[3]) for line in fields] == pytest.approx(deviations, rel=0.006)
-    table = page.run("return [...document.querySelectorAll('.correlations tr')].map((line) => [...line.cells].map((c) => c.textContent))")
+    table = page.run(
+        "return [...document.querySelectorAll('.correlations tr')].map((line) => [...line.cells].map((c) => c.textContent))"
+    )
     assert table[-1][1:] == list(FIELDS)
     for a, line in enumerate(table[:-1]):
         assert line[0] == FIELDS[a]
         shown = [float(cell.replace("−", "-")) for cell in line[1:]]
-        assert shown == pytest.approx(records.covariance[row, a, : a + 1] / deviations[a] / deviations[: a + 1], abs=0.0051)
+        assert shown == pytest.approx(
+            records.covariance[row, a, : a + 1] / deviations[a] / deviations[: a + 1], abs=0.0051
+        )
     title = page.run("return document.querySelector('.correlations tr:nth-child(3) td').title")
     assert title.startswith("cov(x, z) = ")
-    assert float(title.split("= ")[1].replace("−", "-")) == pytest.approx(records.covariance[row, 0, 2], rel=0.006, abs=1e-4)
+    assert float(title.split("= ")[1].replace("−", "-")) == pytest.approx(
+        records.covariance[row, 0, 2], rel=0.006, abs=1e-4
+    )
     assert records.classes[records.labels[row]] in page.text("#details h3")
 
 
@@ -212,7 +243,9 @@ def test_ellipse_is_the_positions(page: Browser) -> None:
     for matrix, (long, short, angle) in zip(covariance, axes):
         turn = np.deg2rad(angle)
         R = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
-        np.testing.assert_allclose(R @ np.diag([long**2, short**2]) @ R.T, matrix, rtol=1e-3, atol=1e-4 * np.trace(matrix))
+        np.testing.assert_allclose(
+            R @ np.diag([long**2, short**2]) @ R.T, matrix, rtol=1e-3, atol=1e-4 * np.trace(matrix)
+        )
 
 
 def test_zoom_and_pan(page: Browser) -> None:
@@ -284,9 +317,22 @@ def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
     with shown(browser, tmp_path, hostile_study()) as page:
         assert page.run("return document.title") == HOSTILE
         assert page.run("return document.querySelectorAll('#evil, b#evil').length") == 0
-        assert page.run("return document.getElementById('method').selectedOptions[0].textContent") == HOSTILE
-        page.pointer(("move", *centre_of(page, int(np.flatnonzero(hostile_study().methods[0].records.labels == 0)[0]))))
-        assert page.run("return document.querySelector('#details h3').firstChild.textContent") == HOSTILE
+        assert (
+            page.run("return document.getElementById('method').selectedOptions[0].textContent")
+            == HOSTILE
+        )
+        page.pointer(
+            (
+                "move",
+                *centre_of(
+                    page, int(np.flatnonzero(hostile_study().methods[0].records.labels == 0)[0])
+                ),
+            )
+        )
+        assert (
+            page.run("return document.querySelector('#details h3').firstChild.textContent")
+            == HOSTILE
+        )
         assert page.run("return document.querySelectorAll('script').length") == 2
 
 
@@ -320,7 +366,9 @@ def test_boxes_of_images(browser: Browser, tmp_path: Path) -> None:
     records = random_records(2, frames=1, each=3, fields=fields)
     records.boxes[:] = [[10, 20, 50, 40], [100, 100, 160, 220], [5, 5, 9, 9]]
     study = Study(
-        "Images", methods=[Method("exact", records)], scenes={0: Scene("cat.png", np.zeros((0, 2)), records.boxes, records.labels)}
+        "Images",
+        methods=[Method("exact", records)],
+        scenes={0: Scene("cat.png", np.zeros((0, 2)), records.boxes, records.labels)},
     )
     with shown(browser, tmp_path, study) as page:
         shape = page.run(
@@ -328,19 +376,27 @@ def test_boxes_of_images(browser: Browser, tmp_path: Path) -> None:
         )
         assert shape == pytest.approx([100, 100, 60, 120])
         J = np.array([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])
-        rx, ry = page.run("const e = document.querySelectorAll('.sigma1')[1]; return [e.getAttribute('rx'), e.getAttribute('ry')]")
-        assert [float(ry) ** 2, float(rx) ** 2] == pytest.approx(np.linalg.eigvalsh(J @ records.covariance[1] @ J.T), rel=1e-2)
+        rx, ry = page.run(
+            "const e = document.querySelectorAll('.sigma1')[1]; return [e.getAttribute('rx'), e.getAttribute('ry')]"
+        )
+        assert [float(ry) ** 2, float(rx) ** 2] == pytest.approx(
+            np.linalg.eigvalsh(J @ records.covariance[1] @ J.T), rel=1e-2
+        )
 
 
 def test_dark_and_paper(page: Browser) -> None:
     colour = "return getComputedStyle(document.body).backgroundColor"
     light = page.run(colour)
-    page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    page.command(
+        "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+    )
     try:
         assert page.run(colour) != light
         page.run("window.dispatchEvent(new Event('beforeprint'))")
         assert page.run(colour) == light  # paper is white
-        assert page.run("return [...document.querySelectorAll('details')].every((part) => part.open)")
+        assert page.run(
+            "return [...document.querySelectorAll('details')].every((part) => part.open)"
+        )
         page.run("window.dispatchEvent(new Event('afterprint'))")
         assert page.run("return document.querySelectorAll('details:not([open])').length") == 2
         assert page.paper().startswith(b"%PDF")

@@ -22,7 +22,9 @@ from boxcov.errors import BoxcovError
 from boxcov.kfac.accumulate import Accumulator, Sums
 from boxcov.posterior.file import layer_from_json, layer_to_json
 
-PATIENCE = timedelta(hours=12)  # for the slowest rank at the end of the work; one that dies is noticed at once
+PATIENCE = timedelta(
+    hours=12
+)  # for the slowest rank at the end of the work; one that dies is noticed at once
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ class Ranks:
     def of_group() -> Ranks:
         """Those of torch.distributed's default group."""
         if not (dist.is_available() and dist.is_initialized()):
-            raise BoxcovError("distributed=True, but there is no process group: call torch.distributed.init_process_group first")
+            raise BoxcovError(
+                "distributed=True, but there is no process group: call torch.distributed.init_process_group first"
+            )
         return Ranks(dist.get_rank(), dist.get_world_size())
 
     @property
@@ -104,8 +108,16 @@ class Ranks:
         for layer in map(layer_from_json, layers):
             accumulator.sums.setdefault(layer.weight, Sums.of(layer, accumulator.device))
         every = [accumulator.sums[entry["weight"]] for entry in layers]  # in one order for all
-        counts = [accumulator.frames, accumulator.loss, items, skipped, *(n for s in every for n in (s.locations, s.reached))]
-        frames, accumulator.loss, items_all, skipped_all, *rest = self.add([factor for s in every for factor in (s.Q, s.H)], counts)
+        counts = [
+            accumulator.frames,
+            accumulator.loss,
+            items,
+            skipped,
+            *(n for s in every for n in (s.locations, s.reached)),
+        ]
+        frames, accumulator.loss, items_all, skipped_all, *rest = self.add(
+            [factor for s in every for factor in (s.Q, s.H)], counts
+        )
         accumulator.frames = int(frames)
         for sums, locations, reached in zip(every, rest[::2], rest[1::2]):
             sums.locations, sums.reached = int(locations), reached > 0
@@ -169,20 +181,28 @@ def carrier(device: torch.device, config: str) -> torch.device:
     """
     backends = dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)
     known = backends.get(device.type)
-    if known is not None and (device.type == "cpu" or known != "gloo"):  # gloo has only some of its operations on GPUs
+    if known is not None and (
+        device.type == "cpu" or known != "gloo"
+    ):  # gloo has only some of its operations on GPUs
         return device
     if "cpu" in backends:
         return torch.device("cpu")
     if "cuda" in backends:
         return torch.device("cuda", torch.cuda.current_device())
-    raise BoxcovError(f"the process group ({config}) carries no tensors of a CPU or a GPU: make it with gloo, nccl or both")
+    raise BoxcovError(
+        f"the process group ({config}) carries no tensors of a CPU or a GPU: make it with gloo, nccl or both"
+    )
 
 
 def _own_gpu(device: str, local: int, count: int) -> str:
     if device != "cuda":
-        raise BoxcovError(f"device {device!r} under torchrun: give cuda, and each process takes a GPU of its own")
+        raise BoxcovError(
+            f"device {device!r} under torchrun: give cuda, and each process takes a GPU of its own"
+        )
     if local >= count:
-        raise BoxcovError(f"process {local} of this machine has no GPU of its own, there are {count}: lower --nproc-per-node")
+        raise BoxcovError(
+            f"process {local} of this machine has no GPU of its own, there are {count}: lower --nproc-per-node"
+        )
     return f"cuda:{local}"
 
 

@@ -40,20 +40,29 @@ def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
     ...
     boxcov.errors.NotFiniteFrameError: inputs[0] holds 1 NaN or infinite values of 2
     """
-    leaves = [(path, leaf) for path, leaf in tree_flatten_with_path(inputs)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    leaves = [
+        (path, leaf)
+        for path, leaf in tree_flatten_with_path(inputs)[0]
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
     if not _all_finite([leaf for _, leaf in leaves]):
         for path, leaf in leaves:
             bad = int((~leaf.isfinite()).sum())
             if bad:
                 step = "".join(str(part) for part in path)
-                raise NotFiniteFrameError(f"{where}{step} holds {bad} NaN or infinite values of {leaf.numel()}")
+                raise NotFiniteFrameError(
+                    f"{where}{step} holds {bad} NaN or infinite values of {leaf.numel()}"
+                )
     return move(inputs, device)
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:
     """One look at each device."""
     devices = {tensor.device for tensor in tensors}
-    return all(bool(torch.stack([t.isfinite().all() for t in tensors if t.device == device]).all()) for device in devices)
+    return all(
+        bool(torch.stack([t.isfinite().all() for t in tensors if t.device == device]).all())
+        for device in devices
+    )
 
 
 def pairs(frames: Iterable[Any], device: torch.device) -> Iterator[tuple[int, Any, Any]]:
@@ -64,7 +73,9 @@ def pairs(frames: Iterable[Any], device: torch.device) -> Iterator[tuple[int, An
     """
     for batch, item in enumerate(frames):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise BoxcovError(f"frames must give pairs (inputs, targets); item {batch} is a {type(item).__name__}")
+            raise BoxcovError(
+                f"frames must give pairs (inputs, targets); item {batch} is a {type(item).__name__}"
+            )
         yield batch, ready(item[0], device, f"inputs of batch {batch}"), move(item[1], device)
 
 
@@ -80,9 +91,15 @@ def most_frames(inputs: Any, targets: Any) -> int | None:
     """
     if isinstance(inputs, Mapping):
         known = [value for value in inputs.values() if isinstance(value, (Tensor, list))]
-    elif isinstance(inputs, Tensor) or (isinstance(inputs, list) and isinstance(targets, (Tensor, list))):
+    elif isinstance(inputs, Tensor) or (
+        isinstance(inputs, list) and isinstance(targets, (Tensor, list))
+    ):
         known = [inputs]
     else:
         return None
-    counts = [len(each) for each in (*known, targets) if isinstance(each, list) or (isinstance(each, Tensor) and each.dim())]
+    counts = [
+        len(each)
+        for each in (*known, targets)
+        if isinstance(each, list) or (isinstance(each, Tensor) and each.dim())
+    ]
     return max(counts, default=None) if known else None

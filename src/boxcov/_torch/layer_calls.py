@@ -1,6 +1,6 @@
 """Seeing, and exchanging, the weights of a detector at the moment they are used.
 
-``Watch`` sees every linear layer and convolution that torch is asked for, and recognises the weights by identity: no hooks, no wrapped
+``LayerCallMode`` sees every linear layer and convolution that torch is asked for, and recognises the weights by identity: no hooks, no wrapped
 modules, and a weight counts wherever it is used (twice, under two names, by another module, with other padding).
 """
 
@@ -19,15 +19,28 @@ from torch.overrides import TorchFunctionMode
 from boxcov._torch.unfold import Geometry
 
 _CONVOLUTIONS: dict[Any, int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
-_TRANSPOSED: dict[Any, int] = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2, torch.conv_transpose3d: 3}
+_TRANSPOSED: dict[Any, int] = {
+    torch.conv_transpose1d: 1,
+    torch.conv_transpose2d: 2,
+    torch.conv_transpose3d: 3,
+}
 _CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_TRANSPOSED_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+_TRANSPOSED_ARGUMENTS = (
+    "input",
+    "weight",
+    "bias",
+    "stride",
+    "padding",
+    "output_padding",
+    "groups",
+    "dilation",
+)
 
 _under_way = local()  # the watches of this thread, as torch keeps its modes
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One use of a weight: ``func(x, weight, bias, **rest)``."""
 
     func: Callable[..., Tensor]
@@ -37,7 +50,9 @@ class Call:
     rest: Mapping[str, Any]
     geometry: Geometry
 
-    def __call__(self, x: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
         """The product, with the given tensors in the place of its own."""
         return self.func(
             self.x if x is None else x,
@@ -65,7 +80,7 @@ class Call:
         return t.reshape(*front, rest[0], -1, rest[-1])
 
 
-def parse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+def parse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LayerCall | None:
     """The call as a matrix product, or None if it is none.
 
     >>> x, weight = torch.randn(1, 4, 5, 5), torch.randn(6, 2, 3, 3)
@@ -74,7 +89,7 @@ def parse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
     """
     if func is F.linear:
         given = _bound(("input", "weight", "bias"), args, kwargs)
-        return Call(func, given["input"], given["weight"], given.get("bias"), {}, Geometry())
+        return LayerCall(func, given["input"], given["weight"], given.get("bias"), {}, Geometry())
     if func in _CONVOLUTIONS:
         given = _bound(_CONVOLUTION_ARGUMENTS, args, kwargs)
         return _call(func, given, _convolution(given, _CONVOLUTIONS[func]))
@@ -84,13 +99,15 @@ def parse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
     return None
 
 
-def _bound(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bound(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     return {**dict(zip(names, args)), **kwargs}
 
 
-def _call(func: Any, given: dict[str, Any], geometry: Geometry) -> Call:
+def _call(func: Any, given: dict[str, Any], geometry: Geometry) -> LayerCall:
     rest = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
-    return Call(func, given["input"], given["weight"], given.get("bias"), rest, geometry)
+    return LayerCall(func, given["input"], given["weight"], given.get("bias"), rest, geometry)
 
 
 def _convolution(given: Mapping[str, Any], n: int) -> Geometry:
@@ -104,7 +121,9 @@ def _convolution(given: Mapping[str, Any], n: int) -> Geometry:
         sides = tuple((t // 2, t - t // 2) for t in total)
     else:
         sides = tuple((p, p) for p in _each(padding, n))
-    return Geometry(kernel, _each(given.get("stride", 1), n), sides, dilation, given.get("groups", 1))
+    return Geometry(
+        kernel, _each(given.get("stride", 1), n), sides, dilation, given.get("groups", 1)
+    )
 
 
 def _transposed(given: Mapping[str, Any], n: int) -> Geometry:
@@ -112,7 +131,10 @@ def _transposed(given: Mapping[str, Any], n: int) -> Geometry:
     dilation = _each(given.get("dilation", 1), n)
     extra = _each(given.get("output_padding", 0), n)
     padding = _each(given.get("padding", 0), n)
-    sides = tuple((d * (k - 1) - p, d * (k - 1) - p + e) for d, k, p, e in zip(dilation, kernel, padding, extra))
+    sides = tuple(
+        (d * (k - 1) - p, d * (k - 1) - p + e)
+        for d, k, p, e in zip(dilation, kernel, padding, extra)
+    )
     stride = _each(given.get("stride", 1), n)
     return Geometry(kernel, stride, sides, dilation, given.get("groups", 1), transposed=True)
 
@@ -122,21 +144,21 @@ def _each(value: Any, n: int) -> tuple[int, ...]:
     return values * n if len(values) == 1 else values
 
 
-class Watch(TorchFunctionMode):
+class LayerCallMode(TorchFunctionMode):
     """While active, ``run(name, call)`` answers every product of a weight of ``names`` (by id); everything else goes its way.
 
     >>> linear = torch.nn.Linear(2, 3)
-    >>> with Watch({id(linear.weight): "linear"}, lambda name, call: call().relu() - 1):
+    >>> with LayerCallMode({id(linear.weight): "linear"}, lambda name, call: call().relu() - 1):
     ...     bool((linear(torch.ones(1, 2)) >= -1).all())
     True
     """
 
-    def __init__(self, names: Mapping[int, str], run: Callable[[str, Call], Tensor]) -> None:
+    def __init__(self, names: Mapping[int, str], run: Callable[[str, LayerCall], Tensor]) -> None:
         super().__init__()
         self.names = names
         self.run = run
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> LayerCallMode:
         super().__enter__()  # type: ignore[no-untyped-call]
         _under_way.watches = [*getattr(_under_way, "watches", []), self]
         return self
@@ -156,7 +178,7 @@ def watched(weights: Iterable[Tensor]) -> bool:
     """Whether a watch under way waits for one of ``weights``: for code that could use them where no watch sees it.
 
     >>> linear = torch.nn.Linear(2, 3)
-    >>> with Watch({id(linear.weight): "linear"}, lambda name, call: call()):
+    >>> with LayerCallMode({id(linear.weight): "linear"}, lambda name, call: call()):
     ...     watched([linear.weight]), watched([linear.bias])
     (True, False)
     >>> watched([linear.weight])

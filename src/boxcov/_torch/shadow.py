@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -33,7 +33,9 @@ def shadow(module: M, replace: Mapping[int, nn.Parameter] | None = None) -> M:
     return cast(M, _twin(module, replace or {}, {}))
 
 
-def _twin(module: nn.Module, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.Module]) -> nn.Module:
+def _twin(
+    module: nn.Module, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.Module]
+) -> nn.Module:
     if id(module) in memo:
         return memo[id(module)]
     if isinstance(module, torch.jit.ScriptModule):  # compiled and opaque: shared as it is
@@ -47,9 +49,14 @@ def _twin(module: nn.Module, replace: Mapping[int, nn.Parameter], memo: dict[int
     twin = object.__new__(type(module))
     memo[id(module)] = twin
     for name, value in module.__dict__.items():
-        twin.__dict__[name] = value if name in ("_parameters", "_buffers") else _rebound(value, replace, memo)
+        twin.__dict__[name] = (
+            value if name in ("_parameters", "_buffers") else _rebound(value, replace, memo)
+        )
     if replace:
-        own = {name: p if p is None else replace.get(id(p), p) for name, p in module._parameters.items()}
+        own = {
+            name: p if p is None else replace.get(id(p), p)
+            for name, p in module._parameters.items()
+        }
         twin.__dict__["_parameters"] = own
     twin.__dict__["training"] = False
     return twin
@@ -63,7 +70,9 @@ def _rebound(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, nn
         return MethodType(value.__func__, _twin(value.__self__, replace, memo))
     if isinstance(value, partial):
         inner = _rebound(value.func, replace, memo)
-        return partial(inner, *_rebound(value.args, replace, memo), **_rebound(value.keywords, replace, memo))
+        return partial(
+            inner, *_rebound(value.args, replace, memo), **_rebound(value.keywords, replace, memo)
+        )
     if type(value) in (list, tuple, set):
         return type(value)(_rebound(item, replace, memo) for item in value)
     if type(value) in (dict, OrderedDict):
@@ -85,16 +94,27 @@ class Held:
 
     def __init__(self, module: nn.Module) -> None:
         modules = list(module.modules())
-        scripted = [isinstance(each, torch.jit.ScriptModule) for each in modules]  # they give their dicts anew each time
+        scripted = [
+            isinstance(each, torch.jit.ScriptModule) for each in modules
+        ]  # they give their dicts anew each time
         owners = [own for each in modules for own in (each._parameters, each._buffers)]
-        owners = [dict(own.items()) if script else own for script, own in zip([s for s in scripted for _ in range(2)], owners)]
-        self._tensors = [(own, name, t, t.data_ptr(), t._version) for own in owners for name, t in own.items() if t is not None]
+        owners = [
+            dict(own.items()) if script else own
+            for script, own in zip([s for s in scripted for _ in range(2)], owners)
+        ]
+        self._tensors = [
+            (own, name, t, t.data_ptr(), t._version)
+            for own in owners
+            for name, t in own.items()
+            if t is not None
+        ]
         children = [each._modules for each, script in zip(modules, scripted) if not script]
         self._children = [(own, list(own.values())) for own in children if own]
 
     def same(self) -> bool:
         return all(
-            own.get(name) is t and t.data_ptr() == at and t._version == version for own, name, t, at, version in self._tensors
+            own.get(name) is t and t.data_ptr() == at and t._version == version
+            for own, name, t, at, version in self._tensors
         ) and all(list(now.values()) == before for now, before in self._children)
 
 
@@ -113,7 +133,9 @@ def fingerprint(module: nn.Module) -> str:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             continue
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(
+            tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()
 
 
@@ -127,9 +149,15 @@ def check_finite_weights(module: nn.Module) -> None:
     ...
     boxcov.errors.BoxcovError: the detector has NaN or infinite weights in bias (3 of 3 values): load a sound checkpoint
     """
-    bad = [_describe(name, tensor) for name, tensor in _named_floats(module) if not bool(tensor.isfinite().all())]
+    bad = [
+        _describe(name, tensor)
+        for name, tensor in _named_floats(module)
+        if not bool(tensor.isfinite().all())
+    ]
     if bad:
-        raise BoxcovError(f"the detector has NaN or infinite weights in {listed(bad)}: load a sound checkpoint")
+        raise BoxcovError(
+            f"the detector has NaN or infinite weights in {join_names(bad)}: load a sound checkpoint"
+        )
 
 
 def _named_floats(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
@@ -161,15 +189,3 @@ def check_buffers(before: list[tuple[Tensor, int]]) -> None:
             "the detector changes its own buffers in a forward pass, though boxcov runs it in eval mode: call detector.eval() first, "
             "and load its weights again"
         )
-
-
-def listed(names: Iterable[str], most: int = 8) -> str:
-    """Names for an error message, the first few of many.
-
-    >>> listed(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    names = list(names)
-    if len(names) <= most:
-        return ", ".join(names)
-    return f"{', '.join(names[:most])} and {len(names) - most} more"

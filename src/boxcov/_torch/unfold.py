@@ -58,7 +58,9 @@ def to_matrix(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor
     spatial = len(geometry.kernel)
     lead = weight.shape[: weight.dim() - 2 - spatial]
     first = len(lead)
-    grouped = weight.unflatten(first, (geometry.groups, -1))  # (..., G, out / G, in, *k), or (..., G, in, out / G, *k) if transposed
+    grouped = weight.unflatten(
+        first, (geometry.groups, -1)
+    )  # (..., G, out / G, in, *k), or (..., G, in, out / G, *k) if transposed
     if geometry.transposed:
         grouped = grouped.transpose(first + 1, first + 2)
     matrix: Tensor = grouped.flatten(first + 2)  # (..., G, n_out, n_in)
@@ -67,7 +69,9 @@ def to_matrix(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor
     return torch.cat([matrix, bias.reshape(*lead, geometry.groups, -1, 1)], dim=-1)
 
 
-def from_matrix(matrix: Tensor, shape: torch.Size, has_bias: bool, geometry: Geometry) -> tuple[Tensor, Tensor | None]:
+def from_matrix(
+    matrix: Tensor, shape: torch.Size, has_bias: bool, geometry: Geometry
+) -> tuple[Tensor, Tensor | None]:
     """The inverse of ``to_matrix``: matrices (..., G, n_out, n_in) as weights (..., *shape) and biases (..., out).
 
     >>> geometry = Geometry((2, 2), (2, 2), ((1, 1), (1, 1)), (1, 1), transposed=True)
@@ -118,7 +122,11 @@ def columns_at(x: Tensor, geometry: Geometry, item: Tensor, location: Tensor) ->
     if not geometry.kernel:
         return x[item, location].unsqueeze(1)
     n = len(geometry.kernel)
-    seen = _windows(stretch(x, geometry), plain(geometry)) if geometry.transposed else _windows(x, geometry)
+    seen = (
+        _windows(stretch(x, geometry), plain(geometry))
+        if geometry.transposed
+        else _windows(x, geometry)
+    )
     at: list[Tensor] = []
     for size in reversed(seen.shape[2 : 2 + n]):
         at.insert(0, location % size)
@@ -126,7 +134,9 @@ def columns_at(x: Tensor, geometry: Geometry, item: Tensor, location: Tensor) ->
     picked = seen.movedim(1, 1 + n)[(item, *at)]  # (m, channels, *k)
     if geometry.transposed:
         picked = picked.flip(tuple(range(2, 2 + n)))
-    return picked.reshape(len(item), geometry.groups, seen.shape[1] // geometry.groups * geometry.taps)
+    return picked.reshape(
+        len(item), geometry.groups, seen.shape[1] // geometry.groups * geometry.taps
+    )
 
 
 def rows(d: Tensor, geometry: Geometry) -> Tensor:
@@ -149,7 +159,9 @@ def gram(vectors: Tensor) -> Tensor:
     tensor([10., 10., 10.])
     """
     n, locations = vectors.shape[2:]
-    if n <= 4:  # a long sum of few numbers: a reduction adds in pairs, a product one after the other
+    if (
+        n <= 4
+    ):  # a long sum of few numbers: a reduction adds in pairs, a product one after the other
         return (vectors.unsqueeze(2) * vectors.unsqueeze(3)).sum((0, 4))
     if len(vectors) > 1 and locations < n:  # few locations: a copy is less than the items' products
         vectors = vectors.permute(1, 2, 0, 3).flatten(2).unsqueeze(0)
@@ -171,7 +183,13 @@ def stretch(x: Tensor, geometry: Geometry) -> Tensor:
 
 def plain(geometry: Geometry) -> Geometry:
     """The plain, stride 1 convolution that a transposed one is over its stretched input."""
-    return Geometry(geometry.kernel, (1,) * len(geometry.kernel), geometry.padding, geometry.dilation, geometry.groups)
+    return Geometry(
+        geometry.kernel,
+        (1,) * len(geometry.kernel),
+        geometry.padding,
+        geometry.dilation,
+        geometry.groups,
+    )
 
 
 def _patches(x: Tensor, geometry: Geometry, flip: bool) -> Tensor:
@@ -187,7 +205,9 @@ def _patches(x: Tensor, geometry: Geometry, flip: bool) -> Tensor:
 def _windows(x: Tensor, geometry: Geometry) -> Tensor:
     """What the kernel sees at every location (B, channels, *T, *k): a view."""
     x = pad(x, geometry.padding)
-    for axis, (reach, step, dilation) in enumerate(zip(geometry.reach, geometry.stride, geometry.dilation)):
+    for axis, (reach, step, dilation) in enumerate(
+        zip(geometry.reach, geometry.stride, geometry.dilation)
+    ):
         x = x.unfold(2 + axis, reach + 1, step)[..., ::dilation]
     return x
 

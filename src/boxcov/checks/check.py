@@ -42,14 +42,16 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Outcome]], ...] = (
     ("boxes: in a batch", losses.batch),
     ("weights to boxes", derivatives.through_weights),
     ("instances", derivatives.instances),
-    ("staged", derivatives.staged),
+    ("stages", derivatives.stages),
     ("logits", derivatives.logits),
     ("candidates", derivatives.candidates),
     ("sample_targets", losses.drawn),
 )
 
 
-def check(detector: Detector, frame: Any, *, other: Any = None, reference: Tensor | None = None) -> Report:
+def check(
+    detector: Detector, frame: Any, *, other: Any = None, reference: Tensor | None = None
+) -> Report:
     """Whether ``detector`` keeps the contract, on one ``frame`` of (inputs, targets); nothing is raised, and the detector stays as it is.
 
     other: another frame, to be the first one's mate in a batch; unless given, a changed copy of the first is.
@@ -66,16 +68,33 @@ def check(detector: Detector, frame: Any, *, other: Any = None, reference: Tenso
     inputs, targets = _pair(frame, "frame")
     mate = None if other is None else _pair(other, "other")
     if not isinstance(detector, Detector):
-        raise BoxcovError(f"check takes a boxcov.Detector, got a {type(detector).__name__}: subclass it, or use boxcov.wrap")
+        raise BoxcovError(
+            f"check takes a boxcov.Detector, got a {type(detector).__name__}: subclass it, or use boxcov.wrap"
+        )
     subject = Subject(detector, inputs, targets, mate, reference)
-    subject.inputs, subject.targets, subject.other = (move(tree, subject.device) for tree in (inputs, targets, mate))
-    with left_alone(detector), torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+    subject.inputs, subject.targets, subject.other = (
+        move(tree, subject.device) for tree in (inputs, targets, mate)
+    )
+    with (
+        left_alone(detector),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         findings = tuple(_finding(name, run, subject) for name, run in CHECKS)
         milliseconds = _or_none(lambda: layers.timed(subject))
         depths = _or_none(lambda: layers.depths(subject)) or ()
         methods = _or_none(lambda: layers.methods(subject)) or ()
-    return Report(type(detector).__name__, _about(subject), findings, tuple(subject.layers), depths, methods, milliseconds)
+    return Report(
+        type(detector).__name__,
+        _about(subject),
+        findings,
+        tuple(subject.layers),
+        depths,
+        methods,
+        milliseconds,
+    )
 
 
 def _finding(name: str, run: Callable[[Subject], Outcome], subject: Subject) -> Finding:
@@ -87,7 +106,11 @@ def _finding(name: str, run: Callable[[Subject], Outcome], subject: Subject) -> 
         outcome = Outcome(False, str(error), "as the message says")
     except Exception as error:  # an adapter may raise anything, and that is what is to be found out
         lines = str(error).strip().splitlines()
-        outcome = Outcome(False, f"{type(error).__name__}: {lines[0] if lines else ''}", "it must run on this frame")
+        outcome = Outcome(
+            False,
+            f"{type(error).__name__}: {lines[0] if lines else ''}",
+            "it must run on this frame",
+        )
     return Finding(name, outcome.passed, outcome.seen, outcome.todo)
 
 
@@ -105,5 +128,7 @@ def _about(subject: Subject) -> str:
 
 def _pair(frame: Any, argument: str) -> tuple[Any, Any]:
     if not isinstance(frame, (tuple, list)) or len(frame) != 2:
-        raise BoxcovError(f"{argument} must be a pair (inputs, targets), got a {type(frame).__name__}; targets may be None")
+        raise BoxcovError(
+            f"{argument} must be a pair (inputs, targets), got a {type(frame).__name__}; targets may be None"
+        )
     return frame[0], frame[1]

@@ -11,10 +11,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
 from boxcov._torch.inputs import fresh, most_frames
-from boxcov._torch.shadow import check_finite_weights, listed, shadow, versions
-from boxcov.checks.subject import NotChecked, Outcome, State, Subject, bad, good, named_floats, same_bits
+from boxcov._torch.shadow import check_finite_weights, shadow, versions
+from boxcov.checks.subject import (
+    NotChecked,
+    Outcome,
+    State,
+    Subject,
+    bad,
+    good,
+    named_floats,
+    same_bits,
+)
 from boxcov.detector import Selection
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 
 
 def names(subject: Subject) -> Outcome:
@@ -22,20 +31,38 @@ def names(subject: Subject) -> Outcome:
     detector = subject.original
     for what in ("box_fields", "classes"):
         given = getattr(detector, what, None)
-        if not isinstance(given, (tuple, list)) or not given or len(set(map(str, given))) < len(given) or not isinstance(given[0], str):
+        if (
+            not isinstance(given, (tuple, list))
+            or not given
+            or len(set(map(str, given))) < len(given)
+            or not isinstance(given[0], str)
+        ):
             return bad(f"{what} is {given!r}", f"give {what} as a tuple of different names")
-    if not all(isinstance(period, (int, float)) and period > 0 for period in detector.periods.values()):
-        return bad(f"periods is {dict(detector.periods)}", "give the length after which a field wraps around, above 0")
-    return good(f"boxes {' '.join(detector.box_fields)}; {len(detector.classes)} classes ({listed(detector.classes, 4)})")
+    if not all(
+        isinstance(period, (int, float)) and period > 0 for period in detector.periods.values()
+    ):
+        return bad(
+            f"periods is {dict(detector.periods)}",
+            "give the length after which a field wraps around, above 0",
+        )
+    return good(
+        f"boxes {' '.join(detector.box_fields)}; {len(detector.classes)} classes ({join_names(detector.classes, 4)})"
+    )
 
 
 def parts(subject: Subject) -> Outcome:
     """``parts()``: modules of the detector that hold weights, none of them twice."""
     given = subject.original.parts()
     if not isinstance(given, Mapping) or not given:
-        return bad(f"parts() gives {given!r}", "give a dict from 'head' on to modules, from the output to the input")
+        return bad(
+            f"parts() gives {given!r}",
+            "give a dict from 'head' on to modules, from the output to the input",
+        )
     if next(iter(given)) != "head":
-        return bad(f"the first part is {next(iter(given))!r}", "name the part at the output 'head', and give it first: fit() begins there")
+        return bad(
+            f"the first part is {next(iter(given))!r}",
+            "name the part at the output 'head', and give it first: fit() begins there",
+        )
     inside = {id(module) for module in subject.original.modules()}
     owner: dict[int, str] = {}
     by_id = {id(p): name for name, p in subject.original.named_parameters()}
@@ -44,14 +71,20 @@ def parts(subject: Subject) -> Outcome:
         modules = [value] if isinstance(value, nn.Module) else list(value)
         strangers = [type(module).__name__ for module in modules if id(module) not in inside]
         if strangers:
-            return bad(f"the part {part!r} holds {listed(strangers)} that the detector does not", "give modules of the detector itself")
+            return bad(
+                f"the part {part!r} holds {join_names(strangers)} that the detector does not",
+                "give modules of the detector itself",
+            )
         parameters = {id(p): p for module in modules for p in module.parameters()}
         if not parameters:
-            return bad(f"the part {part!r} holds no parameters", "leave it out, or give the modules that hold its weights")
+            return bad(
+                f"the part {part!r} holds no parameters",
+                "leave it out, or give the modules that hold its weights",
+            )
         twice = [by_id[key] for key in parameters if key in owner]
         if twice:
             return bad(
-                f"the parts {owner[next(k for k in parameters if k in owner)]!r} and {part!r} share {listed(twice, 3)}",
+                f"the parts {owner[next(k for k in parameters if k in owner)]!r} and {part!r} share {join_names(twice, 3)}",
                 "let no two parts overlap",
             )
         owner |= dict.fromkeys(parameters, part)
@@ -76,14 +109,28 @@ def forward(subject: Subject) -> Outcome:
         raw = detector(inputs)
     first = perf_counter() - began
     tensors = [leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor)]
-    odd = sorted({type(leaf).__name__ for leaf in tree_leaves(raw) if not isinstance(leaf, (Tensor, int, float, bool, str, type(None)))})
+    odd = sorted(
+        {
+            type(leaf).__name__
+            for leaf in tree_leaves(raw)
+            if not isinstance(leaf, (Tensor, int, float, bool, str, type(None)))
+        }
+    )
     if odd:
-        return bad(f"raw outputs hold {listed(odd)}, inside of which boxcov cannot see", "return tuples, lists or dicts of tensors")
+        return bad(
+            f"raw outputs hold {join_names(odd)}, inside of which boxcov cannot see",
+            "return tuples, lists or dicts of tensors",
+        )
     if not any(t.is_floating_point() for t in tensors):
-        return bad("raw outputs hold no floating-point tensor", "return what decode() and loss() read, as tensors")
+        return bad(
+            "raw outputs hold no floating-point tensor",
+            "return what decode() and loss() read, as tensors",
+        )
     subject.raw = raw
     shapes = [str(tuple(t.shape)) for t in tensors]
-    return good(f"{len(tensors)} tensors {listed(shapes, 4)}, the first pass took {1e3 * first:.0f} ms")
+    return good(
+        f"{len(tensors)} tensors {join_names(shapes, 4)}, the first pass took {1e3 * first:.0f} ms"
+    )
 
 
 def inputs_unchanged(subject: Subject) -> Outcome:
@@ -124,7 +171,7 @@ def state(subject: Subject) -> Outcome:
     before.restore()
     if changed:
         return bad(
-            f"forward() changes {listed(changed, 4)}, though in eval mode",
+            f"forward() changes {join_names(changed, 4)}, though in eval mode",
             "keep buffers and weights as they are in eval mode: it must be pure in the parameters",
         )
     return good("parameters and buffers stay as they are")
@@ -153,7 +200,8 @@ def finite(subject: Subject) -> Outcome:
         wrong = int((~tensor.isfinite()).sum())
         if wrong:
             return bad(
-                f"raw{name} holds {wrong} NaN or infinite values of {tensor.numel()}", "clamp what is divided by, logged or exponentiated"
+                f"raw{name} holds {wrong} NaN or infinite values of {tensor.numel()}",
+                "clamp what is divided by, logged or exponentiated",
             )
     if subject.boxes is not None and not bool(subject.boxes.isfinite().all()):
         rows = (~subject.boxes.isfinite()).any(1).nonzero()[:, 0].tolist()
@@ -183,12 +231,23 @@ def selection(subject: Subject) -> Outcome:
     problem = _selection_problem(found, most_frames(subject.inputs, subject.targets))
     if problem:
         return bad(problem, "give Selection(frame, scores, labels, where), all of length m")
-    if not same_bits((found.frame, found.scores, found.labels, found.where), (again.frame, again.scores, again.labels, again.where)):
-        return bad("select() gives other instances for the same raw outputs", "it must not draw, nor keep anything from call to call")
+    if not same_bits(
+        (found.frame, found.scores, found.labels, found.where),
+        (again.frame, again.scores, again.labels, again.where),
+    ):
+        return bad(
+            "select() gives other instances for the same raw outputs",
+            "it must not draw, nor keep anything from call to call",
+        )
     if not len(found):
-        return bad("no instance is selected in this frame", "give a frame in which the detector finds something, or lower its threshold")
+        return bad(
+            "no instance is selected in this frame",
+            "give a frame in which the detector finds something, or lower its threshold",
+        )
     subject.selection = found
-    return good(f"{len(found)} instances, scores {float(found.scores.min()):.3g} to {float(found.scores.max()):.3g}")
+    return good(
+        f"{len(found)} instances, scores {float(found.scores.min()):.3g} to {float(found.scores.max()):.3g}"
+    )
 
 
 def _selection_problem(found: Any, frames: int | None) -> str:
@@ -197,15 +256,15 @@ def _selection_problem(found: Any, frames: int | None) -> str:
     for name in ("frame", "scores", "labels"):
         value = getattr(found, name)
         if not isinstance(value, Tensor) or value.dim() != 1 or len(value) != len(found.scores):
-            return (
-                f"selection.{name} is {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}, expected ({len(found)},)"
-            )
+            return f"selection.{name} is {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}, expected ({len(found)},)"
     if not bool(found.scores.isfinite().all()):
         return f"{int((~found.scores.isfinite()).sum())} scores are not finite"
     if found.frame.is_floating_point() or (len(found) and int(found.frame.min()) < 0):
         return f"selection.frame is {found.frame.dtype}, from {found.frame.min().item()}: expected numbers of frames, whole and from 0"
     if frames is not None and len(found) and int(found.frame.max()) >= frames:
-        return f"selection.frame goes to {int(found.frame.max())}, but the batch has {frames} frames"
+        return (
+            f"selection.frame goes to {int(found.frame.max())}, but the batch has {frames} frames"
+        )
     return ""
 
 
@@ -220,7 +279,9 @@ def labels(subject: Subject) -> Outcome:
             f"labels from {low} to {high} for {len(classes)} classes",
             "count classes from 0, without a background class, and name all of them in classes",
         )
-    return good(f"labels {low} to {high}: {listed([classes[i] for i in found.unique().tolist()], 4)}")
+    return good(
+        f"labels {low} to {high}: {join_names([classes[i] for i in found.unique().tolist()], 4)}"
+    )
 
 
 def boxes(subject: Subject) -> Outcome:
@@ -232,7 +293,10 @@ def boxes(subject: Subject) -> Outcome:
     expected = (len(chosen), len(subject.original.box_fields))
     if any(t._version != version for t, version in before):
         subject.raw = None
-        return bad("decode() changes raw outputs in place", "let it work on copies: sigmoid_(), exp_() and the like")
+        return bad(
+            "decode() changes raw outputs in place",
+            "let it work on copies: sigmoid_(), exp_() and the like",
+        )
     if not isinstance(found, Tensor) or tuple(found.shape) != expected:
         form = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         return bad(
@@ -240,7 +304,10 @@ def boxes(subject: Subject) -> Outcome:
             "one row for each instance of the selection, one number for each name in box_fields",
         )
     if not found.is_floating_point():
-        return bad(f"boxes are {found.dtype}", "give floating-point numbers: rounding to pixels has no derivative")
+        return bad(
+            f"boxes are {found.dtype}",
+            "give floating-point numbers: rounding to pixels has no derivative",
+        )
     subject.boxes = found
     return good(f"{expected[0]} boxes of {expected[1]} fields")
 
@@ -250,13 +317,22 @@ def own_output(subject: Subject) -> Outcome:
     mine = subject.needed_boxes()
     detected = subject.shadow().detect(fresh(subject.inputs)).boxes
     if not same_bits(detected, mine) and subject.repeatable:
-        return bad("detect() gives other boxes than decode() of select()", "do not override detect(), or let it say the same")
+        return bad(
+            "detect() gives other boxes than decode() of select()",
+            "do not override detect(), or let it say the same",
+        )
     if subject.reference is None:
-        raise NotChecked("the model's own boxes were not given: check(..., reference=boxes) compares with them")
+        raise NotChecked(
+            "the model's own boxes were not given: check(..., reference=boxes) compares with them"
+        )
     theirs = torch.as_tensor(subject.reference).to(mine)
     if theirs.dim() != 2 or theirs.shape[1] != mine.shape[1]:
-        raise BoxcovError(f"reference has shape {tuple(theirs.shape)}, expected (m, {mine.shape[1]})")
-    size = theirs.abs().amax(0).clamp(min=1e-6) if len(theirs) else mine.abs().amax(0).clamp(min=1e-6)
+        raise BoxcovError(
+            f"reference has shape {tuple(theirs.shape)}, expected (m, {mine.shape[1]})"
+        )
+    size = (
+        theirs.abs().amax(0).clamp(min=1e-6) if len(theirs) else mine.abs().amax(0).clamp(min=1e-6)
+    )
     lost = [len(theirs) - _matched(theirs, mine, size), len(mine) - _matched(mine, theirs, size)]
     if any(lost):
         return bad(
@@ -276,6 +352,8 @@ def _matched(these: Tensor, those: Tensor, size: Tensor) -> int:
 def _furthest(a: Any, b: Any) -> str:
     """Where two pytrees of the same form lie furthest apart."""
     ours, theirs = named_floats(a), named_floats(b)
-    pairs = [(name, x, y) for (name, x), (_, y) in zip(ours, theirs) if x.shape == y.shape and x.numel()]
+    pairs = [
+        (name, x, y) for (name, x), (_, y) in zip(ours, theirs) if x.shape == y.shape and x.numel()
+    ]
     off = [(float((x - y).abs().max()), name) for name, x, y in pairs]
     return f", by up to {max(off)[0]:.2g} in raw{max(off)[1]}" if off else ", in their shapes"

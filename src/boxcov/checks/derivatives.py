@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from boxcov._torch.shadow import listed
 from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
 from boxcov.detector import Candidates, Detector
+from boxcov.errors import join_names
 from boxcov.kfac.fit import fit
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.forward_mode.directions import directional_derivatives
@@ -35,20 +35,28 @@ def differentiable(subject: Subject) -> Outcome:
     slope = _slope(detector, raw, directions, subject)
     step = 1e-6 if slope.dtype == torch.float64 else 1e-3
     with torch.no_grad():
-        ahead, behind = (detector.decode(_moved(raw, directions, sign * step), subject.needed_selection()) for sign in (1, -1))
+        ahead, behind = (
+            detector.decode(_moved(raw, directions, sign * step), subject.needed_selection())
+            for sign in (1, -1)
+        )
     if ahead.shape != slope.shape:
         raise NotChecked("decode() gives other rows for other raw outputs")
     difference = short_way((ahead - behind).detach(), detector) / (2 * step)
     slack = 1e-3 if slope.dtype == torch.float64 else 5e-2
-    off = (slope - difference).norm(dim=0) / difference.norm(dim=0).clamp(min=1e-9 if slope.dtype == torch.float64 else 1e-3)
+    off = (slope - difference).norm(dim=0) / difference.norm(dim=0).clamp(
+        min=1e-9 if slope.dtype == torch.float64 else 1e-3
+    )
     wrong = [name for name, x in zip(detector.box_fields, off.tolist()) if not x < slack]
     if wrong:
         return bad(
-            f"the derivative of {listed(wrong)} is off its finite difference by {100 * float(off.max()):.2g} %",
+            f"the derivative of {join_names(wrong)} is off its finite difference by {100 * float(off.max()):.2g} %",
             "is something detached, rounded or clamped on the way to that field?",
         )
     flat = [name for name, x in zip(detector.box_fields, difference.norm(dim=0).tolist()) if x == 0]
-    return good(f"derivatives equal finite differences to {float(off.max()):.0e}" + (f"; {listed(flat)} depend on nothing" if flat else ""))
+    return good(
+        f"derivatives equal finite differences to {float(off.max()):.0e}"
+        + (f"; {join_names(flat)} depend on nothing" if flat else "")
+    )
 
 
 def frozen(subject: Subject) -> Outcome:
@@ -56,19 +64,34 @@ def frozen(subject: Subject) -> Outcome:
     expected, chosen = subject.needed_boxes().shape, subject.needed_selection()
     detector, raw = subject.shadow(), subject.needed_raw()
     leaves = [leaf for _, leaf in named_floats(raw)]
-    moving = subject.moving if any(subject.moving) and len(subject.moving) == len(leaves) else [True] * len(leaves)
-    turned = _moved(raw, [-2.0 * yes * leaf for yes, leaf in zip(moving, leaves)], 1.0)  # what scored highest scores lowest
+    moving = (
+        subject.moving
+        if any(subject.moving) and len(subject.moving) == len(leaves)
+        else [True] * len(leaves)
+    )
+    turned = _moved(
+        raw, [-2.0 * yes * leaf for yes, leaf in zip(moving, leaves)], 1.0
+    )  # what scored highest scores lowest
     todo = "decode() must read the instances of selection.where, and neither threshold nor sort nor suppress by itself"
     try:
         with torch.no_grad():
             other = detector.decode(turned, chosen)
     except Exception as error:
-        return bad(f"decode() fails for other raw outputs, of the opposite sign: {type(error).__name__}: {error}", todo)
+        return bad(
+            f"decode() fails for other raw outputs, of the opposite sign: {type(error).__name__}: {error}",
+            todo,
+        )
     if other.shape != expected:
-        return bad(f"decode() gives {len(other)} rows for other raw outputs, {expected[0]} at first", todo)
+        return bad(
+            f"decode() gives {len(other)} rows for other raw outputs, {expected[0]} at first", todo
+        )
     rows = torch.linspace(0, expected[0] - 1, min(_ROWS, expected[0])).long().unique().tolist()
     before, after = (_read_by(detector, tree, rows, subject) for tree in (raw, turned))
-    moved = [row for row, a, b in zip(rows, before, after) if a is not None and b is not None and not bool((a & b).any())]
+    moved = [
+        row
+        for row, a, b in zip(rows, before, after)
+        if a is not None and b is not None and not bool((a & b).any())
+    ]
     if moved:
         return bad(f"box {moved[0]} reads other raw outputs when their values change", todo)
     return good(f"{expected[0]} rows for other raw outputs too, each read where it was")
@@ -104,13 +127,19 @@ def through_weights(subject: Subject) -> Outcome:
             f"the derivative of the boxes along a step in the weights is off its finite difference by {100 * off:.2g} % (median)",
             "does forward() detach something, or use weights in a custom autograd function?",
         )
-    return good(f"derivatives of {len(boxes)} boxes in {len(names)} weights equal finite differences to {off:.0e} (median)")
+    return good(
+        f"derivatives of {len(boxes)} boxes in {len(names)} weights equal finite differences to {off:.0e} (median)"
+    )
 
 
 def _off(point: Point, etas: dict[str, Tensor], exact: Tensor, step: float) -> float:
     """Of the boxes' derivatives, the median relative distance: a kink nearby may spoil some."""
     found = finite_differences(point, etas, step)[:, :, 0]
-    return float(((found - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-12)).nan_to_num(torch.inf).median())
+    return float(
+        ((found - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-12))
+        .nan_to_num(torch.inf)
+        .median()
+    )
 
 
 def instances(subject: Subject) -> Outcome:
@@ -118,22 +147,25 @@ def instances(subject: Subject) -> Outcome:
     subject.needed_boxes()
     detector = subject.shadow()
     if detector.instances(subject.needed_raw(), subject.needed_selection()) is None:
-        raise NotChecked("the detector has none: ExactGLM takes one backward pass for each number of each box")
-    detector.__dict__["staged"] = lambda raw, selection: None
+        raise NotChecked(
+            "the detector has none: ExactGLM takes one backward pass for each number of each box"
+        )
+    detector.__dict__["stages"] = lambda raw, selection: None
     _exact(detector, subject)
     return good("boxes and gradients by instance are those of decode()")
 
 
-def staged(subject: Subject) -> Outcome:
-    """``staged()`` says the same as ``instances()``."""
+def stages(subject: Subject) -> Outcome:
+    """``stages()`` says the same as ``instances()``."""
     subject.needed_boxes()
     detector = subject.shadow()
-    if detector.staged(subject.needed_raw(), subject.needed_selection()) is None:
+    if detector.stages(subject.needed_raw(), subject.needed_selection()) is None:
         raise NotChecked("the detector gives none: optional, for speed")
     model = _exact(detector, subject)
     if not model._stages.parameters():
         return bad(
-            "the stages cannot be stacked", "stages are odd square convolutions of stride 1 that keep the map's size, without groups"
+            "the stages cannot be stacked",
+            "stages are odd square convolutions of stride 1 that keep the map's size, without groups",
         )
     return good("covariances by stages are those by instance")
 
@@ -146,14 +178,19 @@ def logits(subject: Subject) -> Outcome:
     found = subject.shadow().logits(_leaves(subject.needed_raw()), chosen)
     if found is None or tuple(found.shape) != (len(chosen),):
         return bad(
-            f"logits() gives {None if found is None else tuple(found.shape)}, expected ({len(chosen)},)", "one logit for each instance"
+            f"logits() gives {None if found is None else tuple(found.shape)}, expected ({len(chosen)},)",
+            "one logit for each instance",
         )
     if not found.requires_grad or not bool(found.isfinite().all()):
         return bad(
-            "logits() are not finite, or have no gradient in the raw outputs", "return the raw logit behind each score, not detached"
+            "logits() are not finite, or have no gradient in the raw outputs",
+            "return the raw logit behind each score, not detached",
         )
     same = torch.allclose(found.detach().sigmoid().to(chosen.scores), chosen.scores, atol=1e-4)
-    return good("one for each score" + ("; their sigmoids are the scores" if same else "; the scores are not their sigmoids"))
+    return good(
+        "one for each score"
+        + ("; their sigmoids are the scores" if same else "; the scores are not their sigmoids")
+    )
 
 
 def candidates(subject: Subject) -> Outcome:
@@ -163,9 +200,16 @@ def candidates(subject: Subject) -> Outcome:
     if found is None:
         raise NotChecked("the detector gives none: optional, for NMSSpread")
     if not isinstance(found, Candidates) or found.removed_by.shape != found.scores.shape:
-        return bad(f"candidates() gives a {type(found).__name__}", "give Candidates, with removed_by (c,)")
-    if len(found) and not (int(found.removed_by.min()) >= -1 and int(found.removed_by.max()) < len(chosen)):
-        return bad("removed_by names rows that select() does not report", "give the row in select(raw), or -1")
+        return bad(
+            f"candidates() gives a {type(found).__name__}", "give Candidates, with removed_by (c,)"
+        )
+    if len(found) and not (
+        int(found.removed_by.min()) >= -1 and int(found.removed_by.max()) < len(chosen)
+    ):
+        return bad(
+            "removed_by names rows that select() does not report",
+            "give the row in select(raw), or -1",
+        )
     return good(f"{len(found)}, of which {int((found.removed_by >= 0).sum())} were removed by NMS")
 
 
@@ -175,20 +219,36 @@ def candidates(subject: Subject) -> Outcome:
 def _exact(detector: Detector, subject: Subject) -> ExactGLM:
     """ExactGLM at work on the head under a posterior that knows nothing: it compares on its first boxes, and raises."""
     part = next(iter(subject.original.parts()))
-    fixed = [row.name for row in subject.layers if row.part == part and (row.reason or max(row.n_in, row.n_out) > _LARGEST)]
-    posterior = fit(detector, [(subject.inputs, None)], depth=part, fisher="identity", n_data=1, prior_precision=1.0, fixed=fixed)
+    fixed = [
+        row.name
+        for row in subject.layers
+        if row.part == part and (row.reason or max(row.n_in, row.n_out) > _LARGEST)
+    ]
+    posterior = fit(
+        detector,
+        [(subject.inputs, None)],
+        depth=part,
+        fisher="identity",
+        n_data=1,
+        prior_precision=1.0,
+        fixed=fixed,
+    )
     model = ExactGLM(detector, posterior)
     model(subject.inputs)
     return model
 
 
 def _leaves(raw: Any) -> Any:
-    return tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), raw)
+    return tree_map_only(
+        Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), raw
+    )
 
 
 def _doubled(subject: Subject) -> Any:
     """Raw outputs in float64, if decode() takes them."""
-    doubled = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, subject.needed_raw())
+    doubled = tree_map_only(
+        Tensor, lambda t: t.double() if t.is_floating_point() else t, subject.needed_raw()
+    )
     try:
         with torch.no_grad():
             found = subject.shadow().decode(doubled, subject.needed_selection())
@@ -210,12 +270,16 @@ def _slope(detector: Detector, raw: Any, directions: list[Tensor], subject: Subj
         dummy = torch.ones_like(boxes, requires_grad=True)
         floats = [leaf for _, leaf in named_floats(leaves)]
         grads = torch.autograd.grad(boxes, floats, dummy, create_graph=True, allow_unused=True)
-        along = torch.stack([(g * d).sum() for g, d in zip(grads, directions) if g is not None]).sum()
+        along = torch.stack(
+            [(g * d).sum() for g, d in zip(grads, directions) if g is not None]
+        ).sum()
         (slope,) = torch.autograd.grad(along, dummy, allow_unused=True)
     return torch.zeros_like(boxes) if slope is None else slope.detach()
 
 
-def _read_by(detector: Detector, raw: Any, rows: list[int], subject: Subject) -> list[Tensor | None]:
+def _read_by(
+    detector: Detector, raw: Any, rows: list[int], subject: Subject
+) -> list[Tensor | None]:
     """For each row, which of all raw numbers its box depends on, as one mask; None where it has no gradient."""
     with torch.enable_grad():
         leaves = _leaves(raw)
@@ -225,8 +289,15 @@ def _read_by(detector: Detector, raw: Any, rows: list[int], subject: Subject) ->
         floats = [leaf for _, leaf in named_floats(leaves)]
         found: list[Tensor | None] = []
         for row in rows:
-            grads = torch.autograd.grad(boxes[row].sum(), floats, retain_graph=True, allow_unused=True)
-            read = torch.cat([(torch.zeros_like(t) if g is None else g).flatten() != 0 for t, g in zip(floats, grads)])
+            grads = torch.autograd.grad(
+                boxes[row].sum(), floats, retain_graph=True, allow_unused=True
+            )
+            read = torch.cat(
+                [
+                    (torch.zeros_like(t) if g is None else g).flatten() != 0
+                    for t, g in zip(floats, grads)
+                ]
+            )
             found.append(read if bool(read.any()) else None)
     return found
 
@@ -236,7 +307,11 @@ def _moved(raw: Any, directions: list[Tensor], step: float) -> Any:
     following = iter(directions)
 
     def move(leaf: Any) -> Any:
-        return leaf.detach() + step * next(following) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+        return (
+            leaf.detach() + step * next(following)
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            else leaf
+        )
 
     return tree_map(move, raw)
 

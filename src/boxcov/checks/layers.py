@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.inputs import fresh
-from boxcov._torch.layer_calls import Call, Watch
-from boxcov._torch.shadow import listed
+from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.unfold import Geometry
 from boxcov.checks.report import DepthCost, LayerRow, MethodCost
 from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
+from boxcov.errors import join_names
 from boxcov.kfac.accumulate import Accumulator, Layer
 from boxcov.kfac.losses import Losses
 from boxcov.kfac.subset import chosen_parameters
@@ -34,27 +34,39 @@ def trace(subject: Subject) -> Outcome:
     used: dict[str, Layer] = {}
     names = {id(alias): name for name, alias in losses.aliases.items()}
 
-    def run(name: str, call: Call) -> Tensor:
+    def run(name: str, call: LayerCall) -> Tensor:
         bias = None if call.bias is None else names.get(id(call.bias))
-        form = Geometry(call.geometry.kernel, groups=call.geometry.groups, transposed=call.geometry.transposed)
+        form = Geometry(
+            call.geometry.kernel, groups=call.geometry.groups, transposed=call.geometry.transposed
+        )
         used.setdefault(name, Layer(name, bias, call.weight.shape, form))
         return call()
 
-    with torch.enable_grad(), Watch(names, run):
+    with torch.enable_grad(), LayerCallMode(names, run):
         raw = losses.raw(subject.inputs)
         if subject.selection is not None:
             losses.detector.decode(raw, subject.selection)
     subject.moving = [leaf.requires_grad for _, leaf in named_floats(raw)]
     touched = _touched(raw, losses.aliases)
     parts = _part_of(given)
-    subject.layers = [_row(name, p, parts, chosen, used, touched) for name, p in subject.original.named_parameters()]
+    subject.layers = [
+        _row(name, p, parts, chosen, used, touched)
+        for name, p in subject.original.named_parameters()
+    ]
     subject.layers = [row for row in subject.layers if row.reason != "bias"]
     inside = [row for row in subject.layers if not row.reason]
-    lost = [row.name for row in subject.layers if row.reason.startswith(("used otherwise", "not used"))]
+    lost = [
+        row.name for row in subject.layers if row.reason.startswith(("used otherwise", "not used"))
+    ]
     if not inside:
-        return bad(f"no layer of {listed(given)} can be in a posterior", "name parts whose linear layers and convolutions run in forward()")
+        return bad(
+            f"no layer of {join_names(given)} can be in a posterior",
+            "name parts whose linear layers and convolutions run in forward()",
+        )
     todo = (
-        f"boxcov.fit(..., fixed={lost[:3]!r}{' and so on' if len(lost) > 3 else ''}) keeps what cannot be factored constant" if lost else ""
+        f"boxcov.fit(..., fixed={lost[:3]!r}{' and so on' if len(lost) > 3 else ''}) keeps what cannot be factored constant"
+        if lost
+        else ""
     )
     return good(f"{len(inside)} layers can be in a posterior, {len(lost)} parameters cannot", todo)
 
@@ -72,12 +84,19 @@ def _touched(raw: Any, aliases: dict[str, nn.Parameter]) -> set[str]:
     tensors = [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]
     if not tensors:
         return set()
-    grads = torch.autograd.grad([t.sum() for t in tensors], list(aliases.values()), allow_unused=True)
+    grads = torch.autograd.grad(
+        [t.sum() for t in tensors], list(aliases.values()), allow_unused=True
+    )
     return {name for name, g in zip(aliases, grads) if g is not None}
 
 
 def _row(
-    name: str, p: nn.Parameter, parts: dict[int, str], chosen: dict[str, nn.Parameter], used: dict[str, Layer], touched: set[str]
+    name: str,
+    p: nn.Parameter,
+    parts: dict[int, str],
+    chosen: dict[str, nn.Parameter],
+    used: dict[str, Layer],
+    touched: set[str],
 ) -> LayerRow:
     row = LayerRow(name, parts.get(id(p), "-"), tuple(p.shape))
     if name in used:
@@ -90,7 +109,9 @@ def _row(
     if name not in chosen:
         return replace(row, reason="norm layer: a constant in eval mode")
     if name in touched:
-        return replace(row, reason="used otherwise than as the weight or bias of a linear layer or convolution")
+        return replace(
+            row, reason="used otherwise than as the weight or bias of a linear layer or convolution"
+        )
     return replace(row, reason="not used in this pass")
 
 
@@ -104,12 +125,13 @@ def loss_gradient(subject: Subject) -> Outcome:
     cut_off = [name for name, sums in accumulator.sums.items() if not sums.reached]
     if cut_off:
         return bad(
-            f"the loss has no gradient for {listed(cut_off, 4)}",
+            f"the loss has no gradient for {join_names(cut_off, 4)}",
             "is something detached before loss()? If not, keep those layers constant with fixed=[...]",
         )
     flat = [name for name, sums in accumulator.sums.items() if not bool(sums.H.any())]
     return good(
-        f"reaches {len(accumulator.sums)} layers; factors of one frame were made" + (f"; zero here for {listed(flat, 3)}" if flat else "")
+        f"reaches {len(accumulator.sums)} layers; factors of one frame were made"
+        + (f"; zero here for {join_names(flat, 3)}" if flat else "")
     )
 
 
@@ -118,9 +140,7 @@ def box_gradient(subject: Subject) -> Outcome:
     chosen_rows = subject.needed_selection()
     subject.needed_boxes()
     losses = Losses(subject.original, _chosen(subject))
-    todo = (
-        "is the head run under no_grad(), or something detached in forward()? A field that is no function of the weights has the variance 0"
-    )
+    todo = "is the head run under no_grad(), or something detached in forward()? A field that is no function of the weights has the variance 0"
     with torch.enable_grad():
         boxes = losses.detector.decode(losses.raw(subject.inputs), chosen_rows)
         if not boxes.requires_grad:
@@ -129,13 +149,19 @@ def box_gradient(subject: Subject) -> Outcome:
         reached: set[str] = set()
         dead = []
         for column, field in enumerate(subject.original.box_fields):
-            grads = torch.autograd.grad(boxes[:, column].sum(), aliases, retain_graph=True, allow_unused=True)
-            names = {name for name, g in zip(losses.aliases, grads) if g is not None and bool(g.any())}
+            grads = torch.autograd.grad(
+                boxes[:, column].sum(), aliases, retain_graph=True, allow_unused=True
+            )
+            names = {
+                name for name, g in zip(losses.aliases, grads) if g is not None and bool(g.any())
+            }
             reached |= names
             dead += [] if names else [field]
     if dead:
-        return bad(f"{listed(dead)} have no gradient in any weight of the parts", todo)
-    return good(f"every field depends on weights; {len(reached)} of {len(aliases)} parameters bear on boxes")
+        return bad(f"{join_names(dead)} have no gradient in any weight of the parts", todo)
+    return good(
+        f"every field depends on weights; {len(reached)} of {len(aliases)} parameters bear on boxes"
+    )
 
 
 def _chosen(subject: Subject) -> dict[str, nn.Parameter]:
@@ -174,12 +200,24 @@ def methods(subject: Subject) -> tuple[MethodCost, ...]:
     if subject.boxes is None or subject.raw is None or subject.selection is None:
         return ()
     m, D = subject.boxes.shape
-    by_instance = _quietly(lambda: subject.shadow().instances(subject.raw, subject.selection)) is not None
-    exact = MethodCost("ExactGLM", 1, D, "through the head, all boxes at once") if by_instance else None
+    by_instance = (
+        _quietly(lambda: subject.shadow().instances(subject.raw, subject.selection)) is not None
+    )
+    exact = (
+        MethodCost("ExactGLM", 1, D, "through the head, all boxes at once") if by_instance else None
+    )
     return (
         MethodCost("fit, a frame", 1, 1, "offline, once"),
-        exact or MethodCost("ExactGLM", 2, m * D, f"{D} numbers of {m} boxes; instances() would make it {D}"),
-        MethodCost("MCGLM", 1 + _SAMPLES, 0, f"{_SAMPLES} of them forward-mode, from the posterior's first layer on"),
+        exact
+        or MethodCost(
+            "ExactGLM", 2, m * D, f"{D} numbers of {m} boxes; instances() would make it {D}"
+        ),
+        MethodCost(
+            "MCGLM",
+            1 + _SAMPLES,
+            0,
+            f"{_SAMPLES} of them forward-mode, from the posterior's first layer on",
+        ),
         MethodCost("GLM", 1, m * D, f"{D} numbers of {m} boxes"),
         MethodCost("MCI", 1 + _SAMPLES, 0, f"{_SAMPLES} with other weights, or dropout"),
     )

@@ -22,12 +22,17 @@ def shape(subject: Subject) -> Outcome:
     with torch.no_grad():
         found = subject.shadow().loss(raw, subject.targets)
     frames = most_frames(subject.inputs, subject.targets)
-    todo = (
-        "sum over each frame's locations and boxes, and leave the frames apart: shape (B,); a mean over the batch hides their own gradients"
-    )
-    if not isinstance(found, Tensor) or found.dim() != 1 or (frames is not None and len(found) != frames):
+    todo = "sum over each frame's locations and boxes, and leave the frames apart: shape (B,); a mean over the batch hides their own gradients"
+    if (
+        not isinstance(found, Tensor)
+        or found.dim() != 1
+        or (frames is not None and len(found) != frames)
+    ):
         form = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        return bad(f"loss() gives {form} for {'a batch' if frames is None else f'{frames} frames'}, expected (B,)", todo)
+        return bad(
+            f"loss() gives {form} for {'a batch' if frames is None else f'{frames} frames'}, expected (B,)",
+            todo,
+        )
     if not bool(found.isfinite().all()):
         return bad(
             f"the loss is {found.tolist()}",
@@ -42,7 +47,10 @@ def alone(subject: Subject) -> Outcome:
     known = _known(subject)
     twice = _losses(subject, [_frame(subject), _frame(subject)])
     if len(twice) != 2 * len(known):
-        return bad(f"loss() gives {len(twice)} values for {2 * len(known)} frames", "one value a frame, shape (B,)")
+        return bad(
+            f"loss() gives {len(twice)} values for {2 * len(known)} frames",
+            "one value a frame, shape (B,)",
+        )
     off = _off(twice, torch.cat([known, known]))
     if off > _slack(subject):
         return bad(
@@ -85,12 +93,18 @@ def batch(subject: Subject) -> Outcome:
         try:
             raw = detector(merged)
         except Exception as error:
-            raise NotChecked(f"two frames do not go into one batch: {type(error).__name__}: {str(error).splitlines()[0]}") from None
+            raise NotChecked(
+                f"two frames do not go into one batch: {type(error).__name__}: {str(error).splitlines()[0]}"
+            ) from None
         found = detector.select(raw)
         own = found.frame < B
         there = detector.decode(raw, found)[own]
     size = boxes.abs().amax(0).clamp(min=1e-6)
-    near = int((((boxes[:, None] - there[None]).abs() / size).amax(2).amin(1) < 1e-3).sum()) if len(there) else 0
+    near = (
+        int((((boxes[:, None] - there[None]).abs() / size).amax(2).amin(1) < 1e-3).sum())
+        if len(there)
+        else 0
+    )
     if near < 0.9 * len(chosen) or abs(len(there) - len(chosen)) > 0.1 * len(chosen):
         return bad(
             f"of {len(chosen)} boxes of a frame alone {near} are there in a batch of two, which has {len(there)} of it",
@@ -106,9 +120,14 @@ def drawn(subject: Subject) -> Outcome:
         raise NotChecked("the detector has none: optional, for fisher='mc'")
     detector = subject.shadow()
     with torch.no_grad():
-        found = detector.loss(raw, detector.sample_targets(raw, torch.Generator(subject.device).manual_seed(0)))
+        found = detector.loss(
+            raw, detector.sample_targets(raw, torch.Generator(subject.device).manual_seed(0))
+        )
     if found.dim() != 1 or not bool(found.isfinite().all()):
-        return bad(f"the loss of drawn targets is {found.tolist()}", "draw targets in the form that loss() reads")
+        return bad(
+            f"the loss of drawn targets is {found.tolist()}",
+            "draw targets in the form that loss() reads",
+        )
     return good("drawn targets have a finite loss")
 
 
@@ -139,7 +158,9 @@ def _losses(subject: Subject, frames: list[tuple[Any, Any]]) -> Tensor:
         try:
             raw = detector(inputs)
         except Exception as error:
-            raise NotChecked(f"two frames do not go into one batch: {type(error).__name__}: {str(error).splitlines()[0]}") from None
+            raise NotChecked(
+                f"two frames do not go into one batch: {type(error).__name__}: {str(error).splitlines()[0]}"
+            ) from None
         return detector.loss(raw, targets)
 
 
@@ -168,7 +189,11 @@ def _leak(subject: Subject) -> str:
     with torch.enable_grad():
         losses = detector.loss(leaves, targets)
     single = dict(named_floats(subject.needed_raw()))
-    doubled = [(name, t) for name, t in named_floats(leaves) if name in single and t.dim() and len(t) == 2 * len(single[name])]
+    doubled = [
+        (name, t)
+        for name, t in named_floats(leaves)
+        if name in single and t.dim() and len(t) == 2 * len(single[name])
+    ]
     if not losses.requires_grad or not doubled:
         return ""
     grads = torch.autograd.grad(losses[:B].sum(), [t for _, t in doubled], allow_unused=True)
@@ -189,7 +214,9 @@ def changed(inputs: Any) -> Any:
 
     def other(t: Tensor) -> Tensor:
         if t.is_floating_point() and t.numel() > 1:
-            return 0.9 * t + 0.05 * t.std().nan_to_num(0.0) * torch.randn(t.shape, generator=generator).to(t)
+            return 0.9 * t + 0.05 * t.std().nan_to_num(0.0) * torch.randn(
+                t.shape, generator=generator
+            ).to(t)
         return t.flip(-1) if t.dim() > 2 else t.clone()
 
     return tree_map_only(Tensor, other, inputs)
@@ -203,7 +230,9 @@ def _fewer(targets: Any) -> Any:
         lengths = {len(t) for t in targets.values() if isinstance(t, Tensor) and t.dim()}
         count = max(lengths, default=0)
         return {
-            key: value[: count // 2] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
+            key: value[: count // 2]
+            if isinstance(value, Tensor) and value.dim() and len(value) == count
+            else value
             for key, value in targets.items()
         }
     return changed(targets)

@@ -43,7 +43,9 @@ class DepthCost:
     depth: str
     layers: int
     parameters: int
-    factors_mib: float  # in memory and in the file, at most: layers that read the same tensor share one
+    factors_mib: (
+        float  # in memory and in the file, at most: layers that read the same tensor share one
+    )
     fit_mib: float  # sums in float64 while fitting
     online_mib: float  # factors and variances, beside the detector
     directions_mib: float  # of MCGLM with 10 samples
@@ -115,7 +117,9 @@ class Report:
         done = [finding for finding in self.findings if finding.passed is not None]
         end = f"{len(done) - len(self.failed)} of {len(done)} checks passed"
         end += f", {len(self.failed)} failed" if self.failed else ""
-        end += f", {len(self.findings) - len(done)} not made" if len(done) < len(self.findings) else ""
+        end += (
+            f", {len(self.findings) - len(done)} not made" if len(done) < len(self.findings) else ""
+        )
         return "\n\n".join([*sections, end])
 
     def _findings(self) -> list[str]:
@@ -144,17 +148,39 @@ class Report:
         return lines
 
     def _costs(self) -> list[str]:
-        lines = ["cost by depth, in MiB (factors at most: layers that read the same tensor share one)"]
-        head = ("depth", "layers", "parameters", "factors", "sums of fit", "online", "10 directions")
+        lines = [
+            "cost by depth, in MiB (factors at most: layers that read the same tensor share one)"
+        ]
+        head = (
+            "depth",
+            "layers",
+            "parameters",
+            "factors",
+            "sums of fit",
+            "online",
+            "10 directions",
+        )
         cells = [
-            (d.depth, f"{d.layers}", f"{d.parameters:,}", *(f"{x:.2f}" for x in (d.factors_mib, d.fit_mib, d.online_mib, d.directions_mib)))
+            (
+                d.depth,
+                f"{d.layers}",
+                f"{d.parameters:,}",
+                *(f"{x:.2f}" for x in (d.factors_mib, d.fit_mib, d.online_mib, d.directions_mib)),
+            )
             for d in self.depths
         ]
         lines += _table([head, *cells], right=True)
         if self.methods:
-            plain = "" if self.milliseconds is None else f", of which a plain one forward took {self.milliseconds:.1f} ms here"
+            plain = (
+                ""
+                if self.milliseconds is None
+                else f", of which a plain one forward took {self.milliseconds:.1f} ms here"
+            )
             lines += ["", f"passes through the network for one frame like this one{plain}"]
-            rows = [(m.method, f"{m.forward:g} forward", f"{m.backward:g} backward", m.how) for m in self.methods]
+            rows = [
+                (m.method, f"{m.forward:g} forward", f"{m.backward:g} backward", m.how)
+                for m in self.methods
+            ]
             lines += _table(rows)
         return lines
 
@@ -169,7 +195,10 @@ def _table(rows: Sequence[tuple[str, ...]], right: bool = False) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     lines = []
     for row in rows:
-        cells = [f"{cell:>{w}}" if right and i else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(row, widths))]
+        cells = [
+            f"{cell:>{w}}" if right and i else f"{cell:<{w}}"
+            for i, (cell, w) in enumerate(zip(row, widths))
+        ]
         lines.append("  " + "  ".join(cells).rstrip())
     return lines
 

@@ -52,7 +52,9 @@ class Subject:
     repeatable: bool = False
     loss: Tensor | None = None
     layers: list[LayerRow] = field(default_factory=list)
-    moving: list[bool] = field(default_factory=list)  # of each floating-point raw output, whether it depends on the weights
+    moving: list[bool] = field(
+        default_factory=list
+    )  # of each floating-point raw output, whether it depends on the weights
     milliseconds: float | None = None
 
     @property
@@ -102,9 +104,12 @@ def same_bits(a: Any, b: Any) -> bool:
     >>> same_bits({"x": torch.ones(2)}, {"x": torch.ones(2)}), same_bits([torch.ones(2)], [torch.zeros(2)])
     (True, False)
     """
-    ours, theirs = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (a, b))
+    ours, theirs = (
+        [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (a, b)
+    )
     return len(ours) == len(theirs) and all(
-        x.shape == y.shape and x.dtype == y.dtype and torch.equal(bits(x), bits(y)) for x, y in zip(ours, theirs)
+        x.shape == y.shape and x.dtype == y.dtype and torch.equal(bits(x), bits(y))
+        for x, y in zip(ours, theirs)
     )
 
 
@@ -115,7 +120,11 @@ def named_floats(tree: Any) -> list[tuple[str, Tensor]]:
     ["['heat'][0]"]
     """
     found = tree_flatten_with_path(tree)[0]
-    return [("".join(str(step) for step in path), leaf) for path, leaf in found if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [
+        ("".join(str(step) for step in path), leaf)
+        for path, leaf in found
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
 
 
 # the detector's own state
@@ -140,7 +149,9 @@ class State:
         found = []
         for module, kind, name, tensor, copy in self.tensors:
             now = getattr(module, kind).get(name)
-            same = now is tensor and (tensor is None or copy is None or torch.equal(bits(tensor), bits(copy)))
+            same = now is tensor and (
+                tensor is None or copy is None or torch.equal(bits(tensor), bits(copy))
+            )
             if not same:
                 found.append(f"{names[id(module)]}.{name}".lstrip("."))
         return found
@@ -149,7 +160,11 @@ class State:
         """Back to what it was; tensors that did not change are not written to."""
         for module, kind, name, tensor, copy in self.tensors:
             getattr(module, kind)[name] = tensor
-            if tensor is not None and copy is not None and not torch.equal(bits(tensor), bits(copy)):
+            if (
+                tensor is not None
+                and copy is not None
+                and not torch.equal(bits(tensor), bits(copy))
+            ):
                 tensor.data.copy_(copy)
 
 
@@ -157,7 +172,9 @@ class State:
 def left_alone(detector: nn.Module) -> Iterator[None]:
     """Whatever happens within, weights, buffers, modes and the state of the random generators are as they were."""
     state, modes = State(detector), {module: module.training for module in detector.modules()}
-    devices = {tensor.device for tensor in (*detector.parameters(), *detector.buffers()) if tensor.is_cuda}
+    devices = {
+        tensor.device for tensor in (*detector.parameters(), *detector.buffers()) if tensor.is_cuda
+    }
     with torch.random.fork_rng(devices=list(devices)):
         try:
             yield

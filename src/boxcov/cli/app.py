@@ -50,7 +50,10 @@ def main() -> None:
     130 after SIGINT, 143 after SIGTERM: as shells have it, with all that a ``finally`` cleans up.
     """
     app = typer.Typer(
-        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Covariances for the boxes of a detector."
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help="Covariances for the boxes of a detector.",
     )
     app.callback()(_callback)
     for verb, example in EXAMPLES.items():
@@ -75,10 +78,19 @@ def _callback() -> None:
 
 
 def _show(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
 ) -> None:
     """A warning as a user reads it; those of other packages with their place."""
-    where = "boxcov: " if issubclass(category, BoxcovWarning) else f"{filename}:{lineno}: {category.__name__}: "
+    where = (
+        "boxcov: "
+        if issubclass(category, BoxcovWarning)
+        else f"{filename}:{lineno}: {category.__name__}: "
+    )
     print(f"{where}{message}", file=sys.stderr if file is None else file)
 
 

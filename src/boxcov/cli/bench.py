@@ -15,10 +15,19 @@ def bench(
     detector: DetectorWord = "centerpoint:small",
     data: DataWord = "simulated:clear",
     boxes: Annotated[
-        list[int] | None, typer.Option(min=1, help="Boxes a frame, again for more; as the detector reports them if not given.")
+        list[int] | None,
+        typer.Option(
+            min=1, help="Boxes a frame, again for more; as the detector reports them if not given."
+        ),
     ] = None,
-    samples: Annotated[list[int] | None, typer.Option(min=2, help="Of the Monte-Carlo methods, again for more (10).")] = None,
-    depth: Annotated[list[str] | None, typer.Option(help="Of the posterior: head, neck or backbone, again for more (head).")] = None,
+    samples: Annotated[
+        list[int] | None,
+        typer.Option(min=2, help="Of the Monte-Carlo methods, again for more (10)."),
+    ] = None,
+    depth: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the posterior: head, neck or backbone, again for more (head)."),
+    ] = None,
     frames: Annotated[int, typer.Option(min=1, help="Frames that are timed.")] = 3,
     repeats: Annotated[int, typer.Option(min=1, help="Times each of them.")] = 7,
     seed: Seed = 0,

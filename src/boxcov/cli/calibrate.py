@@ -10,7 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from boxcov.cli.options import AsJson, Count, DataWord, DetectorWord, Device, Method, Seed, Split, Sweeps
+from boxcov.cli.options import (
+    AsJson,
+    Count,
+    DataWord,
+    DetectorWord,
+    Device,
+    Method,
+    Seed,
+    Split,
+    Sweeps,
+)
 
 
 class CalibrationKind(str, Enum):
@@ -33,13 +43,26 @@ class HeadingKind(str, Enum):
 
 def calibrate(
     posterior: Annotated[Path, typer.Option(metavar="FILE", help="What boxcov fit wrote.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the posterior with the calibration inside; may be the same.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="File for the posterior with the calibration inside; may be the same.",
+        ),
+    ],
     detector: DetectorWord = "centerpoint:small",
     data: DataWord = "simulated:clear",
     split: Split = None,
     count: Count = None,
-    method: Annotated[Method, typer.Option(help="What the covariances will be computed by; nms has no posterior.")] = Method.exact,
-    samples: Annotated[int | None, typer.Option(help="Of mcglm and mci (10), and of what exact is to estimate below the head.")] = None,
+    method: Annotated[
+        Method, typer.Option(help="What the covariances will be computed by; nms has no posterior.")
+    ] = Method.exact,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="Of mcglm and mci (10), and of what exact is to estimate below the head."
+        ),
+    ] = None,
     kind: Annotated[
         CalibrationKind | None,
         typer.Option(
@@ -47,11 +70,21 @@ def calibrate(
             show_default="product",
         ),
     ] = None,
-    loss: Annotated[LossKind, typer.Option(help="robust takes wrong pairs for what they are.")] = LossKind.gaussian,
+    loss: Annotated[
+        LossKind, typer.Option(help="robust takes wrong pairs for what they are.")
+    ] = LossKind.gaussian,
     heading: Annotated[
-        HeadingKind, typer.Option(help="What yaw's variance is of: axis leaves half turns out, which no variance tells.")
+        HeadingKind,
+        typer.Option(
+            help="What yaw's variance is of: axis leaves half turns out, which no variance tells."
+        ),
     ] = HeadingKind.direction,
-    fit_share: Annotated[float, typer.Option(help="Share of the frames, from the first on, to fit; the rest is reported on.")] = 0.5,
+    fit_share: Annotated[
+        float,
+        typer.Option(
+            help="Share of the frames, from the first on, to fit; the rest is reported on."
+        ),
+    ] = 0.5,
     sweeps: Sweeps = 10,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -83,7 +116,9 @@ def calibrate(
 
     console = Console()
     console.print(calibration.shown(report))
-    console.print(f"{calibration.verdict(report)}\nwritten to {out}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{calibration.verdict(report)}\nwritten to {out}", highlight=False, soft_wrap=True
+    )
 
 
 def finite(value: Any) -> Any:

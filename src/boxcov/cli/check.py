@@ -26,7 +26,9 @@ def check(
     from boxcov.pipeline.sources import Source, detector_named
 
     network = detector_named(detector, device)
-    frames = Source(data, split, 2 if data.startswith("simulated") else None, seed, sweeps).frames(device, network.classes)
+    frames = Source(data, split, 2 if data.startswith("simulated") else None, seed, sweeps).frames(
+        device, network.classes
+    )
     report = run(network, frames[0], other=frames[1] if len(frames) > 1 else None)
     print(report.to_json() if as_json else report)
     if not report.ok:

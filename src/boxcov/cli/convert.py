@@ -12,11 +12,20 @@ from boxcov.cli.options import AsJson, CovarianceKind, CovarianceWord, Format, F
 
 
 def convert(
-    detections: Annotated[Path, typer.Argument(metavar="FILE", help="What boxcov predict wrote, in the format native.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write; a folder for the format kitti.")],
+    detections: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="What boxcov predict wrote, in the format native."),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File to write; a folder for the format kitti.")
+    ],
     format: Annotated[Format, typer.Option(help="What to write.")],
     data: Annotated[
-        str | None, typer.Option(metavar="KIND:WHERE", help="Where the frames are now; unless given, where the file says they were.")
+        str | None,
+        typer.Option(
+            metavar="KIND:WHERE",
+            help="Where the frames are now; unless given, where the file says they were.",
+        ),
     ] = None,
     frame_id: FrameId = "lidar",
     covariance: CovarianceWord = CovarianceKind.predictive,
@@ -26,4 +35,8 @@ def convert(
     from boxcov.pipeline import convert as conversion
 
     report = conversion.run(detections, out, format.value, data, frame_id, covariance.value)
-    print(json.dumps(report) if as_json else f"{report['boxes']} boxes in {report['frames']} frames\nwritten to {report['out']}")
+    print(
+        json.dumps(report)
+        if as_json
+        else f"{report['boxes']} boxes in {report['frames']} frames\nwritten to {report['out']}"
+    )

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the posterior, the predictions, the figures and the report.")] = Path("demo"),
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for the posterior, the predictions, the figures and the report."),
+    ] = Path("demo"),
     as_json: AsJson = False,
 ) -> None:
     """The trained CenterPoint inside boxcov on simulated LiDAR: fit its posterior, run every method, and report. No download, no GPU."""
@@ -25,14 +28,25 @@ def demo(
     from boxcov.pipeline import demo as steps
 
     console = Console(stderr=as_json)
-    console.print(f"detector: {steps.DETECTOR}, trained and frozen; frames: simulated LiDAR", highlight=False)
+    console.print(
+        f"detector: {steps.DETECTOR}, trained and frozen; frames: simulated LiDAR", highlight=False
+    )
     with Steps() as step:
         result = steps.run(out, step)
     if as_json:
-        print(json.dumps({"quality": result.rows, "runtime": result.runtime, "report": str(result.report)}))
+        print(
+            json.dumps(
+                {"quality": result.rows, "runtime": result.runtime, "report": str(result.report)}
+            )
+        )
         return
-    for error, what in (("IoU", "boxes that overlap no object by 0.4"), ("l2", "boxes further off than the mean")):
-        console.print(brief(result.rows, error, f"does u find the {what}? By chance: (in brackets)"))
+    for error, what in (
+        ("IoU", "boxes that overlap no object by 0.4"),
+        ("l2", "boxes further off than the mean"),
+    ):
+        console.print(
+            brief(result.rows, error, f"does u find the {what}? By chance: (in brackets)")
+        )
     console.print(runtime_table(result.runtime))
     console.print(result.check, highlight=False)
     console.print(
@@ -57,12 +71,20 @@ def brief(rows: list[dict[str, Any]], error: str, title: str) -> Table:
 
     names = ("AvU", "P(A|C)", "P(U|I)", "AUROC")
     table = Table("u of", *names, title=title)
-    random = {row["method"].removesuffix(", shuffled"): row for row in rows if row["kind"] == "chance"}
+    random = {
+        row["method"].removesuffix(", shuffled"): row for row in rows if row["kind"] == "chance"
+    }
     for row in rows:
-        own = row["kind"] in ("method", "baseline") and not row["method"].endswith("(MCI)")  # whose boxes are others, and so its baselines
+        own = row["kind"] in ("method", "baseline") and not row["method"].endswith(
+            "(MCI)"
+        )  # whose boxes are others, and so its baselines
         if own or row["method"] == "score + size + covariance (exact)":
-            cells = [(row[f"{name} {error}"], random[row["method"]][f"{name} {error}"]) for name in names]
-            table.add_row(row["method"], *(f"{_two(value)} ({_two(chance)})" for value, chance in cells))
+            cells = [
+                (row[f"{name} {error}"], random[row["method"]][f"{name} {error}"]) for name in names
+            ]
+            table.add_row(
+                row["method"], *(f"{_two(value)} ({_two(chance)})" for value, chance in cells)
+            )
     return table
 
 
@@ -78,7 +100,12 @@ def runtime_table(rows: list[dict[str, Any]]) -> Table:
     """
     from rich.table import Table
 
-    table = Table("method", "ms a frame", "times the plain detector", title=f"run time, {rows[0]['boxes']} boxes a frame")
+    table = Table(
+        "method",
+        "ms a frame",
+        "times the plain detector",
+        title=f"run time, {rows[0]['boxes']} boxes a frame",
+    )
     for row in rows:
         samples = f", k = {row['samples']}" if row.get("samples") else ""
         table.add_row(f"{row['method']}{samples}", f"{row['ms']:.0f}", f"{row['ratio']:.1f}")

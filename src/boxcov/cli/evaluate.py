@@ -12,17 +12,33 @@ from boxcov.cli.options import AsJson, Resume, SummaryKind, Workers
 
 
 def evaluate(
-    predictions: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What boxcov predict wrote, one file a method.")],
+    predictions: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="What boxcov predict wrote, one file a method."),
+    ],
     data: Annotated[
-        str | None, typer.Option(metavar="KIND:WHERE", help="Where the frames are now; unless given, where the file says they were.")
+        str | None,
+        typer.Option(
+            metavar="KIND:WHERE",
+            help="Where the frames are now; unless given, where the file says they were.",
+        ),
     ] = None,
     uncertainty: Annotated[
-        SummaryKind, typer.Option(help="u of the tables: what is made of each covariance, or the variance of the score's logit.")
+        SummaryKind,
+        typer.Option(
+            help="u of the tables: what is made of each covariance, or the variance of the score's logit."
+        ),
     ] = SummaryKind.trace,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there: one HTML page.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report there: one HTML page.")
+    ] = None,
     scenes: Annotated[int, typer.Option(min=0, help="Frames to look at in the report.")] = 6,
-    replicates: Annotated[int, typer.Option(min=2, help="Of the frames drawn anew, for the intervals.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn for intervals and chance.")] = 0,
+    replicates: Annotated[
+        int, typer.Option(min=2, help="Of the frames drawn anew, for the intervals.")
+    ] = 200,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of what is drawn for intervals and chance.")
+    ] = 0,
     workers: Workers = 0,
     resume: Resume = False,
     as_json: AsJson = False,
@@ -38,13 +54,19 @@ def evaluate(
             evaluation.read_objects(parts, predictions, data, ranks, resume, workers, reading)
         if ranks.rank:  # one of several goes on
             return
-        study = evaluation.study_of(predictions, data, out, scenes, uncertainty.value, parts, workers, progress=reading)
+        study = evaluation.study_of(
+            predictions, data, out, scenes, uncertainty.value, parts, workers, progress=reading
+        )
     rows = evaluation.rows_of(study, replicates, seed)
     if out is not None and parts is not None:
         evaluation.write(out, study)
         parts.remove()
     if as_json:
-        print(json.dumps({"about": dict(study.about), "rows": rows, "out": None if out is None else str(out)}))
+        print(
+            json.dumps(
+                {"about": dict(study.about), "rows": rows, "out": None if out is None else str(out)}
+            )
+        )
         return
     from rich.console import Console
 
@@ -54,4 +76,6 @@ def evaluate(
     if more is not None:
         console.print(more)
     if out is not None:
-        console.print(f"report: {out}", highlight=False, soft_wrap=True)  # a path in one piece, whatever the width
+        console.print(
+            f"report: {out}", highlight=False, soft_wrap=True
+        )  # a path in one piece, whatever the width

@@ -39,29 +39,54 @@ def fit(
     depth: Depth = "head",
     prior_precision: Annotated[float, typer.Option(min=0.0, help="tau of (n F + tau I)^-1.")] = 1.0,
     n_data: Annotated[
-        float | None, typer.Option(help="Training frames that the Fisher stands for; unless given, those of the data.")
+        float | None,
+        typer.Option(
+            help="Training frames that the Fisher stands for; unless given, those of the data."
+        ),
     ] = None,
     fisher: Annotated[
-        FisherKind, typer.Option(help="Labels from the data, drawn by the detector, or no Fisher at all.")
+        FisherKind,
+        typer.Option(help="Labels from the data, drawn by the detector, or no Fisher at all."),
     ] = FisherKind.empirical,
-    fraction: Annotated[float, typer.Option(help="Share of the frames to use, drawn with the seed.")] = 1.0,
-    form: Annotated[FormKind, typer.Option(help="eigen is exact; paper is Q^-1 (x) H^-1 without n and tau.")] = FormKind.eigen,
+    fraction: Annotated[
+        float, typer.Option(help="Share of the frames to use, drawn with the seed.")
+    ] = 1.0,
+    form: Annotated[
+        FormKind, typer.Option(help="eigen is exact; paper is Q^-1 (x) H^-1 without n and tau.")
+    ] = FormKind.eigen,
     locations: Annotated[
-        LocationsKind, typer.Option(help="Inputs of a layer: at all locations alike, or weighed by their squared gradient.")
+        LocationsKind,
+        typer.Option(
+            help="Inputs of a layer: at all locations alike, or weighed by their squared gradient."
+        ),
     ] = LocationsKind.all,
-    corrected: Annotated[bool, typer.Option("--corrected", help="Correct the eigenvalues (EKFAC): a second pass over the frames.")] = False,
+    corrected: Annotated[
+        bool,
+        typer.Option(
+            "--corrected", help="Correct the eigenvalues (EKFAC): a second pass over the frames."
+        ),
+    ] = False,
     compress: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE", help="A smaller file, no variance further off than this share, 0.01 for instance; whole unless given."
+            metavar="SHARE",
+            help="A smaller file, no variance further off than this share, 0.01 for instance; whole unless given.",
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Frames at a time.")] = 1,
     nonfinite: Annotated[
-        NonFiniteKind, typer.Option(help="A frame with a NaN or an infinity, in it or in its gradient: an error, or left out and counted.")
+        NonFiniteKind,
+        typer.Option(
+            help="A frame with a NaN or an infinity, in it or in its gradient: an error, or left out and counted."
+        ),
     ] = NonFiniteKind.error,
     checkpoint_every: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Keep what was counted in FILE.checkpoint, this often and when stopped.")
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="Keep what was counted in FILE.checkpoint, this often and when stopped.",
+        ),
     ] = 60.0,
     sweeps: Sweeps = 10,
     seed: Seed = 0,
@@ -113,7 +138,10 @@ def _stopped(out: Path) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        print(f"boxcov: stopped; the same command with --resume goes on from {out}.checkpoint", file=sys.stderr)
+        print(
+            f"boxcov: stopped; the same command with --resume goes on from {out}.checkpoint",
+            file=sys.stderr,
+        )
         raise
 
 

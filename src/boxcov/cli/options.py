@@ -71,31 +71,69 @@ class LocationsKind(str, Enum):
 DetectorWord = Annotated[
     str,
     typer.Option(
-        "--detector", metavar="KIND:WHICH", help="centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT or transformers:FOLDER."
+        "--detector",
+        metavar="KIND:WHICH",
+        help="centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT or transformers:FOLDER.",
     ),
 ]
-DataWord = Annotated[str, typer.Option("--data", metavar="KIND:WHERE", help="simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT.")]
+DataWord = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="KIND:WHERE",
+        help="simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT.",
+    ),
+]
 Split = Annotated[
     str | None,
-    typer.Option(help="train, test or val of simulated data; a split of a real set, with a part of it if need be: 'train[:28]'."),
+    typer.Option(
+        help="train, test or val of simulated data; a split of a real set, with a part of it if need be: 'train[:28]'."
+    ),
 ]
-Count = Annotated[int | None, typer.Option(min=1, help="Frames: so many simulated ones (100), or the first ones of a real split (all).")]
-Depth = Annotated[str, typer.Option(help="head, neck (and head), backbone (and both), or module names with commas between them.")]
-Sweeps = Annotated[int, typer.Option(min=1, help="Turns of the LiDAR in a frame, 10 at most if simulated.")]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Frames: so many simulated ones (100), or the first ones of a real split (all)."
+    ),
+]
+Depth = Annotated[
+    str,
+    typer.Option(
+        help="head, neck (and head), backbone (and both), or module names with commas between them."
+    ),
+]
+Sweeps = Annotated[
+    int, typer.Option(min=1, help="Turns of the LiDAR in a frame, 10 at most if simulated.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Of all that is drawn: simulated frames, samples.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
 Posterior = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="What boxcov fit wrote; every method but nms and MC dropout needs one.")
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="What boxcov fit wrote; every method but nms and MC dropout needs one."
+    ),
 ]
 Workers = Annotated[
-    int, typer.Option(min=0, help="Processes that read frames ahead while the detector works; 0 reads them in between. The same results.")
+    int,
+    typer.Option(
+        min=0,
+        help="Processes that read frames ahead while the detector works; 0 reads them in between. The same results.",
+    ),
 ]
-FrameId = Annotated[str, typer.Option(help="Of the formats ros and autoware: the frame of reference that the boxes are in.")]
+FrameId = Annotated[
+    str,
+    typer.Option(
+        help="Of the formats ros and autoware: the frame of reference that the boxes are in."
+    ),
+]
 CovarianceWord = Annotated[
     CovarianceKind,
     typer.Option(
-        "--covariance", help="Of ros and autoware: that of the errors, which takes --calibrated, or what the weights do not know alone."
+        "--covariance",
+        help="Of ros and autoware: that of the errors, which takes --calibrated, or what the weights do not know alone.",
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script, and nothing else on stdout.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON for a script, and nothing else on stdout.")
+]

@@ -30,25 +30,49 @@ from boxcov.cli.options import (
 
 
 def predict(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the boxes; a folder for the format kitti.")],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="File for the boxes; a folder for the format kitti."),
+    ],
     detector: DetectorWord = "centerpoint:small",
     posterior: Posterior = None,
     data: DataWord = "simulated:clear",
     split: Split = None,
     count: Count = None,
-    method: Annotated[Method, typer.Option(help="nms is a baseline: the spread of what NMS removed.")] = Method.exact,
-    samples: Annotated[int | None, typer.Option(help="Of mcglm and mci (10), and of what exact is to estimate below the head.")] = None,
-    derivative: Annotated[DerivativeKind | None, typer.Option(help="Of mcglm: forward mode (jvp), or the paper's difference (fd).")] = None,
+    method: Annotated[
+        Method, typer.Option(help="nms is a baseline: the spread of what NMS removed.")
+    ] = Method.exact,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="Of mcglm and mci (10), and of what exact is to estimate below the head."
+        ),
+    ] = None,
+    derivative: Annotated[
+        DerivativeKind | None,
+        typer.Option(help="Of mcglm: forward mode (jvp), or the paper's difference (fd)."),
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Step of the derivative fd (1e-7).")] = None,
-    most: Annotated[int | None, typer.Option(min=1, help="Of glm: only the first so many boxes of a frame.")] = None,
+    most: Annotated[
+        int | None, typer.Option(min=1, help="Of glm: only the first so many boxes of a frame.")
+    ] = None,
     calibrated: Annotated[
-        bool, typer.Option("--calibrated", help="Also the covariance of the errors, by what boxcov calibrate wrote.")
+        bool,
+        typer.Option(
+            "--calibrated",
+            help="Also the covariance of the errors, by what boxcov calibrate wrote.",
+        ),
     ] = False,
     score: Annotated[
         bool,
-        typer.Option("--score", help="Also the variance of each score's logit, and its covariance with the box, in the format native."),
+        typer.Option(
+            "--score",
+            help="Also the variance of each score's logit, and its covariance with the box, in the format native.",
+        ),
     ] = False,
-    format: Annotated[Format, typer.Option(help="native is what boxcov evaluate and boxcov convert read.")] = Format.native,
+    format: Annotated[
+        Format, typer.Option(help="native is what boxcov evaluate and boxcov convert read.")
+    ] = Format.native,
     frame_id: FrameId = "lidar",
     covariance: CovarianceWord = CovarianceKind.predictive,
     sweeps: Sweeps = 10,
@@ -65,7 +89,15 @@ def predict(
     from boxcov.pipeline.sources import Source, unseen_split
 
     how = prediction.How(
-        method.value, posterior, samples, None if derivative is None else derivative.value, epsilon, seed, calibrated, most, score
+        method.value,
+        posterior,
+        samples,
+        None if derivative is None else derivative.value,
+        epsilon,
+        seed,
+        calibrated,
+        most,
+        score,
     )
     with Progress("predicting") as progress:
         report = prediction.run(

@@ -13,19 +13,40 @@ from boxcov.cli.options import AsJson, DetectorWord, Device
 
 
 def reproduce(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for runs, tables, figures and the report; what is there is used.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Few frames: a check in minutes, not figures to read.")] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for runs, tables, figures and the report; what is there is used.",
+        ),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few frames: a check in minutes, not figures to read.")
+    ] = False,
     detector: DetectorWord = "centerpoint:small",
-    data: Annotated[str, typer.Option(metavar="KIND:WHERE", help="Frames behind the posterior.")] = "simulated:clear",
+    data: Annotated[
+        str, typer.Option(metavar="KIND:WHERE", help="Frames behind the posterior.")
+    ] = "simulated:clear",
     split: Annotated[str | None, typer.Option(help="Their split.")] = "train",
     count: Annotated[int | None, typer.Option(min=1, help="How many of them.")] = None,
-    n_data: Annotated[float | None, typer.Option(help="Frames that the detector was trained on; 3500 for centerpoint:small.")] = None,
-    test: Annotated[str | None, typer.Option(metavar="KIND:WHERE", help="Frames to test on; as --data unless given.")] = None,
+    n_data: Annotated[
+        float | None,
+        typer.Option(help="Frames that the detector was trained on; 3500 for centerpoint:small."),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(metavar="KIND:WHERE", help="Frames to test on; as --data unless given."),
+    ] = None,
     test_split: Annotated[str | None, typer.Option(help="Their split.")] = None,
     test_count: Annotated[int | None, typer.Option(min=1, help="How many of them.")] = None,
-    shift: Annotated[list[str] | None, typer.Option(metavar="KIND:WHERE", help="Data of another kind; again for more.")] = None,
+    shift: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND:WHERE", help="Data of another kind; again for more."),
+    ] = None,
     shift_count: Annotated[int | None, typer.Option(min=1, help="Frames of each of them.")] = None,
-    threshold: Annotated[float, typer.Option(help="Of the score: predictions above it are judged.")] = 0.1,
+    threshold: Annotated[
+        float, typer.Option(help="Of the score: predictions above it are judged.")
+    ] = 0.1,
     sweeps: Annotated[int, typer.Option(min=1, help="Turns of the LiDAR in a frame.")] = 10,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Device = "cpu",

@@ -19,19 +19,44 @@ class PointsKind(str, Enum):
 
 
 def stream(
-    frames: Annotated[str, typer.Argument(metavar="FOLDER", help="Of .bin point clouds or images, taken by name; - for paths on stdin.")],
+    frames: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Of .bin point clouds or images, taken by name; - for paths on stdin.",
+        ),
+    ],
     detector: DetectorWord = "centerpoint:small",
     posterior: Posterior = None,
     method: Annotated[Method, typer.Option(help="As in boxcov predict.")] = Method.mcglm,
-    samples: Annotated[int | None, typer.Option(help="Of mcglm and mci (10), and of what exact is to estimate below the head.")] = None,
-    budget_ms: Annotated[
-        float | None, typer.Option(help="Of mcglm: milliseconds a frame; fewer samples where they do not suffice.")
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="Of mcglm and mci (10), and of what exact is to estimate below the head."
+        ),
     ] = None,
-    points: Annotated[PointsKind, typer.Option(help="What the numbers of a point are in .bin files.")] = PointsKind.nuscenes,
-    size: Annotated[int | None, typer.Option(min=32, help="Pixels of the square that an image is put into, a multiple of 32.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Wait for new files in the folder, until Ctrl-C.")] = False,
+    budget_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="Of mcglm: milliseconds a frame; fewer samples where they do not suffice."
+        ),
+    ] = None,
+    points: Annotated[
+        PointsKind, typer.Option(help="What the numbers of a point are in .bin files.")
+    ] = PointsKind.nuscenes,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            min=32, help="Pixels of the square that an image is put into, a multiple of 32."
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Wait for new files in the folder, until Ctrl-C.")
+    ] = False,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after so many frames.")] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="First frames that the latencies leave out.")] = 5,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="First frames that the latencies leave out.")
+    ] = 5,
     seed: Seed = 0,
     device: Device = "cpu",
 ) -> None:
@@ -58,9 +83,19 @@ def stream(
         model = how.model(network)
     else:
         assert posterior is not None
-        model = MCGLM(network, Fitted.load(posterior, network), 10 if samples is None else samples, seed=seed, budget_ms=budget_ms)
+        model = MCGLM(
+            network,
+            Fitted.load(posterior, network),
+            10 if samples is None else samples,
+            seed=seed,
+            budget_ms=budget_ms,
+        )
     reader = streaming.Reader(network, points.value, size)
-    paths = streaming.listed_paths(sys.stdin) if frames == "-" else streaming.folder_paths(Path(frames), reader.suffixes, watch)
+    paths = (
+        streaming.listed_paths(sys.stdin)
+        if frames == "-"
+        else streaming.folder_paths(Path(frames), reader.suffixes, watch)
+    )
     seen = streaming.Latencies(warmup)
     try:
         done, bad = streaming.run(model, reader, paths, sys.stdout, seen, count)

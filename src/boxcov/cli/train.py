@@ -16,8 +16,12 @@ def train(
     config: Annotated[str, typer.Option(help="small, pillar, voxel or kitti.")] = "small",
     data: DataWord = "simulated:clear",
     split: Split = None,
-    test: Annotated[list[str] | None, typer.Option(help="Data to test on, as --data; again for more.")] = None,
-    test_split: Annotated[str | None, typer.Option(help="Split of the data to test on: 'train[28:]'.")] = None,
+    test: Annotated[
+        list[str] | None, typer.Option(help="Data to test on, as --data; again for more.")
+    ] = None,
+    test_split: Annotated[
+        str | None, typer.Option(help="Split of the data to test on: 'train[28:]'.")
+    ] = None,
     count: Annotated[int, typer.Option(min=1, help="Simulated frames to train on.")] = 2000,
     test_count: Annotated[int, typer.Option(min=1, help="Simulated frames to test on.")] = 100,
     steps: Annotated[int, typer.Option(min=1)] = 4000,
@@ -26,7 +30,9 @@ def train(
     sweeps: Sweeps = 10,
     seed: Seed = 0,
     device: Device = "cpu",
-    start_from: Annotated[str | None, typer.Option(help="Weights to start from: a file, or small.")] = None,
+    start_from: Annotated[
+        str | None, typer.Option(help="Weights to start from: a file, or small.")
+    ] = None,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:

@@ -25,11 +25,16 @@ class Augmentation:
     mirror_x: bool = True  # left and right, where x is to the right
     mirror_y: bool = True
 
-    def __call__(self, points: list[Tensor], targets: list[dict[str, Any]], generator: torch.Generator) -> tuple[list[Tensor], list[Any]]:
+    def __call__(
+        self, points: list[Tensor], targets: list[dict[str, Any]], generator: torch.Generator
+    ) -> tuple[list[Tensor], list[Any]]:
         """Each frame of a batch changed by its own draw: points (N, 5), boxes (n, 9) as x y z w l h yaw vx vy."""
         changed = [self._draw(generator) for _ in points]
         moved = [_points(cloud, *change) for cloud, change in zip(points, changed)]
-        boxes = [{**target, "boxes": _boxes(target["boxes"], *change)} for target, change in zip(targets, changed)]
+        boxes = [
+            {**target, "boxes": _boxes(target["boxes"], *change)}
+            for target, change in zip(targets, changed)
+        ]
         return moved, boxes
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, float]:
@@ -37,7 +42,12 @@ class Augmentation:
         u = torch.rand(4, generator=generator).tolist()
         angle, scale = (2 * u[0] - 1) * self.turn, 1 + (2 * u[1] - 1) * self.scale
         cos, sin = torch.tensor(angle).cos(), torch.tensor(angle).sin()
-        mirror = torch.tensor([-1.0 if self.mirror_x and u[2] < 0.5 else 1.0, -1.0 if self.mirror_y and u[3] < 0.5 else 1.0])
+        mirror = torch.tensor(
+            [
+                -1.0 if self.mirror_x and u[2] < 0.5 else 1.0,
+                -1.0 if self.mirror_y and u[3] < 0.5 else 1.0,
+            ]
+        )
         return torch.stack([torch.stack([cos, -sin]), torch.stack([sin, cos])]) * mirror, scale
 
 

@@ -44,7 +44,9 @@ class Corruption:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or self.strength not in range(1, 6):
-            raise BoxcovError(f"no corruption {self.kind!r} of strength {self.strength}: there are {', '.join(KINDS)}, each from 1 to 5")
+            raise BoxcovError(
+                f"no corruption {self.kind!r} of strength {self.strength}: there are {', '.join(KINDS)}, each from 1 to 5"
+            )
 
     def __call__(self, image: Tensor) -> Tensor:
         x, step = image.float(), self.strength - 1
@@ -53,7 +55,9 @@ class Corruption:
         elif self.kind == "darkness":
             changed = x * _DARKNESS[step]
         else:
-            generator = torch.Generator().manual_seed(self.seed + int(image.sum(dtype=torch.int64)))  # of its own for each image
+            generator = torch.Generator().manual_seed(
+                self.seed + int(image.sum(dtype=torch.int64))
+            )  # of its own for each image
             if self.kind == "noise":
                 changed = x + _NOISE[step] * torch.randn(x.shape, generator=generator)
             else:
@@ -87,6 +91,8 @@ def clouds(height: int, width: int, generator: torch.Generator) -> Tensor:
     for octave in range(5):
         cells = 2 ** (octave + 1)
         drawn = torch.rand(1, 1, cells, cells, generator=generator)
-        total += F.interpolate(drawn, (height, width), mode="bilinear", align_corners=True) / 2**octave
+        total += (
+            F.interpolate(drawn, (height, width), mode="bilinear", align_corners=True) / 2**octave
+        )
     low, high = total.amin(), total.amax()
     return ((total - low) / (high - low).clamp(min=1e-6))[0, 0]

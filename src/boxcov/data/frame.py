@@ -51,4 +51,6 @@ def _joined(items: list[Any]) -> Any:
         return {key: _joined([item[key] for item in items]) for key in first}
     if all(item is None for item in items):
         return None
-    raise BoxcovError(f"cannot merge {type(first).__name__} items into a batch: give tensors, lists, tuples or dicts of them")
+    raise BoxcovError(
+        f"cannot merge {type(first).__name__} items into a batch: give tensors, lists, tuples or dicts of them"
+    )

@@ -24,7 +24,17 @@ from torch.utils._pytree import tree_map_only
 from boxcov.errors import BoxcovError
 
 AHEAD = 2  # items that each process may be ahead
-_NUMPY = {torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+_NUMPY = {
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+}
 
 
 def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> Loaded:
@@ -67,7 +77,9 @@ class Loaded(Sequence[Any]):
         if not self.workers:
             yield from (self[number] for number in numbers)
             return
-        pool = ProcessPoolExecutor(min(self.workers, max(len(numbers), 1)), _context(), _begin, (self, os.getpid()))
+        pool = ProcessPoolExecutor(
+            min(self.workers, max(len(numbers), 1)), _context(), _begin, (self, os.getpid())
+        )
         waiting: deque[tuple[int, Future[Any]]] = deque()
         try:
             for number in (*numbers, None):  # None: only what is under way is left
@@ -93,7 +105,11 @@ def each(frames: Sequence[Any], numbers: Sequence[int]) -> Iterator[Any]:
     >>> list(each("abc", [2, 0])), list(each(loaded("abc", 1), [2, 0]))
     (['c', 'a'], ['c', 'a'])
     """
-    return frames.each(numbers) if isinstance(frames, Loaded) else (frames[number] for number in numbers)
+    return (
+        frames.each(numbers)
+        if isinstance(frames, Loaded)
+        else (frames[number] for number in numbers)
+    )
 
 
 @dataclass(frozen=True)
@@ -105,18 +121,29 @@ class _Sent:
 
 def _packed(item: Any) -> Any:
     def sent(t: Tensor) -> Any:
-        return _Sent(t.numpy()) if t.device.type == "cpu" and t.is_contiguous() and t.dtype in _NUMPY and not t.requires_grad else t
+        return (
+            _Sent(t.numpy())
+            if t.device.type == "cpu"
+            and t.is_contiguous()
+            and t.dtype in _NUMPY
+            and not t.requires_grad
+            else t
+        )
 
     return tree_map_only(Tensor, sent, item)
 
 
 def _unpacked(item: Any) -> Any:
-    return tree_map_only(_Sent, lambda sent: torch.from_numpy(sent.array).clone(), item)  # a clone lies in memory as torch likes it
+    return tree_map_only(
+        _Sent, lambda sent: torch.from_numpy(sent.array).clone(), item
+    )  # a clone lies in memory as torch likes it
 
 
 def _context() -> Any:
     """Forked where that is possible: frames need not be sent, and torch not imported again."""
-    return multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else None)
+    return multiprocessing.get_context(
+        "fork" if "fork" in multiprocessing.get_all_start_methods() else None
+    )
 
 
 # in the other processes

@@ -25,7 +25,9 @@ def read_points(path: Path, columns: int) -> Tensor:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise BoxcovError(f"{path}: cannot be read ({error.strerror}): is this part of the data set unpacked?") from None
+        raise BoxcovError(
+            f"{path}: cannot be read ({error.strerror}): is this part of the data set unpacked?"
+        ) from None
     if not data:
         raise BoxcovError(f"{path}: an empty point file: unpack it again")
     if len(data) % (4 * columns):
@@ -36,7 +38,11 @@ def read_points(path: Path, columns: int) -> Tensor:
     points = torch.from_numpy(np.frombuffer(data, dtype="<f4").reshape(-1, columns).copy())
     usable = points[:, :4].isfinite().all(1)
     if not bool(usable.all()):
-        warn(f"{path}: {int((~usable).sum())} of {len(points)} points are NaN or infinite and were dropped", BoxcovWarning, stacklevel=2)
+        warn(
+            f"{path}: {int((~usable).sum())} of {len(points)} points are NaN or infinite and were dropped",
+            BoxcovWarning,
+            stacklevel=2,
+        )
         points = points[usable]
     return points
 

@@ -79,7 +79,9 @@ def wrapped(angle: Tensor) -> Tensor:
     return torch.remainder(angle + pi, 2 * pi) - pi
 
 
-def carried(detections: Detections, boxes: Tensor, jacobian: Tensor, fields: tuple[str, ...]) -> Detections:
+def carried(
+    detections: Detections, boxes: Tensor, jacobian: Tensor, fields: tuple[str, ...]
+) -> Detections:
     """The detections with other boxes (m, E), the image of theirs under a map with this Jacobian (m, E, D): C becomes J C J^T.
 
     >>> one = Detections(torch.ones(1, 1), torch.ones(1), torch.zeros(1), torch.zeros(1), ("x",), ("car",), torch.ones(1, 1, 1))
@@ -96,7 +98,14 @@ def carried(detections: Detections, boxes: Tensor, jacobian: Tensor, fields: tup
 
     covariance, predictive = there(detections.covariance), there(detections.predictive)
     factor = None if A is None else J @ A.to(J)
-    return replace(detections, boxes=boxes, fields=fields, covariance=covariance, predictive=predictive, factor=factor)
+    return replace(
+        detections,
+        boxes=boxes,
+        fields=fields,
+        covariance=covariance,
+        predictive=predictive,
+        factor=factor,
+    )
 
 
 def moved(detections: Detections, pose: Pose) -> Detections:
@@ -113,11 +122,15 @@ def moved(detections: Detections, pose: Pose) -> Detections:
     (tensor([10.], dtype=torch.float64), tensor([5.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
     if detections.fields != BOX_FIELDS:
-        raise BoxcovError(f"boxes of the fields {' '.join(detections.fields)} cannot be moved: they must be {' '.join(BOX_FIELDS)}")
+        raise BoxcovError(
+            f"boxes of the fields {' '.join(detections.fields)} cannot be moved: they must be {' '.join(BOX_FIELDS)}"
+        )
     boxes = detections.boxes.detach().cpu().double()
     R, t = pose.R.double(), pose.t.double()
     yaw, slope = turned(R, boxes[:, 6])
-    there = torch.cat([boxes[:, :3] @ R.T + t, boxes[:, 3:6], yaw[:, None], boxes[:, 7:] @ R[:2, :2].T], 1)
+    there = torch.cat(
+        [boxes[:, :3] @ R.T + t, boxes[:, 3:6], yaw[:, None], boxes[:, 7:] @ R[:2, :2].T], 1
+    )
     J = torch.zeros(len(boxes), 9, 9, dtype=torch.float64)
     J[:, :3, :3] = R
     J[:, 3:6, 3:6] = torch.eye(3)

@@ -11,7 +11,9 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 
 
-def one_a_frame(names: Sequence[str], detections: Iterable[Detections], classes: Sequence[str]) -> Iterator[tuple[str, Detections]]:
+def one_a_frame(
+    names: Sequence[str], detections: Iterable[Detections], classes: Sequence[str]
+) -> Iterator[tuple[str, Detections]]:
     """Each frame's name with its detections, in step; they must be one frame's each, all made the same way, and of known classes.
 
     >>> from torch import ones, zeros
@@ -30,14 +32,22 @@ def one_a_frame(names: Sequence[str], detections: Iterable[Detections], classes:
             break
         name = names[count - 1]
         if len(found.frame.unique()) > 1:
-            raise BoxcovError(f"frame {name}: detections of several frames of a batch: give detections.frames(count) one by one")
-        unknown = sorted({found.classes[int(label)] for label in found.labels.unique()} - set(classes))
+            raise BoxcovError(
+                f"frame {name}: detections of several frames of a batch: give detections.frames(count) one by one"
+            )
+        unknown = sorted(
+            {found.classes[int(label)] for label in found.labels.unique()} - set(classes)
+        )
         if unknown:
-            raise BoxcovError(f"frame {name}: no class {', '.join(unknown)}: the data set has {', '.join(classes)}")
+            raise BoxcovError(
+                f"frame {name}: no class {', '.join(unknown)}: the data set has {', '.join(classes)}"
+            )
         made = about(found, found.fields, "")
         first = made if first is None else first
         if made != first:
-            raise BoxcovError(f"frame {name} was made otherwise than frame {names[0]} ({made} and {first}): write them to separate files")
+            raise BoxcovError(
+                f"frame {name} was made otherwise than frame {names[0]} ({made} and {first}): write them to separate files"
+            )
         yield name, found
     if count != len(names):
         raise BoxcovError(
@@ -55,7 +65,11 @@ def about(detections: Detections, fields: Sequence[str], frame: str) -> dict[str
     """
     if detections.covariance is None:
         return {}
-    made = {"covariance_fields": list(fields), "covariance_frame": frame, "uncertainty": dict(detections.meta)}
+    made = {
+        "covariance_fields": list(fields),
+        "covariance_frame": frame,
+        "uncertainty": dict(detections.meta),
+    }
     return made if detections.predictive is None else {**made, "predictive": True}
 
 
@@ -89,7 +103,9 @@ def check_finite(name: str, what: str, values: Tensor) -> None:
     """
     bad = (~values.isfinite()).flatten(1).any(1).nonzero()[:, 0].tolist()
     if bad:
-        raise BoxcovError(f"frame {name}: the {what} of {len(bad)} boxes is not finite (box {bad[0]}: {values[bad[0]].tolist()})")
+        raise BoxcovError(
+            f"frame {name}: the {what} of {len(bad)} boxes is not finite (box {bad[0]}: {values[bad[0]].tolist()})"
+        )
 
 
 def nine_digits(values: Tensor) -> list[list[float]]:

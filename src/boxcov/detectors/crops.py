@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def crop(features: Tensor, frame: Tensor, row: Tensor, column: Tensor, radius: int) -> tuple[Tensor, Tensor]:
+def crop(
+    features: Tensor, frame: Tensor, row: Tensor, column: Tensor, radius: int
+) -> tuple[Tensor, Tensor]:
     """Crops (m, C, s, s), s = 2 radius + 1, around m cells of maps (B, C, height, width), and which of their cells are on the map (m, 1, s, s).
 
     >>> crops, inside = crop(torch.ones(1, 4, 8, 8), *torch.tensor([[0], [0], [7]]), radius=1)
@@ -19,7 +21,9 @@ def crop(features: Tensor, frame: Tensor, row: Tensor, column: Tensor, radius: i
     columns = (column[:, None] + around)[:, None, :]  # (m, 1, s)
     height, width = features.shape[2:]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)  # (m, s, s)
-    picked = features.movedim(1, 3)[frame[:, None, None], rows.clamp(0, height - 1), columns.clamp(0, width - 1)]  # (m, s, s, C)
+    picked = features.movedim(1, 3)[
+        frame[:, None, None], rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    ]  # (m, s, s, C)
     mask = inside.unsqueeze(1).to(features.dtype)
     return picked.movedim(3, 1) * mask, mask
 
@@ -39,7 +43,9 @@ def run_on_crops(layers: nn.Module, x: Tensor, inside: Tensor) -> tuple[Tensor, 
     for layer in [layers] if isinstance(layers, nn.Conv2d) else layers.children():
         if isinstance(layer, nn.Conv2d):
             cut = layer.dilation[0] * (layer.kernel_size[0] - 1) // 2
-            x = F.conv2d(x * inside, layer.weight, layer.bias, dilation=layer.dilation, groups=layer.groups)
+            x = F.conv2d(
+                x * inside, layer.weight, layer.bias, dilation=layer.dilation, groups=layer.groups
+            )
             inside = inside[:, :, cut : inside.shape[2] - cut, cut : inside.shape[3] - cut]
         elif next(layer.children(), None) is not None:
             x, inside = run_on_crops(layer, x, inside)

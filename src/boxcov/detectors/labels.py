@@ -8,12 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from boxcov._torch.shadow import listed
 from boxcov.data.coco.classes import CLASSES
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 
 # COCO's classes by the names of an older data set, as some models have them
-_OLD_NAMES = {"motorbike": "motorcycle", "aeroplane": "airplane", "sofa": "couch", "pottedplant": "potted plant"}
+_OLD_NAMES = {
+    "motorbike": "motorcycle",
+    "aeroplane": "airplane",
+    "sofa": "couch",
+    "pottedplant": "potted plant",
+}
 _OLD_NAMES |= {"diningtable": "dining table", "tvmonitor": "tv"}
 _NOTHING = ("N/A", "__background__")  # numbers that mean no class
 
@@ -31,7 +35,9 @@ class Labels:
     numbers: tuple[int, ...]  # the model's, of each class
 
     @staticmethod
-    def of(names: Mapping[int, str], classes: Sequence[str] | Mapping[str, int] | None = None) -> Labels:
+    def of(
+        names: Mapping[int, str], classes: Sequence[str] | Mapping[str, int] | None = None
+    ) -> Labels:
         """From the names of a model's numbers, and the classes to report: some of those names, or names of one's own with their numbers.
 
         Unless given: COCO's 80 where the model knows all of them, else all that the model knows.
@@ -60,25 +66,31 @@ class Labels:
         unknown = [name for name in classes if name not in known]
         if unknown:
             raise BoxcovError(
-                f"classes name {listed(unknown)}, unknown to the model: it has {listed(known)}. "
+                f"classes name {join_names(unknown)}, unknown to the model: it has {join_names(known)}. "
                 "To rename, give a dict of names and the model's numbers"
             )
         twice = [name for name in classes if len(known[name]) > 1]
         if twice:
-            raise BoxcovError(f"the model has several numbers for {listed(twice)}: give classes as a dict of names and the model's numbers")
+            raise BoxcovError(
+                f"the model has several numbers for {join_names(twice)}: give classes as a dict of names and the model's numbers"
+            )
         return Labels._checked(tuple(classes), tuple(known[name][0] for name in classes))
 
     @staticmethod
     def _renamed(names: Mapping[int, str], classes: Mapping[str, int]) -> Labels:
         wrong = [f"{name}: {number}" for name, number in classes.items() if number not in names]
         if wrong:
-            raise BoxcovError(f"classes give numbers that the model does not have: {listed(wrong)}; it has {min(names)} to {max(names)}")
+            raise BoxcovError(
+                f"classes give numbers that the model does not have: {join_names(wrong)}; it has {min(names)} to {max(names)}"
+            )
         return Labels._checked(tuple(classes), tuple(classes.values()))
 
     @staticmethod
     def _checked(classes: tuple[str, ...], numbers: tuple[int, ...]) -> Labels:
         if not classes or len(set(classes)) < len(classes) or len(set(numbers)) < len(numbers):
-            raise BoxcovError(f"classes must be some, each once, got {listed(classes) or 'none'}")
+            raise BoxcovError(
+                f"classes must be some, each once, got {join_names(classes) or 'none'}"
+            )
         return Labels(classes, numbers)
 
     def of_model(self, numbers: Tensor, count: int) -> Tensor:

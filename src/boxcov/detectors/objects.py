@@ -10,7 +10,9 @@ from torch import Tensor
 from boxcov.errors import BoxcovError
 
 
-def objects_of(target: Mapping[str, Any], frame: int, classes: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def objects_of(
+    target: Mapping[str, Any], frame: int, classes: int, like: Tensor
+) -> tuple[Tensor, Tensor]:
     """Boxes (n, 4) as x1 y1 x2 y2 and labels (n,) below ``classes`` of one frame's target, checked, of the kind of ``like`` and beside it.
 
     >>> import torch
@@ -25,7 +27,9 @@ def objects_of(target: Mapping[str, Any], frame: int, classes: int, like: Tensor
     """
     for name, shape in (("boxes", "(n, 4)"), ("labels", "(n,)")):
         if not isinstance(target.get(name), Tensor):
-            raise BoxcovError(f"targets of frame {frame}: {name} must be a tensor {shape}, got a {type(target.get(name)).__name__}")
+            raise BoxcovError(
+                f"targets of frame {frame}: {name} must be a tensor {shape}, got a {type(target.get(name)).__name__}"
+            )
     boxes, labels = target["boxes"].to(like), target["labels"].to(like.device).long()
     if boxes.dim() != 2 or boxes.shape[1] != 4 or labels.shape != boxes.shape[:1]:
         raise BoxcovError(
@@ -33,10 +37,14 @@ def objects_of(target: Mapping[str, Any], frame: int, classes: int, like: Tensor
             f"got {tuple(boxes.shape)} and {tuple(labels.shape)}"
         )
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise BoxcovError(f"targets of frame {frame}: labels from {int(labels.min())} to {int(labels.max())}, but {classes} classes")
+        raise BoxcovError(
+            f"targets of frame {frame}: labels from {int(labels.min())} to {int(labels.max())}, but {classes} classes"
+        )
     size = boxes[:, 2:] - boxes[:, :2]
     if not bool(((size > 0) & boxes[:, :2].isfinite() & size.isfinite()).all()):
-        raise BoxcovError(f"targets of frame {frame}: boxes must be finite x1 y1 x2 y2 with x1 < x2 and y1 < y2")
+        raise BoxcovError(
+            f"targets of frame {frame}: boxes must be finite x1 y1 x2 y2 with x1 < x2 and y1 < y2"
+        )
     return boxes, labels
 
 

@@ -18,8 +18,8 @@ from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.crops import crop, run_on_crops
 from boxcov.errors import BoxcovError
-from boxcov.head_stages import Stage, Staged
-from boxcov.static_selection import Fixed, Limits, best
+from boxcov.head_stages import HeadStages, Stage
+from boxcov.static_selection import StaticLimits, StaticSelection, best
 
 _BRANCHES = {"heatmap": len(CLASSES), "offset": 2, "size": 2, "rot": 2}
 Raw = dict[str, Tensor]
@@ -40,7 +40,10 @@ class Head(nn.Module):
         self.shared = _block(nn.Conv2d(channels, width, 3, padding=1, bias=False))
         self.branches = nn.ModuleDict(
             {
-                name: nn.Sequential(*_block(nn.Conv2d(width, width, 3, padding=1, bias=False)), nn.Conv2d(width, n, 3, padding=1))
+                name: nn.Sequential(
+                    *_block(nn.Conv2d(width, width, 3, padding=1, bias=False)),
+                    nn.Conv2d(width, n, 3, padding=1),
+                )
                 for name, n in _BRANCHES.items()
             }
         )
@@ -62,7 +65,9 @@ class TinyCenter(Detector):
     box_fields = ("x", "y", "w", "l", "yaw")
     classes = CLASSES
 
-    def __init__(self, seed: int = 0, threshold: float = 0.1, most: int = 100, width: int = 16) -> None:
+    def __init__(
+        self, seed: int = 0, threshold: float = 0.1, most: int = 100, width: int = 16
+    ) -> None:
         super().__init__()
         self.threshold, self.most = threshold, most
         self.cell = 2 * METRES / 64  # metres a cell of the head's map
@@ -91,7 +96,11 @@ class TinyCenter(Detector):
         return {"features": features, **self.head(features)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
-        return {"head": self.head, "neck": (self.lateral, self.up), "backbone": (self.backbone, self.deep)}
+        return {
+            "head": self.head,
+            "neck": (self.lateral, self.up),
+            "backbone": (self.backbone, self.deep),
+        }
 
     # from raw outputs to boxes
 
@@ -106,18 +115,24 @@ class TinyCenter(Detector):
         where = (frame[order], row[order], column[order])
         return Selection(frame[order], scores[order], label[order], where)
 
-    def select_fixed(self, raw: Raw, limits: Limits) -> Fixed:
+    def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
         heat = raw["heatmap"].sigmoid()
         peaks = (heat * (F.max_pool2d(heat, 3, stride=1, padding=1) == heat))[0].flatten()
         index, count, more = best(peaks, peaks > self.threshold, min(limits.boxes, self.most))
         height, width = heat.shape[2:]
         where = (torch.zeros_like(index), index % (height * width) // width, index % width)
-        more = more.clamp(max=max(self.most - limits.boxes, 0))  # the detector itself reports no more
-        return Fixed(Selection(where[0], peaks[index], index // (height * width), where), count, more)
+        more = more.clamp(
+            max=max(self.most - limits.boxes, 0)
+        )  # the detector itself reports no more
+        return StaticSelection(
+            Selection(where[0], peaks[index], index // (height * width), where), count, more
+        )
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         frame, row, column = selection.where
-        offset, size, rot = (raw[name][frame, :, row, column] for name in ("offset", "size", "rot"))  # (m, 2) each
+        offset, size, rot = (
+            raw[name][frame, :, row, column] for name in ("offset", "size", "rot")
+        )  # (m, 2) each
         return self._boxes(offset, size, rot, row, column)
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
@@ -141,12 +156,18 @@ class TinyCenter(Detector):
             def at_centre(name: str) -> Tensor:
                 return run_on_crops(self.head.branches[name], x, inside)[0][:, :, 0, 0]
 
-            boxes = self._boxes(at_centre("offset"), at_centre("size"), at_centre("rot"), row, column)
-            return torch.cat([boxes, at_centre("heatmap").gather(1, selection.labels[:, None])], 1) if scored else boxes
+            boxes = self._boxes(
+                at_centre("offset"), at_centre("size"), at_centre("rot"), row, column
+            )
+            return (
+                torch.cat([boxes, at_centre("heatmap").gather(1, selection.labels[:, None])], 1)
+                if scored
+                else boxes
+            )
 
         return [(index, run)]
 
-    def staged(self, raw: Raw, selection: Selection) -> Staged:
+    def stages(self, raw: Raw, selection: Selection) -> HeadStages:
         frame, row, column = selection.where
         chains = [self.head.branches[name] for name in ("offset", "size", "rot")]
         stem = Stage(((self.head.shared[0],),), ((self.head.shared[1],),), torch.relu)  # type: ignore[arg-type]
@@ -157,9 +178,20 @@ class TinyCenter(Detector):
             offset, size, rot = numbers.split(2, 1)
             return self._boxes(offset, size, rot, row, column)
 
-        return Staged(raw["features"], frame, row, column, torch.zeros_like(row), (stem,), (first, last), decode)
+        return HeadStages(
+            raw["features"],
+            frame,
+            row,
+            column,
+            torch.zeros_like(row),
+            (stem,),
+            (first, last),
+            decode,
+        )
 
-    def _boxes(self, offset: Tensor, size: Tensor, rot: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    def _boxes(
+        self, offset: Tensor, size: Tensor, rot: Tensor, row: Tensor, column: Tensor
+    ) -> Tensor:
         centre = (torch.stack([column, row], 1) + offset) * self.cell
         yaw = torch.atan2(rot[:, 0], rot[:, 1])
         return torch.cat([centre, size.exp(), yaw.unsqueeze(1)], 1)
@@ -173,7 +205,9 @@ class TinyCenter(Detector):
         positives = targets.mask.sum((1, 2)).clamp(min=1)
         p = raw["heatmap"].sigmoid().clamp(1e-4, 1 - 1e-4)
         at = targets.heat == 1
-        focal = torch.where(at, -p.log() * (1 - p) ** 2, -(1 - p).log() * p**2 * (1 - targets.heat) ** 4)
+        focal = torch.where(
+            at, -p.log() * (1 - p) ** 2, -(1 - p).log() * p**2 * (1 - targets.heat) ** 4
+        )
         values = torch.cat([raw["offset"], raw["size"], raw["rot"]], 1)
         l1 = (values - targets.values).abs() * targets.mask.unsqueeze(1)
         return (focal.sum((1, 2, 3)) + 0.25 * l1.sum((1, 2, 3))) / positives
@@ -199,7 +233,9 @@ class TinyCenter(Detector):
                 heat[b, label] = torch.maximum(heat[b, label], splat.to(like))
                 mask[b, row, column] = 1
                 offset = box[:2] / self.cell - torch.tensor([column, row]).to(like)
-                values[b, :, row, column] = torch.cat([offset, box[2:4].log(), box[4:].sin(), box[4:].cos()])
+                values[b, :, row, column] = torch.cat(
+                    [offset, box[2:4].log(), box[4:].sin(), box[4:].cos()]
+                )
         return Encoded(heat, mask, values)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> Encoded:
@@ -214,7 +250,14 @@ class TinyCenter(Detector):
         return Encoded(heat, heat.amax(1), values + noise)
 
 
-def train(detector: TinyCenter, frames: Sequence[Any], epochs: int = 6, batch: int = 8, rate: float = 4e-3, seed: int = 0) -> TinyCenter:
+def train(
+    detector: TinyCenter,
+    frames: Sequence[Any],
+    epochs: int = 6,
+    batch: int = 8,
+    rate: float = 4e-3,
+    seed: int = 0,
+) -> TinyCenter:
     """Train in place, with Adam and a one-cycle rate; gives the detector in eval mode.
 
     >>> from boxcov.data import shapes
@@ -226,15 +269,22 @@ def train(detector: TinyCenter, frames: Sequence[Any], epochs: int = 6, batch: i
 
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(detector.parameters(), rate)
-    items = [(inputs, detector.encode(targets, torch.zeros(1, 2, 32, 32))) for inputs, targets in batched(frames, 1)]
+    items = [
+        (inputs, detector.encode(targets, torch.zeros(1, 2, 32, 32)))
+        for inputs, targets in batched(frames, 1)
+    ]
     images = torch.cat([inputs for inputs, _ in items])
-    encoded = [torch.cat([getattr(e, name) for _, e in items]) for name in ("heat", "mask", "values")]
+    encoded = [
+        torch.cat([getattr(e, name) for _, e in items]) for name in ("heat", "mask", "values")
+    ]
     steps = epochs * -(-len(images) // batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
     detector.train()
     for _ in range(epochs):
         for rows in torch.randperm(len(images), generator=generator).split(batch):
-            loss = detector.loss(detector(images[rows]), Encoded(*(e[rows] for e in encoded))).mean()
+            loss = detector.loss(
+                detector(images[rows]), Encoded(*(e[rows] for e in encoded))
+            ).mean()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -47,7 +47,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1 or not self.rate > 0:
-            raise BoxcovError(f"steps and batch must be at least 1 and the rate above 0, got {self.steps}, {self.batch} and {self.rate}")
+            raise BoxcovError(
+                f"steps and batch must be at least 1 and the rate above 0, got {self.steps}, {self.batch} and {self.rate}"
+            )
 
 
 def train(
@@ -74,7 +76,11 @@ def train(
         raise BoxcovError("the data set is empty: training needs at least one frame")
     device = next(detector.parameters()).device
     optimiser = torch.optim.AdamW(
-        detector.parameters(), recipe.rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.99), fused=device.type == "cuda"
+        detector.parameters(),
+        recipe.rate,
+        weight_decay=recipe.weight_decay,
+        betas=(0.9, 0.99),
+        fused=device.type == "cuda",
     )
     done = 0
     if resume and checkpoint is not None and Path(checkpoint).exists():
@@ -109,15 +115,21 @@ def rate_at(step: int, recipe: Recipe) -> float:
     return recipe.rate * (0.5 + 0.5 * cos(pi * (part - 0.3) / 0.7)) + 1e-9
 
 
-def _step(detector: Detector, optimiser: torch.optim.Optimizer, batch: tuple[Any, Any], recipe: Recipe) -> Tensor:
+def _step(
+    detector: Detector, optimiser: torch.optim.Optimizer, batch: tuple[Any, Any], recipe: Recipe
+) -> Tensor:
     inputs, targets = batch
     device = next(detector.parameters()).device
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         raw = detector(inputs)
-    losses = detector.loss(tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, raw), targets)
+    losses = detector.loss(
+        tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, raw), targets
+    )
     loss = losses.mean()
     if not bool(loss.isfinite()):
-        raise BoxcovError(f"the training loss is {loss.item()}: lower the rate ({recipe.rate}), or look for NaN in the frames")
+        raise BoxcovError(
+            f"the training loss is {loss.item()}: lower the rate ({recipe.rate}), or look for NaN in the frames"
+        )
     optimiser.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(detector.parameters(), recipe.clip)
@@ -125,11 +137,18 @@ def _step(detector: Detector, optimiser: torch.optim.Optimizer, batch: tuple[Any
     return loss.detach()
 
 
-def _batch(frames: Sequence[Any], recipe: Recipe, step: int, device: torch.device) -> tuple[Any, Any]:
+def _batch(
+    frames: Sequence[Any], recipe: Recipe, step: int, device: torch.device
+) -> tuple[Any, Any]:
     """The frames of one step: each epoch a new order, from the seed."""
-    indices = [_index(recipe.seed, step * recipe.batch + i, len(frames)) for i in range(recipe.batch)]
+    indices = [
+        _index(recipe.seed, step * recipe.batch + i, len(frames)) for i in range(recipe.batch)
+    ]
     items = [frames[i] for i in indices]
-    inputs, targets = _merged([item[0] for item in items]), [target for item in items for target in item[1]]
+    inputs, targets = (
+        _merged([item[0] for item in items]),
+        [target for item in items for target in item[1]],
+    )
     inputs, targets = move((inputs, targets), device)
     if recipe.augmentation is not None:
         generator = torch.Generator().manual_seed(1_000_003 * (recipe.seed + 1) + step)
@@ -138,7 +157,11 @@ def _batch(frames: Sequence[Any], recipe: Recipe, step: int, device: torch.devic
 
 
 def _merged(inputs: list[Any]) -> Any:
-    return torch.cat(inputs) if isinstance(inputs[0], Tensor) else [entry for item in inputs for entry in item]
+    return (
+        torch.cat(inputs)
+        if isinstance(inputs[0], Tensor)
+        else [entry for item in inputs for entry in item]
+    )
 
 
 def _index(seed: int, position: int, count: int) -> int:
@@ -152,7 +175,14 @@ def _order(seed: int, epoch: int, count: int) -> list[int]:
     return torch.randperm(count, generator=generator).tolist()
 
 
-def _save(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, recipe: Recipe, done: int, frames: int) -> None:
+def _save(
+    path: Path,
+    detector: Detector,
+    optimiser: torch.optim.Optimizer,
+    recipe: Recipe,
+    done: int,
+    frames: int,
+) -> None:
     tensors = {f"model.{name}": tensor for name, tensor in detector.state_dict().items()}
     for name, parameter in detector.named_parameters():
         for key, value in optimiser.state[parameter].items():
@@ -161,21 +191,35 @@ def _save(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, reci
     write_safetensors(path, tensors, {_KEY: json.dumps(about)})
 
 
-def _load(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, recipe: Recipe, frames: int) -> int:
+def _load(
+    path: Path, detector: Detector, optimiser: torch.optim.Optimizer, recipe: Recipe, frames: int
+) -> int:
     with reading(path, "a training checkpoint"):
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[_KEY])
             there, counted, done = about["recipe"], about["frames"], about["done"]
             if there != asdict(recipe) or counted != frames:
-                raise BoxcovError(f"{path}: belongs to another run ({there} on {counted} frames): remove it to start anew")
+                raise BoxcovError(
+                    f"{path}: belongs to another run ({there} on {counted} frames): remove it to start anew"
+                )
             if type(done) is not int or not 0 <= done <= recipe.steps:
                 raise ValueError(f"{done!r} of {recipe.steps} steps are done")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return _restore(path, detector, optimiser, tensors, done)
 
 
-def _restore(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], done: int) -> int:
-    state = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+def _restore(
+    path: Path,
+    detector: Detector,
+    optimiser: torch.optim.Optimizer,
+    tensors: dict[str, Tensor],
+    done: int,
+) -> int:
+    state = {
+        name.removeprefix("model."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("model.")
+    }
     try:
         detector.load_state_dict(state)
     except RuntimeError as error:
@@ -185,6 +229,12 @@ def _restore(path: Path, detector: Detector, optimiser: torch.optim.Optimizer, t
             value = tensors.get(f"optimiser.{key}.{name}")
             if value is not None and value.shape != (() if key == "step" else parameter.shape):
                 raise ValueError(f"{key} of {name} has shape {tuple(value.shape)}")
-            if value is not None:  # unless the optimiser is fused, the step lives on the CPU; the moments live with the weight
-                optimiser.state[parameter][key] = value if key == "step" and not optimiser.defaults["fused"] else value.to(parameter.device)
+            if (
+                value is not None
+            ):  # unless the optimiser is fused, the step lives on the CPU; the moments live with the weight
+                optimiser.state[parameter][key] = (
+                    value
+                    if key == "step" and not optimiser.defaults["fused"]
+                    else value.to(parameter.device)
+                )
     return done

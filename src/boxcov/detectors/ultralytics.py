@@ -47,11 +47,18 @@ def wrap(
     ...
     boxcov.errors.BoxcovError: a Linear is no DetectionModel of Ultralytics: of YOLO(...) give .model
     """
-    if not any(c.__name__ == "DetectionModel" and c.__module__.startswith("ultralytics.") for c in type(model).__mro__):
-        raise BoxcovError(f"a {type(model).__name__} is no DetectionModel of Ultralytics: of YOLO(...) give .model")
+    if not any(
+        c.__name__ == "DetectionModel" and c.__module__.startswith("ultralytics.")
+        for c in type(model).__mro__
+    ):
+        raise BoxcovError(
+            f"a {type(model).__name__} is no DetectionModel of Ultralytics: of YOLO(...) give .model"
+        )
     head = model.model[-1]  # type: ignore[index]
     if type(head).__name__ != "Detect":
-        raise BoxcovError(f"the model ends in a {type(head).__name__}, and boxcov knows Detect alone: boxes, no masks, points or angles")
+        raise BoxcovError(
+            f"the model ends in a {type(head).__name__}, and boxcov knows Detect alone: boxes, no masks, points or angles"
+        )
     if getattr(head, "end2end", False):
         raise BoxcovError(
             "the model reports what its one-to-one head finds, without NMS: set model.end2end = False for its one-to-many head"
@@ -72,12 +79,22 @@ class Yolo(Detector):
 
     box_fields = ("x1", "y1", "x2", "y2")
 
-    def __init__(self, model: nn.Module, labels: Labels, threshold: float, overlap: float, most: int, coco: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        labels: Labels,
+        threshold: float,
+        overlap: float,
+        most: int,
+        coco: bool,
+    ) -> None:
         super().__init__()
         self.model: Any = model
         self.labels, self.classes = labels, labels.classes
         self.threshold, self.overlap, self.most, self.coco = threshold, overlap, most, coco
-        self.training = model.training  # and no more: the modes of its modules are the model's business
+        self.training = (
+            model.training
+        )  # and no more: the modes of its modules are the model's business
 
     @property
     def head(self) -> Any:
@@ -85,16 +102,32 @@ class Yolo(Detector):
 
     def forward(self, inputs: Tensor) -> Raw:
         largest = int(self.model.stride.max())
-        if inputs.dim() != 4 or inputs.shape[1] != 3 or inputs.shape[2] % largest or inputs.shape[3] % largest:
-            raise BoxcovError(f"images must be (B, 3, h, w) with sides that divide by {largest}, got {tuple(inputs.shape)}: letterbox them")
+        if (
+            inputs.dim() != 4
+            or inputs.shape[1] != 3
+            or inputs.shape[2] % largest
+            or inputs.shape[3] % largest
+        ):
+            raise BoxcovError(
+                f"images must be (B, 3, h, w) with sides that divide by {largest}, got {tuple(inputs.shape)}: letterbox them"
+            )
         found, maps = self.model(inputs.flip(1) / 255 if self.coco else inputs)
         maps = maps.get("one2many", maps)
-        return {"found": found, "distances": maps["boxes"], "logits": maps["scores"], "features": list(maps["feats"])}
+        return {
+            "found": found,
+            "distances": maps["boxes"],
+            "logits": maps["scores"],
+            "features": list(maps["feats"]),
+        }
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         layers = list(self.model.model)[:-1]
         first = len(self.model.yaml["backbone"])
-        return {"head": (self.head.cv2, self.head.cv3), "neck": tuple(layers[first:]), "backbone": tuple(layers[:first])}
+        return {
+            "head": (self.head.cv2, self.head.cv3),
+            "neck": tuple(layers[first:]),
+            "backbone": tuple(layers[:first]),
+        }
 
     # from raw outputs to boxes
 
@@ -102,8 +135,15 @@ class Yolo(Detector):
         """By Ultralytics' own NMS, without its limit of time: a slow machine must not find less."""
         from ultralytics.utils.nms import non_max_suppression
 
-        options = {"max_det": self.most, "nc": self.head.nc, "max_time_img": 1e9, "return_idxs": True}
-        boxes, cells = non_max_suppression(raw["found"].detach(), self.threshold, self.overlap, **options)
+        options = {
+            "max_det": self.most,
+            "nc": self.head.nc,
+            "max_time_img": 1e9,
+            "return_idxs": True,
+        }
+        boxes, cells = non_max_suppression(
+            raw["found"].detach(), self.threshold, self.overlap, **options
+        )
         counts = torch.tensor([len(image) for image in boxes])
         device = raw["found"].device
         frame = torch.arange(len(boxes)).repeat_interleave(counts).to(device)
@@ -117,7 +157,9 @@ class Yolo(Detector):
         return torch.cat([centre - size / 2, centre + size / 2], 1)
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
-        logits: Tensor = raw["logits"][selection.where.frame, self.labels.to_model(selection.labels), selection.where.cell]
+        logits: Tensor = raw["logits"][
+            selection.where.frame, self.labels.to_model(selection.labels), selection.where.cell
+        ]
         return logits
 
     def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
@@ -131,19 +173,25 @@ class Yolo(Detector):
         groups, start = [], 0
         for level, x in enumerate(raw["features"]):
             stop = start + x.shape[2] * x.shape[3]
-            index = ((selection.where.cell >= start) & (selection.where.cell < stop)).nonzero()[:, 0]
+            index = ((selection.where.cell >= start) & (selection.where.cell < stop)).nonzero()[
+                :, 0
+            ]
             groups.append(self._group(x, selection, index, level, start, scored))
             start = stop
         return groups
 
-    def _group(self, x: Tensor, selection: Selection, index: Tensor, level: int, start: int, scored: bool) -> InstanceGroup:
+    def _group(
+        self, x: Tensor, selection: Selection, index: Tensor, level: int, start: int, scored: bool
+    ) -> InstanceGroup:
         cell = selection.where.cell[index] - start
         row, column = cell // x.shape[3], cell % x.shape[3]
         number = self.labels.to_model(selection.labels[index])
 
         def run() -> Tensor:
             crops, inside = crop(x, selection.where.frame[index], row, column, _REACH)
-            values = run_on_crops(self.head.cv2[level], crops, inside)[0][:, :, :, 0]  # (g, 4 bins, 1)
+            values = run_on_crops(self.head.cv2[level], crops, inside)[0][
+                :, :, :, 0
+            ]  # (g, 4 bins, 1)
             low, high = self.head.dfl(values)[:, :, 0].split(2, 1)
             centre = torch.stack([column, row], 1) + 0.5
             boxes: Tensor = torch.cat([centre - low, centre + high], 1) * self.head.stride[level]
@@ -174,7 +222,9 @@ class Yolo(Detector):
                 "bboxes": torch.cat([(low + high) / 2, high - low], 1),
             }
             image = {"boxes": raw["distances"][b : b + 1], "scores": raw["logits"][b : b + 1]}
-            losses.append(criterion({**image, "feats": [x[b : b + 1] for x in raw["features"]]}, own)[0].sum())
+            losses.append(
+                criterion({**image, "feats": [x[b : b + 1] for x in raw["features"]]}, own)[0].sum()
+            )
         return torch.stack(losses)
 
 

@@ -82,7 +82,9 @@ def fit(
         refit = lambda some: some.fitted(penalty, theta)  # noqa: E731
     provenance = {
         "boxes": len(paired),
-        "boxes_by_class": {name: int((paired.labels == c).sum()) for c, name in enumerate(records.classes)},
+        "boxes_by_class": {
+            name: int((paired.labels == c).sum()) for c, name in enumerate(records.classes)
+        },
         "frames": int(frames.max()) + 1,
         "data": data,
         "loss": loss,
@@ -91,7 +93,11 @@ def fit(
         "nll_after": float(model.local(theta, "gaussian").loss.mean()),
     }
     found = model.calibration(theta, model.covariances(theta, penalty, frames), estimator)
-    return replace(found, provenance=provenance, regions=regions(_held_out(paired, found, model, frames, refit)))
+    return replace(
+        found,
+        provenance=provenance,
+        regions=regions(_held_out(paired, found, model, frames, refit)),
+    )
 
 
 def regions(records: Records, levels: Sequence[float] = LEVELS) -> tuple[tuple[float, float], ...]:
@@ -110,7 +116,9 @@ def regions(records: Records, levels: Sequence[float] = LEVELS) -> tuple[tuple[f
     [(0.5, 0.49), (0.95, 0.94)]
     """
     assert records.predictive is not None
-    nearer = np.sort(fit_of(records.errors, np.asarray(records.predictive, dtype=float)).known.probability)
+    nearer = np.sort(
+        fit_of(records.errors, np.asarray(records.predictive, dtype=float)).known.probability
+    )
     ranks = [(level, int(np.ceil((len(nearer) + 1) * level))) for level in levels]
     return tuple((level, float(nearer[rank - 1])) for level, rank in ranks if rank <= len(nearer))
 
@@ -119,7 +127,11 @@ def within(records: Records, calibration: Calibration, level: float) -> float:
     """The share of the errors of ``records`` with ``predictive`` that lie in the regions of a calibration for ``level``."""
     fit = fit_of(records.errors, np.asarray(records.predictive, dtype=float)).known
     radii = {int(d): calibration.radius(level, int(d)) for d in np.unique(fit.dims)}
-    return float(np.mean([nees <= radii[int(d)] ** 2 for nees, d in zip(fit.nees, fit.dims)])) if len(fit.nees) else float("nan")
+    return (
+        float(np.mean([nees <= radii[int(d)] ** 2 for nees, d in zip(fit.nees, fit.dims)]))
+        if len(fit.nees)
+        else float("nan")
+    )
 
 
 def calibrated(records: Records, calibration: Calibration) -> Records:
@@ -135,20 +147,33 @@ def calibrated(records: Records, calibration: Calibration) -> Records:
     """
     calibration.check(records.fields, records.classes, "the records")
     covariance = np.asarray(_covariance(records), dtype=float)
-    predictive = calibration.predictive(covariance, records.boxes.astype(float), records.scores.astype(float), records.labels)
+    predictive = calibration.predictive(
+        covariance, records.boxes.astype(float), records.scores.astype(float), records.labels
+    )
     return replace(records, predictive=predictive)
 
 
-def _at_once(model: VarianceModel, frames: Array, strength: float | None) -> tuple[Array, float, dict[str, Any]]:
+def _at_once(
+    model: VarianceModel, frames: Array, strength: float | None
+) -> tuple[Array, float, dict[str, Any]]:
     """The optimum of all fields together, its strength, and what there is to say of it."""
     scores = _cross_validated(model, frames) if strength is None else {}
     if strength is None:
         strength = min(scores, key=lambda s: scores[s]) if scores else product.STRENGTHS[2]
-    about = {"strength": strength, "cross_validation": {str(s): value for s, value in scores.items()}}
+    about = {
+        "strength": strength,
+        "cross_validation": {str(s): value for s, value in scores.items()},
+    }
     return model.fitted(strength), strength, about
 
 
-def _held_out(paired: Records, found: Calibration, model: VarianceModel, frames: Array, refit: Callable[[VarianceModel], Array]) -> Records:
+def _held_out(
+    paired: Records,
+    found: Calibration,
+    model: VarianceModel,
+    frames: Array,
+    refit: Callable[[VarianceModel], Array],
+) -> Records:
     """The records with ``predictive`` filled, each box by a fit to other frames; by the fit itself where there are too few of them."""
     count = int(frames.max()) + 1
     if count < _FOLDS:
@@ -171,7 +196,10 @@ def _by_field(
     told, theta, strengths = product.fitted(model, choices)
     about: dict[str, Any] = {"strength": dict(zip(model.fields, strengths.tolist()))}
     if model.kind == "product":
-        about["variances"] = {name: {"used": c.told, "gain": c.gain, "error": c.error} for name, c in zip(model.fields, choices)}
+        about["variances"] = {
+            name: {"used": c.told, "gain": c.gain, "error": c.error}
+            for name, c in zip(model.fields, choices)
+        }
     return told, theta, strengths, about, lambda some: product.fitted(some, choices)[1]
 
 
@@ -179,13 +207,17 @@ def _known(names: Sequence[Feature] | None, records: Records) -> Sequence[Featur
     there = features_of(records.fields)
     unknown = [name for name in names or () if name not in there]
     if unknown:
-        raise BoxcovError(f"no feature {', '.join(unknown)}: boxes of {' '.join(records.fields)} have {', '.join(there)}")
+        raise BoxcovError(
+            f"no feature {', '.join(unknown)}: boxes of {' '.join(records.fields)} have {', '.join(there)}"
+        )
     return names
 
 
 def _covariance(records: Records) -> Array:
     if records.covariance is None:
-        raise BoxcovError("these records have no covariance to calibrate: make them with ExactGLM, MCGLM, GLM or MCI")
+        raise BoxcovError(
+            "these records have no covariance to calibrate: make them with ExactGLM, MCGLM, GLM or MCI"
+        )
     return records.covariance
 
 
@@ -199,16 +231,24 @@ def _paired(records: Records, kind: Kind) -> Records:
     """The boxes with an object, of which something is known in every field; a word about fields that nothing is known of."""
     paired = records[records.paired]
     if not len(paired):
-        raise BoxcovError(f"none of {len(records)} boxes was paired with an object: there is nothing to calibrate on")
+        raise BoxcovError(
+            f"none of {len(records)} boxes was paired with an object: there is nothing to calibrate on"
+        )
     if not np.isfinite(_covariance(paired)).all() or not np.isfinite(paired.boxes).all():
         raise BoxcovError("some boxes or covariances are not finite: leave those rows out")
-    unknown = [name for name, column in zip(paired.fields, paired.errors.T) if np.isnan(column).all()]
+    unknown = [
+        name for name, column in zip(paired.fields, paired.errors.T) if np.isnan(column).all()
+    ]
     if unknown and kind in ("score", "product"):
         raise BoxcovError(
             f"the error of {', '.join(unknown)} is known of no box, and kind {kind!r} has nothing else to go by: use 'residual'"
         )
     if unknown and kind != "scale":
-        warn(f"the error of {', '.join(unknown)} is known of no box: their variance will be the scaled epistemic one", BoxcovWarning, 3)
+        warn(
+            f"the error of {', '.join(unknown)} is known of no box: their variance will be the scaled epistemic one",
+            BoxcovWarning,
+            3,
+        )
     return paired
 
 
@@ -222,7 +262,9 @@ def _cross_validated(model: VarianceModel, frames: Array) -> dict[float, float]:
     fold_of = np.random.default_rng(0).permutation(count)[frames] % folds
     for fold in range(folds):
         seen, unseen, theta = model[fold_of != fold], model[fold_of == fold], None
-        for strength in product.STRENGTHS:  # from the stiffest: each optimum is a good start for the next
+        for (
+            strength
+        ) in product.STRENGTHS:  # from the stiffest: each optimum is a good start for the next
             theta = seen.fitted(strength, theta)
             totals[strength] += float(unseen.beside(seen).local(theta, model.loss).loss.sum())
     return {strength: total / len(model.errors) for strength, total in totals.items()}

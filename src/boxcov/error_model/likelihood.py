@@ -33,18 +33,27 @@ class Errors:
     @staticmethod
     def of(errors: Array, covariance: Array, floor: Array | float = 0.0) -> Errors:
         known = ~np.isnan(errors)
-        return Errors(np.where(known, errors, 0.0), np.asarray(covariance, dtype=float), known, np.broadcast_to(floor, errors.shape[1]))
+        return Errors(
+            np.where(known, errors, 0.0),
+            np.asarray(covariance, dtype=float),
+            known,
+            np.broadcast_to(floor, errors.shape[1]),
+        )
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, rows: Any) -> Errors:
-        return replace(self, values=self.values[rows], covariance=self.covariance[rows], known=self.known[rows])
+        return replace(
+            self, values=self.values[rows], covariance=self.covariance[rows], known=self.known[rows]
+        )
 
     def field(self, f: int) -> Errors:
         """One field of them by itself."""
         at = slice(f, f + 1)
-        return Errors(self.values[:, at], self.covariance[:, at, at], self.known[:, at], self.floor[at])
+        return Errors(
+            self.values[:, at], self.covariance[:, at, at], self.known[:, at], self.floor[at]
+        )
 
     @property
     def dimensions(self) -> Array:
@@ -78,7 +87,9 @@ def evaluate(errors: Errors, log_scale: Array, log_residual: Array, loss: Loss) 
     S = a[:, None, None] * errors.covariance * both
     diagonal = np.arange(D)
     C = S.copy()
-    C[:, diagonal, diagonal] += r + np.where(errors.known, errors.floor, 1.0)  # a 1 for what is unknown: no part in the determinant
+    C[:, diagonal, diagonal] += r + np.where(
+        errors.known, errors.floor, 1.0
+    )  # a 1 for what is unknown: no part in the determinant
     P = np.linalg.inv(C) * both
     sign, log_determinant = np.linalg.slogdet(C)
     u = np.einsum("nij,nj->ni", P, errors.values)
@@ -92,11 +103,19 @@ def evaluate(errors: Errors, log_scale: Array, log_residual: Array, loss: Loss) 
     # derivatives of log det C, and of -q, by the logarithms of a and r
     grown = _join(np.trace(PS, axis1=1, axis2=2), r * P[:, diagonal, diagonal])
     fallen = _join(np.einsum("ni,ni->n", u, Su), r * u**2)
-    information = _blocks(np.einsum("nij,nji->n", PS, PS), r * np.einsum("nij,nji->ni", PS, P), r[:, :, None] * P**2 * r[:, None, :])
+    information = _blocks(
+        np.einsum("nij,nji->n", PS, PS),
+        r * np.einsum("nij,nji->ni", PS, P),
+        r[:, :, None] * P**2 * r[:, None, :],
+    )
     ru = r * u
     turned = _blocks(np.einsum("ni,ni->n", Su, PSu), ru * PSu, ru[:, :, None] * P * ru[:, None, :])
     every = np.arange(1 + D)
-    curvature = weight[:, None, None] * 2 * turned - information + bend[:, None, None] * fallen[:, :, None] * fallen[:, None, :]
+    curvature = (
+        weight[:, None, None] * 2 * turned
+        - information
+        + bend[:, None, None] * fallen[:, :, None] * fallen[:, None, :]
+    )
     curvature[:, every, every] += grown - weight[:, None] * fallen
     average = 0.5 * (information + weight[:, None, None] * turned)
     return Local(nll, 0.5 * (grown - weight[:, None] * fallen), 0.5 * average, 0.5 * curvature)
@@ -132,7 +151,9 @@ def penalty(q: Array, dimensions: Array, loss: Loss) -> tuple[Array, Array, Arra
         if d:
             c = chi_square_quantile(_SHARE, int(d))
             radius[dimensions == d] = c
-            share[dimensions == d] = chi_square(c, int(d) + 2) + c * (1 - _SHARE) / d  # E[weight q] / d where q is chi-squared
+            share[dimensions == d] = (
+                chi_square(c, int(d) + 2) + c * (1 - _SHARE) / d
+            )  # E[weight q] / d where q is chi-squared
     beyond = np.maximum(q / radius, 1.0)
     weight = 1 / (beyond * share)
     return (

@@ -31,7 +31,9 @@ def minimise(objective: Objective, start: Array, low: Array, high: Array, most: 
     x = np.clip(start, low, high)
     value, gradient, curvature = objective(x)
     if not np.isfinite(value):
-        raise BoxcovError(f"the likelihood of the errors is not finite where the fit begins ({value})")
+        raise BoxcovError(
+            f"the likelihood of the errors is not finite where the fit begins ({value})"
+        )
     damping = 1e-6
     for _ in range(most):
         step = _step(x, gradient, curvature, low, high, damping)
@@ -48,12 +50,18 @@ def minimise(objective: Objective, start: Array, low: Array, high: Array, most: 
     return x
 
 
-def _step(x: Array, gradient: Array, curvature: Array, low: Array, high: Array, damping: float) -> Array:
+def _step(
+    x: Array, gradient: Array, curvature: Array, low: Array, high: Array, damping: float
+) -> Array:
     free = ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
     step = np.zeros_like(x)
     if free.any():
         H = curvature[np.ix_(free, free)]
         size = np.sqrt(np.maximum(H.diagonal(), 1e-300))
-        H = H / size / size[:, None] + damping * np.eye(len(H))  # scaled: unknowns have very different curvatures
+        H = H / size / size[:, None] + damping * np.eye(
+            len(H)
+        )  # scaled: unknowns have very different curvatures
         step[free] = -np.linalg.solve(H, gradient[free] / size) / size
-    return np.clip(step, -_LONGEST, _LONGEST)  # each by itself: one that nothing holds must not keep the others back
+    return np.clip(
+        step, -_LONGEST, _LONGEST
+    )  # each by itself: one that nothing holds must not keep the others back

@@ -64,7 +64,9 @@ def chosen(model: VarianceModel, frames: Array, strength: float | None = None) -
     if model.kind == "score":
         return [kept_out for _ in without]
     return [
-        kept_out if heavy(unseen[common].squares) else _choice(model.field(f, True), unseen[common].loss, frames, strengths, common)
+        kept_out
+        if heavy(unseen[common].squares)
+        else _choice(model.field(f, True), unseen[common].loss, frames, strengths, common)
         for f, unseen in enumerate(without)
     ]
 
@@ -87,12 +89,16 @@ def fitted(model: VarianceModel, choices: list[Choice]) -> tuple[VarianceModel, 
     return told, np.concatenate(parts), np.array([one.strength for one in choices])
 
 
-def _choice(model: VarianceModel, without: Array, frames: Array, strengths: tuple[float, ...], common: float) -> Choice:
+def _choice(
+    model: VarianceModel, without: Array, frames: Array, strengths: tuple[float, ...], common: float
+) -> Choice:
     unseen = held_out(model, frames, strengths)
     strength = min(strengths, key=lambda s: float(unseen[s].loss.sum()))
     gain = np.bincount(frames, without - unseen[strength].loss)  # of each frame
     error = float(gain.std(ddof=1) * np.sqrt(len(gain))) if len(gain) > 1 else float("inf")
-    wins = int((gain > 0).sum()) - int((gain < 0).sum())  # few frames of heavy tails may make a mean gain by chance
+    wins = int((gain > 0).sum()) - int(
+        (gain < 0).sum()
+    )  # few frames of heavy tails may make a mean gain by chance
     told = bool(gain.sum() > SURE * error and wins > SURE * np.sqrt(len(gain)))
     boxes = max(int(model.errors.known.sum()), 1)
     return Choice(strength if told else common, told, float(gain.sum()) / boxes, error / boxes)
@@ -106,11 +112,15 @@ class Unseen:
     squares: Array  # (n,) of its error, in its variances
 
 
-def held_out(model: VarianceModel, frames: Array, strengths: tuple[float, ...]) -> dict[float, Unseen]:
+def held_out(
+    model: VarianceModel, frames: Array, strengths: tuple[float, ...]
+) -> dict[float, Unseen]:
     """By strength, what the boxes (n,) of a model of one field lose."""
     count = int(frames.max()) + 1
     folds = min(_FOLDS, count)
-    losses = {strength: Unseen(np.zeros(len(frames)), np.zeros(len(frames))) for strength in strengths}
+    losses = {
+        strength: Unseen(np.zeros(len(frames)), np.zeros(len(frames))) for strength in strengths
+    }
     fold_of = np.random.default_rng(0).permutation(count)[frames] % folds
     for fold in range(folds if folds > 1 else 0):
         seen, unseen, theta = model[fold_of != fold], model[fold_of == fold], None
@@ -119,5 +129,7 @@ def held_out(model: VarianceModel, frames: Array, strengths: tuple[float, ...]) 
             local = unseen.beside(seen).local(theta, "gaussian")
             losses[strength].loss[fold_of == fold] = local.loss
             # the loss is (log r + e^2 / r) / 2, but for a floor far below r
-            losses[strength].squares[fold_of == fold] = np.where(unseen.errors.known[:, 0], np.maximum(1 - 2 * local.slope[:, 1], 0), 0)
+            losses[strength].squares[fold_of == fold] = np.where(
+                unseen.errors.known[:, 0], np.maximum(1 - 2 * local.slope[:, 1], 0), 0
+            )
     return losses

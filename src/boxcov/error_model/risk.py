@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.baselines import logistic, logistic_regression, named_covariance_features, named_features, out_of_fold
+from boxcov.evaluate.baselines import (
+    logistic,
+    logistic_regression,
+    named_covariance_features,
+    named_features,
+    out_of_fold,
+)
 from boxcov.evaluate.quality import IOU_THRESHOLD, mean_within
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
@@ -46,14 +52,20 @@ class Risk:
     weights: tuple[float, ...]  # (c,)
     intercept: float
     penalty: float
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # boxes, frames, share of inaccurate ones, how well it did on frames unseen
+    provenance: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # boxes, frames, share of inaccurate ones, how well it did on frames unseen
 
     def __post_init__(self) -> None:
         if self.target not in get_args(Target):
-            raise BoxcovError(f"target must be one of {', '.join(get_args(Target))}, got {self.target!r}")
+            raise BoxcovError(
+                f"target must be one of {', '.join(get_args(Target))}, got {self.target!r}"
+            )
         for name in ("centre", "spread", "limits", "weights"):
             if len(getattr(self, name)) != len(self.columns):
-                raise BoxcovError(f"risk: {name} has {len(getattr(self, name))} entries, expected {len(self.columns)}, one a column")
+                raise BoxcovError(
+                    f"risk: {name} has {len(getattr(self, name))} entries, expected {len(self.columns)}, one a column"
+                )
 
     def probability(self, records: Records, extra: Array | None = None) -> Array:
         """P(the box is inaccurate) (n,); objects and errors in ``records`` are not looked at. ``extra`` (n, c) if the fit had any."""
@@ -94,7 +106,9 @@ class Risk:
         except (ValueError, TypeError, AttributeError) as error:
             if isinstance(error, BoxcovError):
                 raise
-            raise BoxcovError(f"not a risk, or a damaged one ({type(error).__name__}: {error})") from None
+            raise BoxcovError(
+                f"not a risk, or a damaged one ({type(error).__name__}: {error})"
+            ) from None
 
 
 def fit_risk(
@@ -137,8 +151,13 @@ def fit_risk(
     weights, penalty, about = np.zeros(1 + X.shape[1]), max(penalties), {}
     weights[0] = log((bad.sum() + 0.5) / (len(bad) - bad.sum() + 0.5))
     if bad.any() and not bad.all():
-        held = {strength: out_of_fold(X, bad, frame, folds, strength, seed) for strength in sorted(penalties, reverse=True)}
-        penalty = min(held, key=lambda strength: _log_loss(held[strength], bad))  # of equals the strongest
+        held = {
+            strength: out_of_fold(X, bad, frame, folds, strength, seed)
+            for strength in sorted(penalties, reverse=True)
+        }
+        penalty = min(
+            held, key=lambda strength: _log_loss(held[strength], bad)
+        )  # of equals the strongest
         weights = logistic_regression((X - centre) / spread, bad, penalty)
         about = {"log loss": _log_loss(held[penalty], bad), "AUROC": auroc(bad, held[penalty])}
     return Risk(
@@ -153,7 +172,12 @@ def fit_risk(
         tuple(weights[1:].tolist()),
         float(weights[0]),
         float(penalty),
-        {"boxes": len(bad), "frames": len(np.unique(frame)), "inaccurate": float(bad.mean()), "held out": about},
+        {
+            "boxes": len(bad),
+            "frames": len(np.unique(frame)),
+            "inaccurate": float(bad.mean()),
+            "held out": about,
+        },
     )
 
 
@@ -176,7 +200,9 @@ def _columns(records: Records, extra: Array | None) -> dict[str, Array]:
     if extra is not None:
         extra = np.asarray(extra, dtype=float)
         if extra.ndim != 2 or len(extra) != len(records):
-            raise BoxcovError(f"extra has shape {extra.shape}, expected ({len(records)}, c): one row a box")
+            raise BoxcovError(
+                f"extra has shape {extra.shape}, expected ({len(records)}, c): one row a box"
+            )
         found |= {f"extra {i}": extra[:, i] for i in range(extra.shape[1])}
     return found
 
@@ -186,7 +212,9 @@ def _finite(named: Mapping[str, Array], n: int) -> Array:
     for name, column in named.items():
         wrong = int((~np.isfinite(column)).sum())
         if wrong:
-            raise BoxcovError(f"{name} of {wrong} of {n} boxes is not a finite number: leave those boxes out, or find out why")
+            raise BoxcovError(
+                f"{name} of {wrong} of {n} boxes is not a finite number: leave those boxes out, or find out why"
+            )
     return np.stack(list(named.values()), 1)
 
 

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from boxcov.error_model.likelihood import Errors, Local, Loss, evaluate
 from boxcov.error_model.newton import minimise
 from boxcov.evaluate.records import Records
-from boxcov.posterior.calibration import VARIANCE, Calibration, Feature, Kind, features, features_of, variance_features
+from boxcov.posterior.calibration import (
+    VARIANCE,
+    Calibration,
+    Feature,
+    Kind,
+    features,
+    features_of,
+    variance_features,
+)
 
 Array = NDArray[Any]
 Strength = float | Array  # of the penalty: one for all, or one a field (D,)
@@ -49,17 +57,29 @@ class VarianceModel:
     centre: Array  # (P,)
     spread: Array  # (P,)
     limits: Array  # (P, 2)
-    told: tuple[bool, ...] = ()  # (D,) which fields' residuals may depend on variances; all where empty
+    told: tuple[
+        bool, ...
+    ] = ()  # (D,) which fields' residuals may depend on variances; all where empty
 
     @staticmethod
-    def of(paired: Records, kind: Kind, loss: Loss, names: Sequence[Feature] | None = None) -> VarianceModel:
+    def of(
+        paired: Records, kind: Kind, loss: Loss, names: Sequence[Feature] | None = None
+    ) -> VarianceModel:
         """The model of this kind for the errors of paired boxes, with these features or all that such boxes have."""
         assert paired.covariance is not None
         n = len(paired)
         classes = np.concatenate([np.ones((n, 1)), np.eye(len(paired.classes))[paired.labels]], 1)
-        names = tuple(features_of(paired.fields) if names is None else names) if kind in ("residual", "score", "product") else ()
+        names = (
+            tuple(features_of(paired.fields) if names is None else names)
+            if kind in ("residual", "score", "product")
+            else ()
+        )
         names += variance_features(paired.fields) if kind == "product" else ()
-        values = (paired.boxes.astype(float), paired.scores.astype(float), np.asarray(paired.covariance, dtype=float))
+        values = (
+            paired.boxes.astype(float),
+            paired.scores.astype(float),
+            np.asarray(paired.covariance, dtype=float),
+        )
         seen = features(names, paired.fields, *values) if names else np.zeros((n, 0))
         centre, spread = seen.mean(0), np.maximum(seen.std(0), 1e-6)
         errors = paired.errors.astype(float)
@@ -71,7 +91,9 @@ class VarianceModel:
             classes=paired.classes,
             errors=Errors.of(errors, paired.covariance, floor),
             Z=classes[:, : {"score": 0, "product": 0, "residual": 1}.get(kind)],
-            X=classes[:, :0] if kind == "scale" else np.concatenate([classes, (seen - centre) / spread], 1),
+            X=classes[:, :0]
+            if kind == "scale"
+            else np.concatenate([classes, (seen - centre) / spread], 1),
             features=names,
             centre=centre,
             spread=spread,
@@ -83,11 +105,15 @@ class VarianceModel:
 
     def beside(self, seen: VarianceModel) -> VarianceModel:
         """The same boxes with features no further out than those of ``seen``, as a calibration takes boxes beyond what its fit has seen."""
-        return replace(self, X=np.clip(self.X, seen.X.min(0), seen.X.max(0))) if seen.X.size else self
+        return (
+            replace(self, X=np.clip(self.X, seen.X.min(0), seen.X.max(0))) if seen.X.size else self
+        )
 
     def field(self, f: int, told: bool) -> VarianceModel:
         """The model of one field by itself, where all fields are independent; ``told``: of the variances."""
-        return replace(self, fields=self.fields[f : f + 1], errors=self.errors.field(f), told=(told,))
+        return replace(
+            self, fields=self.fields[f : f + 1], errors=self.errors.field(f), told=(told,)
+        )
 
     # likelihood
 
@@ -105,14 +131,21 @@ class VarianceModel:
         value = float(local.loss.sum() + 0.5 * (weights * theta**2).sum())
         if not np.isfinite(value):
             return np.inf, np.zeros(len(theta)), np.eye(len(theta))
-        return value, self._gradients(local.slope).sum(0) + weights * theta, self._curvature(local, weights)
+        return (
+            value,
+            self._gradients(local.slope).sum(0) + weights * theta,
+            self._curvature(local, weights),
+        )
 
     def fitted(self, strength: Strength, start: Array | None = None) -> Array:
         """The optimum. With a and r there may be two, so the search starts from a large and from a small share of a."""
         low, high = self.bounds()
         shares = (0.5, 0.01) if self.Z.size and self.X.size else (1.0,)
         starts = [self._start(share) for share in shares] if start is None else [start]
-        found = [minimise(lambda theta: self.objective(theta, strength), begin, low, high) for begin in starts]
+        found = [
+            minimise(lambda theta: self.objective(theta, strength), begin, low, high)
+            for begin in starts
+        ]
         return min(found, key=lambda theta: self.objective(theta, strength)[0])
 
     def covariances(self, theta: Array, strength: Strength, frames: Array) -> tuple[Array, Array]:
@@ -122,7 +155,9 @@ class VarianceModel:
         low, high = self.bounds()
         free = np.ix_(low < high, low < high)
         inverse = np.zeros((len(theta), len(theta)))
-        inverse[free] = np.linalg.pinv(self._curvature(local, self._weights(strength))[free], hermitian=True)
+        inverse[free] = np.linalg.pinv(
+            self._curvature(local, self._weights(strength))[free], hermitian=True
+        )
         count = int(frames.max()) + 1
         G = np.zeros((count, len(theta)))
         np.add.at(G, frames, self._gradients(local.slope))
@@ -151,7 +186,9 @@ class VarianceModel:
             first = 1 + len(self.classes)
             for p, name in enumerate(self.features):
                 told = name.startswith(VARIANCE)
-                low_b[:, first + p], high_b[:, first + p] = _SIGN_OF_VARIANCE if told else _SIGNS.get(name, (-np.inf, np.inf))
+                low_b[:, first + p], high_b[:, first + p] = (
+                    _SIGN_OF_VARIANCE if told else _SIGNS.get(name, (-np.inf, np.inf))
+                )
                 if told and self.told:
                     high_b[:, first + p] = np.where(self.told, np.inf, 0.0)
         return self.join(low_a, low_b), self.join(np.full_like(alpha, np.inf), high_b)
@@ -160,8 +197,14 @@ class VarianceModel:
         """What the optimum says in the terms of a calibration."""
         (alpha, beta), known = self.split(theta), np.any(self.errors.known, axis=0)
         C, D, P = len(self.classes), len(self.fields), len(self.features)
-        each = np.concatenate([np.ones((C, 1)), np.eye(C)], 1)  # (C, 1 + C): what a class adds up from
-        log_scale, log_residual, slopes = np.full(C, -np.inf), np.full((C, D), -np.inf), np.zeros((D, P))
+        each = np.concatenate(
+            [np.ones((C, 1)), np.eye(C)], 1
+        )  # (C, 1 + C): what a class adds up from
+        log_scale, log_residual, slopes = (
+            np.full(C, -np.inf),
+            np.full((C, D), -np.inf),
+            np.zeros((D, P)),
+        )
         if len(alpha) and alpha[0] > self.bounds()[0][0]:
             log_scale = each[:, : len(alpha)] @ alpha
         if beta.size:
@@ -186,7 +229,9 @@ class VarianceModel:
             error_slopes=_tuples(error_slopes),
         )
 
-    def _standard_errors(self, covariances: tuple[Array, Array], each: Array) -> tuple[Array, Array, Array]:
+    def _standard_errors(
+        self, covariances: tuple[Array, Array], each: Array
+    ) -> tuple[Array, Array, Array]:
         """Of log a by class (C,), log r (C, D) and the slopes (D, P): the larger of the two estimates."""
         q, p, D, C = self.Z.shape[1], self.X.shape[1], len(self.fields), len(self.classes)
         scale, residual, slopes = np.zeros(C), np.zeros((C, D)), np.zeros((D, len(self.features)))
@@ -195,7 +240,9 @@ class VarianceModel:
                 scale = np.maximum(scale, _deviations(each[:, :q], V[:q, :q]))
             for f in range(D if p else 0):
                 block = V[q + f * p : q + (f + 1) * p, q + f * p : q + (f + 1) * p]
-                residual[:, f] = np.maximum(residual[:, f], _deviations(each, block[: 1 + C, : 1 + C]))
+                residual[:, f] = np.maximum(
+                    residual[:, f], _deviations(each, block[: 1 + C, : 1 + C])
+                )
                 slopes[f] = np.maximum(slopes[f], np.sqrt(np.maximum(block.diagonal()[1 + C :], 0)))
         return scale, residual, slopes
 
@@ -208,14 +255,19 @@ class VarianceModel:
             variances = np.diagonal(self.errors.covariance, axis1=1, axis2=2)
             ratio = self.errors.values**2 / np.maximum(variances, 1e-300)
             usable = self.errors.known & (variances > 0)
-            alpha[0] = np.log(share * max(float(np.median(ratio[usable])), 1e-12)) if usable.any() else 0.0
+            alpha[0] = (
+                np.log(share * max(float(np.median(ratio[usable])), 1e-12)) if usable.any() else 0.0
+            )
         return self.join(alpha, beta)
 
     def _weights(self, strength: Strength) -> Array:
         """The penalty on each unknown (p,): none on what all classes have in common, at mean features, but enough to hold an unknown that
         no error speaks of."""
         by_field = np.broadcast_to(strength, len(self.fields))
-        alpha, beta = np.full(self.Z.shape[1], by_field[0]), np.repeat(by_field[:, None], self.X.shape[1], 1).astype(float)
+        alpha, beta = (
+            np.full(self.Z.shape[1], by_field[0]),
+            np.repeat(by_field[:, None], self.X.shape[1], 1).astype(float),
+        )
         alpha[:1], beta[:, :1] = 1e-9, 1e-9
         return self.join(alpha, beta)
 
@@ -247,7 +299,9 @@ class VarianceModel:
                 of_r[i, :, j] = X.T @ (local[:, 1 + i, 1 + j, None] * X)
                 of_r[j, :, i] = of_r[i, :, j].T
         top = np.concatenate([of_a, *mixed], 1)
-        return np.concatenate([top, np.concatenate([top[:, Z.shape[1] :].T, of_r.reshape(D * p, D * p)], 1)], 0)
+        return np.concatenate(
+            [top, np.concatenate([top[:, Z.shape[1] :].T, of_r.reshape(D * p, D * p)], 1)], 0
+        )
 
 
 def _mean_square(errors: Array) -> Array:

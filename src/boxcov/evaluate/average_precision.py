@@ -33,7 +33,9 @@ class Boxes:
     weights: Array  # (n,) scores of detections; points of objects
 
 
-def average_precision(found: Sequence[Boxes], truth: Sequence[Boxes], classes: Sequence[str]) -> dict[str, dict[float, float]]:
+def average_precision(
+    found: Sequence[Boxes], truth: Sequence[Boxes], classes: Sequence[str]
+) -> dict[str, dict[float, float]]:
     """AP by class and distance over all frames; NaN for a class without an object. Objects without a point do not count.
 
     >>> car = Boxes(np.zeros((1, 2)), np.zeros(1), np.ones(1))
@@ -64,7 +66,9 @@ def mean_precision(table: Mapping[str, Mapping[float, float]]) -> float:
     return float(np.mean(known)) if known else float("nan")
 
 
-def _of_class(frames: Sequence[Boxes], label: int, reach: float, drop_empty: bool) -> tuple[Array, Array, Array]:
+def _of_class(
+    frames: Sequence[Boxes], label: int, reach: float, drop_empty: bool
+) -> tuple[Array, Array, Array]:
     centres, weights, number = [np.zeros((0, 2))], [np.zeros(0)], [np.zeros(0)]
     for i, boxes in enumerate(frames):
         mine = (boxes.labels == label) & (np.linalg.norm(boxes.centres, axis=1) < reach)

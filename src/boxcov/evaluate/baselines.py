@@ -26,7 +26,9 @@ def one_minus_score(records: Records) -> Records:
     return records.without_covariance(1 - np.asarray(records.scores, dtype=float))
 
 
-def score_and_size(records: Records, extra: Array | None = None, folds: int = 5, seed: int = 0) -> Records:
+def score_and_size(
+    records: Records, extra: Array | None = None, folds: int = 5, seed: int = 0
+) -> Records:
     """The same boxes with u = the probability of being inaccurate (IoU below 0.4), learnt on other frames of the same records.
 
     The regression sees ``features``, and ``extra`` columns (n, c) such as ``covariance_features``. Every box gets its number from a fit
@@ -39,7 +41,9 @@ def score_and_size(records: Records, extra: Array | None = None, folds: int = 5,
     [0.5]
     """
     columns = features(records) if extra is None else np.concatenate([features(records), extra], 1)
-    return records.without_covariance(out_of_fold(columns, ~accurate_iou(records.iou), records.frame, folds=folds, seed=seed))
+    return records.without_covariance(
+        out_of_fold(columns, ~accurate_iou(records.iou), records.frame, folds=folds, seed=seed)
+    )
 
 
 def features(records: Records) -> Array:
@@ -63,10 +67,18 @@ def named_features(records: Records) -> dict[str, Array]:
     """
     score = np.clip(np.asarray(records.scores, dtype=float), 1e-6, 1 - 1e-6)
     named = {"score": np.log(score / (1 - score))}
-    named |= {name: np.log(np.clip(np.nan_to_num(size), 1e-6, 1e6)) for name, size in _sizes(records).items()}
+    named |= {
+        name: np.log(np.clip(np.nan_to_num(size), 1e-6, 1e6))
+        for name, size in _sizes(records).items()
+    }
     if "x" in records.fields and "y" in records.fields:
-        named["range"] = np.clip(np.nan_to_num(records.range), 0, 1e3)  # a box gone wild must not spoil the fit for all others
-    return named | {f"class {name}": (records.labels == label).astype(float) for label, name in enumerate(records.classes)}
+        named["range"] = np.clip(
+            np.nan_to_num(records.range), 0, 1e3
+        )  # a box gone wild must not spoil the fit for all others
+    return named | {
+        f"class {name}": (records.labels == label).astype(float)
+        for label, name in enumerate(records.classes)
+    }
 
 
 def covariance_features(records: Records) -> Array:
@@ -99,7 +111,9 @@ def named_covariance_features(records: Records) -> dict[str, Array]:
     return {name: np.log(np.clip(value, 1e-30, 1e30)) for name, value in named.items()}
 
 
-def out_of_fold(columns: Array, bad: Array, frame: Array, folds: int = 5, penalty: float = 1.0, seed: int = 0) -> Array:
+def out_of_fold(
+    columns: Array, bad: Array, frame: Array, folds: int = 5, penalty: float = 1.0, seed: int = 0
+) -> Array:
     """The probability of ``bad`` (n,) for each row of ``columns`` (n, c), by a logistic regression fitted on other frames.
 
     Frames are dealt into ``folds`` at random (one each, if there are fewer). Where the other frames have only good or only bad rows, the probability
@@ -148,7 +162,9 @@ def logistic_regression(columns: Array, bad: Array, penalty: float = 1.0) -> Arr
     for _ in range(100):
         p = logistic(X @ weights)
         gradient = X.T @ (p - y) + ridge @ weights
-        step = np.linalg.solve((X * (p * (1 - p))[:, None]).T @ X + ridge + 1e-12 * np.eye(len(weights)), gradient)
+        step = np.linalg.solve(
+            (X * (p * (1 - p))[:, None]).T @ X + ridge + 1e-12 * np.eye(len(weights)), gradient
+        )
         size = 1.0
         while size > 1e-10 and not loss(weights - size * step) < now:
             size /= 2

@@ -12,7 +12,9 @@ from boxcov.errors import BoxcovError
 from boxcov.evaluate.chance import interval
 
 Array = NDArray[Any]
-Statistic = Callable[[Array], ArrayLike]  # of row numbers (m,), some of them more than once; gives a number, or numbers (K,)
+Statistic = Callable[
+    [Array], ArrayLike
+]  # of row numbers (m,), some of them more than once; gives a number, or numbers (K,)
 
 
 class Interval(NamedTuple):
@@ -22,7 +24,9 @@ class Interval(NamedTuple):
     high: Array
 
 
-def resampled(frame: Array, *others: Array, replicates: int = 1000, seed: int = 0) -> Iterator[tuple[Array, ...]]:
+def resampled(
+    frame: Array, *others: Array, replicates: int = 1000, seed: int = 0
+) -> Iterator[tuple[Array, ...]]:
     """Row numbers of each replicate: as many frames as there are, drawn with replacement, and all their rows.
 
     With several methods' ``frame`` arrays each replicate draws the same frames for all of them. A frame in which none has a box is unknown here.
@@ -46,7 +50,9 @@ def resampled(frame: Array, *others: Array, replicates: int = 1000, seed: int = 
         yield tuple(_rows(order, count[drawn], start[drawn]) for order, count, start in tables)
 
 
-def bootstrap(statistic: Statistic, frame: Array, replicates: int = 1000, seed: int = 0) -> Interval:
+def bootstrap(
+    statistic: Statistic, frame: Array, replicates: int = 1000, seed: int = 0
+) -> Interval:
     """The 95 % interval of ``statistic`` over replicates of the frames; replicates where it is NaN do not count.
 
     >>> hit = np.array([1.0, 0.0, 1.0, 1.0])
@@ -54,10 +60,19 @@ def bootstrap(statistic: Statistic, frame: Array, replicates: int = 1000, seed: 
     >>> float(found.low) < 0.75 < float(found.high)
     True
     """
-    return _interval([statistic(rows) for (rows,) in resampled(frame, replicates=replicates, seed=seed)])
+    return _interval(
+        [statistic(rows) for (rows,) in resampled(frame, replicates=replicates, seed=seed)]
+    )
 
 
-def paired_difference(a: Statistic, frame_a: Array, b: Statistic, frame_b: Array, replicates: int = 1000, seed: int = 0) -> Interval:
+def paired_difference(
+    a: Statistic,
+    frame_a: Array,
+    b: Statistic,
+    frame_b: Array,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> Interval:
     """The 95 % interval of ``a - b`` for two methods on the same frames, each replicate drawing the same frames for both.
 
     >>> error = np.array([1.0, 5.0, 3.0])

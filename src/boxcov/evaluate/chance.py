@@ -22,7 +22,9 @@ class Chance(NamedTuple):
     high: float
 
 
-def shuffled(metric: Callable[[Array], float], uncertainty: Array, replicates: int = 200, seed: int = 0) -> Chance:
+def shuffled(
+    metric: Callable[[Array], float], uncertainty: Array, replicates: int = 200, seed: int = 0
+) -> Chance:
     """``metric`` of a shuffled u (n,), for any metric.
 
     >>> first = shuffled(lambda u: float(u[0]), np.array([1.0, 3.0]), replicates=400)
@@ -52,7 +54,10 @@ def chance(part: Partition, replicates: int = 1000, seed: int = 0) -> dict[str, 
     if not total:
         return {name: Chance(*3 * [float("nan")]) for name in METRICS}
     drawn = np.random.default_rng(seed).hypergeometric(AC + AU, IC + IU, AC + IC, replicates)
-    table = [Partition(int(ac), AC + IC - int(ac), AC + AU - int(ac), IU + int(ac) - AC).metrics() for ac in drawn]
+    table = [
+        Partition(int(ac), AC + IC - int(ac), AC + AU - int(ac), IU + int(ac) - AC).metrics()
+        for ac in drawn
+    ]
     found = {}
     for name in METRICS:
         low, high = interval(np.array([row[name] for row in table]))

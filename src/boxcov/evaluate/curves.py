@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.quality import ERRORS, IOU_THRESHOLD, METRICS, SHARES, accurate_iou, accurate_l2, checked, partition
+from boxcov.evaluate.quality import (
+    ERRORS,
+    IOU_THRESHOLD,
+    METRICS,
+    SHARES,
+    accurate_iou,
+    accurate_l2,
+    checked,
+    partition,
+)
 from boxcov.evaluate.special import incomplete_gamma, log_minus_digamma, trigamma
 
 Array = NDArray[Any]
@@ -61,7 +70,9 @@ def fit_gamma(uncertainty: Array) -> Gamma:
     away = positive / mean - 1
     near = np.abs(away) < 0.5
     logs = np.where(near, np.log1p(np.where(near, away, 0)), np.log(positive) - np.log(mean))
-    return Gamma(_shape(float((away - logs).mean())), mean)  # log of the mean minus mean of the logs, without their cancellation
+    return Gamma(
+        _shape(float((away - logs).mean())), mean
+    )  # log of the mean minus mean of the logs, without their cancellation
 
 
 def _shape(s: float) -> float:
@@ -95,7 +106,13 @@ class Curves(NamedTuple):
     values: dict[str, dict[str, Array]]
 
 
-def curves(errors_iou: Array, errors_l2: Array, uncertainty: Array, points: int = 101, iou_threshold: float = IOU_THRESHOLD) -> Curves:
+def curves(
+    errors_iou: Array,
+    errors_l2: Array,
+    uncertainty: Array,
+    points: int = 101,
+    iou_threshold: float = IOU_THRESHOLD,
+) -> Curves:
     """AvU, P(A|C), P(U|I), P(U) and P(A) at ``points`` thresholds from 0 to 1 on the quantile of u; uncertain from the threshold on.
 
     The arrays (n,) are those of ``quality``.
@@ -111,6 +128,15 @@ def curves(errors_iou: Array, errors_l2: Array, uncertainty: Array, points: int 
         "l2": (accurate_l2(np.asarray(errors_l2)[paired]), place[paired]),
     }
     thresholds = np.linspace(0, 1, points)
-    rows = {error: [partition(accurate, q >= t).metrics() for t in thresholds] for error, (accurate, q) in cases.items()}
+    rows = {
+        error: [partition(accurate, q >= t).metrics() for t in thresholds]
+        for error, (accurate, q) in cases.items()
+    }
     names = METRICS + SHARES
-    return Curves(thresholds, {name: {error: np.array([row[name] for row in rows[error]]) for error in ERRORS} for name in names})
+    return Curves(
+        thresholds,
+        {
+            name: {error: np.array([row[name] for row in rows[error]]) for error in ERRORS}
+            for name in names
+        },
+    )

@@ -25,7 +25,9 @@ DIRECTIONS, RADII = 128, 2
 _CHUNK = 2000  # boxes at once
 
 
-def expected_iou(boxes: Array, covariance: Array, fields: Sequence[str], way: Way = "quadrature") -> Array:
+def expected_iou(
+    boxes: Array, covariance: Array, fields: Sequence[str], way: Way = "quadrature"
+) -> Array:
     """E[IoU(box, b)] (n,) for b drawn from N(box, covariance), of boxes (n, D) and covariances (n, D, D).
 
     "quadrature": the mean of the IoU over 128 directions with 2 radii each. Against sampling it is off by 0.001 (rms) while the expected IoU
@@ -71,9 +73,15 @@ def relative(boxes: Array, covariance: Array, fields: Sequence[str]) -> tuple[Ar
     """
     fields = tuple(fields)
     boxes, covariance = np.asarray(boxes, dtype=float), np.asarray(covariance, dtype=float)
-    if boxes.ndim != 2 or boxes.shape[1] != len(fields) or covariance.shape != (*boxes.shape, len(fields)):
+    if (
+        boxes.ndim != 2
+        or boxes.shape[1] != len(fields)
+        or covariance.shape != (*boxes.shape, len(fields))
+    ):
         shapes = f"{boxes.shape} and {covariance.shape}"
-        raise BoxcovError(f"boxes and covariances have shapes {shapes}, expected (n, {len(fields)}) and (n, {len(fields)}, {len(fields)})")
+        raise BoxcovError(
+            f"boxes and covariances have shapes {shapes}, expected (n, {len(fields)}) and (n, {len(fields)}, {len(fields)})"
+        )
     if has(fields, IMAGE):
         at = columns(fields, IMAGE, boxes)
         sizes = at[:, 2:] - at[:, :2]
@@ -90,7 +98,9 @@ def relative(boxes: Array, covariance: Array, fields: Sequence[str]) -> tuple[Ar
         with np.errstate(divide="ignore", invalid="ignore"):
             J[:, :-1] /= np.tile(sizes, 2)[:, :, None]
     else:
-        raise BoxcovError(f"boxes of {' '.join(fields)} have no IoU: they need {' '.join(PLANE)}, or {' '.join(IMAGE)}")
+        raise BoxcovError(
+            f"boxes of {' '.join(fields)} have no IoU: they need {' '.join(PLANE)}, or {' '.join(IMAGE)}"
+        )
     with np.errstate(invalid="ignore"):
         found: Array = J @ covariance @ J.transpose(0, 2, 1)
     return sizes, found
@@ -123,7 +133,9 @@ def _by_quadrature(sizes: Array, covariance: Array) -> Array:
         there = here + np.concatenate([moved[:, :-1] * np.tile(plain, 2), moved[:, -1:]], 1)
         order = [0, 1, 3, 2, 4] if a == 2 else [0, 1, 2, 4, 3, 5, 6]  # l w (h) to w l (h)
         iou = (iou_bev if a == 2 else iou_3d)(here[:, order], there[:, order])
-    mean: Array = 1 - (1 - iou).reshape(n, k) @ weights  # a sum of nothings is nothing: 1 exactly where all are 1
+    mean: Array = (
+        1 - (1 - iou).reshape(n, k) @ weights
+    )  # a sum of nothings is nothing: 1 exactly where all are 1
     return mean
 
 
@@ -149,14 +161,18 @@ def nodes(d: int, directions: int = DIRECTIONS, radii: int = RADII) -> tuple[Arr
     half = _directions(d, directions // 2)
     r, weights = _radii(d, radii)
     both = np.concatenate([half, -half])
-    return np.concatenate([radius * both for radius in r]), np.repeat(weights / len(both), len(both))
+    return np.concatenate([radius * both for radius in r]), np.repeat(
+        weights / len(both), len(both)
+    )
 
 
 def _directions(d: int, count: int) -> Array:
     """Unit vectors: a low-discrepancy set in the cube, as normal numbers, made to have mean products of the identity over d."""
     phi = 2.0
     for _ in range(60):
-        phi = (1 + phi) ** (1 / (d + 1))  # the plastic number's cousins: the most irrational step in d dimensions
+        phi = (1 + phi) ** (
+            1 / (d + 1)
+        )  # the plastic number's cousins: the most irrational step in d dimensions
     u = (0.5 + np.outer(np.arange(1, count + 1), phi ** -np.arange(1.0, d + 1))) % 1
     x: Array = np.vectorize(NormalDist().inv_cdf)(u)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -169,12 +185,18 @@ def _directions(d: int, count: int) -> Array:
 
 def _radii(d: int, count: int) -> tuple[Array, Array]:
     """Gauss's nodes and weights for the length of a standard normal vector in d dimensions, from its moments."""
-    moments = [np.exp(k / 2 * log(2) + lgamma((d + k) / 2) - lgamma(d / 2)) for k in range(2 * count + 1)]
+    moments = [
+        np.exp(k / 2 * log(2) + lgamma((d + k) / 2) - lgamma(d / 2)) for k in range(2 * count + 1)
+    ]
     hankel = np.array([[moments[i + j] for j in range(count + 1)] for i in range(count + 1)])
     R = np.linalg.cholesky(hankel).T
-    alpha = [R[j, j + 1] / R[j, j] - (R[j - 1, j] / R[j - 1, j - 1] if j else 0) for j in range(count)]
+    alpha = [
+        R[j, j + 1] / R[j, j] - (R[j - 1, j] / R[j - 1, j - 1] if j else 0) for j in range(count)
+    ]
     beta = [R[j + 1, j + 1] / R[j, j] for j in range(count - 1)]
-    values, vectors = np.linalg.eigh(np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1))  # Golub and Welsch
+    values, vectors = np.linalg.eigh(
+        np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1)
+    )  # Golub and Welsch
     return values, vectors[0] ** 2
 
 
@@ -188,7 +210,9 @@ def _by_delta(sizes: Array, covariance: Array) -> Array:
     """
     rows, weights = _faces(sizes, covariance.shape[1])
     variance = np.einsum("nfi,nij,nfj->nf", rows, covariance, rows)
-    differs = np.minimum(np.sqrt(2 / pi * np.maximum(variance, 0)) @ weights, 2.0)  # in volumes of the box
+    differs = np.minimum(
+        np.sqrt(2 / pi * np.maximum(variance, 0)) @ weights, 2.0
+    )  # in volumes of the box
     iou: Array = (1 - differs / 2) / (1 + differs / 2)
     return iou
 

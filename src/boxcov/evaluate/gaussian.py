@@ -54,13 +54,19 @@ def fit_of(errors: Array, covariance: Array) -> Fit:
     rounding = _ROUNDING_SINGLE if np.asarray(covariance).dtype == np.float32 else _ROUNDING
     errors, covariance = np.asarray(errors, dtype=float), np.asarray(covariance, dtype=float)
     if covariance.shape != (*errors.shape, errors.shape[-1]):
-        raise BoxcovError(f"covariance has shape {covariance.shape}, expected {(*errors.shape, errors.shape[-1])} for the errors")
+        raise BoxcovError(
+            f"covariance has shape {covariance.shape}, expected {(*errors.shape, errors.shape[-1])} for the errors"
+        )
     known = ~np.isnan(errors)
     nll, nees = np.full(len(errors), np.nan), np.full(len(errors), np.nan)
-    for pattern in np.unique(known, axis=0):  # the few ways in which fields are unknown, not the many rows
+    for pattern in np.unique(
+        known, axis=0
+    ):  # the few ways in which fields are unknown, not the many rows
         if pattern.any():
             rows = (known == pattern).all(1)
-            nll[rows], nees[rows] = _whole(errors[np.ix_(rows, pattern)], covariance[np.ix_(rows, pattern, pattern)], rounding)
+            nll[rows], nees[rows] = _whole(
+                errors[np.ix_(rows, pattern)], covariance[np.ix_(rows, pattern, pattern)], rounding
+            )
     return Fit(nll, nees, known.sum(1))
 
 
@@ -68,9 +74,15 @@ def _whole(errors: Array, covariance: Array, rounding: float) -> tuple[Array, Ar
     """NLL and NEES (n,) without unknown fields; scaled to unit variances first, so that metres and radians are alike."""
     d = errors.shape[1]
     variance = np.diagonal(covariance, axis1=1, axis2=2)
-    sound: Array = np.all(np.isfinite(covariance), axis=(1, 2)) & np.all(variance > 0, axis=1) & np.all(np.isfinite(errors), axis=1)
+    sound: Array = (
+        np.all(np.isfinite(covariance), axis=(1, 2))
+        & np.all(variance > 0, axis=1)
+        & np.all(np.isfinite(errors), axis=1)
+    )
     sd = np.sqrt(np.where(sound[:, None], variance, 1))
-    correlation = np.where(sound[:, None, None], covariance, np.eye(d)) / sd[:, :, None] / sd[:, None, :]
+    correlation = (
+        np.where(sound[:, None, None], covariance, np.eye(d)) / sd[:, :, None] / sd[:, None, :]
+    )
     values, vectors = np.linalg.eigh((correlation + correlation.transpose(0, 2, 1)) / 2)
     sound &= values[:, 0] > rounding
     values = np.where(sound[:, None], values, 1)
@@ -106,7 +118,9 @@ def reliability(fit: Fit, levels: Sequence[float] | Array = LEVELS) -> Array:
     probability = np.sort(fit.known.probability)
     if not len(probability):
         return np.full(len(levels), np.nan)
-    inside: Array = np.searchsorted(probability, np.asarray(levels), side="right") / len(probability)
+    inside: Array = np.searchsorted(probability, np.asarray(levels), side="right") / len(
+        probability
+    )
     return inside
 
 
@@ -124,14 +138,20 @@ def ence(errors: Array, variance: Array, bins: int = 10) -> float:
     if not len(errors):
         return float("nan")
     edges = np.sort(variance)[[len(variance) * k // bins for k in range(1, bins)]]
-    number = np.unique(np.searchsorted(edges, variance, side="right"), return_inverse=True)[1].reshape(-1)
+    number = np.unique(np.searchsorted(edges, variance, side="right"), return_inverse=True)[
+        1
+    ].reshape(-1)
     count = np.bincount(number)
-    rmse, rmv = (np.sqrt(np.bincount(number, weights=value) / count) for value in (errors**2, variance))
+    rmse, rmv = (
+        np.sqrt(np.bincount(number, weights=value) / count) for value in (errors**2, variance)
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.where(rmse == rmv, 0, np.abs(rmv - rmse) / rmv).mean())
 
 
-def ence_by_field(errors: Array, covariance: Array, fields: Sequence[str], bins: int = 10) -> dict[str, float]:
+def ence_by_field(
+    errors: Array, covariance: Array, fields: Sequence[str], bins: int = 10
+) -> dict[str, float]:
     """ENCE of each field of errors (n, D) under covariances (n, D, D), and of all of them as one sample under the name "pooled".
 
     >>> ence_by_field(np.array([[1.0, 2.0], [-1.0, -2.0]]), np.stack([np.eye(2)] * 2), ("x", "y"))

@@ -61,7 +61,9 @@ def match(
     keep = np.asarray(scores) > threshold
     boxes, truth_boxes = np.asarray(boxes, dtype=float)[keep], np.asarray(truth_boxes, dtype=float)
     scores, labels, frame = (np.asarray(value)[keep] for value in (scores, labels, frame))
-    pair = _pairs(fields, boxes, scores, labels, frame, truth_boxes, truth_labels, truth_frame, limit)
+    pair = _pairs(
+        fields, boxes, scores, labels, frame, truth_boxes, truth_labels, truth_frame, limit
+    )
     hit = pair >= 0
     truth, iou, l2 = np.full(boxes.shape, np.nan), np.zeros(len(boxes)), np.full(len(boxes), np.nan)
     truth[hit] = truth_boxes[pair[hit]]
@@ -80,7 +82,9 @@ def match(
         l2=l2,
         covariance=None if covariance is None else np.asarray(covariance)[keep],
         predictive=None if predictive is None else np.asarray(predictive)[keep],
-        score_variance=None if score_variance is None else np.asarray(score_variance, dtype=float)[keep],
+        score_variance=None
+        if score_variance is None
+        else np.asarray(score_variance, dtype=float)[keep],
     )
 
 
@@ -98,13 +102,24 @@ def _pairs(
     """The object (n,) of each detection, or -1: class by class."""
     pair = np.full(len(boxes), -1)
     for label in np.unique(labels):
-        mine, theirs = np.flatnonzero(labels == label), np.flatnonzero(np.asarray(truth_labels) == label)
+        mine, theirs = (
+            np.flatnonzero(labels == label),
+            np.flatnonzero(np.asarray(truth_labels) == label),
+        )
         group = scores[mine], frame[mine]
         there = np.asarray(truth_frame)[theirs]
         if has(fields, IMAGE):
-            found = pair_by_iou(columns(fields, IMAGE, boxes[mine]), *group, columns(fields, IMAGE, truth[theirs]), there, LEAST_IOU)
+            found = pair_by_iou(
+                columns(fields, IMAGE, boxes[mine]),
+                *group,
+                columns(fields, IMAGE, truth[theirs]),
+                there,
+                LEAST_IOU,
+            )
         else:
-            here, objects = (columns(fields, ("x", "y"), part) for part in (boxes[mine], truth[theirs]))
+            here, objects = (
+                columns(fields, ("x", "y"), part) for part in (boxes[mine], truth[theirs])
+            )
             found = pair_by_distance(here, *group, objects, there, limit)
         pair[mine[found >= 0]] = theirs[found[found >= 0]]
     return pair
@@ -153,9 +168,17 @@ def _check(
     predictive: Array | None,
 ) -> None:
     if not (has(fields, PLANE) or has(fields, IMAGE)):
-        raise BoxcovError(f"boxes of {fields} cannot be paired with objects: they need {' '.join(PLANE)}, or {' '.join(IMAGE)}")
+        raise BoxcovError(
+            f"boxes of {fields} cannot be paired with objects: they need {' '.join(PLANE)}, or {' '.join(IMAGE)}"
+        )
     n, D = len(scores), len(fields)
-    _check_shapes(n, boxes=(boxes, (n, D)), labels=(labels, (n,)), frame=(frame, (n,)), uncertainty=(uncertainty, (n,)))
+    _check_shapes(
+        n,
+        boxes=(boxes, (n, D)),
+        labels=(labels, (n,)),
+        frame=(frame, (n,)),
+        uncertainty=(uncertainty, (n,)),
+    )
     for name, value in (("covariance", covariance), ("predictive", predictive)):
         if value is not None:
             _check_shapes(n, **{name: (value, (n, D, D))})
@@ -169,4 +192,6 @@ def _check_objects(fields: tuple[str, ...], boxes: Array, labels: Array, frame: 
 def _check_shapes(rows: int, **arrays: tuple[Array, tuple[int, ...]]) -> None:
     for name, (value, shape) in arrays.items():
         if np.shape(value) != shape:
-            raise BoxcovError(f"{name} has shape {np.shape(value)}, expected {shape} for {rows} boxes")
+            raise BoxcovError(
+                f"{name} has shape {np.shape(value)}, expected {shape} for {rows} boxes"
+            )

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 _PLANE = [0, 1, 3, 4, 6]  # x y w l yaw among x y z w l h yaw
-_SIGNS = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]])  # corners, counter-clockwise: along the heading, across it
+_SIGNS = np.array(
+    [[1, 1], [-1, 1], [-1, -1], [1, -1]]
+)  # corners, counter-clockwise: along the heading, across it
 
 
 def iou_3d(a: Array, b: Array) -> Array:
@@ -24,7 +26,9 @@ def iou_3d(a: Array, b: Array) -> Array:
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     with np.errstate(all="ignore"):
         rise = b[:, 2] - a[:, 2]
-        height = np.minimum(a[:, 5] / 2, rise + b[:, 5] / 2) - np.maximum(-a[:, 5] / 2, rise - b[:, 5] / 2)
+        height = np.minimum(a[:, 5] / 2, rise + b[:, 5] / 2) - np.maximum(
+            -a[:, 5] / 2, rise - b[:, 5] / 2
+        )
         shared = _shared_area(a[:, _PLANE], b[:, _PLANE]) * np.maximum(height, 0)
         return _ratio(shared, a[:, 3:6], b[:, 3:6])
 
@@ -35,7 +39,10 @@ def iou_bev(a: Array, b: Array) -> Array:
     >>> iou_bev(np.array([[0.0, 0.0, 1.0, 4.0, 0.0]]), np.array([[0.0, 0.0, 1.0, 4.0, np.pi / 2]])).round(6).tolist()  # a cross
     [0.142857]
     """
-    a, b = (boxes if boxes.shape[1] == 5 else boxes[:, _PLANE] for boxes in (np.asarray(a, dtype=float), np.asarray(b, dtype=float)))
+    a, b = (
+        boxes if boxes.shape[1] == 5 else boxes[:, _PLANE]
+        for boxes in (np.asarray(a, dtype=float), np.asarray(b, dtype=float))
+    )
     with np.errstate(all="ignore"):
         return _ratio(_shared_area(a, b), a[:, 2:4], b[:, 2:4])
 
@@ -71,7 +78,10 @@ def _shared_area(a: Array, b: Array) -> Array:
     dx, dy = b[:, 0] - a[:, 0], b[:, 1] - a[:, 1]
     centre = np.stack([dx * cos + dy * sin, dy * cos - dx * sin], 1)  # (n, 2)
     turn = b[:, 4] - a[:, 4]
-    along, across = np.stack([np.cos(turn), np.sin(turn)], 1), np.stack([-np.sin(turn), np.cos(turn)], 1)
+    along, across = (
+        np.stack([np.cos(turn), np.sin(turn)], 1),
+        np.stack([-np.sin(turn), np.cos(turn)], 1),
+    )
     half = np.maximum(b[:, [3, 2]], 0) / 2  # (n, 2) of l, w
     corners = centre[:, None] + (_SIGNS * half[:, None]) @ np.stack([along, across], 1)  # (n, 4, 2)
     return _inside_window(corners, np.roll(corners, -1, axis=1), np.maximum(a[:, [3, 2]], 0) / 2)
@@ -82,8 +92,12 @@ def _inside_window(start: Array, end: Array, half: Array) -> Array:
     way, hx, hy = end - start, half[:, None, 0], half[:, None, 1]
     enter, leave = (_time(start[..., 0], way[..., 0], bound) for bound in (-hx, hx))
     first, last = np.minimum(enter, leave), np.maximum(enter, leave)
-    low, high = (np.clip(_time(start[..., 1], way[..., 1], bound), first, last) for bound in (-hy, hy))
-    times = np.stack([first, np.minimum(low, high), np.maximum(low, high), last])  # (4, n, e): y is linear or constant in between
+    low, high = (
+        np.clip(_time(start[..., 1], way[..., 1], bound), first, last) for bound in (-hy, hy)
+    )
+    times = np.stack(
+        [first, np.minimum(low, high), np.maximum(low, high), last]
+    )  # (4, n, e): y is linear or constant in between
     x = np.clip(start[..., 0] + times * way[..., 0], -hx, hx)
     y = np.clip(start[..., 1] + times * way[..., 1], -hy, hy)
     area: Array = -((y[1:] + y[:-1]) / 2 * np.diff(x, axis=0)).sum((0, 2))

@@ -13,7 +13,9 @@ from boxcov.evaluate.overlap import iou_2d
 Array = NDArray[Any]
 
 
-def pair_by_distance(centres: Array, scores: Array, frame: Array, truth: Array, truth_frame: Array, limit: float) -> Array:
+def pair_by_distance(
+    centres: Array, scores: Array, frame: Array, truth: Array, truth_frame: Array, limit: float
+) -> Array:
     """For each detection of one class (n,) the number of the object that it is paired with, or -1.
 
     By falling score over all frames, each detection takes the nearest object of its frame that is still free, if it lies closer than
@@ -32,7 +34,9 @@ def pair_by_distance(centres: Array, scores: Array, frame: Array, truth: Array, 
     return _greedy(scores, frame, truth_frame, nearest)
 
 
-def pair_by_iou(boxes: Array, scores: Array, frame: Array, truth: Array, truth_frame: Array, limit: float = 0.5) -> Array:
+def pair_by_iou(
+    boxes: Array, scores: Array, frame: Array, truth: Array, truth_frame: Array, limit: float = 0.5
+) -> Array:
     """For each detection of one class (n,) the number of the object that it is paired with, or -1.
 
     By falling score, each detection takes the free object of its frame that it overlaps most, if their IoU is at least ``limit``.
@@ -45,18 +49,24 @@ def pair_by_iou(boxes: Array, scores: Array, frame: Array, truth: Array, truth_f
 
     def overlapping(i: int, rivals: Array) -> int:
         iou = iou_2d(np.broadcast_to(boxes[i], (len(rivals), 4)), truth[rivals])
-        best = len(iou) - 1 - int(iou[::-1].argmax())  # of equals the last, as COCO's own evaluation has it
+        best = (
+            len(iou) - 1 - int(iou[::-1].argmax())
+        )  # of equals the last, as COCO's own evaluation has it
         return best if iou[best] >= limit else -1
 
     return _greedy(scores, frame, truth_frame, overlapping)
 
 
-def _greedy(scores: Array, frame: Array, truth_frame: Array, choose: Callable[[int, Array], int]) -> Array:
+def _greedy(
+    scores: Array, frame: Array, truth_frame: Array, choose: Callable[[int, Array], int]
+) -> Array:
     """By falling score, each detection is given what ``choose`` picks among the free objects of its frame; -1 is none."""
     paired = np.full(len(scores), -1)
     free = np.ones(len(truth_frame), dtype=bool)
     numbers, start = np.unique(np.sort(truth_frame), return_index=True)
-    of_frame = dict(zip(numbers.tolist(), np.split(np.argsort(truth_frame, kind="stable"), start[1:])))
+    of_frame = dict(
+        zip(numbers.tolist(), np.split(np.argsort(truth_frame, kind="stable"), start[1:]))
+    )
     nothing = np.zeros(0, dtype=int)
     for i in np.argsort(-scores, kind="stable"):
         rivals = of_frame.get(frame[i], nothing)

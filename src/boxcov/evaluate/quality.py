@@ -11,7 +11,10 @@ from boxcov.errors import BoxcovError
 
 Array = NDArray[Any]
 METRICS = ("AvU", "P(A|C)", "P(U|I)")  # the paper's
-SHARES = ("P(U)", "P(A)")  # what the metrics are worth without any knowledge of the boxes: see chance.py
+SHARES = (
+    "P(U)",
+    "P(A)",
+)  # what the metrics are worth without any knowledge of the boxes: see chance.py
 ERRORS = ("IoU", "l2")
 IOU_THRESHOLD = 0.4
 
@@ -52,7 +55,9 @@ def partition(accurate: Array, uncertain: Array) -> Partition:
     return Partition(AC=a - both, IC=total - a - u + both, AU=both, IU=u - both)
 
 
-def quality(errors_iou: Array, errors_l2: Array, uncertainty: Array, iou_threshold: float = IOU_THRESHOLD) -> dict[str, dict[str, float]]:
+def quality(
+    errors_iou: Array, errors_l2: Array, uncertainty: Array, iou_threshold: float = IOU_THRESHOLD
+) -> dict[str, dict[str, float]]:
     """AvU, P(A|C), P(U|I), and the shares P(U) and P(A), for both errors, from plain arrays (n,).
 
     ``errors_iou`` is the IoU of each prediction with its object, 0 where it has none: accurate from ``iou_threshold`` on. ``errors_l2`` is
@@ -67,10 +72,14 @@ def quality(errors_iou: Array, errors_l2: Array, uncertainty: Array, iou_thresho
     """
     parts = partitions(errors_iou, errors_l2, uncertainty, iou_threshold)
     by_error = {error: part.metrics() for error, part in parts.items()}
-    return {metric: {error: by_error[error][metric] for error in ERRORS} for metric in METRICS + SHARES}
+    return {
+        metric: {error: by_error[error][metric] for error in ERRORS} for metric in METRICS + SHARES
+    }
 
 
-def partitions(errors_iou: Array, errors_l2: Array, uncertainty: Array, iou_threshold: float = IOU_THRESHOLD) -> dict[str, Partition]:
+def partitions(
+    errors_iou: Array, errors_l2: Array, uncertainty: Array, iou_threshold: float = IOU_THRESHOLD
+) -> dict[str, Partition]:
     """The partition behind ``quality`` for each error.
 
     >>> partitions(np.array([0.8, 0.0]), np.array([0.2, np.nan]), np.array([1.0, 3.0]))["IoU"]
@@ -126,9 +135,13 @@ def checked(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> Array:
     u = np.asarray(uncertainty, dtype=float)
     if u.ndim != 1 or not np.shape(errors_iou) == np.shape(errors_l2) == u.shape:
         shapes = f"{np.shape(errors_iou)}, {np.shape(errors_l2)} and {u.shape}"
-        raise BoxcovError(f"IoU, l2 and uncertainty must be of one length, one number a prediction; got shapes {shapes}")
+        raise BoxcovError(
+            f"IoU, l2 and uncertainty must be of one length, one number a prediction; got shapes {shapes}"
+        )
     if np.isnan(u).any():
-        raise BoxcovError(f"{int(np.isnan(u).sum())} of {len(u)} uncertainties are NaN: leave those predictions out, or find out why")
+        raise BoxcovError(
+            f"{int(np.isnan(u).sum())} of {len(u)} uncertainties are NaN: leave those predictions out, or find out why"
+        )
     if np.isnan(errors_iou).any():
         raise BoxcovError("an IoU is NaN: give 0 for a prediction without an object")
     return u

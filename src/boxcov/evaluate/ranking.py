@@ -20,7 +20,9 @@ def ranks(values: Array) -> Array:
     """
     values = np.asarray(values, dtype=float)
     if np.isnan(values).any():
-        raise BoxcovError(f"{int(np.isnan(values).sum())} of {len(values)} numbers to be ranked are NaN: leave those predictions out")
+        raise BoxcovError(
+            f"{int(np.isnan(values).sum())} of {len(values)} numbers to be ranked are NaN: leave those predictions out"
+        )
     return np.unique(values, return_inverse=True)[1].reshape(-1)
 
 
@@ -41,9 +43,14 @@ def auroc_of_ranks(bad: Array, places: Array) -> float:
     """
     bad = np.asarray(bad, dtype=bool)
     size = int(places.max(initial=0)) + 1
-    worse, better = np.bincount(places[bad], minlength=size), np.bincount(places[~bad], minlength=size)
+    worse, better = (
+        np.bincount(places[bad], minlength=size),
+        np.bincount(places[~bad], minlength=size),
+    )
     pairs = float(worse.sum()) * float(better.sum())
-    return float((worse * (np.cumsum(better) - better / 2)).sum()) / pairs if pairs else float("nan")
+    return (
+        float((worse * (np.cumsum(better) - better / 2)).sum()) / pairs if pairs else float("nan")
+    )
 
 
 def ause(error: Array, u: Array) -> float:
@@ -69,7 +76,9 @@ def ause_of_ranks(error: Array, places: Array, oracle: Array) -> float:
     if not len(error):
         return float("nan")
     scale = float(np.mean(error))
-    return float(np.mean(_means(error, places) - _means(error, oracle))) / scale if scale > 0 else 0.0
+    return (
+        float(np.mean(_means(error, places) - _means(error, oracle))) / scale if scale > 0 else 0.0
+    )
 
 
 class Sparsification(NamedTuple):
@@ -89,10 +98,14 @@ def sparsification(error: Array, u: Array, points: int = 101) -> Sparsification:
     """
     n = len(error)
     if not n:
-        return Sparsification(np.linspace(0, 1, points), np.full(points, np.nan), np.full(points, np.nan))
+        return Sparsification(
+            np.linspace(0, 1, points), np.full(points, np.nan), np.full(points, np.nan)
+        )
     kept = np.round(np.linspace(n, 1, points)).astype(int)
     with np.errstate(invalid="ignore", divide="ignore"):
-        method, oracle = (_means(error, places)[kept - 1] / np.mean(error) for places in (ranks(u), ranks(error)))
+        method, oracle = (
+            _means(error, places)[kept - 1] / np.mean(error) for places in (ranks(u), ranks(error))
+        )
     return Sparsification(1 - kept / n, method, oracle)
 
 

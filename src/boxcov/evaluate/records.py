@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-PERIODS: Mapping[str, float] = {"yaw": 2 * pi}  # fields that wrap around: differences are taken the short way
+PERIODS: Mapping[str, float] = {
+    "yaw": 2 * pi
+}  # fields that wrap around: differences are taken the short way
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,14 @@ class Records:
 
     def __getitem__(self, rows: Any) -> Records:
         """Some of the rows, by mask, slice or indices."""
-        cut = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("fields", "classes")}
-        return replace(self, **{name: value[rows] for name, value in cut.items() if value is not None})
+        cut = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("fields", "classes")
+        }
+        return replace(
+            self, **{name: value[rows] for name, value in cut.items() if value is not None}
+        )
 
     @property
     def paired(self) -> Array:
@@ -97,4 +105,6 @@ class Records:
 
     def without_covariance(self, uncertainty: Array) -> Records:
         """The same predictions with the u (n,) of a baseline, which says nothing of a covariance."""
-        return replace(self, uncertainty=uncertainty, covariance=None, predictive=None, score_variance=None)
+        return replace(
+            self, uncertainty=uncertainty, covariance=None, predictive=None, score_variance=None
+        )

@@ -12,7 +12,15 @@ from boxcov.errors import BoxcovError
 from boxcov.evaluate.expected_iou import expected_iou, relative
 from boxcov.evaluate.records import Records
 
-__all__ = ["FLOOR", "Summary", "expected_iou", "log_determinant", "relative_trace", "trace", "uncertainty_of"]
+__all__ = [
+    "FLOOR",
+    "Summary",
+    "expected_iou",
+    "log_determinant",
+    "relative_trace",
+    "trace",
+    "uncertainty_of",
+]
 
 Array = NDArray[Any]
 Summary = Literal["trace", "expected-iou", "relative", "logdet", "score-variance"]
@@ -48,7 +56,12 @@ def relative_trace(boxes: Array, covariance: Array, fields: Sequence[str]) -> Ar
     return np.where((sizes > 0).all(1), found, np.where(np.isnan(sizes).any(1), np.nan, np.inf))
 
 
-def log_determinant(covariance: Array, fields: Sequence[str], block: Sequence[str] | None = None, floor: float = FLOOR) -> Array:
+def log_determinant(
+    covariance: Array,
+    fields: Sequence[str],
+    block: Sequence[str] | None = None,
+    floor: float = FLOOR,
+) -> Array:
     """The logarithm of the determinant (n,) of the ``block`` of fields of covariances (n, D, D), of all fields unless given.
 
     Eigenvalues below ``floor`` count as ``floor``, so that a singular covariance has a number, too.
@@ -60,7 +73,9 @@ def log_determinant(covariance: Array, fields: Sequence[str], block: Sequence[st
     names = fields if block is None else tuple(block)
     unknown = [name for name in names if name not in fields]
     if unknown or not names:
-        raise BoxcovError(f"no field {', '.join(unknown) or 'at all'} to take the determinant of: the boxes have {', '.join(fields)}")
+        raise BoxcovError(
+            f"no field {', '.join(unknown) or 'at all'} to take the determinant of: the boxes have {', '.join(fields)}"
+        )
     if not floor > 0:
         raise BoxcovError(f"floor must be above 0, got {floor}")
     at = [fields.index(name) for name in names]
@@ -85,10 +100,14 @@ def uncertainty_of(records: Records, summary: Summary = "trace") -> Array:
     {'trace': 1.0, 'relative': 0.078, 'logdet': 0.25}
     """
     if summary not in get_args(Summary):
-        raise BoxcovError(f"no summary {summary!r} of a covariance: there are {', '.join(get_args(Summary))}")
+        raise BoxcovError(
+            f"no summary {summary!r} of a covariance: there are {', '.join(get_args(Summary))}"
+        )
     if summary == "score-variance":
         if records.score_variance is None:
-            raise BoxcovError("these records have no variance of the score: make the detections with score=True, or boxcov predict --score")
+            raise BoxcovError(
+                "these records have no variance of the score: make the detections with score=True, or boxcov predict --score"
+            )
         return records.score_variance
     C = records.covariance
     if C is None:

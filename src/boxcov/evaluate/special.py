@@ -12,7 +12,10 @@ Array = NDArray[Any]
 _SHIFT = 10  # from here on the asymptotic series below are exact to rounding
 _LARGE = 100.0  # from here on the density is close enough to a bell to be integrated by quadrature
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(96)
-_FROM, _TO = -9.0, 12.0  # standard deviations around the peak that hold all of a large Gamma's mass but 1e-17
+_FROM, _TO = (
+    -9.0,
+    12.0,
+)  # standard deviations around the peak that hold all of a large Gamma's mass but 1e-17
 
 
 def log_minus_digamma(x: ArrayLike) -> Array:
@@ -25,9 +28,13 @@ def log_minus_digamma(x: ArrayLike) -> Array:
     steps = np.where(x < _SHIFT, _SHIFT, 0)
     y = x + steps
     z = 1 / y**2
-    series = 0.5 / y + z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * 691 / 32760)))))
+    series = 0.5 / y + z * (
+        1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * 691 / 32760))))
+    )
     k = np.arange(_SHIFT)
-    value: Array = series + np.log(x / y) + np.where(k < steps[..., None], 1 / (x[..., None] + k), 0).sum(-1)
+    value: Array = (
+        series + np.log(x / y) + np.where(k < steps[..., None], 1 / (x[..., None] + k), 0).sum(-1)
+    )
     return value
 
 
@@ -51,7 +58,13 @@ def trigamma(x: ArrayLike) -> Array:
     steps = np.where(x < _SHIFT, _SHIFT, 0)
     y = x + steps
     z = 1 / y**2
-    series = 1 / y + z / 2 + z / y * (1 / 6 - z * (1 / 30 - z * (1 / 42 - z * (1 / 30 - z * (5 / 66 - z * 691 / 2730)))))
+    series = (
+        1 / y
+        + z / 2
+        + z
+        / y
+        * (1 / 6 - z * (1 / 30 - z * (1 / 42 - z * (1 / 30 - z * (5 / 66 - z * 691 / 2730)))))
+    )
     k = np.arange(_SHIFT)
     value: Array = series + np.where(k < steps[..., None], 1 / (x[..., None] + k) ** 2, 0).sum(-1)
     return value

@@ -16,7 +16,15 @@ from boxcov.evaluate.baselines import covariance_features, one_minus_score, scor
 from boxcov.evaluate.bootstrap import bootstrap, paired_difference
 from boxcov.evaluate.chance import Chance, chance, shuffled
 from boxcov.evaluate.gaussian import LEVELS, gaussian
-from boxcov.evaluate.quality import ERRORS, METRICS, SHARES, accurate_iou, accurate_l2, partitions, quality
+from boxcov.evaluate.quality import (
+    ERRORS,
+    METRICS,
+    SHARES,
+    accurate_iou,
+    accurate_l2,
+    partitions,
+    quality,
+)
 from boxcov.evaluate.ranking import auroc_of_ranks, ause_of_ranks, ranks
 from boxcov.evaluate.records import Records
 
@@ -80,11 +88,15 @@ def by_class(records: Records, replicates: int = 200, seed: int = 0) -> dict[str
     >>> list(by_class(found, replicates=2))
     ['bus']
     """
-    groups = {name: np.asarray(records.labels) == label for label, name in enumerate(records.classes)}
+    groups = {
+        name: np.asarray(records.labels) == label for label, name in enumerate(records.classes)
+    }
     return _by_group(records, groups, replicates, seed)
 
 
-def by_range(records: Records, edges: Sequence[float] = (0, 15, 30, 50), replicates: int = 200, seed: int = 0) -> dict[str, dict[str, Any]]:
+def by_range(
+    records: Records, edges: Sequence[float] = (0, 15, 30, 50), replicates: int = 200, seed: int = 0
+) -> dict[str, dict[str, Any]]:
     """``summarise`` for boxes at distances between ``edges`` from the sensor, in metres, and beyond the last, where there are any.
 
     >>> from boxcov.evaluate.matching import match
@@ -96,11 +108,18 @@ def by_range(records: Records, edges: Sequence[float] = (0, 15, 30, 50), replica
     if not {"x", "y"} <= set(records.fields):
         raise BoxcovError(f"boxes of {records.fields} have no range: by_range needs x and y")
     distance = records.range
-    groups = {f"{low:g} to {high:g} m": (distance >= low) & (distance < high) for low, high in pairwise(edges)}
-    return _by_group(records, groups | {f"{edges[-1]:g} m and more": distance >= edges[-1]}, replicates, seed)
+    groups = {
+        f"{low:g} to {high:g} m": (distance >= low) & (distance < high)
+        for low, high in pairwise(edges)
+    }
+    return _by_group(
+        records, groups | {f"{edges[-1]:g} m and more": distance >= edges[-1]}, replicates, seed
+    )
 
 
-def compare(a: Records, b: Records, replicates: int = 200, seed: int = 0) -> dict[str, dict[str, Any]]:
+def compare(
+    a: Records, b: Records, replicates: int = 200, seed: int = 0
+) -> dict[str, dict[str, Any]]:
     """``a`` minus ``b`` on the same frames, for each metric and error: value, low and high, both drawing the same frames in each replicate.
 
     >>> from boxcov.evaluate.matching import match
@@ -118,7 +137,9 @@ def compare(a: Records, b: Records, replicates: int = 200, seed: int = 0) -> dic
     return found
 
 
-def table(methods: Mapping[str, Records], replicates: int = 200, seed: int = 0) -> list[dict[str, Any]]:
+def table(
+    methods: Mapping[str, Records], replicates: int = 200, seed: int = 0
+) -> list[dict[str, Any]]:
     """One row a method, then the baselines on the same boxes, then these with a covariance; after each its own chance: the same u, shuffled.
 
     A row has ``method`` (its name), ``kind`` ("method", "baseline", "combined", "chance" or "difference"), ``boxes``, ``paired``, and a cell
@@ -138,33 +159,62 @@ def table(methods: Mapping[str, Records], replicates: int = 200, seed: int = 0) 
     for name, records in methods.items():
         known = next((baseline for other, baseline in seen if _same_boxes(records, other)), None)
         if known is None:
-            of = f" ({name})" if seen else ""  # a method with boxes of its own has baselines of its own
+            of = (
+                f" ({name})" if seen else ""
+            )  # a method with boxes of its own has baselines of its own
             known = score_and_size(records, seed=seed)
             seen.append((records, known))
             entries.append((f"1 - score{of}", "baseline", one_minus_score(records)))
             entries.append((f"score + size{of}", "baseline", known))
         if records.covariance is not None:
             title = f"score + size + covariance{f' ({name})' if len(methods) > 1 else ''}"
-            combined.append((title, score_and_size(records, covariance_features(records), seed=seed), known))
+            combined.append(
+                (title, score_and_size(records, covariance_features(records), seed=seed), known)
+            )
     entries += [(name, "combined", records) for name, records, _ in combined]
     rows = []
     for name, kind, records in entries:
         summary = summarise(records, replicates, seed)
         rows.append({"method": name, "kind": kind, **_row(summary)})
-        rows.append({"method": f"{name}, shuffled", "kind": "chance", **_row(summary, "chance", "chance_low", "chance_high", fit=False)})
-    return rows + [_difference(name, records, known, replicates, seed) for name, records, known in combined]
+        rows.append(
+            {
+                "method": f"{name}, shuffled",
+                "kind": "chance",
+                **_row(summary, "chance", "chance_low", "chance_high", fit=False),
+            }
+        )
+    return rows + [
+        _difference(name, records, known, replicates, seed) for name, records, known in combined
+    ]
 
 
-def _difference(name: str, records: Records, known: Records, replicates: int, seed: int) -> dict[str, Any]:
+def _difference(
+    name: str, records: Records, known: Records, replicates: int, seed: int
+) -> dict[str, Any]:
     measures = compare(records, known, replicates, seed)
-    cells = {f"{measure} {error}": cell for measure in METRICS + RANKINGS for error, cell in measures[measure].items()}
+    cells = {
+        f"{measure} {error}": cell
+        for measure in METRICS + RANKINGS
+        for error, cell in measures[measure].items()
+    }
     counts = {"boxes": len(records), "paired": int(records.paired.sum())}
-    return {"method": f"{name}, minus score + size", "kind": "difference", **counts, **dict.fromkeys(COLUMNS), **cells}
+    return {
+        "method": f"{name}, minus score + size",
+        "kind": "difference",
+        **counts,
+        **dict.fromkeys(COLUMNS),
+        **cells,
+    }
 
 
 def _statistics(records: Records) -> Callable[[Array], Array]:
     """A function of row numbers: the numbers named by ``_names``. Sorting is done once, here, for it is called many times."""
-    iou, l2, u, paired = records.iou, records.l2, np.asarray(records.uncertainty, dtype=float), records.paired
+    iou, l2, u, paired = (
+        records.iou,
+        records.l2,
+        np.asarray(records.uncertainty, dtype=float),
+        records.paired,
+    )
     place, place_iou, place_l2 = ranks(u), ranks(1 - iou), np.zeros(len(l2), int)
     place_l2[paired] = ranks(l2[paired])
 
@@ -206,13 +256,29 @@ def _gaussian(records: Records, covariance: Array | None) -> dict[str, Any] | No
     return gaussian(records.errors[paired], covariance[paired], records.fields)
 
 
-def _by_group(records: Records, groups: Mapping[str, Array], replicates: int, seed: int) -> dict[str, dict[str, Any]]:
-    return {name: summarise(records[rows], replicates, seed) for name, rows in groups.items() if rows.any()}
+def _by_group(
+    records: Records, groups: Mapping[str, Array], replicates: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    return {
+        name: summarise(records[rows], replicates, seed)
+        for name, rows in groups.items()
+        if rows.any()
+    }
 
 
-def _row(summary: dict[str, Any], value: str = "value", low: str = "low", high: str = "high", fit: bool = True) -> dict[str, Any]:
+def _row(
+    summary: dict[str, Any],
+    value: str = "value",
+    low: str = "low",
+    high: str = "high",
+    fit: bool = True,
+) -> dict[str, Any]:
     """Counts and the cells of one row; of a shuffled u nothing is said of the covariances."""
-    row: dict[str, Any] = {"boxes": summary["boxes"], "paired": summary["paired"], **dict.fromkeys(COLUMNS)}
+    row: dict[str, Any] = {
+        "boxes": summary["boxes"],
+        "paired": summary["paired"],
+        **dict.fromkeys(COLUMNS),
+    }
     measures = {**summary["quality"], "AUROC": summary["AUROC"], "AUSE": summary["AUSE"]}
     for name in METRICS + RANKINGS:
         for error, cell in measures[name].items():
@@ -221,13 +287,24 @@ def _row(summary: dict[str, Any], value: str = "value", low: str = "low", high: 
         found = summary[part]
         if found is None or not fit:
             continue
-        values = [found["NLL"], found["ENCE"], *(found["coverage"][str(level)] for level in LEVELS), found["ANEES"]]
-        row |= {name + suffix: {"value": number, "low": None, "high": None} for name, number in zip(_GAUSSIAN, values)}
+        values = [
+            found["NLL"],
+            found["ENCE"],
+            *(found["coverage"][str(level)] for level in LEVELS),
+            found["ANEES"],
+        ]
+        row |= {
+            name + suffix: {"value": number, "low": None, "high": None}
+            for name, number in zip(_GAUSSIAN, values)
+        }
     return row
 
 
 def _same_boxes(a: Records, b: Records) -> bool:
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("boxes", "scores", "labels", "frame", "iou"))
+    return all(
+        np.array_equal(getattr(a, name), getattr(b, name))
+        for name in ("boxes", "scores", "labels", "frame", "iou")
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -27,7 +27,9 @@ def chosen(detections: Detections, which: Which = "predictive") -> Tensor:
     if which not in ("predictive", "epistemic"):
         raise BoxcovError(f"covariance must be predictive or epistemic, got {which!r}")
     if detections.covariance is None and detections.predictive is None:
-        raise BoxcovError("these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM or MCI")
+        raise BoxcovError(
+            "these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM or MCI"
+        )
     found = detections.predictive if which == "predictive" else detections.covariance
     if found is None and which == "predictive":
         raise BoxcovError(
@@ -35,5 +37,7 @@ def chosen(detections: Detections, which: Which = "predictive") -> Tensor:
             "boxes too much. Calibrate (boxcov calibrate, then calibrated=True or --calibrated), or ask for it with covariance='epistemic'"
         )
     if found is None:
-        raise BoxcovError("these detections carry no epistemic covariance: ask for the predictive one")
+        raise BoxcovError(
+            "these detections carry no epistemic covariance: ask for the predictive one"
+        )
     return found

@@ -70,7 +70,9 @@ def measurements(
     else:
         unknown = [name for name in names if name not in there.fields]
         if unknown or len(set(names)) < len(names) or not names:
-            raise BoxcovError(f"no fields {', '.join(unknown or names) or 'at all'} to measure: the boxes have {', '.join(there.fields)}")
+            raise BoxcovError(
+                f"no fields {', '.join(unknown or names) or 'at all'} to measure: the boxes have {', '.join(there.fields)}"
+            )
         at = [there.fields.index(name) for name in names]
         z, C = z[:, at], C[:, at][:, :, at]
     _check_definite(z, C, names)
@@ -94,7 +96,9 @@ def measurement_noise(
     return measurements(detections, fields, residual=residual, pose=pose, measured=measured).R
 
 
-def _with_noise(detections: Detections, residual: Mapping[str, float] | Tensor | None) -> tuple[Detections, str]:
+def _with_noise(
+    detections: Detections, residual: Mapping[str, float] | Tensor | None
+) -> tuple[Detections, str]:
     """The detections with ``predictive`` filled, and where from."""
     if residual is None:
         if detections.predictive is None:
@@ -104,20 +108,31 @@ def _with_noise(detections: Detections, residual: Mapping[str, float] | Tensor |
             )
         return detections, "predictive"
     if detections.predictive is not None:
-        raise BoxcovError("these detections are calibrated: their predictive covariance holds the residual already; leave residual= out")
+        raise BoxcovError(
+            "these detections are calibrated: their predictive covariance holds the residual already; leave residual= out"
+        )
     if detections.covariance is None:
-        raise BoxcovError("these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM or MCI")
+        raise BoxcovError(
+            "these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM or MCI"
+        )
     C = detections.covariance.detach().double()
     return replace(detections, predictive=C + _matrix(residual, detections.fields, C)), "given"
 
 
-def _matrix(residual: Mapping[str, float] | Tensor, fields: tuple[str, ...], like: Tensor) -> Tensor:
+def _matrix(
+    residual: Mapping[str, float] | Tensor, fields: tuple[str, ...], like: Tensor
+) -> Tensor:
     D = len(fields)
     if isinstance(residual, Tensor):
         if tuple(residual.shape) not in ((D, D), tuple(like.shape)):
-            raise BoxcovError(f"residual has shape {tuple(residual.shape)}, expected ({D}, {D}) or {tuple(like.shape)}")
+            raise BoxcovError(
+                f"residual has shape {tuple(residual.shape)}, expected ({D}, {D}) or {tuple(like.shape)}"
+            )
         return residual.detach().to(like)
-    missing, unknown = [name for name in fields if name not in residual], sorted(set(residual) - set(fields))
+    missing, unknown = (
+        [name for name in fields if name not in residual],
+        sorted(set(residual) - set(fields)),
+    )
     if missing or unknown:
         raise BoxcovError(
             f"residual must name the variance of each field of {', '.join(fields)}; "
@@ -129,14 +144,20 @@ def _matrix(residual: Mapping[str, float] | Tensor, fields: tuple[str, ...], lik
     return torch.diag(values)
 
 
-def _through(z: Tensor, C: Tensor, measured: Measured, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+def _through(
+    z: Tensor, C: Tensor, measured: Measured, names: tuple[str, ...]
+) -> tuple[Tensor, Tensor]:
     found = torch.stack([measured(box) for box in z]) if len(z) else z.new_zeros(0, len(names))
     if found.dim() != 2 or found.shape[1] != len(names):
-        raise BoxcovError(f"measured gives {tuple(found.shape[1:])} numbers of a box, fields names {len(names)}: {', '.join(names)}")
+        raise BoxcovError(
+            f"measured gives {tuple(found.shape[1:])} numbers of a box, fields names {len(names)}: {', '.join(names)}"
+        )
     if not len(z):
         return found, z.new_zeros(0, len(names), len(names))
     with torch.enable_grad():
-        J = torch.stack([torch.autograd.functional.jacobian(measured, box) for box in z])  # (m, E, D)
+        J = torch.stack(
+            [torch.autograd.functional.jacobian(measured, box) for box in z]
+        )  # (m, E, D)
     R = J @ C @ J.transpose(1, 2)
     return found.detach(), (R + R.transpose(1, 2)) / 2
 
@@ -147,7 +168,11 @@ def _check_definite(z: Tensor, R: Tensor, names: tuple[str, ...]) -> None:
         return
     size = R.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
     scaled = R / (size[:, :, None] * size[:, None, :])
-    bad = (~R.isfinite()).flatten(1).any(1) | (size == 0).any(1) | (torch.linalg.cholesky_ex(scaled.nan_to_num(0.0))[1] != 0)
+    bad = (
+        (~R.isfinite()).flatten(1).any(1)
+        | (size == 0).any(1)
+        | (torch.linalg.cholesky_ex(scaled.nan_to_num(0.0))[1] != 0)
+    )
     rows = bad.nonzero()[:, 0].tolist()
     if rows:
         row = rows[0]

@@ -23,7 +23,16 @@ from boxcov.errors import BoxcovError
 from boxcov.export.choose import Which, chosen
 
 POSE = ("x", "y", "z", "rot_x", "rot_y", "rot_z")  # the order of a pose's covariance
-AUTOWARE = {"unknown": 0, "car": 1, "truck": 2, "bus": 3, "trailer": 4, "motorcycle": 5, "bicycle": 6, "pedestrian": 7}
+AUTOWARE = {
+    "unknown": 0,
+    "car": 1,
+    "truck": 2,
+    "bus": 3,
+    "trailer": 4,
+    "motorcycle": 5,
+    "bicycle": 6,
+    "pedestrian": 7,
+}
 _AUTOWARE_TOO = {"cyclist": 6, "van": 1, "construction_vehicle": 2}
 _NEEDED = ("x", "y", "z", "w", "l", "h", "yaw")
 
@@ -37,7 +46,9 @@ def header(frame_id: str, stamp: float | tuple[int, int] = 0.0) -> dict[str, Any
     {'sec': 1532402927, 'nanosec': 647951000}
     """
     if not isinstance(frame_id, str) or not frame_id:
-        raise BoxcovError(f"frame_id must name the frame of reference that the boxes are in, got {frame_id!r}")
+        raise BoxcovError(
+            f"frame_id must name the frame of reference that the boxes are in, got {frame_id!r}"
+        )
     if isinstance(stamp, tuple):
         sec, nanosec = stamp
     else:
@@ -54,7 +65,9 @@ def quaternion(yaw: float) -> dict[str, float]:
     return {"x": 0.0, "y": 0.0, "z": sin(yaw / 2), "w": cos(yaw / 2)}
 
 
-def pose_covariances(detections: Detections, covariance: Which = "predictive", tilt_variance: float = 1e-6) -> Tensor:
+def pose_covariances(
+    detections: Detections, covariance: Which = "predictive", tilt_variance: float = 1e-6
+) -> Tensor:
     """(m, 6, 6) of x, y, z and the rotations about x, y, z, in float64: the yaw's with its correlations.
 
     >>> from torch import eye, ones, zeros
@@ -73,7 +86,9 @@ def pose_covariances(detections: Detections, covariance: Which = "predictive", t
     return found
 
 
-def poses(detections: Detections, covariance: Which = "predictive", tilt_variance: float = 1e-6) -> list[dict[str, Any]]:
+def poses(
+    detections: Detections, covariance: Which = "predictive", tilt_variance: float = 1e-6
+) -> list[dict[str, Any]]:
     """A geometry_msgs/PoseWithCovariance for each box: its centre and heading.
 
     >>> from torch import eye, ones, zeros
@@ -84,9 +99,14 @@ def poses(detections: Detections, covariance: Which = "predictive", tilt_varianc
     """
     _check_fields(detections, _NEEDED)
     boxes = detections.boxes.detach().cpu().double()
-    check_finite(_number(detections), "box", boxes[:, [detections.fields.index(name) for name in _NEEDED]])
+    check_finite(
+        _number(detections), "box", boxes[:, [detections.fields.index(name) for name in _NEEDED]]
+    )
     rows = pose_covariances(detections, covariance, tilt_variance).flatten(1).tolist()
-    return [{"pose": _pose(detections, box), "covariance": row} for box, row in zip(boxes.tolist(), rows)]
+    return [
+        {"pose": _pose(detections, box), "covariance": row}
+        for box, row in zip(boxes.tolist(), rows)
+    ]
 
 
 def detection3d_array(
@@ -111,12 +131,23 @@ def detection3d_array(
     found = []
     for row, (pose, size) in enumerate(zip(made, _sizes(detections))):
         result = {"hypothesis": _hypothesis(detections, row), "pose": pose}
-        found.append({"header": top, "results": [result], "bbox": {"center": pose["pose"], "size": size}, "id": ""})
+        found.append(
+            {
+                "header": top,
+                "results": [result],
+                "bbox": {"center": pose["pose"], "size": size},
+                "id": "",
+            }
+        )
     return {"header": top, "detections": found}
 
 
 def detection2d_array(
-    detections: Detections, frame_id: str, stamp: float | tuple[int, int] = 0.0, *, covariance: Which = "predictive"
+    detections: Detections,
+    frame_id: str,
+    stamp: float | tuple[int, int] = 0.0,
+    *,
+    covariance: Which = "predictive",
 ) -> dict[str, Any]:
     """A vision_msgs/Detection2DArray of one image's boxes ``x1 y1 x2 y2``, in pixels: centre, its covariance, and size.
 
@@ -129,19 +160,40 @@ def detection2d_array(
     """
     _check_fields(detections, ("x1", "y1", "x2", "y2"))
     _check_one_frame(detections)
-    top, at = header(frame_id, stamp), [detections.fields.index(name) for name in ("x1", "y1", "x2", "y2")]
+    top, at = (
+        header(frame_id, stamp),
+        [detections.fields.index(name) for name in ("x1", "y1", "x2", "y2")],
+    )
     boxes = detections.boxes.detach().cpu().double()[:, at]
     check_finite(_number(detections), "box", boxes)
-    J = torch.tensor([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]], dtype=torch.float64)  # the centre of the corners
+    J = torch.tensor(
+        [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]], dtype=torch.float64
+    )  # the centre of the corners
     C = J @ _finite(detections, chosen(detections, covariance))[:, at][:, :, at] @ J.T
     whole = torch.zeros(len(C), 6, 6, dtype=torch.float64)
     whole[:, :2, :2] = (C + C.transpose(1, 2)) / 2
     found = []
-    for row, ((x1, y1, x2, y2), numbers) in enumerate(zip(boxes.tolist(), whole.flatten(1).tolist())):
+    for row, ((x1, y1, x2, y2), numbers) in enumerate(
+        zip(boxes.tolist(), whole.flatten(1).tolist())
+    ):
         x, y = (x1 + x2) / 2, (y1 + y2) / 2
-        pose = {"pose": {"position": {"x": x, "y": y, "z": 0.0}, "orientation": quaternion(0.0)}, "covariance": numbers}
-        bbox = {"center": {"position": {"x": x, "y": y}, "theta": 0.0}, "size_x": x2 - x1, "size_y": y2 - y1}
-        found.append({"header": top, "results": [{"hypothesis": _hypothesis(detections, row), "pose": pose}], "bbox": bbox, "id": ""})
+        pose = {
+            "pose": {"position": {"x": x, "y": y, "z": 0.0}, "orientation": quaternion(0.0)},
+            "covariance": numbers,
+        }
+        bbox = {
+            "center": {"position": {"x": x, "y": y}, "theta": 0.0},
+            "size_x": x2 - x1,
+            "size_y": y2 - y1,
+        }
+        found.append(
+            {
+                "header": top,
+                "results": [{"hypothesis": _hypothesis(detections, row), "pose": pose}],
+                "bbox": bbox,
+                "id": "",
+            }
+        )
     return {"header": top, "detections": found}
 
 
@@ -185,7 +237,12 @@ def detected_objects(
         found.append(
             {
                 "existence_probability": hypothesis["score"],
-                "classification": [{"label": known.get(hypothesis["class_id"].lower(), 0), "probability": hypothesis["score"]}],
+                "classification": [
+                    {
+                        "label": known.get(hypothesis["class_id"].lower(), 0),
+                        "probability": hypothesis["score"],
+                    }
+                ],
                 "kinematics": kinematics,
                 "shape": {"type": 0, "footprint": {"points": []}, "dimensions": size},  # a box
             }
@@ -203,21 +260,28 @@ def _twists(detections: Detections, covariance: Which) -> list[dict[str, Any]]:
         return [_NO_TWIST] * len(detections)
     at = [detections.fields.index(name) for name in ("vx", "vy")]
     yaw = detections.field("yaw").detach().cpu().double()
-    R = torch.stack([torch.stack([yaw.cos(), yaw.sin()], 1), torch.stack([-yaw.sin(), yaw.cos()], 1)], 1)  # (m, 2, 2) by -yaw
+    R = torch.stack(
+        [torch.stack([yaw.cos(), yaw.sin()], 1), torch.stack([-yaw.sin(), yaw.cos()], 1)], 1
+    )  # (m, 2, 2) by -yaw
     v = (R @ detections.boxes.detach().cpu().double()[:, at].unsqueeze(2)).squeeze(2)
     C = R @ _finite(detections, chosen(detections, covariance))[:, at][:, :, at] @ R.transpose(1, 2)
     whole = torch.zeros(len(C), 6, 6, dtype=torch.float64)
     whole[:, :2, :2] = (C + C.transpose(1, 2)) / 2
     rows = zip(v.tolist(), v.isfinite().all(1).tolist(), whole.flatten(1).tolist())
     return [
-        {"twist": {"linear": {"x": x, "y": y, "z": 0.0}, "angular": _ZERO}, "covariance": numbers} if known else _NO_TWIST
+        {"twist": {"linear": {"x": x, "y": y, "z": 0.0}, "angular": _ZERO}, "covariance": numbers}
+        if known
+        else _NO_TWIST
         for (x, y), known, numbers in rows
     ]
 
 
 def _pose(detections: Detections, box: Sequence[float]) -> dict[str, Any]:
     value = dict(zip(detections.fields, box))
-    return {"position": {name: value[name] for name in ("x", "y", "z")}, "orientation": quaternion(value["yaw"])}
+    return {
+        "position": {name: value[name] for name in ("x", "y", "z")},
+        "orientation": quaternion(value["yaw"]),
+    }
 
 
 def _sizes(detections: Detections) -> list[dict[str, float]]:
@@ -226,7 +290,10 @@ def _sizes(detections: Detections) -> list[dict[str, float]]:
 
 
 def _hypothesis(detections: Detections, row: int) -> dict[str, Any]:
-    return {"class_id": detections.classes[int(detections.labels[row])], "score": float(detections.scores[row])}
+    return {
+        "class_id": detections.classes[int(detections.labels[row])],
+        "score": float(detections.scores[row]),
+    }
 
 
 def _finite(detections: Detections, C: Tensor) -> Tensor:
@@ -248,4 +315,6 @@ def _check_fields(detections: Detections, needed: tuple[str, ...]) -> None:
 
 def _check_one_frame(detections: Detections) -> None:
     if len(detections.frame.unique()) > 1:
-        raise BoxcovError("detections of several frames: a message is one frame's; give detections.frames(count) one by one")
+        raise BoxcovError(
+            "detections of several frames: a message is one frame's; give detections.frames(count) one by one"
+        )

@@ -30,24 +30,41 @@ def columns(detections: Detections) -> dict[str, Any]:
     names = np.array(detections.classes, dtype=object)
     taken = {"frame", "label", "class", "score", "uncertainty"} & set(detections.fields)
     if taken:
-        raise BoxcovError(f"a field of the boxes is called {', '.join(sorted(taken))}, as a column of the table is: give it another name")
-    table: dict[str, Any] = {"frame": arrays["frame"], "label": arrays["labels"], "class": names[arrays["labels"].astype(int)]}
-    table |= {"score": arrays["scores"], **{name: arrays["boxes"][:, i] for i, name in enumerate(detections.fields)}}
+        raise BoxcovError(
+            f"a field of the boxes is called {', '.join(sorted(taken))}, as a column of the table is: give it another name"
+        )
+    table: dict[str, Any] = {
+        "frame": arrays["frame"],
+        "label": arrays["labels"],
+        "class": names[arrays["labels"].astype(int)],
+    }
+    table |= {
+        "score": arrays["scores"],
+        **{name: arrays["boxes"][:, i] for i, name in enumerate(detections.fields)},
+    }
     if "covariance" in arrays:
-        table |= {"uncertainty": arrays["uncertainty"], **_covariance(arrays["covariance"], detections.fields, "")}
+        table |= {
+            "uncertainty": arrays["uncertainty"],
+            **_covariance(arrays["covariance"], detections.fields, ""),
+        }
     if "predictive" in arrays:
         table |= _covariance(arrays["predictive"], detections.fields, "predictive_")
     if "score_variance" in arrays:
         table["score_variance"] = arrays["score_variance"]
     if "score_covariance" in arrays:
-        table |= {f"score_cov_{name}": arrays["score_covariance"][:, i] for i, name in enumerate(detections.fields)}
+        table |= {
+            f"score_cov_{name}": arrays["score_covariance"][:, i]
+            for i, name in enumerate(detections.fields)
+        }
     return table
 
 
 def _covariance(C: Any, fields: tuple[str, ...], start: str) -> dict[str, Any]:
     table = {f"{start}var_{name}": C[:, i, i] for i, name in enumerate(fields)}
     for i, first in enumerate(fields):
-        table |= {f"{start}cov_{first}_{second}": C[:, i, j] for j, second in enumerate(fields) if j > i}
+        table |= {
+            f"{start}cov_{first}_{second}": C[:, i, j] for j, second in enumerate(fields) if j > i
+        }
     return table
 
 
@@ -67,7 +84,9 @@ def write_csv(path: str | Path, detections: Detections) -> None:
         writer = csv.writer(file)
         writer.writerow(table)
         for row in zip(*table.values()):
-            writer.writerow([f"{value:.9g}" if isinstance(value, np.floating) else value for value in row])
+            writer.writerow(
+                [f"{value:.9g}" if isinstance(value, np.floating) else value for value in row]
+            )
 
 
 def to_pandas(detections: Detections) -> pd.DataFrame:
@@ -75,7 +94,9 @@ def to_pandas(detections: Detections) -> pd.DataFrame:
     try:
         import pandas as pd
     except ImportError:
-        raise BoxcovError("tables of pandas need pandas: pip install 'boxcov[analysis]'; the format csv needs nothing") from None
+        raise BoxcovError(
+            "tables of pandas need pandas: pip install 'boxcov[analysis]'; the format csv needs nothing"
+        ) from None
     table = pd.DataFrame(columns(detections))
     table.attrs = {"boxcov": dict(detections.meta)}
     return table
@@ -89,8 +110,12 @@ def write_parquet(path: str | Path, detections: Detections) -> None:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
-        raise BoxcovError("the format parquet needs pyarrow: pip install 'boxcov[analysis]'; the format csv needs nothing") from None
+        raise BoxcovError(
+            "the format parquet needs pyarrow: pip install 'boxcov[analysis]'; the format csv needs nothing"
+        ) from None
     table = pa.table({name: pa.array(values) for name, values in columns(detections).items()})
-    about = {b"boxcov": json.dumps({"fields": detections.fields, "meta": dict(detections.meta)}).encode()}
+    about = {
+        b"boxcov": json.dumps({"fields": detections.fields, "meta": dict(detections.meta)}).encode()
+    }
     with replacing(path) as temporary:
         parquet.write_table(table.replace_schema_metadata(about), temporary)

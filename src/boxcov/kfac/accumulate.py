@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from boxcov._torch.layer_calls import Call, Watch
+from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32
-from boxcov._torch.shadow import check_buffers, listed, versions
+from boxcov._torch.shadow import check_buffers, versions
 from boxcov._torch.unfold import Geometry, columns, rows, to_matrix
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, NotFiniteFrameError
+from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.batched_factors import Inputs, Part, add_up, output_parts
 from boxcov.kfac.input_gram import weighted_gram
 from boxcov.kfac.losses import Losses, Weight
@@ -53,12 +53,16 @@ class Layer:
     @property
     def n_in(self) -> int:
         """Columns of the matrix, the bias among them."""
-        inputs = self.shape[0] // self.geometry.groups if self.geometry.transposed else self.shape[1]
+        inputs = (
+            self.shape[0] // self.geometry.groups if self.geometry.transposed else self.shape[1]
+        )
         return int(inputs) * self.geometry.taps + (self.bias is not None)
 
     @property
     def n_out(self) -> int:
-        return int(self.shape[1] if self.geometry.transposed else self.shape[0] // self.geometry.groups)
+        return int(
+            self.shape[1] if self.geometry.transposed else self.shape[0] // self.geometry.groups
+        )
 
 
 @dataclass
@@ -74,7 +78,10 @@ class Sums:
     @staticmethod
     def of(layer: Layer, device: torch.device) -> Sums:
         groups = layer.geometry.groups
-        Q, H = (torch.zeros(groups, n, n, dtype=torch.float64, device=device) for n in (layer.n_in, layer.n_out))
+        Q, H = (
+            torch.zeros(groups, n, n, dtype=torch.float64, device=device)
+            for n in (layer.n_in, layer.n_out)
+        )
         return Sums(layer, Q, H)
 
     def factors(self, frames: int, by_gradient: bool) -> tuple[Tensor, Tensor]:
@@ -91,7 +98,7 @@ class _Use:
     """One use of a layer in the pass under way."""
 
     name: str
-    call: Call  # without its tensors once they are no longer needed
+    call: LayerCall  # without its tensors once they are no longer needed
     edge: GradientEdge  # where the gradient of the output will pass, before anything changes the output in place
 
 
@@ -101,7 +108,9 @@ class _Pass:
 
     inputs: Inputs
     keep: bool  # the inputs of the uses, for what needs them after the pass
-    seen: list[tuple[str, int | None, int]] = field(default_factory=list)  # name, number of the input's factor if it has one, locations
+    seen: list[tuple[str, int | None, int]] = field(
+        default_factory=list
+    )  # name, number of the input's factor if it has one, locations
     uses: list[_Use] = field(default_factory=list)
 
 
@@ -113,7 +122,11 @@ class Accumulator:
     """Adds batches to the factors of the chosen parameters; ``layers`` are known after the first one."""
 
     def __init__(
-        self, detector: Detector, chosen: Mapping[str, nn.Parameter], locations: Locations = "all", weight: Weight | None = None
+        self,
+        detector: Detector,
+        chosen: Mapping[str, nn.Parameter],
+        locations: Locations = "all",
+        weight: Weight | None = None,
     ) -> None:
         self.chosen = chosen
         self.device = next(iter(chosen.values())).device
@@ -160,7 +173,9 @@ class Accumulator:
         Q, H = self._parts(one, grads)
         loss = _checked(Q + H, losses, batch)
         if first:
-            self._check_gradients(one.uses, grads[: len(one.uses)], dict(zip(self._aliases, grads[len(one.uses) :])))
+            self._check_gradients(
+                one.uses, grads[: len(one.uses)], dict(zip(self._aliases, grads[len(one.uses) :]))
+            )
         self._commit(one, Q, H, len(losses), loss)
 
     def _forward(self, inputs: Any, keep: bool) -> tuple[_Pass, Any]:
@@ -173,49 +188,89 @@ class Accumulator:
         self.together = False
         return self._forward(inputs, keep)
 
-    def _commit(self, one: _Pass, Q: list[_Named], H: list[_Named], frames: int, loss: float) -> None:
+    def _commit(
+        self, one: _Pass, Q: list[_Named], H: list[_Named], frames: int, loss: float
+    ) -> None:
         self.torn = True
         for name, _, locations in one.seen:
             self.sums[name].locations += locations
         for name, _ in H:
             self.sums[name].reached = True
-        add_up([(self.sums[name].Q, part) for name, part in Q] + [(self.sums[name].H, part) for name, part in H])
+        add_up(
+            [(self.sums[name].Q, part) for name, part in Q]
+            + [(self.sums[name].H, part) for name, part in H]
+        )
         self.frames += frames
         self.loss += loss
         self.torn = False
 
-    def _parts(self, one: _Pass, grads: tuple[Tensor | None, ...]) -> tuple[list[_Named], list[_Named]]:
+    def _parts(
+        self, one: _Pass, grads: tuple[Tensor | None, ...]
+    ) -> tuple[list[_Named], list[_Named]]:
         """What the pass adds to the sums Q and H, by the name of the layer."""
-        reached = [(use, rows(use.call.batched_out(d), use.call.geometry)) for use, d in zip(one.uses, grads) if d is not None]
-        H = zip((use.name for use, _ in reached), output_parts([D for _, D in reached], self.together))
+        reached = [
+            (use, rows(use.call.batched_out(d), use.call.geometry))
+            for use, d in zip(one.uses, grads)
+            if d is not None
+        ]
+        H = zip(
+            (use.name for use, _ in reached), output_parts([D for _, D in reached], self.together)
+        )
         if self.by_gradient:
-            return [(use.name, self._weighed(use, at_least_float32(D))) for use, D in reached], list(H)
-        return [(name, one.inputs.parts[number]) for name, number, _ in one.seen if number is not None], list(H)
+            return [
+                (use.name, self._weighed(use, at_least_float32(D))) for use, D in reached
+            ], list(H)
+        return [
+            (name, one.inputs.parts[number]) for name, number, _ in one.seen if number is not None
+        ], list(H)
 
     def _weighed(self, use: _Use, D: Tensor) -> Part:
         has_bias = self.sums[use.name].layer.bias is not None
-        return Part.of(weighted_gram(at_least_float32(use.call.batched_x), D.square().sum(-2), use.call.geometry, has_bias))
+        return Part.of(
+            weighted_gram(
+                at_least_float32(use.call.batched_x),
+                D.square().sum(-2),
+                use.call.geometry,
+                has_bias,
+            )
+        )
 
-    def _watching(self, one: _Pass) -> Watch:
+    def _watching(self, one: _Pass) -> LayerCallMode:
         """Adds every use of a layer to the pass."""
 
-        def run(name: str, call: Call) -> Tensor:
+        def run(name: str, call: LayerCall) -> Tensor:
             out = call()
             layer = self._sums(name, call).layer
             followed = out.requires_grad  # not inside the detector's own no_grad
-            number = None if self.by_gradient else one.inputs.add(call, layer.bias is not None, may_wait=followed)
+            number = (
+                None
+                if self.by_gradient
+                else one.inputs.add(call, layer.bias is not None, may_wait=followed)
+            )
             one.seen.append((name, number, out.numel() // (layer.geometry.groups * layer.n_out)))
             if followed:
-                one.uses.append(_Use(name, call if one.keep else replace(call, x=_NOTHING), get_gradient_edge(out)))
+                one.uses.append(
+                    _Use(
+                        name,
+                        call if one.keep else replace(call, x=_NOTHING),
+                        get_gradient_edge(out),
+                    )
+                )
             return out
 
-        return Watch(self._names, run)
+        return LayerCallMode(self._names, run)
 
-    def _sums(self, name: str, call: Call) -> Sums:
+    def _sums(self, name: str, call: LayerCall) -> Sums:
         bias = None if call.bias is None else self._names.get(id(call.bias))
         if name not in self.sums:
-            form = Geometry(call.geometry.kernel, groups=call.geometry.groups, transposed=call.geometry.transposed)
-            self.sums[name] = Sums.of(Layer(name, bias, call.weight.shape, form), call.weight.device)
+            form = Geometry(
+                call.geometry.kernel,
+                groups=call.geometry.groups,
+                transposed=call.geometry.transposed,
+            )
+            self.sums[name] = Sums.of(
+                Layer(name, bias, call.weight.shape, form), call.weight.device
+            )
         layer = self.sums[name].layer
         if layer.bias != bias:
             raise BoxcovError(
@@ -231,10 +286,14 @@ class Accumulator:
         if lost or twice:
             raise BoxcovError(_cannot_be_factored(lost, twice))
 
-    def _check_gradients(self, uses: list[_Use], grads: tuple[Tensor | None, ...], whole: dict[str, Tensor | None]) -> None:
+    def _check_gradients(
+        self, uses: list[_Use], grads: tuple[Tensor | None, ...], whole: dict[str, Tensor | None]
+    ) -> None:
         """Whether the uses seen explain the whole gradient of each weight: if not, it is used in a way that is no matrix product."""
         seen: dict[str, Tensor] = {}
-        sizes: dict[str, Tensor] = {}  # of what was added up: where it cancels, only rounding is left
+        sizes: dict[
+            str, Tensor
+        ] = {}  # of what was added up: where it cancels, only rounding is left
         for use, d in zip(uses, grads):
             if d is not None and d.numel():
                 a = columns(at_least_float32(use.call.batched_x), use.call.geometry)
@@ -252,12 +311,23 @@ class Accumulator:
                 continue
             expected = self._as_matrix(sums.layer, weight, bias)
             off = expected if name not in seen else seen[name] - expected
-            parts = {name: slice(None)} if sums.layer.bias is None else {name: slice(-1), sums.layer.bias: slice(-1, None)}
-            slack, size = _slack(expected, self.chosen[name]), sizes.get(name, torch.zeros_like(expected))
+            parts = (
+                {name: slice(None)}
+                if sums.layer.bias is None
+                else {name: slice(-1), sums.layer.bias: slice(-1, None)}
+            )
+            slack, size = (
+                _slack(expected, self.chosen[name]),
+                sizes.get(name, torch.zeros_like(expected)),
+            )
             allowed = {
-                part: slack * float(expected[..., at].norm()) + 1e-2 * slack * float(size[..., at].norm()) for part, at in parts.items()
+                part: slack * float(expected[..., at].norm())
+                + 1e-2 * slack * float(size[..., at].norm())
+                for part, at in parts.items()
             }
-            wrong += [part for part, at in parts.items() if float(off[..., at].norm()) > allowed[part]]
+            wrong += [
+                part for part, at in parts.items() if float(off[..., at].norm()) > allowed[part]
+            ]
         if wrong:
             raise BoxcovError(_cannot_be_factored(wrong, []))
 
@@ -265,7 +335,11 @@ class Accumulator:
         weight = torch.zeros_like(self.chosen[layer.weight]) if weight is None else weight
         if bias is None and layer.bias is not None:
             bias = torch.zeros_like(self.chosen[layer.bias])
-        return to_matrix(at_least_float32(weight), None if bias is None else at_least_float32(bias), layer.geometry)
+        return to_matrix(
+            at_least_float32(weight),
+            None if bias is None else at_least_float32(bias),
+            layer.geometry,
+        )
 
 
 def _checked(parts: list[_Named], losses: Tensor, batch: int) -> float:
@@ -274,7 +348,9 @@ def _checked(parts: list[_Named], losses: Tensor, batch: int) -> float:
     loss, *found = torch.stack(totals).tolist()
     bad = list(dict.fromkeys(name for (name, _), total in zip(parts, found) if not isfinite(total)))
     if bad:
-        raise NotFiniteFrameError(f"batch {batch} gives a NaN or infinite input or gradient at {listed(bad)}, though its loss is finite")
+        raise NotFiniteFrameError(
+            f"batch {batch} gives a NaN or infinite input or gradient at {join_names(bad)}, though its loss is finite"
+        )
     return float(loss)
 
 
@@ -289,9 +365,11 @@ def _cannot_be_factored(lost: list[str], twice: list[str]) -> str:
     modules = sorted({name.rpartition(".")[0] or name for name in (*lost, *twice)})
     reasons = []
     if lost:
-        reasons.append(f"{listed(lost)} (not, or not only, the weight or bias of a linear layer or convolution)")
+        reasons.append(
+            f"{join_names(lost)} (not, or not only, the weight or bias of a linear layer or convolution)"
+        )
     if twice:
-        reasons.append(f"{listed(twice)} (the bias of several layers)")
+        reasons.append(f"{join_names(twice)} (the bias of several layers)")
     return (
         f"these parameters cannot be factored: {'; '.join(reasons)}. "
         f"Keep them as constants with fixed={modules!r}, or give depth as a list of module names"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.layer_calls import Call
+from boxcov._torch.layer_calls import LayerCall
 from boxcov._torch.precision import at_least_float32, full_precision
 from boxcov._torch.unfold import Geometry, gram
 from boxcov.kfac.input_gram import input_grams, room_for
@@ -58,7 +58,7 @@ class _Form:
 @dataclass(frozen=True)
 class _Waiting:
     number: int
-    call: Call
+    call: LayerCall
     version: int  # of its input
 
     @property
@@ -81,11 +81,13 @@ class Inputs:
     def __init__(self, together: bool) -> None:
         self.together = together
         self.parts: dict[int, Part] = {}  # by number
-        self._known: dict[Any, tuple[int, Tensor]] = {}  # the tensors are held: no other may get the id of one
+        self._known: dict[
+            Any, tuple[int, Tensor]
+        ] = {}  # the tensors are held: no other may get the id of one
         self._waiting: dict[_Form, list[_Waiting]] = {}
         self._over, self._spoiled = False, False
 
-    def add(self, call: Call, has_bias: bool, may_wait: bool) -> int:
+    def add(self, call: LayerCall, has_bias: bool, may_wait: bool) -> int:
         """The number of the factor of the call's input, to be found in ``parts`` after ``finish``.
 
         An input that autograd keeps as well ``may_wait``: it takes no memory by it, and is not meant to be written to.
@@ -117,7 +119,11 @@ class Inputs:
     @full_precision
     def _compute(self, form: _Form, waiting: list[_Waiting]) -> None:
         self._spoiled |= any(entry.changed for entry in waiting)
-        sums = input_grams([at_least_float32(entry.call.batched_x) for entry in waiting], form.geometry, form.has_bias)
+        sums = input_grams(
+            [at_least_float32(entry.call.batched_x) for entry in waiting],
+            form.geometry,
+            form.has_bias,
+        )
         parts = Part.each(sums) if self.together else [Part.of(sum) for sum in sums]
         self.parts |= zip((entry.number for entry in waiting), parts)
 
@@ -137,8 +143,12 @@ def output_parts(Ds: Sequence[Tensor], together: bool) -> list[Part]:
     found: dict[int, Part] = {}
     for numbers in forms.values():
         for some in _within_room(numbers, Ds[numbers[0]]):
-            joined = Ds[some[0]] if len(some) == 1 else torch.cat([Ds[number] for number in some], 1)
-            found |= zip(some, Part.each(gram(at_least_float32(joined)).unflatten(0, (len(some), -1))))
+            joined = (
+                Ds[some[0]] if len(some) == 1 else torch.cat([Ds[number] for number in some], 1)
+            )
+            found |= zip(
+                some, Part.each(gram(at_least_float32(joined)).unflatten(0, (len(some), -1)))
+            )
     return [found[number] for number in range(len(Ds))]
 
 

@@ -45,7 +45,14 @@ class Keeper:
     True
     """
 
-    def __init__(self, path: str | Path | None, every: float, resume: bool, settings: Mapping[str, Any], counts: Counts) -> None:
+    def __init__(
+        self,
+        path: str | Path | None,
+        every: float,
+        resume: bool,
+        settings: Mapping[str, Any],
+        counts: Counts,
+    ) -> None:
         check(path, every, resume)
         self.path = None if path is None else Path(path)
         self.every, self.settings, self.counts = every, dict(settings), counts
@@ -67,11 +74,18 @@ class Keeper:
 
     def __enter__(self) -> Keeper:
         if self.path is not None and threading.current_thread() is threading.main_thread():
-            heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup means what it says
+            heard = [
+                number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+            ]  # nohup means what it says
             self._before = {number: signal.signal(number, self._wait) for number in heard}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is not None and not issubclass(kind, _CannotSave) and not self.counts.torn:
             with suppress(BoxcovError):  # the error under way says more
                 self.save()
@@ -141,8 +155,12 @@ class Keeper:
         try:
             write_safetensors(self.path, tensors, {_KEY: json.dumps(about)})
         except BoxcovError as error:
-            kept = f"the {self._kept} items before are kept there" if self._kept else "nothing is kept"
-            raise _CannotSave(f"{error}: {kept}; make room or give another place, and go on with resume=True (--resume)") from error
+            kept = (
+                f"the {self._kept} items before are kept there" if self._kept else "nothing is kept"
+            )
+            raise _CannotSave(
+                f"{error}: {kept}; make room or give another place, and go on with resume=True (--resume)"
+            ) from error
         self._kept, self._saved = self.next, monotonic()
 
     def _resume(self, path: Path) -> None:
@@ -151,9 +169,15 @@ class Keeper:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})[_KEY])
                 if about["format"] != FORMAT:
-                    raise BoxcovError(f"written by boxcov {about['version']} in format {about['format']}, this one reads {FORMAT}")
+                    raise BoxcovError(
+                        f"written by boxcov {about['version']} in format {about['format']}, this one reads {FORMAT}"
+                    )
                 _compare(about["settings"], self.settings)
-                known, skipped, number = str(about["item_sha256"]), [whole(each) for each in about["skipped"]], whole(about["next"])
+                known, skipped, number = (
+                    str(about["item_sha256"]),
+                    [whole(each) for each in about["skipped"]],
+                    whole(about["next"]),
+                )
                 self.counts.unpack(file, about)
         except BoxcovError as error:
             raise BoxcovError(f"{path}: {error}") from None
@@ -182,11 +206,17 @@ def check(path: str | Path | None, every: float, resume: bool) -> None:
     if path is None and resume:
         raise BoxcovError("resume=True goes on from a file: give it as checkpoint=PATH")
     if path is not None and not resume and Path(path).exists():
-        raise BoxcovError(f"{path}: of a fit that was cut off: go on with it by resume=True (--resume), or remove that file to start anew")
+        raise BoxcovError(
+            f"{path}: of a fit that was cut off: go on with it by resume=True (--resume), or remove that file to start anew"
+        )
 
 
 def _compare(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     differs = [name for name in here if there.get(name) != here[name]]
     if differs:
-        changes = "; ".join(f"{name} was {there.get(name)!r}, is {here[name]!r}" for name in differs)
-        raise BoxcovError(f"of another fit ({changes}): give the same again, or remove that file to start anew")
+        changes = "; ".join(
+            f"{name} was {there.get(name)!r}, is {here[name]!r}" for name in differs
+        )
+        raise BoxcovError(
+            f"of another fit ({changes}): give the same again, or remove that file to start anew"
+        )

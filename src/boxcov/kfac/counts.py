@@ -46,10 +46,16 @@ class FactorCounts:
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, layers = _packed(self.accumulator.sums)
-        return tensors, {"frames": self.accumulator.frames, "loss": self.accumulator.loss, "layers": layers}
+        return tensors, {
+            "frames": self.accumulator.frames,
+            "loss": self.accumulator.loss,
+            "layers": layers,
+        }
 
     def unpack(self, file: Any, about: Mapping[str, Any]) -> None:
-        sums = {entry["weight"]: _unpacked(entry, file, self.accumulator) for entry in about["layers"]}
+        sums = {
+            entry["weight"]: _unpacked(entry, file, self.accumulator) for entry in about["layers"]
+        }
         frames = whole(about["frames"])
         if not isfinite(about["loss"]):
             raise ValueError(f"a loss of {about['loss']}")
@@ -75,7 +81,9 @@ def sums_in(file: Any, name: str, shape: list[int], device: torch.device) -> Ten
     """A tensor of float64 sums, of which only the header is read before it fits."""
     piece = file.get_slice(name)
     if piece.get_shape() != shape or piece.get_dtype() != "F64":
-        raise ValueError(f"{name} has shape {piece.get_shape()} and type {piece.get_dtype()}, expected {shape} and F64")
+        raise ValueError(
+            f"{name} has shape {piece.get_shape()} and type {piece.get_dtype()}, expected {shape} and F64"
+        )
     found: Tensor = file.get_tensor(name)
     if not bool(found.isfinite().all()):
         raise ValueError(f"{name} holds a NaN or an infinity")
@@ -87,20 +95,40 @@ def _packed(sums: Mapping[str, Sums]) -> tuple[dict[str, Tensor], list[dict[str,
     tensors: dict[str, Tensor] = {}
     layers = []
     for number, one in enumerate(sums.values()):
-        equal = (name for name, Q in tensors.items() if name.endswith("Q") and Q.shape == one.Q.shape and torch.equal(Q, one.Q))
+        equal = (
+            name
+            for name, Q in tensors.items()
+            if name.endswith("Q") and Q.shape == one.Q.shape and torch.equal(Q, one.Q)
+        )
         known = next(equal, None)
         if known is None:
             tensors[known := f"{number}.Q"] = one.Q
         tensors[f"{number}.H"] = one.H
-        layers.append({**layer_to_json(one.layer), "Q": known, "H": f"{number}.H", "locations": one.locations, "reached": one.reached})
+        layers.append(
+            {
+                **layer_to_json(one.layer),
+                "Q": known,
+                "H": f"{number}.H",
+                "locations": one.locations,
+                "reached": one.reached,
+            }
+        )
     return tensors, layers
 
 
 def _unpacked(entry: Mapping[str, Any], file: Any, accumulator: Accumulator) -> Sums:
     layer = layer_from_json(entry)
-    for name, shape in ((layer.weight, tuple(layer.shape)), (layer.bias, (layer.geometry.groups * layer.n_out,))):
-        if name is not None and (name not in accumulator.chosen or tuple(accumulator.chosen[name].shape) != shape):
+    for name, shape in (
+        (layer.weight, tuple(layer.shape)),
+        (layer.bias, (layer.geometry.groups * layer.n_out,)),
+    ):
+        if name is not None and (
+            name not in accumulator.chosen or tuple(accumulator.chosen[name].shape) != shape
+        ):
             raise ValueError(f"the detector has no parameter {name} of shape {shape}")
     groups, device = layer.geometry.groups, accumulator.device
-    Q, H = (sums_in(file, entry[side], [groups, n, n], device) for side, n in (("Q", layer.n_in), ("H", layer.n_out)))
+    Q, H = (
+        sums_in(file, entry[side], [groups, n, n], device)
+        for side, n in (("Q", layer.n_in), ("H", layer.n_out))
+    )
     return Sums(layer, Q, H, whole(entry["locations"]), bool(entry["reached"]))

@@ -23,16 +23,15 @@ from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import Ranks
 from boxcov._torch.inputs import pairs
-from boxcov._torch.layer_calls import Call, Watch
+from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32, full_precision
-from boxcov._torch.shadow import listed
 from boxcov._torch.unfold import to_matrix
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, NotFiniteFrameError
+from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.counts import sums_in, whole
 from boxcov.kfac.losses import Losses, Weight, seeded
 from boxcov.posterior.file import check_fingerprint
-from boxcov.posterior.kronecker_block import Block, Eigen
+from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
 from boxcov.posterior.posterior import Posterior
 
 WIDEST = 4096  # weights of a group whose Fisher may be kept whole
@@ -79,7 +78,7 @@ def refined(
 class _Sum:
     """What has been seen of one layer, in float64."""
 
-    block: Block
+    block: KroneckerBlock
     squares: Tensor | None = None  # (G, n_out, n_in) in the eigenbasis of Q and H
     products: Tensor | None = None  # (G, w, w)
 
@@ -92,7 +91,12 @@ class Moments:
     """Second moments of the frames' gradients, in the bases of ``posterior``: what a second pass counts."""
 
     def __init__(
-        self, posterior: Posterior, detector: Detector, correct: bool = True, full: str | Sequence[str] = (), weight: Weight | None = None
+        self,
+        posterior: Posterior,
+        detector: Detector,
+        correct: bool = True,
+        full: str | Sequence[str] = (),
+        weight: Weight | None = None,
     ) -> None:
         if posterior.fisher == "identity":
             raise BoxcovError(
@@ -105,12 +109,16 @@ class Moments:
         check_fingerprint(posterior.fingerprint, detector, "refining")
         parameters = dict(detector.named_parameters())
         self.known, self.correct, self.full = posterior, correct, full
-        self.losses = Losses(detector, {name: parameters[name] for name in posterior.parameters}, weight)
+        self.losses = Losses(
+            detector, {name: parameters[name] for name in posterior.parameters}, weight
+        )
         self.device = next(iter(self.losses.aliases.values())).device
         self.generator = torch.Generator(self.device) if posterior.fisher == "mc" else None
         self.frames = 0
         self.torn = False  # whether part of a batch is in the sums
-        self.whole: list[str] | None = None  # the layers whose Fisher is kept whole, once they are known
+        self.whole: list[str] | None = (
+            None  # the layers whose Fisher is kept whole, once they are known
+        )
         self.sums: dict[str, _Sum] = {}
 
     def begin(self, whole: list[str]) -> None:
@@ -118,12 +126,16 @@ class Moments:
         self.whole = whole
         for name, block in self.known.blocks.items():
             G, w = block.layer.geometry.groups, block.layer.n_out * block.layer.n_in
-            plain = replace(block, corrected=None, full=None)  # so that a posterior can be refined again
+            plain = replace(
+                block, corrected=None, full=None
+            )  # so that a posterior can be refined again
             zeros = torch.zeros((), dtype=torch.float64, device=self.known.device)
             if name in whole:
                 self.sums[name] = _Sum(plain, products=zeros.repeat(G, w, w))
             elif self.correct:
-                self.sums[name] = _Sum(plain, squares=zeros.repeat(G, block.layer.n_out, block.layer.n_in))
+                self.sums[name] = _Sum(
+                    plain, squares=zeros.repeat(G, block.layer.n_out, block.layer.n_in)
+                )
             else:
                 self.sums[name] = _Sum(block)
 
@@ -138,11 +150,23 @@ class Moments:
         aliases = self.losses.aliases
         generator = seeded(self.generator, seed, batch)
         with torch.enable_grad():
-            losses = self.losses.of(self.losses.raw(inputs), inputs, targets, generator, batch).unbind()
+            losses = self.losses.of(
+                self.losses.raw(inputs), inputs, targets, generator, batch
+            ).unbind()
         gradients = []
         for frame, loss in enumerate(losses):
-            grads = torch.autograd.grad(loss, list(aliases.values()), allow_unused=True, retain_graph=frame + 1 < len(losses))
-            gradients.append({name: torch.zeros_like(p) if d is None else d for (name, p), d in zip(aliases.items(), grads)})
+            grads = torch.autograd.grad(
+                loss,
+                list(aliases.values()),
+                allow_unused=True,
+                retain_graph=frame + 1 < len(losses),
+            )
+            gradients.append(
+                {
+                    name: torch.zeros_like(p) if d is None else d
+                    for (name, p), d in zip(aliases.items(), grads)
+                }
+            )
         _check_finite(gradients, batch)
         self.torn = True
         for each in gradients:
@@ -155,7 +179,9 @@ class Moments:
         for sums in self.sums.values():
             layer = sums.block.layer
             bias = None if layer.bias is None else at_least_float32(gradients[layer.bias])
-            matrix = to_matrix(at_least_float32(gradients[layer.weight]), bias, layer.geometry).to(sums.block.Q.vectors)  # (G, n_out, n_in)
+            matrix = to_matrix(at_least_float32(gradients[layer.weight]), bias, layer.geometry).to(
+                sums.block.Q.vectors
+            )  # (G, n_out, n_in)
             if sums.squares is not None:
                 sums.squares += sums.block.rotate(matrix).double().square()
             if sums.products is not None:
@@ -165,14 +191,22 @@ class Moments:
     def posterior(self) -> Posterior:
         """The one known, with what was seen."""
         if not self.frames:
-            raise BoxcovError("the data set is empty: a second pass needs at least one frame; a stream can be read only once")
+            raise BoxcovError(
+                "the data set is empty: a second pass needs at least one frame; a stream can be read only once"
+            )
         found = {}
         for name, sums in self.sums.items():
             dtype = sums.block.Q.values.dtype
             corrected = None if sums.squares is None else (sums.squares / self.frames).to(dtype)
-            full = None if sums.products is None else Eigen.of(sums.products / self.frames, dtype)
+            full = (
+                None
+                if sums.products is None
+                else Eigendecomposition.of(sums.products / self.frames, dtype)
+            )
             touched = corrected is not None or full is not None
-            found[name] = replace(sums.block, corrected=corrected, full=full) if touched else sums.block
+            found[name] = (
+                replace(sums.block, corrected=corrected, full=full) if touched else sums.block
+            )
         return replace(self.known, blocks=found, form="eigen", calibration=None)
 
     # in a file, and over processes
@@ -210,22 +244,35 @@ class Moments:
 
 
 def _check_finite(gradients: list[dict[str, Tensor]], batch: int) -> None:
-    squares = [torch.stack([at_least_float32(d).square().sum().double() for d in each.values()]) for each in gradients]
+    squares = [
+        torch.stack([at_least_float32(d).square().sum().double() for d in each.values()])
+        for each in gradients
+    ]
     finite = torch.stack(squares).isfinite().all(0)
     if not bool(finite.all()):
         bad = [name for name, ok in zip(gradients[0], finite.tolist()) if not ok]
-        raise NotFiniteFrameError(f"batch {batch} gives a NaN or infinite gradient at {listed(bad)}, though its loss is finite")
+        raise NotFiniteFrameError(
+            f"batch {batch} gives a NaN or infinite gradient at {join_names(bad)}, though its loss is finite"
+        )
 
 
-def _chosen(full: str | Sequence[str], posterior: Posterior, losses: Losses, inputs: Any) -> list[str]:
+def _chosen(
+    full: str | Sequence[str], posterior: Posterior, losses: Losses, inputs: Any
+) -> list[str]:
     """The layers whose Fisher is kept whole, checked."""
     check_names(full, posterior.blocks)
     if full == "last":
         full = last_layers(posterior, losses, inputs)
     layers = {name: posterior.blocks[name].layer for name in full}
-    wide = [f"{name} ({layer.n_out * layer.n_in})" for name, layer in layers.items() if layer.n_out * layer.n_in > WIDEST]
+    wide = [
+        f"{name} ({layer.n_out * layer.n_in})"
+        for name, layer in layers.items()
+        if layer.n_out * layer.n_in > WIDEST
+    ]
     if wide:
-        raise BoxcovError(f"the whole Fisher of {listed(wide)} is too large: at most {WIDEST} weights a group")
+        raise BoxcovError(
+            f"the whole Fisher of {join_names(wide)} is too large: at most {WIDEST} weights a group"
+        )
     return list(full)
 
 
@@ -238,11 +285,15 @@ def check_names(full: str | Sequence[str], known: Iterable[str]) -> None:
     if full == "last":
         return
     if isinstance(full, str):
-        raise BoxcovError(f"full must be 'last' or a list of layer names, got the string {full!r}: write full=[{full!r}]")
+        raise BoxcovError(
+            f"full must be 'last' or a list of layer names, got the string {full!r}: write full=[{full!r}]"
+        )
     known = list(known)
     lost = [name for name in full if name not in known]
     if lost:
-        raise BoxcovError(f"full names {listed(lost)}, which the posterior does not hold: it has {listed(known)}")
+        raise BoxcovError(
+            f"full names {join_names(lost)}, which the posterior does not hold: it has {join_names(known)}"
+        )
 
 
 def last_layers(posterior: Posterior, losses: Losses, inputs: Any) -> list[str]:
@@ -254,19 +305,30 @@ def last_layers(posterior: Posterior, losses: Losses, inputs: Any) -> list[str]:
     followed: set[str] = set()
 
     def behind(numbers: list[Tensor]) -> set[str]:
-        grads = torch.autograd.grad(numbers, [end for _, end in ends], allow_unused=True, retain_graph=True) if numbers and ends else []
+        grads = (
+            torch.autograd.grad(
+                numbers, [end for _, end in ends], allow_unused=True, retain_graph=True
+            )
+            if numbers and ends
+            else []
+        )
         return {name for (name, _), d in zip(ends, grads) if d is not None}
 
-    def run(name: str, call: Call) -> Tensor:
+    def run(name: str, call: LayerCall) -> Tensor:
         if call.x.requires_grad:
             followed.update(behind([call.x.sum()]))
         end = call().detach().requires_grad_()
         ends.append((name, end))
         return end.clone()  # so that it may be worked on in place
 
-    names = {id(losses.aliases[block.layer.weight]): name for name, block in posterior.blocks.items()}
+    names = {
+        id(losses.aliases[block.layer.weight]): name for name, block in posterior.blocks.items()
+    }
     with torch.enable_grad():
-        with Watch(names, run):
+        with LayerCallMode(names, run):
             raw = losses.raw(inputs)
-        found = behind([t.sum() for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]) - followed
+        found = (
+            behind([t.sum() for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad])
+            - followed
+        )
     return [name for name in dict.fromkeys(name for name, _ in ends) if name in found]

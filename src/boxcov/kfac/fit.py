@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import Ranks
 from boxcov._torch.inputs import move, ready
-from boxcov._torch.shadow import check_finite_weights, fingerprint, listed
+from boxcov._torch.shadow import check_finite_weights, fingerprint
 from boxcov._torch.unfold import to_matrix
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError
+from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, join_names
 from boxcov.kfac.accumulate import Accumulator, FisherKind, Locations
 from boxcov.kfac.checkpoint import Keeper, check
 from boxcov.kfac.counts import FactorCounts
@@ -24,7 +24,7 @@ from boxcov.kfac.ekfac import Moments, check_names
 from boxcov.kfac.items import Items
 from boxcov.kfac.losses import Weight, seeded
 from boxcov.kfac.subset import chosen_parameters
-from boxcov.posterior.kronecker_block import Block, Eigen
+from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
 from boxcov.posterior.posterior import Form, Posterior
 
 Progress = Callable[[int, int | None], None]
@@ -88,15 +88,33 @@ def fit(
     twice = corrected or len(full) > 0
     if twice:
         _check_second_pass(frames, fisher, form)
-        check_names(full, [name.removesuffix(".weight") for name in chosen if not name.endswith(".bias")])
+        check_names(
+            full, [name.removesuffix(".weight") for name in chosen if not name.endswith(".bias")]
+        )
     accumulator = Accumulator(detector, chosen, locations, weight)
     ranks = Ranks.of_group() if distributed else Ranks()
     items = Items(frames, fraction, seed, ranks)
-    settings: dict[str, Any] = {"weights_sha256": fingerprint(detector), "depth": depth if isinstance(depth, str) else ",".join(depth)}
-    settings |= {"parameters": list(chosen), "fisher": fisher, "fraction": fraction, "seed": seed, "items": items.size}
-    settings |= {"locations": locations, "weight": None if weight is None else getattr(weight, "__qualname__", type(weight).__name__)}
+    settings: dict[str, Any] = {
+        "weights_sha256": fingerprint(detector),
+        "depth": depth if isinstance(depth, str) else ",".join(depth),
+    }
+    settings |= {
+        "parameters": list(chosen),
+        "fisher": fisher,
+        "fraction": fraction,
+        "seed": seed,
+        "items": items.size,
+    }
+    settings |= {
+        "locations": locations,
+        "weight": None
+        if weight is None
+        else getattr(weight, "__qualname__", type(weight).__name__),
+    }
     settings |= {} if ranks.alone else {"shard": f"{ranks.rank} of {ranks.count}"}
-    keeper = Keeper(ranks.checkpoint(checkpoint), every, resume, settings, FactorCounts(accumulator))
+    keeper = Keeper(
+        ranks.checkpoint(checkpoint), every, resume, settings, FactorCounts(accumulator)
+    )
     second = second_of(keeper.path)
     if twice:
         check(second, every, resume)
@@ -131,7 +149,11 @@ def fit(
     if not twice:
         return posterior
     moments = Moments(posterior, detector, corrected, full, weight)
-    settings |= {"corrected": corrected, "full": full if isinstance(full, str) else list(full), "basis": moments.basis()}
+    settings |= {
+        "corrected": corrected,
+        "full": full if isinstance(full, str) else list(full),
+        "basis": moments.basis(),
+    }
     again = Keeper(second, every, resume, settings, moments)
     with ranks.named(), torch.inference_mode(False), again:
         shown = None if progress is None else lambda done: progress(keeper.next + done, expected)
@@ -173,10 +195,14 @@ def _accumulate(
         given, targets = _pair(item, number)
         try:
             inputs = ready(given, accumulator.device, f"inputs of batch {number}")
-            accumulator.add(inputs, move(targets, accumulator.device), seeded(generator, seed, number), number)
+            accumulator.add(
+                inputs, move(targets, accumulator.device), seeded(generator, seed, number), number
+            )
         except NotFiniteFrameError as error:
             if nonfinite == "error":
-                raise NotFiniteFrameError(f"{error}{_tokens(targets)}. Mend it, or leave such frames out with nonfinite='skip'") from None
+                raise NotFiniteFrameError(
+                    f"{error}{_tokens(targets)}. Mend it, or leave such frames out with nonfinite='skip'"
+                ) from None
             keeper.skipped.append(number)
             warn(f"{error}{_tokens(targets)}: left out", BoxcovWarning, stacklevel=3)
         keeper.counted(number, item)
@@ -184,11 +210,23 @@ def _accumulate(
             progress(number + 1)
 
 
-def _refine(moments: Moments, items: Items, keeper: Keeper, skipped: list[int], seed: int, progress: Callable[[int], None] | None) -> None:
+def _refine(
+    moments: Moments,
+    items: Items,
+    keeper: Keeper,
+    skipped: list[int],
+    seed: int,
+    progress: Callable[[int], None] | None,
+) -> None:
     for number, item in keeper.items(items):
         if number not in skipped:
             given, targets = _pair(item, number)
-            moments.add(ready(given, moments.device, f"inputs of batch {number}"), move(targets, moments.device), number, seed)
+            moments.add(
+                ready(given, moments.device, f"inputs of batch {number}"),
+                move(targets, moments.device),
+                number,
+                seed,
+            )
         keeper.counted(number, item)
         if progress is not None:
             progress(number + 1)
@@ -196,8 +234,12 @@ def _refine(moments: Moments, items: Items, keeper: Keeper, skipped: list[int], 
 
 def _tokens(targets: Any) -> str:
     """The frames of a batch as the data set calls them, where it says so."""
-    known = [target["token"] for target in targets if isinstance(target, dict) and "token" in target] if isinstance(targets, list) else []
-    return f" ({listed(known)})" if known else ""
+    known = (
+        [target["token"] for target in targets if isinstance(target, dict) and "token" in target]
+        if isinstance(targets, list)
+        else []
+    )
+    return f" ({join_names(known)})" if known else ""
 
 
 def _frames_in(inputs: Any) -> int:
@@ -207,7 +249,9 @@ def _frames_in(inputs: Any) -> int:
     return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
-def _check_arguments(fisher: str, fraction: float, form: str, locations: str, nonfinite: str) -> None:
+def _check_arguments(
+    fisher: str, fraction: float, form: str, locations: str, nonfinite: str
+) -> None:
     choices = (
         ("fisher", fisher, FisherKind),
         ("form", form, Form),
@@ -228,43 +272,57 @@ def _check_second_pass(frames: Iterable[Any], fisher: str, form: str) -> None:
             f"corrected and full read the frames twice, and a {type(frames).__name__} can be read once: give a list or a sequence"
         )
     if fisher == "identity":
-        raise BoxcovError("corrected and full go with a Fisher of gradients: fisher='identity' has none")
+        raise BoxcovError(
+            "corrected and full go with a Fisher of gradients: fisher='identity' has none"
+        )
     if form == "paper":
-        raise BoxcovError("corrected and full go with the form 'eigen': the paper's form is Q^-1 (x) H^-1 alone")
+        raise BoxcovError(
+            "corrected and full go with the form 'eigen': the paper's form is Q^-1 (x) H^-1 alone"
+        )
 
 
 def _pair(item: Any, batch: int) -> tuple[Any, Any]:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise BoxcovError(f"frames must give pairs (inputs, targets); item {batch} is a {type(item).__name__}")
+        raise BoxcovError(
+            f"frames must give pairs (inputs, targets); item {batch} is a {type(item).__name__}"
+        )
     return item[0], item[1]
 
 
 def _check_counted(accumulator: Accumulator, skipped: int) -> None:
     if not accumulator.frames:
-        raise BoxcovError(f"all {skipped} items hold a NaN or an infinity: nothing is left to fit to" if skipped else _EMPTY)
+        raise BoxcovError(
+            f"all {skipped} items hold a NaN or an infinity: nothing is left to fit to"
+            if skipped
+            else _EMPTY
+        )
     unseen = [name for name, sums in accumulator.sums.items() if not sums.locations]
     if unseen:
         raise BoxcovError(
-            f"{listed(unseen)} never saw a single location in {accumulator.frames} frames: give frames with something in them"
+            f"{join_names(unseen)} never saw a single location in {accumulator.frames} frames: give frames with something in them"
         )
     cut_off = [name for name, sums in accumulator.sums.items() if not sums.reached]
     if cut_off:
         modules = [accumulator.sums[name].layer.name for name in cut_off]
         raise BoxcovError(
-            f"the loss has no gradient for {listed(cut_off)}: nothing can be learned of them. "
+            f"the loss has no gradient for {join_names(cut_off)}: nothing can be learned of them. "
             f"Keep them as constants with fixed={modules!r}, or let loss() use what they produce"
         )
     flat = [name for name, sums in accumulator.sums.items() if not bool(sums.H.any())]
     if flat:
         warn(
-            f"the loss of {accumulator.frames} frames has a zero gradient for {listed(flat)}: the posterior there is the prior",
+            f"the loss of {accumulator.frames} frames has a zero gradient for {join_names(flat)}: the posterior there is the prior",
             BoxcovWarning,
             stacklevel=3,
         )
 
 
-def _blocks(accumulator: Accumulator, chosen: dict[str, nn.Parameter], identity: bool) -> dict[str, Block]:
-    shared: list[tuple[Tensor, Eigen]] = []  # layers that read the same tensor have the same Q, bit for bit
+def _blocks(
+    accumulator: Accumulator, chosen: dict[str, nn.Parameter], identity: bool
+) -> dict[str, KroneckerBlock]:
+    shared: list[
+        tuple[Tensor, Eigendecomposition]
+    ] = []  # layers that read the same tensor have the same Q, bit for bit
     blocks = {}
     for sums in accumulator.sums.values():
         layer = sums.layer
@@ -274,11 +332,20 @@ def _blocks(accumulator: Accumulator, chosen: dict[str, nn.Parameter], identity:
             Q, H = (torch.eye(len(M[0]), device=M.device).expand_as(M) for M in (sums.Q, sums.H))
         else:
             Q, H = sums.factors(accumulator.frames, accumulator.by_gradient)
-        known = next((eigen for matrix, eigen in shared if matrix.shape == Q.shape and torch.equal(matrix, Q)), None)
+        known = next(
+            (
+                eigen
+                for matrix, eigen in shared
+                if matrix.shape == Q.shape and torch.equal(matrix, Q)
+            ),
+            None,
+        )
         if known is None:
-            known = Eigen.of(Q, dtype)
+            known = Eigendecomposition.of(Q, dtype)
             shared.append((Q, known))
         bias = None if layer.bias is None else chosen[layer.bias].detach().double()
         norm = to_matrix(weight.detach().double(), bias, layer.geometry).square().sum()
-        blocks[layer.name] = Block(layer, known, Eigen.of(H, dtype), float(norm))
+        blocks[layer.name] = KroneckerBlock(
+            layer, known, Eigendecomposition.of(H, dtype), float(norm)
+        )
     return blocks

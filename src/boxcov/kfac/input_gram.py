@@ -36,7 +36,9 @@ def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, i
     >>> Q.shape, locations
     (torch.Size([1, 37, 37]), 128)
     """
-    locations = x.shape[0] * (x.shape[1] if not geometry.kernel else prod(_output_sizes(x, geometry)))
+    locations = x.shape[0] * (
+        x.shape[1] if not geometry.kernel else prod(_output_sizes(x, geometry))
+    )
     if not locations:  # no item, or an input smaller than the kernel's reach
         n_in = x.shape[-1] if not geometry.kernel else x.shape[1] // geometry.groups * geometry.taps
         return x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias), 0
@@ -47,7 +49,13 @@ def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, i
         Q, total = gram(a), a.sum(dim=(0, 3))
     if has_bias:
         one = Q.new_full((Q.shape[0], 1, 1), float(locations))
-        Q = torch.cat([torch.cat([Q, total.unsqueeze(2)], dim=2), torch.cat([total.unsqueeze(1), one], dim=2)], dim=1)
+        Q = torch.cat(
+            [
+                torch.cat([Q, total.unsqueeze(2)], dim=2),
+                torch.cat([total.unsqueeze(1), one], dim=2),
+            ],
+            dim=1,
+        )
     return Q, locations
 
 
@@ -64,7 +72,9 @@ def input_grams(xs: Sequence[Tensor], geometry: Geometry, has_bias: bool) -> Ten
         return input_gram(xs[0], geometry, has_bias)[0].unsqueeze(0)
     if not geometry.kernel:  # a convolution of one tap along the locations
         xs, geometry = [x.transpose(1, 2) for x in xs], Geometry((1,), (1,), ((0, 0),), (1,))
-    Q, _ = input_gram(torch.cat(list(xs), 1), replace(geometry, groups=n * geometry.groups), has_bias)
+    Q, _ = input_gram(
+        torch.cat(list(xs), 1), replace(geometry, groups=n * geometry.groups), has_bias
+    )
     each: Tensor = Q.unflatten(0, (n, geometry.groups))
     return each
 
@@ -123,15 +133,24 @@ def _output_sizes(x: Tensor, geometry: Geometry) -> list[int]:
     if geometry.transposed:
         sizes = [s * (n - 1) + 1 for s, n in zip(geometry.stride, sizes)]
         geometry = plain(geometry)
-    return [(n + sum(p) - r - 1) // s + 1 for n, p, r, s in zip(sizes, geometry.padding, geometry.reach, geometry.stride)]
+    return [
+        (n + sum(p) - r - 1) // s + 1
+        for n, p, r, s in zip(sizes, geometry.padding, geometry.reach, geometry.stride)
+    ]
 
 
 @lru_cache(maxsize=64)
 def _lags(geometry: Geometry) -> tuple[tuple[int, ...], ...]:
     """Differences of two taps, in pixels, one of each pair of opposites; for a stretched input those that meet pixels."""
     steps = geometry.stride if geometry.transposed else (1,) * len(geometry.kernel)
-    lags = (lag for lag in product(*(range(1 - k, k) for k in geometry.kernel)) if lag >= (0,) * len(lag))
-    return tuple(lag for lag in lags if all(d * n % s == 0 for d, n, s in zip(geometry.dilation, lag, steps)))
+    lags = (
+        lag
+        for lag in product(*(range(1 - k, k) for k in geometry.kernel))
+        if lag >= (0,) * len(lag)
+    )
+    return tuple(
+        lag for lag in lags if all(d * n % s == 0 for d, n, s in zip(geometry.dilation, lag, steps))
+    )
 
 
 def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
@@ -148,20 +167,31 @@ def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     there = _correlations(x, geometry, lags)  # (lags, G, channels, channels)
     blocks = torch.cat([there, there.transpose(2, 3), torch.zeros_like(there[:1])])
     Q = blocks[_places(geometry.kernel, lags, x.device)]  # (taps, taps, G, channels, channels)
-    Q = Q.permute(2, 3, 0, 4, 1).reshape(groups, channels * taps, channels * taps)  # n_in runs over (channel, tap)
-    total = x.sum(dim=(0, *range(2, x.dim()))).reshape(groups, channels, 1).expand(-1, -1, taps).reshape(groups, -1)
+    Q = Q.permute(2, 3, 0, 4, 1).reshape(
+        groups, channels * taps, channels * taps
+    )  # n_in runs over (channel, tap)
+    total = (
+        x.sum(dim=(0, *range(2, x.dim())))
+        .reshape(groups, channels, 1)
+        .expand(-1, -1, taps)
+        .reshape(groups, -1)
+    )
     ring = list(_ring(x, geometry))
     if ring:
         a = torch.cat(ring, 3) if len(ring) > 1 else ring[0]
         Q, total = Q - gram(a), total - a.sum(dim=(0, 3))
     if flip:
-        order = torch.arange(channels * taps, device=x.device).reshape(channels, taps).flip(1).flatten()
+        order = (
+            torch.arange(channels * taps, device=x.device).reshape(channels, taps).flip(1).flatten()
+        )
         Q, total = Q[:, order][:, :, order], total[:, order]
     return Q, total
 
 
 @lru_cache(maxsize=64)
-def _places(kernel: tuple[int, ...], lags: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+def _places(
+    kernel: tuple[int, ...], lags: tuple[tuple[int, ...], ...], device: torch.device
+) -> Tensor:
     """For each pair of taps (taps, taps) the number of its block: of their lag, of the opposite one, or of none.
 
     >>> _places((2,), ((0,), (1,)), torch.device("cpu"))
@@ -172,7 +202,10 @@ def _places(kernel: tuple[int, ...], lags: tuple[tuple[int, ...], ...], device: 
     opposite = {tuple(-n for n in lag): len(lags) + i for lag, i in number.items()}
     offsets = list(product(*(range(k) for k in kernel)))
     between = [[tuple(b - a for a, b in zip(o, p)) for p in offsets] for o in offsets]
-    return torch.tensor([[number.get(lag, opposite.get(lag, 2 * len(lags))) for lag in row] for row in between], device=device)
+    return torch.tensor(
+        [[number.get(lag, opposite.get(lag, 2 * len(lags))) for lag in row] for row in between],
+        device=device,
+    )
 
 
 def _correlations(x: Tensor, geometry: Geometry, lags: tuple[tuple[int, ...], ...]) -> Tensor:
@@ -217,11 +250,16 @@ def _ring(x: Tensor, geometry: Geometry) -> Iterator[Tensor]:
         # dimensions before this one: the real locations only; those after: all that touch
         around = [geometry.padding[a] if a < axis else (reach[a], reach[a]) for a in range(n)]
         before, after = (reach[axis] - p for p in geometry.padding[axis])
-        for start, stop, sides in ((0, before, (reach[axis], 0)), (size - after, size, (0, reach[axis]))):
+        for start, stop, sides in (
+            (0, before, (reach[axis], 0)),
+            (size - after, size, (0, reach[axis])),
+        ):
             if start == stop:
                 continue
             # a slab thicker than the input is the input, with the zeros that lie beyond it
             low, high = max(start, 0), min(stop, size)
             padding = [*around]
             padding[axis] = (sides[0] + low - start, sides[1] + stop - high)
-            yield columns(x.narrow(2 + axis, low, high - low), replace(geometry, padding=tuple(padding)))
+            yield columns(
+                x.narrow(2 + axis, low, high - low), replace(geometry, padding=tuple(padding))
+            )

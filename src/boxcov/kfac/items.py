@@ -26,26 +26,40 @@ class Items:
     (4, True)
     """
 
-    def __init__(self, frames: Iterable[Any], fraction: float, seed: int, ranks: Ranks = _ALONE) -> None:
+    def __init__(
+        self, frames: Iterable[Any], fraction: float, seed: int, ranks: Ranks = _ALONE
+    ) -> None:
         self.frames, self.fraction, self.ranks = frames, fraction, ranks
         self.seen = 0  # items of a stream
         self.done = False  # whether a stream was read to its end
         self.order: list[int] | None = None
         self.size = len(frames) if isinstance(frames, Sized) else None
-        self.expected: int | None = None if self.size is None else max(1, round(fraction * self.size)) if self.size else 0
-        self.indexed = bool(self.size) and hasattr(frames, "__getitem__") and not isinstance(frames, Mapping)
+        self.expected: int | None = (
+            None if self.size is None else max(1, round(fraction * self.size)) if self.size else 0
+        )
+        self.indexed = (
+            bool(self.size) and hasattr(frames, "__getitem__") and not isinstance(frames, Mapping)
+        )
         if self.size and self.indexed and fraction < 1:
             generator = torch.Generator().manual_seed(seed)
-            self.order = sorted(torch.randperm(self.size, generator=generator)[: self.expected].tolist())
+            self.order = sorted(
+                torch.randperm(self.size, generator=generator)[: self.expected].tolist()
+            )
 
     def after(self, start: int) -> Iterator[tuple[int, Any]]:
         """This rank's items from number ``start`` on, with their numbers; a stream is read and passed over where they are not."""
-        if self.order is not None or (self.indexed and (start or not self.ranks.alone)):  # only what is used is ever read
+        if self.order is not None or (
+            self.indexed and (start or not self.ranks.alone)
+        ):  # only what is used is ever read
             numbers = list(filter(self.ranks.owns, range(start, self.expected or 0)))
             places = numbers if self.order is None else [self.order[number] for number in numbers]
             yield from zip(numbers, each(self.frames, places))  # type: ignore[arg-type]
             return
-        yield from ((number, item) for number, item in self._streamed() if number >= start and self.ranks.owns(number))
+        yield from (
+            (number, item)
+            for number, item in self._streamed()
+            if number >= start and self.ranks.owns(number)
+        )
 
     def _streamed(self) -> Iterator[tuple[int, Any]]:
         """Evenly spread over the stream, the first one always."""
@@ -63,7 +77,9 @@ class Items:
         if isinstance(frames_or_batches, Batches):
             return len(frames_or_batches.frames)
         if self.size is None and not self.done:
-            raise BoxcovError("fisher='identity' reads one item, and this data set has no length: give n_data, the number of its frames")
+            raise BoxcovError(
+                "fisher='identity' reads one item, and this data set has no length: give n_data, the number of its frames"
+            )
         return round(frames * (self.seen if self.size is None else self.size) / items)
 
 
@@ -77,7 +93,9 @@ def digest(item: Any) -> str:
     for leaf in tree_leaves(item):
         if isinstance(leaf, Tensor):
             found.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
-            found.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            found.update(
+                leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
         elif isinstance(leaf, (str, int, float, bool, type(None))):
             found.update(repr(leaf).encode())
     return found.hexdigest()

@@ -23,17 +23,27 @@ class Losses:
     The chosen weights are aliases: the detector's own flags stay as they are, and no graph is built before the first chosen layer.
     """
 
-    def __init__(self, detector: Detector, chosen: Mapping[str, nn.Parameter], weight: Weight | None = None) -> None:
+    def __init__(
+        self, detector: Detector, chosen: Mapping[str, nn.Parameter], weight: Weight | None = None
+    ) -> None:
         everything = dict(detector.named_parameters())
-        aliases = {name: nn.Parameter(p.detach(), requires_grad=name in chosen) for name, p in everything.items() if p.is_floating_point()}
+        aliases = {
+            name: nn.Parameter(p.detach(), requires_grad=name in chosen)
+            for name, p in everything.items()
+            if p.is_floating_point()
+        }
         self.aliases = {name: aliases[name] for name in chosen}
-        self.detector = shadow(detector, {id(p): aliases[name] for name, p in everything.items() if name in aliases})
+        self.detector = shadow(
+            detector, {id(p): aliases[name] for name, p in everything.items() if name in aliases}
+        )
         self.weight = weight
 
     def raw(self, inputs: Any) -> Any:
         return self.detector(fresh(inputs))
 
-    def of(self, raw: Any, inputs: Any, targets: Any, generator: torch.Generator | None, batch: int) -> Tensor:
+    def of(
+        self, raw: Any, inputs: Any, targets: Any, generator: torch.Generator | None, batch: int
+    ) -> Tensor:
         """The loss of each frame (B,), checked, times its weight. A ``generator`` draws the targets ("mc")."""
         most = most_frames(inputs, targets)
         if generator is not None:
@@ -44,7 +54,11 @@ class Losses:
                 f"loss() returned {len(losses)} values for batch {batch}, which has {most} frames: "
                 "return the sum over each frame's locations or boxes, shape (B,)"
             )
-        return losses if self.weight is None else losses * _weights(self.weight, targets, losses, batch)
+        return (
+            losses
+            if self.weight is None
+            else losses * _weights(self.weight, targets, losses, batch)
+        )
 
 
 def _weights(weight: Weight, targets: Any, losses: Tensor, batch: int) -> Tensor:
@@ -63,7 +77,9 @@ def frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tens
     except (BoxcovError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise BoxcovError(f"the targets of batch {batch} do not fit the detector: {type(error).__name__}: {error}") from error
+        raise BoxcovError(
+            f"the targets of batch {batch} do not fit the detector: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(losses, Tensor) or losses.dim() != 1 or not len(losses):
         form = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise BoxcovError(

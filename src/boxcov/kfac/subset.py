@@ -6,14 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from boxcov._torch.shadow import listed
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
-def chosen_parameters(detector: Detector, depth: str | Sequence[str], fixed: Sequence[str] = ()) -> dict[str, nn.Parameter]:
+def chosen_parameters(
+    detector: Detector, depth: str | Sequence[str], fixed: Sequence[str] = ()
+) -> dict[str, nn.Parameter]:
     """The parameters that ``depth`` means, by name: not those of norm layers (constants in eval mode), nor of the modules in ``fixed``.
 
     ``fixed`` may name single parameters, too, as one that the detector holds beside its modules.
@@ -24,12 +25,19 @@ def chosen_parameters(detector: Detector, depth: str | Sequence[str], fixed: Seq
     ['head.shared.0.weight']
     """
     if isinstance(fixed, str):
-        raise BoxcovError(f"fixed must be a list of module names, got the string {fixed!r}: write fixed=[{fixed!r}]")
+        raise BoxcovError(
+            f"fixed must be a list of module names, got the string {fixed!r}: write fixed=[{fixed!r}]"
+        )
     modules = _modules(detector, depth)
     constant = {id(p) for module in modules for p in _constants(module)}
     single = dict(detector.named_parameters())
     constant |= {id(single[name]) for name in fixed if name in single}
-    constant |= {id(p) for name in fixed if name not in single for p in _module(detector, name, "fixed").parameters()}
+    constant |= {
+        id(p)
+        for name in fixed
+        if name not in single
+        for p in _module(detector, name, "fixed").parameters()
+    }
     inside = {id(p) for module in modules for p in module.parameters()} - constant
     chosen = {name: p for name, p in detector.named_parameters() if id(p) in inside}
     if not chosen:
@@ -42,7 +50,9 @@ def _modules(detector: Detector, depth: str | Sequence[str]) -> list[nn.Module]:
         return [_module(detector, name, "depth") for name in depth]
     parts = detector.parts()
     if depth not in parts:
-        raise BoxcovError(f"depth {depth!r} is not a part of this detector: it has {', '.join(parts)}; a list of module names is taken too")
+        raise BoxcovError(
+            f"depth {depth!r} is not a part of this detector: it has {', '.join(parts)}; a list of module names is taken too"
+        )
     modules: list[nn.Module] = []
     for name, part in parts.items():
         modules.extend([part] if isinstance(part, nn.Module) else part)
@@ -55,13 +65,25 @@ def _module(detector: Detector, name: str, argument: str) -> nn.Module:
     try:
         return detector.get_submodule(name)
     except AttributeError:
-        near = [known for known, _ in detector.named_modules() if known and (name in known or known in name)]
-        hint = f"did you mean {listed(near, 4)}?" if near else "detector.named_modules() lists them"
-        raise BoxcovError(f"{argument} names the module {name!r}, which the detector does not have: {hint}") from None
+        near = [
+            known
+            for known, _ in detector.named_modules()
+            if known and (name in known or known in name)
+        ]
+        hint = (
+            f"did you mean {join_names(near, 4)}?"
+            if near
+            else "detector.named_modules() lists them"
+        )
+        raise BoxcovError(
+            f"{argument} names the module {name!r}, which the detector does not have: {hint}"
+        ) from None
 
 
 def _constants(module: nn.Module) -> Iterable[nn.Parameter]:
     for child in module.modules():
-        named = "Norm" in type(child).__name__ and not isinstance(child, (nn.Linear, nn.modules.conv._ConvNd))
+        named = "Norm" in type(child).__name__ and not isinstance(
+            child, (nn.Linear, nn.modules.conv._ConvNd)
+        )
         if isinstance(child, _NORMS) or named:
             yield from child.parameters(recurse=False)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from boxcov import GLM, MCGLM, MCI, ExactGLM, fit
 from boxcov._torch.inputs import fresh, ready
-from boxcov._torch.layer_calls import Watch
+from boxcov._torch.layer_calls import LayerCallMode
 from boxcov.detector import Detector
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError
@@ -61,9 +61,14 @@ def run(
     held on a GPU, or that the whole process held on a CPU (Linux; None elsewhere).
     """
     if repeats < 1 or frames < 1:
-        raise BoxcovError(f"a benchmark needs at least one frame and one repeat, got frames {frames} and repeats {repeats}")
+        raise BoxcovError(
+            f"a benchmark needs at least one frame and one repeat, got frames {frames} and repeats {repeats}"
+        )
     model = detector_named(detector, device).eval()
-    items = kept(Source(data, unseen_split(data), frames + fit_frames, seed).frames(device, model.classes), device)
+    items = kept(
+        Source(data, unseen_split(data), frames + fit_frames, seed).frames(device, model.classes),
+        device,
+    )
     inputs = [ready(given, torch.device(device)) for given, _ in items[:frames]]
     rows: list[dict[str, Any]] = []
     counts: list[int | None] = [*boxes] or [None]
@@ -74,25 +79,44 @@ def run(
         for count in counts:
             told = model if count is None else reporting(model, count)
             others = [entry for entry in (laplace_torch(told, items[0]),) if entry is not None]
-            rows += _measured(told, [*entries(told, posterior, samples, seed), *others], inputs, repeats, device, depth)
+            rows += _measured(
+                told,
+                [*entries(told, posterior, samples, seed), *others],
+                inputs,
+                repeats,
+                device,
+                depth,
+            )
             if progress is not None:
-                progress(depths.index(depth) * len(counts) + counts.index(count) + 1, len(counts) * len(depths))
+                progress(
+                    depths.index(depth) * len(counts) + counts.index(count) + 1,
+                    len(counts) * len(depths),
+                )
     return rows
 
 
 def reporting(detector: Detector, count: int) -> Detector:
     """The same detector, reporting about ``count`` boxes a frame, whatever their score."""
     if not isinstance(detector, CenterPoint):
-        raise BoxcovError(f"a {type(detector).__name__} cannot be told how many boxes to report: leave --boxes away")
+        raise BoxcovError(
+            f"a {type(detector).__name__} cannot be told how many boxes to report: leave --boxes away"
+        )
     config = detector.config
     most = -(-count // len(config.tasks))
-    rules = replace(config.reporting, threshold=1e-9, most=most, candidates=max(config.reporting.candidates, 4 * most))
+    rules = replace(
+        config.reporting,
+        threshold=1e-9,
+        most=most,
+        candidates=max(config.reporting.candidates, 4 * most),
+    )
     other = CenterPoint(replace(config, reporting=rules))
     other.load_state_dict(detector.state_dict())
     return other.to(next(detector.parameters()).device).eval()
 
 
-def entries(detector: Detector, posterior: Posterior, samples: Sequence[int], seed: int) -> list[Entry]:
+def entries(
+    detector: Detector, posterior: Posterior, samples: Sequence[int], seed: int
+) -> list[Entry]:
     """What is compared. Below the head the exact covariance takes a backward pass a number: there it is joined with k samples instead."""
     deep = posterior.depth != "head"
     found = [Entry("plain", None, detector.detect)]
@@ -102,13 +126,43 @@ def entries(detector: Detector, posterior: Posterior, samples: Sequence[int], se
         found.append(Entry("exact, tf32", None, ExactGLM(detector, posterior, precision="tf32")))
     for k in samples:
         if deep:
-            found.append(Entry("exact head", k, ExactGLM(detector, posterior, k, seed), "k samples below the head"))
+            found.append(
+                Entry(
+                    "exact head",
+                    k,
+                    ExactGLM(detector, posterior, k, seed),
+                    "k samples below the head",
+                )
+            )
         ours = MCGLM(detector, posterior, k, seed=seed)
         found.append(Entry("mcglm", k, ours))
-        found.append(Entry("mcglm as published", k, _as_published(ours), f"{k + 1} whole passes, finite differences", slow=True))
-        found.append(Entry("mc dropout", k, MCI(detector, dropout=0.1, samples=k, seed=seed, depth=posterior.depth), slow=deep))
+        found.append(
+            Entry(
+                "mcglm as published",
+                k,
+                _as_published(ours),
+                f"{k + 1} whole passes, finite differences",
+                slow=True,
+            )
+        )
+        found.append(
+            Entry(
+                "mc dropout",
+                k,
+                MCI(detector, dropout=0.1, samples=k, seed=seed, depth=posterior.depth),
+                slow=deep,
+            )
+        )
     glm = GLM(detector, posterior)
-    found.append(Entry("glm as published", None, _some_backwards(glm), f"extrapolated from {_SCALARS} backward passes", slow=True))
+    found.append(
+        Entry(
+            "glm as published",
+            None,
+            _some_backwards(glm),
+            f"extrapolated from {_SCALARS} backward passes",
+            slow=True,
+        )
+    )
     return found
 
 
@@ -119,28 +173,41 @@ def laplace_torch(detector: Detector, frame: tuple[Any, Any]) -> Entry | None:
     try:
         from laplace import Laplace  # type: ignore[import-not-found,unused-ignore]
 
-        model = Laplace(deepcopy(detector), "regression", subset_of_weights="all", hessian_structure="kron")
+        model = Laplace(
+            deepcopy(detector), "regression", subset_of_weights="all", hessian_structure="kron"
+        )
         model.fit(DataLoader(cast(Any, [frame]), batch_size=None))
         model(frame[0])
     except Exception as error:  # whatever comes is what there is to say of it
-        what = "cannot be imported" if isinstance(error, ImportError) else "cannot take this detector"
-        return Entry("laplace-torch", None, None, f"{what}: {type(error).__name__}: {error}".splitlines()[0])
+        what = (
+            "cannot be imported" if isinstance(error, ImportError) else "cannot take this detector"
+        )
+        return Entry(
+            "laplace-torch", None, None, f"{what}: {type(error).__name__}: {error}".splitlines()[0]
+        )
     return Entry("laplace-torch", None, model, "as a regression: not the training loss", slow=True)
 
 
 def _as_published(model: MCGLM) -> Callable[[Any], object]:
     """Algorithm 1 of the paper by the letter: the plain detector, then a whole pass for each direction, a finite difference, a covariance."""
     linearised, epsilon = model.linearised, 1e-5
-    theta, etas = linearised.theta(), model.posterior.sample(model.samples, torch.Generator().manual_seed(model.seed))
+    theta, etas = (
+        linearised.theta(),
+        model.posterior.sample(model.samples, torch.Generator().manual_seed(model.seed)),
+    )
 
     def call(inputs: Any) -> object:
         with torch.no_grad():
             point = linearised.at(inputs, remember=False)
             columns = []
             for i in range(model.samples):
-                answer = linearised.exchanged({name: theta[name] + epsilon * eta[i] for name, eta in etas.items()})
-                with Watch(linearised.names, answer):
-                    boxes = linearised.shadow.decode(linearised.shadow(fresh(inputs)), point.selection)
+                answer = linearised.exchanged(
+                    {name: theta[name] + epsilon * eta[i] for name, eta in etas.items()}
+                )
+                with LayerCallMode(linearised.names, answer):
+                    boxes = linearised.shadow.decode(
+                        linearised.shadow(fresh(inputs)), point.selection
+                    )
                 columns.append(point.difference(boxes) / epsilon)
             return sample_covariance(torch.stack(columns, 2)) if len(point.boxes) else None
 
@@ -159,7 +226,9 @@ def _some_backwards(model: GLM) -> Callable[[Any], float]:
             z = point.z_at(weights).flatten()
             before = _clock(model.device.type)
             for number in z[:_SCALARS]:
-                torch.autograd.grad(number, list(weights.values()), retain_graph=True, allow_unused=True)
+                torch.autograd.grad(
+                    number, list(weights.values()), retain_graph=True, allow_unused=True
+                )
         linearised.trunk.forget()
         done = _clock(model.device.type)
         return before - start + (done - before) * len(z) / max(min(_SCALARS, len(z)), 1)
@@ -168,12 +237,19 @@ def _some_backwards(model: GLM) -> Callable[[Any], float]:
 
 
 def _measured(
-    detector: Detector, found: list[Entry], inputs: list[Any], repeats: int, device: str, depth: str = "head"
+    detector: Detector,
+    found: list[Entry],
+    inputs: list[Any],
+    repeats: int,
+    device: str,
+    depth: str = "head",
 ) -> list[dict[str, Any]]:
     times: list[list[float]] = [[] for _ in found]
     peaks: list[float | None] = [None for _ in found]
     count = statistics.mean(len(detector.detect(given)) for given in inputs)
-    for turn in range(-3 - len(inputs), repeats * len(inputs)):  # for warming up: first boxes are checked, graphs are captured
+    for turn in range(
+        -3 - len(inputs), repeats * len(inputs)
+    ):  # for warming up: first boxes are checked, graphs are captured
         for number, entry in enumerate(found):
             if entry.call is None or (entry.slow and not -1 <= turn < len(inputs)):
                 continue  # once a frame is enough
@@ -186,10 +262,14 @@ def _measured(
                 peaks[number] = max(peaks[number] or 0.0, _peak_mib(device)) if counted else None
     plain = statistics.median(times[0])
     about = {"device": device, "boxes": round(count), "depth": depth}
-    return [_row(entry, taken, plain, peak, about) for entry, taken, peak in zip(found, times, peaks)]
+    return [
+        _row(entry, taken, plain, peak, about) for entry, taken, peak in zip(found, times, peaks)
+    ]
 
 
-def _row(entry: Entry, taken: list[float], plain: float, peak: float | None, about: dict[str, Any]) -> dict[str, Any]:
+def _row(
+    entry: Entry, taken: list[float], plain: float, peak: float | None, about: dict[str, Any]
+) -> dict[str, Any]:
     low, middle, high = _quartiles(taken) if taken else (None, None, None)
     return {
         "method": entry.method,
@@ -219,7 +299,11 @@ def _forget_peak(device: str) -> bool:
 def _peak_mib(device: str) -> float:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated() / 2**20
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
     return int(line.split()[1]) / 1024  # it says kB
 
 
@@ -247,7 +331,9 @@ def shown(rows: list[dict[str, Any]]) -> str:
     >>> print(shown([{**row, "peak_mib": None, "note": ""}]).splitlines()[1])
     exact                     head      9         -                3.2 (3.0 to 4.0)      1.50         -
     """
-    lines = [f"{'method':20}{'depth':>10}{'boxes':>7}{'samples':>10}{'ms (quartiles)':>32}{'ratio':>10}{'peak MiB':>10}"]
+    lines = [
+        f"{'method':20}{'depth':>10}{'boxes':>7}{'samples':>10}{'ms (quartiles)':>32}{'ratio':>10}{'peak MiB':>10}"
+    ]
     for row in rows:
         samples = "-" if row["samples"] is None else str(row["samples"])
         timed = row["ms"] is not None
@@ -255,5 +341,7 @@ def shown(rows: list[dict[str, Any]]) -> str:
         ratio = f"{row['ratio']:.2f}" if timed else "-"
         peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
         note = f"  {row['note']}" if row["note"] else ""
-        lines.append(f"{row['method']:20}{row['depth']:>10}{row['boxes']:>7}{samples:>10}{ms:>32}{ratio:>10}{peak:>10}{note}")
+        lines.append(
+            f"{row['method']:20}{row['depth']:>10}{row['boxes']:>7}{samples:>10}{ms:>32}{ratio:>10}{peak:>10}{note}"
+        )
     return "\n".join(lines)

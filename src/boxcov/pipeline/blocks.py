@@ -31,7 +31,12 @@ class Parts(Generic[T]):
     write: a block to a file, with what is to be known about it; read: both, from the file.
     """
 
-    def __init__(self, folder: Path, write: Callable[[Path, T, dict[str, Any]], None], read: Callable[[Path], tuple[T, Mapping[str, Any]]]):
+    def __init__(
+        self,
+        folder: Path,
+        write: Callable[[Path, T, dict[str, Any]], None],
+        read: Callable[[Path], tuple[T, Mapping[str, Any]]],
+    ):
         self.folder, self.write, self.read = folder, write, read
 
     def check(self, resume: bool, ranks: Ranks) -> None:

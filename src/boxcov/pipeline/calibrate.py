@@ -50,21 +50,38 @@ def run(
     look alike, so they are not dealt out in turn. With the heading "axis" boxes may be turned by half: see ``Records.as_axes``.
     """
     if how.posterior is None or how.method == "nms":
-        raise BoxcovError("a calibration is kept inside a posterior: give a --posterior FILE, and a method that uses it")
+        raise BoxcovError(
+            "a calibration is kept inside a posterior: give a --posterior FILE, and a method that uses it"
+        )
     check_folder(out)
     network = detector_named(detector, device)
     frames = source.frames(device, network.classes)
     cut = _cut(len(frames), fit_share)
     model = how.model(network)
     records = predicted(model, frames, progress)
-    turned = {"heading": heading, "half_turns": half_turns(records)} if "yaw" in records.fields else {}
+    turned = (
+        {"heading": heading, "half_turns": half_turns(records)} if "yaw" in records.fields else {}
+    )
     records = records.as_axes() if heading == "axis" else records
-    data = " ".join(str(part) for part in (source.data, source.split, f"seed {source.seed}") if part)
+    data = " ".join(
+        str(part) for part in (source.data, source.split, f"seed {source.seed}") if part
+    )
     fitted = records[records.frame < cut]
     found = fit(fitted, kind, estimator=estimator(model.settings()), loss=loss, data=data)
-    baseline = found if found.kind == "score" else fit(fitted, "score", estimator=found.estimator, loss=loss, data=data)
+    baseline = (
+        found
+        if found.kind == "score"
+        else fit(fitted, "score", estimator=found.estimator, loss=loss, data=data)
+    )
     held_out = compared(records[records.frame >= cut], found, baseline)
-    found = replace(found, provenance={**found.provenance, **turned, "held_out": {"frames": len(frames) - cut, **held_out}})
+    found = replace(
+        found,
+        provenance={
+            **found.provenance,
+            **turned,
+            "held_out": {"frames": len(frames) - cut, **held_out},
+        },
+    )
     posterior: Posterior = model.posterior  # type: ignore[attr-defined]  # every method but nms has one, given a file
     posterior.with_calibration(found).save(out)
     scale = np.exp(found.log_scale)
@@ -80,7 +97,11 @@ def run(
 def half_turns(records: Records) -> float | None:
     """The share of the paired boxes that look the wrong way: off by more than a quarter turn."""
     errors = records[records.paired].errors[:, records.fields.index("yaw")]
-    return float((np.abs(errors[~np.isnan(errors)]) > np.pi / 2).mean()) if (~np.isnan(errors)).any() else None
+    return (
+        float((np.abs(errors[~np.isnan(errors)]) > np.pi / 2).mean())
+        if (~np.isnan(errors)).any()
+        else None
+    )
 
 
 def predicted(model: Predictor, frames: Sequence[Any], progress: Progress | None = None) -> Records:
@@ -116,7 +137,9 @@ def compared(records: Records, found: Calibration, baseline: Calibration) -> dic
     }
     gain = fit_of(paired.errors, alone).nll - fit_of(paired.errors, after).nll
     low, high = bootstrap(lambda chosen: gain[chosen].mean(), paired.frame)
-    regions = {str(level): within(calibrated(paired, found), found, level) for level in (0.5, 0.9, 0.95)}
+    regions = {
+        str(level): within(calibrated(paired, found), found, level) for level in (0.5, 0.9, 0.95)
+    }
     return {
         "boxes": len(paired),
         "rows": rows,
@@ -136,13 +159,13 @@ def shown(report: dict[str, Any]) -> Table:
     from rich.table import Table
 
     held_out = report["held_out"]
-    title = (
-        f"{report['kind']} for {report['estimator']}: {held_out['boxes']} boxes of {held_out['frames']} frames that the fit has not seen"
-    )
+    title = f"{report['kind']} for {report['estimator']}: {held_out['boxes']} boxes of {held_out['frames']} frames that the fit has not seen"
     table = Table("covariance", "NLL", "50 %", "90 %", "95 %", "ENCE", "ANEES", title=title)
     for name, row in held_out["rows"].items():
         inside = [f"{100 * row['coverage'][level]:.1f}" for level in ("0.5", "0.9", "0.95")]
-        table.add_row(name, f"{row['NLL']:.3f}", *inside, f"{row['ENCE']:.3f}", f"{row['ANEES']:.3f}")
+        table.add_row(
+            name, f"{row['NLL']:.3f}", *inside, f"{row['ENCE']:.3f}", f"{row['ANEES']:.3f}"
+        )
     if "regions" in held_out:
         inside = [f"{100 * held_out['regions'][level]:.1f}" for level in ("0.5", "0.9", "0.95")]
         table.add_row("after, regions as seen in the fit", "", *inside, "", "")
@@ -159,7 +182,11 @@ def verdict(report: dict[str, Any]) -> str:
     """
     gain = report["held_out"]["gain"]
     figures = f"{gain['mean']:.3f} ({gain['low']:.3f} to {gain['high']:.3f})"
-    return f"NLL {figures} better than {BASELINE}" if gain["low"] > 0 else f"NLL no better than {BASELINE}: {figures}"
+    return (
+        f"NLL {figures} better than {BASELINE}"
+        if gain["low"] > 0
+        else f"NLL no better than {BASELINE}: {figures}"
+    )
 
 
 def _cut(frames: int, share: float) -> int:
@@ -167,5 +194,7 @@ def _cut(frames: int, share: float) -> int:
         raise BoxcovError(f"--fit-share must lie between 0 and 1, got {share}")
     cut = round(share * frames)
     if not 0 < cut < frames:
-        raise BoxcovError(f"{frames} frames cannot be parted with --fit-share {share}: at least one must be on each side")
+        raise BoxcovError(
+            f"{frames} frames cannot be parted with --fit-share {share}: at least one must be on each side"
+        )
     return cut

@@ -13,7 +13,12 @@ from boxcov.pipeline.sources import check_folder, source_of
 
 
 def run(
-    path: Path, out: Path, format: str, data: str | None = None, frame_id: str = "lidar", covariance: Which = "predictive"
+    path: Path,
+    out: Path,
+    format: str,
+    data: str | None = None,
+    frame_id: str = "lidar",
+    covariance: Which = "predictive",
 ) -> dict[str, Any]:
     """Write the detections of ``path`` to ``out`` in another format, with the frames that it was made from where the format has a use for them."""
     check_folder(out, folder=format == "kitti")
@@ -33,5 +38,7 @@ def _frames(path: Path, found: Detections, format: str, data: str | None, count:
         return None
     frames = source_of(path, found.meta, data).frames("cpu", found.classes)
     if len(frames) != count:
-        raise BoxcovError(f"{path}: of {count} frames, and there are {len(frames)} where they were made from: they are not the same")
+        raise BoxcovError(
+            f"{path}: of {count} frames, and there are {len(frames)} where they were made from: they are not the same"
+        )
     return frames

@@ -24,7 +24,9 @@ from boxcov.report.study import Study
 DETECTOR = "centerpoint:small"
 TRAINED_ON = 3500  # frames behind the weights of the detector
 PRIOR_PRECISION = 100.0  # a prior as wide as the weights are large: their RMS is 0.1
-Step = Callable[[str], Callable[[int, int | None], None]]  # says what is done next, and gives its progress
+Step = Callable[
+    [str], Callable[[int, int | None], None]
+]  # says what is done next, and gives its progress
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,24 @@ class Result:
     report: Path
 
 
-def run(out: Path, step: Step, fit_frames: int = 16, frames: int = 10, slow: int = 4, replicates: int = 200) -> Result:
+def run(
+    out: Path,
+    step: Step,
+    fit_frames: int = 16,
+    frames: int = 10,
+    slow: int = 4,
+    replicates: int = 200,
+) -> Result:
     """Everything into ``out``: a posterior, one file of predictions a method, tables as JSON, figures and the report.
 
     slow: boxes for GLM, which costs nine backward passes each; its time is extrapolated from them.
     """
     made_folder(out)
     posterior = out / "posterior.safetensors"
-    learned, unseen = Source("simulated:clear", "train", fit_frames), Source("simulated:clear", "test", frames)
+    learned, unseen = (
+        Source("simulated:clear", "train", fit_frames),
+        Source("simulated:clear", "test", frames),
+    )
     fitting.checkpoint_of(posterior).unlink(missing_ok=True)  # of a demo that was cut off
     fitting.run(
         posterior,
@@ -66,21 +78,43 @@ def run(out: Path, step: Step, fit_frames: int = 16, frames: int = 10, slow: int
     for name, how in methods.items():
         paths.append(out / f"{name}.safetensors")
         _remove_parts(paths[-1])
-        prediction.run(paths[-1], DETECTOR, how, unseen, progress=step(f"predict: {name} on {frames} unseen frames"))
+        prediction.run(
+            paths[-1],
+            DETECTOR,
+            how,
+            unseen,
+            progress=step(f"predict: {name} on {frames} unseen frames"),
+        )
     slowly = out / "GLM.safetensors"
     _remove_parts(slowly)
     how = prediction.How("glm", posterior, most=slow)
-    prediction.run(slowly, DETECTOR, how, replace(unseen, count=1), progress=step(f"predict: GLM on {slow} boxes of one frame"))
+    prediction.run(
+        slowly,
+        DETECTOR,
+        how,
+        replace(unseen, count=1),
+        progress=step(f"predict: GLM on {slow} boxes of one frame"),
+    )
     study = evaluation.study_of(paths, progress=step("evaluate"))
-    study = replace(study, runtime=runtime(study, Detections.load(slowly), plain_milliseconds(unseen)))
+    study = replace(
+        study, runtime=runtime(study, Detections.load(slowly), plain_milliseconds(unseen))
+    )
     step("report")
     report = out / "report.html"
     evaluation.write(report, study)
     write_figures(out / "figures", study)
     rows = evaluation.rows_of(study, replicates)
     with replacing(out / "demo.json") as file:
-        file.write_text(json.dumps({"quality": rows, "runtime": list(study.runtime)}, indent=1) + "\n")
-    return Result(study, rows, [dict(row) for row in study.runtime], glm_check(Detections.load(slowly), Detections.load(paths[0])), report)
+        file.write_text(
+            json.dumps({"quality": rows, "runtime": list(study.runtime)}, indent=1) + "\n"
+        )
+    return Result(
+        study,
+        rows,
+        [dict(row) for row in study.runtime],
+        glm_check(Detections.load(slowly), Detections.load(paths[0])),
+        report,
+    )
 
 
 def plain_milliseconds(source: Source) -> float:
@@ -100,7 +134,12 @@ def runtime(study: Study, slow: Detections, plain: float) -> list[dict[str, Any]
     device = slow.meta["device"]
     rows = [
         {"method": "plain detector", "device": device, "boxes": boxes, "ms": plain},
-        {"method": f"GLM, from {len(slow)} boxes", "device": device, "boxes": boxes, "ms": each * boxes},
+        {
+            "method": f"GLM, from {len(slow)} boxes",
+            "device": device,
+            "boxes": boxes,
+            "ms": each * boxes,
+        },
         *(dict(row) for row in study.runtime),
     ]
     return [{**row, "ratio": row["ms"] / plain} for row in rows]
@@ -112,9 +151,9 @@ def glm_check(slow: Detections, exact: Detections) -> str:
     assert exact.covariance is not None
     if not len(slow):
         return "GLM was run on no box"
-    off = torch.linalg.matrix_norm(slow.covariance - exact.covariance[: len(slow)]) / torch.linalg.matrix_norm(
-        exact.covariance[: len(slow)]
-    )
+    off = torch.linalg.matrix_norm(
+        slow.covariance - exact.covariance[: len(slow)]
+    ) / torch.linalg.matrix_norm(exact.covariance[: len(slow)])
     return f"GLM on {len(slow)} boxes: the same covariance as exact to {float(off.max()):.1g}"
 
 

@@ -31,7 +31,19 @@ if TYPE_CHECKING:
 __all__ = ["added", "blocks_of", "read_objects", "rows_of", "shown", "study_of", "write"]
 
 _ALONE = Ranks()
-_TOLD = ("method", "samples", "derivative", "epsilon", "dropout", "depth", "form", "n_data", "prior_precision", "fisher", "seed")
+_TOLD = (
+    "method",
+    "samples",
+    "derivative",
+    "epsilon",
+    "dropout",
+    "depth",
+    "form",
+    "n_data",
+    "prior_precision",
+    "fisher",
+    "seed",
+)
 
 
 def study_of(
@@ -55,7 +67,10 @@ def study_of(
     source = _one_source(paths, list(files.values()), data)
     first = next(iter(files.values()))
     truth, looked_at = _frames(source, first, scenes, parts, workers, progress)
-    methods = [_method(path, name, records_of(found, truth), found.meta, uncertainty) for path, (name, found) in zip(paths, files.items())]
+    methods = [
+        _method(path, name, records_of(found, truth), found.meta, uncertainty)
+        for path, (name, found) in zip(paths, files.items())
+    ]
     empty = next((path for path, method in zip(paths, methods) if not len(method.records)), None)
     if empty is not None:
         raise BoxcovError(f"{empty}: holds no box scored above 0.1: there is nothing to evaluate")
@@ -64,14 +79,25 @@ def study_of(
         "frames": truth.frames,
         "objects": len(truth.labels),
         "u": uncertainty,
-        **{key: first.meta[key] for key in ("detector", "posterior", "boxcov", "torch") if key in first.meta},
-        **{name: {key: found.meta[key] for key in _TOLD if key in found.meta} for name, found in files.items()},
+        **{
+            key: first.meta[key]
+            for key in ("detector", "posterior", "boxcov", "torch")
+            if key in first.meta
+        },
+        **{
+            name: {key: found.meta[key] for key in _TOLD if key in found.meta}
+            for name, found in files.items()
+        },
     }
-    runtime = [_runtime(name, found) for name, found in files.items() if found.meta.get("milliseconds")]
+    runtime = [
+        _runtime(name, found) for name, found in files.items() if found.meta.get("milliseconds")
+    ]
     return Study(f"Box covariances on {about['data']}", about, methods, looked_at, runtime)
 
 
-def _method(path: Path, name: str, records: Records, meta: Mapping[str, Any], uncertainty: Summary) -> Method:
+def _method(
+    path: Path, name: str, records: Records, meta: Mapping[str, Any], uncertainty: Summary
+) -> Method:
     try:
         u = records.uncertainty if uncertainty == "trace" else uncertainty_of(records, uncertainty)
     except BoxcovError as error:
@@ -93,7 +119,9 @@ def _one_source(paths: Sequence[Path], files: Sequence[Detections], data: str | 
     sources = [source_of(path, found.meta, data) for path, found in zip(paths, files)]
     other = next((path for path, source in zip(paths, sources) if source != sources[0]), None)
     if other is not None:
-        raise BoxcovError(f"{other}: predictions of other frames than {paths[0]}: evaluate them apart")
+        raise BoxcovError(
+            f"{other}: predictions of other frames than {paths[0]}: evaluate them apart"
+        )
     return sources[0]
 
 
@@ -104,7 +132,9 @@ def blocks_of(out: Path | None, ranks: Ranks) -> Parts[Truth] | None:
         remove_leftovers(out)
         return Parts(parts_of(out), lambda path, part, about: part.save(path, about), Truth.load)
     if not ranks.alone:
-        raise BoxcovError("over several processes the frames' objects meet beside the page: give --out FILE")
+        raise BoxcovError(
+            "over several processes the frames' objects meet beside the page: give --out FILE"
+        )
     return None
 
 
@@ -146,22 +176,38 @@ def _same_frames(source: Source, found: Detections) -> Sequence[Any]:
 
 
 def _frames(
-    source: Source, found: Detections, scenes: int, parts: Parts[Truth] | None, workers: int, progress: Progress | None
+    source: Source,
+    found: Detections,
+    scenes: int,
+    parts: Parts[Truth] | None,
+    workers: int,
+    progress: Progress | None,
 ) -> tuple[Truth, dict[int, Scene]]:
     """The objects of all frames, and the first frames whole, as far as the boxes' own fields go."""
     frames = _same_frames(source, found)
     targets, kept = [], {}
     wanted = range(len(frames) if parts is None else min(scenes, len(frames)))
-    for number, (inputs, target) in zip(wanted, each(ahead(frames, workers, "cpu", source.seed), wanted)):
+    for number, (inputs, target) in zip(
+        wanted, each(ahead(frames, workers, "cpu", source.seed), wanted)
+    ):
         targets.append((None, target))
-        if number < scenes and isinstance(inputs, list):  # clouds of points: there is no picture of an image yet
+        if number < scenes and isinstance(
+            inputs, list
+        ):  # clouds of points: there is no picture of an image yet
             kept[number] = inputs[0]
         if progress is not None and parts is None:
             progress(number + 1, len(frames))
-    truth = truth_of(targets) if parts is None else joined([part for part, _ in parts.all(len(frames))])
+    truth = (
+        truth_of(targets) if parts is None else joined([part for part, _ in parts.all(len(frames))])
+    )
     boxes = truth.columns(found.fields)
     return truth, {
-        number: Scene(f"frame {number}", key_sweep(points), boxes[truth.frame == number], truth.labels[truth.frame == number])
+        number: Scene(
+            f"frame {number}",
+            key_sweep(points),
+            boxes[truth.frame == number],
+            truth.labels[truth.frame == number],
+        )
         for number, points in kept.items()
     }
 
@@ -196,9 +242,19 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows as a table for a terminal: a column a method or baseline, a line a metric, and below it what chance gives."""
     from rich.table import Table
 
-    columns, chance = [row for row in rows if row["kind"] not in ("chance", "difference")], [row for row in rows if row["kind"] == "chance"]
+    columns, chance = (
+        [row for row in rows if row["kind"] not in ("chance", "difference")],
+        [row for row in rows if row["kind"] == "chance"],
+    )
     title = "quality of the covariances, with 95 % intervals over frames"
-    drawn = Table("", *(str(row["method"]) for row in columns), title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    drawn = Table(
+        "",
+        *(str(row["method"]) for row in columns),
+        title=title,
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     for name in ("boxes", "paired"):
         drawn.add_row(name, *(str(row[name]) for row in columns))
     for name in COLUMNS:

@@ -69,7 +69,10 @@ def run(
             distributed=not ranks.alone,
             progress=progress,
         )
-        made_from = {"detector": detector, **{name: str(value) for name, value in asdict(source).items() if value is not None}}
+        made_from = {
+            "detector": detector,
+            **{name: str(value) for name, value in asdict(source).items() if value is not None},
+        }
         posterior = replace(posterior, meta={**posterior.meta, **made_from})
         if ranks.rank == 0:
             posterior = posterior if compress is None else posterior.truncated(compress)
@@ -91,9 +94,13 @@ def check_compress(compress: float, corrected: bool, form: str, prior_precision:
     boxcov.errors.BoxcovError: --compress goes with a plain fit: no --corrected, no --form paper, and a --prior-precision above 0
     """
     if not 0 < compress < 1:
-        raise BoxcovError(f"--compress is a share of the variances, above 0 and below 1, got {compress}")
+        raise BoxcovError(
+            f"--compress is a share of the variances, above 0 and below 1, got {compress}"
+        )
     if corrected or form == "paper" or prior_precision == 0:
-        raise BoxcovError("--compress goes with a plain fit: no --corrected, no --form paper, and a --prior-precision above 0")
+        raise BoxcovError(
+            "--compress goes with a plain fit: no --corrected, no --form paper, and a --prior-precision above 0"
+        )
 
 
 def checkpoint_of(out: Path) -> Path:

@@ -23,9 +23,17 @@ from boxcov.export.rerun import write_rrd
 from boxcov.files import replacing
 from boxcov.pipeline.sources import KITTI_AS_NUSCENES, Turned
 
-TURN_BACK = Pose(torch.tensor([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), torch.zeros(3))  # from nuScenes' axes to KITTI's
+TURN_BACK = Pose(
+    torch.tensor([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), torch.zeros(3)
+)  # from nuScenes' axes to KITTI's
 MESSAGES = ("ros", "autoware")
-FRAMES = ("nuscenes", "kitti", "coco", "rerun", *MESSAGES)  # formats that say more with the frames than without, or need them
+FRAMES = (
+    "nuscenes",
+    "kitti",
+    "coco",
+    "rerun",
+    *MESSAGES,
+)  # formats that say more with the frames than without, or need them
 PACKAGES = {"parquet": ("pyarrow", "analysis"), "rerun": ("rerun", "rerun")}
 
 
@@ -38,22 +46,38 @@ class Words:
 
 
 def check(
-    format: str, frames: Sequence[Any] | None, boxes: Detector | Detections, calibrated: bool = False, words: Words | None = None
+    format: str,
+    frames: Sequence[Any] | None,
+    boxes: Detector | Detections,
+    calibrated: bool = False,
+    words: Words | None = None,
 ) -> None:
     """Whether ``boxes``, or those of a detector to come, in ``frames`` can be written in this format."""
     fields = boxes.fields if isinstance(boxes, Detections) else tuple(boxes.box_fields)
     if format == "nuscenes" and not isinstance(frames, nuscenes.NuScenes):
-        raise BoxcovError("the format nuscenes is for frames of nuScenes: give --data nuscenes:ROOT, or take the format native")
+        raise BoxcovError(
+            "the format nuscenes is for frames of nuScenes: give --data nuscenes:ROOT, or take the format native"
+        )
     if format == "nuscenes" and fields != BOX_FIELDS:
-        raise BoxcovError(f"the format nuscenes holds boxes {' '.join(BOX_FIELDS)}; those of this detector are {' '.join(fields)}")
+        raise BoxcovError(
+            f"the format nuscenes holds boxes {' '.join(BOX_FIELDS)}; those of this detector are {' '.join(fields)}"
+        )
     if format == "kitti" and not isinstance(frames, kitti.Kitti | Turned):
-        raise BoxcovError("the format kitti is for frames of KITTI: give --data kitti:ROOT, or take the format native")
+        raise BoxcovError(
+            "the format kitti is for frames of KITTI: give --data kitti:ROOT, or take the format native"
+        )
     if format == "coco" and fields != IMAGE_FIELDS:
-        raise BoxcovError(f"the format coco holds boxes x1 y1 x2 y2 in images; those of this detector are {' '.join(fields)}")
+        raise BoxcovError(
+            f"the format coco holds boxes x1 y1 x2 y2 in images; those of this detector are {' '.join(fields)}"
+        )
     if format == "coco" and not isinstance(frames, coco.Coco):
-        raise BoxcovError("the format coco is for images of COCO: give --data coco:ROOT, or take the format native")
+        raise BoxcovError(
+            "the format coco is for images of COCO: give --data coco:ROOT, or take the format native"
+        )
     if format == "autoware" and not set(BOX_FIELDS[:7]) <= set(fields):
-        raise BoxcovError(f"the format autoware holds boxes {' '.join(BOX_FIELDS[:7])}; those of this detector are {' '.join(fields)}")
+        raise BoxcovError(
+            f"the format autoware holds boxes {' '.join(BOX_FIELDS[:7])}; those of this detector are {' '.join(fields)}"
+        )
     if format == "ros" and not (set(BOX_FIELDS[:7]) <= set(fields) or fields[:4] == IMAGE_FIELDS):
         raise BoxcovError(
             f"the format ros holds boxes {' '.join(BOX_FIELDS[:7])} or x1 y1 x2 y2; those of this detector are {' '.join(fields)}"
@@ -68,7 +92,9 @@ def check(
         raise BoxcovError(f"the format {format} needs {package}: pip install 'boxcov[{extra}]'")
 
 
-def write(format: str, out: Path, frames: Any, found: Detections, words: Words | None = None) -> None:
+def write(
+    format: str, out: Path, frames: Any, found: Detections, words: Words | None = None
+) -> None:
     """All boxes of all frames, in a format that ``check`` has let pass; ``frames`` may be None where it is not one of ``FRAMES``."""
     if format == "native":
         found.save(out)
@@ -101,15 +127,29 @@ def _write_messages(format: str, out: Path, frames: Any, found: Detections, word
     if isinstance(frames, Turned):
         found = moved(found, TURN_BACK)
     image = found.fields[:4] == IMAGE_FIELDS
-    make = ros.detected_objects if format == "autoware" else ros.detection2d_array if image else ros.detection3d_array
-    kinds = {"autoware": "autoware_perception_msgs/DetectedObjects", "ros": f"vision_msgs/Detection{2 if image else 3}DArray"}
+    make = (
+        ros.detected_objects
+        if format == "autoware"
+        else ros.detection2d_array
+        if image
+        else ros.detection3d_array
+    )
+    kinds = {
+        "autoware": "autoware_perception_msgs/DetectedObjects",
+        "ros": f"vision_msgs/Detection{2 if image else 3}DArray",
+    }
     count = found.meta.get("frames") if frames is None else len(frames)
     messages = []
     for number, part in enumerate(found.frames(count)):
         time = frames.timestamp(number) if isinstance(frames, nuscenes.NuScenes) else 0
         stamp = (time // 1_000_000, time % 1_000_000 * 1000)
         messages.append(make(part, words.frame_id, stamp, covariance=words.covariance))
-    about = {"type": kinds[format], "covariance": words.covariance, "uncertainty": dict(found.meta), "messages": messages}
+    about = {
+        "type": kinds[format],
+        "covariance": words.covariance,
+        "uncertainty": dict(found.meta),
+        "messages": messages,
+    }
     with replacing(out) as temporary:
         temporary.write_text(json.dumps(about), encoding="utf-8")
 
@@ -126,7 +166,9 @@ def as_kitti(found: Detections) -> Detections:
     back = {theirs: name for name, theirs in KITTI_AS_NUSCENES.items()}
     names = [back.get(found.classes[label]) for label in found.labels.tolist()]
     known = found[[row for row, name in enumerate(names) if name is not None]]
-    labels = torch.tensor([kitti.CLASSES.index(name) for name in names if name is not None], dtype=torch.long)
+    labels = torch.tensor(
+        [kitti.CLASSES.index(name) for name in names if name is not None], dtype=torch.long
+    )
     return moved(replace(known, labels=labels, classes=kitti.CLASSES), TURN_BACK)
 
 

@@ -53,17 +53,28 @@ class How:
     score: bool = False
 
     def __post_init__(self) -> None:
-        uses = {"mcglm": {"samples", "derivative", "epsilon"}, "exact": {"samples"}, "mci": {"samples"}, "glm": {"most"}}
+        uses = {
+            "mcglm": {"samples", "derivative", "epsilon"},
+            "exact": {"samples"},
+            "mci": {"samples"},
+            "glm": {"most"},
+        }
         used = uses.get(self.method, set())
         for name in ("samples", "derivative", "epsilon", "most"):
             if getattr(self, name) is not None and name not in used:
-                raise BoxcovError(f"--{name} means nothing to the method {self.method}: leave it out")
+                raise BoxcovError(
+                    f"--{name} means nothing to the method {self.method}: leave it out"
+                )
         if self.epsilon is not None and self.derivative != "fd":
             raise BoxcovError("--epsilon is the step of --derivative fd: forward mode needs none")
         if self.posterior is None and self.method in ("mcglm", "glm", "exact"):
-            raise BoxcovError(f"the method {self.method} needs a posterior: make one with boxcov fit, and give it as --posterior FILE")
+            raise BoxcovError(
+                f"the method {self.method} needs a posterior: make one with boxcov fit, and give it as --posterior FILE"
+            )
         if self.calibrated and (self.posterior is None or self.method == "nms"):
-            raise BoxcovError("--calibrated takes a posterior that carries a calibration: make one with boxcov calibrate")
+            raise BoxcovError(
+                "--calibrated takes a posterior that carries a calibration: make one with boxcov calibrate"
+            )
         if self.score and self.method == "nms":
             raise BoxcovError("--score means nothing to the method nms: leave it out")
         if self.posterior is not None and not self.posterior.is_file():
@@ -76,15 +87,40 @@ class How:
         posterior = None if self.posterior is None else Posterior.load(self.posterior, detector)
         samples = 10 if self.samples is None else self.samples
         if self.method == "mci":
-            return MCI(detector, posterior, samples=samples, seed=self.seed, calibrated=self.calibrated, score=self.score)
+            return MCI(
+                detector,
+                posterior,
+                samples=samples,
+                seed=self.seed,
+                calibrated=self.calibrated,
+                score=self.score,
+            )
         assert posterior is not None
         if self.method == "glm":
-            return GLM(detector, posterior, calibrated=self.calibrated, most=self.most, score=self.score)
+            return GLM(
+                detector, posterior, calibrated=self.calibrated, most=self.most, score=self.score
+            )
         if self.method == "exact":
-            return ExactGLM(detector, posterior, self.samples, self.seed, calibrated=self.calibrated, score=self.score)
+            return ExactGLM(
+                detector,
+                posterior,
+                self.samples,
+                self.seed,
+                calibrated=self.calibrated,
+                score=self.score,
+            )
         epsilon = 1e-7 if self.epsilon is None else self.epsilon
         derivative: Derivative = "fd" if self.derivative == "fd" else "jvp"
-        return MCGLM(detector, posterior, samples, derivative, epsilon, self.seed, calibrated=self.calibrated, score=self.score)
+        return MCGLM(
+            detector,
+            posterior,
+            samples,
+            derivative,
+            epsilon,
+            self.seed,
+            calibrated=self.calibrated,
+            score=self.score,
+        )
 
     def about(self) -> dict[str, Any]:
         """Which posterior, by name and content."""
@@ -126,13 +162,30 @@ def run(
         frames = source.frames(device, network.classes)
         formats.check(format, frames, network, how.calibrated, words)
         model = how.model(network)
-        made = {**model.settings(), **how.about(), "detector": detector, "source": asdict(source), "frames": len(frames)}
-        about = formats.plain({**made, "device": model.device.type, "boxcov": __version__, "torch": torch.__version__})
+        made = {
+            **model.settings(),
+            **how.about(),
+            "detector": detector,
+            "source": asdict(source),
+            "frames": len(frames),
+        }
+        about = formats.plain(
+            {**made, "device": model.device.type, "boxcov": __version__, "torch": torch.__version__}
+        )
 
         def predicted(numbers: range, items: Iterator[Any]) -> Detections:
-            return _block(model, numbers, items, (lambda done: None) if progress is None else lambda done: progress(done, len(frames)))
+            return _block(
+                model,
+                numbers,
+                items,
+                (lambda done: None)
+                if progress is None
+                else lambda done: progress(done, len(frames)),
+            )
 
-        parts.fill(ahead(frames, workers, device, source.seed), about, predicted, ranks, block, progress)
+        parts.fill(
+            ahead(frames, workers, device, source.seed), about, predicted, ranks, block, progress
+        )
     if ranks.rank:
         return {}
     found = merged(parts, len(frames), block)
@@ -174,7 +227,9 @@ def merged(parts: Parts[Detections], count: int, block: int = BLOCK) -> Detectio
     return replace(concatenated([part for part, _ in found]), meta={"milliseconds": milliseconds})
 
 
-def _block(model: Predictor, numbers: range, items: Iterator[Any], progress: Callable[[int], None]) -> Detections:
+def _block(
+    model: Predictor, numbers: range, items: Iterator[Any], progress: Callable[[int], None]
+) -> Detections:
     """The boxes of some frames, on the CPU, with ``milliseconds`` of each frame in their meta."""
     found, milliseconds = [], []
     for number, (inputs, _) in zip(numbers, items):

@@ -28,7 +28,13 @@ class Progress:
     fitting: 33 of 65 frames, 2 a second, 0:16 left
     """
 
-    def __init__(self, what: str, unit: str = "frames", stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        what: str,
+        unit: str = "frames",
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.what, self.unit, self.clock = what, unit, clock
         self.stream = sys.stderr if stream is None else stream
         self.began = clock()
@@ -39,7 +45,12 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
@@ -56,7 +67,11 @@ class Progress:
                 self._draw(done, total, note, rate)
             elif now - self.said >= EVERY:
                 self.said = now
-                parts = [f"{self.what}: {done}{'' if total is None else f' of {total}'} {self.unit}", note, pace(rate)]
+                parts = [
+                    f"{self.what}: {done}{'' if total is None else f' of {total}'} {self.unit}",
+                    note,
+                    pace(rate),
+                ]
                 if rate is not None and total is not None:
                     parts.append(f"{clock_face((total - done) / rate)} left")
                 print(", ".join(part for part in parts if part), file=self.stream, flush=True)
@@ -69,13 +84,22 @@ class Progress:
         from rich.progress import Progress as Bars
 
         if self.bars is None:
-            shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[pace]}"))
-            bars = Bars(*shown, TimeRemainingColumn(), console=Console(file=self.stream), transient=True)
+            shown = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[pace]}"),
+            )
+            bars = Bars(
+                *shown, TimeRemainingColumn(), console=Console(file=self.stream), transient=True
+            )
             bars.start()
             self.bars = bars, bars.add_task(self.what, total=total, pace="")
         bars, task = self.bars
         text = f"{self.what}, {note}" if note else self.what
-        bars.update(task, completed=done, total=total, description=text, pace=pace(rate), refresh=True)
+        bars.update(
+            task, completed=done, total=total, description=text, pace=pace(rate), refresh=True
+        )
 
     def close(self) -> None:
         if self.bars is not None:
@@ -120,7 +144,12 @@ class Steps:
     def __enter__(self) -> Steps:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._end()
 
     def __call__(self, what: str) -> Progress:

@@ -44,11 +44,18 @@ class Truth:
         with reading(path, "objects of frames"), safe_open(path, framework="np") as file:
             about: dict[str, Any] = json.loads((file.metadata() or {})[_KEY])
             boxes, labels, frame = (file.get_tensor(name) for name in _ARRAYS)
-            shapes, kinds = {boxes.shape[:1], labels.shape, frame.shape}, "".join(a.dtype.kind for a in (boxes, labels, frame))
+            shapes, kinds = (
+                {boxes.shape[:1], labels.shape, frame.shape},
+                "".join(a.dtype.kind for a in (boxes, labels, frame)),
+            )
             if boxes.ndim != 2 or len(shapes) != 1 or kinds != "fii":
                 raise ValueError(f"arrays of shapes {shapes} and kinds {kinds}")
             count = about["count"]
-            if type(count) is not int or not 0 < count < 1 << 40 or (len(frame) and not 0 <= frame.min() <= frame.max() < count):
+            if (
+                type(count) is not int
+                or not 0 < count < 1 << 40
+                or (len(frame) and not 0 <= frame.min() <= frame.max() < count)
+            ):
                 raise ValueError(f"objects of frames that are not among {count}")
             return Truth(boxes, labels, frame, about.pop("count")), about
 
@@ -76,7 +83,11 @@ def truth_of(frames: Iterable[Any]) -> Truth:
     count = 0
     for _, targets in frames:
         for target in targets:
-            seen = target["points"].cpu().numpy() > 0 if "points" in target else np.ones(len(target["labels"]), dtype=bool)
+            seen = (
+                target["points"].cpu().numpy() > 0
+                if "points" in target
+                else np.ones(len(target["labels"]), dtype=bool)
+            )
             boxes.append(target["boxes"].cpu().numpy().astype(float)[seen])
             labels.append(target["labels"].cpu().numpy()[seen])
             numbers.append(np.full(int(seen.sum()), count))
@@ -96,10 +107,14 @@ def joined(parts: Sequence[Truth]) -> Truth:
     starts = np.cumsum([0, *(part.frames for part in parts)])
     numbers = [part.frame + start for part, start in zip(parts, starts)]
     boxes, labels = ([getattr(part, name) for part in parts] for name in ("boxes", "labels"))
-    return Truth(np.concatenate(boxes), np.concatenate(labels), np.concatenate(numbers), int(starts[-1]))
+    return Truth(
+        np.concatenate(boxes), np.concatenate(labels), np.concatenate(numbers), int(starts[-1])
+    )
 
 
-def records_of(detections: Detections, frames: Iterable[Any] | Truth, threshold: float = 0.1) -> Records:
+def records_of(
+    detections: Detections, frames: Iterable[Any] | Truth, threshold: float = 0.1
+) -> Records:
     """The detections, scored above ``threshold``, each with its object: ``detections.frame`` is the number of a frame of ``frames``.
 
     ``frames`` gives (inputs, targets): lists of one dict a frame with ``boxes``, ``labels`` and perhaps ``points``; or its ``truth_of``, made once.
@@ -118,7 +133,9 @@ def records_of(detections: Detections, frames: Iterable[Any] | Truth, threshold:
             f"the detections are of frame {int(detections.frame.max())} and those before it, the data has {truth.frames} frames"
         )
     if "uncertainty" not in arrays:
-        raise BoxcovError("these are plain detections without a covariance: make them with boxcov predict")
+        raise BoxcovError(
+            "these are plain detections without a covariance: make them with boxcov predict"
+        )
     return match(
         arrays["boxes"],
         arrays["scores"],

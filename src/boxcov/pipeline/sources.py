@@ -34,7 +34,12 @@ def config_named(name: str) -> Config:
     >>> config_named("pillar") == Config.mmdet3d_pillar()
     True
     """
-    made = {"small": Config.small, "pillar": Config.mmdet3d_pillar, "voxel": Config.voxel, "kitti": Config.kitti}
+    made = {
+        "small": Config.small,
+        "pillar": Config.mmdet3d_pillar,
+        "voxel": Config.voxel,
+        "kitti": Config.kitti,
+    }
     if name not in made:
         raise BoxcovError(f"no configuration {name!r}: there are {', '.join(CONFIGS)}")
     return made[name]()
@@ -71,7 +76,9 @@ def on_device(detector: D, device: str) -> D:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError):
-        raise BoxcovError(f"no device {device!r} on this machine: give cpu, or cuda where torch sees a GPU") from None
+        raise BoxcovError(
+            f"no device {device!r} on this machine: give cpu, or cuda where torch sees a GPU"
+        ) from None
     return detector.to(device)
 
 
@@ -111,10 +118,16 @@ class Source:
     seed: int = 0
     sweeps: int = 10
 
-    def frames(self, device: str = "cpu", classes: Sequence[str] = simulated.CLASSES) -> Sequence[Any]:
-        return frames_named(self.data, self.split, self.count, self.seed, self.sweeps, device, classes)
+    def frames(
+        self, device: str = "cpu", classes: Sequence[str] = simulated.CLASSES
+    ) -> Sequence[Any]:
+        return frames_named(
+            self.data, self.split, self.count, self.seed, self.sweeps, device, classes
+        )
 
-    def read(self, device: str, classes: Sequence[str], workers: int = 0, batch: int = 1) -> Sequence[Any]:
+    def read(
+        self, device: str, classes: Sequence[str], workers: int = 0, batch: int = 1
+    ) -> Sequence[Any]:
         """The frames in batches, read ahead by so many processes.
 
         >>> len(Source("simulated:rain", count=3).read("cpu", simulated.CLASSES, workers=2, batch=2))
@@ -128,7 +141,9 @@ def ahead(frames: Sequence[Any], workers: int, device: str, seed: int = 0) -> Se
     """Frames read ahead by so many processes, or as they are."""
     made = frames.frames if isinstance(frames, Batches) else frames
     if workers and isinstance(made, simulated.Simulated) and device.startswith("cuda"):
-        raise BoxcovError("--workers is for frames that are read from files: simulated ones are made on the GPU, leave it out")
+        raise BoxcovError(
+            "--workers is for frames that are read from files: simulated ones are made on the GPU, leave it out"
+        )
     return loaded(frames, workers, seed) if workers else frames
 
 
@@ -140,12 +155,18 @@ def source_of(path: Path, meta: Mapping[str, Any], data: str | None) -> Source:
     """
     given = meta.get("source")
     if not isinstance(given, Mapping):
-        raise BoxcovError(f"{path}: does not say which frames it was made from: make it with boxcov predict")
+        raise BoxcovError(
+            f"{path}: does not say which frames it was made from: make it with boxcov predict"
+        )
     source = Source(**given)
     if data is None:
         return source
-    if data.partition(":")[0] != source.data.partition(":")[0] or (data.startswith("simulated") and data != source.data):
-        raise BoxcovError(f"{path}: predictions for {source.data}, not for {data}: --data says where a set of files is now")
+    if data.partition(":")[0] != source.data.partition(":")[0] or (
+        data.startswith("simulated") and data != source.data
+    ):
+        raise BoxcovError(
+            f"{path}: predictions for {source.data}, not for {data}: --data says where a set of files is now"
+        )
     return replace(source, data=data)
 
 
@@ -155,7 +176,9 @@ def unseen_split(data: str) -> str:
     >>> unseen_split("simulated:fog"), unseen_split("nuscenes:ROOT"), unseen_split("kitti:ROOT")
     ('test', 'val', 'training')
     """
-    return {"nuscenes": "val", "kitti": "training", "coco": "val2017"}.get(data.partition(":")[0], "test")
+    return {"nuscenes": "val", "kitti": "training", "coco": "val2017"}.get(
+        data.partition(":")[0], "test"
+    )
 
 
 def held_out_split(data: str) -> str:
@@ -195,15 +218,31 @@ def frames_named(
                 f"split {split!r}: simulated frames have no parts: --count says how many, --split is one of {', '.join(SPLITS)}"
             )
         if (name or "train") not in SPLITS:
-            raise BoxcovError(f"no split {name!r} of simulated frames: there are {', '.join(SPLITS)}")
+            raise BoxcovError(
+                f"no split {name!r} of simulated frames: there are {', '.join(SPLITS)}"
+            )
         size = 100 if count is None else count
-        made = simulated.frames(where or "clear", seed=seed + SPLITS[name or "train"], count=size, sweeps=sweeps, device=device)
+        made = simulated.frames(
+            where or "clear",
+            seed=seed + SPLITS[name or "train"],
+            count=size,
+            sweeps=sweeps,
+            device=device,
+        )
         return _known(made, simulated.CLASSES, classes, data)
     if kind == "nuscenes" and where:
         name = name or "train"
-        version = "v1.0-mini" if name.startswith("mini") else "v1.0-test" if name == "test" else "v1.0-trainval"
+        version = (
+            "v1.0-mini"
+            if name.startswith("mini")
+            else "v1.0-test"
+            if name == "test"
+            else "v1.0-trainval"
+        )
         samples = nuscenes.frames(where, version, name, sweeps)
-        return _known(samples[part][:count], simulated.CLASSES, classes, f"{data}, split {split or name}")
+        return _known(
+            samples[part][:count], simulated.CLASSES, classes, f"{data}, split {split or name}"
+        )
     if kind == "kitti" and where:
         drive = kitti.frames(where, split=name or "training")[part][:count]
         there = f"{data}, split {split or 'training'}"
@@ -213,8 +252,12 @@ def frames_named(
     if kind == "coco" and where:
         root, square = _sized(where)
         images = coco.frames(root, name or "train2017", square)
-        return _known(images[part][:count], images.classes, classes, f"{data}, split {split or 'train2017'}")
-    raise BoxcovError(f"no data {data!r}: give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT")
+        return _known(
+            images[part][:count], images.classes, classes, f"{data}, split {split or 'train2017'}"
+        )
+    raise BoxcovError(
+        f"no data {data!r}: give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT"
+    )
 
 
 def _sized(where: str) -> tuple[str, int | None]:
@@ -229,11 +272,17 @@ def _sized(where: str) -> tuple[str, int | None]:
     return (root, int(size)) if root and size.isdecimal() else (where, 416)
 
 
-def _known(frames: Sequence[Any], theirs: Sequence[str], classes: Sequence[str], where: str) -> Sequence[Any]:
+def _known(
+    frames: Sequence[Any], theirs: Sequence[str], classes: Sequence[str], where: str
+) -> Sequence[Any]:
     if not len(frames):
-        raise BoxcovError(f"{where}: there are no frames: widen the part of the split, or raise the count")
+        raise BoxcovError(
+            f"{where}: there are no frames: widen the part of the split, or raise the count"
+        )
     if tuple(theirs) != tuple(classes):
-        raise BoxcovError(f"{where}: labels mean {', '.join(theirs)}; the detector knows {', '.join(classes)}")
+        raise BoxcovError(
+            f"{where}: labels mean {', '.join(theirs)}; the detector knows {', '.join(classes)}"
+        )
     return frames
 
 
@@ -244,7 +293,9 @@ def _split_part(split: str | None) -> tuple[str, slice]:
     try:
         start, stop = (int(end) if end else None for end in rest.removesuffix("]").split(":"))
     except ValueError:
-        raise BoxcovError(f"split {split!r}: a part is given as in train[:28] or train[28:40]") from None
+        raise BoxcovError(
+            f"split {split!r}: a part is given as in train[:28] or train[28:40]"
+        ) from None
     return name, slice(start, stop)
 
 
@@ -258,7 +309,9 @@ class Turned(Sequence[Any]):
         return len(self.drive)
 
     def __getitem__(self, item: Any) -> Any:
-        return Turned(self.drive[item]) if isinstance(item, slice) else as_nuscenes(self.drive[item])
+        return (
+            Turned(self.drive[item]) if isinstance(item, slice) else as_nuscenes(self.drive[item])
+        )
 
 
 def as_nuscenes(frame: Any) -> Any:
@@ -270,11 +323,17 @@ def as_nuscenes(frame: Any) -> Any:
     ([-0.0, 10.0], 'bicycle')
     """
     points, targets = frame
-    classes = torch.tensor([simulated.CLASSES.index(KITTI_AS_NUSCENES[name]) for name in kitti.CLASSES])
+    classes = torch.tensor(
+        [simulated.CLASSES.index(KITTI_AS_NUSCENES[name]) for name in kitti.CLASSES]
+    )
     boxes = [target["boxes"] for target in targets]
-    moved = [torch.cat([-b[:, 1:2], b[:, :1], b[:, 2:6], wrapped(b[:, 6:7] + pi / 2), b[:, 7:]], 1) for b in boxes]
+    moved = [
+        torch.cat([-b[:, 1:2], b[:, :1], b[:, 2:6], wrapped(b[:, 6:7] + pi / 2), b[:, 7:]], 1)
+        for b in boxes
+    ]
     return [turned(cloud) for cloud in points], [
-        {**target, "boxes": b, "labels": classes[target["labels"]]} for target, b in zip(targets, moved)
+        {**target, "boxes": b, "labels": classes[target["labels"]]}
+        for target, b in zip(targets, moved)
     ]
 
 
@@ -287,7 +346,9 @@ def turned(cloud: Tensor) -> Tensor:
     return torch.cat([-cloud[:, 1:2], cloud[:, :1], cloud[:, 2:]], 1)
 
 
-def kept(frames: Sequence[Any], device: str, together: int = 8, progress: Making | None = None) -> list[Any]:
+def kept(
+    frames: Sequence[Any], device: str, together: int = 8, progress: Making | None = None
+) -> list[Any]:
     """All frames, made once and held on ``device``: for training over many epochs.
 
     >>> len(kept(simulated.frames(count=3, sweeps=1), "cpu"))

@@ -61,7 +61,9 @@ class Reader:
         if self.points == "nuscenes":
             return [torch.cat([cloud[:, :4], age], 1)], lambda found: found
         cloud = torch.cat([cloud[:, :3], 255 * cloud[:, 3:], age], 1)
-        if tuple(name.lower() for name in self.detector.classes) == tuple(name.lower() for name in kitti.CLASSES):
+        if tuple(name.lower() for name in self.detector.classes) == tuple(
+            name.lower() for name in kitti.CLASSES
+        ):
             return [cloud], lambda found: found
         return [turned(cloud)], lambda found: moved(found, TURN_BACK)
 
@@ -73,8 +75,13 @@ def enlarged(found: Detections, factor: float) -> Detections:
     >>> enlarged(one, 2.0).boxes[0, 0], enlarged(one, 2.0).covariance[0, 0, 0]
     (tensor(2.), tensor(4.))
     """
-    by = torch.tensor([factor if name in ("x1", "y1", "x2", "y2") else 1.0 for name in found.fields])
-    covariance, predictive = (None if C is None else C * by * by.unsqueeze(1) for C in (found.covariance, found.predictive))
+    by = torch.tensor(
+        [factor if name in ("x1", "y1", "x2", "y2") else 1.0 for name in found.fields]
+    )
+    covariance, predictive = (
+        None if C is None else C * by * by.unsqueeze(1)
+        for C in (found.covariance, found.predictive)
+    )
     return replace(found, boxes=found.boxes * by, covariance=covariance, predictive=predictive)
 
 
@@ -90,14 +97,20 @@ def listed_paths(lines: TextIO) -> Iterator[Path]:
             yield Path(line.strip())
 
 
-def folder_paths(folder: Path, suffixes: tuple[str, ...], watch: bool, poll: float = 0.1) -> Iterator[Path]:
+def folder_paths(
+    folder: Path, suffixes: tuple[str, ...], watch: bool, poll: float = 0.1
+) -> Iterator[Path]:
     """The files of a folder by name; with ``watch`` new ones, too, without an end, each once it has stopped growing."""
     if not folder.is_dir():
         raise BoxcovError(f"{folder}: no such folder: give one of frames, or - for paths on stdin")
     done: set[str] = set()
     sizes: dict[str, int] = {}
     while True:
-        names = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in suffixes and path.name not in done)
+        names = sorted(
+            path.name
+            for path in folder.iterdir()
+            if path.suffix.lower() in suffixes and path.name not in done
+        )
         for name in names:
             size = (folder / name).stat().st_size if watch else 0
             if watch and sizes.get(name) != size:  # not before it was seen twice with the same size
@@ -145,7 +158,14 @@ class Latencies:
         return f"{what}: p50 {half:.1f} ms, p95 {most:.1f} ms, p99 {nearly:.1f} ms, most {max(numbers):.1f} ms"
 
 
-def run(model: Predictor, reader: Reader, paths: Iterator[Path], out: TextIO, seen: Latencies, count: int | None = None) -> tuple[int, int]:
+def run(
+    model: Predictor,
+    reader: Reader,
+    paths: Iterator[Path],
+    out: TextIO,
+    seen: Latencies,
+    count: int | None = None,
+) -> tuple[int, int]:
     """A line for every frame, as soon as it is there; how many frames there were, and how many of them gave an error."""
     done = bad = 0
     for path in paths:
@@ -164,7 +184,9 @@ def _print(line: dict[str, Any], out: TextIO, number: int) -> None:
     try:
         print(json.dumps(line), file=out, flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # what is left in the buffer has nowhere to go
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), out.fileno()
+        )  # what is left in the buffer has nowhere to go
         if isinstance(error, BrokenPipeError):  # whoever read has gone
             raise
         raise BoxcovError(
@@ -181,13 +203,31 @@ def one(model: Predictor, reader: Reader, path: Path) -> dict[str, Any]:
         ms = 1e3 * (clock() - began)
         return {"frame": str(path), **_numbers(found), "ms": round(ms, 3), **_said(found)}
     except (BoxcovError, OSError, RuntimeError, ValueError) as error:
-        return {"frame": str(path), "error": str(error) if isinstance(error, BoxcovError) else f"{type(error).__name__}: {error}"}
+        return {
+            "frame": str(path),
+            "error": str(error)
+            if isinstance(error, BoxcovError)
+            else f"{type(error).__name__}: {error}",
+        }
 
 
 def _numbers(found: Detections) -> dict[str, Any]:
-    tensors = {"boxes": found.boxes, "scores": found.scores, "covariance": found.covariance, "predictive": found.predictive}
-    lists = {name: tensor.tolist() for name, tensor in tensors.items() if tensor is not None and _finite(name, tensor)}
-    return {"fields": list(found.fields), **lists, "labels": [found.classes[label] for label in found.labels.tolist()]}
+    tensors = {
+        "boxes": found.boxes,
+        "scores": found.scores,
+        "covariance": found.covariance,
+        "predictive": found.predictive,
+    }
+    lists = {
+        name: tensor.tolist()
+        for name, tensor in tensors.items()
+        if tensor is not None and _finite(name, tensor)
+    }
+    return {
+        "fields": list(found.fields),
+        **lists,
+        "labels": [found.classes[label] for label in found.labels.tolist()],
+    }
 
 
 def _finite(name: str, tensor: Tensor) -> bool:
@@ -198,4 +238,6 @@ def _finite(name: str, tensor: Tensor) -> bool:
 
 def _said(found: Detections) -> dict[str, Any]:
     """Under a budget, how many samples there was time for, and the note."""
-    return {name: found.meta[name] for name in ("samples", "depth", "note") if "budget_ms" in found.meta}
+    return {
+        name: found.meta[name] for name in ("samples", "depth", "note") if "budget_ms" in found.meta
+    }

@@ -16,7 +16,15 @@ from boxcov.detectors.centerpoint import CenterPoint, load, save
 from boxcov.detectors.training import Progress, Recipe, train
 from boxcov.evaluate.average_precision import Boxes, average_precision, mean_precision
 from boxcov.files import replacing
-from boxcov.pipeline.sources import Making, check_folder, config_named, frames_named, kept, on_device, unseen_split
+from boxcov.pipeline.sources import (
+    Making,
+    check_folder,
+    config_named,
+    frames_named,
+    kept,
+    on_device,
+    unseen_split,
+)
 
 Table = dict[str, dict[float, float]]
 
@@ -45,9 +53,15 @@ def run(
     Simulated test frames are of the split ``test``, unless said otherwise. A checkpoint lies beside ``out`` until the end.
     """
     check_folder(out)
-    detector = on_device(CenterPoint(config_named(config), seed) if start_from is None else load(start_from), device)
+    detector = on_device(
+        CenterPoint(config_named(config), seed) if start_from is None else load(start_from), device
+    )
     began = time.perf_counter()
-    frames = kept(frames_named(data, split, count, seed, sweeps, device, detector.classes), device, progress=making)
+    frames = kept(
+        frames_named(data, split, count, seed, sweeps, device, detector.classes),
+        device,
+        progress=making,
+    )
     made = time.perf_counter() - began
     recipe = Recipe(steps, batch, rate, seed=seed, augmentation=Augmentation())
     checkpoint = out.with_suffix(".checkpoint")
@@ -71,9 +85,14 @@ def run(
     save(detector, out)
     report["test"] = {}
     for what, part in test:
-        unseen = frames_named(what, part or unseen_split(what), test_count, seed, sweeps, device, detector.classes)
+        unseen = frames_named(
+            what, part or unseen_split(what), test_count, seed, sweeps, device, detector.classes
+        )
         table = precision(detector, kept(unseen, device))
-        report["test"][what if part is None else f"{what} {part}"] = {"mAP": mean_precision(table), "AP": table}
+        report["test"][what if part is None else f"{what} {part}"] = {
+            "mAP": mean_precision(table),
+            "AP": table,
+        }
     with replacing(out.with_suffix(".json")) as file:
         file.write_text(json.dumps(report, indent=1) + "\n")
     checkpoint.unlink(missing_ok=True)
@@ -92,7 +111,11 @@ def precision(detector: CenterPoint, frames: Sequence[Any]) -> Table:
     device = next(detector.parameters()).device
     for inputs, targets in frames:
         boxes = detector.detect(move(inputs, device)).numpy()
-        found.append(Boxes(boxes["boxes"][:, :2].astype(float), boxes["labels"], boxes["scores"].astype(float)))
+        found.append(
+            Boxes(
+                boxes["boxes"][:, :2].astype(float), boxes["labels"], boxes["scores"].astype(float)
+            )
+        )
         target = targets[0]
         centres = target["boxes"][:, :2].cpu().numpy().astype(float)
         points = target["points"].cpu().numpy() if "points" in target else np.ones(len(centres))
@@ -111,5 +134,13 @@ def show(report: dict[str, Any]) -> str:
     names = list(report["test"])
     lines = [f"{'AP (0.5, 1, 2, 4 m)':24}" + "".join(f"{name[-20:]:>22}" for name in names)]
     for label in report["test"][names[0]]["AP"]:
-        lines.append(f"{label:24}" + "".join(f"{np.mean(list(report['test'][name]['AP'][label].values())):22.2f}" for name in names))
-    return "\n".join([*lines, f"{'mean':24}" + "".join(f"{report['test'][name]['mAP']:22.2f}" for name in names)])
+        lines.append(
+            f"{label:24}"
+            + "".join(
+                f"{np.mean(list(report['test'][name]['AP'][label].values())):22.2f}"
+                for name in names
+            )
+        )
+    return "\n".join(
+        [*lines, f"{'mean':24}" + "".join(f"{report['test'][name]['mAP']:22.2f}" for name in names)]
+    )

@@ -53,7 +53,9 @@ class Calibration:
     slopes: tuple[Row, ...] = ()  # (D, P) of log r, for features standardised as follows
     centre: Row = ()  # (P,)
     spread: Row = ()  # (P,)
-    limits: tuple[Row, ...] = ()  # (P, 2) least and greatest that the fit has seen: a box beyond is treated as one at the limit
+    limits: tuple[
+        Row, ...
+    ] = ()  # (P, 2) least and greatest that the fit has seen: a box beyond is treated as one at the limit
     floor: Row = ()  # (D,) a small variance beside r: no box is known better than this
     error_scale: Row = ()  # (C,) standard errors of the three tables
     error_residual: tuple[Row, ...] = ()  # (C, D)
@@ -61,19 +63,32 @@ class Calibration:
     regions: tuple[
         Row, ...
     ] = ()  # (L, 2) a share of the errors, and the share of their Gaussian within which it was seen to lie; both ascend
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # boxes, frames, data, loss, shrinkage, NLL before and after ...
+    provenance: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # boxes, frames, data, loss, shrinkage, NLL before and after ...
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise BoxcovError(f"no kind of calibration {self.kind!r}: there are {', '.join(get_args(Kind))}")
+            raise BoxcovError(
+                f"no kind of calibration {self.kind!r}: there are {', '.join(get_args(Kind))}"
+            )
         C, D, P = len(self.classes), len(self.fields), len(self.features)
-        shapes = {"log_scale": (C,), "log_residual": (C, D), "slopes": (D, P), "centre": (P,), "spread": (P,), "limits": (P, 2)}
+        shapes = {
+            "log_scale": (C,),
+            "log_residual": (C, D),
+            "slopes": (D, P),
+            "centre": (P,),
+            "spread": (P,),
+            "limits": (P, 2),
+        }
         shapes |= {"floor": (D,)} if self.floor else {}
         shapes |= {"regions": (len(self.regions), 2)} if self.regions else {}
         for name, shape in shapes.items():
             value = np.asarray(getattr(self, name), dtype=float)
             if value.shape != shape and not (value.size == 0 and 0 in shape):
-                raise BoxcovError(f"calibration: {name} has shape {value.shape}, expected {shape} for {C} classes and {D} fields")
+                raise BoxcovError(
+                    f"calibration: {name} has shape {value.shape}, expected {shape} for {C} classes and {D} fields"
+                )
 
     def predictive(self, covariance: Any, boxes: Any, scores: Any, labels: Any) -> Any:
         """The covariances (m, D, D) of the errors, from epistemic ones (m, D, D), boxes (m, D), scores (m,) and labels (m,).
@@ -102,9 +117,13 @@ class Calibration:
 
         if not 0 < level < 1:
             raise BoxcovError(f"level must lie between 0 and 1, got {level}")
-        seen = np.asarray(((0.0, 0.0), *self.regions, (1.0, 1.0)) if self.regions else ((0.0, 0.0), (1.0, 1.0)))
+        seen = np.asarray(
+            ((0.0, 0.0), *self.regions, (1.0, 1.0)) if self.regions else ((0.0, 0.0), (1.0, 1.0))
+        )
         share = float(np.interp(level, seen[:, 0], seen[:, 1]))
-        return float(chi_square_quantile(min(share, 1 - 1e-12), float(dims or len(self.fields))) ** 0.5)
+        return float(
+            chi_square_quantile(min(share, 1 - 1e-12), float(dims or len(self.fields))) ** 0.5
+        )
 
     def check(self, fields: Sequence[str], classes: Sequence[str], who: str) -> None:
         """Refuse boxes of another layout, or classes of another list.
@@ -143,12 +162,23 @@ class Calibration:
             given = json.loads(text)
             lacking = [f.name for f in fields(Calibration)[:6] if f.name not in given]
             if lacking:
-                raise BoxcovError(f"not a calibration, or a damaged one (missing: {', '.join(lacking)})")
+                raise BoxcovError(
+                    f"not a calibration, or a damaged one (missing: {', '.join(lacking)})"
+                )
             return Calibration(**_restored(given))
-        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             if isinstance(error, BoxcovError):
                 raise
-            raise BoxcovError(f"not a calibration, or a damaged one ({type(error).__name__}: {error})") from None
+            raise BoxcovError(
+                f"not a calibration, or a damaged one ({type(error).__name__}: {error})"
+            ) from None
 
 
 class Prepared:
@@ -163,14 +193,20 @@ class Prepared:
     def __init__(self, calibration: Calibration, like: Any) -> None:
         def table(values: Any, *shape: int) -> Any:
             array = np.asarray(values, dtype=float).reshape(shape)
-            return array if isinstance(like, np.ndarray) else like.new_tensor(array.tolist()).reshape(shape)
+            return (
+                array
+                if isinstance(like, np.ndarray)
+                else like.new_tensor(array.tolist()).reshape(shape)
+            )
 
         C, D, P = len(calibration.classes), len(calibration.fields), len(calibration.features)
         self.calibration = calibration
         self.scale = table(np.exp(calibration.log_scale), C)
         self.log_residual = table(calibration.log_residual, C, D)
         spread = np.asarray(calibration.spread, dtype=float)
-        self.slopes = table((np.asarray(calibration.slopes, dtype=float).reshape(D, P) / spread).T, P, D)
+        self.slopes = table(
+            (np.asarray(calibration.slopes, dtype=float).reshape(D, P) / spread).T, P, D
+        )
         self.centre = table(calibration.centre, P)
         self.limits = table(calibration.limits, P, 2)
         self.floor = table(calibration.floor or np.zeros(D), D)
@@ -183,14 +219,20 @@ class Prepared:
             return total
         log_residual = self.log_residual[labels]  # (m, D)
         if self.calibration.features:
-            seen = features(self.calibration.features, self.calibration.fields, boxes, scores, covariance)  # (m, P)
+            seen = features(
+                self.calibration.features, self.calibration.fields, boxes, scores, covariance
+            )  # (m, P)
             seen = seen.clip(self.limits[:, 0], self.limits[:, 1])
             log_residual = log_residual + (seen - self.centre) @ self.slopes
-        residual = np.exp(log_residual) if isinstance(log_residual, np.ndarray) else log_residual.exp()
+        residual = (
+            np.exp(log_residual) if isinstance(log_residual, np.ndarray) else log_residual.exp()
+        )
         return total + (residual + self.floor)[:, :, None] * self.eye
 
 
-def features(names: Sequence[Feature], fields: Sequence[str], boxes: Any, scores: Any, covariance: Any = None) -> Any:
+def features(
+    names: Sequence[Feature], fields: Sequence[str], boxes: Any, scores: Any, covariance: Any = None
+) -> Any:
     """What the residual may depend on (m, P), as logarithms: of the odds of the score, of the size (geometric mean of its
     sides), of the range in the plane, of the speed that the box claims, and of the variances in ``covariance`` (m, D, D).
 
@@ -217,7 +259,11 @@ def features(names: Sequence[Feature], fields: Sequence[str], boxes: Any, scores
             return log(p / (1 - p))
         if name == "size":
             image = "x1" in fields
-            sides = [column("x2") - column("x1"), column("y2") - column("y1")] if image else [column(s) for s in _SIZES if s in fields]
+            sides = (
+                [column("x2") - column("x1"), column("y2") - column("y1")]
+                if image
+                else [column(s) for s in _SIZES if s in fields]
+            )
             return sum(log(side.clip(1e-3)) for side in sides) / len(sides)
         if name == "range":
             return 0.5 * log((column("x") ** 2 + column("y") ** 2).clip(1.0))

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.precision import full_precision
-from boxcov._torch.shadow import listed
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.householder import pack
-from boxcov.posterior.kronecker_block import Eigen
+from boxcov.posterior.kronecker_block import Eigendecomposition
 from boxcov.posterior.posterior import Posterior
 
 _ROUNDING = 6e-5  # of a reflection in 16 bits, relative, about
@@ -49,14 +48,20 @@ def truncated(posterior: Posterior, error: float = 0.01) -> Posterior:
     most = error / (1 + error)
     floors: dict[int, Tensor] = {}
     for name, block in posterior.blocks.items():
-        floor = posterior.tau(name) / (posterior.n_data * block.H.values.double().amax(1)).clamp(min=1e-300)
+        floor = posterior.tau(name) / (posterior.n_data * block.H.values.double().amax(1)).clamp(
+            min=1e-300
+        )
         floors[id(block.Q)] = torch.minimum(floors.get(id(block.Q), floor), floor)
-    made: dict[int, tuple[Eigen, float]] = {}
+    made: dict[int, tuple[Eigendecomposition, float]] = {}
     for block in posterior.blocks.values():
         if id(block.Q) not in made:
             made[id(block.Q)] = _smaller(block.Q, floors[id(block.Q)], most)
-    blocks = {name: replace(block, Q=made[id(block.Q)][0]) for name, block in posterior.blocks.items()}
-    return replace(posterior, blocks=blocks, error=_change(max(delta for _, delta in made.values())))
+    blocks = {
+        name: replace(block, Q=made[id(block.Q)][0]) for name, block in posterior.blocks.items()
+    }
+    return replace(
+        posterior, blocks=blocks, error=_change(max(delta for _, delta in made.values()))
+    )
 
 
 def under_prior(error: float, ratio: float) -> float:
@@ -77,22 +82,30 @@ def _check(posterior: Posterior, error: float) -> None:
     if not 0 < error < 1:
         raise BoxcovError(f"error is a share of the variances, above 0 and below 1, got {error}")
     if posterior.error:
-        raise BoxcovError(f"this posterior is truncated already, to {posterior.error:.2g}: truncate the whole one")
+        raise BoxcovError(
+            f"this posterior is truncated already, to {posterior.error:.2g}: truncate the whole one"
+        )
     if posterior.form == "paper":
-        raise BoxcovError("truncating goes with the form 'eigen': the paper's form has no prior beside which small eigenvalues are one")
+        raise BoxcovError(
+            "truncating goes with the form 'eigen': the paper's form has no prior beside which small eigenvalues are one"
+        )
     refined = [name for name, block in posterior.blocks.items() if block.refined]
     if refined:
         raise BoxcovError(
-            f"the Fisher of {listed(refined)} is eigenvalue-corrected or known whole, no product of two factors, and cannot be truncated: "
+            f"the Fisher of {join_names(refined)} is eigenvalue-corrected or known whole, no product of two factors, and cannot be truncated: "
             "fit without corrected and full, or keep it whole"
         )
     flat = [name for name in posterior.blocks if posterior.tau(name) == 0]
     if flat:
-        raise BoxcovError(f"truncating needs a prior_precision above 0, and {listed(flat)} has 0")
+        raise BoxcovError(
+            f"truncating needs a prior_precision above 0, and {join_names(flat)} has 0"
+        )
 
 
 @full_precision
-def _smaller(factor: Eigen, floor: Tensor, most: float) -> tuple[Eigen, float]:
+def _smaller(
+    factor: Eigendecomposition, floor: Tensor, most: float
+) -> tuple[Eigendecomposition, float]:
     """The factor in less room, and its delta, at most ``most``."""
     order, rest = _order(factor.values.double(), floor, _MERGING * most)
     G, n = factor.values.shape
@@ -100,11 +113,17 @@ def _smaller(factor: Eigen, floor: Tensor, most: float) -> tuple[Eigen, float]:
     vectors = factor.vectors.gather(2, order.unsqueeze(1).expand(G, n, rank)).cpu()
     values = factor.values.gather(1, order).cpu()
     weight = (values.double() / floor.cpu().unsqueeze(1)).amax(0)
-    exact = int((weight > ((1 - _MERGING) * most / 2 / _ROUNDING) ** 2).sum())  # a guess, to be checked
+    exact = int(
+        (weight > ((1 - _MERGING) * most / 2 / _ROUNDING) ** 2).sum()
+    )  # a guess, to be checked
     while True:
         packed = pack(vectors, values, rest.to(values), exact)
-        vectors_read, values_read = packed.opened()  # on a CPU, as from a file: the same wherever it goes
-        eigen = Eigen(vectors_read.to(factor.vectors.device), values_read.to(factor.vectors.device), packed)
+        vectors_read, values_read = (
+            packed.opened()
+        )  # on a CPU, as from a file: the same wherever it goes
+        eigen = Eigendecomposition(
+            vectors_read.to(factor.vectors.device), values_read.to(factor.vectors.device), packed
+        )
         delta = difference(factor, eigen, floor)
         if delta <= most:
             return eigen, delta
@@ -121,18 +140,22 @@ def _order(values: Tensor, floor: Tensor, most: float) -> tuple[Tensor, Tensor]:
     """
     G, n = values.shape
     s = values + floor.unsqueeze(1)
-    stop = torch.searchsorted(s, s * (1 + most) / (1 - most), right=True)  # where a run from here must end
+    stop = torch.searchsorted(
+        s, s * (1 + most) / (1 - most), right=True
+    )  # where a run from here must end
     run = int((stop - torch.arange(n, device=s.device)).amax(1).min())  # all groups have the same
     spread = s[:, run - 1 :] / s[:, : n - run + 1]
     start = spread.argmin(1, keepdim=True)
     low, high = s.gather(1, start), s.gather(1, start + run - 1)
-    rest = (2 * low * high / (low + high) - floor.unsqueeze(1)).clamp(values.gather(1, start), values.gather(1, start + run - 1))
+    rest = (2 * low * high / (low + high) - floor.unsqueeze(1)).clamp(
+        values.gather(1, start), values.gather(1, start + run - 1)
+    )
     at = torch.arange(n, device=s.device).expand(G, n)
     kept = at[(at < start) | (at >= start + run)].view(G, n - run)
     return kept.flip(1), rest.squeeze(1)
 
 
-def difference(factor: Eigen, other: Eigen, floor: Tensor) -> float:
+def difference(factor: Eigendecomposition, other: Eigendecomposition, floor: Tensor) -> float:
     """delta of two factors: the largest absolute eigenvalue of ``(Q + a I)^-1/2 (Q' - Q) (Q + a I)^-1/2``, for a = ``floor`` (G,)."""
     s, other_s = (eigen.values.double() + floor.unsqueeze(1) for eigen in (factor, other))
     turn = factor.vectors.double().transpose(1, 2) @ other.vectors.double()

@@ -21,13 +21,11 @@ from boxcov.files import reading, write_safetensors
 from boxcov.kfac.accumulate import FisherKind, Layer, Locations
 from boxcov.posterior.calibration import Calibration
 from boxcov.posterior.householder import Packed, check_packed
-from boxcov.posterior.kronecker_block import Block, Eigen
+from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
 from boxcov.posterior.posterior import Form, Posterior
 from boxcov.version import __version__
 
-FORMAT = (
-    1  # "calibration", "locations" and "skipped" came later and are optional: files without them are read, and older readers pass over them
-)
+FORMAT = 1  # "calibration", "locations" and "skipped" came later and are optional: files without them are read, and older readers pass over them
 REFINED = 2  # "corrected" and "full", which older readers must not pass over
 PACKED = 3  # truncated factors, and "error"
 _KEY = "boxcov.posterior"
@@ -109,13 +107,17 @@ def load(path: str | Path, detector: Detector) -> Posterior:
                 )
             check_fingerprint(about["weights_sha256"], detector, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        shapes = {name: tuple(p.shape) for name, p in detector.named_parameters(remove_duplicate=False)}
+        shapes = {
+            name: tuple(p.shape) for name, p in detector.named_parameters(remove_duplicate=False)
+        }
         posterior = _posterior(about, tensors, shapes).to(next(detector.parameters()).device)
         return posterior.with_calibration(_calibration(about))
 
 
 def _calibration(about: dict[str, Any]) -> Calibration | None:
-    return Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
+    return (
+        Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
+    )
 
 
 def check_fingerprint(known: str, detector: Detector, what: str) -> None:
@@ -136,14 +138,18 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
         for factor in (block.Q, block.H, block.full):
             if factor is not None and id(factor) not in numbers:
                 number = numbers[id(factor)] = len(numbers)
-                held = {"vectors": factor.vectors, "values": factor.values} if factor.packed is None else factor.packed.tensors()
+                held = (
+                    {"vectors": factor.vectors, "values": factor.values}
+                    if factor.packed is None
+                    else factor.packed.tensors()
+                )
                 tensors.update({f"factor.{number}.{name}": tensor for name, tensor in held.items()})
         if block.corrected is not None:
             tensors[f"corrected.{block.layer.name}"] = block.corrected
     return tensors, numbers
 
 
-def _about(block: Block, numbers: dict[int, int]) -> dict[str, Any]:
+def _about(block: KroneckerBlock, numbers: dict[int, int]) -> dict[str, Any]:
     about: dict[str, Any] = {
         **layer_to_json(block.layer),
         "Q": numbers[id(block.Q)],
@@ -161,7 +167,12 @@ def layer_to_json(layer: Layer) -> dict[str, Any]:
     >>> layer_from_json(layer_to_json(Layer("conv.weight", None, torch.Size([8, 4, 3, 3]), Geometry((3, 3))))).n_in
     36
     """
-    return {"weight": layer.weight, "bias": layer.bias, "shape": list(layer.shape), "geometry": asdict(layer.geometry)}
+    return {
+        "weight": layer.weight,
+        "bias": layer.bias,
+        "shape": list(layer.shape),
+        "geometry": asdict(layer.geometry),
+    }
 
 
 def layer_from_json(entry: Mapping[str, Any]) -> Layer:
@@ -169,25 +180,46 @@ def layer_from_json(entry: Mapping[str, Any]) -> Layer:
     form, bias = entry["geometry"], entry["bias"]
     kernel, shape = tuple(form["kernel"]), tuple(entry["shape"])
     sizes = (*kernel, *shape, form["groups"])
-    if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes) or len(shape) != 2 + len(kernel):
-        raise ValueError(f"no layer has the shape {shape}, a kernel of {kernel} and {form['groups']} groups")
+    if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes) or len(shape) != 2 + len(
+        kernel
+    ):
+        raise ValueError(
+            f"no layer has the shape {shape}, a kernel of {kernel} and {form['groups']} groups"
+        )
     if not isinstance(entry["weight"], str) or not (bias is None or isinstance(bias, str)):
         raise ValueError(f"{entry['weight']!r} and {bias!r} are no names of a weight and a bias")
-    return Layer(entry["weight"], bias, torch.Size(shape), Geometry(kernel, groups=form["groups"], transposed=bool(form["transposed"])))
+    return Layer(
+        entry["weight"],
+        bias,
+        torch.Size(shape),
+        Geometry(kernel, groups=form["groups"], transposed=bool(form["transposed"])),
+    )
 
 
-def _posterior(about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Posterior:
-    factors: dict[int, Eigen] = {}
-    blocks: dict[str, Block] = {}
+def _posterior(
+    about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> Posterior:
+    factors: dict[int, Eigendecomposition] = {}
+    blocks: dict[str, KroneckerBlock] = {}
     for entry in about["blocks"]:
         layer = layer_from_json(entry)
-        if shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks:  # a packed factor is as large as its layer says it is
-            raise ValueError(f"{layer.weight} of shape {tuple(layer.shape)} is no weight of the detector, or there twice")
+        if (
+            shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks
+        ):  # a packed factor is as large as its layer says it is
+            raise ValueError(
+                f"{layer.weight} of shape {tuple(layer.shape)} is no weight of the detector, or there twice"
+            )
         groups = layer.geometry.groups
-        found: list[Eigen | None] = []
-        for key, n, side in (("Q", layer.n_in, "Q"), ("H", layer.n_out, "H"), ("full", layer.n_in * layer.n_out, "the Fisher")):
+        found: list[Eigendecomposition | None] = []
+        for key, n, side in (
+            ("Q", layer.n_in, "Q"),
+            ("H", layer.n_out, "H"),
+            ("full", layer.n_in * layer.n_out, "the Fisher"),
+        ):
             if key in entry and entry[key] not in factors:
-                factors[entry[key]] = _factor(tensors, entry[key], groups, n, f"{side} of {layer.name}")
+                factors[entry[key]] = _factor(
+                    tensors, entry[key], groups, n, f"{side} of {layer.name}"
+                )
             factor = factors[entry[key]] if key in entry else None
             if factor is not None:
                 _check_factor(factor, (groups, n, n), f"{side} of {layer.name}")
@@ -197,15 +229,26 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mappin
             raise ValueError(f"{layer.name} lacks a factor")
         corrected = tensors.get(f"corrected.{layer.name}")
         if corrected is not None:
-            _check_values(corrected, (groups, layer.n_out, layer.n_in), Q.values.dtype, f"the corrected eigenvalues of {layer.name}")
-        blocks[layer.name] = Block(layer, Q, H, number(entry["square_norm"], "square_norm"), corrected, full)
+            _check_values(
+                corrected,
+                (groups, layer.n_out, layer.n_in),
+                Q.values.dtype,
+                f"the corrected eigenvalues of {layer.name}",
+            )
+        blocks[layer.name] = KroneckerBlock(
+            layer, Q, H, number(entry["square_norm"], "square_norm"), corrected, full
+        )
     tau = about["prior_precision"]
     taus = tau if isinstance(tau, dict) else {"": tau}
     taus = {str(name): number(value, "prior_precision") for name, value in taus.items()}
     choices = (("fisher", FisherKind), ("form", Form), ("locations", Locations))
     about = {"locations": "all", "skipped": 0, "error": 0.0, **about}
-    if any(about[name] not in get_args(kinds) for name, kinds in choices) or not isinstance(about["meta"], dict):
-        raise ValueError(f"{[about[name] for name, _ in choices]!r} with a meta of {about['meta']!r}")
+    if any(about[name] not in get_args(kinds) for name, kinds in choices) or not isinstance(
+        about["meta"], dict
+    ):
+        raise ValueError(
+            f"{[about[name] for name, _ in choices]!r} with a meta of {about['meta']!r}"
+        )
     return Posterior(
         blocks=blocks,
         n_data=number(about["n_data"], "n_data"),
@@ -224,32 +267,46 @@ def _posterior(about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mappin
     )
 
 
-def _factor(tensors: Mapping[str, Tensor], number: int, groups: int, n: int, what: str) -> Eigen:
+def _factor(
+    tensors: Mapping[str, Tensor], number: int, groups: int, n: int, what: str
+) -> Eigendecomposition:
     """One factor as the file has it, whole or packed; what is packed is checked before it is opened."""
     start = f"factor.{int(number)}."
-    held = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+    held = {
+        name.removeprefix(start): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(start)
+    }
     if "vectors" in held:
-        return Eigen(held["vectors"], held["values"])
+        return Eigendecomposition(held["vectors"], held["values"])
     packed = Packed(n, held["exact"], held["rounded"], held["scale"], held["values"], held["rest"])
     check_packed(packed, groups, what)
-    return Eigen(*packed.opened(), packed)
+    return Eigendecomposition(*packed.opened(), packed)
 
 
-def _check_factor(factor: Eigen, shape: tuple[int, int, int], what: str) -> None:
+def _check_factor(factor: Eigendecomposition, shape: tuple[int, int, int], what: str) -> None:
     if tuple(factor.vectors.shape) != shape or tuple(factor.values.shape) != shape[:2]:
         raise ValueError(f"{what} has shape {tuple(factor.vectors.shape)}, expected {shape}")
     dtypes = {factor.vectors.dtype, factor.values.dtype}
     if dtypes not in ({torch.float32}, {torch.float64}):
         raise ValueError(f"{what} is of {dtypes}")
-    if not bool(factor.vectors.isfinite().all()) or not bool(((factor.values >= 0) & factor.values.isfinite()).all()):
+    if not bool(factor.vectors.isfinite().all()) or not bool(
+        ((factor.values >= 0) & factor.values.isfinite()).all()
+    ):
         raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
     if not bool((factor.vectors.abs() <= 1 + 1e-3).all()):
         raise ValueError(f"{what} has vectors longer than 1")
 
 
 def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
-    if tuple(values.shape) != shape or values.dtype != dtype or not bool(((values >= 0) & values.isfinite()).all()):
-        raise ValueError(f"{what} have shape {tuple(values.shape)} and {values.dtype}, or are negative or not finite")
+    if (
+        tuple(values.shape) != shape
+        or values.dtype != dtype
+        or not bool(((values >= 0) & values.isfinite()).all())
+    ):
+        raise ValueError(
+            f"{what} have shape {tuple(values.shape)} and {values.dtype}, or are negative or not finite"
+        )
 
 
 def number(value: Any, what: str) -> float:

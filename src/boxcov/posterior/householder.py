@@ -37,14 +37,20 @@ class Packed:
 
     def tensors(self) -> dict[str, Tensor]:
         """By the name that a file has them under."""
-        return {"exact": self.exact, "rounded": self.rounded, "scale": self.scale, "values": self.values, "rest": self.rest}
+        return {
+            "exact": self.exact,
+            "rounded": self.rounded,
+            "scale": self.scale,
+            "values": self.values,
+            "rest": self.rest,
+        }
 
     def opened(self) -> tuple[Tensor, Tensor]:
         """Eigenvectors (G, n, n) in columns and eigenvalues (G, n), ascending.
 
-        >>> from boxcov.posterior.kronecker_block import Eigen
+        >>> from boxcov.posterior.kronecker_block import Eigendecomposition
         >>> x = torch.randn(1, 50, 6, generator=torch.Generator().manual_seed(0))
-        >>> factor = Eigen.of(x.transpose(1, 2) @ x / 50, torch.float32)
+        >>> factor = Eigendecomposition.of(x.transpose(1, 2) @ x / 50, torch.float32)
         >>> vectors, values = pack(factor.vectors.flip(2), factor.values.flip(1), torch.zeros(1), exact=2).opened()
         >>> bool((values - factor.values).abs().max() == 0), bool(((vectors * factor.vectors).sum(1).abs() > 1 - 1e-6).all())
         (True, True)
@@ -53,8 +59,12 @@ class Packed:
         G, dtype = len(self.values), self.values.dtype
         v = torch.zeros(G, n, n, dtype=torch.float64, device=self.values.device)
         if r:
-            steps = self.scale.double().repeat_interleave(_counts(n, r - self.scale.shape[1], r, self.scale.device), 1)
-            v[:, :r][:, _below(n, r, v.device)] = torch.cat([self.exact.double(), self.rounded * steps], 1)
+            steps = self.scale.double().repeat_interleave(
+                _counts(n, r - self.scale.shape[1], r, self.scale.device), 1
+            )
+            v[:, :r][:, _below(n, r, v.device)] = torch.cat(
+                [self.exact.double(), self.rounded * steps], 1
+            )
             tau = 2 / (1 + v[:, :r].square().sum(2))
             v = torch.linalg.householder_product(v.transpose(1, 2), tau)
         else:
@@ -69,16 +79,26 @@ def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> Packed:
     """The columns (G, n, r), orthonormal, as reflections; the first ``exact`` are not rounded."""
     n, r = vectors.shape[1:]
     dtype = values.dtype
-    numbers = torch.geqrf(vectors.double())[0].transpose(1, 2)[:, _below(n, r, vectors.device)] if r else vectors.new_zeros(len(vectors), 0)
+    numbers = (
+        torch.geqrf(vectors.double())[0].transpose(1, 2)[:, _below(n, r, vectors.device)]
+        if r
+        else vectors.new_zeros(len(vectors), 0)
+    )
     counts = _counts(n, 0, r, vectors.device)
     first = int(counts[:exact].sum())
     later = counts[exact:]
-    own = torch.repeat_interleave(torch.arange(r - exact, device=vectors.device), later)  # the reflection of each number
+    own = torch.repeat_interleave(
+        torch.arange(r - exact, device=vectors.device), later
+    )  # the reflection of each number
     numbers, kept = numbers[:, first:], numbers[:, :first]
-    most = numbers.new_zeros(len(numbers), r - exact).scatter_reduce(1, own.expand(len(numbers), -1), numbers.abs(), "amax")
+    most = numbers.new_zeros(len(numbers), r - exact).scatter_reduce(
+        1, own.expand(len(numbers), -1), numbers.abs(), "amax"
+    )
     scale = (most / STEPS).to(dtype)
     steps = scale.double()[:, own]
-    rounded = torch.where(steps > 0, numbers / steps, 0).round().clamp(-STEPS, STEPS).to(torch.int16)
+    rounded = (
+        torch.where(steps > 0, numbers / steps, 0).round().clamp(-STEPS, STEPS).to(torch.int16)
+    )
     return Packed(n, kept.to(dtype), rounded, scale, values, rest)
 
 
@@ -100,18 +120,38 @@ def check_packed(packed: Packed, groups: int, what: str) -> None:
     ...
     ValueError: Q of head.0 holds 0 numbers of 2 reflections in 3 dimensions, expected 3
     """
-    n, r, exact, rounded = packed.size, packed.values.dim() == 2 and packed.values.shape[1], packed.exact, packed.rounded
+    n, r, exact, rounded = (
+        packed.size,
+        packed.values.dim() == 2 and packed.values.shape[1],
+        packed.exact,
+        packed.rounded,
+    )
     c = r - packed.scale.shape[-1]
     if not 0 <= c <= r <= n or {len(t) for t in packed.tensors().values()} != {groups}:
-        raise ValueError(f"{what} holds {r} reflections, {c} of them exact, in {n} dimensions and {groups} groups")
-    sizes = [(exact, numbers_of(n, 0, c)), (rounded, numbers_of(n, c, r)), (packed.scale, r - c), (packed.values, r)]
+        raise ValueError(
+            f"{what} holds {r} reflections, {c} of them exact, in {n} dimensions and {groups} groups"
+        )
+    sizes = [
+        (exact, numbers_of(n, 0, c)),
+        (rounded, numbers_of(n, c, r)),
+        (packed.scale, r - c),
+        (packed.values, r),
+    ]
     for tensor, expected in sizes:
         if tuple(tensor.shape) != (groups, expected):
-            raise ValueError(f"{what} holds {tensor.numel()} numbers of {r} reflections in {n} dimensions, expected {groups * expected}")
+            raise ValueError(
+                f"{what} holds {tensor.numel()} numbers of {r} reflections in {n} dimensions, expected {groups * expected}"
+            )
     dtypes = {t.dtype for t in (exact, packed.scale, packed.values, packed.rest)}
-    if dtypes not in ({torch.float32}, {torch.float64}) or rounded.dtype != torch.int16 or packed.rest.dim() != 1:
+    if (
+        dtypes not in ({torch.float32}, {torch.float64})
+        or rounded.dtype != torch.int16
+        or packed.rest.dim() != 1
+    ):
         raise ValueError(f"{what} is of {dtypes} and {rounded.dtype}")
-    if not all(bool((t.abs() <= most).all()) for t, most in ((exact, 1.001), (packed.scale, 1.001 / STEPS))):
+    if not all(
+        bool((t.abs() <= most).all()) for t, most in ((exact, 1.001), (packed.scale, 1.001 / STEPS))
+    ):
         raise ValueError(f"{what} has reflections that no orthonormal basis has")
     if not all(bool(((t >= 0) & t.isfinite()).all()) for t in (packed.values, packed.rest)):
         raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")

@@ -13,7 +13,7 @@ from boxcov.posterior.householder import Packed
 
 
 @dataclass(frozen=True)
-class Eigen:
+class Eigendecomposition:
     """A symmetric matrix in its eigenbasis, one a group; layers that read the same tensor share one object."""
 
     vectors: Tensor  # (G, n, n), in columns
@@ -21,22 +21,22 @@ class Eigen:
     packed: Packed | None = None  # what a file holds in their place, if they were truncated
 
     @staticmethod
-    def of(matrix: Tensor, dtype: torch.dtype) -> Eigen:
+    def of(matrix: Tensor, dtype: torch.dtype) -> Eigendecomposition:
         """Decompose (G, n, n) in float64.
 
-        >>> Eigen.of(torch.diag(torch.tensor([1.0, 4.0]))[None], torch.float32).values
+        >>> Eigendecomposition.of(torch.diag(torch.tensor([1.0, 4.0]))[None], torch.float32).values
         tensor([[1., 4.]])
         """
         values, vectors = torch.linalg.eigh(matrix.double())
         # contiguous, as a file would give it back: the layout decides how products round
-        return Eigen(vectors.to(dtype).contiguous(), values.clamp(min=0).to(dtype))
+        return Eigendecomposition(vectors.to(dtype).contiguous(), values.clamp(min=0).to(dtype))
 
     @property
     def matrix(self) -> Tensor:
         return (self.vectors * self.values.unsqueeze(1)) @ self.vectors.transpose(1, 2)
 
-    def to(self, device: torch.device | str) -> Eigen:
-        return Eigen(self.vectors.to(device), self.values.to(device), self.packed)
+    def to(self, device: torch.device | str) -> Eigendecomposition:
+        return Eigendecomposition(self.vectors.to(device), self.values.to(device), self.packed)
 
     def jittered(self, jitter: float) -> Tensor:
         """Eigenvalues (G, n) of the factor plus ``jitter`` times its mean eigenvalue."""
@@ -49,7 +49,7 @@ class Eigen:
 
 
 @dataclass(frozen=True)
-class Block:
+class KroneckerBlock:
     """The posterior of one weight matrix.
 
     It is diagonal in the basis of the matrices ``v_a u_b^T``, eigenvectors of H and Q, or, where the Fisher is known whole, in that one's own
@@ -57,11 +57,13 @@ class Block:
     """
 
     layer: Layer
-    Q: Eigen  # (G, n_in): inputs
-    H: Eigen  # (G, n_out): gradients
+    Q: Eigendecomposition  # (G, n_in): inputs
+    H: Eigendecomposition  # (G, n_out): gradients
     square_norm: float  # of the trained weights, for the marginal likelihood
-    corrected: Tensor | None = None  # (G, n_out, n_in) second moments of the frames' gradients in the eigenbasis of Q and H
-    full: Eigen | None = None  # (G, n_out n_in): the whole Fisher of each group
+    corrected: Tensor | None = (
+        None  # (G, n_out, n_in) second moments of the frames' gradients in the eigenbasis of Q and H
+    )
+    full: Eigendecomposition | None = None  # (G, n_out n_in): the whole Fisher of each group
 
     @property
     def size(self) -> int:
@@ -84,13 +86,17 @@ class Block:
     def rotate(self, matrix: Tensor) -> Tensor:
         """A weight matrix (..., G, n_out, n_in) in the basis: V^T M U."""
         if self.full is not None:
-            return torch.einsum("...gw,gwv->...gv", matrix.flatten(-2), self.full.vectors).view(matrix.shape)
+            return torch.einsum("...gw,gwv->...gv", matrix.flatten(-2), self.full.vectors).view(
+                matrix.shape
+            )
         return self.H.vectors.transpose(1, 2) @ matrix @ self.Q.vectors
 
     def unrotate(self, matrix: Tensor) -> Tensor:
         """The inverse: V M U^T."""
         if self.full is not None:
-            return torch.einsum("...gv,gwv->...gw", matrix.flatten(-2), self.full.vectors).view(matrix.shape)
+            return torch.einsum("...gv,gwv->...gw", matrix.flatten(-2), self.full.vectors).view(
+                matrix.shape
+            )
         return self.H.vectors @ matrix @ self.Q.vectors.transpose(1, 2)
 
     def basis(self, group: int) -> Tensor:
@@ -110,14 +116,18 @@ class Block:
             pair.append(torch.linalg.cholesky(matrix).to(factor.values.dtype))
         return pair[0], pair[1]
 
-    def to(self, device: torch.device | str, moved: dict[int, Eigen]) -> Block:
+    def to(
+        self, device: torch.device | str, moved: dict[int, Eigendecomposition]
+    ) -> KroneckerBlock:
         """On another device; ``moved`` knows the factors that are there already, by id, so that shared ones stay shared."""
         for factor in (self.Q, self.H):
             if id(factor) not in moved:
                 moved[id(factor)] = factor.to(device)
         corrected = None if self.corrected is None else self.corrected.to(device)
         full = None if self.full is None else self.full.to(device)
-        return replace(self, Q=moved[id(self.Q)], H=moved[id(self.H)], corrected=corrected, full=full)
+        return replace(
+            self, Q=moved[id(self.Q)], H=moved[id(self.H)], corrected=corrected, full=full
+        )
 
     # whether it has an inverse without a prior
 
@@ -145,7 +155,7 @@ def rank(values: Tensor) -> int:
     return int((values > floor).sum(1).min())
 
 
-def log_evidence(block: Block, n_data: float, tau: float) -> float:
+def log_evidence(block: KroneckerBlock, n_data: float, tau: float) -> float:
     """What one layer adds to the log marginal likelihood: prior at the weights, and the volume that the data left of the prior's."""
     if tau == 0:
         return float("-inf")

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.precision import full_precision
-from boxcov._torch.shadow import listed
 from boxcov._torch.unfold import from_matrix, to_matrix
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.kfac.accumulate import FisherKind, Locations
 from boxcov.posterior.calibration import Calibration
-from boxcov.posterior.kronecker_block import Block, Eigen, log_evidence
+from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, log_evidence
 
 if TYPE_CHECKING:
     from boxcov.detector import Detector
@@ -50,7 +49,7 @@ class Posterior:
     'paper'
     """
 
-    blocks: Mapping[str, Block]  # by layer name
+    blocks: Mapping[str, KroneckerBlock]  # by layer name
     n_data: float  # training frames that the curvature stands for
     prior_precision: float | Mapping[str, float]  # tau, for all layers or for each
     fisher: FisherKind
@@ -62,7 +61,9 @@ class Posterior:
     jitter: float = 1e-6  # of the paper's form, relative to a factor's mean eigenvalue
     meta: Mapping[str, str] = field(default_factory=dict)
     locations: Locations = "all"  # that Q was taken over
-    calibration: Calibration | None = None  # from its covariances to those of the errors; other variances of the weights lose it
+    calibration: Calibration | None = (
+        None  # from its covariances to those of the errors; other variances of the weights lose it
+    )
     skipped: int = 0  # items that were left out because of a NaN or an infinity
     error: float = 0.0  # a share: no variance is further off than this, because of truncated()
 
@@ -70,16 +71,20 @@ class Posterior:
         if isinstance(self.prior_precision, Mapping):
             lacking = [name for name in self.blocks if name not in self.prior_precision]
             if lacking:
-                raise BoxcovError(f"prior_precision has no value for {listed(lacking)}: give one for each layer, or one number for all")
+                raise BoxcovError(
+                    f"prior_precision has no value for {join_names(lacking)}: give one for each layer, or one number for all"
+                )
         for name in self.blocks:
             if not 0 <= self.tau(name) < float("inf"):
-                raise BoxcovError(f"prior_precision must be at least 0 and finite, got {self.tau(name)} for {name}")
+                raise BoxcovError(
+                    f"prior_precision must be at least 0 and finite, got {self.tau(name)} for {name}"
+                )
         if not 0 < self.n_data < float("inf"):
             raise BoxcovError(f"n_data must be above 0 and finite, got {self.n_data}")
         refined = [name for name, block in self.blocks.items() if block.refined]
         if refined and self.form == "paper":
             raise BoxcovError(
-                f"the paper's form is Q^-1 (x) H^-1, and the Fisher of {listed(refined)} is eigenvalue-corrected or known whole, "
+                f"the paper's form is Q^-1 (x) H^-1, and the Fisher of {join_names(refined)} is eigenvalue-corrected or known whole, "
                 "no product of two factors: use the form 'eigen', or fit without corrected and full"
             )
         poor = [name for name in self.blocks if not self._invertible(name)]
@@ -90,7 +95,9 @@ class Posterior:
     def parameters(self) -> list[str]:
         """Names of the parameters that it is about, weights first."""
         layers = [block.layer for block in self.blocks.values()]
-        return [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias is not None]
+        return [layer.weight for layer in layers] + [
+            layer.bias for layer in layers if layer.bias is not None
+        ]
 
     def restricted(self, names: Iterable[str]) -> Posterior:
         """The same posterior over some of its layers, without its calibration."""
@@ -150,7 +157,10 @@ class Posterior:
             own = torch.Generator(source).manual_seed(_seed_of(seed, name))
             shape = (layer.geometry.groups, layer.n_out, layer.n_in)
             # one by one: torch fills the end of a larger tensor with other numbers
-            each = [torch.randn(shape, generator=own, dtype=like.dtype, device=source) for _ in range(count)]
+            each = [
+                torch.randn(shape, generator=own, dtype=like.dtype, device=source)
+                for _ in range(count)
+            ]
             xi = torch.stack(each).to(like.device)
             if self.form == "paper":
                 L_Q, L_H = self._cholesky[name]
@@ -183,7 +193,11 @@ class Posterior:
             given = bias if weight is None else weight
             if given is None:
                 continue
-            lead = given.shape[:-1] if weight is None else given.shape[: given.dim() - len(layer.shape)]
+            lead = (
+                given.shape[:-1]
+                if weight is None
+                else given.shape[: given.dim() - len(layer.shape)]
+            )
             if weight is None:
                 weight = given.new_zeros(*lead, *layer.shape)
             if bias is None and layer.bias is not None:
@@ -193,13 +207,18 @@ class Posterior:
             C = G @ G.transpose(-1, -2)
             total = C if total is None else total + C
         if total is None:
-            raise BoxcovError(f"none of the gradients {listed(gradients)} belongs to this posterior")
+            raise BoxcovError(
+                f"none of the gradients {join_names(gradients)} belongs to this posterior"
+            )
         return total
 
     def covariance(self, name: str) -> Tensor:
         """The covariance of one layer's weight matrix, dense (w, w) over (group, output, input): for small layers and for tests."""
         block = self.blocks[name]
-        groups = [(block.basis(g) * v.flatten()) @ block.basis(g).T for g, v in enumerate(self.variances(name))]
+        groups = [
+            (block.basis(g) * v.flatten()) @ block.basis(g).T
+            for g, v in enumerate(self.variances(name))
+        ]
         dense: Tensor = torch.block_diag(*groups)
         return dense
 
@@ -215,7 +234,10 @@ class Posterior:
             return other
         from boxcov.posterior.compress import under_prior
 
-        ratios = [self.tau(name) / tau if (tau := other.tau(name)) else float("inf") for name in self.blocks]
+        ratios = [
+            self.tau(name) / tau if (tau := other.tau(name)) else float("inf")
+            for name in self.blocks
+        ]
         return replace(other, error=under_prior(self.error, max(ratios)))
 
     def truncated(self, error: float = 0.01) -> Posterior:
@@ -227,7 +249,9 @@ class Posterior:
     def paper(self, jitter: float = 1e-6) -> Posterior:
         """The paper's own posterior ``Q^-1 (x) H^-1`` (n = 1, no prior), each factor with ``jitter`` times its mean eigenvalue added."""
         if self.error:
-            raise BoxcovError("a truncated posterior has lost the small eigenvalues that the paper's form divides by: take the whole one")
+            raise BoxcovError(
+                "a truncated posterior has lost the small eigenvalues that the paper's form divides by: take the whole one"
+            )
         return replace(self, form="paper", jitter=jitter, calibration=None)
 
     def corrected(
@@ -255,8 +279,10 @@ class Posterior:
         return replace(self, calibration=calibration)
 
     def to(self, device: torch.device | str) -> Posterior:
-        moved: dict[int, Eigen] = {}  # shared factors stay shared
-        return replace(self, blocks={name: block.to(device, moved) for name, block in self.blocks.items()})
+        moved: dict[int, Eigendecomposition] = {}  # shared factors stay shared
+        return replace(
+            self, blocks={name: block.to(device, moved) for name, block in self.blocks.items()}
+        )
 
     @property
     def device(self) -> torch.device:
@@ -270,10 +296,16 @@ class Posterior:
         The log-likelihood at the trained weights, the prior there, and half the log-determinants of prior and posterior precision.
         """
         if self.form == "paper":
-            raise BoxcovError("the paper's form has no prior, so no marginal likelihood: use posterior.with_prior(1.0)")
-        return -self.n_data * self.loss + sum(log_evidence(block, self.n_data, self.tau(name)) for name, block in self.blocks.items())
+            raise BoxcovError(
+                "the paper's form has no prior, so no marginal likelihood: use posterior.with_prior(1.0)"
+            )
+        return -self.n_data * self.loss + sum(
+            log_evidence(block, self.n_data, self.tau(name)) for name, block in self.blocks.items()
+        )
 
-    def tune_prior_precision(self, score: Callable[[Posterior], float] | None = None, *, per_layer: bool = False) -> Posterior:
+    def tune_prior_precision(
+        self, score: Callable[[Posterior], float] | None = None, *, per_layer: bool = False
+    ) -> Posterior:
         """See ``boxcov.posterior.prior.tune_prior_precision``."""
         from boxcov.posterior.prior import tune_prior_precision
 
@@ -312,13 +344,15 @@ class Posterior:
             return True
         if self.form == "eigen" or block.has_full_rank:
             return block.has_full_rank
-        return self.jitter > 0 and bool((block.Q.values.sum(1) > 0).all() and (block.H.values.sum(1) > 0).all())
+        return self.jitter > 0 and bool(
+            (block.Q.values.sum(1) > 0).all() and (block.H.values.sum(1) > 0).all()
+        )
 
     def _rank_message(self, poor: list[str]) -> str:
         way = "use a prior_precision above 0"
         if self.form == "paper":
             way = f"a jitter of {self.jitter} does not mend that: raise it, leave the layer out, or use the form 'eigen'"
-        return f"the factors of {listed(poor)} are rank-deficient ({poor[0]}: {self.blocks[poor[0]].ranks}) and have no inverse: {way}"
+        return f"the factors of {join_names(poor)} are rank-deficient ({poor[0]}: {self.blocks[poor[0]].ranks}) and have no inverse: {way}"
 
 
 def _seed_of(seed: int, name: str) -> int:

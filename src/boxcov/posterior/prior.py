@@ -8,17 +8,21 @@ from math import isfinite
 
 import torch
 
-from boxcov._torch.shadow import listed
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.file import check_fingerprint
-from boxcov.posterior.kronecker_block import Eigen, log_evidence
+from boxcov.posterior.kronecker_block import Eigendecomposition, log_evidence
 from boxcov.posterior.posterior import Posterior
 
 DECADES = (-8.0, 8.0)
 
 
-def tune_prior_precision(posterior: Posterior, score: Callable[[Posterior], float] | None = None, *, per_layer: bool = False) -> Posterior:
+def tune_prior_precision(
+    posterior: Posterior,
+    score: Callable[[Posterior], float] | None = None,
+    *,
+    per_layer: bool = False,
+) -> Posterior:
     """The posterior with the prior precision that explains the data best.
 
     Without ``score``, the marginal likelihood of the training frames decides, which costs nothing; ``per_layer`` gives each layer its own
@@ -34,13 +38,24 @@ def tune_prior_precision(posterior: Posterior, score: Callable[[Posterior], floa
     """
     if score is not None:
         if per_layer:
-            raise BoxcovError("per_layer goes with the marginal likelihood: a score of held-out boxes tunes one precision")
-        return posterior.with_prior(10 ** minimise(lambda x: score(posterior.with_prior(10**x)), *DECADES, steps=16))
+            raise BoxcovError(
+                "per_layer goes with the marginal likelihood: a score of held-out boxes tunes one precision"
+            )
+        return posterior.with_prior(
+            10 ** minimise(lambda x: score(posterior.with_prior(10**x)), *DECADES, steps=16)
+        )
     n = posterior.n_data
 
     def best(names: list[str]) -> float:
         blocks = [posterior.blocks[name] for name in names]
-        return float(10 ** minimise(lambda x: -sum(log_evidence(block, n, 10**x) for block in blocks), *DECADES, steps=48))
+        return float(
+            10
+            ** minimise(
+                lambda x: -sum(log_evidence(block, n, 10**x) for block in blocks),
+                *DECADES,
+                steps=48,
+            )
+        )
 
     if per_layer:
         return posterior.with_prior({name: best([name]) for name in posterior.blocks})
@@ -64,19 +79,39 @@ def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) 
         raise BoxcovError(f"scale must be above 0 and finite, got {scale}")
     check_fingerprint(posterior.fingerprint, detector, "weight_scaled")
     weights = dict(detector.named_parameters())
-    squares = {name: float(weights[block.layer.weight].detach().double().square().mean()) for name, block in posterior.blocks.items()}
+    squares = {
+        name: float(weights[block.layer.weight].detach().double().square().mean())
+        for name, block in posterior.blocks.items()
+    }
     empty = [name for name, square in squares.items() if square == 0]
     if empty:
-        raise BoxcovError(f"all weights of {listed(empty)} are 0, so is their root mean square: leave them out with fixed={empty!r}")
+        raise BoxcovError(
+            f"all weights of {join_names(empty)} are 0, so is their root mean square: leave them out with fixed={empty!r}"
+        )
     blocks = {
-        name: replace(block, H=Eigen(block.H.vectors, torch.zeros_like(block.H.values)), corrected=None, full=None)
+        name: replace(
+            block,
+            H=Eigendecomposition(block.H.vectors, torch.zeros_like(block.H.values)),
+            corrected=None,
+            full=None,
+        )
         for name, block in posterior.blocks.items()
     }
     precisions = {name: 1 / (scale**2 * square) for name, square in squares.items()}
-    return replace(posterior, blocks=blocks, prior_precision=precisions, fisher="identity", form="eigen", calibration=None, error=0.0)
+    return replace(
+        posterior,
+        blocks=blocks,
+        prior_precision=precisions,
+        fisher="identity",
+        form="eigen",
+        calibration=None,
+        error=0.0,
+    )
 
 
-def minimise(function: Callable[[float], float], low: float, high: float, steps: int, tolerance: float = 1e-3) -> float:
+def minimise(
+    function: Callable[[float], float], low: float, high: float, steps: int, tolerance: float = 1e-3
+) -> float:
     """Where ``function`` is smallest: a grid, so as not to fall into the wrong valley, then a golden section around its best point.
 
     >>> round(minimise(lambda x: (x - 1.25) ** 2, -8, 8, steps=16), 2)

@@ -8,7 +8,9 @@ from time import perf_counter
 from boxcov.errors import BoxcovError
 
 clock = perf_counter  # seconds
-_FORGET = 0.98  # what is known of a choice that is not taken fades by frame, so that it is tried again
+_FORGET = (
+    0.98  # what is known of a choice that is not taken fades by frame, so that it is tried again
+)
 _FALL = 0.2  # of the way down in one frame, for a choice that took less time than thought; up it goes at once
 
 
@@ -36,29 +38,47 @@ class Budget:
     """
 
     def __init__(self, milliseconds: float, samples: int, below: bool) -> None:
-        if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)) or not 0 < milliseconds < float("inf"):
-            raise BoxcovError(f"budget_ms must be a number of milliseconds above 0, got {milliseconds!r}")
+        if (
+            isinstance(milliseconds, bool)
+            or not isinstance(milliseconds, (int, float))
+            or not 0 < milliseconds < float("inf")
+        ):
+            raise BoxcovError(
+                f"budget_ms must be a number of milliseconds above 0, got {milliseconds!r}"
+            )
         self.milliseconds = float(milliseconds)
         numbers = [samples]
         while numbers[-1] > 3:
             numbers.append(numbers[-1] // 2)
         if numbers[-1] > 2:
             numbers.append(2)
-        self.choices = [Choice(k, head) for head in ((False, True) if below else (False,)) for k in numbers]
+        self.choices = [
+            Choice(k, head) for head in ((False, True) if below else (False,)) for k in numbers
+        ]
         self._known: dict[Choice, float] = {}
         self._met: set[Choice] = set()
 
     def choose(self, left: float) -> Choice:
         """The best choice that is thought to fit into the milliseconds that are left; the least if none does."""
-        return next((choice for choice in self.choices if self.expected(choice) <= left), self.choices[-1])
+        return next(
+            (choice for choice in self.choices if self.expected(choice) <= left), self.choices[-1]
+        )
 
     def expected(self, choice: Choice) -> float:
         """Milliseconds that a choice is thought to take."""
         if choice in self._known:
             return self._known[choice]
         # a pass costs about one direction more than there are; the nearest choice of the same layers tells
-        others = sorted(abs(other.samples - choice.samples) for other in self._known if other.head == choice.head)
-        same = [other for other in self._known if other.head == choice.head and abs(other.samples - choice.samples) == others[0]]
+        others = sorted(
+            abs(other.samples - choice.samples)
+            for other in self._known
+            if other.head == choice.head
+        )
+        same = [
+            other
+            for other in self._known
+            if other.head == choice.head and abs(other.samples - choice.samples) == others[0]
+        ]
         return self._known[same[0]] * (choice.samples + 1) / (same[0].samples + 1) if same else 0.0
 
     def took(self, choice: Choice, milliseconds: float) -> None:
@@ -67,7 +87,9 @@ class Budget:
             if other != choice:
                 self._known[other] *= _FORGET
         before = self._known.get(choice, 0.0)
-        first = choice not in self._met  # with all that is made and compared once: too much, but better than nothing
+        first = (
+            choice not in self._met
+        )  # with all that is made and compared once: too much, but better than nothing
         self._met.add(choice)
         falls = before - _FALL * (before - milliseconds)
         self._known[choice] = milliseconds if first or milliseconds > before else falls

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from boxcov._torch.layer_calls import Watch
-from boxcov._torch.shadow import listed
+from boxcov._torch.layer_calls import LayerCallMode
 from boxcov.detector import InstanceGroup
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.predict.linearize import Point
 
 
@@ -29,7 +28,12 @@ class Trace:
 
     def upstream_of(self, raw: Any, read: set[int]) -> set[str]:
         """The weights behind those tensors of ``raw`` that were ``read`` (by id)."""
-        return {name for tensor, names in zip(floats(raw), self.upstream) if id(tensor) in read for name in names}
+        return {
+            name
+            for tensor, names in zip(floats(raw), self.upstream)
+            if id(tensor) in read
+            for name in names
+        }
 
 
 def floats(raw: Any) -> list[Tensor]:
@@ -49,7 +53,9 @@ def groups(point: Point) -> list[InstanceGroup]:
     found = [(index, run) for index, run in given or [] if len(index)]
     index = torch.cat([index for index, _ in found]) if found else torch.zeros(0)
     if sorted(index.tolist()) != list(range(len(point.selection))):
-        raise BoxcovError(f"{_asked(point)} must give each of the {len(point.selection)} instances once, it gave {len(index)}")
+        raise BoxcovError(
+            f"{_asked(point)} must give each of the {len(point.selection)} instances once, it gave {len(index)}"
+        )
     return found
 
 
@@ -83,25 +89,44 @@ def trace(point: Point) -> Trace:
         raw, decoded = linearised.run(point.inputs, answer, lambda raw: (raw, point.z_of(raw)))
         upstream = tuple(_behind(tensor, theta) for tensor in floats(raw))
         # both from the raw outputs of this pass: in another precision than the plain pass they are not quite those of the point
-        own_raw = replace(point, raw=tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), raw))
+        own_raw = replace(
+            point,
+            raw=tree_map_only(
+                Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), raw
+            ),
+        )
         boxes = torch.zeros_like(decoded)
-        with Watch(linearised.names, answer):
+        with LayerCallMode(linearised.names, answer):
             for index, run in groups(own_raw):
                 boxes = boxes.index_copy(0, index, run())
-        probe = torch.linspace(-1, 1, boxes.numel(), device=boxes.device).cos().reshape(boxes.shape).to(boxes.dtype)
+        probe = (
+            torch.linspace(-1, 1, boxes.numel(), device=boxes.device)
+            .cos()
+            .reshape(boxes.shape)
+            .to(boxes.dtype)
+        )
         weights = list(theta.values())
         whole, own = (_gradients((z * probe).sum(), weights) for z in (decoded, boxes))
     found = Trace(upstream)
     # a weight before the cut has no gradient by instance: it is counted elsewhere
     behind = found.upstream_of(own_raw.raw, leaves_read(boxes))
-    _check_agreement(point, decoded, boxes, {name: (w, o) for name, w, o in zip(theta, whole, own) if name not in behind})
+    _check_agreement(
+        point,
+        decoded,
+        boxes,
+        {name: (w, o) for name, w, o in zip(theta, whole, own) if name not in behind},
+    )
     return found
 
 
 def _behind(tensor: Tensor, theta: dict[str, Tensor]) -> frozenset[str]:
     if not tensor.requires_grad:
         return frozenset()
-    return frozenset(name for name, g in zip(theta, _gradients(tensor.sum(), list(theta.values()))) if g is not None)
+    return frozenset(
+        name
+        for name, g in zip(theta, _gradients(tensor.sum(), list(theta.values())))
+        if g is not None
+    )
 
 
 def _gradients(number: Tensor, weights: list[Tensor]) -> list[Tensor | None]:
@@ -110,13 +135,20 @@ def _gradients(number: Tensor, weights: list[Tensor]) -> list[Tensor | None]:
     return list(torch.autograd.grad(number, weights, retain_graph=True, allow_unused=True))
 
 
-def _check_agreement(point: Point, decoded: Tensor, boxes: Tensor, gradients: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
+def _check_agreement(
+    point: Point,
+    decoded: Tensor,
+    boxes: Tensor,
+    gradients: dict[str, tuple[Tensor | None, Tensor | None]],
+) -> None:
     """``instances`` must give the boxes of ``decode``, and the same gradients: crops too small or borders forgotten show here."""
     slack = _slack(point.linearised.theta().values())
     who, whole_map = _asked(point), "decode()" if point.logits is None else "decode() with logits()"
     if not torch.allclose(boxes, decoded, rtol=slack, atol=slack):
         row = int((boxes - decoded).abs().amax(1).argmax())
-        raise BoxcovError(f"{who} gives box {row} as {boxes[row].tolist()}, {whole_map} gives {decoded[row].tolist()}")
+        raise BoxcovError(
+            f"{who} gives box {row} as {boxes[row].tolist()}, {whole_map} gives {decoded[row].tolist()}"
+        )
     wrong = []
     for name, (whole, own) in gradients.items():
         if whole is None or float(whole.norm()) == 0:
@@ -124,7 +156,9 @@ def _check_agreement(point: Point, decoded: Tensor, boxes: Tensor, gradients: di
         if own is None or float((whole - own).norm()) > slack * float(whole.norm()):
             wrong.append(name)
     if wrong:
-        raise BoxcovError(f"{who} gives other gradients than {whole_map} for {listed(wrong)}: is its crop too small, or its border off?")
+        raise BoxcovError(
+            f"{who} gives other gradients than {whole_map} for {join_names(wrong)}: is its crop too small, or its border off?"
+        )
 
 
 def _slack(weights: Iterable[Tensor]) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
-from boxcov._torch.layer_calls import Call, Watch
+from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32
 from boxcov._torch.unfold import columns, rows
 from boxcov.detections import Detections
@@ -32,9 +32,15 @@ from boxcov.predict.head.stages import Stages
 from boxcov.predict.head.weights import TOLERANCE
 from boxcov.predict.layer_covariance import MEMORY, layer_covariance
 from boxcov.predict.linearize import Point
-from boxcov.predict.predictor import PosteriorPredictor, check_precision, check_samples, sample_covariance, score_parts
+from boxcov.predict.predictor import (
+    PosteriorPredictor,
+    check_precision,
+    check_samples,
+    sample_covariance,
+    score_parts,
+)
 
-Uses = dict[str, list[tuple[Call, GradientEdge]]]
+Uses = dict[str, list[tuple[LayerCall, GradientEdge]]]
 """By weight, the products it takes part in, and where the gradient passes each."""
 
 
@@ -44,7 +50,7 @@ class ExactGLM(PosteriorPredictor):
     samples: for a posterior that reaches below the head: estimate what lies below by Monte Carlo with that many samples, drawn with ``seed``;
     unless given, that part is exact too, at one backward pass for each output number.
     precision: of the products on a GPU, for a detector whose head is given as stages: "float32", or "tf32" or "half", faster and less exact.
-    graphs: on a GPU, keep the dense part of the detector as a CUDA graph (``Detector.dense_inputs``), and what was computed for a number of boxes
+    graphs: on a GPU, keep the dense part of the detector as a CUDA graph (``Detector.static_inputs``), and what was computed for a number of boxes
     for the next frame with about as many; they hold memory.
     tolerance: the relative error that each variance of the posterior may have, for a head given as stages; 1e-3 or 1e-2 may be much faster, as
     directions of which the data say nothing beside the prior are then taken together.
@@ -93,16 +99,26 @@ class ExactGLM(PosteriorPredictor):
         self._carried = Carried(precision)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "samples": self.samples, "seed": self.seed, "precision": self.precision, "tolerance": self.tolerance}
+        return {
+            **super().settings(),
+            "samples": self.samples,
+            "seed": self.seed,
+            "precision": self.precision,
+            "tolerance": self.tolerance,
+        }
 
     def asks(self) -> bool:
-        return self.score or not (self._stages.suffice or (self._stages.known and self._carried.trusted))
+        return self.score or not (
+            self._stages.suffice or (self._stages.known and self._carried.trusted)
+        )
 
     def along(self) -> Tangents | None:
         """Of a posterior that reaches below a head in stages: the directions of what lies below, as far as the head's input."""
         if self.samples is None or not self._stages.below:
             return None
-        return self._carried.along(self.linearised, self._directions(self._stages.below), self._stages.ends)
+        return self._carried.along(
+            self.linearised, self._directions(self._stages.below), self._stages.ends
+        )
 
     def predict(self, point: Point) -> Detections:
         plain = replace(point, logits=None)
@@ -117,8 +133,14 @@ class ExactGLM(PosteriorPredictor):
         if below and self.samples is None:
             if below == deeper:
                 parts = self._below(point, below)
-                return point.detections(covariance=covariance + parts[0], meta=self.settings(), **score_parts(row + parts[1]))
-            covariance = covariance + self._below(plain, below)[0]  # boxes and logits are known by instance to different depths
+                return point.detections(
+                    covariance=covariance + parts[0],
+                    meta=self.settings(),
+                    **score_parts(row + parts[1]),
+                )
+            covariance = (
+                covariance + self._below(plain, below)[0]
+            )  # boxes and logits are known by instance to different depths
         row = row + self._below(point, deeper)[1] if deeper else row
         return point.detections(covariance=covariance, meta=self.settings(), **score_parts(row))
 
@@ -134,9 +156,13 @@ class ExactGLM(PosteriorPredictor):
         zeros = at_least_float32(point.boxes).new_zeros(m, D, D)
         if point.linearised.shadow.instances(point.raw, point.selection) is None:
             return zeros, list(self.posterior.blocks), None
-        with nullcontext() if fast is None else matrix_precision("float32"):  # to be compared, it must be as exact
+        with (
+            nullcontext() if fast is None else matrix_precision("float32")
+        ):  # to be compared, it must be as exact
             part, direct, upstream = self._by_instance(point)
-        if upstream & direct:  # a weight used on both sides of the cut: its gradient cannot be told apart
+        if (
+            upstream & direct
+        ):  # a weight used on both sides of the cut: its gradient cannot be told apart
             return zeros, list(self.posterior.blocks), None
         below = [name for weight, name in self._block_of.items() if weight in upstream]
         if fast is not None:
@@ -161,7 +187,9 @@ class ExactGLM(PosteriorPredictor):
 
         With logits the last row alone (m, D + 1), which most layers do not bear on.
         """
-        leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw)
+        leaves = tree_map_only(
+            Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw
+        )
         watched = replace(point, raw=leaves)
         m, D = point.z.shape
         checked = self._checked if point.logits is None else self._checked_scored
@@ -174,12 +202,18 @@ class ExactGLM(PosteriorPredictor):
             out[index] = self.group(boxes, uses, checked, last=point.logits is not None)
             direct |= {name for name in uses if name in self._block_of}
             read |= leaves_read(boxes)
-        if checked.trace is None or not direct <= checked.verified or not checked.trace.knows(leaves):
+        if (
+            checked.trace is None
+            or not direct <= checked.verified
+            or not checked.trace.knows(leaves)
+        ):
             checked.trace = trace(watched)
             checked.verified |= direct
         return out, direct, checked.trace.upstream_of(leaves, read)
 
-    def group(self, boxes: Tensor, uses: Uses, checked: Checked | None, *, last: bool = False) -> Tensor:
+    def group(
+        self, boxes: Tensor, uses: Uses, checked: Checked | None, *, last: bool = False
+    ) -> Tensor:
         """(g, D, D) of the numbers (g, D) of some instances; the last row alone (g, D) if asked for.
 
         checked: None if no number may be looked at, as in a graph that is traced; what there is to check was then checked before.
@@ -191,22 +225,41 @@ class ExactGLM(PosteriorPredictor):
             return total
         grads = _gradients_by_field(boxes, edges)
         if checked is not None and g > 1 and not set(uses) <= checked.apart:
-            _check_apart(boxes, edges, [call for calls in uses.values() for call, _ in calls], self.linearised.shadow)
+            _check_apart(
+                boxes,
+                edges,
+                [call for calls in uses.values() for call, _ in calls],
+                self.linearised.shadow,
+            )
             checked.apart |= set(uses)
         remaining = iter(grads)
         layers = {}
         for name, calls in uses.items():
             pairs = [(call, d) for (call, _), d in zip(calls, remaining) if d is not None]
             if pairs:
-                a = torch.cat([columns(at_least_float32(call.batched_x), call.geometry) for call, _ in pairs], 3)
-                d = torch.cat([rows(call.batched_out(at_least_float32(d), lead=1), call.geometry) for call, d in pairs], 4)
+                a = torch.cat(
+                    [columns(at_least_float32(call.batched_x), call.geometry) for call, _ in pairs],
+                    3,
+                )
+                d = torch.cat(
+                    [
+                        rows(call.batched_out(at_least_float32(d), lead=1), call.geometry)
+                        for call, d in pairs
+                    ],
+                    4,
+                )
                 layers[self._block_of[name]] = a, d
         every = [list(range(D))] * len(layers)
         reached = every if checked is None else _fields_reached([d for _, d in layers.values()])
         for (name, (a, d)), fields in zip(layers.items(), reached):
             if last and fields[-1] != D - 1:
                 continue
-            C = layer_covariance(a, d if len(fields) == D else d[fields], self.posterior.blocks[name], self._variances[name])
+            C = layer_covariance(
+                a,
+                d if len(fields) == D else d[fields],
+                self.posterior.blocks[name],
+                self._variances[name],
+            )
             if len(fields) == D:
                 total += C[:, -1] if last else C
                 continue
@@ -222,7 +275,7 @@ class ExactGLM(PosteriorPredictor):
         theta = {name: w.requires_grad_() for name, w in self.linearised.theta().items()}
         exchange = self.linearised.exchanged(theta)
 
-        def on_call(name: str, call: Call) -> Tensor:
+        def on_call(name: str, call: LayerCall) -> Tensor:
             items = call.batched_x.shape[0]
             if items != g:
                 raise BoxcovError(
@@ -231,18 +284,24 @@ class ExactGLM(PosteriorPredictor):
                 )
             out = exchange(name, call)
             # the call keeps the input only: what the gradient passes is told by the edge, before anything works in place
-            uses.setdefault(name, []).append((replace(call, x=call.x.detach()), get_gradient_edge(out)))
+            uses.setdefault(name, []).append(
+                (replace(call, x=call.x.detach()), get_gradient_edge(out))
+            )
             return out
 
-        with torch.enable_grad(), Watch(self.linearised.names, on_call):
+        with torch.enable_grad(), LayerCallMode(self.linearised.names, on_call):
             boxes: Tensor = run()
         return boxes
 
     # what lies below the head
 
     def _directions(self, names: list[str]) -> dict[str, Tensor]:
-        if self._etas is None:  # of all layers, so that the same seed gives the same directions whichever of them a frame needs
-            self._etas = self.posterior.sample(cast(int, self.samples), torch.Generator().manual_seed(self.seed))
+        if (
+            self._etas is None
+        ):  # of all layers, so that the same seed gives the same directions whichever of them a frame needs
+            self._etas = self.posterior.sample(
+                cast(int, self.samples), torch.Generator().manual_seed(self.seed)
+            )
         return {name: self._etas[name] for name in self.posterior.restricted(names).parameters}
 
     def _sampled(self, point: Point, names: list[str], carried: Tensor | None) -> Tensor:
@@ -257,8 +316,14 @@ class ExactGLM(PosteriorPredictor):
             except NoRule:
                 self._carried.usable = False
                 return sample_covariance(A)
-            if found is not None and found.below is not None and self._carried.compare(self._carried.scaled(found.below), A):
-                A = self._carried.scaled(found.below)  # the same numbers for a frame, whether it was the first or not
+            if (
+                found is not None
+                and found.below is not None
+                and self._carried.compare(self._carried.scaled(found.below), A)
+            ):
+                A = self._carried.scaled(
+                    found.below
+                )  # the same numbers for a frame, whether it was the first or not
         return sample_covariance(A)
 
     def _below(self, point: Point, names: list[str]) -> tuple[Tensor, Tensor]:
@@ -268,7 +333,9 @@ class ExactGLM(PosteriorPredictor):
             return _vectorised(point, posterior)
         A = directional_derivatives(point, self._directions(names))
         covariance = sample_covariance(A[:, : point.boxes.shape[1]])
-        return covariance, covariance[:, -1] if point.logits is None else sample_covariance(A)[:, -1]
+        return covariance, covariance[:, -1] if point.logits is None else sample_covariance(A)[
+            :, -1
+        ]
 
 
 @dataclass
@@ -276,8 +343,12 @@ class Checked:
     """What is known of a detector's way to run its head by instance, after the first boxes."""
 
     trace: Trace | None = None
-    verified: set[str] = field(default_factory=set)  # weights whose gradients by instance were seen to be right
-    apart: set[str] = field(default_factory=set)  # weights that were seen to keep the instances apart, which takes two of them
+    verified: set[str] = field(
+        default_factory=set
+    )  # weights whose gradients by instance were seen to be right
+    apart: set[str] = field(
+        default_factory=set
+    )  # weights that were seen to keep the instances apart, which takes two of them
 
 
 def _gradients_by_field(boxes: Tensor, edges: list[GradientEdge]) -> list[Tensor | None]:
@@ -285,18 +356,26 @@ def _gradients_by_field(boxes: Tensor, edges: list[GradientEdge]) -> list[Tensor
     g, D = boxes.shape
     ones = torch.eye(D, dtype=boxes.dtype, device=boxes.device).unsqueeze(1).expand(D, g, D)
     with torch.enable_grad():
-        return list(torch.autograd.grad(boxes, edges, ones, is_grads_batched=True, allow_unused=True, retain_graph=True))
+        return list(
+            torch.autograd.grad(
+                boxes, edges, ones, is_grads_batched=True, allow_unused=True, retain_graph=True
+            )
+        )
 
 
 def _fields_reached(gradients: list[Tensor]) -> list[list[int]]:
     """For each layer, the fields of a box that it bears on at all: a branch for the size has nothing to say of the heading."""
     if not gradients:
         return []
-    reached = torch.stack([d.flatten(1).abs().amax(1) > 0 for d in gradients]).tolist()  # one look at the device for all layers
+    reached = torch.stack(
+        [d.flatten(1).abs().amax(1) > 0 for d in gradients]
+    ).tolist()  # one look at the device for all layers
     return [[j for j, yes in enumerate(row) if yes] or [0] for row in reached]
 
 
-def _check_apart(boxes: Tensor, edges: list[GradientEdge], calls: list[Call], detector: Detector) -> None:
+def _check_apart(
+    boxes: Tensor, edges: list[GradientEdge], calls: list[LayerCall], detector: Detector
+) -> None:
     """Check that box i depends on item i of every layer and on no other item.
 
     Doubling some of the boxes must double the gradients of the same items. A factor of two is exact in every floating-point format, so
@@ -317,7 +396,9 @@ def _check_apart(boxes: Tensor, edges: list[GradientEdge], calls: list[Call], de
                 if once is None or weighted is None:
                     continue
                 expected = at_least_float32(call.batched_out(once))
-                expected = expected * weight.to(expected.dtype).reshape(-1, *[1] * (expected.dim() - 1))
+                expected = expected * weight.to(expected.dtype).reshape(
+                    -1, *[1] * (expected.dim() - 1)
+                )
                 off = at_least_float32(call.batched_out(weighted)) - expected
                 if float(off.norm()) > 1e-2 * float(expected.norm()):
                     raise BoxcovError(
@@ -341,20 +422,33 @@ def _vectorised(point: Point, posterior: Posterior) -> tuple[Tensor, Tensor]:
             blocks.append(posterior.quadratic(found))
             if z.shape[1] > D:
                 own = _gradients_of(z[:, D:], start, min(start + step, m), weights)
-                blocks_of_all = posterior.quadratic({name: torch.cat([g, own[name]], 1) for name, g in found.items()})
+                blocks_of_all = posterior.quadratic(
+                    {name: torch.cat([g, own[name]], 1) for name, g in found.items()}
+                )
                 last.append(blocks_of_all[:, -1])
             else:
                 last.append(blocks[-1][:, -1])
     return torch.cat(blocks), torch.cat(last)
 
 
-def _gradients_of(z: Tensor, start: int, stop: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _gradients_of(
+    z: Tensor, start: int, stop: int, weights: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """Gradients (c, D, *shape) of the numbers of the instances from ``start`` to ``stop``."""
     m, D = z.shape
     seeds = z.new_zeros(stop - start, D, m, D)
     rows, fields = torch.arange(stop - start, device=z.device), torch.arange(D, device=z.device)
     seeds[rows[:, None], fields, rows[:, None] + start, fields] = 1
     every = list(weights.values())
-    grads = torch.autograd.grad(z, every, seeds.flatten(0, 1), retain_graph=True, is_grads_batched=True, allow_unused=True)
-    found = {name: at_least_float32(g).unflatten(0, (-1, D)) for name, g in zip(weights, grads) if g is not None}
-    return {name: found.get(name, at_least_float32(w.new_zeros(stop - start, D, *w.shape))) for name, w in weights.items()}
+    grads = torch.autograd.grad(
+        z, every, seeds.flatten(0, 1), retain_graph=True, is_grads_batched=True, allow_unused=True
+    )
+    found = {
+        name: at_least_float32(g).unflatten(0, (-1, D))
+        for name, g in zip(weights, grads)
+        if g is not None
+    }
+    return {
+        name: found.get(name, at_least_float32(w.new_zeros(stop - start, D, *w.shape)))
+        for name, w in weights.items()
+    }

@@ -36,7 +36,13 @@ class GLM(PosteriorPredictor):
     method = "glm"
 
     def __init__(
-        self, detector: Detector, posterior: Posterior, *, most: int | None = None, calibrated: bool = False, score: bool = False
+        self,
+        detector: Detector,
+        posterior: Posterior,
+        *,
+        most: int | None = None,
+        calibrated: bool = False,
+        score: bool = False,
     ) -> None:
         if most is not None and (not isinstance(most, int) or most < 1):
             raise BoxcovError(f"most must be a whole number of boxes of at least 1, got {most!r}")
@@ -47,10 +53,15 @@ class GLM(PosteriorPredictor):
         with torch.enable_grad():
             weights = {name: w.requires_grad_() for name, w in point.linearised.theta().items()}
             z = point.z_at(weights)
-            found = [self._of_box(_gradients(box, weights), point.boxes.shape[1]) for box in z[: self.most]]
+            found = [
+                self._of_box(_gradients(box, weights), point.boxes.shape[1])
+                for box in z[: self.most]
+            ]
         covariance, row = (torch.stack(parts) for parts in zip(*found))
         score = score_parts(row if self.score else None)
-        return replace(point.detections()[: self.most], covariance=covariance, meta=self.settings(), **score)
+        return replace(
+            point.detections()[: self.most], covariance=covariance, meta=self.settings(), **score
+        )
 
     def _of_box(self, gradients: dict[str, Tensor], D: int) -> tuple[Tensor, Tensor]:
         """The covariance of the box (D, D), and the last row of that of all that is asked about."""
@@ -62,6 +73,12 @@ def _gradients(box: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Gradients (D, *shape) of the D numbers of one box, or D + 1, one backward pass each."""
     rows = []
     for number in box:
-        grads = torch.autograd.grad(number, list(weights.values()), retain_graph=True, allow_unused=True)
-        rows.append([torch.zeros_like(w) if g is None else g for g, w in zip(grads, weights.values())])
-    return {name: at_least_float32(torch.stack(column)) for name, column in zip(weights, zip(*rows))}
+        grads = torch.autograd.grad(
+            number, list(weights.values()), retain_graph=True, allow_unused=True
+        )
+        rows.append(
+            [torch.zeros_like(w) if g is None else g for g, w in zip(grads, weights.values())]
+        )
+    return {
+        name: at_least_float32(torch.stack(column)) for name, column in zip(weights, zip(*rows))
+    }

@@ -20,7 +20,11 @@ Pairing = Callable[[Detections, Any], tuple[Tensor, Tensor]]
 
 
 def held_out_nll(
-    detector: Detector, frames: Iterable[Any], pair: Pairing, residual: Tensor | float = 0.0, samples: int | None = None
+    detector: Detector,
+    frames: Iterable[Any],
+    pair: Pairing,
+    residual: Tensor | float = 0.0,
+    samples: int | None = None,
 ) -> Callable[[Posterior], float]:
     """A score of a posterior: the mean negative log-likelihood of the errors of held-out boxes under their exact covariance.
 
@@ -52,7 +56,9 @@ def held_out_nll(
                 total += float(gaussian_nll(errors, found.covariance[index], residual).sum())
                 count += len(index)
         if not count:
-            raise BoxcovError(f"none of the boxes in {len(frames)} held-out frames has a ground truth")
+            raise BoxcovError(
+                f"none of the boxes in {len(frames)} held-out frames has a ground truth"
+            )
         return total / count
 
     return score

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.inputs import fresh
-from boxcov._torch.layer_calls import Call, Watch
+from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.shadow import check_buffers, shadow, versions
 from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
@@ -39,7 +39,10 @@ class Linearised:
         self.names = {id(p): name for name, p in self.weights.items()}
         self.trunk = Trunk(self.shadow, set(self.names))
         # torch takes a faster way through attention while nothing watches, with other rounding: the plain pass must take it, too
-        self._watched = not any(isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) for m in self.shadow.modules())
+        self._watched = not any(
+            isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer))
+            for m in self.shadow.modules()
+        )
         self._buffers_checked = False
 
     def at(self, inputs: Any, remember: bool = True, along: Tangents | None = None) -> Point:
@@ -57,7 +60,12 @@ class Linearised:
             if self._dense is not None:
                 own = self._dense.own
                 boxes = own(boxes)
-                selection = replace(selection, frame=own(selection.frame), scores=own(selection.scores), labels=own(selection.labels))
+                selection = replace(
+                    selection,
+                    frame=own(selection.frame),
+                    scores=own(selection.scores),
+                    labels=own(selection.labels),
+                )
             return Point(self, inputs, raw, selection, boxes, remember, tangents=along)
 
     def again(self, point: Point, along: Tangents) -> Point:
@@ -80,12 +88,15 @@ class Linearised:
         return raw if self.trunk.intact() else self._recorded(inputs, along)
 
     def _recorded(self, inputs: Any, along: Tangents | None) -> Any:
-        def run(name: str, call: Call) -> Tensor:
+        def run(name: str, call: LayerCall) -> Tensor:
             self.trunk.over()
             return call()
 
         buffers = [] if self._buffers_checked else versions(list(self.shadow.buffers()))
-        with self.trunk.recording(), Watch(self.names, run) if self._watched else nullcontext():
+        with (
+            self.trunk.recording(),
+            LayerCallMode(self.names, run) if self._watched else nullcontext(),
+        ):
             raw = self._passed(inputs, along)
         check_buffers(buffers)
         self._buffers_checked = True
@@ -97,22 +108,30 @@ class Linearised:
                 f"{type(self.shadow).__name__}.{who} changes raw outputs in place (sigmoid_() and the like): let it work on copies"
             )
 
-    def run(self, inputs: Any, on_call: Callable[[str, Call], Tensor], then: Callable[[Any], Any], along: Tangents | None = None) -> Any:
+    def run(
+        self,
+        inputs: Any,
+        on_call: Callable[[str, LayerCall], Tensor],
+        then: Callable[[Any], Any],
+        along: Tangents | None = None,
+    ) -> Any:
         """``then(raw)`` of another pass over the same inputs: the trunk from memory, every use of a weight answered by ``on_call``."""
 
-        def run(name: str, call: Call) -> Tensor:
+        def run(name: str, call: LayerCall) -> Tensor:
             self.trunk.over()
             return on_call(name, call)
 
-        with self.trunk.replaying(), Watch(self.names, run):
+        with self.trunk.replaying(), LayerCallMode(self.names, run):
             return then(self._passed(inputs, along))
 
-    def exchanged(self, weights: Weights) -> Callable[[str, Call], Tensor]:
+    def exchanged(self, weights: Weights) -> Callable[[str, LayerCall], Tensor]:
         """Answers a call with ``weights`` in the place of the trained ones."""
 
-        def run(name: str, call: Call) -> Tensor:
+        def run(name: str, call: LayerCall) -> Tensor:
             bias = None if call.bias is None else self.names.get(id(call.bias))
-            return call(weight=weights.get(name), bias=weights.get(bias) if bias is not None else None)
+            return call(
+                weight=weights.get(name), bias=weights.get(bias) if bias is not None else None
+            )
 
         return run
 
@@ -130,8 +149,12 @@ class Point:
     raw: Any
     selection: Selection
     boxes: Tensor  # (m, D)
-    remembered: bool = True  # whether the trunk can be played back: without, other weights cannot be asked about
-    logits: Tensor | None = None  # (m,) of the scores, if asked about them too: z then has D + 1 numbers, the logit last
+    remembered: bool = (
+        True  # whether the trunk can be played back: without, other weights cannot be asked about
+    )
+    logits: Tensor | None = (
+        None  # (m,) of the scores, if asked about them too: z then has D + 1 numbers, the logit last
+    )
     tangents: Tangents | None = None  # derivatives that were carried beside the pass
 
     def scored(self) -> Point:
@@ -162,7 +185,7 @@ class Point:
         """z(theta) (m, D): the same instances under other weights; differentiable in them."""
         return self.z_by(self.linearised.exchanged(weights))
 
-    def z_by(self, on_call: Callable[[str, Call], Tensor]) -> Tensor:
+    def z_by(self, on_call: Callable[[str, LayerCall], Tensor]) -> Tensor:
         """The same instances (m, D) with every use of a weight answered by ``on_call``, in decode() too."""
         z: Tensor = self.linearised.run(self.inputs, on_call, self.z_of)
         return z
@@ -191,5 +214,7 @@ def short_way(delta: Tensor, detector: Detector) -> Tensor:
             column = detector.box_fields.index(name)
             wrapped = torch.remainder(delta[:, column] + period / 2, period) - period / 2
             # only where it did go round: adding half a turn and taking it away again costs small differences their digits
-            delta[:, column] = torch.where(delta[:, column].abs() > period / 2, wrapped, delta[:, column])
+            delta[:, column] = torch.where(
+                delta[:, column].abs() > period / 2, wrapped, delta[:, column]
+            )
     return delta

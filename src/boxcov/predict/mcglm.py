@@ -17,10 +17,20 @@ from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.budget import Budget, Choice, clock
 from boxcov.predict.cuda.graphs import Precision
-from boxcov.predict.forward_mode.directions import Directions, ForwardModeError, directional_derivatives
+from boxcov.predict.forward_mode.directions import (
+    Directions,
+    ForwardModeError,
+    directional_derivatives,
+)
 from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.linearize import Point, Weights
-from boxcov.predict.predictor import PosteriorPredictor, check_precision, check_samples, sample_covariance, score_parts
+from boxcov.predict.predictor import (
+    PosteriorPredictor,
+    check_precision,
+    check_samples,
+    sample_covariance,
+    score_parts,
+)
 
 Derivative = Literal["jvp", "fd"]
 _STEP_TOLERANCE = 0.05
@@ -76,9 +86,13 @@ class MCGLM(PosteriorPredictor):
         check_samples(samples)
         check_precision(precision)
         if derivative not in get_args(Derivative):
-            raise BoxcovError(f"derivative must be one of {', '.join(get_args(Derivative))}, got {derivative!r}")
+            raise BoxcovError(
+                f"derivative must be one of {', '.join(get_args(Derivative))}, got {derivative!r}"
+            )
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
-            raise BoxcovError(f"chunk must be a whole number of directions of at least 1, got {chunk!r}")
+            raise BoxcovError(
+                f"chunk must be a whole number of directions of at least 1, got {chunk!r}"
+            )
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
         super().__init__(detector, posterior, calibrated, score, graphs)
@@ -87,14 +101,23 @@ class MCGLM(PosteriorPredictor):
         self._generator = torch.Generator().manual_seed(seed)
         self._along: dict[Choice, Directions] = {}
         self._all = Choice(samples)
-        self._budget = None if budget_ms is None else Budget(budget_ms, samples, bool(self._below()))
+        self._budget = (
+            None if budget_ms is None else Budget(budget_ms, samples, bool(self._below()))
+        )
         self._chosen: tuple[Choice, float] | None = None  # of this frame, and when
         if budget_ms is not None and derivative == "fd":
-            raise BoxcovError("budget_ms is for derivative='jvp': finite differences take a pass of the network for each direction")
+            raise BoxcovError(
+                "budget_ms is for derivative='jvp': finite differences take a pass of the network for each direction"
+            )
         self._step_checked = derivative == "jvp"
 
     def settings(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"samples": self.samples, "derivative": self.derivative, "seed": self.seed, "fresh": self.fresh}
+        own: dict[str, Any] = {
+            "samples": self.samples,
+            "derivative": self.derivative,
+            "seed": self.seed,
+            "fresh": self.fresh,
+        }
         if self.derivative == "fd":
             own["epsilon"] = self.epsilon
         return {**super().settings(), **own}
@@ -106,36 +129,54 @@ class MCGLM(PosteriorPredictor):
             boxes, A = along.derivatives(point)
         else:
             A = finite_differences(point, along.etas, self.epsilon)
-            boxes = A[:, : point.boxes.shape[1]].contiguous()  # in one layout, with logits or without: sums come out the same
+            boxes = A[
+                :, : point.boxes.shape[1]
+            ].contiguous()  # in one layout, with logits or without: sums come out the same
             if not self._step_checked:
                 self._check_step(point, along.etas, A)
-        factor = (boxes - boxes.mean(2, keepdim=True)) / (choice.samples - 1) ** 0.5 if self.cross_box else None
+        factor = (
+            (boxes - boxes.mean(2, keepdim=True)) / (choice.samples - 1) ** 0.5
+            if self.cross_box
+            else None
+        )
         score = score_parts(sample_covariance(A)[:, -1] if self.score else None)
-        return point.detections(covariance=sample_covariance(boxes), factor=factor, meta=self.settings(), **score)
+        return point.detections(
+            covariance=sample_covariance(boxes), factor=factor, meta=self.settings(), **score
+        )
 
     def asks(self) -> bool:
         if self.derivative == "fd" or self._all not in self._along:
             return True
-        below = self._budget is not None and bool(self._below())  # then the frame goes another way once it is known which there is time for
+        below = self._budget is not None and bool(
+            self._below()
+        )  # then the frame goes another way once it is known which there is time for
         return below or not all(along.suffice for along in self._along.values())
 
     def along(self) -> Tangents | None:
         whole = self._directions(self._all, draw=self.fresh)
         # with a budget, what there is time for is known behind the plain pass
-        return None if self.derivative == "fd" or self._budget is not None else whole.tangents(self.linearised)
+        return (
+            None
+            if self.derivative == "fd" or self._budget is not None
+            else whole.tangents(self.linearised)
+        )
 
     def _directions(self, choice: Choice, draw: bool = False) -> Directions:
         """Those of the seed, or new ones if asked to draw; some of them for a choice that is not all."""
         whole = self._along.get(self._all)
         if whole is None:
-            whole = self._along[self._all] = self._made(self.posterior, self.posterior.sample(self.samples, self._generator))
+            whole = self._along[self._all] = self._made(
+                self.posterior, self.posterior.sample(self.samples, self._generator)
+            )
         elif draw:
             whole.draw(self.posterior.sample(self.samples, self._generator))
         if choice == self._all:
             return whole
         if choice.head and choice not in self._along:
             below = set(self._below())
-            head = self.posterior.restricted([name for name in self.posterior.blocks if name not in below])
+            head = self.posterior.restricted(
+                [name for name in self.posterior.blocks if name not in below]
+            )
             etas = {name: whole.etas[name] for name in head.parameters}
             self._along[choice] = self._made(head, etas).first(choice.samples)
         elif choice not in self._along:
@@ -146,16 +187,30 @@ class MCGLM(PosteriorPredictor):
         return self._along[choice]
 
     def _made(self, posterior: Posterior, etas: dict[str, Tensor]) -> Directions:
-        return Directions(self._detector, posterior, etas, self.precision, self.chunk, self.score, self.linearised.graphs)
+        return Directions(
+            self._detector,
+            posterior,
+            etas,
+            self.precision,
+            self.chunk,
+            self.score,
+            self.linearised.graphs,
+        )
 
     # the budget
 
     def _below(self) -> list[str]:
         """Layers of the posterior that are not the head's; none if it has no layer of the head at all."""
         head = self._detector.parts().get("head", ())
-        own = {id(p) for module in (head if isinstance(head, tuple) else (head,)) for p in module.parameters()}
+        own = {
+            id(p)
+            for module in (head if isinstance(head, tuple) else (head,))
+            for p in module.parameters()
+        }
         names = {name for name, p in self._detector.named_parameters() if id(p) in own}
-        below = [name for name, block in self.posterior.blocks.items() if block.layer.weight not in names]
+        below = [
+            name for name, block in self.posterior.blocks.items() if block.layer.weight not in names
+        ]
         return below if len(below) < len(self.posterior.blocks) else []
 
     def _choice(self) -> Choice:
@@ -180,9 +235,15 @@ class MCGLM(PosteriorPredictor):
         elif self._chosen is not None:
             self._budget.took(choice, 1e3 * (now - at))
         self._chosen = None
-        said = {"samples": choice.samples, "budget_ms": self._budget.milliseconds, "milliseconds": round(spent, 3)}
+        said = {
+            "samples": choice.samples,
+            "budget_ms": self._budget.milliseconds,
+            "milliseconds": round(spent, 3),
+        }
         depth = {"depth": "head"} if choice.head else {}
-        return replace(result, meta={**result.meta, **said, **depth, "note": self._budget.note(choice, spent)})
+        return replace(
+            result, meta={**result.meta, **said, **depth, "note": self._budget.note(choice, spent)}
+        )
 
     def _wait(self) -> None:
         if self.device.type == "cuda":  # what is under way is not done
@@ -205,9 +266,15 @@ class MCGLM(PosteriorPredictor):
             return
         two = {name: eta[:2] for name, eta in etas.items()}
         steps = [10.0**power for power in range(-9, 1)]
-        errors = [_relative(finite_differences(point, two, step), exact[:, :, :2]) for step in steps]
+        errors = [
+            _relative(finite_differences(point, two, step), exact[:, :, :2]) for step in steps
+        ]
         error, better = min(zip(errors, steps))
-        why = "lost in rounding" if better > self.epsilon else "too long: the boxes are not linear over it"
+        why = (
+            "lost in rounding"
+            if better > self.epsilon
+            else "too long: the boxes are not linear over it"
+        )
         warn(
             f"MCGLM(derivative='fd', epsilon={self.epsilon:g}): the step is {why}. The finite differences are {_percent(off)} off the exact "
             f"derivatives; epsilon=1e{round(log10(better))} is {_percent(error)} off, derivative='jvp' needs no epsilon",
@@ -233,7 +300,10 @@ def finite_differences(point: Point, etas: Weights, epsilon: float) -> Tensor:
     count = len(next(iter(etas.values())))
     shifted = []
     for i in range(count):
-        weights = {name: theta[name] + (epsilon * eta[i]).to(theta[name].dtype) for name, eta in etas.items()}
+        weights = {
+            name: theta[name] + (epsilon * eta[i]).to(theta[name].dtype)
+            for name, eta in etas.items()
+        }
         shifted.append(at_least_float32(point.difference(point.z_at(weights))) / epsilon)
     return torch.stack(shifted, 2)
 
@@ -244,4 +314,10 @@ def _relative(A: Tensor, exact: Tensor) -> float:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.2g} %" if ratio < 10 else f"a factor of {ratio:.2g}" if ratio < float("inf") else "infinitely far"
+    return (
+        f"{100 * ratio:.2g} %"
+        if ratio < 10
+        else f"a factor of {ratio:.2g}"
+        if ratio < float("inf")
+        else "infinitely far"
+    )

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.inputs import fresh
-from boxcov._torch.layer_calls import Call, Watch
+from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32
 from boxcov._torch.shadow import check_finite_weights
 from boxcov.detections import Detections
@@ -29,7 +29,13 @@ from boxcov.posterior.file import check_fingerprint
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.dependence import groups, leaves_read, trace
 from boxcov.predict.linearize import Point
-from boxcov.predict.predictor import Predictor, calibration_of, check_samples, sample_covariance, score_parts
+from boxcov.predict.predictor import (
+    Predictor,
+    calibration_of,
+    check_samples,
+    sample_covariance,
+    score_parts,
+)
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _NOTHING_DROPPED = (
@@ -83,10 +89,19 @@ class MCI(Predictor):
         elif 0 < dropout < 1:
             names = list(chosen_parameters(detector, depth))
         else:
-            raise BoxcovError(f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own dropout layers")
+            raise BoxcovError(
+                f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own dropout layers"
+            )
         if calibrated and posterior is None:
-            raise BoxcovError("calibrated=True takes a posterior that carries a calibration, and MC dropout has none")
-        super().__init__(detector, names, calibration_of(posterior, detector) if posterior is not None and calibrated else None, score)
+            raise BoxcovError(
+                "calibrated=True takes a posterior that carries a calibration, and MC dropout has none"
+            )
+        super().__init__(
+            detector,
+            names,
+            calibration_of(posterior, detector) if posterior is not None and calibrated else None,
+            score,
+        )
         self.posterior = None if posterior is None else posterior.to(self.device)
         self.dropout, self.samples, self.seed = dropout, samples, seed
         self._generator = torch.Generator(self.device)
@@ -97,23 +112,38 @@ class MCI(Predictor):
         return not self._by_instance
 
     def settings(self) -> dict[str, Any]:
-        own = {"method": self.method, "samples": self.samples, "seed": self.seed, **self._score_settings()}
+        own = {
+            "method": self.method,
+            "samples": self.samples,
+            "seed": self.seed,
+            **self._score_settings(),
+        }
         if self.posterior is None:
             return {**own, "dropout": self.dropout, "weights_sha256": self._fingerprint}
         about = {"depth": self.posterior.depth, "weights_sha256": self.posterior.fingerprint}
         return {**own, **about, **self._calibration_settings()}
 
     def predict(self, point: Point) -> Detections:
-        draw = self._own_dropout if self.posterior is None and self.dropout is None else self._layer_drawer(point)
+        draw = (
+            self._own_dropout
+            if self.posterior is None and self.dropout is None
+            else self._layer_drawer(point)
+        )
         self._drops = 0
-        self._generator.manual_seed(self.seed)  # equal frames get equal numbers, whatever came before them
-        deltas = torch.stack([at_least_float32(point.difference(draw(point, i))) for i in range(self.samples)], 2)  # (m, D, k)
+        self._generator.manual_seed(
+            self.seed
+        )  # equal frames get equal numbers, whatever came before them
+        deltas = torch.stack(
+            [at_least_float32(point.difference(draw(point, i))) for i in range(self.samples)], 2
+        )  # (m, D, k)
         if self.posterior is None and not self._drops:
             raise BoxcovError(_NOTHING_DROPPED if self.dropout is None else _NOTHING_CALLED)
         of_boxes = deltas[:, : point.boxes.shape[1]].contiguous()
         mean = point.boxes + of_boxes.mean(2).to(point.boxes.dtype)
         score = score_parts(sample_covariance(deltas)[:, -1] if self.score else None)
-        return point.detections(boxes=mean, covariance=sample_covariance(of_boxes), meta=self.settings(), **score)
+        return point.detections(
+            boxes=mean, covariance=sample_covariance(of_boxes), meta=self.settings(), **score
+        )
 
     def _layer_drawer(self, point: Point) -> Callable[[Point, int], Tensor]:
         # the logits by instance even if they are not asked for: the masks of the boxes are the same either way
@@ -124,14 +154,20 @@ class MCI(Predictor):
 
         def draw(point: Point, number: int) -> Tensor:
             answer = self._dropped if self.posterior is None else self._perturbed(number)
-            return point.z_by(answer) if given is None else self._z_of(given, whole, answer)[:, : point.z.shape[1]]
+            return (
+                point.z_by(answer)
+                if given is None
+                else self._z_of(given, whole, answer)[:, : point.z.shape[1]]
+            )
 
         return draw
 
-    def _z_of(self, given: list[InstanceGroup], point: Point, answer: Callable[[str, Call], Tensor]) -> Tensor:
+    def _z_of(
+        self, given: list[InstanceGroup], point: Point, answer: Callable[[str, LayerCall], Tensor]
+    ) -> Tensor:
         """z (m, D), every instance by itself."""
         z = torch.empty_like(point.z)
-        with Watch(self.linearised.names, answer):
+        with LayerCallMode(self.linearised.names, answer):
             for index, run in given:
                 z[index] = run().to(z.dtype)
         return z
@@ -142,23 +178,30 @@ class MCI(Predictor):
         ask = detector.instances if point.logits is None else detector.scored_instances
         if ask(point.raw, point.selection) is None:
             return False
-        leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw)
+        leaves = tree_map_only(
+            Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw
+        )
         watched = replace(point, raw=leaves)
         with torch.inference_mode(False), torch.enable_grad():
             read = {leaf for _, run in groups(watched) for leaf in leaves_read(run())}
         return not trace(watched).upstream_of(leaves, read)
 
-    def _dropped(self, name: str, call: Call) -> Tensor:
+    def _dropped(self, name: str, call: LayerCall) -> Tensor:
         assert self.dropout is not None
         self._drops += 1
         return call(x=drop(call.x, self.dropout, self._generator))
 
-    def _perturbed(self, number: int) -> Callable[[str, Call], Tensor]:
+    def _perturbed(self, number: int) -> Callable[[str, LayerCall], Tensor]:
         assert self.posterior is not None
         if self._etas is None:
-            self._etas = self.posterior.sample(self.samples, torch.Generator().manual_seed(self.seed))
+            self._etas = self.posterior.sample(
+                self.samples, torch.Generator().manual_seed(self.seed)
+            )
         theta = self.linearised.theta()
-        weights = {name: theta[name] + eta[number].to(theta[name].dtype) for name, eta in self._etas.items()}
+        weights = {
+            name: theta[name] + eta[number].to(theta[name].dtype)
+            for name, eta in self._etas.items()
+        }
         return self.linearised.exchanged(weights)
 
     def _own_dropout(self, point: Point, number: int) -> Tensor:
@@ -197,4 +240,6 @@ class _Active(TorchFunctionMode):
         if func is F.dropout:
             return drop(x, rate, self.generator)
         spatial = _DROPOUTS.index(func)  # whole channels fall away
-        return x * drop(x.new_ones(*x.shape[: x.dim() - spatial], *[1] * spatial), rate, self.generator)
+        return x * drop(
+            x.new_ones(*x.shape[: x.dim() - spatial], *[1] * spatial), rate, self.generator
+        )

@@ -29,7 +29,9 @@ class NMSSpread(Predictor):
 
     def __init__(self, detector: Detector) -> None:
         if type(detector).candidates is Detector.candidates:
-            raise BoxcovError(f"{type(detector).__name__} does not say what NMS removes: it has no candidates() for NMSSpread to ask")
+            raise BoxcovError(
+                f"{type(detector).__name__} does not say what NMS removes: it has no candidates() for NMSSpread to ask"
+            )
         super().__init__(detector, [])
 
     def settings(self) -> dict[str, Any]:
@@ -39,14 +41,22 @@ class NMSSpread(Predictor):
         detector = self.linearised.shadow
         found = detector.candidates(point.raw)
         if found is None:
-            raise BoxcovError(f"{type(detector).__name__}.candidates() gave None: NMSSpread needs what NMS chose from")
+            raise BoxcovError(
+                f"{type(detector).__name__}.candidates() gave None: NMSSpread needs what NMS chose from"
+            )
         removed = (found.removed_by >= 0).nonzero()[:, 0]
         by = found.removed_by[removed]  # (c,)
-        boxes, plain = at_least_float32(detector.decode(point.raw, found)), at_least_float32(point.boxes)
+        boxes, plain = (
+            at_least_float32(detector.decode(point.raw, found)),
+            at_least_float32(point.boxes),
+        )
         delta = short_way(boxes[removed] - plain[by], detector)  # (c, D)
         weights = at_least_float32(found.scores[removed])
         total = plain.new_zeros(len(plain)).index_add(0, by, weights)  # (m,)
         shares = (weights / total[by])[:, None, None]
         spread = delta.unsqueeze(2) * delta.unsqueeze(1) * shares  # (c, D, D)
         D = plain.shape[1]
-        return point.detections(covariance=plain.new_zeros(len(plain), D, D).index_add(0, by, spread), meta=self.settings())
+        return point.detections(
+            covariance=plain.new_zeros(len(plain), D, D).index_add(0, by, spread),
+            meta=self.settings(),
+        )

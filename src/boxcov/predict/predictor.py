@@ -43,10 +43,14 @@ class Predictor(ABC):
     ) -> None:
         check_finite_weights(detector)
         if score and type(detector).logits is Detector.logits:
-            raise BoxcovError(f"score=True, but {type(detector).__name__} does not say what its scores are made from: it has no logits()")
+            raise BoxcovError(
+                f"score=True, but {type(detector).__name__} does not say what its scores are made from: it has no logits()"
+            )
         self.score = score
         self._calibration = calibration
-        self._prepared: Prepared | None = None  # the calibration on the device, known after the first boxes
+        self._prepared: Prepared | None = (
+            None  # the calibration on the device, known after the first boxes
+        )
         self._detector = detector
         self._fingerprint = fingerprint(detector)
         self._held = Held(detector)
@@ -69,7 +73,9 @@ class Predictor(ABC):
             finally:
                 self.linearised.trunk.forget()
             self._check(result)
-            return self._finished(result if self._calibration is None else self._calibrated(result, self._calibration))
+            return self._finished(
+                result if self._calibration is None else self._calibrated(result, self._calibration)
+            )
 
     def _finished(self, result: Detections) -> Detections:
         """The last word on a result."""
@@ -126,7 +132,12 @@ class Predictor(ABC):
                     stacklevel=4,
                 )
             self._prepared = calibration.prepared(covariance)
-        predictive = self._prepared(covariance, result.boxes.to(covariance.dtype), result.scores.to(covariance.dtype), result.labels)
+        predictive = self._prepared(
+            covariance,
+            result.boxes.to(covariance.dtype),
+            result.scores.to(covariance.dtype),
+            result.labels,
+        )
         return replace(result, predictive=predictive)
 
     def _score_settings(self) -> dict[str, Any]:
@@ -134,24 +145,44 @@ class Predictor(ABC):
 
     def _calibration_settings(self) -> dict[str, Any]:
         known = self._calibration
-        return {} if known is None else {"calibration": {"kind": known.kind, "estimator": known.estimator}}
+        return (
+            {}
+            if known is None
+            else {"calibration": {"kind": known.kind, "estimator": known.estimator}}
+        )
 
     def _check(self, result: Detections) -> None:
         check_covariance(result, self.method, self.settings())
-        for name, part in (("variance", result.score_variance), ("covariance with the box", result.score_covariance)):
+        for name, part in (
+            ("variance", result.score_variance),
+            ("covariance with the box", result.score_covariance),
+        ):
             if part is not None and not bool(part.isfinite().all()):
-                raise NotFiniteError(f"{self.method}: the {name} of a score's logit is not finite under {self.settings()}")
+                raise NotFiniteError(
+                    f"{self.method}: the {name} of a score's logit is not finite under {self.settings()}"
+                )
 
 
 class PosteriorPredictor(Predictor):
     """A method that needs a posterior: it must belong to the detector, and so must its calibration, if asked for."""
 
     def __init__(
-        self, detector: Detector, posterior: Posterior, calibrated: bool = False, score: bool = False, graphs: bool = False
+        self,
+        detector: Detector,
+        posterior: Posterior,
+        calibrated: bool = False,
+        score: bool = False,
+        graphs: bool = False,
     ) -> None:
         check_finite_weights(detector)
         check_fingerprint(posterior.fingerprint, detector, "posterior")
-        super().__init__(detector, posterior.parameters, calibration_of(posterior, detector) if calibrated else None, score, graphs)
+        super().__init__(
+            detector,
+            posterior.parameters,
+            calibration_of(posterior, detector) if calibrated else None,
+            score,
+            graphs,
+        )
         self.posterior = posterior.to(self.device)
 
     def settings(self) -> dict[str, Any]:
@@ -182,7 +213,9 @@ def calibration_of(posterior: Posterior, detector: Detector) -> Calibration:
     boxcov.errors.BoxcovError: calibrated=True, but the posterior has no calibration: fit one with `boxcov calibrate`
     """
     if posterior.calibration is None:
-        raise BoxcovError("calibrated=True, but the posterior has no calibration: fit one with `boxcov calibrate`")
+        raise BoxcovError(
+            "calibrated=True, but the posterior has no calibration: fit one with `boxcov calibrate`"
+        )
     posterior.calibration.check(detector.box_fields, detector.classes, "the detector")
     return posterior.calibration
 
@@ -242,4 +275,6 @@ def check_precision(precision: str) -> None:
     boxcov.errors.BoxcovError: precision must be one of float32, tf32, half, got 'float8'
     """
     if precision not in get_args(Precision):
-        raise BoxcovError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
+        raise BoxcovError(
+            f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}"
+        )

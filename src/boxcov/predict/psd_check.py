@@ -12,7 +12,9 @@ from boxcov._torch.precision import full_precision
 from boxcov.detections import Detections
 from boxcov.errors import NotFiniteError
 
-_FLOOR = 1e-6  # a field's standard deviation beside the box's greatest, below which it counts as this
+_FLOOR = (
+    1e-6  # a field's standard deviation beside the box's greatest, below which it counts as this
+)
 
 
 def check_covariance(result: Detections, method: str, settings: Mapping[str, Any]) -> None:
@@ -56,8 +58,12 @@ def _kinds(C: Tensor) -> dict[str, Tensor]:
     spread = C.diagonal(dim1=1, dim2=2).abs().sqrt()  # (m, D)
     most = spread.amax(1, keepdim=True)
     spread = torch.maximum(spread, torch.where(most > 0, _FLOOR * most, 1))
-    scaled = C / spread.unsqueeze(2) / spread.unsqueeze(1)  # a correlation: metres, radians and metres a second weigh the same
-    lifted = (scaled + scaled.transpose(1, 2)) / 2 + slack * torch.eye(C.shape[1], dtype=C.dtype, device=C.device)
+    scaled = (
+        C / spread.unsqueeze(2) / spread.unsqueeze(1)
+    )  # a correlation: metres, radians and metres a second weigh the same
+    lifted = (scaled + scaled.transpose(1, 2)) / 2 + slack * torch.eye(
+        C.shape[1], dtype=C.dtype, device=C.device
+    )
     _, failed = torch.linalg.cholesky_ex(lifted)  # a tenth of the time of eigenvalues
     return {
         "finite": C.isfinite().flatten(1).all(1),

@@ -23,12 +23,16 @@ class Trunk:
 
     def __init__(self, shadow: nn.Module, parameters: set[int]) -> None:
         self._state: Literal["off", "record", "replay"] = "off"
-        self._over = False  # a weight of the posterior has been used: what comes now may depend on it
+        self._over = (
+            False  # a weight of the posterior has been used: what comes now may depend on it
+        )
         self._depth = 0
         self._memory: dict[int, list[Any]] = defaultdict(list)
         self._next: dict[int, int] = defaultdict(int)
         self._versions: list[tuple[Tensor, int, int]] = []
-        self._changed: set[int] = set()  # modules whose output is changed in place by whoever reads it
+        self._changed: set[int] = (
+            set()
+        )  # modules whose output is changed in place by whoever reads it
         for module in shadow.modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # shared with the detector: not ours to change
@@ -111,7 +115,12 @@ class Trunk:
 
     def _copied(self, key: int, out: Any) -> Any:
         """Containers anew each time, as whoever reads them may change them; tensors anew only if somebody does."""
-        return tree_map(lambda leaf: leaf.clone() if key in self._changed and isinstance(leaf, Tensor) else leaf, out)
+        return tree_map(
+            lambda leaf: (
+                leaf.clone() if key in self._changed and isinstance(leaf, Tensor) else leaf
+            ),
+            out,
+        )
 
 
 _LIVE = object()

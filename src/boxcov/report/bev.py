@@ -25,7 +25,13 @@ def corners(boxes: Array) -> Array:
     """
     x, y, w, length, yaw = (boxes[:, i, None] for i in range(5))
     along, across = length / 2 * np.array([1, 1, -1, -1, 1]), w / 2 * np.array([1, -1, -1, 1, 1])
-    return np.stack([x + along * np.cos(yaw) - across * np.sin(yaw), y + along * np.sin(yaw) + across * np.cos(yaw)], 2)
+    return np.stack(
+        [
+            x + along * np.cos(yaw) - across * np.sin(yaw),
+            y + along * np.sin(yaw) + across * np.cos(yaw),
+        ],
+        2,
+    )
 
 
 def ellipse(mean: Array, covariance: Array, sigmas: float, points: int = 60) -> Array:
@@ -41,7 +47,14 @@ def ellipse(mean: Array, covariance: Array, sigmas: float, points: int = 60) -> 
     return line
 
 
-def draw(axes: Any, boxes: Array, uncertainty: Array, position: Array | None, truth: Array, threshold: float | None = None) -> None:
+def draw(
+    axes: Any,
+    boxes: Array,
+    uncertainty: Array,
+    position: Array | None,
+    truth: Array,
+    threshold: float | None = None,
+) -> None:
     """One frame into matplotlib axes: ``boxes`` (n, 5) and ``truth`` (k, 5) as x y w l yaw, ``position`` (n, 2, 2) the covariance of x y.
 
     Boxes with an uncertainty (n,) of ``threshold`` or more are dashed and orange.
@@ -56,7 +69,12 @@ def draw(axes: Any, boxes: Array, uncertainty: Array, position: Array | None, tr
         axes.plot(*np.stack([box[:2], front]).T, color=colour, linewidth=1)
         if position is not None:
             for sigmas, line in ((1, "-"), (3, ":")):
-                axes.plot(*ellipse(box[:2], position[i], sigmas).T, color=colour, linewidth=0.8, linestyle=line)
+                axes.plot(
+                    *ellipse(box[:2], position[i], sigmas).T,
+                    color=colour,
+                    linewidth=0.8,
+                    linestyle=line,
+                )
         axes.annotate(shown(u, digits=2), box[:2] + 1.2, color=colour, fontsize=size, clip_on=True)
 
 
@@ -66,10 +84,18 @@ def draw_scene(axes: Any, scene: Scene, records: Records, threshold: float | Non
     points = thinned(scene.points, 60_000)
     axes.scatter(points[:, 0], points[:, 1], s=0.4, color="#8a919c", linewidths=0, rasterized=True)
     truth = scene.truth[:, plane] if len(scene.truth) else np.zeros((0, 5))
-    position = None if records.covariance is None else records.covariance[:, plane[:2]][:, :, plane[:2]]
+    position = (
+        None if records.covariance is None else records.covariance[:, plane[:2]][:, :, plane[:2]]
+    )
     draw(axes, records.boxes[:, plane], records.uncertainty, position, truth, threshold)
-    centres = np.concatenate([records.boxes[:, plane[:2]], truth[:, :2], np.zeros((1, 2))])  # the sensor is at 0 0
+    centres = np.concatenate(
+        [records.boxes[:, plane[:2]], truth[:, :2], np.zeros((1, 2))]
+    )  # the sensor is at 0 0
     low, high = centres.min(0) - 6, centres.max(0) + 6
     middle, half = (low + high) / 2, float((high - low).max()) / 2
-    axes.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half), aspect="equal")
+    axes.set(
+        xlim=(middle[0] - half, middle[0] + half),
+        ylim=(middle[1] - half, middle[1] + half),
+        aspect="equal",
+    )
     axes.set(xlabel="x [m]", ylabel="y [m]")

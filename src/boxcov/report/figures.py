@@ -36,8 +36,15 @@ def write_figures(folder: str | Path, study: Study) -> list[Path]:
 
 
 def _figures(study: Study) -> list[tuple[str, Any]]:
-    named = [("curves", _curves(study)), ("reliability", _reliability(study)), ("runtime", _runtime(study))]
-    return [*named, *((f"bev-{frame}", _scene(study, frame)) for frame in sorted(study.scenes)[:SCENES])]
+    named = [
+        ("curves", _curves(study)),
+        ("reliability", _reliability(study)),
+        ("runtime", _runtime(study)),
+    ]
+    return [
+        *named,
+        *((f"bev-{frame}", _scene(study, frame)) for frame in sorted(study.scenes)[:SCENES]),
+    ]
 
 
 def _saved(path: Path, figure: Any) -> Path:
@@ -83,7 +90,13 @@ def _reliability(study: Study) -> Any:
         ax.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":", label="ideal")
         _draw_lines(ax, lines)
         ax.set_title(title, fontsize=10)
-        ax.set(xlabel="nominal coverage", ylabel="observed coverage", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        ax.set(
+            xlabel="nominal coverage",
+            ylabel="observed coverage",
+            xlim=(0, 1),
+            ylim=(0, 1),
+            aspect="equal",
+        )
     _legend(figure, axes[0][0])
     return figure
 
@@ -92,7 +105,9 @@ def _runtime(study: Study) -> Any:
     devices = runtime_bars(study)
     if not devices:
         return None
-    figure, axes = _axes(len(devices), 1, 6.5, 0.8 + sum(0.5 + 0.28 * len(bars) for bars in devices.values()))
+    figure, axes = _axes(
+        len(devices), 1, 6.5, 0.8 + sum(0.5 + 0.28 * len(bars) for bars in devices.values())
+    )
     for ax, (device, bars) in zip(axes[:, 0], devices.items()):
         _draw_bars(ax, bars)
         ax.set_title(device, fontsize=10, loc="left")
@@ -104,7 +119,10 @@ def _scene(study: Study, frame: int) -> Any:
     """The first method with covariances, else the first; the paper's threshold."""
     if not study.methods or not all(name in study.fields for name in PLANE):
         return None
-    method = next((method for method in study.methods if method.records.covariance is not None), study.methods[0])
+    method = next(
+        (method for method in study.methods if method.records.covariance is not None),
+        study.methods[0],
+    )
     figure, axes = _axes(1, 1, 6.5, 6.8)
     records = method.records
     shown = records[(records.frame == frame) & (records.scores >= SCORE)]
@@ -116,14 +134,26 @@ def _scene(study: Study, frame: int) -> Any:
 
 def _draw_lines(ax: Any, lines: Sequence[Line]) -> None:
     for line in lines:
-        ax.plot(line.x, line.y, label=_plain(line.name), marker="o" if line.marks else None, markersize=3, **_style(line.style))
+        ax.plot(
+            line.x,
+            line.y,
+            label=_plain(line.name),
+            marker="o" if line.marks else None,
+            markersize=3,
+            **_style(line.style),
+        )
     ax.grid(color="#e4e4e4", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_bars(ax: Any, bars: Sequence[Bar]) -> None:
     values = [0.0 if np.isnan(bar.value) else bar.value for bar in bars]
-    drawn = ax.barh(range(len(bars)), values, height=0.65, color=[COLOURS[bar.style % len(COLOURS)] for bar in bars])
+    drawn = ax.barh(
+        range(len(bars)),
+        values,
+        height=0.65,
+        color=[COLOURS[bar.style % len(COLOURS)] for bar in bars],
+    )
     ax.bar_label(drawn, [_plain(bar.text) for bar in bars], padding=4, fontsize=8)
     ax.set_yticks(range(len(bars)), [_plain(bar.name) for bar in bars], fontsize=8)
     ax.invert_yaxis()
@@ -132,11 +162,17 @@ def _draw_bars(ax: Any, bars: Sequence[Bar]) -> None:
 
 
 def _style(number: int) -> dict[str, Any]:
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number // len(COLOURS) % len(DASHES)], "linewidth": 1.6}
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": DASHES[number // len(COLOURS) % len(DASHES)],
+        "linewidth": 1.6,
+    }
 
 
 def _plain(name: str) -> str:
-    return name.replace("$", r"\$").lstrip("_") or " "  # matplotlib reads $ as mathematics, and hides names that begin with _
+    return (
+        name.replace("$", r"\$").lstrip("_") or " "
+    )  # matplotlib reads $ as mathematics, and hides names that begin with _
 
 
 def _error_name(error: str) -> str:
@@ -144,4 +180,10 @@ def _error_name(error: str) -> str:
 
 
 def _legend(figure: Any, ax: Any) -> None:
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(
+        *ax.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+    )

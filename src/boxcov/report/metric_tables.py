@@ -21,7 +21,10 @@ def ordering(rows: Sequence[Mapping[str, Any]]) -> str:
     >>> ordering([]).count("AUROC")
     1
     """
-    lines = [_line(_name(row), row, [row[f"{name} {error}"] for name in _MEASURES for error in ERRORS]) for row in rows]
+    lines = [
+        _line(_name(row), row, [row[f"{name} {error}"] for name in _MEASURES for error in ERRORS])
+        for row in rows
+    ]
     quiet = {i for i, row in enumerate(rows) if row["kind"] == "chance"}
     return table(_head("method"), lines, over=_over(), quiet=quiet)
 
@@ -50,7 +53,13 @@ def groups(kind: str, summaries: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for name, summary in summaries.items():
         measures = {**summary["quality"], **{ranking: summary[ranking] for ranking in RANKINGS}}
-        lines.append(_line(name, summary, [measures[measure][error] for measure in _MEASURES for error in ERRORS]))
+        lines.append(
+            _line(
+                name,
+                summary,
+                [measures[measure][error] for measure in _MEASURES for error in ERRORS],
+            )
+        )
     return table(_head(kind), lines, over=_over())
 
 
@@ -68,8 +77,15 @@ def _over() -> list[tuple[str, int]]:
     return [("", 3), *((name, len(ERRORS)) for name in _MEASURES)]
 
 
-def _line(name: Cell, counts: Mapping[str, Any], cells: Sequence[Mapping[str, Any] | None]) -> list[Cell]:
-    return [name, shown(counts["boxes"]), shown(counts["paired"]), *(_value(cell) for cell in cells)]
+def _line(
+    name: Cell, counts: Mapping[str, Any], cells: Sequence[Mapping[str, Any] | None]
+) -> list[Cell]:
+    return [
+        name,
+        shown(counts["boxes"]),
+        shown(counts["paired"]),
+        *(_value(cell) for cell in cells),
+    ]
 
 
 def _value(cell: Mapping[str, Any] | None) -> Cell:
@@ -77,7 +93,9 @@ def _value(cell: Mapping[str, Any] | None) -> Cell:
     if cell is None or cell["value"] is None:
         return "–"
     low, high = cell.get("low"), cell.get("high")
-    return shown_rate(cell["value"]), "" if low is None or high is None else f"{shown_rate(low)} – {shown_rate(high)}"
+    return shown_rate(
+        cell["value"]
+    ), "" if low is None or high is None else f"{shown_rate(low)} – {shown_rate(high)}"
 
 
 def shown_rate(value: float) -> str:

@@ -80,7 +80,11 @@ def page(study: Study, replicates: int = 200) -> str:
 
 
 def _contents(parts: Sequence[Section]) -> str:
-    return "<nav>" + "".join(f'<a href="#{part.identity}">{escape(part.title)}</a>' for part in parts) + "</nav>\n"
+    return (
+        "<nav>"
+        + "".join(f'<a href="#{part.identity}">{escape(part.title)}</a>' for part in parts)
+        + "</nav>\n"
+    )
 
 
 def _asset(name: str) -> str:
@@ -89,4 +93,6 @@ def _asset(name: str) -> str:
 
 def _embedded(data: object) -> str:
     """JSON that cannot end its script element, whatever the names in it are."""
-    return json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )

@@ -14,7 +14,10 @@ from boxcov.evaluate.records import Records
 from boxcov.report.study import Method, Scene, Study
 
 Array = NDArray[Any]
-POINTS, POINTS_A_SCENE = 100_000, 20_000  # drawn at most: more would hardly be seen, and would weigh more than all else
+POINTS, POINTS_A_SCENE = (
+    100_000,
+    20_000,
+)  # drawn at most: more would hardly be seen, and would weigh more than all else
 PLANE, IMAGE = ("x", "y", "w", "l", "yaw"), ("x1", "y1", "x2", "y2")
 CENTIMETRES = 100  # points are kept as whole centimetres: two bytes a coordinate up to 327 m
 
@@ -58,7 +61,9 @@ def pack(study: Study) -> dict[str, Any]:
         "plane": plane,
         "image": plane is not None and len(plane) == len(IMAGE),
         "scenes": [_scene(blobs, number, scene, share) for number, scene in scenes],
-        "methods": [_method(blobs, method, [number for number, _ in scenes]) for method in study.methods],
+        "methods": [
+            _method(blobs, method, [number for number, _ in scenes]) for method in study.methods
+        ],
         "blobs": blobs.texts,
     }
 
@@ -81,7 +86,10 @@ def units_of(fields: Sequence[str]) -> list[str]:
     >>> units_of(("x", "yaw", "vx")), units_of(("x1", "y2"))
     (['m', 'rad', 'm/s'], ['px', 'px'])
     """
-    return [{"yaw": "rad", "vx": "m/s", "vy": "m/s"}.get(name, "px" if name in IMAGE else "m") for name in fields]
+    return [
+        {"yaw": "rad", "vx": "m/s", "vy": "m/s"}.get(name, "px" if name in IMAGE else "m")
+        for name in fields
+    ]
 
 
 def thinned(points: Array, count: int) -> Array:
@@ -98,7 +106,9 @@ def thinned(points: Array, count: int) -> Array:
 
 def _scene(blobs: Blobs, number: int, scene: Scene, share: int) -> dict[str, Any]:
     points = scene.points[:, :2]
-    points = thinned(points[np.isfinite(points).all(1) & (np.abs(points) < 32767 / CENTIMETRES).all(1)], share)
+    points = thinned(
+        points[np.isfinite(points).all(1) & (np.abs(points) < 32767 / CENTIMETRES).all(1)], share
+    )
     return {
         "frame": int(number),
         "name": scene.name,
@@ -152,7 +162,10 @@ def _shown(blobs: Blobs, cut: Records) -> dict[str, Any]:
     }
     if cut.covariance is not None:
         deviations, correlations = readable(cut.covariance)
-        packed |= {"std": blobs.add(deviations, "<f4"), "correlations": blobs.add(np.round(correlations * 32767), "<i2")}
+        packed |= {
+            "std": blobs.add(deviations, "<f4"),
+            "correlations": blobs.add(np.round(correlations * 32767), "<i2"),
+        }
     if cut.predictive is not None:
         packed["predictive"] = blobs.add(readable(cut.predictive)[0], "<f4")
     return packed

@@ -71,8 +71,12 @@ def groups(study: Study, replicates: int) -> Section | None:
     for i, method in enumerate(study.methods):
         tables = [metric_tables.groups("class", by_class(method.records, replicates))]
         if {"x", "y"} <= set(study.fields):
-            tables.append(metric_tables.groups("range", by_range(method.records, replicates=replicates)))
-        parts.append(f"<details class=more{'' if i else ' open'}><summary>{escape(method.name)}</summary>{''.join(tables)}</details>")
+            tables.append(
+                metric_tables.groups("range", by_range(method.records, replicates=replicates))
+            )
+        parts.append(
+            f"<details class=more{'' if i else ' open'}><summary>{escape(method.name)}</summary>{''.join(tables)}</details>"
+        )
     text = "Within a class or a range the means of u and of ℓ₂ are its own. Below each value is its 95&nbsp;% interval over frames."
     return Section("groups", "By class and range", f"<p>{text}</p>{''.join(parts)}")
 
@@ -83,13 +87,19 @@ def curves(study: Study) -> Section | None:
         return None
     charts = [
         f"<figure>{line_chart(f'{metric}, {ERROR_NAMES[error]}', 'threshold (quantile of u)', lines)}</figure>"
-        for (metric, error), lines in sorted(threshold_lines(study).items(), key=lambda entry: ERRORS.index(entry[0][1]))
+        for (metric, error), lines in sorted(
+            threshold_lines(study).items(), key=lambda entry: ERRORS.index(entry[0][1])
+        )
     ]
     text = (
         "Each method's u is replaced by its quantile in a Gamma distribution fitted to it; boxes at or above the threshold count as "
         "uncertain. A better method lies higher in P(A|C) and P(U|I); AvU also falls where accurate boxes are uncertain."
     )
-    return Section("curves", "Over the threshold", f'<p>{text}</p>{_legend(study)}<div class="charts">{"".join(charts)}</div>')
+    return Section(
+        "curves",
+        "Over the threshold",
+        f'<p>{text}</p>{_legend(study)}<div class="charts">{"".join(charts)}</div>',
+    )
 
 
 def reliability(study: Study) -> Section | None:
@@ -106,7 +116,9 @@ def reliability(study: Study) -> Section | None:
         "covariances are too small, above it too large; a covariance without full rank, as of fewer samples than fields, covers nothing. "
         "The covariance from the weights leaves out what more data could not teach; the calibrated one has it."
     )
-    content = f'<p>{text}</p>{_legend(study, ideal=True)}<div class="charts two">{"".join(charts)}</div>'
+    content = (
+        f'<p>{text}</p>{_legend(study, ideal=True)}<div class="charts two">{"".join(charts)}</div>'
+    )
     return Section("reliability", "Reliability", content)
 
 
@@ -128,7 +140,11 @@ def runtime(study: Study) -> Section | None:
         "peak_mib": "peak MiB",
     }
     rows = [[shown(row.get(name)) for name in names] for row in study.runtime]
-    return Section("runtime", "Run time", f'<div class="charts one">{"".join(charts)}</div>{table(list(names.values()), rows)}')
+    return Section(
+        "runtime",
+        "Run time",
+        f'<div class="charts one">{"".join(charts)}</div>{table(list(names.values()), rows)}',
+    )
 
 
 def look(study: Study, stage: bool) -> Section | None:

@@ -64,12 +64,17 @@ def reliability_lines(study: Study) -> dict[str, list[Line]]:
     {}
     """
     panels: dict[str, list[Line]] = {}
-    for title, kind in (("Covariance from the weights", "covariance"), ("Calibrated covariance", "predictive")):
+    for title, kind in (
+        ("Covariance from the weights", "covariance"),
+        ("Calibrated covariance", "predictive"),
+    ):
         for i, method in enumerate(study.methods):
             covariance, errors = getattr(method.records, kind), method.records.errors
             if covariance is not None and method.records.paired.any():
                 observed = reliability(fit_of(errors, covariance), COVERAGES)
-                panels.setdefault(title, []).append(Line(method.name, COVERAGES, observed, i, marks=True))
+                panels.setdefault(title, []).append(
+                    Line(method.name, COVERAGES, observed, i, marks=True)
+                )
     return panels
 
 
@@ -85,7 +90,9 @@ def runtime_bars(study: Study) -> dict[str, list[Bar]]:
     for row in study.runtime:
         name = str(row.get("method", ""))
         style = styles.setdefault(name, len(styles))
-        bars.setdefault(str(row.get("device") or ""), []).append(Bar(_with_samples(row), number(row.get("ms")), _time(row), style))
+        bars.setdefault(str(row.get("device") or ""), []).append(
+            Bar(_with_samples(row), number(row.get("ms")), _time(row), style)
+        )
     return bars
 
 

@@ -30,7 +30,9 @@ class Scene:
 
     def __post_init__(self) -> None:
         if self.points.ndim != 2 or self.points.shape[1] < 2:
-            raise BoxcovError(f"scene {self.name!r}: points have shape {self.points.shape}, expected (p, 2 or more): x y ...")
+            raise BoxcovError(
+                f"scene {self.name!r}: points have shape {self.points.shape}, expected (p, 2 or more): x y ..."
+            )
         if self.truth.ndim != 2 or len(self.truth) != len(self.truth_labels):
             raise BoxcovError(
                 f"scene {self.name!r}: truth has shape {self.truth.shape} with {len(self.truth_labels)} labels, expected (k, D) with k labels"
@@ -55,16 +57,22 @@ class Study:
     """
 
     title: str
-    about: Mapping[str, Any] = field(default_factory=dict)  # provenance: versions, checkpoints, data, seeds ...
+    about: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # provenance: versions, checkpoints, data, seeds ...
     methods: Sequence[Method] = ()
     scenes: Mapping[int, Scene] = field(default_factory=dict)  # by frame number of the records
-    runtime: Sequence[Mapping[str, Any]] = ()  # each with method, device, boxes, samples, ms, ratio, peak_mib, as far as known
+    runtime: Sequence[
+        Mapping[str, Any]
+    ] = ()  # each with method, device, boxes, samples, ms, ratio, peak_mib, as far as known
 
     def __post_init__(self) -> None:
         names = [method.name for method in self.methods]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise BoxcovError(f"the methods of a study need different names, {twice[0]!r} occurs {names.count(twice[0])} times")
+            raise BoxcovError(
+                f"the methods of a study need different names, {twice[0]!r} occurs {names.count(twice[0])} times"
+            )
         for method in self.methods[1:]:
             first, other = self.methods[0].records, method.records
             if (first.fields, first.classes) != (other.fields, other.classes):
@@ -80,7 +88,9 @@ class Study:
                 )
         for number, scene in self.scenes.items():
             if self.methods and len(scene.truth) and scene.truth.shape[1] != len(self.fields):
-                raise BoxcovError(f"scene {number}: truth has {scene.truth.shape[1]} numbers a box, the records have {len(self.fields)}")
+                raise BoxcovError(
+                    f"scene {number}: truth has {scene.truth.shape[1]} numbers a box, the records have {len(self.fields)}"
+                )
 
     @property
     def fields(self) -> tuple[str, ...]:

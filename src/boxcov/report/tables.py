@@ -32,7 +32,12 @@ def shown(value: Any, digits: int = 3) -> str:
     return str(value)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], over: Sequence[tuple[str, int]] = (), quiet: Container[int] = ()) -> str:
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    over: Sequence[tuple[str, int]] = (),
+    quiet: Container[int] = (),
+) -> str:
     """A table of texts, the first column naming the row; of a pair of texts the second is small, below the first.
 
     ``over`` is a line above the head, texts and how many columns each spans; ``quiet`` are the numbers of rows that stand back.
@@ -40,7 +45,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], over: Sequence[tu
     >>> "<td>&lt;b&gt;<small>0 to 1</small></td>" in table(["method", "AvU"], [["exact", ("<b>", "0 to 1")]])
     True
     """
-    spans = "".join(f'<th colspan="{width}" scope="colgroup">{escape(text)}</th>' for text, width in over)
+    spans = "".join(
+        f'<th colspan="{width}" scope="colgroup">{escape(text)}</th>' for text, width in over
+    )
     top = f'<tr class="over">{spans}</tr>' if over else ""
     names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(
@@ -64,7 +71,10 @@ def pairs(entries: Mapping[str, Any]) -> str:
     >>> pairs({"data": {"name": "a<b", "frames": 3}}).count("a&lt;b")
     1
     """
-    rows = "".join(f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_told(value))}</td></tr>' for name, value in entries.items())
+    rows = "".join(
+        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_told(value))}</td></tr>'
+        for name, value in entries.items()
+    )
     return f'<table class="about"><tbody>{rows}</tbody></table>'
 
 
@@ -73,4 +83,6 @@ def _told(value: Any) -> str:
         return "\n".join(f"{name}: {_told(entry)}" for name, entry in value.items()) or "–"
     if isinstance(value, (list, tuple, set, frozenset)):
         return ", ".join(_told(entry) for entry in value) or "–"
-    return str(value) if isinstance(value, (int, np.integer)) else shown(value, digits=6)  # a seed has no thousands
+    return (
+        str(value) if isinstance(value, (int, np.integer)) else shown(value, digits=6)
+    )  # a seed has no thousands

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-_KINDS = (("AC", "accurate, certain"), ("IC", "inaccurate, certain"), ("AU", "accurate, uncertain"), ("IU", "inaccurate, uncertain"))
+_KINDS = (
+    ("AC", "accurate, certain"),
+    ("IC", "inaccurate, certain"),
+    ("AU", "accurate, uncertain"),
+    ("IU", "inaccurate, uncertain"),
+)
 _RATES = (("AvU", "AvU"), ("PAC", "P(A|C)"), ("PUI", "P(U|I)"))
 
 _STAGE_BAR = """<div class="bar screen">
@@ -51,7 +56,10 @@ def viewer(stage: bool) -> str:
 
 
 def _counts(where: str, title: str) -> str:
-    cells = {kind: f'<td class="{kind}" title="{words}"><b id="{where}-{kind}">–</b><small>{kind}</small></td>' for kind, words in _KINDS}
+    cells = {
+        kind: f'<td class="{kind}" title="{words}"><b id="{where}-{kind}">–</b><small>{kind}</small></td>'
+        for kind, words in _KINDS
+    }
     rates = "".join(f'<dt>{name}</dt><dd id="{where}-{key}">–</dd>' for key, name in _RATES)
     return f"""<div><table class="counts"><caption>{title}</caption>
 <tr><th></th><th>certain</th><th>uncertain</th></tr>

@@ -12,12 +12,21 @@ from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.centerpoint.settings import Pillars
-from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config, target, voxel_config
+from helpers.centerpoint_cases import (
+    cloud,
+    detector_of,
+    frames,
+    pillar_config,
+    target,
+    voxel_config,
+)
 
 CONFIGS = {
     "one pfn": pillar_config(),
     "two pfn": pillar_config(encoder=Pillars(widths=(8, 8), centre_z=False)),
-    "dynamic": pillar_config(encoder=Pillars(widths=(8, 8), padded=False, max_points=None, max_cells=None)),
+    "dynamic": pillar_config(
+        encoder=Pillars(widths=(8, 8), padded=False, max_points=None, max_cells=None)
+    ),
     "voxel": voxel_config(),
     "no velocity": pillar_config(velocity=False, tasks=(("car",), ("pedestrian", "cyclist"))),
 }
@@ -77,7 +86,9 @@ def test_exact_equals_one_backward_per_output_on_the_border(kind: str, depth: st
 
 @pytest.mark.parametrize("kind", ["pillar", "voxel"])
 def test_the_logits_are_those_of_the_scores(kind: str):
-    config = (pillar_config if kind == "pillar" else voxel_config)(tasks=(("car",), ("truck", "trailer"), ("bus",)))
+    config = (pillar_config if kind == "pillar" else voxel_config)(
+        tasks=(("car",), ("truck", "trailer"), ("bus",))
+    )
     detector = detector_of(config)
     raw = detector(frames(config, 1)[0][0])
     selection = detector.select(raw)
@@ -126,8 +137,12 @@ def test_drawn_targets(kind: str):
     config = pillar_config() if kind == "pillar" else voxel_config()
     detector = detector_of(config)
     inputs = frames(config, 2)
-    posterior = boxcov.fit(detector, [(clouds, None) for clouds, _ in inputs], depth="encoder", fisher="mc")
-    again = boxcov.fit(detector, [(clouds, None) for clouds, _ in inputs], depth="encoder", fisher="mc")
+    posterior = boxcov.fit(
+        detector, [(clouds, None) for clouds, _ in inputs], depth="encoder", fisher="mc"
+    )
+    again = boxcov.fit(
+        detector, [(clouds, None) for clouds, _ in inputs], depth="encoder", fisher="mc"
+    )
     assert posterior.loss == again.loss
     assert boxcov.MCGLM(detector, posterior)(inputs[0][0]).covariance.isfinite().all()
 
@@ -153,7 +168,11 @@ def test_a_batch_gives_what_its_frames_give():
 @pytest.mark.parametrize("points", ["none", "one", "outside"])
 def test_clouds_with_next_to_nothing_in_them(config: Config, points: str):
     detector = detector_of(config)
-    inputs = {"none": torch.zeros(0, 5), "one": torch.zeros(1, 5) + 0.01, "outside": torch.full((7, 5), 500.0)}[points]
+    inputs = {
+        "none": torch.zeros(0, 5),
+        "one": torch.zeros(1, 5) + 0.01,
+        "outside": torch.full((7, 5), 500.0),
+    }[points]
     raw = detector([inputs])
     losses = detector.loss(raw, [target(config)])
     assert losses.shape == (1,)
@@ -172,7 +191,11 @@ def test_no_boxes_above_the_threshold():
     data = frames(config, 1)
     assert len(detector.detect(data[0][0])) == 0
     posterior = boxcov.fit(detector, data)
-    for model in (boxcov.MCGLM(detector, posterior), boxcov.GLM(detector, posterior), boxcov.ExactGLM(detector, posterior)):
+    for model in (
+        boxcov.MCGLM(detector, posterior),
+        boxcov.GLM(detector, posterior),
+        boxcov.ExactGLM(detector, posterior),
+    ):
         assert model(data[0][0]).covariance.shape == (0, 9, 9)
 
 

@@ -24,7 +24,9 @@ def test_the_decode_jacobian_is_the_closed_form():
         parts = dict(zip(("reg", "height", "dim", "rot", "vel"), v.split((2, 1, 3, 2, 2), 1)))
         return boxes_of(parts, row, column, CONFIG)
 
-    found = torch.autograd.functional.jacobian(decode, values)[torch.arange(5), :, torch.arange(5)]  # (5, 9, 10)
+    found = torch.autograd.functional.jacobian(decode, values)[
+        torch.arange(5), :, torch.arange(5)
+    ]  # (5, 9, 10)
     boxes = decode(values)
     s, c = values[:, 6], values[:, 7]
     expected = torch.zeros(5, 9, 10, dtype=torch.float64)
@@ -43,7 +45,9 @@ def test_decoding_undoes_encoding():
     for t, task in enumerate(encoded.tasks):
         parts = dict(zip(CONFIG.branches, task.values.split(tuple(CONFIG.branches.values()), 1)))
         boxes = boxes_of(parts, task.row, task.column, CONFIG)
-        mine = torch.tensor([CONFIG.classes[label] in CONFIG.tasks[t] for label in targets["labels"].tolist()])
+        mine = torch.tensor(
+            [CONFIG.classes[label] in CONFIG.tasks[t] for label in targets["labels"].tolist()]
+        )
         expected = targets["boxes"][mine].clone()
         expected[:, 6] = torch.atan2(expected[:, 6].sin(), expected[:, 6].cos())
         torch.testing.assert_close(boxes, expected, equal_nan=True)
@@ -61,7 +65,11 @@ def slow_select(raw, config):
             for i in range(heat.shape[1]):
                 for j in range(heat.shape[2]):
                     best = int(heat[:, i, j].argmax())
-                    found += [(float(heat[c, i, j]), first + c, i, j) for c in range(len(heat)) if rules.per_class or c == best]
+                    found += [
+                        (float(heat[c, i, j]), first + c, i, j)
+                        for c in range(len(heat))
+                        if rules.per_class or c == best
+                    ]
             found = sorted(found, key=lambda f: -f[0])[: rules.candidates]
             found = [f for f in found if f[0] > rules.threshold]
             boxes = [_box(raw, config, b, t, i, j) for _, _, i, j in found]
@@ -79,7 +87,9 @@ def slow_select(raw, config):
 
 def _box(raw, config, b, t, i, j):
     where = Where(*torch.tensor([[b], [t], [i], [j]]))
-    return boxes_of(values_at(raw["tasks"], where, list(config.branches)), where.row, where.column, config)[0]
+    return boxes_of(
+        values_at(raw["tasks"], where, list(config.branches)), where.row, where.column, config
+    )[0]
 
 
 def _apart(box, others, t, rules):

@@ -22,15 +22,34 @@ def scene(config):
         [
             [0.6 * reach, -0.5 * reach, -1.0, 0.25 * reach, 0.5 * reach, 1.5, 0.4, 3.0, -1.0],
             [-0.7 * reach, 0.1 * reach, -0.5, 0.1 * reach, 0.15 * reach, 1.8, -2.0, 0.0, 1.0],
-            [0.2 * reach, 0.7 * reach, -0.8, 0.1 * reach, 0.1 * reach, 1.0, 1.5, float("nan"), float("nan")],
+            [
+                0.2 * reach,
+                0.7 * reach,
+                -0.8,
+                0.1 * reach,
+                0.1 * reach,
+                1.0,
+                1.5,
+                float("nan"),
+                float("nan"),
+            ],
         ]
     )
     generator = torch.Generator().manual_seed(0)
     points = []
     for x, y, z, w, l, h, yaw, *_ in boxes.tolist():
-        along, across, up = (torch.rand(3, 120, generator=generator) - 0.5) * torch.tensor([[l], [w], [h]])
+        along, across, up = (torch.rand(3, 120, generator=generator) - 0.5) * torch.tensor(
+            [[l], [w], [h]]
+        )
         yaw = torch.tensor(yaw)
-        xyz = torch.stack([x + along * yaw.cos() - across * yaw.sin(), y + along * yaw.sin() + across * yaw.cos(), z + up], 1)
+        xyz = torch.stack(
+            [
+                x + along * yaw.cos() - across * yaw.sin(),
+                y + along * yaw.sin() + across * yaw.cos(),
+                z + up,
+            ],
+            1,
+        )
         points.append(torch.cat([xyz, along.unsqueeze(1), torch.zeros(120, 1)], 1))
     return torch.cat(points), {"boxes": boxes, "labels": torch.tensor([0, 1, 2])}
 
@@ -39,10 +58,26 @@ def scene(config):
 def test_a_scene_learned_by_heart(kind):
     rules = Reporting(threshold=0.3, radii=(4.0, 1.0))
     if kind == "pillar":
-        dense = Dense(widths=(16, 24), layers=(1, 1), strides=(2, 2), up_widths=(16, 16), up_strides=(1, 2), shared=24, branch=16)
+        dense = Dense(
+            widths=(16, 24),
+            layers=(1, 1),
+            strides=(2, 2),
+            up_widths=(16, 16),
+            up_strides=(1, 2),
+            shared=24,
+            branch=16,
+        )
         config = pillar_config(encoder=Pillars(widths=(16,)), dense=dense)
     else:
-        dense = Dense(widths=(16, 24), layers=(1, 1), strides=(1, 2), up_widths=(16, 16), up_strides=(1, 2), shared=24, branch=16)
+        dense = Dense(
+            widths=(16, 24),
+            layers=(1, 1),
+            strides=(1, 2),
+            up_widths=(16, 16),
+            up_strides=(1, 2),
+            shared=24,
+            branch=16,
+        )
         config = voxel_config(encoder=Voxels(widths=(8, 8, 12, 16)), dense=dense)
     config = replace(config, tasks=TASKS, reporting=rules)
     detector = CenterPoint(config)

@@ -37,7 +37,10 @@ def slow_targets(targets, config, task, dtype=torch.float64):
                 continue
             c = names.index(config.classes[label])
             x, y, z, w, l, h, yaw, vx, vy = box
-            px, py = (x - config.point_range[0]) / config.cell[0], (y - config.point_range[1]) / config.cell[1]
+            px, py = (
+                (x - config.point_range[0]) / config.cell[0],
+                (y - config.point_range[1]) / config.cell[1],
+            )
             if not (0 <= px < columns and 0 <= py < rows):
                 continue
             row, column = int(py), int(px)
@@ -61,15 +64,26 @@ def slow_loss(tasks, targets, config, rules):
         for b in range(len(targets)):
             mine = [o for o in objects if o[0] == b]
             focal, positives = 0.0, 0
-            for c, i, j in [(c, i, j) for c in range(p.shape[1]) for i in range(p.shape[2]) for j in range(p.shape[3])]:
+            for c, i, j in [
+                (c, i, j)
+                for c in range(p.shape[1])
+                for i in range(p.shape[2])
+                for j in range(p.shape[3])
+            ]:
                 q, g = float(p[b, c, i, j]), float(heat[b, c, i, j])
-                times = sum(o[1:4] == (c, i, j) for o in mine) if rules.positives == "objects" else int(g == 1)
+                times = (
+                    sum(o[1:4] == (c, i, j) for o in mine)
+                    if rules.positives == "objects"
+                    else int(g == 1)
+                )
                 positives += times
                 focal += -log(q) * (1 - q) ** 2 * times
                 focal += -log(1 - q) * q**2 * (1 - g) ** 4
             l1 = 0.0
             for _, _, i, j, values in mine:
-                found = torch.cat([maps[name][b, :, i, j] for name in ("reg", "height", "dim", "rot", "vel")]).tolist()
+                found = torch.cat(
+                    [maps[name][b, :, i, j] for name in ("reg", "height", "dim", "rot", "vel")]
+                ).tolist()
                 l1 += sum(w * abs(f - v) for f, v, w in zip(found, values, rules.weights) if v == v)
             n = len(mine) + 1e-4 if rules.normaliser == "plus" else max(len(mine), 1)
             losses[b] += focal / max(1, positives) + 0.25 * l1 / n
@@ -79,7 +93,9 @@ def slow_loss(tasks, targets, config, rules):
 def test_the_gaussian_radius():
     generator = torch.Generator().manual_seed(0)
     l, w = 20 * torch.rand(2, 200, generator=generator, dtype=torch.float64)
-    expected = torch.tensor([slow_radius(float(a), float(b)) for a, b in zip(l, w)], dtype=torch.float64)
+    expected = torch.tensor(
+        [slow_radius(float(a), float(b)) for a, b in zip(l, w)], dtype=torch.float64
+    )
     torch.testing.assert_close(gaussian_radius(l, w), expected)
 
 
@@ -100,9 +116,16 @@ def test_targets_are_those_of_the_loop():
         heat, objects = slow_targets(targets, CONFIG, t)
         torch.testing.assert_close(found.heat, heat)
         assert [tuple(o[:4]) for o in objects] == list(
-            zip(found.frame.tolist(), found.label.tolist(), found.row.tolist(), found.column.tolist())
+            zip(
+                found.frame.tolist(),
+                found.label.tolist(),
+                found.row.tolist(),
+                found.column.tolist(),
+            )
         )
-        torch.testing.assert_close(found.values, torch.tensor([o[4] for o in objects], dtype=torch.float64), equal_nan=True)
+        torch.testing.assert_close(
+            found.values, torch.tensor([o[4] for o in objects], dtype=torch.float64), equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("framework", ["mmdet3d", "det3d", "openpcdet"])
@@ -113,9 +136,17 @@ def test_the_loss_is_that_of_the_loop(framework):
     with torch.no_grad():
         raw = detector(clouds)
         targets = some_targets()
-        targets[1] = {"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long)}  # a frame without objects
-        torch.testing.assert_close(detector.loss(raw, targets), slow_loss(raw["tasks"], targets, config, config.loss))
-        assert torch.equal(frame_losses(raw["tasks"], detector.encode(targets, raw["features"]), config), detector.loss(raw, targets))
+        targets[1] = {
+            "boxes": torch.zeros(0, 9),
+            "labels": torch.zeros(0, dtype=torch.long),
+        }  # a frame without objects
+        torch.testing.assert_close(
+            detector.loss(raw, targets), slow_loss(raw["tasks"], targets, config, config.loss)
+        )
+        assert torch.equal(
+            frame_losses(raw["tasks"], detector.encode(targets, raw["features"]), config),
+            detector.loss(raw, targets),
+        )
 
 
 def test_the_frameworks_differ():
@@ -144,7 +175,9 @@ def test_a_detector_that_says_what_the_targets_say_has_a_small_loss():
         start = 0
         for name, n in CONFIG.branches.items():
             maps[name] = torch.zeros(1, n, *CONFIG.map_size)
-            maps[name][task.frame, :, task.row, task.column] = task.values[:, start : start + n].nan_to_num()
+            maps[name][task.frame, :, task.row, task.column] = task.values[
+                :, start : start + n
+            ].nan_to_num()
             start += n
         tasks.append(maps)
     assert float(frame_losses(tasks, encoded, CONFIG)) < 1e-3
@@ -156,7 +189,10 @@ def test_a_detector_that_says_what_the_targets_say_has_a_small_loss():
         (lambda t: {**t, "labels": t["labels"] + 9}, "labels from 9 to 18, but 10 classes"),
         (lambda t: {**t, "boxes": t["boxes"][:, :7]}, r"boxes must have the shape \(n, 9\)"),
         (lambda t: {**t, "labels": t["labels"][1:]}, r"labels \(n,\), got \(20, 9\) and \(19,\)"),
-        (lambda t: {**t, "boxes": t["boxes"] * torch.inf}, "a NaN or an infinity outside of its velocity"),
+        (
+            lambda t: {**t, "boxes": t["boxes"] * torch.inf},
+            "a NaN or an infinity outside of its velocity",
+        ),
     ],
 )
 def test_targets_that_cannot_be_meant(change, message):
@@ -168,6 +204,8 @@ def test_boxes_on_the_border_of_the_map():
     config = Config.mmdet3d_pillar()
     boxes = torch.zeros(4, 9) + 1.0
     boxes[:, 0] = torch.tensor([-51.2, 51.1999, 51.2, -51.3])
-    encoded = encode([{"boxes": boxes, "labels": torch.zeros(4, dtype=torch.long)}], config, torch.zeros(1))
+    encoded = encode(
+        [{"boxes": boxes, "labels": torch.zeros(4, dtype=torch.long)}], config, torch.zeros(1)
+    )
     assert encoded.tasks[0].column.tolist() == [0, 127]
     assert ceil(float(encoded.tasks[0].heat.max())) == 1

@@ -13,8 +13,15 @@ from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.settings import Dense, Pillars, Reporting
 from boxcov.detectors.centerpoint.sparse import Sites, SparseConv, index_table, strided_sites
 from boxcov.detectors.centerpoint.voxels import voxelise
-from boxcov.posterior.kronecker_block import Eigen
-from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config, slow_pillars, voxel_config
+from boxcov.posterior.kronecker_block import Eigendecomposition
+from helpers.centerpoint_cases import (
+    cloud,
+    detector_of,
+    frames,
+    pillar_config,
+    slow_pillars,
+    voxel_config,
+)
 
 
 def count(module):
@@ -55,7 +62,13 @@ def test_parameter_counts():
 def test_storage_of_the_factors(config, sizes, monkeypatch):
     """What the posterior itself says, on a few metres: the sizes of the factors do not depend on the map."""
     # the eigenvectors of the identity are the identity; finding that out for a side of 4608 takes half a minute
-    monkeypatch.setattr(Eigen, "of", lambda matrix, dtype: Eigen(matrix.to(dtype), matrix.new_ones(matrix.shape[:2], dtype=dtype)))
+    monkeypatch.setattr(
+        Eigendecomposition,
+        "of",
+        lambda matrix, dtype: Eigendecomposition(
+            matrix.to(dtype), matrix.new_ones(matrix.shape[:2], dtype=dtype)
+        ),
+    )
     small = replace(config, point_range=(-3.2, -3.2, -5.0, 3.2, 3.2, 3.0))
     detector = CenterPoint(small).eval()
     for depth, mib in sizes.items():
@@ -73,18 +86,26 @@ ENCODERS = {
 
 @pytest.mark.parametrize("encoder", ENCODERS.values(), ids=ENCODERS)
 def test_the_pillar_encoder_is_the_slow_one(encoder):
-    config = pillar_config(encoder=encoder, voxel_size=(0.8, 0.8, 8.0), dense=Dense((4,), (1,), (2,), (4,), (1,), 6, 5))
+    config = pillar_config(
+        encoder=encoder, voxel_size=(0.8, 0.8, 8.0), dense=Dense((4,), (1,), (2,), (4,), (1,), 6, 5)
+    )
     detector = detector_of(config, dtype=torch.float64)
     clouds = [cloud(config, seed, 300).double() for seed in range(2)]
     with torch.no_grad():
-        torch.testing.assert_close(detector.encoder(clouds), slow_pillars(config, detector.encoder.layers, clouds))
+        torch.testing.assert_close(
+            detector.encoder(clouds), slow_pillars(config, detector.encoder.layers, clouds)
+        )
 
 
 def test_a_padded_slot_takes_part_in_the_maximum():
     """A pillar with room holds relu(BN(0)); a full one does not, nor does one of OpenPCDet's."""
     point = torch.tensor([[0.1, 0.1, 0.0, 0.0, 0.0]])
     outs = []
-    for encoder in (Pillars(widths=(8,), max_points=2), Pillars(widths=(8,), max_points=1), Pillars(widths=(8,), padded=False)):
+    for encoder in (
+        Pillars(widths=(8,), max_points=2),
+        Pillars(widths=(8,), max_points=1),
+        Pillars(widths=(8,), padded=False),
+    ):
         detector = detector_of(pillar_config(encoder=encoder))
         norm = detector.encoder.layers[0].norm
         zero = norm(torch.zeros(1, 8)).relu()[0]
@@ -96,14 +117,21 @@ def test_a_padded_slot_takes_part_in_the_maximum():
         assert torch.allclose(outs[-1], zero)
     detector = detector_of(pillar_config(encoder=Pillars(widths=(8,), max_points=2)))
     alone = detector.encoder([point])[0].amax((1, 2))
-    assert bool((alone >= detector.encoder.layers[0].norm(torch.zeros(1, 8)).relu()[0] - 1e-6).all())
+    assert bool(
+        (alone >= detector.encoder.layers[0].norm(torch.zeros(1, 8)).relu()[0] - 1e-6).all()
+    )
 
 
 @pytest.mark.parametrize("limits", [(None, None), (2, None), (None, 5), (3, 7)])
 def test_first_come_first_served(limits):
     max_points, max_cells = limits
     generator = torch.Generator().manual_seed(0)
-    clouds = [torch.cat([3 * torch.rand(60, 3, generator=generator), torch.rand(60, 2, generator=generator)], 1) for _ in range(2)]
+    clouds = [
+        torch.cat(
+            [3 * torch.rand(60, 3, generator=generator), torch.rand(60, 2, generator=generator)], 1
+        )
+        for _ in range(2)
+    ]
     cells = voxelise(clouds, (0, 0, 0, 3, 3, 3), (1, 1, 1), (3, 3, 3), max_points, max_cells)
     expected = {}
     for b, points in enumerate(clouds):
@@ -123,7 +151,9 @@ def test_first_come_first_served(limits):
 
 
 def test_points_that_are_no_numbers_are_nowhere():
-    points = torch.tensor([[torch.nan, 0.5, 0.5, 0, 0], [torch.inf, 0.5, 0.5, 0, 0], [0.5, 0.5, 0.5, 0, 0]])
+    points = torch.tensor(
+        [[torch.nan, 0.5, 0.5, 0, 0], [torch.inf, 0.5, 0.5, 0, 0], [0.5, 0.5, 0.5, 0, 0]]
+    )
     assert len(voxelise([points], (0, 0, 0, 1, 1, 1), (1, 1, 1), (1, 1, 1), None, None).points) == 1
 
 
@@ -151,7 +181,9 @@ def test_a_submanifold_convolution_is_a_dense_one_at_its_sites():
     conv = SparseConv(3, 4, (3, 3, 3)).double()
     found = conv(x, index_table(sites, sites, (3, 3, 3), (1, 1, 1), (1, 1, 1)))
     dense = F.conv3d(grid_of(x, sites.where, sites.shape), as_kernel(conv), padding=1)
-    torch.testing.assert_close(found, dense[sites.where[:, 0], :, sites.where[:, 1], sites.where[:, 2], sites.where[:, 3]])
+    torch.testing.assert_close(
+        found, dense[sites.where[:, 0], :, sites.where[:, 1], sites.where[:, 2], sites.where[:, 3]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,39 +194,64 @@ def test_a_submanifold_convolution_is_a_dense_one_at_its_sites():
         ((3, 1, 1), (2, 1, 1), (0, 0, 0), (5, 4, 4)),
     ],
 )
-def test_a_strided_convolution_is_a_dense_one_where_its_kernel_touches_a_site(kernel, stride, padding, shape):
+def test_a_strided_convolution_is_a_dense_one_where_its_kernel_touches_a_site(
+    kernel, stride, padding, shape
+):
     sites, x = some_sites(shape, share=0.05)
     conv = SparseConv(3, 4, kernel).double()
     out = strided_sites(sites, kernel, stride, padding)
     found = grid_of(conv(x, index_table(sites, out, kernel, stride, padding)), out.where, out.shape)
-    dense = F.conv3d(grid_of(x, sites.where, shape), as_kernel(conv), stride=stride, padding=padding)
+    dense = F.conv3d(
+        grid_of(x, sites.where, shape), as_kernel(conv), stride=stride, padding=padding
+    )
     torch.testing.assert_close(found, dense)
-    touched = F.conv3d(grid_of(torch.ones(len(x), 1), sites.where, shape), torch.ones(1, 1, *kernel), stride=stride, padding=padding)
-    assert [tuple(w) for w in out.where.tolist()] == [tuple(w) for w in (touched[:, 0] > 0).nonzero().tolist()]
+    touched = F.conv3d(
+        grid_of(torch.ones(len(x), 1), sites.where, shape),
+        torch.ones(1, 1, *kernel),
+        stride=stride,
+        padding=padding,
+    )
+    assert [tuple(w) for w in out.where.tolist()] == [
+        tuple(w) for w in (touched[:, 0] > 0).nonzero().tolist()
+    ]
 
 
 def dense_encoder(encoder, clouds):
     """The whole sparse encoder with dense convolutions, masked to the sites after every layer."""
     config = encoder.config
-    cells = voxelise(clouds, config.point_range, config.voxel_size, config.grid, encoder.voxels.max_points, None)
+    cells = voxelise(
+        clouds, config.point_range, config.voxel_size, config.grid, encoder.voxels.max_points, None
+    )
     mean = torch.stack([cells.points[cells.of == i].mean(0) for i in range(len(cells.counts))])
     nx, ny, nz = config.grid
     x = grid_of(mean, cells.where, (nz + 1, ny, nx))
     mask = grid_of(torch.ones(len(mean), 1, dtype=torch.float64), cells.where, (nz + 1, ny, nx))
 
     def norm(layer, x):
-        return F.batch_norm(x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps)
+        return F.batch_norm(
+            x, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps
+        )
 
     for stage in encoder.stages:
         if stage.stride != (1, 1, 1):
-            mask = (F.conv3d(mask, mask.new_ones(1, 1, *stage.kernel), stride=stage.stride, padding=stage.padding) > 0).double()
+            mask = (
+                F.conv3d(
+                    mask,
+                    mask.new_ones(1, 1, *stage.kernel),
+                    stride=stage.stride,
+                    padding=stage.padding,
+                )
+                > 0
+            ).double()
         x = F.conv3d(x, as_kernel(stage.conv), stride=stage.stride, padding=stage.padding)
         x = norm(stage.norm, x).relu() * mask
         for block in stage.blocks:
             out = norm(block.norm1, F.conv3d(x, as_kernel(block.conv1), padding=1)).relu() * mask
             out = norm(block.norm2, F.conv3d(out, as_kernel(block.conv2), padding=1)) + x
             x = out.relu() * mask
-    return torch.cat([x[:, c, d].unsqueeze(1) for c in range(x.shape[1]) for d in range(x.shape[2])], 1)
+    return torch.cat(
+        [x[:, c, d].unsqueeze(1) for c in range(x.shape[1]) for d in range(x.shape[2])], 1
+    )
 
 
 def test_the_voxel_encoder_is_the_dense_one():
@@ -202,7 +259,9 @@ def test_the_voxel_encoder_is_the_dense_one():
     detector = detector_of(config, dtype=torch.float64)
     clouds = [cloud(config, seed, 150).double() for seed in range(2)]
     with torch.no_grad():
-        torch.testing.assert_close(detector.encoder(clouds), dense_encoder(detector.encoder, clouds))
+        torch.testing.assert_close(
+            detector.encoder(clouds), dense_encoder(detector.encoder, clouds)
+        )
 
 
 def test_chunks_of_patches_give_the_same_numbers_and_factors(monkeypatch):
@@ -215,8 +274,12 @@ def test_chunks_of_patches_give_the_same_numbers_and_factors(monkeypatch):
     parts = boxcov.fit(detector, data, depth=["encoder"])
     torch.testing.assert_close(detector.detect(data[0][0]).boxes, boxes, rtol=1e-4, atol=1e-5)
     for name, block in whole.blocks.items():
-        torch.testing.assert_close(parts.blocks[name].Q.values, block.Q.values, rtol=1e-3, atol=1e-5)
-        torch.testing.assert_close(parts.blocks[name].H.values, block.H.values, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            parts.blocks[name].Q.values, block.Q.values, rtol=1e-3, atol=1e-5
+        )
+        torch.testing.assert_close(
+            parts.blocks[name].H.values, block.H.values, rtol=1e-3, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize(

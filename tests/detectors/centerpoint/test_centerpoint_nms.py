@@ -7,7 +7,13 @@ from math import pi
 import pytest
 import torch
 
-from boxcov.detectors.centerpoint.nms import circle_rivals, greedy, intersection, rotated_iou, rotated_rivals
+from boxcov.detectors.centerpoint.nms import (
+    circle_rivals,
+    greedy,
+    intersection,
+    rotated_iou,
+    rotated_rivals,
+)
 
 
 def rotated_nms(boxes, valid, overlap):
@@ -85,14 +91,18 @@ def test_axis_aligned_neighbours_on_a_grid():
     x, y = torch.meshgrid(steps, steps, indexing="ij")
     n = x.numel()
     a = torch.tensor([[0.0, 0.0, 2.0, 4.0, 0.0]], dtype=torch.float64).expand(n, 5)
-    b = torch.stack([x.flatten(), y.flatten(), torch.full((n,), 2.0), torch.full((n,), 4.0), torch.zeros(n)], 1).to(torch.float64)
+    b = torch.stack(
+        [x.flatten(), y.flatten(), torch.full((n,), 2.0), torch.full((n,), 4.0), torch.zeros(n)], 1
+    ).to(torch.float64)
     expected = (4 - x.abs()).clamp(min=0) * (2 - y.abs()).clamp(min=0)
     torch.testing.assert_close(intersection(a, b), expected.flatten())
 
 
 def test_single_precision_is_good_enough_to_suppress_with():
     a, b = boxes(500, 0, 2.0), boxes(500, 1, 2.0)
-    torch.testing.assert_close(rotated_iou(a.float(), b.float()).double(), rotated_iou(a, b), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        rotated_iou(a.float(), b.float()).double(), rotated_iou(a, b), rtol=0, atol=1e-5
+    )
 
 
 def slow_greedy(suppresses, n):
@@ -112,14 +122,25 @@ def test_rotated_nms_is_the_greedy_loop(seed, spread):
     for some, counts, stays in zip(groups, valid, found):
         some = some[counts]
         iou = torch.stack([rotated_iou(box.expand(len(some), 5), some) for box in some])
-        assert stays[counts].tolist() == slow_greedy(lambda i, j, iou=iou: iou[i, j] > 0.2, len(some))
+        assert stays[counts].tolist() == slow_greedy(
+            lambda i, j, iou=iou: iou[i, j] > 0.2, len(some)
+        )
         assert not bool(stays[~counts].any())
 
 
 def test_long_chains_of_suppression():
     """Each box touches its neighbours only: every other one stays."""
     n = 101
-    row = torch.stack([torch.arange(n) * 1.0, torch.zeros(n), torch.full((n,), 2.0), torch.full((n,), 1.5), torch.zeros(n)], 1)
+    row = torch.stack(
+        [
+            torch.arange(n) * 1.0,
+            torch.zeros(n),
+            torch.full((n,), 2.0),
+            torch.full((n,), 1.5),
+            torch.zeros(n),
+        ],
+        1,
+    )
     stays = rotated_nms(row.unsqueeze(0), torch.ones(1, n, dtype=torch.bool), 0.1)
     assert stays[0].tolist() == [i % 2 == 0 for i in range(n)]
 
@@ -130,7 +151,9 @@ def test_circle_nms_is_the_greedy_loop_on_squared_distances(seed):
     bounds = [4.0, 0.175]
     found = circle_nms(centres, torch.ones(2, 30, dtype=torch.bool), torch.tensor(bounds).double())
     for some, bound, stays in zip(centres, bounds, found):
-        assert stays.tolist() == slow_greedy(lambda i, j, some=some, bound=bound: (some[i] - some[j]).square().sum() <= bound, 30)
+        assert stays.tolist() == slow_greedy(
+            lambda i, j, some=some, bound=bound: (some[i] - some[j]).square().sum() <= bound, 30
+        )
 
 
 def test_nothing_to_suppress():

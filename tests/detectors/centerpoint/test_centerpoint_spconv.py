@@ -10,20 +10,26 @@ from boxcov.detectors.centerpoint import CenterPoint, Config, by_spconv
 from boxcov.detectors.centerpoint.settings import Dense, Voxels
 from boxcov.detectors.centerpoint.sparse import VoxelEncoder
 
-needs_spconv = pytest.mark.skipif(isinstance(by_spconv.installed(), str), reason=f"needs spconv ({by_spconv.installed()})")
+needs_spconv = pytest.mark.skipif(
+    isinstance(by_spconv.installed(), str), reason=f"needs spconv ({by_spconv.installed()})"
+)
 
 
 def config(size: float = 0.1) -> Config:
     side = 64 * size
-    small = replace(Config.voxel(size), point_range=(-side, -side, -5.0, side, side, 3.0), encoder=Voxels(widths=(4, 6, 8, 8)))
+    small = replace(
+        Config.voxel(size),
+        point_range=(-side, -side, -5.0, side, side, 3.0),
+        encoder=Voxels(widths=(4, 6, 8, 8)),
+    )
     dense = Dense((8, 8), (1, 1), (1, 2), (8, 8), (1, 2), shared=8, branch=8)
     return replace(small, dense=dense, reporting=replace(small.reporting, threshold=0.0, most=3))
 
 
 def cloud(points: int, seed: int = 0) -> torch.Tensor:
-    return torch.rand(points, 5, generator=torch.Generator().manual_seed(seed)) * torch.tensor([12.0, 12, 7, 255, 0.5]) - torch.tensor(
-        [6.0, 6, 5, 0, 0]
-    )
+    return torch.rand(points, 5, generator=torch.Generator().manual_seed(seed)) * torch.tensor(
+        [12.0, 12, 7, 255, 0.5]
+    ) - torch.tensor([6.0, 6, 5, 0, 0])
 
 
 def target() -> dict[str, torch.Tensor]:
@@ -58,7 +64,9 @@ def calls(monkeypatch):
 @needs_spconv
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("size", [0.1, 0.075])
-@pytest.mark.parametrize("clouds", [[cloud(4000), cloud(50, 1)], [cloud(0), cloud(700)], [cloud(1)], [cloud(0)]])
+@pytest.mark.parametrize(
+    "clouds", [[cloud(4000), cloud(50, 1)], [cloud(0), cloud(700)], [cloud(1)], [cloud(0)]]
+)
 def test_spconv_gives_the_same_maps(size, clouds, calls):
     encoder = VoxelEncoder(config(size)).eval()
     with torch.no_grad():
@@ -75,7 +83,9 @@ def test_spconv_gives_the_same_maps(size, clouds, calls):
 
 @needs_spconv
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("where", [(-6.35, -6.35, -4.99), (6.35, 6.35, 2.99), (0.0, 0.0, 2.7), (-6.35, 6.35, -1.0)])
+@pytest.mark.parametrize(
+    "where", [(-6.35, -6.35, -4.99), (6.35, 6.35, 2.99), (0.0, 0.0, 2.7), (-6.35, 6.35, -1.0)]
+)
 def test_a_single_point_at_the_border(where):
     encoder = VoxelEncoder(config()).eval()
     point = [torch.tensor([[*where, 9.0, 0.1]])]
@@ -93,7 +103,10 @@ def test_boxes_are_bit_for_bit_those_of_the_plain_detector(calls):
     posterior = boxcov.fit(detector, [(inputs, [target()])], depth="neck")
     assert calls[0] > 0  # the encoder is below the posterior: no derivative of it is asked for
     plain = detector.detect(inputs)
-    for model in (boxcov.MCGLM(detector, posterior, samples=2), boxcov.ExactGLM(detector, posterior, samples=2)):
+    for model in (
+        boxcov.MCGLM(detector, posterior, samples=2),
+        boxcov.ExactGLM(detector, posterior, samples=2),
+    ):
         calls[0] = 0
         found = model(inputs)
         assert calls[0] > 0
@@ -116,7 +129,9 @@ def test_derivatives_go_by_torch(calls):
     assert all(p.grad is not None for name, p in encoder.named_parameters() if "conv" in name)
     weights = {name: p.detach() for name, p in encoder.named_parameters()}
     with torch.no_grad():
-        _, tangent = torch.func.jvp(lambda w: torch.func.functional_call(encoder, w, (inputs,)), (weights,), (weights,))
+        _, tangent = torch.func.jvp(
+            lambda w: torch.func.functional_call(encoder, w, (inputs,)), (weights,), (weights,)
+        )
     assert calls[0] == 0
     assert float(tangent.norm()) > 0
     assert not by_spconv.chosen("auto", torch.zeros(2, 5, dtype=torch.float64), [], 10)
@@ -149,7 +164,9 @@ def test_more_threads_are_refused_or_left_to_torch(calls):
             encoder([cloud(10)])
             assert calls[0] == 0
             encoder.backend = "spconv"
-            with pytest.raises(boxcov.BoxcovError, match="go wrong with more than one thread, and torch has 2"):
+            with pytest.raises(
+                boxcov.BoxcovError, match="go wrong with more than one thread, and torch has 2"
+            ):
                 encoder([cloud(10)])
     finally:
         torch.set_num_threads(before)
@@ -157,12 +174,17 @@ def test_more_threads_are_refused_or_left_to_torch(calls):
 
 @pytest.mark.usefixtures("one_thread")
 def test_without_spconv_it_is_torch_unless_asked_for(monkeypatch):
-    monkeypatch.setattr(by_spconv, "installed", lambda: "ModuleNotFoundError: No module named 'spconv'")
+    monkeypatch.setattr(
+        by_spconv, "installed", lambda: "ModuleNotFoundError: No module named 'spconv'"
+    )
     encoder = VoxelEncoder(config()).eval()
     with torch.no_grad():
         auto = encoder([cloud(50)])
         encoder.backend = "torch"
         assert torch.equal(auto, encoder([cloud(50)]))
         encoder.backend = "spconv"
-        with pytest.raises(boxcov.BoxcovError, match=r"cannot be imported \(ModuleNotFoundError.*set 'auto' or 'torch'"):
+        with pytest.raises(
+            boxcov.BoxcovError,
+            match=r"cannot be imported \(ModuleNotFoundError.*set 'auto' or 'torch'",
+        ):
             encoder([cloud(50)])

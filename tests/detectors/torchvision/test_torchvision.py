@@ -42,11 +42,15 @@ def test_boxes_are_those_of_the_model_bit_for_bit(detector: TorchvisionDetector)
         theirs = detector.model(x)
     found = detector.detect(x)
     for b, one in enumerate(found.frames(3)):
-        known = theirs[b]["labels"] > 0  # the background is never reported, though RetinaNet and FCOS have a number for it
+        known = (
+            theirs[b]["labels"] > 0
+        )  # the background is never reported, though RetinaNet and FCOS have a number for it
         assert int(known.sum()) > 0
         assert torch.equal(one.boxes, theirs[b]["boxes"][known])
         assert torch.equal(one.scores, theirs[b]["scores"][known])
-        assert [NAMES[n] for n in theirs[b]["labels"][known]] == [detector.classes[i] for i in one.labels]
+        assert [NAMES[n] for n in theirs[b]["labels"][known]] == [
+            detector.classes[i] for i in one.labels
+        ]
 
 
 def test_exact_is_one_backward_pass_a_number(
@@ -58,31 +62,52 @@ def test_exact_is_one_backward_pass_a_number(
     if name != "fcos":
         monkeypatch.setattr(exact, "_vectorised", slow)
     x = images(2, seed=1)
-    found, expected = ExactGLM(detector, posterior, score=True)(x), GLM(detector, posterior, score=True)(x)
+    found, expected = (
+        ExactGLM(detector, posterior, score=True)(x),
+        GLM(detector, posterior, score=True)(x),
+    )
     assert len(found) > 3
     for part in ("covariance", "score_variance"):
         assert relative(getattr(found, part), getattr(expected, part)) < 1e-4, part
         assert float(getattr(found, part).norm()) > 0
-    assert float((found.score_covariance - expected.score_covariance).norm()) <= 1e-4 * float(expected.score_covariance.norm())
+    assert float((found.score_covariance - expected.score_covariance).norm()) <= 1e-4 * float(
+        expected.score_covariance.norm()
+    )
 
 
-def test_boxes_and_the_model_stay_as_they_are(detector: TorchvisionDetector, frames: list, posterior: Posterior) -> None:
+def test_boxes_and_the_model_stay_as_they_are(
+    detector: TorchvisionDetector, frames: list, posterior: Posterior
+) -> None:
     x = images(2)
     plain = detector.detect(x)
     before = {key: tensor.clone() for key, tensor in detector.state_dict().items()}
-    attributes = [(m.training, sorted(m.__dict__), dict(m._forward_hooks)) for m in detector.modules()]
+    attributes = [
+        (m.training, sorted(m.__dict__), dict(m._forward_hooks)) for m in detector.modules()
+    ]
     draws = torch.get_rng_state()
     fit(detector, frames[:1])
-    for model in (MCGLM(detector, posterior, samples=4), GLM(detector, posterior), ExactGLM(detector, posterior)):
+    for model in (
+        MCGLM(detector, posterior, samples=4),
+        GLM(detector, posterior),
+        ExactGLM(detector, posterior),
+    ):
         found = model(x)
-        assert all(torch.equal(getattr(found, part), getattr(plain, part)) for part in ("boxes", "scores", "labels", "frame"))
+        assert all(
+            torch.equal(getattr(found, part), getattr(plain, part))
+            for part in ("boxes", "scores", "labels", "frame")
+        )
     assert all(torch.equal(tensor, before[key]) for key, tensor in detector.state_dict().items())
-    assert attributes == [(m.training, sorted(m.__dict__), dict(m._forward_hooks)) for m in detector.modules()]
+    assert attributes == [
+        (m.training, sorted(m.__dict__), dict(m._forward_hooks)) for m in detector.modules()
+    ]
     assert torch.equal(torch.get_rng_state(), draws)
 
 
 def test_monte_carlo_agrees(detector: TorchvisionDetector, posterior: Posterior) -> None:
-    found, expected = MCGLM(detector, posterior, samples=600)(images()), GLM(detector, posterior)(images())
+    found, expected = (
+        MCGLM(detector, posterior, samples=600)(images()),
+        GLM(detector, posterior)(images()),
+    )
     assert relative(found.covariance, expected.covariance) < 0.25
 
 
@@ -100,7 +125,12 @@ def test_group_norm_in_a_head_leaves_no_crops(frames: list) -> None:
     raw = detector(x)
     assert detector.instances(raw, detector.select(raw)) is None
     posterior = fit(detector, frames)
-    assert relative(ExactGLM(detector, posterior)(x).covariance, GLM(detector, posterior)(x).covariance) < 1e-4
+    assert (
+        relative(
+            ExactGLM(detector, posterior)(x).covariance, GLM(detector, posterior)(x).covariance
+        )
+        < 1e-4
+    )
 
 
 def test_regions_stay_those_of_the_selection_under_other_weights() -> None:
@@ -123,7 +153,10 @@ def test_regions_stay_those_of_the_selection_under_other_weights() -> None:
 
 def in_training(model: nn.Module, x: list[Tensor], targets: list[dict[str, Tensor]]) -> Tensor:
     """The model's own loss, with norms and resizing as in eval mode."""
-    parts = [model, *(getattr(model, part) for part in ("rpn", "roi_heads") if hasattr(model, part))]
+    parts = [
+        model,
+        *(getattr(model, part) for part in ("rpn", "roi_heads") if hasattr(model, part)),
+    ]
     own = [{**t, "labels": t["labels"] + 1} for t in targets]
     if hasattr(model, "rpn"):  # of as many proposals as in eval mode
         model.rpn._pre_nms_top_n["training"], model.rpn._post_nms_top_n["training"] = 1000, 40
@@ -138,12 +171,20 @@ def in_training(model: nn.Module, x: list[Tensor], targets: list[dict[str, Tenso
             part.training = False
 
 
-def test_the_loss_of_an_image_is_the_model_s_of_a_batch_of_one(detector: TorchvisionDetector) -> None:
+def test_the_loss_of_an_image_is_the_model_s_of_a_batch_of_one(
+    detector: TorchvisionDetector,
+) -> None:
     x, targets = images(3, seed=3), [objects(3, seed=1), objects(0), objects(1, seed=2)]
     found = detector.loss(detector(x), targets)
-    alone = torch.stack([in_training(detector.model, x[b : b + 1], targets[b : b + 1]) for b in range(3)])
-    torch.testing.assert_close(found[0::2], alone[0::2], rtol=1e-3, atol=1e-4)  # padding to a common size reaches an image's border
-    single = torch.cat([detector.loss(detector(x[b : b + 1]), targets[b : b + 1]) for b in range(3)])
+    alone = torch.stack(
+        [in_training(detector.model, x[b : b + 1], targets[b : b + 1]) for b in range(3)]
+    )
+    torch.testing.assert_close(
+        found[0::2], alone[0::2], rtol=1e-3, atol=1e-4
+    )  # padding to a common size reaches an image's border
+    single = torch.cat(
+        [detector.loss(detector(x[b : b + 1]), targets[b : b + 1]) for b in range(3)]
+    )
     torch.testing.assert_close(single, alone, rtol=1e-5, atol=1e-5)
 
 
@@ -159,13 +200,19 @@ def test_names_and_classes() -> None:
     assert torch.equal(dogs.boxes, everything.boxes[everything.labels == 2])
     for given, message in (
         ({"names": ["cat"]}, "1 names, but the model has 4 classes, the background too"),
-        ({"names": NAMES, "classes": ["cat", "horse"]}, "classes name horse, unknown to the model: it has cat, cow, dog"),
+        (
+            {"names": NAMES, "classes": ["cat", "horse"]},
+            "classes name horse, unknown to the model: it has cat, cow, dog",
+        ),
         ({"threshold": 2}, "threshold must be from 0 to 1, got 2"),
         ({"images": "bgr"}, "images must be one of rgb, coco, got 'bgr'"),
     ):
         with pytest.raises(BoxcovError, match=message):
             wrap(model, **given)
-    with pytest.raises(BoxcovError, match="a Linear is no detector of torchvision that boxcov knows: there are RetinaNet"):
+    with pytest.raises(
+        BoxcovError,
+        match="a Linear is no detector of torchvision that boxcov knows: there are RetinaNet",
+    ):
         wrap(nn.Linear(1, 1))
     from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights
 
@@ -186,9 +233,17 @@ def test_a_threshold_above_the_model_s() -> None:
 
 
 def test_images_as_coco_has_them() -> None:
-    model, x = retinanet(), torch.randint(0, 256, (1, 3, 64, 64), generator=torch.Generator().manual_seed(0)).float()
-    assert torch.equal(wrap(model, NAMES, images="coco").detect(x).boxes, wrap(model, NAMES).detect([x[0].flip(0) / 255]).boxes)
-    with pytest.raises(BoxcovError, match=r"images must be a list of \(3, h, w\), .* got \[\(1, 64\)\]"):
+    model, x = (
+        retinanet(),
+        torch.randint(0, 256, (1, 3, 64, 64), generator=torch.Generator().manual_seed(0)).float(),
+    )
+    assert torch.equal(
+        wrap(model, NAMES, images="coco").detect(x).boxes,
+        wrap(model, NAMES).detect([x[0].flip(0) / 255]).boxes,
+    )
+    with pytest.raises(
+        BoxcovError, match=r"images must be a list of \(3, h, w\), .* got \[\(1, 64\)\]"
+    ):
         wrap(model)(torch.zeros(1, 1, 64))
     with pytest.raises(BoxcovError, match=r"got \[\]"):
         wrap(model)([])

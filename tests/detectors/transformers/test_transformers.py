@@ -16,7 +16,17 @@ from boxcov import GLM, MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, 
 from boxcov.data import coco
 from boxcov.detectors.transformers import QueryDetector, wrap
 from boxcov.predict import exact
-from helpers.transformers_cases import MODELS, NAMES, PROCESSORS, detr, made, objects, pixels, rt_detr, yolos
+from helpers.transformers_cases import (
+    MODELS,
+    NAMES,
+    PROCESSORS,
+    detr,
+    made,
+    objects,
+    pixels,
+    rt_detr,
+    yolos,
+)
 from oracles.dense import relative
 
 
@@ -42,32 +52,48 @@ def posterior(detector: QueryDetector, frames: list) -> Posterior:
 
 def state(model: nn.Module) -> list[Any]:
     tensors = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    modes = [(m.training, dict(m._forward_hooks), dict(m._forward_pre_hooks), sorted(m.__dict__)) for m in model.modules()]
+    modes = [
+        (m.training, dict(m._forward_hooks), dict(m._forward_pre_hooks), sorted(m.__dict__))
+        for m in model.modules()
+    ]
     return [tensors, modes, [(p.requires_grad, p.grad) for p in model.parameters()]]
 
 
 def same(a: list[Any], b: list[Any]) -> bool:
-    return a[1:] == b[1:] and a[0].keys() == b[0].keys() and all(torch.equal(t, b[0][key]) for key, t in a[0].items())
+    return (
+        a[1:] == b[1:]
+        and a[0].keys() == b[0].keys()
+        and all(torch.equal(t, b[0][key]) for key, t in a[0].items())
+    )
 
 
 # boxes are the model's own
 
 
-def test_boxes_are_those_of_the_model_and_its_processor_bit_for_bit(name: str, detector: QueryDetector) -> None:
+def test_boxes_are_those_of_the_model_and_its_processor_bit_for_bit(
+    name: str, detector: QueryDetector
+) -> None:
     x = pixels(2, seed=5)
     with torch.no_grad():
         out = detector.model(x)
     processor = getattr(transformers, PROCESSORS[name])()
     for sizes in (torch.tensor([[64, 96], [64, 96]]), torch.tensor([[480, 640], [100, 33]])):
         found = detector.detect({"pixel_values": x, "sizes": sizes})
-        theirs = processor.post_process_object_detection(out, threshold=detector.threshold, target_sizes=sizes)
+        theirs = processor.post_process_object_detection(
+            out, threshold=detector.threshold, target_sizes=sizes
+        )
         for b, one in enumerate(found.frames(2)):
             known = theirs[b]["labels"] > 0  # 0 is N/A
             assert int(known.sum()) > 1
             assert torch.equal(one.boxes, theirs[b]["boxes"][known])
             assert torch.equal(one.scores, theirs[b]["scores"][known])
-            assert [NAMES[int(n)] for n in theirs[b]["labels"][known]] == [detector.classes[i] for i in one.labels]
-    assert torch.equal(detector.detect(x).boxes, detector.detect({"pixel_values": x, "sizes": torch.tensor([[64, 96]] * 2)}).boxes)
+            assert [NAMES[int(n)] for n in theirs[b]["labels"][known]] == [
+                detector.classes[i] for i in one.labels
+            ]
+    assert torch.equal(
+        detector.detect(x).boxes,
+        detector.detect({"pixel_values": x, "sizes": torch.tensor([[64, 96]] * 2)}).boxes,
+    )
 
 
 def test_a_mask_reaches_the_model() -> None:
@@ -93,26 +119,45 @@ def test_exact_is_one_backward_pass_a_number_at_d_passes(
     monkeypatch.setattr(exact, "_vectorised", slow)
     batched: list[int] = []
     passes = exact._gradients_by_field
-    monkeypatch.setattr(exact, "_gradients_by_field", lambda boxes, edges: batched.append(boxes.shape[1]) or passes(boxes, edges))
+    monkeypatch.setattr(
+        exact,
+        "_gradients_by_field",
+        lambda boxes, edges: batched.append(boxes.shape[1]) or passes(boxes, edges),
+    )
     x = torch.cat([frames[0][0], frames[1][0]])
     found = ExactGLM(detector, posterior, score=True)(x)
     assert len(found) > 4
-    assert batched == [4, 5]  # D passes for the boxes, D + 1 with the logit, however many boxes there are
+    assert batched == [
+        4,
+        5,
+    ]  # D passes for the boxes, D + 1 with the logit, however many boxes there are
     expected = GLM(detector, posterior, score=True)(x)
     assert relative(found.covariance, expected.covariance) < 1e-5
     assert relative(found.score_variance, expected.score_variance) < 1e-5
-    assert relative(found.score_covariance, expected.score_covariance) < 1e-5 or float(expected.score_covariance.norm()) == 0
+    assert (
+        relative(found.score_covariance, expected.score_covariance) < 1e-5
+        or float(expected.score_covariance.norm()) == 0
+    )
     assert bool((found.uncertainty > 0).all())
     assert bool((found.score_variance > 0).all())
 
 
-def test_boxes_and_the_model_stay_as_they_are(detector: QueryDetector, frames: list, posterior: Posterior) -> None:
+def test_boxes_and_the_model_stay_as_they_are(
+    detector: QueryDetector, frames: list, posterior: Posterior
+) -> None:
     before, x = state(detector), frames[0][0]
     plain = detector.detect(x)
     fit(detector, frames[:1])
-    for model in (MCGLM(detector, posterior, samples=4), GLM(detector, posterior), ExactGLM(detector, posterior)):
+    for model in (
+        MCGLM(detector, posterior, samples=4),
+        GLM(detector, posterior),
+        ExactGLM(detector, posterior),
+    ):
         found = model(x)
-        assert all(torch.equal(getattr(found, part), getattr(plain, part)) for part in ("boxes", "scores", "labels", "frame"))
+        assert all(
+            torch.equal(getattr(found, part), getattr(plain, part))
+            for part in ("boxes", "scores", "labels", "frame")
+        )
     assert same(state(detector), before)
 
 
@@ -121,26 +166,40 @@ def test_boxes_and_the_model_stay_as_they_are(detector: QueryDetector, frames: l
 def test_deeper_layers_are_exact_too(detector: QueryDetector, frames: list) -> None:
     depth = list(detector.parts())[-1]
     posterior = fit(detector, frames[:2], depth=depth, n_data=100)
-    products = {n.removesuffix(".weight") for n, p in detector.named_parameters() if p.dim() > 1 and n.endswith(".weight")}
+    products = {
+        n.removesuffix(".weight")
+        for n, p in detector.named_parameters()
+        if p.dim() > 1 and n.endswith(".weight")
+    }
     left = [n for n in products - set(posterior.blocks) if "embed" not in n]
     assert not left, left
     best = detector.detect(frames[0][0]).scores.sort(descending=True).values[:3]
-    few = wrap(detector.model, threshold=float(best[-1]) - 1e-4)  # a pass through the whole network for every number
+    few = wrap(
+        detector.model, threshold=float(best[-1]) - 1e-4
+    )  # a pass through the whole network for every number
     found, expected = ExactGLM(few, posterior)(frames[0][0]), GLM(few, posterior)(frames[0][0])
     assert len(found) >= len(best) > 0
     assert relative(found.covariance, expected.covariance) < 1e-4
 
 
 def test_parts_are_apart(detector: QueryDetector) -> None:
-    modules = [m for part in detector.parts().values() for m in (part if isinstance(part, tuple) else (part,))]
+    modules = [
+        m
+        for part in detector.parts().values()
+        for m in (part if isinstance(part, tuple) else (part,))
+    ]
     found = [id(p) for module in modules for p in module.parameters()]
     assert len(found) == len(set(found))
 
 
-def test_monte_carlo_below_the_head_wants_attention_that_torch_can_differentiate(frames: list) -> None:
+def test_monte_carlo_below_the_head_wants_attention_that_torch_can_differentiate(
+    frames: list,
+) -> None:
     detector = made("detr")
     posterior = fit(detector, frames, depth="neck", n_data=100)
-    with pytest.raises(BoxcovError, match=r"cannot differentiate in forward mode .* attn_implementation='eager'"):
+    with pytest.raises(
+        BoxcovError, match=r"cannot differentiate in forward mode .* attn_implementation='eager'"
+    ):
         MCGLM(detector, posterior)(frames[0][0])
     detector.model.set_attn_implementation("eager")
     found = MCGLM(detector, posterior, samples=400)(frames[0][0])
@@ -150,11 +209,15 @@ def test_monte_carlo_below_the_head_wants_attention_that_torch_can_differentiate
 def test_finite_differences_that_cannot_be_checked_say_so(frames: list) -> None:
     detector = made("rt_detr")
     posterior = fit(detector, frames, depth="neck", n_data=100)
-    with pytest.warns(BoxcovWarning, match="the step could not be checked, as this detector uses an operation"):
+    with pytest.warns(
+        BoxcovWarning, match="the step could not be checked, as this detector uses an operation"
+    ):
         MCGLM(detector, posterior, samples=2, derivative="fd", epsilon=1e-3)(frames[0][0])
 
 
-@pytest.mark.parametrize("layer", ["bbox_embed.0.layers.2", "bbox_embed.1.layers.2", "query_pos_head.layers.1"])
+@pytest.mark.parametrize(
+    "layer", ["bbox_embed.0.layers.2", "bbox_embed.1.layers.2", "query_pos_head.layers.1"]
+)
 def test_the_derivative_goes_through_the_boxes_of_earlier_layers(layer: str) -> None:
     """RT-DETR detaches them in training: the last box depends on them all the same."""
     detector = made("rt_detr").double()
@@ -162,7 +225,9 @@ def test_the_derivative_goes_through_the_boxes_of_earlier_layers(layer: str) -> 
     with torch.no_grad():
         selection = detector.select(detector(x))
     weight = detector.model.model.decoder.get_submodule(layer).weight
-    direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    direction = torch.randn(
+        weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     boxes = detector.decode(detector(x), selection)
     probe = torch.linspace(-1, 1, boxes.numel(), dtype=torch.float64).reshape(boxes.shape)
     slope = (torch.autograd.grad((boxes * probe).sum(), weight)[0] * direction).sum()
@@ -206,7 +271,12 @@ def labelled(targets: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     found = []
     for target in targets:
         low, high = (target["boxes"] / torch.tensor([96.0, 64, 96, 64])).split(2, 1)
-        found.append({"boxes": torch.cat([(low + high) / 2, high - low], 1), "class_labels": target["labels"] + 1})
+        found.append(
+            {
+                "boxes": torch.cat([(low + high) / 2, high - low], 1),
+                "class_labels": target["labels"] + 1,
+            }
+        )
     return found
 
 
@@ -214,7 +284,9 @@ def test_the_loss_of_an_image_is_the_model_s_of_a_batch_of_one(detector: QueryDe
     targets = [objects(3, seed=1), objects(0), objects(1, seed=2)]
     x = pixels(3, seed=3)
     found = detector.loss(detector(x), targets)
-    alone = [detector.model(x[b : b + 1], labels=labelled(targets[b : b + 1])).loss for b in range(3)]
+    alone = [
+        detector.model(x[b : b + 1], labels=labelled(targets[b : b + 1])).loss for b in range(3)
+    ]
     torch.testing.assert_close(found, torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
@@ -223,18 +295,27 @@ def test_the_model_divides_by_all_objects_of_a_batch(detector: QueryDetector) ->
     targets = [objects(3, seed=1), objects(1, seed=2)]
     x = pixels(2, seed=3)
     whole = detector.model(x, labels=labelled(targets)).loss_dict
-    alone = [detector.model(x[b : b + 1], labels=labelled(targets[b : b + 1])).loss_dict for b in range(2)]
+    alone = [
+        detector.model(x[b : b + 1], labels=labelled(targets[b : b + 1])).loss_dict
+        for b in range(2)
+    ]
     for key in ("loss_bbox", "loss_giou"):
-        torch.testing.assert_close(whole[key], (3 * alone[0][key] + alone[1][key]) / 4, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            whole[key], (3 * alone[0][key] + alone[1][key]) / 4, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_losses_on_all_layers_of_the_decoder(frames: list) -> None:
     detector = wrap(detr(auxiliary_loss=True), threshold=0.1)
     x, targets = frames[0]
     expected = detector.model(x, labels=labelled(targets)).loss
-    torch.testing.assert_close(detector.loss(detector(x), targets)[0], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        detector.loss(detector(x), targets)[0], expected, rtol=1e-4, atol=1e-5
+    )
     more = fit(detector, frames, n_data=100)
-    assert relative(ExactGLM(detector, more)(x).covariance, GLM(detector, more)(x).covariance) < 1e-5
+    assert (
+        relative(ExactGLM(detector, more)(x).covariance, GLM(detector, more)(x).covariance) < 1e-5
+    )
 
 
 def test_targets_that_are_none(detector: QueryDetector) -> None:
@@ -255,7 +336,9 @@ def test_classes() -> None:
     some = wrap(model, ["dog", "cat"], threshold=0.0)
     everything = wrap(model, threshold=0.0).detect(pixels())
     found = some.detect(pixels())
-    assert [some.classes[i] for i in found.labels] == [n for n in (everything.classes[i] for i in everything.labels) if n != "cow"]
+    assert [some.classes[i] for i in found.labels] == [
+        n for n in (everything.classes[i] for i in everything.labels) if n != "cow"
+    ]
     assert wrap(model, {"Kuh": 2}).labels.numbers == (2,)
     for classes, message in (
         (["cat", "horse"], "classes name horse, unknown to the model: it has cat, cow, dog"),
@@ -279,7 +362,9 @@ def test_inputs_that_are_none(detector: QueryDetector) -> None:
     for inputs in (torch.zeros(3, 64, 96), torch.zeros(1, 1, 64, 96)):
         with pytest.raises(BoxcovError, match=r"images must be \(B, 3, h, w\), got"):
             detector(inputs)
-    with pytest.raises(BoxcovError, match="a dict of them with pixel_mask and sizes at most, got a dict of images"):
+    with pytest.raises(
+        BoxcovError, match="a dict of them with pixel_mask and sizes at most, got a dict of images"
+    ):
         detector({"images": pixels()})
     with pytest.raises(BoxcovError, match=r"got a BatchFeature: dict\(...\) makes a dict of it"):
         detector(transformers.BatchFeature({"pixel_values": pixels()}))
@@ -292,4 +377,6 @@ def test_nothing_found_is_nothing(detector: QueryDetector, posterior: Posterior)
     found = ExactGLM(quiet, posterior, score=True)(pixels())
     assert (len(found), found.covariance.shape, found.score_variance.shape) == (0, (0, 4, 4), (0,))
     nothing = torch.zeros(0, dtype=torch.long)
-    assert quiet.decode(quiet(pixels()), Selection(nothing, torch.zeros(0), nothing, (nothing, nothing))).shape == (0, 4)
+    assert quiet.decode(
+        quiet(pixels()), Selection(nothing, torch.zeros(0), nothing, (nothing, nothing))
+    ).shape == (0, 4)

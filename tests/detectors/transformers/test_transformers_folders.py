@@ -40,20 +40,30 @@ def detector(name: str) -> QueryDetector:
 def folder(name: str, detector: QueryDetector, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(name)
     detector.model.save_pretrained(path)
-    size = {"height": 64, "width": 96} if name.startswith("rt") else {"shortest_edge": 64, "longest_edge": 96}
+    size = (
+        {"height": 64, "width": 96}
+        if name.startswith("rt")
+        else {"shortest_edge": 64, "longest_edge": 96}
+    )
     getattr(transformers, PROCESSORS[name])(size=size).save_pretrained(path)
     return path
 
 
-def test_a_folder_is_the_model_and_prepares_images_as_its_processor_does(name: str, detector: QueryDetector, folder: Path) -> None:
+def test_a_folder_is_the_model_and_prepares_images_as_its_processor_does(
+    name: str, detector: QueryDetector, folder: Path
+) -> None:
     loaded = load(folder, threshold=detector.threshold)
     assert not loaded.training
-    image = torch.randint(0, 256, (1, 3, 40, 70), generator=torch.Generator().manual_seed(0)).float()
+    image = torch.randint(
+        0, 256, (1, 3, 40, 70), generator=torch.Generator().manual_seed(0)
+    ).float()
     processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
     given = processor(images=image[0].flip(0).permute(1, 2, 0).byte().numpy(), return_tensors="pt")
     with torch.no_grad():
         out = detector.model(**given)
-    theirs = processor.post_process_object_detection(out, threshold=detector.threshold, target_sizes=[(40, 70)])[0]
+    theirs = processor.post_process_object_detection(
+        out, threshold=detector.threshold, target_sizes=[(40, 70)]
+    )[0]
     found = loaded.detect(image)
     known = theirs["labels"] > 0
     assert len(found) > 1
@@ -87,7 +97,9 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     code = re.search(r"## DETR, .*?```python\n(.*?)```", page, re.DOTALL)[1]
     coco_root(tmp_path / "COCO")
     yolos().save_pretrained(tmp_path / "detr-resnet-50")
-    transformers.YolosImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 96}).save_pretrained(tmp_path / "detr-resnet-50")
+    transformers.YolosImageProcessorPil(
+        size={"shortest_edge": 64, "longest_edge": 96}
+    ).save_pretrained(tmp_path / "detr-resnet-50")
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     exec(code.replace("train2017", "val2017"), scope)
@@ -111,16 +123,33 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     weights = "model.safetensors"
     cases = [
         (changed(lambda p: (p / "config.json").unlink()), "config.json: no such file"),
-        (changed(lambda p: (p / "config.json").write_text("{")), "config.json: not JSON, or a damaged file"),
+        (
+            changed(lambda p: (p / "config.json").write_text("{")),
+            "config.json: not JSON, or a damaged file",
+        ),
         (
             changed(lambda p: edited(p, architectures=["LlamaForCausalLM"])),
             r"its architectures are \['LlamaForCausalLM'\]; boxcov knows Detr",
         ),
         (changed(lambda p: edited(p, architectures=None)), "its architectures are None"),
-        (changed(lambda p: (p / weights).rename(p / "pytorch_model.bin")), "no safetensors; boxcov reads no pickled weights"),
-        (changed(lambda p: (p / weights).write_bytes((p / weights).read_bytes()[:2000])), "not a folder of a .*, or a damaged one"),
-        (changed(lambda p: edited(p, id2label={str(i): str(i) for i in range(9)}, label2id=None)), "damaged one|do not fit"),
-        (changed(lambda p: (p / "preprocessor_config.json").write_text("[]")), "not a folder of a .*, or a damaged one"),
+        (
+            changed(lambda p: (p / weights).rename(p / "pytorch_model.bin")),
+            "no safetensors; boxcov reads no pickled weights",
+        ),
+        (
+            changed(lambda p: (p / weights).write_bytes((p / weights).read_bytes()[:2000])),
+            "not a folder of a .*, or a damaged one",
+        ),
+        (
+            changed(
+                lambda p: edited(p, id2label={str(i): str(i) for i in range(9)}, label2id=None)
+            ),
+            "damaged one|do not fit",
+        ),
+        (
+            changed(lambda p: (p / "preprocessor_config.json").write_text("[]")),
+            "not a folder of a .*, or a damaged one",
+        ),
     ]
     for path, message in cases:
         with pytest.raises(BoxcovError, match=message) as error:
@@ -139,13 +168,19 @@ def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_without_transformers_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     yolos().save_pretrained(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(BoxcovError, match=r"transformers is not installed: pip install 'boxcov\[transformers\]'"):
+    with pytest.raises(
+        BoxcovError, match=r"transformers is not installed: pip install 'boxcov\[transformers\]'"
+    ):
         load(tmp_path)
 
 
 def test_a_model_of_another_kind() -> None:
-    with pytest.raises(BoxcovError, match="a SimpleNamespace is no detector that boxcov knows: there are Detr"):
+    with pytest.raises(
+        BoxcovError, match="a SimpleNamespace is no detector that boxcov knows: there are Detr"
+    ):
         wrap(SimpleNamespace())

@@ -31,7 +31,10 @@ def test_exact_is_one_backward_pass_a_number(changes: dict) -> None:
     detector = small(**changes)
     frames = [(images(seed=i), [objects(12, seed=i)]) for i in range(3)]
     posterior = fit(detector, frames, n_data=100)
-    exact, slow = ExactGLM(detector, posterior)(frames[0][0]), GLM(detector, posterior)(frames[0][0])
+    exact, slow = (
+        ExactGLM(detector, posterior)(frames[0][0]),
+        GLM(detector, posterior)(frames[0][0]),
+    )
     assert len(exact) == detector.config.most
     torch.testing.assert_close(exact.covariance, slow.covariance, rtol=1e-5, atol=1e-12)
 
@@ -40,14 +43,19 @@ def test_depthwise_layers_of_all_parts_are_in_the_posterior_and_the_boxes_stay()
     detector = small()
     frames = [(images(2, seed=i), [objects(3, seed=i), objects(1, seed=i + 9)]) for i in range(2)]
     posterior = fit(detector, frames, depth="backbone")
-    convolutions = {name.removesuffix(".weight") for name, p in detector.named_parameters() if p.dim() == 4}
+    convolutions = {
+        name.removesuffix(".weight") for name, p in detector.named_parameters() if p.dim() == 4
+    }
     assert set(posterior.blocks) == convolutions
     assert posterior.blocks["backbone.backbone.dark2.0.dconv.conv"].layer.geometry.groups == 4
     plain = detector.detect(frames[0][0])
     assert bool((MCI(detector, dropout=0.1, samples=3)(frames[0][0]).uncertainty > 0).all())
     for model in (MCGLM(detector, posterior, samples=4), ExactGLM(detector, posterior, samples=4)):
         found = model(frames[0][0])
-        assert all(torch.equal(getattr(found, name), getattr(plain, name)) for name in ("boxes", "scores", "labels", "frame"))
+        assert all(
+            torch.equal(getattr(found, name), getattr(plain, name))
+            for name in ("boxes", "scores", "labels", "frame")
+        )
         assert bool((found.uncertainty > 0).all())
 
 

@@ -34,8 +34,15 @@ def test_boxes_cell_by_cell() -> None:
         for row in range(rows):
             for column in range(columns):
                 dx, dy, w, h = values[number, :4].tolist()
-                x, y, w, h = (column + dx) * stride, (row + dy) * stride, exp(w) * stride, exp(h) * stride
-                assert boxes[number].tolist() == pytest.approx([x - w / 2, y - h / 2, x + w / 2, y + h / 2])
+                x, y, w, h = (
+                    (column + dx) * stride,
+                    (row + dy) * stride,
+                    exp(w) * stride,
+                    exp(h) * stride,
+                )
+                assert boxes[number].tolist() == pytest.approx(
+                    [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
+                )
                 number += 1
     assert number == 126
 
@@ -54,7 +61,9 @@ def test_the_logit_is_that_of_the_score_even_where_it_is_all_but_certain() -> No
 
 def slow_nms(values: Tensor, config: Config) -> list[tuple[int, int]]:
     """Cells and labels that are reported of one image, in plain loops."""
-    boxes = reported_boxes(values, torch.zeros(len(values), dtype=torch.long), grid_of(MAPS), SMALL).tolist()
+    boxes = reported_boxes(
+        values, torch.zeros(len(values), dtype=torch.long), grid_of(MAPS), SMALL
+    ).tolist()
     rows = []
     for cell, numbers in enumerate(values.tolist()):
         named = [sigmoid(x) for x in numbers[5:]]
@@ -63,7 +72,10 @@ def slow_nms(values: Tensor, config: Config) -> list[tuple[int, int]]:
             rows.append((-score, cell, named.index(max(named))))
     kept: list[tuple[int, int]] = []
     for _, cell, label in sorted(rows):
-        if all(label != other or slow_iou(boxes[cell], boxes[rival]) <= config.overlap for rival, other in kept):
+        if all(
+            label != other or slow_iou(boxes[cell], boxes[rival]) <= config.overlap
+            for rival, other in kept
+        ):
             kept.append((cell, label))
     return kept[: config.most]
 
@@ -76,13 +88,17 @@ def slow_iou(a: list[float], b: list[float]) -> float:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("overlap", "most"), [(0.3, 100), (0.1, 9), (1.0, 100)])
-def test_what_is_reported_is_what_the_greedy_loop_keeps(seed: int, overlap: float, most: int) -> None:
+def test_what_is_reported_is_what_the_greedy_loop_keeps(
+    seed: int, overlap: float, most: int
+) -> None:
     config = replace(SMALL, threshold=0.2, overlap=overlap, most=most)
     values = values_of(seed, frames=2)
     found = select(values, grid_of(MAPS), config)
     for frame in range(2):
         mine = found.frame == frame
-        assert list(zip(found.where.cell[mine].tolist(), found.labels[mine].tolist())) == slow_nms(values[frame], config)
+        assert list(zip(found.where.cell[mine].tolist(), found.labels[mine].tolist())) == slow_nms(
+            values[frame], config
+        )
     assert torch.equal(found.where.grid.row, grid_of(MAPS).row[found.where.cell])
 
 
@@ -91,9 +107,13 @@ def test_candidates_are_removed_by_the_best_reported_box_of_their_class(most: in
     config = replace(SMALL, threshold=0.2, overlap=0.2, most=most)
     values = values_of(5, frames=2)
     found, every = select(values, grid_of(MAPS), config), candidates(values, grid_of(MAPS), config)
-    boxes = reported_boxes(values[every.frame, every.where.cell], every.labels, every.where.grid, SMALL).tolist()
+    boxes = reported_boxes(
+        values[every.frame, every.where.cell], every.labels, every.where.grid, SMALL
+    ).tolist()
     rows = list(zip(found.frame.tolist(), found.where.cell.tolist()))
-    place = {(f, c): i for i, (f, c) in enumerate(zip(every.frame.tolist(), every.where.cell.tolist()))}
+    place = {
+        (f, c): i for i, (f, c) in enumerate(zip(every.frame.tolist(), every.where.cell.tolist()))
+    }
     assert set(rows) <= set(place)
     for i, by in enumerate(every.removed_by.tolist()):
         better = [
@@ -111,11 +131,17 @@ def test_none_one_and_ties() -> None:
     assert len(select(values, grid_of(MAPS), SMALL)) == 0
     values[1, 40, 4:6] = 5.0
     found = select(values, grid_of(MAPS), SMALL)
-    assert (found.frame.tolist(), found.where.cell.tolist(), found.labels.tolist()) == ([1], [40], [0])
+    assert (found.frame.tolist(), found.where.cell.tolist(), found.labels.tolist()) == (
+        [1],
+        [40],
+        [0],
+    )
     values[1, [10, 60], 4:6] = 5.0  # equal scores: in the order of the cells
     assert select(values, grid_of(MAPS), SMALL).where.cell.tolist() == [10, 40, 60]
     assert rivals_of(torch.zeros(0, 4), torch.zeros(0), 0.5).shape == (0, 0)
-    assert not bool(rivals_of(torch.zeros(2, 4), torch.zeros(2), 0.5).any())  # without area, nothing overlaps
+    assert not bool(
+        rivals_of(torch.zeros(2, 4), torch.zeros(2), 0.5).any()
+    )  # without area, nothing overlaps
     assert len(candidates(torch.full((2, 126, 8), -20.0), grid_of(MAPS), SMALL)) == 0
 
 
@@ -125,4 +151,6 @@ def test_pairwise_iou_pair_by_pair() -> None:
     found = pairwise_iou(boxes[:4], boxes)
     for i in range(4):
         for j in range(7):
-            assert float(found[i, j]) == pytest.approx(slow_iou(boxes[i].tolist(), boxes[j].tolist()))
+            assert float(found[i, j]) == pytest.approx(
+                slow_iou(boxes[i].tolist(), boxes[j].tolist())
+            )

@@ -26,23 +26,43 @@ def sigmoid(x: float) -> float:
 
 
 def slow_iou(a: list[float], b: list[float]) -> float:
-    w, h = (max(0.0, min(a[i] + a[i + 2] / 2, b[i] + b[i + 2] / 2) - max(a[i] - a[i + 2] / 2, b[i] - b[i + 2] / 2)) for i in (0, 1))
+    w, h = (
+        max(
+            0.0,
+            min(a[i] + a[i + 2] / 2, b[i] + b[i + 2] / 2)
+            - max(a[i] - a[i + 2] / 2, b[i] - b[i + 2] / 2),
+        )
+        for i in (0, 1)
+    )
     return w * h / (a[2] * a[3] + b[2] * b[3] - w * h)
 
 
 def predicted(values: list[float], cell: int) -> list[float]:
     stride, row, column = CELLS[cell]
-    return [(column + values[0]) * stride, (row + values[1]) * stride, exp(values[2]) * stride, exp(values[3]) * stride]
+    return [
+        (column + values[0]) * stride,
+        (row + values[1]) * stride,
+        exp(values[2]) * stride,
+        exp(values[3]) * stride,
+    ]
 
 
-def slow_assignment(values: list[list[float]], boxes: list[list[float]], labels: list[int]) -> dict[int, tuple[int, float]]:
+def slow_assignment(
+    values: list[list[float]], boxes: list[list[float]], labels: list[int]
+) -> dict[int, tuple[int, float]]:
     """For each cell that is to find something: which object, and their overlap."""
     reach = {}
     for cell, (stride, row, column) in enumerate(CELLS):
         x, y = (column + 0.5) * stride, (row + 0.5) * stride
-        reach[cell] = [abs(x - box[0]) < 1.5 * stride and abs(y - box[1]) < 1.5 * stride for box in boxes]
+        reach[cell] = [
+            abs(x - box[0]) < 1.5 * stride and abs(y - box[1]) < 1.5 * stride for box in boxes
+        ]
     cells = [cell for cell in reach if any(reach[cell])]
-    iou = {(n, cell): slow_iou(box, predicted(values[cell], cell)) for n, box in enumerate(boxes) for cell in cells}
+    iou = {
+        (n, cell): slow_iou(box, predicted(values[cell], cell))
+        for n, box in enumerate(boxes)
+        for cell in cells
+    }
     cost = {}
     for n, label in enumerate(labels):
         for cell in cells:
@@ -56,7 +76,10 @@ def slow_assignment(values: list[list[float]], boxes: list[list[float]], labels:
         k = max(1, int(sum(sorted((iou[n, cell] for cell in cells), reverse=True)[:10])))
         for cell in sorted(cells, key=lambda cell: cost[n, cell])[:k]:
             wanted.setdefault(cell, []).append(n)
-    chosen = {cell: ns[0] if len(ns) == 1 else min(range(len(boxes)), key=lambda n: cost[n, cell]) for cell, ns in wanted.items()}
+    chosen = {
+        cell: ns[0] if len(ns) == 1 else min(range(len(boxes)), key=lambda n: cost[n, cell])
+        for cell, ns in wanted.items()
+    }
     return {cell: (n, iou[n, cell]) for cell, n in chosen.items()}
 
 
@@ -69,7 +92,9 @@ def slow_loss(values: list[list[float]], boxes: list[list[float]], labels: list[
         stride, row, column = CELLS[cell]
         x, y, w, h = boxes[n]
         total += 5 * (1 - slow_iou(boxes[n], predicted(values[cell], cell)) ** 2)
-        for value, target in zip(values[cell], (x / stride - column, y / stride - row, log(w / stride), log(h / stride))):
+        for value, target in zip(
+            values[cell], (x / stride - column, y / stride - row, log(w / stride), log(h / stride))
+        ):
             total += abs(value - target)
         for c, logit in enumerate(values[cell][5:]):
             share = iou if c == labels[n] else 0.0
@@ -82,15 +107,26 @@ def centred(target: dict[str, Tensor]) -> list[list[float]]:
     return torch.cat([(low + high) / 2, high - low], 1).tolist()
 
 
-@pytest.mark.parametrize(("seed", "count"), [(0, 1), (1, 3), (2, 8), (3, 25), (4, 0)])  # 25 objects in 126 cells: many conflicts
+@pytest.mark.parametrize(
+    ("seed", "count"), [(0, 1), (1, 3), (2, 8), (3, 25), (4, 0)]
+)  # 25 objects in 126 cells: many conflicts
 def test_loss_is_that_of_the_loops(seed: int, count: int) -> None:
     detector, target = small(seed), objects(count, seed=seed)
     raw = detector(images(seed=seed))
     with torch.no_grad():
-        raw["values"] += torch.randn(raw["values"].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) / 2
+        raw["values"] += (
+            torch.randn(
+                raw["values"].shape,
+                generator=torch.Generator().manual_seed(seed),
+                dtype=torch.float64,
+            )
+            / 2
+        )
     loss = detector.loss(raw, [target]).detach()
     assert loss.shape == (1,)
-    assert float(loss) == pytest.approx(slow_loss(raw["values"][0].tolist(), centred(target), target["labels"].tolist()))
+    assert float(loss) == pytest.approx(
+        slow_loss(raw["values"][0].tolist(), centred(target), target["labels"].tolist())
+    )
 
 
 def test_each_image_has_its_own_loss() -> None:
@@ -111,7 +147,9 @@ def test_an_object_out_of_reach_of_all_cells_is_not_found() -> None:
 def test_the_loss_has_a_gradient_for_every_weight() -> None:
     detector = small()
     detector.loss(detector(images()), [objects(25, seed=3)]).sum().backward()
-    without = [name for name, p in detector.named_parameters() if p.grad is None or not bool(p.grad.any())]
+    without = [
+        name for name, p in detector.named_parameters() if p.grad is None or not bool(p.grad.any())
+    ]
     assert without == []
 
 
@@ -127,7 +165,10 @@ def test_drawn_targets_look_like_the_predictions() -> None:
     cell = int(often.argmax())
     boxes = torch.cat([draw.boxes[draw.cell == cell] for draw in draws])
     stride, _, column = CELLS[cell]
-    noise = torch.stack([boxes[:, 0] / stride - column, (boxes[:, 3] / stride).log()], 1) - raw["values"][0, cell, [0, 3]]
+    noise = (
+        torch.stack([boxes[:, 0] / stride - column, (boxes[:, 3] / stride).log()], 1)
+        - raw["values"][0, cell, [0, 3]]
+    )
     assert float((noise.abs().mean(0) - 1).abs().max()) < 0.35  # Laplace of width 1
     assert detector.loss(raw, [draws[0]]).isfinite().all()
     assert isinstance(draws[0], Assigned)

@@ -14,22 +14,34 @@ from boxcov.errors import BoxcovError
 from helpers.yolox_cases import SMALL, images, nano, small
 
 
-@pytest.mark.parametrize(("name", "millions"), [("nano", 0.91), ("tiny", 5.06), ("s", 8.97), ("m", 25.33), ("l", 54.21), ("x", 99.07)])
-def test_the_released_networks_have_as_many_parameters_as_upstream_says(name: str, millions: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("nano", 0.91), ("tiny", 5.06), ("s", 8.97), ("m", 25.33), ("l", 54.21), ("x", 99.07)],
+)
+def test_the_released_networks_have_as_many_parameters_as_upstream_says(
+    name: str, millions: float
+) -> None:
     with torch.device("meta"):
         detector = YOLOX(Config.named(name))
     assert round(sum(p.numel() for p in detector.parameters()) / 1e6, 2) == millions
 
 
 def test_the_trained_nano_network_gives_what_its_onnx_file_gives() -> None:
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'boxcov[onnx]'")
+    runtime = pytest.importorskip(
+        "onnxruntime", reason="onnxruntime is not installed: pip install 'boxcov[onnx]'"
+    )
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(nano() / "yolox_nano.onnx", options)
     detector = load(nano() / "yolox_nano_folded.safetensors")
     assert detector.classes == CLASSES
-    for image in (images(1, 416, 416).float(), torch.linspace(0, 255, 3 * 416 * 416).reshape(1, 3, 416, 416).sin() * 100 + 114):
-        expected = torch.from_numpy(session.run(None, {"images": image.numpy()})[0])  # objectness and classes as probabilities
+    for image in (
+        images(1, 416, 416).float(),
+        torch.linspace(0, 255, 3 * 416 * 416).reshape(1, 3, 416, 416).sin() * 100 + 114,
+    ):
+        expected = torch.from_numpy(
+            session.run(None, {"images": image.numpy()})[0]
+        )  # objectness and classes as probabilities
         with torch.no_grad():
             values = detector(image)["values"]
         torch.testing.assert_close(values[..., :4], expected[..., :4], rtol=0, atol=1e-4)
@@ -43,15 +55,30 @@ def upstream_file(folder: Path, detector: nn.Module, **more: object) -> Path:
 
 
 @pytest.mark.parametrize("depthwise", [False, True])
-def test_an_upstream_checkpoint_with_what_a_training_leaves_in_it(tmp_path: Path, depthwise: bool) -> None:
+def test_an_upstream_checkpoint_with_what_a_training_leaves_in_it(
+    tmp_path: Path, depthwise: bool
+) -> None:
     detector = small(depthwise=depthwise, depth=2)
     optimiser = torch.optim.SGD(detector.parameters(), 0.1, momentum=0.9)
-    path = upstream_file(tmp_path, detector, start_epoch=300, best_ap=np.float64(0.25), optimizer=optimiser.state_dict())
+    path = upstream_file(
+        tmp_path,
+        detector,
+        start_epoch=300,
+        best_ap=np.float64(0.25),
+        optimizer=optimiser.state_dict(),
+    )
     loaded = load(path, classes=SMALL.classes, threshold=0.5, most=7).double()
-    assert (loaded.config.width, loaded.config.depth, loaded.config.depthwise, loaded.config.norm) == (4, 2, depthwise, True)
+    assert (
+        loaded.config.width,
+        loaded.config.depth,
+        loaded.config.depthwise,
+        loaded.config.norm,
+    ) == (4, 2, depthwise, True)
     assert (loaded.config.threshold, loaded.config.most, loaded.training) == (0.5, 7, False)
     with torch.no_grad():
-        torch.testing.assert_close(loaded(images())["values"], detector(images())["values"], rtol=1e-4, atol=1e-4)  # float32 in between
+        torch.testing.assert_close(
+            loaded(images())["values"], detector(images())["values"], rtol=1e-4, atol=1e-4
+        )  # float32 in between
 
 
 def folded(detector: YOLOX) -> dict[str, Tensor]:
@@ -65,14 +92,26 @@ def folded(detector: YOLOX) -> dict[str, Tensor]:
         if f"{norm}.weight" in state:
             scale = state[f"{norm}.weight"] / (state[f"{norm}.running_var"] + 1e-3).sqrt()
             out[name] = tensor * scale.reshape(-1, 1, 1, 1)
-            out[name.replace(".weight", ".bias")] = state[f"{norm}.bias"] - state[f"{norm}.running_mean"] * scale
+            out[name.replace(".weight", ".bias")] = (
+                state[f"{norm}.bias"] - state[f"{norm}.running_mean"] * scale
+            )
         else:
             out[name] = tensor
-    short = {"lateral_conv0": "lateral0", "C3_p4": "c3p4", "reduce_conv1": "reduce1", "C3_p3": "c3p3"}
+    short = {
+        "lateral_conv0": "lateral0",
+        "C3_p4": "c3p4",
+        "reduce_conv1": "reduce1",
+        "C3_p3": "c3p3",
+    }
     short |= {"bu_conv2": "bu2", "C3_n3": "c3n3", "bu_conv1": "bu1", "C3_n4": "c3n4"}
 
     def brief(name: str) -> str:
-        words = name.removeprefix("backbone.").removeprefix("backbone.").removeprefix("head.").split(".")
+        words = (
+            name.removeprefix("backbone.")
+            .removeprefix("backbone.")
+            .removeprefix("head.")
+            .split(".")
+        )
         return ".".join([short.get(words[0], words[0]), *words[1:]])
 
     return {brief(name): tensor for name, tensor in out.items()}
@@ -85,13 +124,17 @@ def test_folded_norms_give_the_same_network(tmp_path: Path) -> None:
     assert not loaded.config.norm
     assert not any(isinstance(module, nn.BatchNorm2d) for module in loaded.modules())
     with torch.no_grad():
-        torch.testing.assert_close(loaded(images())["values"], detector(images())["values"], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            loaded(images())["values"], detector(images())["values"], rtol=1e-4, atol=1e-4
+        )
 
 
 def test_classes_are_coco_s_for_eighty_numbered_for_others_or_given(tmp_path: Path) -> None:
     path = upstream_file(tmp_path, small())
     assert load(path).classes == ("class 0", "class 1", "class 2")
-    with pytest.raises(BoxcovError, match=r"yolox\.pth: a network for 3 classes, but 2 names were given"):
+    with pytest.raises(
+        BoxcovError, match=r"yolox\.pth: a network for 3 classes, but 2 names were given"
+    ):
         load(path, classes=["cat", "dog"])
 
 
@@ -100,8 +143,14 @@ def test_classes_are_coco_s_for_eighty_numbered_for_others_or_given(tmp_path: Pa
     [
         (lambda state: state.pop("head.reg_preds.1.weight"), "1 missing: head.reg_preds.1.weight"),
         (lambda state: state.update(extra=torch.zeros(1)), "1 surplus: extra"),
-        (lambda state: state.update({"head.obj_preds.0.bias": torch.zeros(2)}), r"head.obj_preds.0.bias \(2,\) for \(1,\)"),
-        (lambda state: state.pop("backbone.backbone.stem.conv.conv.weight"), "no YOLOX that boxcov knows"),
+        (
+            lambda state: state.update({"head.obj_preds.0.bias": torch.zeros(2)}),
+            r"head.obj_preds.0.bias \(2,\) for \(1,\)",
+        ),
+        (
+            lambda state: state.pop("backbone.backbone.stem.conv.conv.weight"),
+            "no YOLOX that boxcov knows",
+        ),
         (lambda state: state.pop("head.cls_preds.0.weight"), "no YOLOX that boxcov knows"),
     ],
 )

@@ -45,7 +45,14 @@ def frames():
 
 @pytest.fixture(scope="module")
 def deep(detector, frames):
-    return boxcov.fit(detector, [frames[0]], fisher="identity", depth="backbone", n_data=1000, prior_precision=100.0)
+    return boxcov.fit(
+        detector,
+        [frames[0]],
+        fisher="identity",
+        depth="backbone",
+        n_data=1000,
+        prior_precision=100.0,
+    )
 
 
 @pytest.fixture
@@ -76,7 +83,9 @@ def test_deep_derivatives_and_boxes_are_those_without(detector, deep, frames, ke
 
 
 def test_exact_head(detector, frames, kept):
-    posterior = boxcov.fit(detector, [frames[0]], fisher="identity", n_data=1000, prior_precision=100.0)
+    posterior = boxcov.fit(
+        detector, [frames[0]], fisher="identity", n_data=1000, prior_precision=100.0
+    )
     plain, model = boxcov.ExactGLM(detector, posterior), kept(boxcov.ExactGLM(detector, posterior))
     for i in (0, 1, 2, 1, 0):
         found, expected = model(frames[i][0]), plain(frames[i][0])
@@ -105,7 +114,10 @@ def test_what_cannot_be_captured_runs_as_it_is(detector, deep, frames, kept, mon
         raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
 
     monkeypatch.setattr(Stand, "_captured", refuse)
-    with pytest.warns(boxcov.BoxcovWarning, match=r"cannot be kept as a CUDA graph \(operation not permitted when stream is capturing\)"):
+    with pytest.warns(
+        boxcov.BoxcovWarning,
+        match=r"cannot be kept as a CUDA graph \(operation not permitted when stream is capturing\)",
+    ):
         found = [model(frames[0][0]) for _ in range(4)]
     assert all(torch.equal(f.boxes, detector.detect(frames[0][0]).boxes) for f in found)
 
@@ -113,12 +125,19 @@ def test_what_cannot_be_captured_runs_as_it_is(detector, deep, frames, kept, mon
 def test_weights_before_the_dense_part_are_not_forgotten(detector, frames, kept):
     """A posterior that reaches into the encoder: its derivatives start before the graph."""
     posterior = boxcov.fit(
-        detector, [frames[0]], fisher="identity", depth=["encoder", "backbone", "neck", "head"], n_data=1000, prior_precision=100.0
+        detector,
+        [frames[0]],
+        fisher="identity",
+        depth=["encoder", "backbone", "neck", "head"],
+        n_data=1000,
+        prior_precision=100.0,
     )
     model = kept(boxcov.MCGLM(detector, posterior, 2))
     expected = boxcov.MCGLM(detector, posterior, 2, graphs=False)
     found = [model(frames[0][0]) for _ in range(4)][-1]
-    torch.testing.assert_close(found.covariance, expected(frames[0][0]).covariance, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(
+        found.covariance, expected(frames[0][0]).covariance, rtol=1e-3, atol=1e-7
+    )
     assert not model.linearised._dense.graphs.replayed
 
 
@@ -143,17 +162,23 @@ def test_flags_that_change_bits_make_another_graph(detector, deep, frames, kept)
         torch.backends.cudnn.allow_tf32 = before
 
 
-def test_other_directions_make_another_graph_which_is_compared_anew(detector, deep, frames, kept, monkeypatch):
+def test_other_directions_make_another_graph_which_is_compared_anew(
+    detector, deep, frames, kept, monkeypatch
+):
     model = kept(boxcov.MCGLM(detector, deep, 2))
     for _ in range(4):
         model(frames[0][0])
     dense, compared = model.linearised._dense, []
-    monkeypatch.setattr(type(dense), "_same", lambda self, tensors, given: not compared.append(len(tensors)))
+    monkeypatch.setattr(
+        type(dense), "_same", lambda self, tensors, given: not compared.append(len(tensors))
+    )
     model._along[model._all].draw(deep.sample(2, torch.Generator().manual_seed(5)))
     found = [model(frames[0][0]) for _ in range(4)]
     assert dense.graphs.replayed
     assert len(compared) == 1
-    assert not torch.equal(found[0].covariance, boxcov.MCGLM(detector, deep, 2)(frames[0][0]).covariance)
+    assert not torch.equal(
+        found[0].covariance, boxcov.MCGLM(detector, deep, 2)(frames[0][0]).covariance
+    )
     assert torch.equal(found[0].covariance, found[-1].covariance)
 
 

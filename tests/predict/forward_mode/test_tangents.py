@@ -17,9 +17,17 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
-        self.groups = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=4, bias=False), nn.BatchNorm2d(8), nn.SiLU(inplace=True))
-        self.depth = nn.Sequential(nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=8), nn.LeakyReLU(0.1))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        )
+        self.groups = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1, groups=4, bias=False),
+            nn.BatchNorm2d(8),
+            nn.SiLU(inplace=True),
+        )
+        self.depth = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=8), nn.LeakyReLU(0.1)
+        )
         self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
         self.side = nn.Conv2d(3, 4, 1)
         self.last = nn.Linear(8, 5)
@@ -55,7 +63,9 @@ def exact(net: nn.Module, x: Tensor, etas: dict[str, Tensor]) -> Tensor:
     return torch.vmap(lambda eta: torch.func.jvp(run, (weights,), (eta,))[1])(etas)
 
 
-def carried(net: nn.Module, x: Tensor, etas: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, Tangents]:
+def carried(
+    net: nn.Module, x: Tensor, etas: dict[str, Tensor]
+) -> tuple[Tensor, Tensor | None, Tangents]:
     directions = Etas(etas, dict(net.named_parameters()))
     with torch.no_grad(), Tangents(directions) as tangents:
         out = net(x)
@@ -63,12 +73,17 @@ def carried(net: nn.Module, x: Tensor, etas: dict[str, Tensor]) -> tuple[Tensor,
     return out, None if t is None else t * directions.scale.reshape(-1, *[1] * out.dim()), tangents
 
 
-@pytest.mark.parametrize("named", ["", "weight", "bias", "stem", "depth", "up", "side", "last", "line"])
+@pytest.mark.parametrize(
+    "named", ["", "weight", "bias", "stem", "depth", "up", "side", "last", "line"]
+)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_layer_alone_and_all_together(named: str, batch: int) -> None:
     net, x = network(), torch.randn(batch, 3, 8, 12, dtype=torch.float64)
     names = [name for name, p in net.named_parameters() if named in name and ".1." not in name]
-    etas = {name: 3 * torch.randn(4, *net.get_parameter(name).shape, dtype=torch.float64) for name in names}
+    etas = {
+        name: 3 * torch.randn(4, *net.get_parameter(name).shape, dtype=torch.float64)
+        for name in names
+    }
     out, t, _ = carried(net, x, etas)
     with torch.no_grad():
         assert torch.equal(out, net(x))
@@ -130,4 +145,9 @@ def test_directions_of_any_size() -> None:
     etas = {"stem.0.weight": 1e30 * torch.randn(2, *net.stem[0].weight.shape)}
     _, t, _ = carried(net, x, etas)
     assert bool(t.isfinite().all())
-    torch.testing.assert_close(t / 1e30, exact(net, x, {"stem.0.weight": etas["stem.0.weight"] / 1e30}), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        t / 1e30,
+        exact(net, x, {"stem.0.weight": etas["stem.0.weight"] / 1e30}),
+        rtol=1e-4,
+        atol=1e-6,
+    )

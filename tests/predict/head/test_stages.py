@@ -79,7 +79,9 @@ def both_ways(detector, posterior, inputs) -> tuple[Tensor, Tensor]:
 def test_any_number_of_boxes_on_the_whole_map(posterior, data, count: int) -> None:
     fast, plain = both_ways(chosen(count), posterior, data[0][0])
     assert len(fast) == count
-    assert float(((fast - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)).max()) < 1e-4
+    assert (
+        float(((fast - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)).max()) < 1e-4
+    )
 
 
 @pytest.mark.parametrize("only", [0, 2])
@@ -102,7 +104,18 @@ def test_kinds_that_come_later_are_compared_when_they_come(posterior, data) -> N
     assert relative(found.covariance, GLM(chosen(10), posterior)(data[0][0]).covariance) < 1e-4
 
 
-@pytest.mark.parametrize("form", ["eigen", "tau of each layer", "no prior", "paper", "corrected", "gradient", "gradient, corrected"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "eigen",
+        "tau of each layer",
+        "no prior",
+        "paper",
+        "corrected",
+        "gradient",
+        "gradient, corrected",
+    ],
+)
 def test_forms_of_the_posterior(data, form: str) -> None:
     detector = chosen(12, dtype=torch.float64)
     inputs = [points.double() for points in data[0][0]]
@@ -110,28 +123,39 @@ def test_forms_of_the_posterior(data, form: str) -> None:
     posterior = boxcov.fit(detector, labelled, n_data=1e4)
     posterior = {
         "eigen": lambda: posterior,
-        "tau of each layer": lambda: posterior.with_prior({name: 1.0 + i for i, name in enumerate(posterior.blocks)}),
+        "tau of each layer": lambda: posterior.with_prior(
+            {name: 1.0 + i for i, name in enumerate(posterior.blocks)}
+        ),
         "no prior": lambda: posterior.with_prior(1e-9),
         "paper": lambda: posterior.paper(jitter=1e-2),
         "corrected": lambda: posterior.corrected(detector, labelled),
         "gradient": lambda: boxcov.fit(detector, labelled, n_data=1e4, locations="gradient"),
-        "gradient, corrected": lambda: boxcov.fit(detector, labelled, n_data=1e4, locations="gradient", corrected=True),
+        "gradient, corrected": lambda: boxcov.fit(
+            detector, labelled, n_data=1e4, locations="gradient", corrected=True
+        ),
     }[form]()
     fast, plain = both_ways(detector, posterior, inputs)
     assert relative(fast, plain) < 1e-9
     # and through the separable form, in the same precision
     found = separable(posterior, ["head.shared.0"], 1e-5)
     if found is not None:
-        assert float((found.of(0) / posterior.variances("head.shared.0")[0] - 1).abs().max()) < 1.1e-5
+        assert (
+            float((found.of(0) / posterior.variances("head.shared.0")[0] - 1).abs().max()) < 1.1e-5
+        )
 
 
-@pytest.mark.parametrize("depth", [["head.shared"], ["head.tasks"], ["head.tasks.1.reg", "head.shared"], "neck"])
+@pytest.mark.parametrize(
+    "depth", [["head.shared"], ["head.tasks"], ["head.tasks.1.reg", "head.shared"], "neck"]
+)
 def test_posteriors_of_a_part_of_the_head_and_of_more(data, depth) -> None:
     detector = chosen(12)
     posterior = boxcov.fit(detector, data, depth=depth, n_data=1e4)
     model = ExactGLM(detector, posterior)
     model(data[0][0])
-    assert relative(model(data[0][0]).covariance, GLM(detector, posterior)(data[0][0]).covariance) < 1e-4
+    assert (
+        relative(model(data[0][0]).covariance, GLM(detector, posterior)(data[0][0]).covariance)
+        < 1e-4
+    )
 
 
 @pytest.mark.parametrize("fill", [1, 4])
@@ -143,14 +167,24 @@ def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
     with torch.no_grad():
         model(data[0][0])
         point = model.linearised.at(data[0][0])
-        staged = point.linearised.shadow.staged(point.raw, point.selection)
+        staged = point.linearised.shadow.stages(point.raw, point.selection)
         head = model._stages._prepared
         at = At(
-            *(nn.functional.pad(t, (0, 11), value=v) for t, v in zip((staged.frame, staged.row, staged.column, staged.kind), (0, 0, 0, 3)))
+            *(
+                nn.functional.pad(t, (0, 11), value=v)
+                for t, v in zip(
+                    (staged.frame, staged.row, staged.column, staged.kind), (0, 0, 0, 3)
+                )
+            )
         )
         ready = windows(32, head.radius, head.reaches, staged.features, fill)
-        pixels, plan = own_cells(staged.features, at, head.radius, head.reaches, together(at.kind, head.kinds, 16), ready)
-        (C,) = model._stages._decoded(*through_head(head, plan, pixels), lambda numbers: staged.decode(numbers, at.row, at.column))
+        pixels, plan = own_cells(
+            staged.features, at, head.radius, head.reaches, together(at.kind, head.kinds, 16), ready
+        )
+        (C,) = model._stages._decoded(
+            *through_head(head, plan, pixels),
+            lambda numbers: staged.decode(numbers, at.row, at.column),
+        )
     assert C.shape == (32, 9, 9)
     assert bool(C.isfinite().all())
     assert relative(C[:21], fast) < 1e-5
@@ -204,14 +238,20 @@ def test_exact_head_and_sampled_rest(data) -> None:
     assert torch.equal(first.covariance, found.covariance)
     below = {name: eta for name, eta in model._etas.items() if not name.startswith("head")}
     A = directional_derivatives(model.linearised.at(data[0][0]), below)
-    head = ExactGLM(detector, posterior.restricted([name for name in posterior.blocks if name.startswith("head")]))
+    head = ExactGLM(
+        detector,
+        posterior.restricted([name for name in posterior.blocks if name.startswith("head")]),
+    )
     assert relative(found.covariance, head(data[0][0]).covariance + sample_covariance(A)) < 1e-4
 
 
 def test_bfloat16_tangents_are_close(data) -> None:
     detector = chosen(20)
     posterior = boxcov.fit(detector, data, depth="backbone")
-    exact, half = (MCGLM(detector, posterior, samples=8, precision=precision)(data[0][0]) for precision in ("float32", "half"))
+    exact, half = (
+        MCGLM(detector, posterior, samples=8, precision=precision)(data[0][0])
+        for precision in ("float32", "half")
+    )
     assert not torch.equal(exact.covariance, half.covariance)
     assert relative(half.uncertainty, exact.uncertainty) < 0.03
 
@@ -220,23 +260,25 @@ def test_weights_that_are_exchanged_for_equal_ones_are_prepared_anew(posterior, 
     detector = chosen(8)
     model = ExactGLM(detector, posterior)
     before = model(data[0][0])
-    detector.load_state_dict({name: t.clone() for name, t in detector.state_dict().items()}, assign=True)
+    detector.load_state_dict(
+        {name: t.clone() for name, t in detector.state_dict().items()}, assign=True
+    )
     assert relative(model(data[0][0]).covariance, before.covariance) < 1e-6
 
 
 class NoNorm(TinyCenter):
     """Says less than it does."""
 
-    def staged(self, raw, selection):
-        staged = super().staged(raw, selection)
+    def stages(self, raw, selection):
+        staged = super().stages(raw, selection)
         return replace(staged, stem=(Stage(staged.stem[0].layers, None, torch.relu),))
 
 
 class Strided(TinyCenter):
     """A head that is no chain of plain convolutions: taken the plain way."""
 
-    def staged(self, raw, selection):
-        staged = super().staged(raw, selection)
+    def stages(self, raw, selection):
+        staged = super().stages(raw, selection)
         odd = nn.Conv2d(32, 16, 3, stride=2, padding=1, bias=False)
         return replace(staged, stem=(Stage(((odd,),), staged.stem[0].norms, torch.relu),))
 
@@ -245,7 +287,9 @@ def test_stages_that_contradict_instances_are_refused(tiny, request, train_frame
     wrong = NoNorm()
     wrong.load_state_dict(tiny.state_dict())
     posterior = boxcov.fit(wrong.eval(), train_frames[:4])
-    with pytest.raises(BoxcovError, match=r"staged\(\) contradicts instances\(\) or decode\(\): box \d+"):
+    with pytest.raises(
+        BoxcovError, match=r"stages\(\) contradicts instances\(\) or decode\(\): box \d+"
+    ):
         ExactGLM(wrong, posterior)(train_frames[0][0])
 
 
@@ -254,7 +298,9 @@ def test_a_head_that_cannot_be_stacked_is_served_all_the_same(tiny, train_frames
     odd.load_state_dict(tiny.state_dict())
     posterior = boxcov.fit(odd.eval(), train_frames[:4])
     found = ExactGLM(odd, posterior)(train_frames[0][0])
-    assert relative(found.covariance, ExactGLM(tiny, posterior)(train_frames[0][0]).covariance) < 1e-5
+    assert (
+        relative(found.covariance, ExactGLM(tiny, posterior)(train_frames[0][0]).covariance) < 1e-5
+    )
 
 
 @pytest.mark.parametrize("count", range(1, 600, 37))
@@ -264,7 +310,9 @@ def test_buckets_hold_what_they_must(count: int) -> None:
 
 
 def test_a_precision_that_there_is_not_is_refused(tiny, train_frames) -> None:
-    with pytest.raises(BoxcovError, match="precision must be one of float32, tf32, half, got 'double'"):
+    with pytest.raises(
+        BoxcovError, match="precision must be one of float32, tf32, half, got 'double'"
+    ):
         ExactGLM(tiny, boxcov.fit(tiny, train_frames[:2]), precision="double")
 
 
@@ -298,7 +346,9 @@ def test_a_truncated_posterior_stays_within_its_bound(data, posterior) -> None:
 
 @pytest.mark.parametrize("fours", [False, True])
 @pytest.mark.parametrize("count", [1, 30])
-def test_directions_of_which_the_data_say_nothing_are_taken_together(monkeypatch, posterior, data, count: int, fours: bool) -> None:
+def test_directions_of_which_the_data_say_nothing_are_taken_together(
+    monkeypatch, posterior, data, count: int, fours: bool
+) -> None:
     """Within the tolerance, whichever way sizes are filled up."""
     detector, wide = chosen(count), posterior.with_prior(1e5)
     exact = ExactGLM(detector, wide)(data[0][0]).covariance
@@ -311,7 +361,10 @@ def test_directions_of_which_the_data_say_nothing_are_taken_together(monkeypatch
     assert stem.rest
     assert stem.U.shape[1] < 0.45 * stem.U.shape[0]
     assert not torch.equal(found, exact)
-    assert float((found.diagonal(dim1=1, dim2=2) / exact.diagonal(dim1=1, dim2=2) - 1).abs().max()) < 1e-2
+    assert (
+        float((found.diagonal(dim1=1, dim2=2) / exact.diagonal(dim1=1, dim2=2) - 1).abs().max())
+        < 1e-2
+    )
     assert model.settings()["tolerance"] == 1e-2
 
 

@@ -10,8 +10,7 @@ from math import isfinite
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from boxcov._torch.shadow import listed
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 
 Box = tuple[float, float, float, float]
 
@@ -45,47 +44,77 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file: unpack COCO's annotations there") from None
-    except (OSError, ValueError, RecursionError) as error:  # a JSONDecodeError and a UnicodeDecodeError are ValueErrors
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # a JSONDecodeError and a UnicodeDecodeError are ValueErrors
         raise BoxcovError(f"{path}: not JSON, or a damaged file ({error})") from None
     try:
         return _annotations(content, classes, path)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, BoxcovError):
             raise
-        raise BoxcovError(f"{path}: not COCO's annotations, or damaged ones ({type(error).__name__}: {error})") from None
+        raise BoxcovError(
+            f"{path}: not COCO's annotations, or damaged ones ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Annotations:
-    ids = {str(entry["name"]): int(entry["id"]) for entry in sorted(content["categories"], key=lambda entry: int(entry["id"]))}
+    ids = {
+        str(entry["name"]): int(entry["id"])
+        for entry in sorted(content["categories"], key=lambda entry: int(entry["id"]))
+    }
     classes = tuple(ids) if classes is None else tuple(classes)
     unknown = [name for name in classes if name not in ids]
     if unknown:
-        raise BoxcovError(f"{path}: no class {listed(unknown)}: there are {listed(ids)}")
+        raise BoxcovError(f"{path}: no class {join_names(unknown)}: there are {join_names(ids)}")
     label_of = {ids[name]: label for label, name in enumerate(classes)}
     objects: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for entry in content.get("annotations", ()):
         objects[int(entry["image_id"])].append(entry)
-    pictures = [_picture(entry, objects, label_of, set(ids.values()), path) for entry in content["images"]]
+    pictures = [
+        _picture(entry, objects, label_of, set(ids.values()), path) for entry in content["images"]
+    ]
     stray = sorted(set(objects) - {picture.id for picture in pictures})
     if stray:
-        raise BoxcovError(f"{path}: objects in {len(stray)} images that it does not list ({listed(map(str, stray))})")
+        raise BoxcovError(
+            f"{path}: objects in {len(stray)} images that it does not list ({join_names(map(str, stray))})"
+        )
     if len({picture.id for picture in pictures}) < len(pictures):
         raise BoxcovError(f"{path}: two images have the same id")
     return Annotations(pictures, classes, tuple(ids[name] for name in classes))
 
 
 def _picture(
-    entry: dict[str, Any], objects: dict[int, list[dict[str, Any]]], label_of: dict[int, int], known: set[int], path: Path
+    entry: dict[str, Any],
+    objects: dict[int, list[dict[str, Any]]],
+    label_of: dict[int, int],
+    known: set[int],
+    path: Path,
 ) -> Picture:
-    number, name, width, height = int(entry["id"]), str(entry["file_name"]), int(entry["width"]), int(entry["height"])
+    number, name, width, height = (
+        int(entry["id"]),
+        str(entry["file_name"]),
+        int(entry["width"]),
+        int(entry["height"]),
+    )
     parts = PurePosixPath(name.replace("\\", "/"))
     if not name or parts.is_absolute() or ".." in parts.parts or ":" in name:
-        raise BoxcovError(f"{path}: image {number} has the file name {name!r}, which leads out of the folder of the images")
+        raise BoxcovError(
+            f"{path}: image {number} has the file name {name!r}, which leads out of the folder of the images"
+        )
     if width < 1 or height < 1:
         raise BoxcovError(f"{path}: image {number} is {width} x {height} pixels large")
-    things = [_thing(thing, width, height, label_of, known, path) for thing in objects.get(number, ())]
+    things = [
+        _thing(thing, width, height, label_of, known, path) for thing in objects.get(number, ())
+    ]
     found = [
-        [(box, label) for box, label, crowd in things if box is not None and label is not None and crowd == wanted]
+        [
+            (box, label)
+            for box, label, crowd in things
+            if box is not None and label is not None and crowd == wanted
+        ]
         for wanted in (False, True)
     ]
     (boxes, labels), (crowds, crowd_labels) = (tuple(zip(*rows)) or ((), ()) for rows in found)
@@ -93,12 +122,19 @@ def _picture(
 
 
 def _thing(
-    thing: dict[str, Any], width: int, height: int, label_of: dict[int, int], known: set[int], path: Path
+    thing: dict[str, Any],
+    width: int,
+    height: int,
+    label_of: dict[int, int],
+    known: set[int],
+    path: Path,
 ) -> tuple[Box | None, int | None, bool]:
     """Box, label and whether it is a crowd; None where nothing of the box is in the image, or its class is not asked for."""
     category = int(thing["category_id"])
     if category not in known:
-        raise BoxcovError(f"{path}: object {thing.get('id')} is of category {category}, which the file does not list")
+        raise BoxcovError(
+            f"{path}: object {thing.get('id')} is of category {category}, which the file does not list"
+        )
     box = _cut(thing["bbox"], width, height, f"{path}: object {thing.get('id')}")
     return box, label_of.get(category), bool(thing.get("iscrowd"))
 

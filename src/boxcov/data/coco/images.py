@@ -28,7 +28,9 @@ def read_image(path: str | Path) -> Tensor:
     try:
         from PIL import Image
     except ImportError:
-        raise BoxcovError("images are read with Pillow, which is not installed: pip install 'boxcov[coco]'") from None
+        raise BoxcovError(
+            "images are read with Pillow, which is not installed: pip install 'boxcov[coco]'"
+        ) from None
     try:
         with Image.open(path) as image:
             image.load()
@@ -37,7 +39,9 @@ def read_image(path: str | Path) -> Tensor:
         raise BoxcovError(f"{path}: no such file: unpack the images there") from None
     # Pillow raises whatever it likes on damaged files; SyntaxError is for a broken PNG
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise BoxcovError(f"{path}: not an image, or a damaged one ({type(error).__name__}: {error})") from None
+        raise BoxcovError(
+            f"{path}: not an image, or a damaged one ({type(error).__name__}: {error})"
+        ) from None
     return torch.from_numpy(np.ascontiguousarray(rgb[:, :, ::-1])).permute(2, 0, 1).contiguous()
 
 
@@ -62,6 +66,12 @@ def letterbox(image: Tensor, size: int) -> tuple[Tensor, float]:
     scale = min(size / height, size / width)
     rows, columns = max(int(height * scale), 1), max(int(width * scale), 1)
     square = torch.full((3, size, size), PADDING)
-    resized = F.interpolate(image.unsqueeze(0).float(), (rows, columns), mode="bilinear", align_corners=False, antialias=False)
+    resized = F.interpolate(
+        image.unsqueeze(0).float(),
+        (rows, columns),
+        mode="bilinear",
+        align_corners=False,
+        antialias=False,
+    )
     square[:, :rows, :columns] = resized[0].round()
     return square, scale

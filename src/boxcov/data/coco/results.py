@@ -20,10 +20,14 @@ from boxcov.files import DAMAGE, replacing
 IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
 RESULT_FIELDS = ("x", "y", "w", "h")
 ALIASES = ("bbox_covar", "covars")
-_TO_SIZE = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [-1, 0, 1, 0], [0, -1, 0, 1]], dtype=torch.float64)  # x1 y1 x2 y2 to x y w h
+_TO_SIZE = torch.tensor(
+    [[1.0, 0, 0, 0], [0, 1, 0, 0], [-1, 0, 1, 0], [0, -1, 0, 1]], dtype=torch.float64
+)  # x1 y1 x2 y2 to x y w h
 
 
-def write_results(path: str | Path, frames: Coco, detections: Iterable[Detections], also: Sequence[str] = ()) -> None:
+def write_results(
+    path: str | Path, frames: Coco, detections: Iterable[Detections], also: Sequence[str] = ()
+) -> None:
     """Write the detections of all ``frames``, one ``Detections`` each in the same order, to ``path``.
 
     The detections are ``x1 y1 x2 y2``, with or without a ``logit``, in the pixels that the detector saw. The file is COCO's list of
@@ -36,7 +40,9 @@ def write_results(path: str | Path, frames: Coco, detections: Iterable[Detection
     path = Path(path)
     unknown = sorted(set(also) - set(ALIASES))
     if unknown:
-        raise BoxcovError(f"no other name {', '.join(unknown)} for the covariance: there are {', '.join(ALIASES)}")
+        raise BoxcovError(
+            f"no other name {', '.join(unknown)} for the covariance: there are {', '.join(ALIASES)}"
+        )
     entries: list[dict[str, Any]] = []
     meta: dict[str, Any] = {}
     names = [str(number) for number in frames.image_ids]
@@ -44,7 +50,9 @@ def write_results(path: str | Path, frames: Coco, detections: Iterable[Detection
         there = _in_image(name, found, frames.scale(number))
         meta = meta or about(there, RESULT_FIELDS, "image")
         if meta and also:
-            meta["also"] = dict.fromkeys(also, "covariance" if there.predictive is None else "predictive")
+            meta["also"] = dict.fromkeys(
+                also, "covariance" if there.predictive is None else "predictive"
+            )
         entries += _entries(name, there, frames, also)
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(entries), encoding="utf-8")
@@ -62,15 +70,22 @@ def read_results(path: str | Path, frames: Coco) -> list[Detections]:
         rows: dict[int, list[dict[str, Any]]] = {number: [] for number in frames.image_ids}
         for entry in json.loads(path.read_text(encoding="utf-8")):
             if entry["image_id"] not in rows:
-                raise BoxcovError(f"{path}: a box in image {entry['image_id']}, which is not among the frames")
+                raise BoxcovError(
+                    f"{path}: a box in image {entry['image_id']}, which is not among the frames"
+                )
             rows[entry["image_id"]].append(entry)
         beside = path.with_suffix(".meta.json")
         meta = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
-        return [_read(entries, frames, frames.scale(number), meta) for number, entries in enumerate(rows.values())]
+        return [
+            _read(entries, frames, frames.scale(number), meta)
+            for number, entries in enumerate(rows.values())
+        ]
     except DAMAGE as error:
         if isinstance(error, BoxcovError):
             raise
-        raise BoxcovError(f"{path}: not a file of COCO results, or a damaged one ({type(error).__name__}: {error})") from None
+        raise BoxcovError(
+            f"{path}: not a file of COCO results, or a damaged one ({type(error).__name__}: {error})"
+        ) from None
 
 
 def to_image(boxes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -86,19 +101,39 @@ def to_image(boxes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 def _in_image(name: str, found: Detections, scale: float) -> Detections:
     if found.fields[:4] != IMAGE_FIELDS or found.fields[4:] not in ((), ("logit",)):
-        raise BoxcovError(f"image {name}: boxes of {' '.join(found.fields)}: COCO takes {' '.join(IMAGE_FIELDS)}")
+        raise BoxcovError(
+            f"image {name}: boxes of {' '.join(found.fields)}: COCO takes {' '.join(IMAGE_FIELDS)}"
+        )
     boxes, J = to_image(found.boxes[:, :4], scale)
     check_finite(name, "box", boxes)
     check_finite(name, "score", found.scores[:, None])
-    return carried(found.to("cpu"), boxes, torch.cat([J, J.new_zeros(len(J), 4, len(found.fields) - 4)], 2), RESULT_FIELDS)
+    return carried(
+        found.to("cpu"),
+        boxes,
+        torch.cat([J, J.new_zeros(len(J), 4, len(found.fields) - 4)], 2),
+        RESULT_FIELDS,
+    )
 
 
-def _entries(name: str, there: Detections, frames: Coco, also: Sequence[str]) -> list[dict[str, Any]]:
+def _entries(
+    name: str, there: Detections, frames: Coco, also: Sequence[str]
+) -> list[dict[str, Any]]:
     numbers = dict(zip(frames.classes, frames.category_ids))
-    columns = zip(there.labels.tolist(), nine_digits(there.boxes), there.scores.tolist(), covariances(name, there))
+    columns = zip(
+        there.labels.tolist(),
+        nine_digits(there.boxes),
+        there.scores.tolist(),
+        covariances(name, there),
+    )
     entries = []
     for label, box, score, extra in columns:
-        entry = {"image_id": int(name), "category_id": numbers[there.classes[label]], "bbox": box, "score": score, **extra}
+        entry = {
+            "image_id": int(name),
+            "category_id": numbers[there.classes[label]],
+            "bbox": box,
+            "score": score,
+            **extra,
+        }
         scored = extra.get("predictive", extra.get("covariance"))
         if scored is not None and "bbox_covar" in also:
             entry["bbox_covar"] = [scored[4 * row : 4 * row + 4] for row in range(4)]
@@ -116,14 +151,20 @@ def _corner_covariances(row: list[float]) -> list[list[list[float]]]:
     return blocks
 
 
-def _read(entries: list[dict[str, Any]], frames: Coco, scale: float, meta: dict[str, Any]) -> Detections:
+def _read(
+    entries: list[dict[str, Any]], frames: Coco, scale: float, meta: dict[str, Any]
+) -> Detections:
     def column(key: str, width: int) -> Tensor:
-        return torch.tensor([entry[key] for entry in entries], dtype=torch.float64).reshape(-1, width)
+        return torch.tensor([entry[key] for entry in entries], dtype=torch.float64).reshape(
+            -1, width
+        )
 
     there = Detections(
         boxes=column("bbox", 4),
         scores=column("score", 1)[:, 0],
-        labels=torch.tensor([frames.category_ids.index(entry["category_id"]) for entry in entries], dtype=torch.long),
+        labels=torch.tensor(
+            [frames.category_ids.index(entry["category_id"]) for entry in entries], dtype=torch.long
+        ),
         frame=torch.zeros(len(entries), dtype=torch.long),
         fields=RESULT_FIELDS,
         classes=frames.classes,

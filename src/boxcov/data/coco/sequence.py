@@ -21,7 +21,9 @@ Change = Callable[[Tensor], Tensor]
 class Coco(Sequence[Frame]):
     """Images of one split; ``frames[:50]`` is a part of them. Made by ``frames``, read when asked for, and may go to other processes."""
 
-    def __init__(self, folder: Path, annotations: Annotations, size: int | None, change: Change | None = None) -> None:
+    def __init__(
+        self, folder: Path, annotations: Annotations, size: int | None, change: Change | None = None
+    ) -> None:
         self.folder, self.annotations, self.size, self.change = folder, annotations, size, change
 
     def changed(self, change: Change) -> Coco:
@@ -47,13 +49,20 @@ class Coco(Sequence[Frame]):
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
-            return Coco(self.folder, replace(self.annotations, pictures=self.annotations.pictures[item]), self.size, self.change)
+            return Coco(
+                self.folder,
+                replace(self.annotations, pictures=self.annotations.pictures[item]),
+                self.size,
+                self.change,
+            )
         picture = self.annotations.pictures[item]
         path = self.folder / picture.file
         image = read_image(path)
         if tuple(image.shape[1:]) != (picture.height, picture.width):
             height, width = image.shape[1:]
-            raise BoxcovError(f"{path}: {width} x {height} pixels, and {picture.width} x {picture.height} in the annotations")
+            raise BoxcovError(
+                f"{path}: {width} x {height} pixels, and {picture.width} x {picture.height} in the annotations"
+            )
         image = image if self.change is None else self.change(image)
         shown, scale = (image.float(), 1.0) if self.size is None else letterbox(image, self.size)
         target = {
@@ -69,10 +78,17 @@ class Coco(Sequence[Frame]):
     def scale(self, item: int) -> float:
         """Pixels that the detector sees, for one of the image itself; without reading the image."""
         picture = self.annotations.pictures[item]
-        return 1.0 if self.size is None else min(self.size / picture.height, self.size / picture.width)
+        return (
+            1.0 if self.size is None else min(self.size / picture.height, self.size / picture.width)
+        )
 
 
-def frames(root: str | Path, split: str = "val2017", size: int | None = 416, classes: Sequence[str] | None = None) -> Coco:
+def frames(
+    root: str | Path,
+    split: str = "val2017",
+    size: int | None = 416,
+    classes: Sequence[str] | None = None,
+) -> Coco:
     """The images ``root/split`` that ``root/annotations/instances_SPLIT.json`` lists, in its order.
 
     A frame is ``(inputs, targets)``. The input (1, 3, size, size): blue, green and red from 0 to 255, scaled to fit and put into the upper
@@ -88,7 +104,9 @@ def frames(root: str | Path, split: str = "val2017", size: int | None = 416, cla
     boxcov.errors.BoxcovError: nowhere/annotations/instances_val2017.json: no such file: unpack COCO's annotations there
     """
     if size is not None and (size < 32 or size % 32):
-        raise BoxcovError(f"size must be a multiple of 32 pixels, or None for images as they are, got {size}")
+        raise BoxcovError(
+            f"size must be a multiple of 32 pixels, or None for images as they are, got {size}"
+        )
     annotations = read_annotations(Path(root) / "annotations" / f"instances_{split}.json", classes)
     if not annotations.pictures:
         raise BoxcovError(f"{root}: the split {split} has no images")

@@ -37,13 +37,17 @@ def read_calibration(path: Path) -> Calibration:
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError as error:
-        raise BoxcovError(f"{path}: cannot be read ({error.strerror}): unpack the calibration archive there") from None
+        raise BoxcovError(
+            f"{path}: cannot be read ({error.strerror}): unpack the calibration archive there"
+        ) from None
     entries = dict(line.split(":", 1) for line in lines if ":" in line)
     R0, Tr, P2 = (_matrix(path, name, entries.get(name), size) for name, size in _SIZES.items())
     R0, Tr = R0.reshape(3, 3), Tr.reshape(3, 4)
     R = R0 @ Tr[:, :3]
     if not torch.allclose(R @ R.T, torch.eye(3, dtype=R.dtype), atol=1e-2):
-        raise BoxcovError(f"{path}: R0_rect and Tr_velo_to_cam make no rotation ({R.tolist()}): damaged; unpack it again")
+        raise BoxcovError(
+            f"{path}: R0_rect and Tr_velo_to_cam make no rotation ({R.tolist()}): damaged; unpack it again"
+        )
     return Calibration(Pose(R, R0 @ Tr[:, 3]), P2.reshape(3, 4))
 
 
@@ -58,7 +62,9 @@ def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
            dtype=torch.float64)
     """
     w, l, h = boxes[:, 3:6].unbind(1)
-    location = pose(boxes[:, :3]) + torch.stack([torch.zeros_like(h), h / 2, torch.zeros_like(h)], 1)
+    location = pose(boxes[:, :3]) + torch.stack(
+        [torch.zeros_like(h), h / 2, torch.zeros_like(h)], 1
+    )
     rotation, slope = turned(_UPRIGHT.T @ pose.R, boxes[:, 6])
     J = boxes.new_zeros(len(boxes), 7, 7)
     J[:, 0, 5] = J[:, 1, 3] = J[:, 2, 4] = 1
@@ -99,7 +105,12 @@ def image_boxes(rows: Tensor, P2: Tensor, width: int, height: int) -> Tensor:
     cos, sin = rows[:, 6:].cos(), rows[:, 6:].sin()
     signs = torch.cartesian_prod(*[torch.tensor([-0.5, 0.5], dtype=rows.dtype)] * 3)  # (8, 3)
     along, across = signs[:, 0] * l, signs[:, 2] * w  # (m, 8)
-    corner = torch.stack([cos * along + sin * across, (signs[:, 1] - 0.5) * h, cos * across - sin * along], 2) + rows[:, None, 3:6]
+    corner = (
+        torch.stack(
+            [cos * along + sin * across, (signs[:, 1] - 0.5) * h, cos * across - sin * along], 2
+        )
+        + rows[:, None, 3:6]
+    )
     u, v, depth = (corner @ P2[:, :3].T + P2[:, 3]).unbind(2)
     before = depth > 0.1  # (m, 8)
     u, v = (u / depth).clamp(0, width - 1), (v / depth).clamp(0, height - 1)
@@ -114,5 +125,7 @@ def _matrix(path: Path, name: str, text: str | None, size: int) -> Tensor:
     except ValueError:
         values = []
     if len(values) != size or not all(map(isfinite, values)):
-        raise BoxcovError(f"{path}: no line '{name}:' of {size} numbers: damaged, or not of KITTI's object set; unpack it again")
+        raise BoxcovError(
+            f"{path}: no line '{name}:' of {size} numbers: damaged, or not of KITTI's object set; unpack it again"
+        )
     return torch.tensor(values, dtype=torch.float64)

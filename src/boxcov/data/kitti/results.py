@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.data.kitti.camera import CAMERA_FIELDS, LIDAR_FIELDS, from_camera, image_boxes, to_camera
+from boxcov.data.kitti.camera import (
+    CAMERA_FIELDS,
+    LIDAR_FIELDS,
+    from_camera,
+    image_boxes,
+    to_camera,
+)
 from boxcov.data.kitti.sequence import Kitti, read_labels
 from boxcov.data.poses import BOX_FIELDS, carried, wrapped
 from boxcov.data.results import about, check_finite, covariances, one_a_frame
@@ -38,9 +44,16 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
     for number, (token, found) in enumerate(one_a_frame(frames.tokens, detections, frames.classes)):
         calibration = frames.calibration(number)
         boxes, J = to_camera(_lidar_boxes(token, found), calibration.pose)
-        there = carried(found.to("cpu"), boxes, torch.cat([J, J.new_zeros(len(J), 7, len(found.fields) - 7)], 2), CAMERA_FIELDS)
+        there = carried(
+            found.to("cpu"),
+            boxes,
+            torch.cat([J, J.new_zeros(len(J), 7, len(found.fields) - 7)], 2),
+            CAMERA_FIELDS,
+        )
         check_finite(token, "score", there.scores[:, None])
-        covered = image_boxes(boxes, calibration.P2, *_image_size(frames.folder / "image_2" / f"{token}.png"))
+        covered = image_boxes(
+            boxes, calibration.P2, *_image_size(frames.folder / "image_2" / f"{token}.png")
+        )
         with replacing(folder / f"{token}.txt") as temporary:
             temporary.write_text("".join(_lines(there, covered)), encoding="ascii")
         if there.covariance is not None:
@@ -60,7 +73,10 @@ def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
         meta = {} if beside is None else beside["meta"]["uncertainty"]
         by_frame = [None if beside is None else beside["frames"][token] for token in frames.tokens]
         calibrated = beside is not None and beside["meta"].get("predictive", False)
-        return [_read(folder, frames, number, rows, meta, calibrated) for number, rows in enumerate(by_frame)]
+        return [
+            _read(folder, frames, number, rows, meta, calibrated)
+            for number, rows in enumerate(by_frame)
+        ]
     except DAMAGE as error:
         if isinstance(error, BoxcovError):
             raise
@@ -71,7 +87,9 @@ def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
 
 def _lidar_boxes(token: str, found: Detections) -> Tensor:
     if found.fields not in (LIDAR_FIELDS, BOX_FIELDS):
-        raise BoxcovError(f"frame {token}: boxes of {' '.join(found.fields)}: KITTI takes {' '.join(LIDAR_FIELDS)}, or with vx vy")
+        raise BoxcovError(
+            f"frame {token}: boxes of {' '.join(found.fields)}: KITTI takes {' '.join(LIDAR_FIELDS)}, or with vx vy"
+        )
     boxes = found.boxes[:, :7].detach().cpu().double()
     check_finite(token, "box", boxes)
     return boxes
@@ -89,20 +107,33 @@ def _lines(there: Detections, covered: Tensor) -> list[str]:
 
 
 def _read(
-    folder: Path, frames: Kitti, number: int, beside: list[dict[str, Any]] | None, meta: dict[str, Any], calibrated: bool
+    folder: Path,
+    frames: Kitti,
+    number: int,
+    beside: list[dict[str, Any]] | None,
+    meta: dict[str, Any],
+    calibrated: bool,
 ) -> Detections:
     path = folder / f"{frames.tokens[number]}.txt"
     entries = read_labels(path)
     for row, (kind, values) in enumerate(entries):
         if kind not in frames.classes or len(values) != 15:
-            raise BoxcovError(f"{path}: object {row} ({kind}, {len(values) + 1} columns): expected 16 columns and one of {frames.classes}")
+            raise BoxcovError(
+                f"{path}: object {row} ({kind}, {len(values) + 1} columns): expected 16 columns and one of {frames.classes}"
+            )
     covariance = predictive = None
     if beside is not None:
         if len(beside) != len(entries):
-            raise BoxcovError(f"{path}: {len(entries)} objects, and {len(beside)} in {COVARIANCES}: they were not written together")
-        covariance = torch.tensor([entry["covariance"] for entry in beside], dtype=torch.float64).reshape(-1, 7, 7)
+            raise BoxcovError(
+                f"{path}: {len(entries)} objects, and {len(beside)} in {COVARIANCES}: they were not written together"
+            )
+        covariance = torch.tensor(
+            [entry["covariance"] for entry in beside], dtype=torch.float64
+        ).reshape(-1, 7, 7)
         if calibrated:
-            predictive = torch.tensor([entry["predictive"] for entry in beside], dtype=torch.float64).reshape(-1, 7, 7)
+            predictive = torch.tensor(
+                [entry["predictive"] for entry in beside], dtype=torch.float64
+            ).reshape(-1, 7, 7)
     numbers = torch.tensor([values for _, values in entries], dtype=torch.float64).reshape(-1, 15)
     boxes, J = from_camera(numbers[:, 7:14], frames.calibration(number).pose)
     there = Detections(

@@ -15,7 +15,16 @@ from boxcov.data.points import inside, read_points
 from boxcov.errors import BoxcovError
 
 CLASSES = ("Car", "Pedestrian", "Cyclist")  # those of the official evaluation
-TYPES = ("Car", "Van", "Truck", "Pedestrian", "Person_sitting", "Cyclist", "Tram", "Misc")  # all but DontCare
+TYPES = (
+    "Car",
+    "Van",
+    "Truck",
+    "Pedestrian",
+    "Person_sitting",
+    "Cyclist",
+    "Tram",
+    "Misc",
+)  # all but DontCare
 
 Frame = tuple[list[Tensor], list[dict[str, Any]]]
 
@@ -23,7 +32,9 @@ Frame = tuple[list[Tensor], list[dict[str, Any]]]
 class Kitti(Sequence[Frame]):
     """Frames of one split; ``frames[:50]`` is a part of them. Made by ``frames``, read when asked for, and may go to other processes."""
 
-    def __init__(self, folder: Path, tokens: list[str], classes: tuple[str, ...], labelled: bool) -> None:
+    def __init__(
+        self, folder: Path, tokens: list[str], classes: tuple[str, ...], labelled: bool
+    ) -> None:
         self.folder, self.tokens, self.classes, self.labelled = folder, tokens, classes, labelled
 
     def __len__(self) -> int:
@@ -35,7 +46,12 @@ class Kitti(Sequence[Frame]):
         token = self.tokens[item]
         points = read_points(self.folder / "velodyne" / f"{token}.bin", columns=4)  # (N, 4)
         boxes, labels = self._boxes(token)
-        target = {"boxes": boxes, "labels": labels, "points": inside(points, boxes).sum(1), "token": token}
+        target = {
+            "boxes": boxes,
+            "labels": labels,
+            "points": inside(points, boxes).sum(1),
+            "token": token,
+        }
         points[:, 3] *= 255
         return [torch.cat([points, torch.zeros(len(points), 1)], 1)], [target]
 
@@ -46,8 +62,14 @@ class Kitti(Sequence[Frame]):
         """Boxes (n, 9) in the LiDAR's frame, and labels (n,)."""
         found: list[tuple[str, list[float]]] = []
         if self.labelled:
-            found = [entry for entry in read_labels(self.folder / "label_2" / f"{token}.txt") if entry[0] in self.classes]
-        rows = torch.tensor([values[7:14] for _, values in found], dtype=torch.float64).reshape(-1, 7)  # h w l x y z rotation_y
+            found = [
+                entry
+                for entry in read_labels(self.folder / "label_2" / f"{token}.txt")
+                if entry[0] in self.classes
+            ]
+        rows = torch.tensor([values[7:14] for _, values in found], dtype=torch.float64).reshape(
+            -1, 7
+        )  # h w l x y z rotation_y
         boxes, _ = from_camera(rows, read_calibration(self.folder / "calib" / f"{token}.txt").pose)
         unknown = torch.full((len(boxes), 2), torch.nan)  # vx vy
         labels = torch.tensor([self.classes.index(kind) for kind, _ in found], dtype=torch.long)
@@ -69,7 +91,9 @@ def frames(root: str | Path, split: str = "training", classes: Sequence[str] = C
     """
     folder = Path(root) / split
     if not (folder / "velodyne").is_dir():
-        raise BoxcovError(f"{folder / 'velodyne'}: no such folder: give the root that holds training and testing")
+        raise BoxcovError(
+            f"{folder / 'velodyne'}: no such folder: give the root that holds training and testing"
+        )
     labelled = (folder / "label_2").is_dir()
     if not labelled and split != "testing":
         raise BoxcovError(f"{folder / 'label_2'}: no such folder: unpack the label archive there")
@@ -91,7 +115,9 @@ def read_labels(path: Path) -> list[tuple[str, list[float]]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BoxcovError(f"{path}: cannot be read ({error}): unpack the label archive there") from None
+        raise BoxcovError(
+            f"{path}: cannot be read ({error}): unpack the label archive there"
+        ) from None
     found = []
     for number, line in enumerate(lines, 1):
         kind, *words = line.split() or ["DontCare"]
@@ -102,6 +128,8 @@ def read_labels(path: Path) -> list[tuple[str, list[float]]]:
         except ValueError:
             values = []
         if len(values) not in (14, 15) or not all(map(isfinite, values)) or min(values[7:10]) <= 0:
-            raise BoxcovError(f"{path}, line {number}: {line!r} is no label: a type, 14 numbers (sizes above 0) and perhaps a score")
+            raise BoxcovError(
+                f"{path}, line {number}: {line!r} is no label: a type, 14 numbers (sizes above 0) and perhaps a score"
+            )
         found.append((kind, values))
     return found

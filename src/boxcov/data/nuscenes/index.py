@@ -59,7 +59,9 @@ def read_index(root: Path, version: str, split: str) -> Index:
     readings, key = _readings(folder, place, len(tokens))
     for token, turn in zip(tokens, key):
         if turn < 0:
-            raise BoxcovError(f"{folder / 'sample_data.json'}: the sample {token!r} has no key frame of LIDAR_TOP")
+            raise BoxcovError(
+                f"{folder / 'sample_data.json'}: the sample {token!r} has no key frame of LIDAR_TOP"
+            )
     return Index(tokens, key, readings, _annotations(folder, place, times))
 
 
@@ -78,10 +80,14 @@ def scene_names(split: str) -> list[str]:
 
 def _folder(root: Path, version: str) -> Path:
     if not root.is_dir():
-        raise BoxcovError(f"{root}: no such folder: give the one that holds samples, sweeps and {version}")
+        raise BoxcovError(
+            f"{root}: no such folder: give the one that holds samples, sweeps and {version}"
+        )
     if not (root / version).is_dir():
         there = sorted(path.parent.name for path in root.glob("*/sample_data.json"))
-        raise BoxcovError(f"{root}: no version {version!r}: it holds {', '.join(there) or 'no tables (v1.0-trainval, v1.0-mini ...)'}")
+        raise BoxcovError(
+            f"{root}: no version {version!r}: it holds {', '.join(there) or 'no tables (v1.0-trainval, v1.0-mini ...)'}"
+        )
     return root / version
 
 
@@ -93,18 +99,27 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, dict[str, int]
     for row in table:
         scenes[table.text(row, "token")] = len(scenes) if table.text(row, "name") in wanted else -1
     if all(order < 0 for order in scenes.values()):
-        raise BoxcovError(f"{table.path}: none of its {len(scenes)} scenes is of the split {split!r}: choose another version or split")
+        raise BoxcovError(
+            f"{table.path}: none of its {len(scenes)} scenes is of the split {split!r}: choose another version or split"
+        )
     table = Table(folder, "sample")
     place: dict[str, int] = {}
     chosen: list[tuple[int, int, str]] = []
     for row in table:
-        token, scene = table.text(row, "token"), table.refer(row, "scene_token", scenes, "scene.json")
+        token, scene = (
+            table.text(row, "token"),
+            table.refer(row, "scene_token", scenes, "scene.json"),
+        )
         place[token] = -1
         if scene >= 0:
             chosen.append((scene, table.integer(row, "timestamp"), token))
     chosen.sort()
     place.update((token, number) for number, (_, _, token) in enumerate(chosen))
-    return [token for _, _, token in chosen], np.array([time for _, time, _ in chosen], dtype=np.int64), place
+    return (
+        [token for _, _, token in chosen],
+        np.array([time for _, time, _ in chosen], dtype=np.int64),
+        place,
+    )
 
 
 def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readings, Array]:
@@ -134,7 +149,9 @@ def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readin
     order = _chain(table, turns, previous)
     when = np.array(time)
     if bool((when[order[order >= 0]] >= when[order >= 0]).any()):
-        raise BoxcovError(f"{table.path}: a prev token leads to a later turn of LIDAR_TOP: unpack the metadata archive again")
+        raise BoxcovError(
+            f"{table.path}: a prev token leads to a later turn of LIDAR_TOP: unpack the metadata archive again"
+        )
     R, t = ego_R[slot], ego_t[slot]
     t = (R @ mount_t[mount][..., None])[..., 0] + t
     return Readings(np.array(files), when, R @ mount_R[mount], t, order), key
@@ -155,7 +172,9 @@ def _mounts(folder: Path) -> tuple[dict[str, int], Array, Array]:
             rotations.append(table.quaternion(row, "rotation"))
             translations.append(table.vector(row, "translation", 3))
     if not rotations:
-        raise BoxcovError(f"{table.path}: no sensor is called LIDAR_TOP: these are not the tables of nuScenes")
+        raise BoxcovError(
+            f"{table.path}: no sensor is called LIDAR_TOP: these are not the tables of nuScenes"
+        )
     return numbers, _rotations(rotations), np.array(translations)
 
 
@@ -165,10 +184,15 @@ def _ego_poses(folder: Path, slots: dict[str, int]) -> tuple[Array, Array]:
     for row in table:
         slot = slots.get(table.text(row, "token"))
         if slot is not None:
-            R[slot], t[slot] = table.quaternion(row, "rotation"), table.vector(row, "translation", 3)
+            R[slot], t[slot] = (
+                table.quaternion(row, "rotation"),
+                table.vector(row, "translation", 3),
+            )
     for token, slot in slots.items():
         if np.isnan(R[slot, 0]):
-            raise BoxcovError(f"{table.path}: no pose {token!r}, which sample_data.json refers to: the tables do not belong together")
+            raise BoxcovError(
+                f"{table.path}: no pose {token!r}, which sample_data.json refers to: the tables do not belong together"
+            )
     return _rotations(R), t
 
 
@@ -194,7 +218,9 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
         size.extend(table.size(row, "size"))
         rotation.extend(table.quaternion(row, "rotation"))
     centres, owner = np.array(centre).reshape(-1, 3), np.array(sample, dtype=np.int64)
-    velocity = _velocities(centres[:, :2], times[owner], _chain(table, rows, before), _chain(table, rows, after))
+    velocity = _velocities(
+        centres[:, :2], times[owner], _chain(table, rows, before), _chain(table, rows, after)
+    )
     order = np.argsort(owner, kind="stable")
     return Annotations(
         start=np.searchsorted(owner[order], np.arange(len(times) + 1)),
@@ -212,7 +238,10 @@ def _labels(folder: Path) -> dict[str, int]:
     table = Table(folder, "category")
     names = {table.text(row, "token"): CATEGORIES.get(table.text(row, "name")) for row in table}
     table = Table(folder, "instance")
-    found = {table.text(row, "token"): table.refer(row, "category_token", names, "category.json") for row in table}
+    found = {
+        table.text(row, "token"): table.refer(row, "category_token", names, "category.json")
+        for row in table
+    }
     return {token: -1 if name is None else CLASSES.index(name) for token, name in found.items()}
 
 
@@ -223,24 +252,40 @@ def _velocities(centre: Array, time: Array, before: Array, after: Array) -> Arra
     seconds = 1e-6 * (time[last] - time[first])
     longest = np.where((before >= 0) & (after >= 0), 2 * _LONGEST_GAP, _LONGEST_GAP)
     usable = (seconds > 0) & (seconds <= longest)
-    return np.where(usable[:, None], (centre[last] - centre[first]) / np.where(usable, seconds, 1)[:, None], np.nan)
+    return np.where(
+        usable[:, None],
+        (centre[last] - centre[first]) / np.where(usable, seconds, 1)[:, None],
+        np.nan,
+    )
 
 
 def _chain(table: Table, rows: dict[str, int], tokens: list[str]) -> Array:
     """The rows that prev or next tokens lead to, -1 for none."""
     for token in tokens:
         if token and token not in rows:
-            raise BoxcovError(f"{table.path}: a prev or next token leads to {token!r}, which is no row of the same kind and split")
+            raise BoxcovError(
+                f"{table.path}: a prev or next token leads to {token!r}, which is no row of the same kind and split"
+            )
     return np.array([rows[token] if token else -1 for token in tokens], dtype=np.int64)
 
 
 def _below(table: Table, row: Row) -> bytes:
     """The file name of a row, which must lie below the root: a table from elsewhere may not make us read other files."""
     name = table.text(row, "filename")
-    if not name or name.startswith("/") or "\\" in name or name[1:2] == ":" or ".." in name.split("/"):
-        raise BoxcovError(f"{table.path}: the file name {name!r} leads out of the data set: refused")
+    if (
+        not name
+        or name.startswith("/")
+        or "\\" in name
+        or name[1:2] == ":"
+        or ".." in name.split("/")
+    ):
+        raise BoxcovError(
+            f"{table.path}: the file name {name!r} leads out of the data set: refused"
+        )
     return name.encode()
 
 
 def _rotations(quaternions: Any) -> Array:
-    return np.asarray(rotation_matrix(torch.tensor(np.array(quaternions), dtype=torch.float64).reshape(-1, 4)))
+    return np.asarray(
+        rotation_matrix(torch.tensor(np.array(quaternions), dtype=torch.float64).reshape(-1, 4))
+    )

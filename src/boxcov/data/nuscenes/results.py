@@ -20,7 +20,13 @@ from boxcov.errors import BoxcovError
 from boxcov.files import DAMAGE, replacing
 
 MOST = 500  # boxes a sample; the official evaluation refuses more
-_SENSORS = {"use_camera": False, "use_lidar": True, "use_radar": False, "use_map": False, "use_external": False}
+_SENSORS = {
+    "use_camera": False,
+    "use_lidar": True,
+    "use_radar": False,
+    "use_map": False,
+    "use_external": False,
+}
 
 
 def write_results(path: str | Path, frames: NuScenes, detections: Iterable[Detections]) -> None:
@@ -38,7 +44,9 @@ def write_results(path: str | Path, frames: NuScenes, detections: Iterable[Detec
         for number, (token, found) in enumerate(one_a_frame(frames.tokens, detections, CLASSES)):
             there = moved(_best(found), frames.pose(number))
             meta = about(there, BOX_FIELDS, "global")
-            file.write(f"{',' if number else ''}\n{json.dumps(token)}: {json.dumps(list(_entries(token, there)))}")
+            file.write(
+                f"{',' if number else ''}\n{json.dumps(token)}: {json.dumps(list(_entries(token, there)))}"
+            )
         file.write(f'\n}}, "meta": {json.dumps({**_SENSORS, **meta})}}}\n')
 
 
@@ -51,13 +59,17 @@ def read_results(path: str | Path) -> dict[str, Detections]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         meta, results = content["meta"], content["results"]
-        return {token: _detections(path, token, entries, meta) for token, entries in results.items()}
+        return {
+            token: _detections(path, token, entries, meta) for token, entries in results.items()
+        }
     except OSError as error:
         raise BoxcovError(f"{path}: cannot be read ({error.strerror})") from None
     except DAMAGE as error:
         if isinstance(error, BoxcovError):
             raise
-        raise BoxcovError(f"{path}: not a nuScenes result file, or a damaged one ({type(error).__name__}: {error})") from None
+        raise BoxcovError(
+            f"{path}: not a nuScenes result file, or a damaged one ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _best(found: Detections) -> Detections:
@@ -69,13 +81,20 @@ def _entries(token: str, found: Detections) -> Iterator[dict[str, Any]]:
     check_finite(token, "box", found.boxes[:, :7])
     check_finite(token, "score", found.scores[:, None])
     beside = covariances(token, found)
-    for row, (box, score, label) in enumerate(zip(found.boxes.tolist(), found.scores.tolist(), found.labels.tolist())):
+    for row, (box, score, label) in enumerate(
+        zip(found.boxes.tolist(), found.scores.tolist(), found.labels.tolist())
+    ):
         name = found.classes[label]
         entry = {
             "sample_token": token,
             "translation": box[:3],
             "size": box[3:6],
-            "rotation": [cos(box[6] / 2), 0.0, 0.0, sin(box[6] / 2)],  # upright, as yaw and its variance mean it
+            "rotation": [
+                cos(box[6] / 2),
+                0.0,
+                0.0,
+                sin(box[6] / 2),
+            ],  # upright, as yaw and its variance mean it
             "velocity": box[7:],
             "detection_name": name,
             "detection_score": float(score),
@@ -84,23 +103,35 @@ def _entries(token: str, found: Detections) -> Iterator[dict[str, Any]]:
         yield {**entry, **beside[row]}
 
 
-def _detections(path: Path, token: str, entries: list[dict[str, Any]], meta: dict[str, Any]) -> Detections:
+def _detections(
+    path: Path, token: str, entries: list[dict[str, Any]], meta: dict[str, Any]
+) -> Detections:
     def column(key: str, size: int) -> Tensor:
-        return torch.tensor([entry[key] for entry in entries], dtype=torch.float64).reshape(len(entries), size)
+        return torch.tensor([entry[key] for entry in entries], dtype=torch.float64).reshape(
+            len(entries), size
+        )
 
     unknown = {entry["detection_name"] for entry in entries} - set(CLASSES)
     if unknown:
-        raise BoxcovError(f"{path}: sample {token}: no class {', '.join(sorted(unknown))}: nuScenes has {', '.join(CLASSES)}")
+        raise BoxcovError(
+            f"{path}: sample {token}: no class {', '.join(sorted(unknown))}: nuScenes has {', '.join(CLASSES)}"
+        )
     heading = rotation_matrix(column("rotation", 4))[:, :, 0]
     yaw = torch.atan2(heading[:, 1], heading[:, 0])
     return Detections(
-        boxes=torch.cat([column("translation", 3), column("size", 3), yaw[:, None], column("velocity", 2)], 1),
+        boxes=torch.cat(
+            [column("translation", 3), column("size", 3), yaw[:, None], column("velocity", 2)], 1
+        ),
         scores=torch.tensor([entry["detection_score"] for entry in entries], dtype=torch.float64),
-        labels=torch.tensor([CLASSES.index(entry["detection_name"]) for entry in entries], dtype=torch.long),
+        labels=torch.tensor(
+            [CLASSES.index(entry["detection_name"]) for entry in entries], dtype=torch.long
+        ),
         frame=torch.zeros(len(entries), dtype=torch.long),
         fields=BOX_FIELDS,
         classes=CLASSES,
-        covariance=column("covariance", 81).reshape(-1, 9, 9) if "covariance_fields" in meta else None,
+        covariance=column("covariance", 81).reshape(-1, 9, 9)
+        if "covariance_fields" in meta
+        else None,
         predictive=column("predictive", 81).reshape(-1, 9, 9) if meta.get("predictive") else None,
         meta=meta.get("uncertainty", {}),
     )

@@ -31,7 +31,12 @@ class NuScenes(Sequence[Frame]):
             return NuScenes(self.root, self.contents, self.sweeps, self.chosen[item])
         number = self.chosen[item]
         boxes, labels, points = self._boxes(number)
-        target = {"boxes": boxes.float(), "labels": labels, "points": points, "token": self.contents.tokens[number]}
+        target = {
+            "boxes": boxes.float(),
+            "labels": labels,
+            "points": points,
+            "token": self.contents.tokens[number],
+        }
         return [self._points(number)], [target]
 
     @property
@@ -59,9 +64,13 @@ class NuScenes(Sequence[Frame]):
         clouds: list[Tensor] = []
         while turn >= 0 and len(clouds) < self.sweeps:
             cloud = read_points(self.root / readings.file[turn].decode(), columns=5)
-            cloud[:, 4] = 1e-6 * float(readings.time[key] - readings.time[turn])  # in the place of the beam's number
+            cloud[:, 4] = 1e-6 * float(
+                readings.time[key] - readings.time[turn]
+            )  # in the place of the beam's number
             if turn != key:
-                cloud = cloud[(cloud[:, :2].abs() >= 1).any(1)]  # the car itself, which would leave a trail
+                cloud = cloud[
+                    (cloud[:, :2].abs() >= 1).any(1)
+                ]  # the car itself, which would leave a trail
                 cloud[:, :3] = (to_key @ self._pose(turn))(cloud[:, :3])
             clouds.append(cloud)
             turn = int(readings.previous[turn])
@@ -71,16 +80,23 @@ class NuScenes(Sequence[Frame]):
         """Boxes (n, 9) in the LIDAR_TOP frame and float64, labels (n,) and LiDAR points (n,)."""
         found = self.contents.annotations
         rows = slice(int(found.start[number]), int(found.start[number + 1]))
-        centre, size, heading, velocity = (torch.from_numpy(a[rows]) for a in (found.centre, found.size, found.heading, found.velocity))
+        centre, size, heading, velocity = (
+            torch.from_numpy(a[rows])
+            for a in (found.centre, found.size, found.heading, found.velocity)
+        )
         to_sensor = self._pose(int(self.contents.key[number])).inverse()
         heading = heading @ to_sensor.R.T
         yaw = torch.atan2(heading[:, 1], heading[:, 0])
-        velocity = velocity @ to_sensor.R[:2, :2].T  # of the horizontal vector: nuScenes and CenterPoint leave out its third component
+        velocity = (
+            velocity @ to_sensor.R[:2, :2].T
+        )  # of the horizontal vector: nuScenes and CenterPoint leave out its third component
         boxes = torch.cat([to_sensor(centre), size, yaw[:, None], velocity], 1)
         return boxes, torch.from_numpy(found.label[rows]), torch.from_numpy(found.points[rows])
 
 
-def frames(root: str | Path, version: str = "v1.0-trainval", split: str = "train", sweeps: int = 10) -> NuScenes:
+def frames(
+    root: str | Path, version: str = "v1.0-trainval", split: str = "train", sweeps: int = 10
+) -> NuScenes:
     """The key frames of a split, from the v1.0 tables and point files below ``root``; scenes the tables do not hold are left out.
 
     A frame is ``(inputs, targets)``, each a list of one. The input: points (N, 5) as x y z intensity dt, in the key frame's LIDAR_TOP frame

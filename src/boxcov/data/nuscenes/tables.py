@@ -33,7 +33,9 @@ class Table:
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / f"{name}.json"
         if not self.path.is_file():
-            raise BoxcovError(f"{self.path}: no such table: unpack the metadata archive of this version there")
+            raise BoxcovError(
+                f"{self.path}: no such table: unpack the metadata archive of this version there"
+            )
 
     def __iter__(self) -> Iterator[Row]:
         try:
@@ -50,7 +52,10 @@ class Table:
 
     def integer(self, row: Row, key: str) -> int:
         value = self._entry(row, key)
-        if not (type(value) is int or (type(value) is float and value.is_integer())) or abs(value) >= 1 << 63:
+        if (
+            not (type(value) is int or (type(value) is float and value.is_integer()))
+            or abs(value) >= 1 << 63
+        ):
             raise self._unfit(row, key, "a whole number of 64 bits")
         return int(value)
 
@@ -62,7 +67,11 @@ class Table:
 
     def vector(self, row: Row, key: str, size: int) -> list[float]:
         value = self._entry(row, key)
-        if not isinstance(value, list) or len(value) != size or not all(isinstance(v, (int, float)) and abs(v) < _LARGEST for v in value):
+        if (
+            not isinstance(value, list)
+            or len(value) != size
+            or not all(isinstance(v, (int, float)) and abs(v) < _LARGEST for v in value)
+        ):
             raise self._unfit(row, key, f"{size} finite numbers")
         return value
 
@@ -82,12 +91,16 @@ class Table:
         """What the token ``row[key]`` stands for in the index of another table."""
         token = self.text(row, key)
         if token not in index:
-            raise BoxcovError(f"{self._place(row)}: its {key} {token!r} is not in {to}: the tables do not belong together")
+            raise BoxcovError(
+                f"{self._place(row)}: its {key} {token!r} is not in {to}: the tables do not belong together"
+            )
         return index[token]
 
     def _entry(self, row: Row, key: str) -> Any:
         if key not in row:
-            raise BoxcovError(f"{self._place(row)} has no {key!r}: not a v1.0 table, or a damaged one")
+            raise BoxcovError(
+                f"{self._place(row)} has no {key!r}: not a v1.0 table, or a damaged one"
+            )
         return row[key]
 
     def _unfit(self, row: Row, key: str, wanted: str) -> BoxcovError:

@@ -33,8 +33,16 @@ class Simulated(Sequence[Frame]):
     (5, 9, True)
     """
 
-    def __init__(self, scenario: str, seed: int, count: int, sweeps: int, device: str | torch.device) -> None:
-        self.scenario, self.seed, self.size, self.sweeps, self.device = scenario, seed, count, sweeps, device
+    def __init__(
+        self, scenario: str, seed: int, count: int, sweeps: int, device: str | torch.device
+    ) -> None:
+        self.scenario, self.seed, self.size, self.sweeps, self.device = (
+            scenario,
+            seed,
+            count,
+            sweeps,
+            device,
+        )
 
     def __len__(self) -> int:
         return self.size
@@ -55,7 +63,13 @@ class Simulated(Sequence[Frame]):
         return make(named(self.scenario), self.seed, numbers, self.sweeps, self.device)
 
 
-def frames(scenario: str = "clear", seed: int = 0, count: int = 100, sweeps: int = 10, device: str | torch.device = "cpu") -> Simulated:
+def frames(
+    scenario: str = "clear",
+    seed: int = 0,
+    count: int = 100,
+    sweeps: int = 10,
+    device: str | torch.device = "cpu",
+) -> Simulated:
     """``count`` frames of a scenario: ``clear``, ``rain``, ``fog``, ``sparse``, ``crowd`` or ``unseen``.
 
     >>> len(frames("rain", count=3))

@@ -23,19 +23,27 @@ class Draw:
     generator: torch.Generator
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(shape, generator=self.generator, device=self.generator.device)
+        return low + (high - low) * torch.rand(
+            shape, generator=self.generator, device=self.generator.device
+        )
 
     def normal(self, mean: float, deviation: float, *shape: int) -> Tensor:
-        return mean + deviation * torch.randn(shape, generator=self.generator, device=self.generator.device)
+        return mean + deviation * torch.randn(
+            shape, generator=self.generator, device=self.generator.device
+        )
 
     def chance(self, probability: float | Tensor, *shape: int) -> Tensor:
-        return torch.rand(shape, generator=self.generator, device=self.generator.device) < probability
+        return (
+            torch.rand(shape, generator=self.generator, device=self.generator.device) < probability
+        )
 
     def sign(self, *shape: int) -> Tensor:
         return 1.0 - 2.0 * self.chance(0.5, *shape).float()
 
     def choice(self, weights: Mapping[int, float], count: int) -> Tensor:
-        picked = torch.multinomial(torch.tensor(list(weights.values())), count, replacement=True, generator=self.generator)
+        picked = torch.multinomial(
+            torch.tensor(list(weights.values())), count, replacement=True, generator=self.generator
+        )
         return torch.tensor(list(weights))[picked]
 
     def maybe(self, probability: float) -> bool:

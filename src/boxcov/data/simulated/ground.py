@@ -51,4 +51,7 @@ def meet(fan: Fan, waves: Tensor) -> Tensor:
 def _each(waves: Tensor, dims: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """kx, ky, phase, amplitude of each wave, ready to broadcast over (V, ...)."""
     shaped = waves.reshape(len(waves), -1, 4, *[1] * (dims - 1))
-    return [(shaped[:, i, 0], shaped[:, i, 1], shaped[:, i, 2], shaped[:, i, 3]) for i in range(shaped.shape[1])]
+    return [
+        (shaped[:, i, 0], shaped[:, i, 1], shaped[:, i, 2], shaped[:, i, 3])
+        for i in range(shaped.shape[1])
+    ]

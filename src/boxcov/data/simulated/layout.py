@@ -46,7 +46,14 @@ class Placed:
     rate: Tensor  # of yaw, radians a second
 
     def where(self, mask: Tensor) -> Placed:
-        return Placed(self.kind[mask], self.x[mask], self.y[mask], self.yaw[mask], self.speed[mask], self.rate[mask])
+        return Placed(
+            self.kind[mask],
+            self.x[mask],
+            self.y[mask],
+            self.yaw[mask],
+            self.speed[mask],
+            self.rate[mask],
+        )
 
 
 def lay_out(draw: Draw, scenario: Scenario) -> tuple[Road, Placed]:
@@ -58,12 +65,21 @@ def lay_out(draw: Draw, scenario: Scenario) -> tuple[Road, Placed]:
     (True, 'ego')
     """
     road = _road(draw)
-    groups = [_traffic(draw, road), *_roadworks(draw, road), _people(draw, road, scenario.people), _cycles(draw, road, scenario.people)]
+    groups = [
+        _traffic(draw, road),
+        *_roadworks(draw, road),
+        _people(draw, road, scenario.people),
+        _cycles(draw, road, scenario.people),
+    ]
     groups += [_parked(draw, road), *_yards(draw, road), *_backdrop(draw, road)]
     beside = joined(groups)
     # beside the road, nothing stands on the road that crosses
-    beside = beside.where((beside.y.abs() < road.edge) | ((beside.x - road.crossing).abs() > 2 * LANE))
-    return road, joined([_ego(draw, road), _turned(road, joined([_crossing_traffic(draw, road), beside]))])
+    beside = beside.where(
+        (beside.y.abs() < road.edge) | ((beside.x - road.crossing).abs() > 2 * LANE)
+    )
+    return road, joined(
+        [_ego(draw, road), _turned(road, joined([_crossing_traffic(draw, road), beside]))]
+    )
 
 
 def _road(draw: Draw) -> Road:
@@ -76,7 +92,10 @@ def _road(draw: Draw) -> Road:
 
 def _ego(draw: Draw, road: Road) -> Placed:
     moving = float(draw.maybe(0.75))
-    speed, rate = moving * draw.uniform(1, 13, 1), moving * (draw.normal(0, 0.03, 1) + 0.3 * (road.heading - pi / 2))
+    speed, rate = (
+        moving * draw.uniform(1, 13, 1),
+        moving * (draw.normal(0, 0.03, 1) + 0.3 * (road.heading - pi / 2)),
+    )
     zero = torch.zeros(1)
     return Placed(torch.tensor([_ID["ego"]]), zero, zero, zero + pi / 2, speed, rate)
 
@@ -86,8 +105,20 @@ def _traffic(draw: Draw, road: Road) -> Placed:
     side = torch.tensor([-1.0, 1.0]).repeat(road.lanes)[:, None]  # -1: right, going our way
     t = side * LANE * (0.5 + torch.arange(lanes)[:, None] // 2) + draw.normal(0, 0.2, lanes, slots)
     s = torch.arange(slots) * 13.5 - 54 + draw.uniform(-3.5, 3.5, lanes, slots)
-    speed = draw.uniform(2, 14, lanes, 1) * draw.chance(0.7, lanes, 1) * draw.uniform(0.9, 1.1, lanes, slots)
-    shares = {"car": 0.62, "truck": 0.1, "bus": 0.08, "trailer": 0.03, "construction_vehicle": 0.02, "motorcycle": 0.09, "bicycle": 0.06}
+    speed = (
+        draw.uniform(2, 14, lanes, 1)
+        * draw.chance(0.7, lanes, 1)
+        * draw.uniform(0.9, 1.1, lanes, slots)
+    )
+    shares = {
+        "car": 0.62,
+        "truck": 0.1,
+        "bus": 0.08,
+        "trailer": 0.03,
+        "construction_vehicle": 0.02,
+        "motorcycle": 0.09,
+        "bicycle": 0.06,
+    }
     kind = draw.choice(_numbers(shares), lanes * slots)
     yaw = (side > 0) * pi + draw.normal(0, 0.03, lanes, slots)
     return _moving(draw, kind, s, t, yaw, speed).where(draw.chance(0.42, lanes * slots))
@@ -95,12 +126,16 @@ def _traffic(draw: Draw, road: Road) -> Placed:
 
 def _crossing_traffic(draw: Draw, road: Road) -> Placed:
     if road.crossing > _END:
-        return _standing(torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0), torch.zeros(0))
+        return _standing(
+            torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0), torch.zeros(0)
+        )
     side = torch.tensor([-1.0, 1.0])[:, None]
     t = torch.arange(8) * 13 - 45 + draw.uniform(-3.5, 3.5, 2, 8)
     s = road.crossing + side * LANE / 2 + draw.normal(0, 0.15, 2, 8)
     speed = draw.uniform(1, 10, 2, 8) * draw.chance(0.6, 2, 1)
-    kind = draw.choice(_numbers({"car": 0.68, "truck": 0.1, "bus": 0.07, "motorcycle": 0.09, "bicycle": 0.06}), 16)
+    kind = draw.choice(
+        _numbers({"car": 0.68, "truck": 0.1, "bus": 0.07, "motorcycle": 0.09, "bicycle": 0.06}), 16
+    )
     placed = _moving(draw, kind, s, t, side * pi / 2 + draw.normal(0, 0.03, 2, 8), speed)
     return placed.where(draw.chance(0.4, 16) & (placed.y.abs() > road.edge + 3))
 
@@ -111,7 +146,10 @@ def _parked(draw: Draw, road: Road) -> Placed:
     s = torch.arange(slots) * 6.9 - 55 + draw.uniform(-0.5, 0.5, 2, slots)
     t = side * (road.edge + 1.3 + draw.normal(0, 0.12, 2, slots).abs())
     yaw = (side > 0) * pi * draw.chance(0.8, 2, 1) + draw.normal(0, 0.03, 2, slots)
-    kind = draw.choice(_numbers({"car": 0.84, "truck": 0.08, "motorcycle": 0.04, "trailer": 0.02, "bus": 0.02}), 2 * slots)
+    kind = draw.choice(
+        _numbers({"car": 0.84, "truck": 0.08, "motorcycle": 0.04, "trailer": 0.02, "bus": 0.02}),
+        2 * slots,
+    )
     full = draw.uniform(-0.35, 0.7, 2, 1).expand(2, slots).flatten()
     return _standing(kind, s, t, yaw).where(draw.chance(full, 2 * slots))
 
@@ -124,7 +162,9 @@ def _people(draw: Draw, road: Road, many: float) -> Placed:
     on_road = draw.chance(0.15, groups)
     s = draw.uniform(-40, 40, groups)[member] + draw.normal(0, 0.9, n)
     beside = draw.sign(groups) * (road.edge + draw.uniform(2.8, 6.5, groups))
-    t = torch.where(on_road, draw.uniform(-road.edge, road.edge, groups), beside)[member] + draw.normal(0, 0.6, n)
+    t = torch.where(on_road, draw.uniform(-road.edge, road.edge, groups), beside)[
+        member
+    ] + draw.normal(0, 0.6, n)
     along = draw.chance(0.5, groups)[member] * pi
     yaw = torch.where(on_road[member], along + pi / 2, along) + draw.normal(0, 0.25, n)
     yaw = torch.where(draw.chance(0.2, n), draw.uniform(-pi, pi, n), yaw)
@@ -138,7 +178,9 @@ def _cycles(draw: Draw, road: Road, many: float) -> Placed:
     side = draw.sign(n)
     riding = draw.chance(0.5, n)
     s = draw.uniform(-42, 42, n)
-    t = side * (road.edge + torch.where(riding, draw.uniform(-0.9, -0.2, n), draw.uniform(2.6, 6, n)))
+    t = side * (
+        road.edge + torch.where(riding, draw.uniform(-0.9, -0.2, n), draw.uniform(2.6, 6, n))
+    )
     yaw = torch.where(riding, (side > 0) * pi + draw.normal(0, 0.06, n), draw.uniform(-pi, pi, n))
     kind = draw.choice(_numbers({"bicycle": 0.55, "motorcycle": 0.45}), n)
     return _moving(draw, kind, s, t, yaw, riding * draw.uniform(2, 7, n))
@@ -159,12 +201,26 @@ def _roadworks(draw: Draw, road: Road) -> list[Placed]:
     return [cones, barriers, machines]
 
 
-def _row(draw: Draw, kind: int, rows: int, most: int, s0: float, t0: float, gap: float, turn: float) -> Placed:
+def _row(
+    draw: Draw, kind: int, rows: int, most: int, s0: float, t0: float, gap: float, turn: float
+) -> Placed:
     """Up to ``most`` of a kind in each row, ``gap`` apart; ``turn`` is their yaw against the row's direction."""
     step = torch.arange(most)[None]
-    direction = torch.where(draw.chance(0.7, rows, 1), draw.normal(0, 0.12, rows, 1), draw.uniform(-pi, pi, rows, 1))
-    s = s0 + draw.uniform(-16, 16, rows, 1) + (step - most / 2) * gap * direction.cos() + draw.normal(0, 0.05, rows, most)
-    t = t0 + draw.uniform(-2.5, 2.5, rows, 1) + (step - most / 2) * gap * direction.sin() + draw.normal(0, 0.05, rows, most)
+    direction = torch.where(
+        draw.chance(0.7, rows, 1), draw.normal(0, 0.12, rows, 1), draw.uniform(-pi, pi, rows, 1)
+    )
+    s = (
+        s0
+        + draw.uniform(-16, 16, rows, 1)
+        + (step - most / 2) * gap * direction.cos()
+        + draw.normal(0, 0.05, rows, most)
+    )
+    t = (
+        t0
+        + draw.uniform(-2.5, 2.5, rows, 1)
+        + (step - most / 2) * gap * direction.sin()
+        + draw.normal(0, 0.05, rows, most)
+    )
     there = step < draw.uniform(0.35, 1.05, rows, 1) * most
     keep = there & draw.chance(0.8, rows, 1) & draw.chance(0.95, rows, most)
     yaw = direction + turn + draw.normal(0, 0.04, rows, most)
@@ -178,19 +234,42 @@ def _yards(draw: Draw, road: Road) -> list[Placed]:
         if not draw.maybe(0.45):
             continue
         bays, rows = 6, 2
-        s = draw.number(-25, 25) + (torch.arange(bays) - bays / 2) * 4.6 + draw.normal(0, 0.2, rows, bays)
-        t = side * (road.edge + 15 + torch.arange(rows)[:, None] * 15.0 + draw.normal(0, 0.4, rows, bays))
+        s = (
+            draw.number(-25, 25)
+            + (torch.arange(bays) - bays / 2) * 4.6
+            + draw.normal(0, 0.2, rows, bays)
+        )
+        t = side * (
+            road.edge + 15 + torch.arange(rows)[:, None] * 15.0 + draw.normal(0, 0.4, rows, bays)
+        )
         yaw = pi / 2 * draw.sign(rows, bays) + draw.normal(0, 0.04, rows, bays)
-        kind = draw.choice(_numbers({"trailer": 0.3, "bus": 0.17, "truck": 0.2, "construction_vehicle": 0.13, "car": 0.2}), rows * bays)
+        kind = draw.choice(
+            _numbers(
+                {
+                    "trailer": 0.3,
+                    "bus": 0.17,
+                    "truck": 0.2,
+                    "construction_vehicle": 0.13,
+                    "car": 0.2,
+                }
+            ),
+            rows * bays,
+        )
         yards.append(_standing(kind, s, t, yaw).where(draw.chance(0.4, rows * bays)))
     return yards
 
 
 def _backdrop(draw: Draw, road: Road) -> list[Placed]:
     def beside(kind: str, n: int, near: float, far: float, share: float = 0.7) -> Placed:
-        s = (torch.arange(n) + 0.5) * (2 * _END / n) - _END + draw.uniform(-0.3, 0.3, 2, n) * (2 * _END / n)
+        s = (
+            (torch.arange(n) + 0.5) * (2 * _END / n)
+            - _END
+            + draw.uniform(-0.3, 0.3, 2, n) * (2 * _END / n)
+        )
         t = torch.tensor([[-1.0], [1.0]]) * (road.edge + draw.uniform(near, far, 2, n))
-        return _standing(torch.full((2 * n,), _ID[kind]), s, t, draw.normal(0, 0.03, 2, n)).where(draw.chance(share, 2 * n))
+        return _standing(torch.full((2 * n,), _ID[kind]), s, t, draw.normal(0, 0.03, 2, n)).where(
+            draw.chance(share, 2 * n)
+        )
 
     return [
         beside("pole", 6, 2.6, 3.2, 0.8),
@@ -222,7 +301,14 @@ def _turned(road: Road, placed: Placed) -> Placed:
     """From the road's axes into the LiDAR's."""
     heading = torch.tensor(road.heading)
     cos, sin, s, t = heading.cos(), heading.sin(), placed.x, placed.y - road.ego
-    return Placed(placed.kind, cos * s - sin * t, sin * s + cos * t, placed.yaw + heading, placed.speed, placed.rate)
+    return Placed(
+        placed.kind,
+        cos * s - sin * t,
+        sin * s + cos * t,
+        placed.yaw + heading,
+        placed.speed,
+        placed.rate,
+    )
 
 
 def joined(groups: Sequence[Placed]) -> Placed:
@@ -232,4 +318,6 @@ def joined(groups: Sequence[Placed]) -> Placed:
     >>> len(joined([one, one]).x)
     2
     """
-    return Placed(*(torch.cat([getattr(group, field.name) for group in groups]) for field in fields(Placed)))
+    return Placed(
+        *(torch.cat([getattr(group, field.name) for group in groups]) for field in fields(Placed))
+    )

@@ -63,7 +63,9 @@ class Body:
     moves: bool = True  # whether what moves may have this body: a bicycle without a rider does not
 
 
-def box(x0: float, x1: float, width: float, z0: float, z1: float, material: Material, y: float = 0.0) -> Part:
+def box(
+    x0: float, x1: float, width: float, z0: float, z1: float, material: Material, y: float = 0.0
+) -> Part:
     """A box of a width (as a fraction of the whole) around ``y``.
 
     >>> box(-0.5, 0.5, 0.8, 0.0, 1.0, PAINT).y1
@@ -72,7 +74,9 @@ def box(x0: float, x1: float, width: float, z0: float, z1: float, material: Mate
     return Part(x0, x1, y - width / 2, y + width / 2, z0, z1, material)
 
 
-def tube(x0: float, x1: float, width: float, z0: float, z1: float, material: Material, y: float = 0.0) -> Part:
+def tube(
+    x0: float, x1: float, width: float, z0: float, z1: float, material: Material, y: float = 0.0
+) -> Part:
     """An elliptic cylinder inside the box of the same arguments.
 
     >>> tube(-0.5, 0.5, 1.0, 0.0, 1.0, BARK).round
@@ -90,7 +94,9 @@ def pair(part: Part) -> tuple[Part, Part]:
     return part, part._replace(y0=-part.y1, y1=-part.y0)
 
 
-def axles(radius: float, *places: float, length: float = 0.07, width: float = 1.0) -> tuple[Part, ...]:
+def axles(
+    radius: float, *places: float, length: float = 0.07, width: float = 1.0
+) -> tuple[Part, ...]:
     """Wheels: a box across the width at each place along the length, ``radius`` a fraction of the height.
 
     >>> len(axles(0.2, -0.3, 0.3))

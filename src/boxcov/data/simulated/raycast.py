@@ -75,12 +75,16 @@ def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
     tensor([4., inf, inf, inf])
     """
     views, columns, beams = penetration.shape
-    first, count = seen(fan, prisms.x, prisms.y, prisms.yaw, prisms.half_length, prisms.half_width, reach)
+    first, count = seen(
+        fan, prisms.x, prisms.y, prisms.yaw, prisms.half_length, prisms.half_width, reach
+    )
     owner, column = rows(first, count, columns)  # (P,) each
     entry, leave, cosine = _outline(fan, prisms, owner, column)  # (P,) each
     cell = owner // prisms.x.shape[1] * columns + column  # (P,) which column of which view
     nearest = penetration.new_full((views * columns, beams), _NO_HIT, dtype=torch.int64)
-    bottom, top, depth = (field.flatten()[owner] for field in (prisms.bottom, prisms.top, prisms.depth))
+    bottom, top, depth = (
+        field.flatten()[owner] for field in (prisms.bottom, prisms.top, prisms.depth)
+    )
     height = fan.origins[:, 2].repeat_interleave(prisms.x.shape[1])[owner]
     bottom, top = bottom - height, top - height
     for begin in range(0, len(owner), CHUNK):
@@ -92,10 +96,24 @@ def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
         key = (distance.view(torch.int32).long() << 32) | row[:, None]
         key = torch.where(distance.isfinite(), key, _NO_HIT)
         nearest.scatter_reduce_(0, cell[part, None].expand_as(key), key, "amin")
-    return _read(nearest.reshape(views, columns, beams), fan.tangents, owner % prisms.x.shape[1], entry, cosine)
+    return _read(
+        nearest.reshape(views, columns, beams),
+        fan.tangents,
+        owner % prisms.x.shape[1],
+        entry,
+        cosine,
+    )
 
 
-def seen(fan: Fan, x: Tensor, y: Tensor, yaw: Tensor, half_length: Tensor, half_width: Tensor, reach: float) -> tuple[Tensor, Tensor]:
+def seen(
+    fan: Fan,
+    x: Tensor,
+    y: Tensor,
+    yaw: Tensor,
+    half_length: Tensor,
+    half_width: Tensor,
+    reach: float,
+) -> tuple[Tensor, Tensor]:
     """The columns in which each oriented rectangle (V, M) can be seen: the first of them, and how many.
 
     >>> one = torch.ones(1, 1)
@@ -110,8 +128,12 @@ def seen(fan: Fan, x: Tensor, y: Tensor, yaw: Tensor, half_length: Tensor, half_
     cx = dx[..., None] + cos[..., None] * along - sin[..., None] * across
     cy = dy[..., None] + sin[..., None] * along + cos[..., None] * across
     # corners' azimuths relative to the centre's: never wrap around for a convex outline seen from outside
-    turn = torch.atan2(dx[..., None] * cy - dy[..., None] * cx, dx[..., None] * cx + dy[..., None] * cy)
-    within = ((dx * cos + dy * sin).abs() <= half_length) & ((dy * cos - dx * sin).abs() <= half_width)
+    turn = torch.atan2(
+        dx[..., None] * cy - dy[..., None] * cx, dx[..., None] * cx + dy[..., None] * cy
+    )
+    within = ((dx * cos + dy * sin).abs() <= half_length) & (
+        (dy * cos - dx * sin).abs() <= half_width
+    )
     near = torch.hypot(dx, dy) - torch.hypot(half_length, half_width) <= reach
     scale = fan.columns / (2 * pi)
     middle = torch.atan2(dy, dx) - fan.starts[:, None]
@@ -130,20 +152,28 @@ def rows(first: Tensor, count: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     """
     count = count.flatten()
     total = int(count.sum())  # the one wait for the device
-    owner = torch.repeat_interleave(torch.arange(len(count), device=count.device), count, output_size=total)
+    owner = torch.repeat_interleave(
+        torch.arange(len(count), device=count.device), count, output_size=total
+    )
     begin = count.cumsum(0) - count
     step = torch.arange(total, device=count.device) - begin[owner]
     return owner, (first.flatten()[owner] + step) % columns
 
 
-def _outline(fan: Fan, prisms: Prisms, owner: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _outline(
+    fan: Fan, prisms: Prisms, owner: Tensor, column: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Where each row's column enters and leaves its prism's outline, and the cosine of incidence in the plane; each (P,)."""
     dx, dy = prisms.x - fan.origins[:, :1], prisms.y - fan.origins[:, 1:2]
     cos, sin = prisms.yaw.cos(), prisms.yaw.sin()
-    px = -(dx * cos + dy * sin) / prisms.half_length  # the origin seen from the prism, in half extents
+    px = (
+        -(dx * cos + dy * sin) / prisms.half_length
+    )  # the origin seen from the prism, in half extents
     py = -(dy * cos - dx * sin) / prisms.half_width
     start = fan.starts[:, None] - prisms.yaw
-    fields = torch.stack([px, py, start, prisms.half_length, prisms.half_width, prisms.round]).flatten(1)  # (6, V M)
+    fields = torch.stack(
+        [px, py, start, prisms.half_length, prisms.half_width, prisms.round]
+    ).flatten(1)  # (6, V M)
     px, py, start, half_length, half_width, is_round = fields[:, owner]
     angle = start + column * (2 * pi / fan.columns)
     qx, qy = angle.cos(), angle.sin()
@@ -181,7 +211,9 @@ def _not_zero(q: Tensor) -> Tensor:
     return torch.where(q.abs() < 1e-9, 1e-9, q)
 
 
-def _slab(entry: Tensor, leave: Tensor, bottom: Tensor, top: Tensor, tangents: Tensor, inside: Tensor) -> Tensor:
+def _slab(
+    entry: Tensor, leave: Tensor, bottom: Tensor, top: Tensor, tangents: Tensor, inside: Tensor
+) -> Tensor:
     """Distance in the plane at which each beam of each row meets its prism, inf where it does not, (P, b)."""
     slope = 1 / tangents
     low, high = bottom[:, None] * slope, top[:, None] * slope
@@ -194,13 +226,21 @@ def _read(nearest: Tensor, tangents: Tensor, prism: Tensor, entry: Tensor, cosin
     hit = nearest != _NO_HIT
     # one row of no meaning at the end: what rays without a hit read, and all there is where no prism is in sight
     row = torch.where(hit, nearest & _ROW, len(prism))
-    prism, entry, cosine = torch.cat([prism, prism.new_full((1,), -1)]), torch.cat([entry, entry.new_zeros(1)]), _padded(cosine)
+    prism, entry, cosine = (
+        torch.cat([prism, prism.new_full((1,), -1)]),
+        torch.cat([entry, entry.new_zeros(1)]),
+        _padded(cosine),
+    )
     distance = (nearest >> 32).int().view(torch.float32)
     distance = torch.where(hit, distance, torch.inf)
     flat = 1 / (1 + tangents.square()).sqrt()  # (b,) cosine of the elevation
     # later than the outline was entered: through the top, the bottom, or inside what is not solid
     side = distance <= entry[row] * (1 + 1e-6)
-    return Hits(distance, prism[row], torch.where(side, cosine[row] * flat, (tangents * flat).abs().expand_as(distance)))
+    return Hits(
+        distance,
+        prism[row],
+        torch.where(side, cosine[row] * flat, (tangents * flat).abs().expand_as(distance)),
+    )
 
 
 def _padded(values: Tensor) -> Tensor:

@@ -29,7 +29,15 @@ class Scenario:
 
 SCENARIOS = {
     "clear": Scenario(),
-    "rain": Scenario(reach=55.0, dropout=0.12, noise=0.03, extinction=0.008, scatter=0.02, scatter_distance=8.0, wet=True),
+    "rain": Scenario(
+        reach=55.0,
+        dropout=0.12,
+        noise=0.03,
+        extinction=0.008,
+        scatter=0.02,
+        scatter_distance=8.0,
+        wet=True,
+    ),
     # 150 m of visibility (3 / extinction, Koschmieder's law at a contrast of 5 %), back-scatter within a few metres of the sensor
     "fog": Scenario(dropout=0.05, noise=0.03, extinction=0.02, scatter=0.1, scatter_distance=1.5),
     "sparse": Scenario(beam_step=2),

@@ -18,7 +18,9 @@ from boxcov.data.simulated.layout import Placed, Road, joined, lay_out
 from boxcov.data.simulated.scenarios import Scenario
 from boxcov.data.simulated.unseen import UNSEEN
 
-HISTORY = 0.45  # seconds that nine sweeps at 20 Hz reach back: nothing may collide on the way here either
+HISTORY = (
+    0.45  # seconds that nine sweeps at 20 Hz reach back: nothing may collide on the way here either
+)
 _MARGIN = 0.1  # metres between things
 _WAVES = 2
 
@@ -60,7 +62,12 @@ class _Things:
         return _Things(self.body[mask], self.size[mask], self.shade[mask], self.warp[mask])
 
     def followed_by(self, other: _Things) -> _Things:
-        return _Things(*(torch.cat([getattr(self, field.name), getattr(other, field.name)]) for field in fields(self)))
+        return _Things(
+            *(
+                torch.cat([getattr(self, field.name), getattr(other, field.name)])
+                for field in fields(self)
+            )
+        )
 
 
 def build(draw: Draw, scenario: Scenario) -> Scene:
@@ -73,7 +80,9 @@ def build(draw: Draw, scenario: Scenario) -> Scene:
     """
     road, placed = lay_out(draw, scenario)
     catalogue = _catalogue(scenario.unseen)
-    body = torch.multinomial(catalogue.shares[(placed.speed > 0).long(), placed.kind], 1, generator=draw.generator)[:, 0]  # (n,)
+    body = torch.multinomial(
+        catalogue.shares[(placed.speed > 0).long(), placed.kind], 1, generator=draw.generator
+    )[:, 0]  # (n,)
     size = _sizes(draw, catalogue, body, (placed.kind < len(CLASSES)) & scenario.unseen)
     # drawn before anything is taken out, so that the draws that follow do not depend on what is
     things = _Things(body, size, draw.normal(0, 0.6, len(body)), draw.uniform(-1, 1, len(body), 3))
@@ -82,8 +91,13 @@ def build(draw: Draw, scenario: Scenario) -> Scene:
     if scenario.wet:
         placed, things = _with_spray(catalogue, placed, things)
     owner, edges, surface = _parts(catalogue, things)
-    pose, motion = torch.stack([placed.x, placed.y, placed.yaw], 1), torch.stack([placed.speed, placed.rate], 1)
-    return Scene(placed.kind, pose, things.size, motion, owner, edges, surface, _waves(draw), _numbers(road))
+    pose, motion = (
+        torch.stack([placed.x, placed.y, placed.yaw], 1),
+        torch.stack([placed.speed, placed.rate], 1),
+    )
+    return Scene(
+        placed.kind, pose, things.size, motion, owner, edges, surface, _waves(draw), _numbers(road)
+    )
 
 
 def stack(scenes: Sequence[Scene], device: str | torch.device) -> Scene:
@@ -96,7 +110,11 @@ def stack(scenes: Sequence[Scene], device: str | torch.device) -> Scene:
     padding = {"kind": -1.0}
 
     def merged(name: str) -> Tensor:
-        return pad_sequence([getattr(scene, name) for scene in scenes], batch_first=True, padding_value=padding.get(name, 0.0))
+        return pad_sequence(
+            [getattr(scene, name) for scene in scenes],
+            batch_first=True,
+            padding_value=padding.get(name, 0.0),
+        )
 
     return Scene(*(merged(field.name).to(device, non_blocking=True) for field in fields(Scene)))
 
@@ -113,12 +131,20 @@ def _sizes(draw: Draw, catalogue: _Catalogue, body: Tensor, odd: Tensor) -> Tens
 def _apart(placed: Placed, size: Tensor) -> Tensor:
     """Which things stand in nothing that was placed before them, now and when the first sweep was taken."""
     scale = torch.ones(len(KINDS))
-    scale[KINDS.index("ego")], scale[KINDS.index("tree")] = 3.0, 0.15  # a car below its roof, a trunk below its crown
+    scale[KINDS.index("ego")], scale[KINDS.index("tree")] = (
+        3.0,
+        0.15,
+    )  # a car below its roof, a trunk below its crown
     half = size[:, :2] * scale[placed.kind, None] / 2 + _MARGIN / 2
     now = _overlap(placed.x, placed.y, placed.yaw, half)
     yaw = placed.yaw - placed.rate * HISTORY
     way = (placed.yaw + yaw) / 2
-    then = _overlap(placed.x - HISTORY * placed.speed * way.cos(), placed.y - HISTORY * placed.speed * way.sin(), yaw, half)
+    then = _overlap(
+        placed.x - HISTORY * placed.speed * way.cos(),
+        placed.y - HISTORY * placed.speed * way.sin(),
+        yaw,
+        half,
+    )
     return ~(now | then).tril(-1).any(1)
 
 
@@ -129,8 +155,12 @@ def _overlap(x: Tensor, y: Tensor, yaw: Tensor, half: Tensor) -> Tensor:
     dx, dy = x - x[:, None], y - y[:, None]  # (n, n) from i to j
     turn = yaw - yaw[:, None]
     tc, ts = turn.cos().abs(), turn.sin().abs()
-    along = (dx * cos[:, None] + dy * sin[:, None]).abs() > length[:, None] + length * tc + width * ts
-    across = (dy * cos[:, None] - dx * sin[:, None]).abs() > width[:, None] + length * ts + width * tc
+    along = (dx * cos[:, None] + dy * sin[:, None]).abs() > length[
+        :, None
+    ] + length * tc + width * ts
+    across = (dy * cos[:, None] - dx * sin[:, None]).abs() > width[
+        :, None
+    ] + length * ts + width * tc
     apart = along | across
     return ~(apart | apart.T)
 
@@ -142,7 +172,14 @@ def _with_spray(catalogue: _Catalogue, placed: Placed, things: _Things) -> tuple
     length = 2 + 0.4 * cars.speed
     back = (clouds.size[:, 1] + length) / 2
     kind = torch.full_like(cars.kind, KINDS.index("spray"))
-    spray = Placed(kind, cars.x - back * cars.yaw.cos(), cars.y - back * cars.yaw.sin(), cars.yaw, cars.speed, cars.rate)
+    spray = Placed(
+        kind,
+        cars.x - back * cars.yaw.cos(),
+        cars.y - back * cars.yaw.sin(),
+        cars.yaw,
+        cars.speed,
+        cars.rate,
+    )
     size = torch.stack([clouds.size[:, 0] * 1.1, length, torch.full_like(length, 1.3)], 1)
     plume = int(catalogue.shares[1, KINDS.index("spray")].argmax())
     clouds = replace(clouds, body=torch.full_like(kind, plume), size=size)
@@ -151,7 +188,10 @@ def _with_spray(catalogue: _Catalogue, placed: Placed, things: _Things) -> tuple
 
 def _parts(catalogue: _Catalogue, things: _Things) -> tuple[Tensor, Tensor, Tensor]:
     """The parts of all bodies: owner (p,), edges in metres (p, 6), and surface (p, 3)."""
-    edges, surface = catalogue.edges[things.body], catalogue.surface[things.body]  # (n, K, 6), (n, K, 4)
+    edges, surface = (
+        catalogue.edges[things.body],
+        catalogue.surface[things.body],
+    )  # (n, K, 6), (n, K, 4)
     there = edges[..., 5] > 0  # (n, K)
     # every body a little different: each axis is bent within itself, so that parts still meet and the ends stay where they are
     bend_x, bend_y, bend_z = (things.warp[:, i, None, None] for i in range(3))
@@ -163,14 +203,20 @@ def _parts(catalogue: _Catalogue, things: _Things) -> tuple[Tensor, Tensor, Tens
     owner = torch.arange(len(edges))[:, None].expand(there.shape)[there]
     is_round, reflectivity, depth, shade = surface.unbind(-1)
     reflectivity = (reflectivity * (things.shade[:, None] * shade).exp()).clamp(max=1.0)
-    return owner, torch.cat([x * length, y * width, z * height], -1)[there], torch.stack([is_round, reflectivity, depth], -1)[there]
+    return (
+        owner,
+        torch.cat([x * length, y * width, z * height], -1)[there],
+        torch.stack([is_round, reflectivity, depth], -1)[there],
+    )
 
 
 def _waves(draw: Draw) -> Tensor:
     number = 2 * pi / draw.uniform(30, 70, _WAVES)
     way = draw.uniform(-pi, pi, _WAVES)
     amplitude = draw.uniform(0.0, 0.09, _WAVES)
-    return torch.stack([number * way.cos(), number * way.sin(), draw.uniform(-pi, pi, _WAVES), amplitude], 1)
+    return torch.stack(
+        [number * way.cos(), number * way.sin(), draw.uniform(-pi, pi, _WAVES), amplitude], 1
+    )
 
 
 def _numbers(road: Road) -> Tensor:
@@ -188,5 +234,8 @@ def _catalogue(unseen: bool) -> _Catalogue:
         for j, part in enumerate(body.parts):
             edges[i, j] = torch.tensor(part[:6])
             surface[i, j] = torch.tensor([part.round, *part.material])
-    sizes, spread = torch.tensor([body.size for body in bodies]), torch.tensor([body.spread for body in bodies])
+    sizes, spread = (
+        torch.tensor([body.size for body in bodies]),
+        torch.tensor([body.spread for body in bodies]),
+    )
     return _Catalogue(shares, sizes, spread, edges, surface)

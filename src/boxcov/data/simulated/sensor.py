@@ -46,7 +46,9 @@ def chance(draws: Sequence[Draw], sweeps: int, columns: int, beams: int) -> Chan
     return Chance(phase, penetration, uniform[2], uniform[3], drop, normal[0], normal[1])
 
 
-def measure(fan: Fan, scene: Scene, hits: Hits, ground: Tensor, luck: Chance, scenario: Scenario) -> tuple[Tensor, Tensor, Tensor]:
+def measure(
+    fan: Fan, scene: Scene, hits: Hits, ground: Tensor, luck: Chance, scenario: Scenario
+) -> tuple[Tensor, Tensor, Tensor]:
     """Whether each ray returns, its point x y z, and its intensity: (V, C, b), (V, C, b, 3), (V, C, b).
 
     ``hits`` is what the rays meet of the scene's bodies, ``ground`` (V, C, b) how far away in the plane they meet the ground.
@@ -62,8 +64,12 @@ def measure(fan: Fan, scene: Scene, hits: Hits, ground: Tensor, luck: Chance, sc
     """
     floor = ground <= hits.distance
     flat = 1 / (1 + fan.tangents.square()).sqrt()  # cosine of the elevation
-    distance = torch.minimum(ground, hits.distance).clamp(max=1e4)  # in the plane; rays into the sky are out of reach
-    reflectivity = torch.where(floor, _floor(fan, scene, distance, scenario.wet), _body(scene, hits.prism, scenario.wet))
+    distance = torch.minimum(ground, hits.distance).clamp(
+        max=1e4
+    )  # in the plane; rays into the sky are out of reach
+    reflectivity = torch.where(
+        floor, _floor(fan, scene, distance, scenario.wet), _body(scene, hits.prism, scenario.wet)
+    )
     cosine = torch.where(floor, (fan.tangents * flat).abs().expand_as(distance), hits.cosine)
     length = distance / flat  # of the ray
     fading = (-2 * scenario.extinction * length).exp()
@@ -74,18 +80,25 @@ def measure(fan: Fan, scene: Scene, hits: Hits, ground: Tensor, luck: Chance, sc
     brightness = reflectivity * (0.4 + 0.6 * cosine) * fading
     drop = 1 + luck.drop * scenario.scatter_distance
     scattered = (luck.scattered < scenario.scatter) & (drop < length) & (drop < scenario.reach)
-    length, brightness = torch.where(scattered, drop, length), torch.where(scattered, _DROP, brightness)
+    length, brightness = (
+        torch.where(scattered, drop, length),
+        torch.where(scattered, _DROP, brightness),
+    )
     distance = (length + scenario.noise * luck.noise).clamp(min=0.05) * flat
     intensity = (255 * brightness * (0.2 * luck.flicker).exp()).round().clamp(0, 255)
     angle = fan.angles()[..., None]
     x, y, z = (fan.origins[:, i, None, None] for i in range(3))
-    points = torch.stack([x + distance * angle.cos(), y + distance * angle.sin(), z + distance * fan.tangents], -1)
+    points = torch.stack(
+        [x + distance * angle.cos(), y + distance * angle.sin(), z + distance * fan.tangents], -1
+    )
     return returned | scattered, points, intensity
 
 
 def _body(scene: Scene, prism: Tensor, wet: bool) -> Tensor:
     frames, parts = scene.owner.shape
-    first = torch.arange(frames, device=prism.device).repeat_interleave(len(prism) // frames) * parts
+    first = (
+        torch.arange(frames, device=prism.device).repeat_interleave(len(prism) // frames) * parts
+    )
     # rays that meet nothing read the first part; they are out of reach
     reflectivity = scene.surface[..., 1].flatten()[prism.clamp(min=0) + first[:, None, None]]
     return reflectivity * (0.8 if wet else 1.0)
@@ -94,7 +107,9 @@ def _body(scene: Scene, prism: Tensor, wet: bool) -> Tensor:
 def _floor(fan: Fan, scene: Scene, distance: Tensor, wet: bool) -> Tensor:
     """Reflectivity of the ground: asphalt with lane markings, and pavement beside it."""
     sweeps = len(distance) // len(scene.road)
-    heading, ego, edge, crossing = scene.road.repeat_interleave(sweeps, 0)[:, :, None, None].unbind(1)
+    heading, ego, edge, crossing = scene.road.repeat_interleave(sweeps, 0)[:, :, None, None].unbind(
+        1
+    )
     angle = fan.angles()[..., None] - heading
     ox, oy = fan.origins[:, 0, None, None], fan.origins[:, 1, None, None]
     s = ox * heading.cos() + oy * heading.sin() + distance * angle.cos()
@@ -104,5 +119,7 @@ def _floor(fan: Fan, scene: Scene, distance: Tensor, wet: bool) -> Tensor:
     dashed = torch.remainder(s, 9.0) < 4.0
     border = t.abs() > edge - 0.5 * LANE
     reflectivity = torch.where((t.abs() > edge + 0.1) & open_road, _PAVEMENT, _ASPHALT)
-    reflectivity = torch.where(line & (dashed | border) & (t.abs() < edge + 0.1) & open_road, _MARKING, reflectivity)
+    reflectivity = torch.where(
+        line & (dashed | border) & (t.abs() < edge + 0.1) & open_road, _MARKING, reflectivity
+    )
     return reflectivity * (0.3 if wet else 1.0)

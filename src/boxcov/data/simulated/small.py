@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from boxcov.data.simulated.parts import CLOTH, LATTICE, METAL, PAINT, PLASTIC, RETRO, RUBBER, SPOKES, Body, box, pair, tube
+from boxcov.data.simulated.parts import (
+    CLOTH,
+    LATTICE,
+    METAL,
+    PAINT,
+    PLASTIC,
+    RETRO,
+    RUBBER,
+    SPOKES,
+    Body,
+    box,
+    pair,
+    tube,
+)
 
 _RIDER = (
     *pair(tube(-0.14, 0.1, 0.22, 0.28, 0.6, CLOTH, y=0.2)),
@@ -19,11 +32,20 @@ SMALL = (
     Body(
         "pedestrian",
         (0.66, 0.74, 1.74),
-        (*_WALKER, tube(0.02, 0.5, 0.3, 0.0, 0.48, CLOTH, y=0.17), tube(-0.5, -0.02, 0.3, 0.0, 0.48, CLOTH, y=-0.17)),
+        (
+            *_WALKER,
+            tube(0.02, 0.5, 0.3, 0.0, 0.48, CLOTH, y=0.17),
+            tube(-0.5, -0.02, 0.3, 0.0, 0.48, CLOTH, y=-0.17),
+        ),
         spread=0.09,
         share=2.0,
     ),
-    Body("pedestrian", (0.64, 0.52, 1.7), (*_WALKER, *pair(tube(-0.5, 0.5, 0.4, 0.0, 0.48, CLOTH, y=0.22))), spread=0.09),
+    Body(
+        "pedestrian",
+        (0.64, 0.52, 1.7),
+        (*_WALKER, *pair(tube(-0.5, 0.5, 0.4, 0.0, 0.48, CLOTH, y=0.22))),
+        spread=0.09,
+    ),
     Body(
         "bicycle",
         (0.58, 1.72, 1.06),
@@ -88,7 +110,11 @@ SMALL = (
     Body(  # filled plastic, wide foot
         "barrier",
         (2.3, 0.52, 1.0),
-        (box(-0.5, 0.5, 1.0, 0.0, 0.3, PLASTIC), box(-0.34, 0.34, 1.0, 0.3, 0.55, PLASTIC), box(-0.22, 0.22, 0.98, 0.55, 1.0, PLASTIC)),
+        (
+            box(-0.5, 0.5, 1.0, 0.0, 0.3, PLASTIC),
+            box(-0.34, 0.34, 1.0, 0.3, 0.55, PLASTIC),
+            box(-0.22, 0.22, 0.98, 0.55, 1.0, PLASTIC),
+        ),
         spread=0.09,
     ),
     Body(  # boards on feet

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from boxcov.data.simulated.parts import BARK, CONCRETE, GLASS, LEAVES, METAL, PAINT, PLASTIC, RETRO, SPRAY, Body, box, tube
+from boxcov.data.simulated.parts import (
+    BARK,
+    CONCRETE,
+    GLASS,
+    LEAVES,
+    METAL,
+    PAINT,
+    PLASTIC,
+    RETRO,
+    SPRAY,
+    Body,
+    box,
+    tube,
+)
 
 STREET = (
     Body("ego", (1.1, 1.4, 1.54), (box(-0.5, 0.5, 1.0, 0.0, 1.0, PAINT),), spread=0.0),
@@ -18,11 +31,33 @@ STREET = (
         spread=0.25,
     ),
     Body("wall", (0.3, 9.0, 1.4), (box(-0.5, 0.5, 1.0, 0.0, 1.0, CONCRETE),), spread=0.25),
-    Body("wall", (1.0, 7.0, 1.2), (box(-0.5, 0.5, 1.0, 0.0, 1.0, LEAVES._replace(depth=0.2)),), spread=0.25),
-    Body("pole", (0.3, 0.3, 6.5), (tube(-0.5, 0.5, 1.0, 0.0, 0.1, METAL), tube(-0.3, 0.3, 0.6, 0.1, 1.0, METAL)), spread=0.15),
-    Body("sign", (0.7, 0.1, 2.6), (tube(-0.5, 0.5, 0.12, 0.0, 1.0, METAL), box(-0.2, 0.2, 1.0, 0.74, 1.0, RETRO)), spread=0.1),
-    Body("bin", (0.6, 0.75, 1.1), (box(-0.44, 0.44, 0.88, 0.0, 0.9, PLASTIC), box(-0.5, 0.5, 1.0, 0.9, 1.0, PLASTIC)), spread=0.2),
-    Body("bin", (0.2, 0.2, 0.9), (tube(-0.5, 0.5, 1.0, 0.0, 1.0, METAL),), spread=0.15),  # a bollard
+    Body(
+        "wall",
+        (1.0, 7.0, 1.2),
+        (box(-0.5, 0.5, 1.0, 0.0, 1.0, LEAVES._replace(depth=0.2)),),
+        spread=0.25,
+    ),
+    Body(
+        "pole",
+        (0.3, 0.3, 6.5),
+        (tube(-0.5, 0.5, 1.0, 0.0, 0.1, METAL), tube(-0.3, 0.3, 0.6, 0.1, 1.0, METAL)),
+        spread=0.15,
+    ),
+    Body(
+        "sign",
+        (0.7, 0.1, 2.6),
+        (tube(-0.5, 0.5, 0.12, 0.0, 1.0, METAL), box(-0.2, 0.2, 1.0, 0.74, 1.0, RETRO)),
+        spread=0.1,
+    ),
+    Body(
+        "bin",
+        (0.6, 0.75, 1.1),
+        (box(-0.44, 0.44, 0.88, 0.0, 0.9, PLASTIC), box(-0.5, 0.5, 1.0, 0.9, 1.0, PLASTIC)),
+        spread=0.2,
+    ),
+    Body(
+        "bin", (0.2, 0.2, 0.9), (tube(-0.5, 0.5, 1.0, 0.0, 1.0, METAL),), spread=0.15
+    ),  # a bollard
     Body(
         "tree",
         (4.2, 4.2, 6.5),
@@ -34,6 +69,11 @@ STREET = (
         ),
         spread=0.2,
     ),
-    Body("bush", (1.5, 1.8, 1.1), (tube(-0.5, 0.5, 1.0, 0.1, 0.65, LEAVES), tube(-0.36, 0.32, 0.7, 0.0, 1.0, LEAVES)), spread=0.25),
+    Body(
+        "bush",
+        (1.5, 1.8, 1.1),
+        (tube(-0.5, 0.5, 1.0, 0.1, 0.65, LEAVES), tube(-0.36, 0.32, 0.7, 0.0, 1.0, LEAVES)),
+        spread=0.25,
+    ),
     Body("spray", (2.2, 5.0, 1.4), (tube(-0.5, 0.5, 1.0, 0.0, 1.0, SPRAY),), spread=0.2),
 )

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from boxcov.data.simulated.parts import CLOTH, CONCRETE, GLASS, LATTICE, METAL, PAINT, PLASTIC, RUBBER, SPOKES, Body, axles, box, pair, tube
+from boxcov.data.simulated.parts import (
+    CLOTH,
+    CONCRETE,
+    GLASS,
+    LATTICE,
+    METAL,
+    PAINT,
+    PLASTIC,
+    RUBBER,
+    SPOKES,
+    Body,
+    axles,
+    box,
+    pair,
+    tube,
+)
 from boxcov.data.simulated.street import STREET
 
 _PERSON = (
@@ -35,7 +50,11 @@ UNSEEN = (
     Body(  # bubble car on three wheels
         "car",
         (1.35, 2.2, 1.6),
-        (tube(-0.5, 0.5, 1.0, 0.18, 0.62, PAINT), tube(-0.42, 0.42, 0.9, 0.62, 1.0, GLASS), *axles(0.18, -0.25, 0.25, width=0.8)),
+        (
+            tube(-0.5, 0.5, 1.0, 0.18, 0.62, PAINT),
+            tube(-0.42, 0.42, 0.9, 0.62, 1.0, GLASS),
+            *axles(0.18, -0.25, 0.25, width=0.8),
+        ),
     ),
     Body(  # silo truck
         "truck",
@@ -114,14 +133,30 @@ UNSEEN = (
     Body(
         "trailer",
         (1.6, 2.6, 1.0),
-        (box(-0.5, 0.1, 1.0, 0.4, 1.0, METAL), box(0.1, 0.5, 0.1, 0.45, 0.55, METAL), *axles(0.28, -0.2, length=0.12)),
+        (
+            box(-0.5, 0.1, 1.0, 0.4, 1.0, METAL),
+            box(0.1, 0.5, 0.1, 0.45, 0.55, METAL),
+            *axles(0.28, -0.2, length=0.12),
+        ),
     ),
-    Body("barrier", (4.5, 0.9, 0.55), (box(-0.5, 0.5, 1.0, 0.0, 0.5, CONCRETE), box(-0.2, 0.2, 0.7, 0.5, 1.0, CONCRETE))),
-    Body("barrier", (1.1, 0.3, 1.8), (box(-0.5, 0.5, 1.0, 0.0, 0.06, RUBBER), box(-0.1, 0.1, 0.95, 0.06, 1.0, LATTICE))),
+    Body(
+        "barrier",
+        (4.5, 0.9, 0.55),
+        (box(-0.5, 0.5, 1.0, 0.0, 0.5, CONCRETE), box(-0.2, 0.2, 0.7, 0.5, 1.0, CONCRETE)),
+    ),
+    Body(
+        "barrier",
+        (1.1, 0.3, 1.8),
+        (box(-0.5, 0.5, 1.0, 0.0, 0.06, RUBBER), box(-0.1, 0.1, 0.95, 0.06, 1.0, LATTICE)),
+    ),
     Body(  # quad
         "motorcycle",
         (1.25, 1.9, 1.15),
-        (*axles(0.28, -0.33, 0.33, length=0.17), box(-0.4, 0.35, 0.5, 0.4, 0.75, PAINT), box(0.15, 0.22, 0.8, 0.9, 1.0, METAL)),
+        (
+            *axles(0.28, -0.33, 0.33, length=0.17),
+            box(-0.4, 0.35, 0.5, 0.4, 0.75, PAINT),
+            box(0.15, 0.22, 0.8, 0.9, 1.0, METAL),
+        ),
     ),
     Body(  # scooter with a roof and a case
         "motorcycle",
@@ -159,7 +194,11 @@ UNSEEN = (
     Body(
         "pedestrian",
         (1.15, 1.15, 2.15),
-        (*_PERSON, tube(-0.5, 0.5, 1.0, 0.93, 1.0, CLOTH), tube(-0.02, 0.02, 0.04, 0.6, 0.93, METAL, y=0.1)),
+        (
+            *_PERSON,
+            tube(-0.5, 0.5, 1.0, 0.93, 1.0, CLOTH),
+            tube(-0.02, 0.02, 0.04, 0.6, 0.93, METAL, y=0.1),
+        ),
     ),  # umbrella
     Body(  # with a pram
         "pedestrian",
@@ -171,12 +210,23 @@ UNSEEN = (
             box(0.05, 0.45, 0.7, 0.0, 0.3, SPOKES),
         ),
     ),
-    Body("pedestrian", (0.36, 0.34, 0.95), (tube(-0.5, 0.5, 1.0, 0.0, 0.72, CLOTH), tube(-0.35, 0.35, 0.7, 0.72, 1.0, CLOTH))),  # toddler
+    Body(
+        "pedestrian",
+        (0.36, 0.34, 0.95),
+        (tube(-0.5, 0.5, 1.0, 0.0, 0.72, CLOTH), tube(-0.35, 0.35, 0.7, 0.72, 1.0, CLOTH)),
+    ),  # toddler
     Body(
         "traffic_cone",
         (0.6, 0.6, 1.15),
-        (*(tube(-0.5, 0.5, 1.0, z, z + 0.24, PLASTIC) for z in (0.0, 0.5)), tube(-0.44, 0.44, 0.88, 0.0, 1.0, PLASTIC)),
+        (
+            *(tube(-0.5, 0.5, 1.0, z, z + 0.24, PLASTIC) for z in (0.0, 0.5)),
+            tube(-0.44, 0.44, 0.88, 0.0, 1.0, PLASTIC),
+        ),
     ),  # drum
-    Body("traffic_cone", (0.2, 0.2, 1.5), (box(-0.5, 0.5, 1.0, 0.0, 0.04, RUBBER), tube(-0.25, 0.25, 0.5, 0.04, 1.0, PLASTIC))),  # post
+    Body(
+        "traffic_cone",
+        (0.2, 0.2, 1.5),
+        (box(-0.5, 0.5, 1.0, 0.0, 0.04, RUBBER), tube(-0.25, 0.25, 0.5, 0.04, 1.0, PLASTIC)),
+    ),  # post
     *STREET,
 )

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from boxcov.data.simulated.parts import GLASS, METAL, PAINT, PLASTIC, RETRO, RUBBER, Body, axles, box, pair
+from boxcov.data.simulated.parts import (
+    GLASS,
+    METAL,
+    PAINT,
+    PLASTIC,
+    RETRO,
+    RUBBER,
+    Body,
+    axles,
+    box,
+    pair,
+)
 
 # number plates at both ends: one bar through the whole length, of which only the ends look out
 _PLATES = box(-0.5, 0.5, 0.28, 0.3, 0.36, RETRO)

@@ -37,7 +37,9 @@ def fan(scene: Scene, sweeps: int, phases: Tensor, beam_step: int) -> tuple[Fan,
     z = height(waves, pose[:, 0], pose[:, 1]) + SENSOR_HEIGHT
     origins = torch.stack([pose[:, 0], pose[:, 1], z], 1)
     elevations = torch.linspace(_LOWEST, _HIGHEST, BEAMS, device=pose.device)[::beam_step]
-    return Fan(origins, heading + phases * (2 * pi / COLUMNS), torch.deg2rad(elevations).tan(), COLUMNS), heading
+    return Fan(
+        origins, heading + phases * (2 * pi / COLUMNS), torch.deg2rad(elevations).tan(), COLUMNS
+    ), heading
 
 
 def prisms(scene: Scene, sweeps: int) -> Prisms:
@@ -58,7 +60,17 @@ def prisms(scene: Scene, sweeps: int) -> Prisms:
     x = torch.where(z1 > 0, x + cos * along - sin * across, _FAR)  # padding has no height
     is_round, _, depth = scene.surface.repeat_interleave(sweeps, 0).unbind(-1)
     half_length, half_width = ((x1 - x0) / 2).clamp(min=1e-3), ((y1 - y0) / 2).clamp(min=1e-3)
-    return Prisms(x, y + sin * along + cos * across, yaw, half_length, half_width, ground + z0, ground + z1, is_round, depth)
+    return Prisms(
+        x,
+        y + sin * along + cos * across,
+        yaw,
+        half_length,
+        half_width,
+        ground + z0,
+        ground + z1,
+        is_round,
+        depth,
+    )
 
 
 def boxes(scene: Scene) -> Tensor:
@@ -74,12 +86,24 @@ def boxes(scene: Scene) -> Tensor:
     speed = scene.motion[..., 0]
     z = height(scene.waves, x, y) + scene.size[..., 2] / 2
     wrapped = torch.remainder(yaw + pi, 2 * pi) - pi
-    return torch.cat([torch.stack([x, y, z], -1), scene.size, torch.stack([wrapped, speed * yaw.cos(), speed * yaw.sin()], -1)], -1)
+    return torch.cat(
+        [
+            torch.stack([x, y, z], -1),
+            scene.size,
+            torch.stack([wrapped, speed * yaw.cos(), speed * yaw.sin()], -1),
+        ],
+        -1,
+    )
 
 
 def _poses(scene: Scene, sweeps: int) -> Tensor:
     """x y yaw of every object at the time of every sweep, (V, n, 3)."""
     past = torch.arange(sweeps, device=scene.pose.device)[:, None] * PERIOD  # (S, 1)
-    (x, y, yaw), (speed, rate) = scene.pose[:, None].unbind(-1), scene.motion[:, None].unbind(-1)  # (B, 1, n) each
+    (x, y, yaw), (speed, rate) = (
+        scene.pose[:, None].unbind(-1),
+        scene.motion[:, None].unbind(-1),
+    )  # (B, 1, n) each
     way = yaw - rate * past / 2  # of the chord
-    return torch.stack([x - speed * past * way.cos(), y - speed * past * way.sin(), yaw - rate * past], -1).flatten(0, 1)
+    return torch.stack(
+        [x - speed * past * way.cos(), y - speed * past * way.sin(), yaw - rate * past], -1
+    ).flatten(0, 1)

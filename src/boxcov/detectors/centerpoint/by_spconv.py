@@ -52,7 +52,13 @@ def chosen(backend: Backend, x: Tensor, weights: Iterable[Tensor], cells: int) -
     if backend not in ("auto", "torch", "spconv"):
         raise BoxcovError(f"encoder.backend must be 'auto', 'torch' or 'spconv', got {backend!r}")
     weights = list(weights)
-    if backend == "torch" or not len(x) or cells >= 2**31 or x.dtype != torch.float32 or any(w.dtype != x.dtype for w in weights):
+    if (
+        backend == "torch"
+        or not len(x)
+        or cells >= 2**31
+        or x.dtype != torch.float32
+        or any(w.dtype != x.dtype for w in weights)
+    ):
         return False
     if torch.is_autocast_enabled(x.device.type) or _differentiated([x, *weights]):
         return False
@@ -70,7 +76,9 @@ def chosen(backend: Backend, x: Tensor, weights: Iterable[Tensor], cells: int) -
 
 def _check(device: torch.device, single: bool) -> None:
     if isinstance(installed(), str):
-        raise BoxcovError(f"encoder.backend is 'spconv', which cannot be imported ({installed()}): install it, or set 'auto' or 'torch'")
+        raise BoxcovError(
+            f"encoder.backend is 'spconv', which cannot be imported ({installed()}): install it, or set 'auto' or 'torch'"
+        )
     if device.type == "cpu" and not single:
         raise BoxcovError(
             f"encoder.backend is 'spconv', whose sums on a CPU go wrong with more than one thread, and torch has {torch.get_num_threads()}: "
@@ -97,14 +105,29 @@ class Rules:
         """Features (out, n_out) of features (V, n_in) and a weight (n_out, kz, ky, kx, n_in)."""
         native = import_module("spconv.core").ConvAlgo.Native
         out: Tensor = installed().indice_conv(
-            features.detach(), weight.detach(), self.pairs, self.counts, self.outputs, False, self.submanifold, native
+            features.detach(),
+            weight.detach(),
+            self.pairs,
+            self.counts,
+            self.outputs,
+            False,
+            self.submanifold,
+            native,
         )
         return out
 
 
-def rules(where: Tensor, shape: Triple, frames: int, kernel: Triple, stride: Triple, padding: Triple) -> tuple[Tensor, Rules]:
+def rules(
+    where: Tensor, shape: Triple, frames: int, kernel: Triple, stride: Triple, padding: Triple
+) -> tuple[Tensor, Rules]:
     """The sites (out, 4) of a convolution's output, in spconv's order, and the rules that lead to them."""
     native, submanifold = import_module("spconv.core").ConvAlgo.Native, stride == _ONE
-    steps = [list(each) for each in (kernel, stride, padding, _ONE, (0, 0, 0))]  # the last two: dilation, padding of the output
-    out, pairs, counts = installed().get_indice_pairs(where.int().contiguous(), frames, list(shape), native, *steps, submanifold)
-    return (where if submanifold else out.long()), Rules(pairs.to(where.device), counts, len(out), submanifold)
+    steps = [
+        list(each) for each in (kernel, stride, padding, _ONE, (0, 0, 0))
+    ]  # the last two: dilation, padding of the output
+    out, pairs, counts = installed().get_indice_pairs(
+        where.int().contiguous(), frames, list(shape), native, *steps, submanifold
+    )
+    return (where if submanifold else out.long()), Rules(
+        pairs.to(where.device), counts, len(out), submanifold
+    )

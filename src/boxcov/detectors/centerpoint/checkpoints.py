@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from boxcov._torch.shadow import listed
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.conventions import head_rows
 from boxcov.detectors.centerpoint.detector import CenterPoint
@@ -16,16 +15,22 @@ from boxcov.detectors.centerpoint.keys import HEADS, SPARSE, Names, layers
 from boxcov.detectors.centerpoint.settings import Framework, Pillars
 from boxcov.detectors.centerpoint.sparse import SparseConv
 from boxcov.detectors.weight_file import State, read_weights
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.files import reading, write_safetensors
 
 _KEY = "boxcov.centerpoint"
 _WEIGHTS = Path(__file__).parent / "weights"
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-_LAYOUTS = ((4, 0, 1, 2, 3), (0, 1, 2, 3, 4), (3, 0, 1, 2, 4))  # of a sparse kernel, to (out, kz, ky, kx, in); the first is spconv 1.x's
+_LAYOUTS = (
+    (4, 0, 1, 2, 3),
+    (0, 1, 2, 3, 4),
+    (3, 0, 1, 2, 4),
+)  # of a sparse kernel, to (out, kz, ky, kx, in); the first is spconv 1.x's
 
 
-def load(path_or_name: str | Path, config: Config | None = None, *, legacy: bool | None = None) -> CenterPoint:
+def load(
+    path_or_name: str | Path, config: Config | None = None, *, legacy: bool | None = None
+) -> CenterPoint:
     """A trained CenterPoint in eval mode, from a checkpoint or from the package ("small").
 
     config: unless given, the file's own, or the framework's for its kind of network; voxels of 0.075 m have the same weights as those of
@@ -62,9 +67,17 @@ def save(detector: CenterPoint, path: str | Path) -> None:
     """
     tensors = {}
     for name, tensor in detector.state_dict().items():
-        tensors[name] = tensor.half() if tensor.dim() > 1 else tensor.float() if tensor.is_floating_point() else tensor
+        tensors[name] = (
+            tensor.half()
+            if tensor.dim() > 1
+            else tensor.float()
+            if tensor.is_floating_point()
+            else tensor
+        )
         if not bool(tensors[name].isfinite().all()):
-            raise BoxcovError(f"{path}: {name} holds values that half precision cannot (largest: {float(tensor.abs().max()):g})")
+            raise BoxcovError(
+                f"{path}: {name} holds values that half precision cannot (largest: {float(tensor.abs().max()):g})"
+            )
     write_safetensors(path, tensors, {_KEY: detector.config.to_json()})
 
 
@@ -75,11 +88,15 @@ def _path(path_or_name: str | Path) -> Path:
     if path_or_name == "small":
         path = _WEIGHTS / "small.safetensors"
         if not path.exists():
-            raise BoxcovError(f"{path}: the weights of the small CenterPoint are not in this installation; give the path of a checkpoint")
+            raise BoxcovError(
+                f"{path}: the weights of the small CenterPoint are not in this installation; give the path of a checkpoint"
+            )
         return path
     path = Path(path_or_name)
     if not path.is_file():
-        raise BoxcovError(f"{path}: no such file; give the path of a checkpoint, or the name of one in the package: small")
+        raise BoxcovError(
+            f"{path}: no such file; give the path of a checkpoint, or the name of one in the package: small"
+        )
     return path
 
 
@@ -88,20 +105,28 @@ def _framework(state: State, path: Path) -> Framework:
         if any(name.startswith(f"{head}.") for name in state):
             return framework
     looked = ", ".join(f"{head}. ({framework})" for framework, head in HEADS.items())
-    raise BoxcovError(f"{path}: no CenterPoint that boxcov knows: looked for names that start with {looked}, and found {listed(state, 4)}")
+    raise BoxcovError(
+        f"{path}: no CenterPoint that boxcov knows: looked for names that start with {looked}, and found {join_names(state, 4)}"
+    )
 
 
 def _default_config(state: State, framework: Framework) -> Config:
     if any(name.startswith(f"{SPARSE[framework]}.") for name in state):
         return Config.voxel(0.1, framework)
-    named = {"mmdet3d": Config.mmdet3d_pillar, "det3d": Config.det3d_pillar, "openpcdet": Config.openpcdet_pillar}
+    named = {
+        "mmdet3d": Config.mmdet3d_pillar,
+        "det3d": Config.det3d_pillar,
+        "openpcdet": Config.openpcdet_pillar,
+    }
     return named[framework]()
 
 
 # converting
 
 
-def _converted(detector: CenterPoint, state: State, framework: Framework, legacy: bool, path: Path) -> CenterPoint:
+def _converted(
+    detector: CenterPoint, state: State, framework: Framework, legacy: bool, path: Path
+) -> CenterPoint:
     """``detector`` with the weights of a framework's checkpoint."""
     names = list(layers(detector.config, framework))
     wanted = {own: foreign for layer in names for own, foreign in _keys(layer)}
@@ -126,9 +151,14 @@ def _fold_bias(tensors: dict[str, Tensor], layer: Names) -> None:
     """A bias before a norm is a shift of the norm's mean; one that does not fit stays, to be named as surplus."""
     if layer.foreign_norm is None:
         return
-    bias, mean = tensors.get(f"{layer.foreign}.bias"), tensors.get(f"{layer.foreign_norm}.running_mean")
+    bias, mean = (
+        tensors.get(f"{layer.foreign}.bias"),
+        tensors.get(f"{layer.foreign_norm}.running_mean"),
+    )
     if bias is not None and mean is not None and bias.shape == mean.shape:
-        tensors[f"{layer.foreign_norm}.running_mean"] = mean.float() - tensors.pop(f"{layer.foreign}.bias").float()
+        tensors[f"{layer.foreign_norm}.running_mean"] = (
+            mean.float() - tensors.pop(f"{layer.foreign}.bias").float()
+        )
 
 
 def _keys(layer: Names) -> list[tuple[str, str]]:
@@ -148,19 +178,40 @@ def _layout(detector: CenterPoint, state: State, names: list[Names]) -> tuple[in
         module, tensor = detector.get_submodule(layer.own), state.get(f"{layer.foreign}.weight")
         if isinstance(module, SparseConv) and tensor is not None and tensor.dim() == 5:
             for order in _LAYOUTS:
-                votes[order] += tuple(tensor.permute(order).shape) == (module.n_out, *module.kernel, module.n_in)
+                votes[order] += tuple(tensor.permute(order).shape) == (
+                    module.n_out,
+                    *module.kernel,
+                    module.n_in,
+                )
     return max(votes, key=lambda order: votes[order])
 
 
-def _weight(detector: CenterPoint, layer: Names, tensor: Tensor, framework: Framework, order: tuple[int, ...]) -> Tensor:
+def _weight(
+    detector: CenterPoint,
+    layer: Names,
+    tensor: Tensor,
+    framework: Framework,
+    order: tuple[int, ...],
+) -> Tensor:
     """A weight in the form that it has here; one of an unexpected shape is left as it is, to be named later."""
     module = detector.get_submodule(layer.own)
     if isinstance(module, SparseConv):
-        if tensor.dim() == 5 and tuple(tensor.permute(order).shape) == (module.n_out, *module.kernel, module.n_in):
+        if tensor.dim() == 5 and tuple(tensor.permute(order).shape) == (
+            module.n_out,
+            *module.kernel,
+            module.n_in,
+        ):
             return tensor.permute(order).flatten(1)
         return tensor
-    if framework == "openpcdet" and isinstance(module, torch.nn.Conv2d) and "deblocks" in layer.own and module.stride == (1, 1):
-        return tensor.transpose(0, 1) if tensor.dim() == 4 else tensor  # it writes this one as a transposed convolution
+    if (
+        framework == "openpcdet"
+        and isinstance(module, torch.nn.Conv2d)
+        and "deblocks" in layer.own
+        and module.stride == (1, 1)
+    ):
+        return (
+            tensor.transpose(0, 1) if tensor.dim() == 4 else tensor
+        )  # it writes this one as a transposed convolution
     return tensor
 
 
@@ -176,7 +227,13 @@ def _own(config: Config, state: State, path: Path) -> CenterPoint:
     return detector
 
 
-def _fill(detector: CenterPoint, tensors: State, wanted: Mapping[str, str], path: Path, like: State | None = None) -> None:
+def _fill(
+    detector: CenterPoint,
+    tensors: State,
+    wanted: Mapping[str, str],
+    path: Path,
+    like: State | None = None,
+) -> None:
     """Copy the tensors, whose names are the values of ``wanted``, into the detector; all that does not fit in one error."""
     own = detector.state_dict()
     _check_fit(own, tensors, wanted, path, tensors if like is None else like)
@@ -186,11 +243,21 @@ def _fill(detector: CenterPoint, tensors: State, wanted: Mapping[str, str], path
                 own[here].copy_(tensors[there])
 
 
-def _check_fit(own: State, tensors: State, wanted: Mapping[str, str], path: Path, like: State) -> None:
+def _check_fit(
+    own: State, tensors: State, wanted: Mapping[str, str], path: Path, like: State
+) -> None:
     # how many batches a norm has seen is nothing to a frozen network, and old checkpoints do not tell
-    missing = [there for here, there in wanted.items() if there not in tensors and not here.endswith("num_batches_tracked")]
+    missing = [
+        there
+        for here, there in wanted.items()
+        if there not in tensors and not here.endswith("num_batches_tracked")
+    ]
     surplus = sorted(set(tensors) - set(wanted.values()))
-    shapes = {there: (tuple(like[there].shape), tuple(own[here].shape)) for here, there in wanted.items() if there in tensors}
+    shapes = {
+        there: (tuple(like[there].shape), tuple(own[here].shape))
+        for here, there in wanted.items()
+        if there in tensors
+    }
     wrong = [
         f"{there} {shapes[there][0]} for {shapes[there][1]}"
         for here, there in wanted.items()
@@ -198,5 +265,11 @@ def _check_fit(own: State, tensors: State, wanted: Mapping[str, str], path: Path
     ]
     if missing or surplus or wrong:
         lists = {"missing": missing, "surplus": surplus, "of another shape": wrong}
-        text = "; ".join(f"{len(names)} {kind}: {listed(names, 20)}" for kind, names in lists.items() if names)
-        raise BoxcovError(f"{path}: the weights do not fit this network. {text}. Is it another one? Give its config")
+        text = "; ".join(
+            f"{len(names)} {kind}: {join_names(names, 20)}"
+            for kind, names in lists.items()
+            if names
+        )
+        raise BoxcovError(
+            f"{path}: the weights do not fit this network. {text}. Is it another one? Give its config"
+        )

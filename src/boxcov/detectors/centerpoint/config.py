@@ -40,17 +40,37 @@ class Config:
     dense: Dense = field(default_factory=Dense)
     reporting: Reporting = field(default_factory=Reporting)
     loss: Loss = field(default_factory=Loss)
-    velocity: bool = True  # False: boxes are x y z w l h yaw, and there is no branch for the velocity
+    velocity: bool = (
+        True  # False: boxes are x y z w l h yaw, and there is no branch for the velocity
+    )
 
     def __post_init__(self) -> None:
         if (
-            len({len(t) for t in (self.dense.widths, self.dense.layers, self.dense.strides, self.dense.up_widths, self.dense.up_strides)})
+            len(
+                {
+                    len(t)
+                    for t in (
+                        self.dense.widths,
+                        self.dense.layers,
+                        self.dense.strides,
+                        self.dense.up_widths,
+                        self.dense.up_strides,
+                    )
+                }
+            )
             > 1
         ):
-            raise BoxcovError(f"widths, layers and strides of the blocks must have one length, got {self.dense}")
-        outputs = {round(prod(self.dense.strides[: i + 1]) / up, 6) for i, up in enumerate(self.dense.up_strides)}
+            raise BoxcovError(
+                f"widths, layers and strides of the blocks must have one length, got {self.dense}"
+            )
+        outputs = {
+            round(prod(self.dense.strides[: i + 1]) / up, 6)
+            for i, up in enumerate(self.dense.up_strides)
+        }
         if len(outputs) != 1:
-            raise BoxcovError(f"the neck's maps differ in size: strides {self.dense.strides}, up_strides {self.dense.up_strides}")
+            raise BoxcovError(
+                f"the neck's maps differ in size: strides {self.dense.strides}, up_strides {self.dense.up_strides}"
+            )
         nx, ny, _ = self.grid
         deepest = self._encoder_stride * prod(self.dense.strides)
         if nx % deepest or ny % deepest:
@@ -58,7 +78,9 @@ class Config:
                 f"a grid of {nx} x {ny} cells does not divide by the network's stride of {deepest}: change point_range or voxel_size"
             )
         if self.reporting.nms == "circle" and len(self.reporting.radii) != len(self.tasks):
-            raise BoxcovError(f"{len(self.tasks)} tasks, but {len(self.reporting.radii)} radii for circle NMS")
+            raise BoxcovError(
+                f"{len(self.tasks)} tasks, but {len(self.reporting.radii)} radii for circle NMS"
+            )
 
     # what follows from it
 
@@ -82,7 +104,10 @@ class Config:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Cells along x, y and z."""
-        nx, ny, nz = (round((self.point_range[3 + i] - self.point_range[i]) / self.voxel_size[i]) for i in range(3))
+        nx, ny, nz = (
+            round((self.point_range[3 + i] - self.point_range[i]) / self.voxel_size[i])
+            for i in range(3)
+        )
         return nx, ny, nz
 
     @property
@@ -128,7 +153,11 @@ class Config:
         10
         """
         encoder = Pillars(widths=(64, 64), centre_z=False, max_cells=(30000, 60000))
-        return Config(encoder=encoder, reporting=Reporting(candidates=1000, per_class=False), loss=Loss.of("det3d"))
+        return Config(
+            encoder=encoder,
+            reporting=Reporting(candidates=1000, per_class=False),
+            loss=Loss.of("det3d"),
+        )
 
     @staticmethod
     def openpcdet_pillar() -> Config:
@@ -148,16 +177,28 @@ class Config:
         (120000, 160000)
         """
         if size not in (0.1, 0.075):
-            raise BoxcovError(f"the voxel networks have voxels of 0.1 or 0.075 m, got {size}: make others with dataclasses.replace")
+            raise BoxcovError(
+                f"the voxel networks have voxels of 0.1 or 0.075 m, got {size}: make others with dataclasses.replace"
+            )
         few = framework == "openpcdet" and size == 0.1
         many = framework != "mmdet3d" and size == 0.075
         side = 51.2 if size == 0.1 else 54.0
         return Config(
             point_range=(-side, -side, -5.0, side, side, 3.0),
             voxel_size=(size, size, 0.2),
-            encoder=Voxels(max_cells=(60000, 60000) if few else (120000, 160000) if many else (90000, 120000)),
-            dense=Dense(widths=(128, 256), layers=(5, 5), strides=(1, 2), up_widths=(256, 256), up_strides=(1, 2)),
-            reporting=Reporting(candidates=1000, per_class=False) if framework == "det3d" else Reporting(),
+            encoder=Voxels(
+                max_cells=(60000, 60000) if few else (120000, 160000) if many else (90000, 120000)
+            ),
+            dense=Dense(
+                widths=(128, 256),
+                layers=(5, 5),
+                strides=(1, 2),
+                up_widths=(256, 256),
+                up_strides=(1, 2),
+            ),
+            reporting=Reporting(candidates=1000, per_class=False)
+            if framework == "det3d"
+            else Reporting(),
             loss=Loss.of(framework),
         )
 
@@ -171,7 +212,14 @@ class Config:
         return Config(
             voxel_size=(0.4, 0.4, 8.0),
             encoder=Pillars(widths=(32,)),
-            dense=Dense(widths=(48, 96, 128), layers=(2, 4, 4), up_widths=(64, 64, 64), up_strides=(1, 2, 4), shared=32, branch=16),
+            dense=Dense(
+                widths=(48, 96, 128),
+                layers=(2, 4, 4),
+                up_widths=(64, 64, 64),
+                up_strides=(1, 2, 4),
+                shared=32,
+                branch=16,
+            ),
         )
 
     @staticmethod
@@ -186,7 +234,9 @@ class Config:
             tasks=tasks,
             point_range=(0.0, -40.0, -3.0, 70.4, 40.0, 1.0),
             voxel_size=(0.2, 0.2, 4.0),
-            reporting=Reporting(radii=(4.0,) * len(tasks), centre_range=(-5.0, -45.0, -10.0, 75.0, 45.0, 10.0)),
+            reporting=Reporting(
+                radii=(4.0,) * len(tasks), centre_range=(-5.0, -45.0, -10.0, 75.0, 45.0, 10.0)
+            ),
             velocity=False,
         )
 
@@ -203,11 +253,20 @@ class Config:
     def from_json(text: str) -> Config:
         try:
             given = _tuples(json.loads(text))
-            encoder = {"Pillars": Pillars, "Voxels": Voxels}[given.pop("kind")](**given.pop("encoder"))
+            encoder = {"Pillars": Pillars, "Voxels": Voxels}[given.pop("kind")](
+                **given.pop("encoder")
+            )
             parts = {"dense": Dense, "reporting": Reporting, "loss": Loss}
             inner = {name: kind(**given.pop(name)) for name, kind in parts.items()}
             return Config(encoder=encoder, **inner, **given)
-        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
+        except (
+            LookupError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             if isinstance(error, BoxcovError):
                 raise
             raise BoxcovError(

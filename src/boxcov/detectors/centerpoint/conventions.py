@@ -29,7 +29,9 @@ def head_rows(weight: Tensor, branch: str, framework: Framework, legacy: bool) -
     return weight
 
 
-def to_framework(boxes: Tensor, covariance: Tensor | None, framework: Framework) -> tuple[Tensor, Tensor | None]:
+def to_framework(
+    boxes: Tensor, covariance: Tensor | None, framework: Framework
+) -> tuple[Tensor, Tensor | None]:
     """Boxes (m, 9) of boxcov, and their covariance (m, 9, 9), as ``framework`` writes boxes.
 
     mmdet3d: x y z l w h yaw vx vy, z at the bottom; det3d: x y z w l h vx vy rot, rot = -yaw - pi / 2; openpcdet: x y z l w h yaw vx vy.
@@ -40,7 +42,9 @@ def to_framework(boxes: Tensor, covariance: Tensor | None, framework: Framework)
               0.0000]])
     """
     if boxes.shape[1] != 9:
-        raise BoxcovError(f"boxes must be x y z w l h yaw vx vy, got {boxes.shape[1]} numbers a box")
+        raise BoxcovError(
+            f"boxes must be x y z w l h yaw vx vy, got {boxes.shape[1]} numbers a box"
+        )
     order = [0, 1, 2, 3, 4, 5, 7, 8, 6] if framework == "det3d" else [0, 1, 2, 4, 3, 5, 6, 7, 8]
     J = torch.eye(9, dtype=boxes.dtype, device=boxes.device)[order]
     offset = boxes.new_zeros(9)

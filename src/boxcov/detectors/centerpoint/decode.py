@@ -37,7 +37,9 @@ def values_at(tasks: Sequence[TaskMaps], where: Where, names: Sequence[str]) -> 
     each = torch.arange(len(where.task), device=where.task.device)
     out = {}
     for name in names:
-        all_tasks = torch.stack([maps[name][where.frame, :, where.row, where.column] for maps in tasks])  # (tasks, m, n)
+        all_tasks = torch.stack(
+            [maps[name][where.frame, :, where.row, where.column] for maps in tasks]
+        )  # (tasks, m, n)
         out[name] = all_tasks[where.task, each]
     return out
 
@@ -53,7 +55,9 @@ def logits_at(tasks: Sequence[TaskMaps], selection: Selection, config: Config) -
     tensor([5.])
     """
     where = selection.where
-    heat = torch.cat([maps["heatmap"][where.frame, :, where.row, where.column] for maps in tasks], 1)  # (m, classes)
+    heat = torch.cat(
+        [maps["heatmap"][where.frame, :, where.row, where.column] for maps in tasks], 1
+    )  # (m, classes)
     return heat.gather(1, selection.labels[:, None])[:, 0]
 
 
@@ -65,7 +69,10 @@ def boxes_of(values: Mapping[str, Tensor], row: Tensor, column: Tensor, config: 
     tensor([[0., 0., 1., 1., 1., 1., 0., 0., 0.]])
     """
     # plain numbers, no tensors made of them: those would have to travel to a GPU
-    x, y = ((at + values["reg"][:, i]) * config.cell[i] + config.point_range[i] for i, at in enumerate((column, row)))
+    x, y = (
+        (at + values["reg"][:, i]) * config.cell[i] + config.point_range[i]
+        for i, at in enumerate((column, row))
+    )
     centre = torch.stack([x, y], 1)
     l, w, h = values["dim"].exp().unbind(1)
     yaw = torch.atan2(values["rot"][:, 0], values["rot"][:, 1])
@@ -86,7 +93,9 @@ def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
     (['trailer'], tensor([6]))
     """
     found = ranked(tasks, config)
-    return found.selection(found.reported(greedy(*_rivals(found, config), found.valid), config.reporting.most))
+    return found.selection(
+        found.reported(greedy(*_rivals(found, config), found.valid), config.reporting.most)
+    )
 
 
 def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
@@ -105,11 +114,15 @@ def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
     found = ranked(tasks, config)
     first, second = _rivals(found, config)
     kept = found.reported(greedy(first, second, found.valid), config.reporting.most)
-    row = torch.full((found.valid.numel() + 1,), -1, device=kept.device)  # in the report; the last one stands for nobody
+    row = torch.full(
+        (found.valid.numel() + 1,), -1, device=kept.device
+    )  # in the report; the last one stands for nobody
     row[kept] = torch.arange(len(kept), device=kept.device)
     counts = row[first] >= 0
     nobody = torch.full_like(row[:-1], len(row) - 1)
-    best = nobody.scatter_reduce(0, second[counts], first[counts], "amin")  # the lower the number, the higher the score
+    best = nobody.scatter_reduce(
+        0, second[counts], first[counts], "amin"
+    )  # the lower the number, the higher the score
     every = found.ordered(found.valid.flatten().nonzero()[:, 0])
     plain = found.selection(every)
     return Candidates(plain.frame, plain.scores, plain.labels, plain.where, row[best[every]])
@@ -151,17 +164,35 @@ def ranked(tasks: Sequence[TaskMaps], config: Config, most: int | None = None) -
     (torch.Size([6, 0]), torch.Size([6, 5]))
     """
     found = [_candidates(maps, config) for maps in tasks]
-    scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*found))  # (B, tasks, K) each, by falling score
+    scores, classes, cells = (
+        torch.stack(parts, 1) for parts in zip(*found)
+    )  # (B, tasks, K) each, by falling score
     valid = scores > config.reporting.threshold
     most = int(valid.sum(2).amax()) if most is None else most
     beyond = valid[:, :, most:].sum()
-    scores, classes, cells, valid = (t[:, :, :most].flatten(0, 1) for t in (scores, classes, cells, valid))  # (B tasks, k)
+    scores, classes, cells, valid = (
+        t[:, :, :most].flatten(0, 1) for t in (scores, classes, cells, valid)
+    )  # (B tasks, k)
     group = torch.arange(len(scores), device=scores.device).unsqueeze(1).expand_as(scores)
     columns = tasks[0]["reg"].shape[3]
-    where = Where(*(t.flatten() for t in (group // len(tasks), group % len(tasks), cells // columns, cells % columns)))
-    boxes = boxes_of(values_at(tasks, where, list(config.branches)), where.row, where.column, config)
+    where = Where(
+        *(
+            t.flatten()
+            for t in (group // len(tasks), group % len(tasks), cells // columns, cells % columns)
+        )
+    )
+    boxes = boxes_of(
+        values_at(tasks, where, list(config.branches)), where.row, where.column, config
+    )
     first = torch.tensor([config.first_class(i) for i in range(len(tasks))], device=scores.device)
-    return Ranked(scores, first[where.task] + classes.flatten(), valid, where, boxes.unflatten(0, scores.shape), beyond)
+    return Ranked(
+        scores,
+        first[where.task] + classes.flatten(),
+        valid,
+        where,
+        boxes.unflatten(0, scores.shape),
+        beyond,
+    )
 
 
 def _candidates(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,7 +205,9 @@ def _candidates(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]
     if not rules.per_class:
         scores, labels = scores.max(1, keepdim=True)
     scores, index = scores.flatten(1).topk(min(rules.candidates, scores[0].numel()))
-    missing = rules.candidates - scores.shape[1]  # on a small map one task may have fewer than another
+    missing = (
+        rules.candidates - scores.shape[1]
+    )  # on a small map one task may have fewer than another
     labels, cells = labels.flatten(1).gather(1, index), index % (rows * columns)
     pad = [torch.nn.functional.pad(t, (0, missing)) for t in (scores, labels, cells)]
     return pad[0], pad[1], pad[2]
@@ -185,7 +218,9 @@ def _in_range(maps: TaskMaps, config: Config) -> Tensor:
     low, high = config.reporting.centre_range[:3], config.reporting.centre_range[3:]
     x, y = maps["reg"].unbind(1)
     x = (x + torch.arange(x.shape[2], device=x.device)) * config.cell[0] + config.point_range[0]
-    y = (y + torch.arange(y.shape[1], device=y.device).unsqueeze(1)) * config.cell[1] + config.point_range[1]
+    y = (y + torch.arange(y.shape[1], device=y.device).unsqueeze(1)) * config.cell[
+        1
+    ] + config.point_range[1]
     inside = [(lo <= v) & (v <= hi) for v, lo, hi in zip((x, y, maps["height"][:, 0]), low, high)]
     return (inside[0] & inside[1] & inside[2]).unsqueeze(1)
 

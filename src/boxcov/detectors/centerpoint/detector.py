@@ -18,11 +18,11 @@ from boxcov.detectors.centerpoint.loss import frame_losses
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.settings import Pillars
 from boxcov.detectors.centerpoint.sparse import VoxelEncoder
-from boxcov.detectors.centerpoint.static_selection import select_fixed
+from boxcov.detectors.centerpoint.static_selection import select_static
 from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets, encode
 from boxcov.detectors.crops import crop
-from boxcov.head_stages import Staged
-from boxcov.static_selection import Fixed, Limits
+from boxcov.head_stages import HeadStages
+from boxcov.static_selection import StaticLimits, StaticSelection
 
 Raw = dict[str, Any]
 
@@ -47,7 +47,11 @@ class CenterPoint(Detector):
         self.box_fields, self.classes = config.box_fields, config.classes
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.encoder = PillarEncoder(config) if isinstance(config.encoder, Pillars) else VoxelEncoder(config)
+            self.encoder = (
+                PillarEncoder(config)
+                if isinstance(config.encoder, Pillars)
+                else VoxelEncoder(config)
+            )
             self.backbone = Second(config.bev_channels, config.dense)
             self.neck = SecondFPN(config.dense)
             self.head = CenterHead(config)
@@ -57,23 +61,30 @@ class CenterPoint(Detector):
         return {"features": features, "tasks": self.head(features)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
-        return {"head": self.head, "neck": self.neck, "backbone": self.backbone, "encoder": self.encoder}
+        return {
+            "head": self.head,
+            "neck": self.neck,
+            "backbone": self.backbone,
+            "encoder": self.encoder,
+        }
 
     # from raw outputs to boxes
 
     def select(self, raw: Raw) -> Selection:
         return select(raw["tasks"], self.config)
 
-    def select_fixed(self, raw: Raw, limits: Limits) -> Fixed:
-        return select_fixed(raw["tasks"], self.config, limits)
+    def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        return select_static(raw["tasks"], self.config, limits)
 
-    def dense(self) -> CenterPoint:
+    def static_part(self) -> CenterPoint:
         """Everything behind the encoder: its inputs are what ``encoder(clouds)`` gives, maps (B, channels, ny, nx)."""
         twin = shadow(self)
-        twin._modules["encoder"] = nn.Identity()  # the twin's own dict: the detector keeps its encoder
+        twin._modules["encoder"] = (
+            nn.Identity()
+        )  # the twin's own dict: the detector keeps its encoder
         return twin
 
-    def dense_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
+    def static_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
         maps: Tensor = self.encoder(inputs)
         return maps
 
@@ -82,7 +93,12 @@ class CenterPoint(Detector):
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         where = selection.where
-        return boxes_of(values_at(raw["tasks"], where, list(self.config.branches)), where.row, where.column, self.config)
+        return boxes_of(
+            values_at(raw["tasks"], where, list(self.config.branches)),
+            where.row,
+            where.column,
+            self.config,
+        )
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         """What the heat map of each box's class says at its cell, before the sigmoid."""
@@ -98,31 +114,53 @@ class CenterPoint(Detector):
 
     def _groups(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup]:
         tasks = selection.where.task
-        return [self._group(raw, selection, (tasks == t).nonzero()[:, 0], t, scored) for t in range(len(self.config.tasks))]
+        return [
+            self._group(raw, selection, (tasks == t).nonzero()[:, 0], t, scored)
+            for t in range(len(self.config.tasks))
+        ]
 
-    def _group(self, raw: Raw, selection: Selection, index: Tensor, task: int, scored: bool) -> InstanceGroup:
+    def _group(
+        self, raw: Raw, selection: Selection, index: Tensor, task: int, scored: bool
+    ) -> InstanceGroup:
         where = selection.where[index]
         number = selection.labels[index] - self.config.first_class(task)
 
         def run() -> Tensor:
             crops, inside = crop(raw["features"], where.frame, where.row, where.column, REACH)
             branches = tuple(self.config.branches)
-            values = self.head.on_crops(crops, inside, task, (*branches, "heatmap") if scored else branches)
+            values = self.head.on_crops(
+                crops, inside, task, (*branches, "heatmap") if scored else branches
+            )
             boxes = boxes_of(values, where.row, where.column, self.config)
-            return torch.cat([boxes, values["heatmap"].gather(1, number[:, None])], 1) if scored else boxes
+            return (
+                torch.cat([boxes, values["heatmap"].gather(1, number[:, None])], 1)
+                if scored
+                else boxes
+            )
 
         return index, run
 
-    def staged(self, raw: Raw, selection: Selection) -> Staged:
+    def stages(self, raw: Raw, selection: Selection) -> HeadStages:
         """The stem and the regression branches; the kind of a box is its task."""
         where = selection.where
         stem, branches = self.head.stages(tuple(self.config.branches))
         sizes = list(self.config.branches.values())
 
         def decode(numbers: Tensor, row: Tensor, column: Tensor) -> Tensor:
-            return boxes_of(dict(zip(self.config.branches, numbers.split(sizes, 1))), row, column, self.config)
+            return boxes_of(
+                dict(zip(self.config.branches, numbers.split(sizes, 1))), row, column, self.config
+            )
 
-        return Staged(raw["features"], where.frame, where.row, where.column, where.task, stem, branches, decode)
+        return HeadStages(
+            raw["features"],
+            where.frame,
+            where.row,
+            where.column,
+            where.task,
+            stem,
+            branches,
+            decode,
+        )
 
     # the training loss
 

@@ -27,13 +27,21 @@ class PillarEncoder(nn.Module):
         widths = self.pillars.widths
         inputs = (self.pillars.decorated, *widths[:-1])
         self.layers = nn.ModuleList(
-            PillarLayer(n_in, width, last=i == len(widths) - 1) for i, (n_in, width) in enumerate(zip(inputs, widths))
+            PillarLayer(n_in, width, last=i == len(widths) - 1)
+            for i, (n_in, width) in enumerate(zip(inputs, widths))
         )
 
     def forward(self, clouds: Sequence[Tensor]) -> Tensor:
         config, limits = self.config, self.pillars.max_cells
         most = limits and limits[0 if self.training else 1]
-        cells = voxelise(clouds, config.point_range, config.voxel_size, config.grid, self.pillars.max_points, most)
+        cells = voxelise(
+            clouds,
+            config.point_range,
+            config.voxel_size,
+            config.grid,
+            self.pillars.max_points,
+            most,
+        )
         x, of = self._decorated(cells)
         for layer in self.layers:
             x, pooled = layer(x, of, len(cells.counts))
@@ -47,7 +55,10 @@ class PillarEncoder(nn.Module):
         """
         points, of = cells.points, cells.of
         xyz = points[:, :3]
-        low, size = (points.new_tensor(list(values)) for values in (self.config.point_range[:3], self.config.voxel_size))
+        low, size = (
+            points.new_tensor(list(values))
+            for values in (self.config.point_range[:3], self.config.voxel_size)
+        )
         centre = (cells.where[:, [3, 2, 1]] + 0.5) * size + low  # (V, 3)
         from_centre = xyz - centre[of]
         if not self.pillars.centre_z:
@@ -62,7 +73,9 @@ class PillarEncoder(nn.Module):
     def _map(self, features: Tensor, where: Tensor, frames: int) -> Tensor:
         nx, ny, _ = self.config.grid
         flat = (where[:, 0] * ny + where[:, 2]) * nx + where[:, 3]
-        canvas = features.new_zeros(frames * ny * nx, features.shape[1]).index_copy(0, flat, features)
+        canvas = features.new_zeros(frames * ny * nx, features.shape[1]).index_copy(
+            0, flat, features
+        )
         return canvas.reshape(frames, ny, nx, -1).permute(0, 3, 1, 2)
 
 
@@ -83,8 +96,12 @@ class PillarLayer(nn.Module):
         self.norm = nn.BatchNorm1d(out, eps=1e-3, momentum=0.01)
 
     def forward(self, x: Tensor, of: Tensor, pillars: int) -> tuple[Tensor, Tensor]:
-        x = self.linear(x.unsqueeze(0)).squeeze(0)  # one item of n locations, not n items: so the factors are sums over locations
+        x = self.linear(x.unsqueeze(0)).squeeze(
+            0
+        )  # one item of n locations, not n items: so the factors are sums over locations
         x = self.norm(x).relu_()
         index = of.unsqueeze(1).expand(-1, x.shape[1])
-        pooled = x.new_zeros(pillars, x.shape[1]).scatter_reduce(0, index, x, "amax", include_self=False)
+        pooled = x.new_zeros(pillars, x.shape[1]).scatter_reduce(
+            0, index, x, "amax", include_self=False
+        )
         return (x if self.last else torch.cat([x, pooled[of]], 1)), pooled

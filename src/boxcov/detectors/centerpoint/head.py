@@ -32,13 +32,18 @@ class CenterHead(nn.Module):
         self.tasks = nn.ModuleList(
             nn.ModuleDict(
                 {
-                    name: nn.Sequential(*_block(dense.shared, dense.branch), nn.Conv2d(dense.branch, n, 3, padding=1))
+                    name: nn.Sequential(
+                        *_block(dense.shared, dense.branch),
+                        nn.Conv2d(dense.branch, n, 3, padding=1),
+                    )
                     for name, n in {**config.branches, "heatmap": len(classes)}.items()
                 }
             )
             for classes in config.tasks
         )
-        self._stages: dict[tuple[str, ...], tuple[tuple[Stage, ...], tuple[Stage, ...]]] = {}  # asked for at every frame
+        self._stages: dict[
+            tuple[str, ...], tuple[tuple[Stage, ...], tuple[Stage, ...]]
+        ] = {}  # asked for at every frame
         for task in self.branches():
             heat = cast(nn.Conv2d, cast(nn.Sequential, task["heatmap"])[-1])
             assert heat.bias is not None
@@ -49,9 +54,13 @@ class CenterHead(nn.Module):
 
     def forward(self, features: Tensor) -> list[TaskMaps]:
         x = self.shared(features)
-        return [{name: _single(branch(x)) for name, branch in task.items()} for task in self.branches()]
+        return [
+            {name: _single(branch(x)) for name, branch in task.items()} for task in self.branches()
+        ]
 
-    def on_crops(self, crops: Tensor, inside: Tensor, task: int, names: tuple[str, ...]) -> dict[str, Tensor]:
+    def on_crops(
+        self, crops: Tensor, inside: Tensor, task: int, names: tuple[str, ...]
+    ) -> dict[str, Tensor]:
         """The outputs (m, n) of the branches ``names`` of one task at the centre of crops (m, C, 7, 7).
 
         ``inside`` (m, 1, 7, 7) tells which of their cells are on the map.
@@ -62,7 +71,9 @@ class CenterHead(nn.Module):
         """
         x, inside = run_on_crops(self.shared, crops, inside)
         branches = self.branches()[task]
-        return {name: _single(run_on_crops(branches[name], x, inside)[0][:, :, 0, 0]) for name in names}
+        return {
+            name: _single(run_on_crops(branches[name], x, inside)[0][:, :, 0, 0]) for name in names
+        }
 
     def stages(self, names: tuple[str, ...]) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
         """The stem, and the branches ``names`` of all tasks, as stages.
@@ -72,15 +83,24 @@ class CenterHead(nn.Module):
         [[1, 1], [6, 2], [6, 2]]
         """
         if names not in self._stages:
-            chains = [[cast(nn.Sequential, task[name]) for name in names] for task in self.branches()]
-            self._stages[names] = (_stage([[self.shared]], 0, True),), (_stage(chains, 0, True), _stage(chains, 3, False))
+            chains = [
+                [cast(nn.Sequential, task[name]) for name in names] for task in self.branches()
+            ]
+            self._stages[names] = (
+                (_stage([[self.shared]], 0, True),),
+                (_stage(chains, 0, True), _stage(chains, 3, False)),
+            )
         return self._stages[names]
 
 
 def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage:
     """The convolution ``number`` of each chain; in a block, with the norm and the activation behind it."""
     layers = tuple(tuple(cast(nn.Conv2d, chain[number]) for chain in row) for row in chains)
-    norms = tuple(tuple(cast(nn.BatchNorm2d, chain[number + 1]) for chain in row) for row in chains) if block else None
+    norms = (
+        tuple(tuple(cast(nn.BatchNorm2d, chain[number + 1]) for chain in row) for row in chains)
+        if block
+        else None
+    )
     return Stage(layers, norms, torch.relu if block else None)
 
 
@@ -90,4 +110,8 @@ def _single(x: Tensor) -> Tensor:
 
 
 def _block(n_in: int, width: int) -> tuple[nn.Module, ...]:
-    return nn.Conv2d(n_in, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+    return (
+        nn.Conv2d(n_in, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+    )

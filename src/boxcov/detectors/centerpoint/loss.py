@@ -25,7 +25,9 @@ def frame_losses(tasks: Sequence[TaskMaps], encoded: Encoded, config: Config) ->
     >>> float(frame_losses(maps, encode([none], config, maps[0]["heatmap"]), config)) < 1e-3
     True
     """
-    return (heat_losses(tasks, encoded.tasks, config.loss) + box_losses(tasks, encoded.tasks, config)).sum(0)
+    return (
+        heat_losses(tasks, encoded.tasks, config.loss) + box_losses(tasks, encoded.tasks, config)
+    ).sum(0)
 
 
 def heat_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], rules: Loss) -> Tensor:
@@ -36,7 +38,9 @@ def heat_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], rules
     >>> heat_losses([{"heatmap": torch.zeros(1, 1, 2, 2)}], [target], Loss())
     tensor([[0.6931]])
     """
-    p = torch.cat([maps["heatmap"] for maps in tasks], 1).sigmoid().clamp(1e-4, 1 - 1e-4)  # (B, all classes, h, w)
+    p = (
+        torch.cat([maps["heatmap"] for maps in tasks], 1).sigmoid().clamp(1e-4, 1 - 1e-4)
+    )  # (B, all classes, h, w)
     heat = torch.cat([target.heat for target in targets], 1)
     sizes = [target.heat.shape[1] for target in targets]
     away = _by_task(-(1 - p).log() * p**2 * (1 - heat) ** 4, sizes)
@@ -61,7 +65,9 @@ def box_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], config
     tensor([[0.7499]])
     """
     rules, objects = config.loss, _joined(targets)
-    joined = torch.cat([maps[name] for maps in tasks for name in config.branches], 1).unflatten(1, (len(tasks), -1))  # (B, T, 10, h, w)
+    joined = torch.cat([maps[name] for maps in tasks for name in config.branches], 1).unflatten(
+        1, (len(tasks), -1)
+    )  # (B, T, 10, h, w)
     found = joined[objects.frame, objects.task, :, objects.row, objects.column]  # (n, 10)
     known = objects.values.isfinite()
     off = (found - torch.where(known, objects.values, 0)).abs() * known
@@ -70,7 +76,11 @@ def box_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], config
     if rules.normaliser == "none":
         return rules.box_weight * total
     count = objects.summed(found.new_ones(len(found)))
-    return rules.box_weight * total / (count + 1e-4 if rules.normaliser == "plus" else count.clamp(min=1))
+    return (
+        rules.box_weight
+        * total
+        / (count + 1e-4 if rules.normaliser == "plus" else count.clamp(min=1))
+    )
 
 
 @dataclass(frozen=True)
@@ -88,17 +98,28 @@ class _Objects:
 
     def summed(self, values: Tensor) -> Tensor:
         """Sums (T, B) of the objects' values (n,)."""
-        return values.new_zeros(self.tasks * self.frames).index_add(0, self.task * self.frames + self.frame, values).view(self.tasks, -1)
+        return (
+            values.new_zeros(self.tasks * self.frames)
+            .index_add(0, self.task * self.frames + self.frame, values)
+            .view(self.tasks, -1)
+        )
 
 
 def _joined(targets: Sequence[TaskTargets]) -> _Objects:
     sizes = [target.heat.shape[1] for target in targets]
     first = torch.tensor([[task, sum(sizes[:task])] for task in range(len(sizes))])
-    task, before = first.repeat_interleave(torch.tensor([len(target.frame) for target in targets]), 0).to(targets[0].frame.device).unbind(1)
-    frame, label, row, column, values = (
-        torch.cat([getattr(target, name) for target in targets]) for name in ("frame", "label", "row", "column", "values")
+    task, before = (
+        first.repeat_interleave(torch.tensor([len(target.frame) for target in targets]), 0)
+        .to(targets[0].frame.device)
+        .unbind(1)
     )
-    return _Objects(len(targets), len(targets[0].heat), task, frame, label + before, row, column, values)
+    frame, label, row, column, values = (
+        torch.cat([getattr(target, name) for target in targets])
+        for name in ("frame", "label", "row", "column", "values")
+    )
+    return _Objects(
+        len(targets), len(targets[0].heat), task, frame, label + before, row, column, values
+    )
 
 
 def _by_task(maps: Tensor, sizes: list[int]) -> Tensor:

@@ -46,7 +46,9 @@ def _corners(centre: Tensor, w: Tensor, l: Tensor, yaw: Tensor) -> Tensor:
     cos, sin = yaw.cos(), yaw.sin()
     along = torch.stack([cos * l, sin * l], 1) / 2
     across = torch.stack([-sin * w, cos * w], 1) / 2
-    return centre.unsqueeze(1) + torch.stack([along + across, across - along, -along - across, along - across], 1)
+    return centre.unsqueeze(1) + torch.stack(
+        [along + across, across - along, -along - across, along - across], 1
+    )
 
 
 def _cut(polygon: Tensor, distance: Tensor) -> Tensor:
@@ -64,7 +66,9 @@ def _cut(polygon: Tensor, distance: Tensor) -> Tensor:
     valid = torch.stack([inside, crosses], 2).flatten(1)
     # valid points move to the front, the others to a slot that is thrown away
     slot = torch.where(valid, valid.cumsum(1) - 1, k + 1).clamp(max=k + 1)
-    packed = polygon.new_zeros(n, k + 2, 2).scatter(1, slot.unsqueeze(2).expand_as(points), points)[:, : k + 1]
+    packed = polygon.new_zeros(n, k + 2, 2).scatter(1, slot.unsqueeze(2).expand_as(points), points)[
+        :, : k + 1
+    ]
     filled = torch.arange(k + 1, device=polygon.device) < valid.sum(1, keepdim=True)
     first = torch.where(filled[:, :1, None], packed[:, :1], 0)
     return torch.where(filled.unsqueeze(2), packed, first)
@@ -123,7 +127,9 @@ def _squared_distances(boxes: Tensor) -> Tensor:
 
 def _pairs(near: Tensor, valid: Tensor) -> Pairs:
     """Pairs of boxes that are near each other, the better one first, as numbers among all G K boxes."""
-    group, first, second = (near & valid.unsqueeze(2) & valid.unsqueeze(1)).triu(1).nonzero(as_tuple=True)
+    group, first, second = (
+        (near & valid.unsqueeze(2) & valid.unsqueeze(1)).triu(1).nonzero(as_tuple=True)
+    )
     before = group * valid.shape[1]
     return before + first, before + second
 
@@ -139,7 +145,9 @@ def greedy(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
     """
     stays = torch.ones(valid.numel(), dtype=torch.bool, device=valid.device)
     while True:
-        hits = torch.zeros(valid.numel(), dtype=torch.int32, device=valid.device).index_add(0, second, stays[first].int())
+        hits = torch.zeros(valid.numel(), dtype=torch.int32, device=valid.device).index_add(
+            0, second, stays[first].int()
+        )
         if torch.equal(hits == 0, stays):
             return stays.reshape(valid.shape) & valid
         stays = hits == 0

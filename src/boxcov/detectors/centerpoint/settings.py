@@ -18,15 +18,24 @@ class Pillars:
     (11, 10)
     """
 
-    widths: tuple[int, ...] = (64,)  # of each layer's output; all but the last give half of it, and their pillar's maximum the other half
+    widths: tuple[int, ...] = (
+        64,
+    )  # of each layer's output; all but the last give half of it, and their pillar's maximum the other half
     centre_z: bool = True  # whether the height over the pillar's centre is among the decorations
-    padded: bool = True  # whether a pillar that is not full holds zeros that take part in its maximum
+    padded: bool = (
+        True  # whether a pillar that is not full holds zeros that take part in its maximum
+    )
     max_points: int | None = 20  # a pillar; None: no limit
-    max_cells: tuple[int, int] | None = (30000, 40000)  # pillars a frame, in training and after; None: no limit
+    max_cells: tuple[int, int] | None = (
+        30000,
+        40000,
+    )  # pillars a frame, in training and after; None: no limit
 
     def __post_init__(self) -> None:
         if self.padded and self.max_points is None:
-            raise BoxcovError("pillars are padded to their max_points: give max_points, or padded=False")
+            raise BoxcovError(
+                "pillars are padded to their max_points: give max_points, or padded=False"
+            )
 
     @property
     def decorated(self) -> int:
@@ -77,10 +86,19 @@ class Reporting:
 
     threshold: float = 0.1
     candidates: int = 500  # a task, by falling score
-    per_class: bool = True  # a cell may stand for several classes; otherwise for its best class alone
+    per_class: bool = (
+        True  # a cell may stand for several classes; otherwise for its best class alone
+    )
     nms: Literal["rotated", "circle"] = "rotated"
     overlap: float = 0.2  # rotated: the largest IoU of two boxes of a task
-    radii: tuple[float, ...] = (4.0, 12.0, 10.0, 1.0, 0.85, 0.175)  # circle: a task's bound on the SQUARED distance, as in the originals
+    radii: tuple[float, ...] = (
+        4.0,
+        12.0,
+        10.0,
+        1.0,
+        0.85,
+        0.175,
+    )  # circle: a task's bound on the SQUARED distance, as in the originals
     most: int = 83  # boxes a task; six tasks make 498, the nuScenes limit is 500
     centre_range: tuple[float, ...] = (-61.2, -61.2, -10.0, 61.2, 61.2, 10.0)
 
@@ -93,9 +111,22 @@ class Loss:
     (0.2, 0.2, 1.0, 1.0)
     """
 
-    weights: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.2, 0.2)  # reg 2, height, dim 3, rot 2, vel 2
+    weights: tuple[float, ...] = (
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        0.2,
+        0.2,
+    )  # reg 2, height, dim 3, rot 2, vel 2
     box_weight: float = 0.25
-    positives: Literal["objects", "peaks"] = "peaks"  # what the focal loss counts: objects, or cells where the heat is 1
+    positives: Literal["objects", "peaks"] = (
+        "peaks"  # what the focal loss counts: objects, or cells where the heat is 1
+    )
     normaliser: Literal["plus", "max", "none"] = (
         "plus"  # of a task's box loss: n + 1e-4, or max(n, 1); "none": neither it nor the heat is divided
     )

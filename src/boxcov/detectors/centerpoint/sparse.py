@@ -60,17 +60,28 @@ def strided_sites(sites: Sites, kernel: Triple, stride: Triple, padding: Triple)
     depth, height, width = shape = _output_shape(sites.shape, kernel, stride, padding)
     cells, hits = [], []
     for axis, tap in enumerate(_taps(kernel, sites.where.device)):
-        steps = sites.where[:, axis + 1].reshape(-1, 1, 1, 1) + padding[axis] - tap  # stride times the output cell, where that is whole
+        steps = (
+            sites.where[:, axis + 1].reshape(-1, 1, 1, 1) + padding[axis] - tap
+        )  # stride times the output cell, where that is whole
         cell = steps.div(stride[axis], rounding_mode="floor")
         cells.append(cell)
         hits.append((cell * stride[axis] == steps) & (cell >= 0) & (cell < shape[axis]))
     hit = hits[0] & hits[1] & hits[2]  # (V, kz, ky, kx)
-    numbers = number(sites.where[:, 0].reshape(-1, 1, 1, 1), cells[0], cells[1], cells[2], shape)[hit].unique()
-    where = [numbers // (depth * height * width), numbers // (height * width) % depth, numbers // width % height, numbers % width]
+    numbers = number(sites.where[:, 0].reshape(-1, 1, 1, 1), cells[0], cells[1], cells[2], shape)[
+        hit
+    ].unique()
+    where = [
+        numbers // (depth * height * width),
+        numbers // (height * width) % depth,
+        numbers // width % height,
+        numbers % width,
+    ]
     return Sites(torch.stack(where, 1), shape)
 
 
-def index_table(sites: Sites, out: Sites, kernel: Triple, stride: Triple, padding: Triple) -> Tensor:
+def index_table(
+    sites: Sites, out: Sites, kernel: Triple, stride: Triple, padding: Triple
+) -> Tensor:
     """Which input site (out, taps) lies under each tap of each output site; the number of sites where there is none.
 
     >>> sites = Sites(torch.tensor([[0, 0, 0, 3], [0, 0, 0, 4]]), (1, 1, 8))
@@ -86,7 +97,9 @@ def index_table(sites: Sites, out: Sites, kernel: Triple, stride: Triple, paddin
         cell = out.where[:, axis + 1].reshape(-1, 1, 1, 1) * stride[axis] - padding[axis] + tap
         cells.append(cell)
         insides.append((cell >= 0) & (cell < sites.shape[axis]))
-    wanted = number(out.where[:, 0].reshape(-1, 1, 1, 1), cells[0], cells[1], cells[2], sites.shape).flatten(1)  # (out, taps)
+    wanted = number(
+        out.where[:, 0].reshape(-1, 1, 1, 1), cells[0], cells[1], cells[2], sites.shape
+    ).flatten(1)  # (out, taps)
     inside = (insides[0] & insides[1] & insides[2]).flatten(1)
     known = sites.numbers
     at = torch.searchsorted(known, wanted).clamp(max=count - 1)
@@ -100,7 +113,9 @@ def _taps(kernel: Triple, device: torch.device) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _output_shape(shape: Triple, kernel: Triple, stride: Triple, padding: Triple) -> Triple:
-    depth, height, width = ((n + 2 * p - k) // s + 1 for n, k, s, p in zip(shape, kernel, stride, padding))
+    depth, height, width = (
+        (n + 2 * p - k) // s + 1 for n, k, s, p in zip(shape, kernel, stride, padding)
+    )
     return depth, height, width
 
 
@@ -129,8 +144,12 @@ class SparseConv(nn.Module):
         step = max(1, numbers // self.weight.shape[1])
         parts = []
         for rows in table.split(step):
-            patches = padded.index_select(0, rows.flatten()).reshape(1, len(rows), self.weight.shape[1])
-            parts.append(F.linear(patches, self.weight))  # one item of many locations: so the factors are sums over locations
+            patches = padded.index_select(0, rows.flatten()).reshape(
+                1, len(rows), self.weight.shape[1]
+            )
+            parts.append(
+                F.linear(patches, self.weight)
+            )  # one item of many locations: so the factors are sums over locations
         return torch.cat(parts, 1)[0]
 
 
@@ -151,7 +170,15 @@ class Residual(nn.Module):
 class Stage(nn.Module):
     """A convolution into the stage, then residual blocks on its sites."""
 
-    def __init__(self, n_in: int, width: int, stride: Triple, padding: Triple, kernel: Triple = (3, 3, 3), blocks: int = 2) -> None:
+    def __init__(
+        self,
+        n_in: int,
+        width: int,
+        stride: Triple,
+        padding: Triple,
+        kernel: Triple = (3, 3, 3),
+        blocks: int = 2,
+    ) -> None:
         super().__init__()
         self.kernel, self.stride, self.padding = kernel, stride, padding
         self.conv, self.norm = SparseConv(n_in, width, kernel), _norm(width)
@@ -168,13 +195,17 @@ class Stage(nn.Module):
         return x, out
 
 
-def _tables(sites: Sites, frames: int, kernel: Triple, stride: Triple, padding: Triple) -> tuple[Sites, Tensor]:
+def _tables(
+    sites: Sites, frames: int, kernel: Triple, stride: Triple, padding: Triple
+) -> tuple[Sites, Tensor]:
     """A convolution's sites, and where their inputs are."""
     out = sites if stride == _ONE else strided_sites(sites, kernel, stride, padding)
     return out, index_table(sites, out, kernel, stride, padding)
 
 
-def _rules(sites: Sites, frames: int, kernel: Triple, stride: Triple, padding: Triple) -> tuple[Sites, Rules]:
+def _rules(
+    sites: Sites, frames: int, kernel: Triple, stride: Triple, padding: Triple
+) -> tuple[Sites, Rules]:
     """The same for spconv."""
     where, found = by_spconv.rules(sites.where, sites.shape, frames, kernel, stride, padding)
     return Sites(where, _output_shape(sites.shape, kernel, stride, padding)), found
@@ -211,11 +242,18 @@ class VoxelEncoder(nn.Module):
     def forward(self, clouds: Sequence[Tensor]) -> Tensor:
         config, limits = self.config, self.voxels.max_cells
         most = limits and limits[0 if self.training else 1]
-        cells = voxelise(clouds, config.point_range, config.voxel_size, config.grid, self.voxels.max_points, most)
+        cells = voxelise(
+            clouds, config.point_range, config.voxel_size, config.grid, self.voxels.max_points, most
+        )
         x = cells.means.to(next(self.parameters()).dtype)
         nx, ny, nz = config.grid
         sites = Sites(cells.where, (nz + 1, ny, nx))  # one layer more, as in the originals
-        return self.maps(x, sites, len(clouds), by_spconv.chosen(self.backend, x, self.parameters(), len(clouds) * prod(sites.shape)))
+        return self.maps(
+            x,
+            sites,
+            len(clouds),
+            by_spconv.chosen(self.backend, x, self.parameters(), len(clouds) * prod(sites.shape)),
+        )
 
     def maps(self, x: Tensor, sites: Sites, frames: int, spconv: bool) -> Tensor:
         """The maps of means (V, 5) at sites, by torch or by spconv."""

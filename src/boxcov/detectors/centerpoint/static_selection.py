@@ -13,10 +13,12 @@ from boxcov.detectors.centerpoint.decode import Ranked, Where, ranked
 from boxcov.detectors.centerpoint.head import TaskMaps
 from boxcov.detectors.centerpoint.nms import near_boxes, near_centres, rotated_iou
 from boxcov.errors import BoxcovError
-from boxcov.static_selection import Fixed, Limits, best, suppressed
+from boxcov.static_selection import StaticLimits, StaticSelection, best, suppressed
 
 
-def select_fixed(tasks: Sequence[TaskMaps], config: Config, limits: Limits) -> Fixed:
+def select_static(
+    tasks: Sequence[TaskMaps], config: Config, limits: StaticLimits
+) -> StaticSelection:
     """The boxes of one frame that ``select`` reports, by falling score; the kind of a row is its task.
 
     >>> config = Config.mmdet3d_pillar()
@@ -24,12 +26,14 @@ def select_fixed(tasks: Sequence[TaskMaps], config: Config, limits: Limits) -> F
     >>> for task, names in zip(maps, config.tasks):
     ...     task["heatmap"] = torch.full((1, len(names), 128, 128), -9.0)
     >>> maps[2]["heatmap"][0, 1, 5, 6] = 3.0
-    >>> found = select_fixed(maps, config, Limits(boxes=7))
+    >>> found = select_static(maps, config, StaticLimits(boxes=7))
     >>> int(found.count), config.classes[found.selection.labels[0]], len(found.selection), int(found.left_off)
     (1, 'trailer', 7, 0)
     """
     if len(tasks[0]["reg"]) != 1:
-        raise BoxcovError(f"a selection of fixed size is of one frame, got a batch of {len(tasks[0]['reg'])}")
+        raise BoxcovError(
+            f"a selection of fixed size is of one frame, got a batch of {len(tasks[0]['reg'])}"
+        )
     some = ranked(tasks, config, limits.candidates)  # (tasks, k)
     rivals, ignored = _rivals(some, config, limits.pairs)
     stays, settled = suppressed(rivals)
@@ -38,7 +42,7 @@ def select_fixed(tasks: Sequence[TaskMaps], config: Config, limits: Limits) -> F
     index, count, more = best(some.scores.flatten(), reported.flatten(), limits.boxes)
     found = some.selection(index)
     left_off = some.beyond + ignored + more + (~settled).long()
-    return Fixed(found, count, left_off, found.where.task, _of_tasks(found, len(tasks)))
+    return StaticSelection(found, count, left_off, found.where.task, _of_tasks(found, len(tasks)))
 
 
 def _of_tasks(found: Selection, tasks: int) -> tuple[Selection, ...]:
@@ -50,7 +54,9 @@ def _of_tasks(found: Selection, tasks: int) -> tuple[Selection, ...]:
 def _rivals(some: Ranked, config: Config, most: int) -> tuple[Tensor, Tensor]:
     """Which of the candidates would suppress which (G, k, k) as numbers 0 and 1, and how many pairs were not looked at."""
     rules, boxes, valid = config.reporting, some.boxes, some.valid
-    later = torch.ones(boxes.shape[1], boxes.shape[1], dtype=torch.bool, device=boxes.device).triu(1)
+    later = torch.ones(boxes.shape[1], boxes.shape[1], dtype=torch.bool, device=boxes.device).triu(
+        1
+    )
     both = valid.unsqueeze(2) & valid.unsqueeze(1) & later
     if rules.nms == "circle":
         near = near_centres(boxes[:, :, :2], boxes.new_tensor(rules.radii)) & both
@@ -63,6 +69,8 @@ def _rivals(some: Ranked, config: Config, most: int) -> tuple[Tensor, Tensor]:
     k = boxes.shape[1]
     group, first, second = index // (k * k), index % (k * k) // k, index % k
     flat = flat.flatten(0, 1)
-    over = (rotated_iou(flat[group * k + first], flat[group * k + second]) > rules.overlap) & (value > 0)
+    over = (rotated_iou(flat[group * k + first], flat[group * k + second]) > rules.overlap) & (
+        value > 0
+    )
     rivals = boxes.new_zeros(near.numel()).scatter(0, index, over.to(boxes.dtype)).view(near.shape)
     return rivals, (near.long().sum() - most).clamp(min=0)

@@ -43,7 +43,9 @@ def object_counts(targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
     """
     if isinstance(targets, Encoded):
         frames = len(targets.tasks[0].heat)
-        counts = torch.stack([torch.bincount(task.frame, minlength=frames) for task in targets.tasks]).sum(0)
+        counts = torch.stack(
+            [torch.bincount(task.frame, minlength=frames) for task in targets.tasks]
+        ).sum(0)
     else:
         counts = torch.tensor([len(target["labels"]) for target in targets])
     return counts.clamp(min=1).float()
@@ -60,7 +62,10 @@ def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
     both, area = l + w, l * w
     moved = (both + (both**2 - 4 * area * (1 - overlap) / (1 + overlap)).sqrt()) / 2
     inner = (2 * both + (4 * both**2 - 16 * (1 - overlap) * area).clamp(min=0).sqrt()) / 2
-    outer = (-2 * overlap * both + (4 * overlap**2 * both**2 + 16 * overlap * (1 - overlap) * area).sqrt()) / 2
+    outer = (
+        -2 * overlap * both
+        + (4 * overlap**2 * both**2 + 16 * overlap * (1 - overlap) * area).sqrt()
+    ) / 2
     return torch.minimum(torch.minimum(moved, inner), outer)
 
 
@@ -83,14 +88,22 @@ def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -
     sizes = [len(classes) for classes in config.tasks]
     task, first = _task_of_class(sizes, labels.device)[labels].unbind(1)
     kept = rank(task * len(targets) + frame) < config.loss.max_objects
-    kept &= ((cell >= 0) & (cell < boxes.new_tensor([columns, rows]))).all(1) & (boxes[:, 3:5] > 0).all(1)
+    kept &= ((cell >= 0) & (cell < boxes.new_tensor([columns, rows]))).all(1) & (
+        boxes[:, 3:5] > 0
+    ).all(1)
     index = kept.nonzero()[:, 0]
     index = index[task[index].argsort(stable=True)]
     counts = torch.bincount(task[index], minlength=len(sizes)).tolist()
     column, row = cell[index].long().unbind(1)
     heat = like.new_zeros(len(targets), sum(sizes), rows, columns)
     _splat(heat, frame[index], labels[index], row, column, boxes[index, 3:5] / cell_size.flip(0))
-    per_object = frame[index], (labels - first)[index], row, column, _values(boxes, at - cell, config)[index]
+    per_object = (
+        frame[index],
+        (labels - first)[index],
+        row,
+        column,
+        _values(boxes, at - cell, config)[index],
+    )
     parts = zip(heat.split(sizes, 1), *(numbers.split(counts) for numbers in per_object))
     return Encoded(tuple(TaskTargets(*part) for part in parts))
 
@@ -98,10 +111,15 @@ def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -
 def _task_of_class(sizes: Sequence[int], device: torch.device) -> Tensor:
     """For each class (C, 2) its task, and that task's first class."""
     starts = [sum(sizes[:task]) for task in range(len(sizes))]
-    return torch.tensor([[task, start] for task, start in enumerate(starts) for _ in range(sizes[task])], device=device)
+    return torch.tensor(
+        [[task, start] for task, start in enumerate(starts) for _ in range(sizes[task])],
+        device=device,
+    )
 
 
-def _joined(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _joined(
+    targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """All boxes (N, D), labels (N,) and frames (N,)."""
     D = len(config.box_fields)
     boxes, labels = [], []
@@ -126,7 +144,9 @@ def _joined(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) 
 def _refuse(boxes: list[Tensor], labels: list[Tensor], config: Config) -> None:
     for b, (given, label) in enumerate(zip(boxes, labels)):
         if not bool(given[:, :7].isfinite().all()):
-            raise BoxcovError(f"targets of frame {b}: a box holds a NaN or an infinity outside of its velocity")
+            raise BoxcovError(
+                f"targets of frame {b}: a box holds a NaN or an infinity outside of its velocity"
+            )
         if len(label) and not 0 <= int(label.min()) <= int(label.max()) < len(config.classes):
             raise BoxcovError(
                 f"targets of frame {b}: labels from {int(label.min())} to {int(label.max())}, but {len(config.classes)} classes"
@@ -140,7 +160,9 @@ def _values(boxes: Tensor, offset: Tensor, config: Config) -> Tensor:
     return torch.cat([*parts, boxes[:, 7:9]] if config.velocity else parts, 1)
 
 
-def _splat(heat: Tensor, frame: Tensor, label: Tensor, row: Tensor, column: Tensor, size: Tensor) -> None:
+def _splat(
+    heat: Tensor, frame: Tensor, label: Tensor, row: Tensor, column: Tensor, size: Tensor
+) -> None:
     """Draw a Gaussian for each of n objects of ``size`` (n, 2), w and l in cells, into ``heat``: where several meet, the highest counts."""
     if not len(row):
         return
@@ -154,7 +176,9 @@ def _splat(heat: Tensor, frame: Tensor, label: Tensor, row: Tensor, column: Tens
     y, x = row.reshape(-1, 1, 1) + dy, column.reshape(-1, 1, 1) + dx
     _, classes, rows, columns = heat.shape
     seen = (dy.abs() <= r) & (dx.abs() <= r) & (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
-    flat = ((frame * classes + label).reshape(-1, 1, 1) * rows + y.clamp(0, rows - 1)) * columns + x.clamp(0, columns - 1)
+    flat = (
+        (frame * classes + label).reshape(-1, 1, 1) * rows + y.clamp(0, rows - 1)
+    ) * columns + x.clamp(0, columns - 1)
     heat.view(-1).scatter_reduce_(
         0, flat.flatten(), (splat * seen).flatten(), "amax"
     )  # what is not seen is a 0 on the border: no more than was there

@@ -51,7 +51,9 @@ def voxelise(
     inside = ((cell >= 0) & (cell < points.new_tensor([nx, ny, nz]))).all(1)  # a NaN is nowhere
     linear = ((frame * nz + cell[:, 2].long()) * ny + cell[:, 1].long()) * nx + cell[:, 0].long()
     order = inside.nonzero()[:, 0]
-    cells, sorting = linear[order].sort(stable=True)  # equal cells stay in the order in which their points came
+    cells, sorting = linear[order].sort(
+        stable=True
+    )  # equal cells stay in the order in which their points came
     order = order[sorting]
     cells, of, counts = torch.unique_consecutive(cells, return_inverse=True, return_counts=True)
     kept = _within(order, of, counts, cells // (nx * ny * nz), max_points, max_cells)
@@ -60,29 +62,46 @@ def voxelise(
         present = of.new_zeros(len(cells)).index_add(0, of, torch.ones_like(of))
         staying = present > 0
         cells, counts, of = cells[staying], present[staying], (staying.cumsum(0) - 1)[of]
-    where = torch.stack([cells // (nx * ny * nz), cells // (nx * ny) % nz, cells // nx % ny, cells % nx], 1)
+    where = torch.stack(
+        [cells // (nx * ny * nz), cells // (nx * ny) % nz, cells // nx % ny, cells % nx], 1
+    )
     return Cells(points[order], of, counts, where)
 
 
 def _joined(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     if isinstance(clouds, Tensor) or not len(clouds):
-        raise BoxcovError("inputs must be a list with one tensor of points (N, 5) a frame, and at least one frame")
+        raise BoxcovError(
+            "inputs must be a list with one tensor of points (N, 5) a frame, and at least one frame"
+        )
     for i, cloud in enumerate(clouds):
         if cloud.dim() != 2 or cloud.shape[1] != 5:
-            raise BoxcovError(f"frame {i}: points must have the shape (N, 5) for x y z intensity dt, got {tuple(cloud.shape)}")
+            raise BoxcovError(
+                f"frame {i}: points must have the shape (N, 5) for x y z intensity dt, got {tuple(cloud.shape)}"
+            )
     counts = torch.tensor([len(cloud) for cloud in clouds], device=clouds[0].device)
     points = torch.cat(list(clouds))
-    return points, torch.repeat_interleave(torch.arange(len(clouds), device=counts.device), counts, output_size=len(points))
+    return points, torch.repeat_interleave(
+        torch.arange(len(clouds), device=counts.device), counts, output_size=len(points)
+    )
 
 
-def _within(order: Tensor, of: Tensor, counts: Tensor, frame: Tensor, max_points: int | None, max_cells: int | None) -> Tensor | None:
+def _within(
+    order: Tensor,
+    of: Tensor,
+    counts: Tensor,
+    frame: Tensor,
+    max_points: int | None,
+    max_cells: int | None,
+) -> Tensor | None:
     """Which of the points (n,), sorted by cell, are within the limits; None where no limit can be met."""
     kept = None
     start = counts.cumsum(0) - counts
     if max_points is not None:
         kept = torch.arange(len(of), device=of.device) - start[of] < max_points
     if max_cells is not None and len(counts) > max_cells:
-        coming = order[start].argsort()  # cells in the order of their first points; frames lie one behind the other
+        coming = order[
+            start
+        ].argsort()  # cells in the order of their first points; frames lie one behind the other
         early = torch.empty_like(coming)
         early[coming] = rank(frame[coming])
         kept = (early < max_cells)[of] if kept is None else kept & (early < max_cells)[of]

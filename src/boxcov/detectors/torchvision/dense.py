@@ -31,7 +31,11 @@ class Dense(TorchvisionDetector):
     def run(self, images: Any) -> Raw:
         features = self.maps(images)
         levels = list(features.values())
-        return {"features": features, **self.model.head(levels), "anchors": torch.stack(self.model.anchor_generator(images, levels))}
+        return {
+            "features": features,
+            **self.model.head(levels),
+            "anchors": torch.stack(self.model.anchor_generator(images, levels)),
+        }
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {"head": self.model.head, **self.below()}
@@ -75,8 +79,13 @@ class Dense(TorchvisionDetector):
             best.append(score)
         place, score = torch.cat(places), torch.cat(best)
         anchor, number = place // scores.shape[1], place % scores.shape[1]
-        boxes = clip_boxes_to_image(self.from_code(raw["bbox_regression"][b, anchor], raw["anchors"][b, anchor]), raw["sizes"][b])
-        kept = batched_nms(boxes, score, number, self.model.nms_thresh)[: self.model.detections_per_img]
+        boxes = clip_boxes_to_image(
+            self.from_code(raw["bbox_regression"][b, anchor], raw["anchors"][b, anchor]),
+            raw["sizes"][b],
+        )
+        kept = batched_nms(boxes, score, number, self.model.nms_thresh)[
+            : self.model.detections_per_img
+        ]
         return anchor[kept], number[kept], score[kept]
 
     def where(self, raw: Raw, frame: Tensor, found: Tensor) -> Where:
@@ -106,18 +115,40 @@ class Dense(TorchvisionDetector):
     def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup] | None:
         return self._instances(raw, selection, scored=True)
 
-    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup] | None:
+    def _instances(
+        self, raw: Raw, selection: Selection, scored: bool
+    ) -> list[InstanceGroup] | None:
         """One group a level, each box on the crop that it sees; None where a norm mixes the whole map."""
-        if any(isinstance(module, (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)) for module in self.model.head.modules()):
+        if any(
+            isinstance(module, (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d))
+            for module in self.model.head.modules()
+        ):
             return None
-        starts = torch.tensor([0, *self.level_counts(raw)[:-1]]).cumsum(0).to(selection.frame.device)
+        starts = (
+            torch.tensor([0, *self.level_counts(raw)[:-1]]).cumsum(0).to(selection.frame.device)
+        )
         level = (selection.where.anchor.unsqueeze(1) >= starts).sum(1) - 1
         each = enumerate(raw["features"].values())
-        return [self._group(raw, selection, (level == n).nonzero()[:, 0], n, x, int(starts[n]), scored) for n, x in each]
+        return [
+            self._group(raw, selection, (level == n).nonzero()[:, 0], n, x, int(starts[n]), scored)
+            for n, x in each
+        ]
 
-    def _group(self, raw: Raw, selection: Selection, index: Tensor, level: int, x: Tensor, start: int, scored: bool) -> InstanceGroup:
+    def _group(
+        self,
+        raw: Raw,
+        selection: Selection,
+        index: Tensor,
+        level: int,
+        x: Tensor,
+        start: int,
+        scored: bool,
+    ) -> InstanceGroup:
         frame, anchor = selection.where.frame[index], selection.where.anchor[index]
-        number, a_cell = self.labels.to_model(selection.labels[index]), self.anchors_a_cell(raw)[level]
+        number, a_cell = (
+            self.labels.to_model(selection.labels[index]),
+            self.anchors_a_cell(raw)[level],
+        )
         cell, which = (anchor - start) // a_cell, (anchor - start) % a_cell
 
         def at_cell(layers: nn.Module) -> Tensor:
@@ -127,15 +158,23 @@ class Dense(TorchvisionDetector):
             return each[torch.arange(len(out), device=out.device), which]
 
         def run() -> Tensor:
-            boxes = self.in_images(at_cell(self.box_layers(level)), raw["anchors"][frame, anchor], raw, frame)
+            boxes = self.in_images(
+                at_cell(self.box_layers(level)), raw["anchors"][frame, anchor], raw, frame
+            )
             if not scored:
                 return boxes
-            return torch.cat([boxes, self.score_logit(at_cell(self.class_layers(level)), number).unsqueeze(1)], 1)
+            return torch.cat(
+                [boxes, self.score_logit(at_cell(self.class_layers(level)), number).unsqueeze(1)], 1
+            )
 
         return index, run
 
     def outputs_of(self, raw: Raw, b: int) -> dict[str, Tensor]:
-        return {name: raw[name][b : b + 1] for name in ("cls_logits", "bbox_regression", "bbox_ctrness") if name in raw}
+        return {
+            name: raw[name][b : b + 1]
+            for name in ("cls_logits", "bbox_regression", "bbox_ctrness")
+            if name in raw
+        }
 
 
 def reach(layers: nn.Module) -> int:
@@ -144,7 +183,11 @@ def reach(layers: nn.Module) -> int:
     >>> reach(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU(), nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 3)))
     2
     """
-    return sum(layer.dilation[0] * (layer.kernel_size[0] - 1) // 2 for layer in layers.modules() if isinstance(layer, nn.Conv2d))
+    return sum(
+        layer.dilation[0] * (layer.kernel_size[0] - 1) // 2
+        for layer in layers.modules()
+        if isinstance(layer, nn.Conv2d)
+    )
 
 
 class RetinaNet(Dense):
@@ -172,7 +215,9 @@ class RetinaNet(Dense):
         return nn.Sequential(head.conv, head.cls_logits)
 
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
-        losses: dict[str, Tensor] = self.model.compute_loss([target], self.outputs_of(raw, b), [raw["anchors"][b]])
+        losses: dict[str, Tensor] = self.model.compute_loss(
+            [target], self.outputs_of(raw, b), [raw["anchors"][b]]
+        )
         return losses
 
 
@@ -191,11 +236,15 @@ class FCOS(RetinaNet):
         named = self.score_logit(raw["cls_logits"][at], self.labels.to_model(selection.labels))
         return logit_of_log((F.logsigmoid(named) + F.logsigmoid(raw["bbox_ctrness"][at][:, 0])) / 2)
 
-    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup] | None:
+    def _instances(
+        self, raw: Raw, selection: Selection, scored: bool
+    ) -> list[InstanceGroup] | None:
         return None
 
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
-        losses: dict[str, Tensor] = self.model.compute_loss([target], self.outputs_of(raw, b), [raw["anchors"][b]], self.level_counts(raw))
+        losses: dict[str, Tensor] = self.model.compute_loss(
+            [target], self.outputs_of(raw, b), [raw["anchors"][b]], self.level_counts(raw)
+        )
         return losses
 
 
@@ -234,5 +283,7 @@ class SSD(Dense):
             matched = self.model.proposal_matcher(box_iou(target["boxes"], anchors))
         else:
             matched = torch.full((len(anchors),), -1, device=anchors.device)
-        losses: dict[str, Tensor] = self.model.compute_loss([target], self.outputs_of(raw, b), [anchors], [matched])
+        losses: dict[str, Tensor] = self.model.compute_loss(
+            [target], self.outputs_of(raw, b), [anchors], [matched]
+        )
         return losses

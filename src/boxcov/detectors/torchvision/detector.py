@@ -16,7 +16,9 @@ from boxcov.errors import BoxcovError
 
 Raw = dict[str, Any]
 Images = Literal["rgb", "coco"]
-Found = tuple[Tensor, Tensor, Tensor]  # of one image: where, the model's numbers of the classes, scores
+Found = tuple[
+    Tensor, Tensor, Tensor
+]  # of one image: where, the model's numbers of the classes, scores
 
 
 class TorchvisionDetector(Detector):
@@ -41,16 +43,24 @@ class TorchvisionDetector(Detector):
         if threshold is not None and not 0 <= threshold <= 1:
             raise BoxcovError(f"threshold must be from 0 to 1, got {threshold}")
         if images not in get_args(Images):
-            raise BoxcovError(f"images must be one of {', '.join(get_args(Images))}, got {images!r}")
+            raise BoxcovError(
+                f"images must be one of {', '.join(get_args(Images))}, got {images!r}"
+            )
         self.model: Any = model
         self.threshold, self.images = threshold, images
         count = self.count()
         if names is not None and len(names) != count:
-            raise BoxcovError(f"{len(names)} names, but the model has {count} classes, the background too")
+            raise BoxcovError(
+                f"{len(names)} names, but the model has {count} classes, the background too"
+            )
         known = enumerate(map(str, range(count)) if names is None else names)
-        self.labels = Labels.of({number: name for number, name in known if number >= self.first_number}, classes)
+        self.labels = Labels.of(
+            {number: name for number, name in known if number >= self.first_number}, classes
+        )
         self.classes = self.labels.classes
-        self.training = model.training  # and no more: the modes of its modules are the model's business
+        self.training = (
+            model.training
+        )  # and no more: the modes of its modules are the model's business
 
     @abstractmethod
     def count(self) -> int:
@@ -82,14 +92,26 @@ class TorchvisionDetector(Detector):
 
     def forward(self, inputs: Sequence[Tensor] | Tensor) -> Raw:
         given = list(inputs)
-        if not given or any(not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] != 3 for image in given):
-            shapes = [tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__ for image in given]
-            raise BoxcovError(f"images must be a list of (3, h, w), or a tensor (B, 3, h, w), got {shapes}")
+        if not given or any(
+            not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] != 3
+            for image in given
+        ):
+            shapes = [
+                tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+                for image in given
+            ]
+            raise BoxcovError(
+                f"images must be a list of (3, h, w), or a tensor (B, 3, h, w), got {shapes}"
+            )
         if self.images == "coco":
             given = [image.flip(0) / 255 for image in given]
         resized, _ = self.model.transform(given)
         sizes = [tuple(size) for size in resized.image_sizes]
-        return {**self.run(resized), "sizes": sizes, "original": [tuple(image.shape[1:]) for image in given]}
+        return {
+            **self.run(resized),
+            "sizes": sizes,
+            "original": [tuple(image.shape[1:]) for image in given],
+        }
 
     def maps(self, images: Any) -> dict[str, Tensor]:
         features = self.model.backbone(images.tensors)
@@ -102,13 +124,17 @@ class TorchvisionDetector(Detector):
         for b in range(len(raw["sizes"])):
             place, number, score = self.found(raw, b)
             label = self.labels.of_model(number, self.count())
-            keep = (label >= 0) if self.threshold is None else (label >= 0) & (score > self.threshold)
+            keep = (
+                (label >= 0) if self.threshold is None else (label >= 0) & (score > self.threshold)
+            )
             frames.append(torch.full_like(label[keep], b))
             places.append(place[keep])
             labels.append(label[keep])
             scores.append(score[keep])
         frame = torch.cat(frames)
-        return Selection(frame, torch.cat(scores), torch.cat(labels), self.where(raw, frame, torch.cat(places)))
+        return Selection(
+            frame, torch.cat(scores), torch.cat(labels), self.where(raw, frame, torch.cat(places))
+        )
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         return self.in_images(*self.coded(raw, selection), raw, selection.frame)
@@ -137,7 +163,10 @@ class TorchvisionDetector(Detector):
         losses = []
         for b, target in enumerate(targets):
             boxes, labels = objects_of(target, b, len(self.classes), like)
-            own = {"boxes": resize_boxes(boxes, raw["original"][b], raw["sizes"][b]), "labels": self.labels.to_model(labels)}
+            own = {
+                "boxes": resize_boxes(boxes, raw["original"][b], raw["sizes"][b]),
+                "labels": self.labels.to_model(labels),
+            }
             losses.append(torch.stack(list(self.image_loss(raw, b, own).values())).sum())
         return torch.stack(losses)
 

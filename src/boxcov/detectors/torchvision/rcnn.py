@@ -18,7 +18,9 @@ from boxcov.detectors.torchvision.detector import Found, Raw, TorchvisionDetecto
 class Where:
     """The regions of m instances; one region may be reported under several classes."""
 
-    proposals: list[Tensor]  # of each image, (r, 4) in pixels of the resized image: those of the trained weights, whatever the weights
+    proposals: list[
+        Tensor
+    ]  # of each image, (r, 4) in pixels of the resized image: those of the trained weights, whatever the weights
     region: Tensor  # (m,) among those of all images
     number: Tensor  # (m,) the model's number of the class
 
@@ -42,26 +44,44 @@ class FasterRCNN(TorchvisionDetector):
         objectness, deltas = concat_box_prediction_layers(objectness, deltas)
         starts = rpn.box_coder.decode(deltas.detach(), anchors).view(len(anchors), -1, 4)
         proposals, _ = rpn.filter_proposals(starts, objectness, images.image_sizes, counts)
-        raw = {"features": features, "objectness": objectness, "deltas": deltas, "anchors": anchors, "proposals": proposals}
+        raw = {
+            "features": features,
+            "objectness": objectness,
+            "deltas": deltas,
+            "anchors": anchors,
+            "proposals": proposals,
+        }
         sizes = [tuple(size) for size in images.image_sizes]
         class_logits, regression = self.head(self.pooled(features, proposals, sizes))
         return {**raw, "class_logits": class_logits, "regression": regression}
 
-    def pooled(self, features: dict[str, Tensor], regions: list[Tensor], sizes: list[Any]) -> Tensor:
+    def pooled(
+        self, features: dict[str, Tensor], regions: list[Tensor], sizes: list[Any]
+    ) -> Tensor:
         """What the head reads of each region (R, C, s, s)."""
         pooled: Tensor = self.model.roi_heads.box_roi_pool(features, regions, sizes)
         return pooled
 
     def head(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, K) and regression values (R, 4 K) of regions."""
-        logits, regression = self.model.roi_heads.box_predictor(self.model.roi_heads.box_head(pooled))
+        logits, regression = self.model.roi_heads.box_predictor(
+            self.model.roi_heads.box_head(pooled)
+        )
         return logits, regression
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         below, heads = self.below(), self.model.roi_heads
         pyramid = below.get("neck")
-        neck = (self.model.rpn.head, pyramid) if isinstance(pyramid, nn.Module) else (self.model.rpn.head,)
-        return {"head": (heads.box_head, heads.box_predictor), "neck": neck, "backbone": below["backbone"]}
+        neck = (
+            (self.model.rpn.head, pyramid)
+            if isinstance(pyramid, nn.Module)
+            else (self.model.rpn.head,)
+        )
+        return {
+            "head": (heads.box_head, heads.box_predictor),
+            "neck": neck,
+            "backbone": below["backbone"],
+        }
 
     # from raw outputs to boxes
 
@@ -71,12 +91,16 @@ class FasterRCNN(TorchvisionDetector):
         heads, counts = self.model.roi_heads, [len(p) for p in raw["proposals"]]
         first, classes = sum(counts[:b]), self.count()
         scores = raw["class_logits"].softmax(-1)[first : first + counts[b], 1:]
-        boxes = heads.box_coder.decode(raw["regression"], raw["proposals"])[first : first + counts[b]]
+        boxes = heads.box_coder.decode(raw["regression"], raw["proposals"])[
+            first : first + counts[b]
+        ]
         boxes = clip_boxes_to_image(boxes, raw["sizes"][b])[:, 1:].reshape(-1, 4)
         keep = torch.where(scores.flatten() > heads.score_thresh)[0]
         keep = keep[remove_small_boxes(boxes[keep], min_size=1e-2)]
         number = keep % (classes - 1) + 1
-        kept = batched_nms(boxes[keep], scores.flatten()[keep], number, heads.nms_thresh)[: heads.detections_per_img]
+        kept = batched_nms(boxes[keep], scores.flatten()[keep], number, heads.nms_thresh)[
+            : heads.detections_per_img
+        ]
         place = first * classes + keep[kept] // (classes - 1) * classes + number[kept]
         return place, number[kept], scores.flatten()[keep[kept]]
 
@@ -86,7 +110,9 @@ class FasterRCNN(TorchvisionDetector):
     def coded(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
         where = selection.where
         regression = self._at_proposals(raw, where)[1]
-        return _of_class(regression, where.region, where.number), torch.cat(where.proposals)[where.region]
+        return _of_class(regression, where.region, where.number), torch.cat(where.proposals)[
+            where.region
+        ]
 
     def _at_proposals(self, raw: Raw, where: Where) -> tuple[Tensor, Tensor]:
         """Of the selection's proposals: other weights below the head propose others, in another order."""
@@ -111,13 +137,19 @@ class FasterRCNN(TorchvisionDetector):
     def _instances(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup]:
         where, frame = selection.where, selection.frame
         start = torch.cat(where.proposals)[where.region]
-        own = [start[(frame == b).nonzero()[:, 0]] for b in range(len(raw["sizes"]))]  # by frame, as selections are
+        own = [
+            start[(frame == b).nonzero()[:, 0]] for b in range(len(raw["sizes"]))
+        ]  # by frame, as selections are
 
         def run() -> Tensor:
             logits, regression = self.head(self.pooled(raw["features"], own, raw["sizes"]))
             each = torch.arange(len(start), device=start.device)
             boxes = self.in_images(_of_class(regression, each, where.number), start, raw, frame)
-            return torch.cat([boxes, softmax_logit(logits, where.number).unsqueeze(1)], 1) if scored else boxes
+            return (
+                torch.cat([boxes, softmax_logit(logits, where.number).unsqueeze(1)], 1)
+                if scored
+                else boxes
+            )
 
         return [(torch.arange(len(selection), device=frame.device), run)]
 
@@ -134,12 +166,21 @@ class FasterRCNN(TorchvisionDetector):
             torch.manual_seed(0)
             labels, matched = rpn.assign_targets_to_anchors(anchors, [target])
             wanted = rpn.box_coder.encode(matched, anchors)
-            objectness, rpn_box = rpn.compute_loss(raw["objectness"][rows], raw["deltas"][rows], labels, wanted)
-            regions, _, labels, wanted = heads.select_training_samples([raw["proposals"][b].detach()], [target])
+            objectness, rpn_box = rpn.compute_loss(
+                raw["objectness"][rows], raw["deltas"][rows], labels, wanted
+            )
+            regions, _, labels, wanted = heads.select_training_samples(
+                [raw["proposals"][b].detach()], [target]
+            )
         features = {name: part[b : b + 1] for name, part in raw["features"].items()}
         logits, regression = self.head(self.pooled(features, regions, [raw["sizes"][b]]))
         classifier, box = fastrcnn_loss(logits, regression, labels, wanted)
-        return {"loss_objectness": objectness, "loss_rpn_box_reg": rpn_box, "loss_classifier": classifier, "loss_box_reg": box}
+        return {
+            "loss_objectness": objectness,
+            "loss_rpn_box_reg": rpn_box,
+            "loss_classifier": classifier,
+            "loss_box_reg": box,
+        }
 
 
 def _of_class(regression: Tensor, region: Tensor, number: Tensor) -> Tensor:

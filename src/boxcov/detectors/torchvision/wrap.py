@@ -11,7 +11,9 @@ from boxcov.detectors.torchvision.detector import Images, TorchvisionDetector
 from boxcov.detectors.torchvision.rcnn import FasterRCNN
 from boxcov.errors import BoxcovError
 
-_FAMILIES: dict[str, type[TorchvisionDetector]] = {kind.__name__: kind for kind in (RetinaNet, FCOS, SSD, FasterRCNN)}
+_FAMILIES: dict[str, type[TorchvisionDetector]] = {
+    kind.__name__: kind for kind in (RetinaNet, FCOS, SSD, FasterRCNN)
+}
 
 
 def wrap(
@@ -36,5 +38,7 @@ def wrap(
     modules = [c for c in type(model).__mro__ if c.__module__.startswith("torchvision.")]
     kind = next((_FAMILIES[c.__name__] for c in modules if c.__name__ in _FAMILIES), None)
     if kind is None:
-        raise BoxcovError(f"a {type(model).__name__} is no detector of torchvision that boxcov knows: there are {', '.join(_FAMILIES)}")
+        raise BoxcovError(
+            f"a {type(model).__name__} is no detector of torchvision that boxcov knows: there are {', '.join(_FAMILIES)}"
+        )
     return kind(model, names, classes, threshold, images)

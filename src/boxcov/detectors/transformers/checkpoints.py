@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from boxcov._torch.shadow import listed
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.transformers.families import FAMILIES, KNOWN, wrap
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 
 
 def load(
-    path: str | Path, classes: Sequence[str] | Mapping[str, int] | None = None, threshold: float = 0.3, images: bool = True
+    path: str | Path,
+    classes: Sequence[str] | Mapping[str, int] | None = None,
+    threshold: float = 0.3,
+    images: bool = True,
 ) -> QueryDetector:
     """A trained model in eval mode, from a folder with ``config.json`` and ``model.safetensors``; nothing is fetched, no code of the folder is run.
 
@@ -29,19 +31,34 @@ def load(
     """
     path = Path(path)
     if not path.is_dir():
-        raise BoxcovError(f"{path}: no such folder; give one with the config.json and model.safetensors of a model of transformers")
+        raise BoxcovError(
+            f"{path}: no such folder; give one with the config.json and model.safetensors of a model of transformers"
+        )
     name = _model_name(path)
     transformers = _transformers()
     try:
         model, loading = getattr(transformers, name).from_pretrained(
-            str(path), local_files_only=True, use_safetensors=True, output_loading_info=True, **_without_backbone(path)
+            str(path),
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            **_without_backbone(path),
         )
         processor = _processor(transformers, path, name) if images else None
     except Exception as error:  # transformers raises whatever it likes on a damaged folder
-        raise BoxcovError(f"{path}: not a folder of a {name}, or a damaged one ({type(error).__name__}: {error})") from None
-    lists = {"missing": loading["missing_keys"], "of another shape": [key[0] for key in loading["mismatched_keys"]]}
+        raise BoxcovError(
+            f"{path}: not a folder of a {name}, or a damaged one ({type(error).__name__}: {error})"
+        ) from None
+    lists = {
+        "missing": loading["missing_keys"],
+        "of another shape": [key[0] for key in loading["mismatched_keys"]],
+    }
     if any(lists.values()):
-        text = "; ".join(f"{len(keys)} {kind}: {listed(sorted(keys))}" for kind, keys in lists.items() if keys)
+        text = "; ".join(
+            f"{len(keys)} {kind}: {join_names(sorted(keys))}"
+            for kind, keys in lists.items()
+            if keys
+        )
         raise BoxcovError(f"{path}: the weights do not fit its config.json. {text}")
     return wrap(model.eval(), classes, threshold, processor)
 
@@ -52,7 +69,9 @@ def _model_name(path: Path) -> str:
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BoxcovError(f"{config}: no such file; save_pretrained writes it beside the weights") from None
+        raise BoxcovError(
+            f"{config}: no such file; save_pretrained writes it beside the weights"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise BoxcovError(f"{config}: not JSON, or a damaged file ({error})") from None
     found = content.get("architectures") if isinstance(content, dict) else None
@@ -60,7 +79,9 @@ def _model_name(path: Path) -> str:
     if not known:
         raise BoxcovError(f"{config}: its architectures are {found}; boxcov knows {KNOWN}")
     if not any(path.glob("*.safetensors")):
-        raise BoxcovError(f"{path}: no safetensors; boxcov reads no pickled weights: write the model with save_pretrained again")
+        raise BoxcovError(
+            f"{path}: no safetensors; boxcov reads no pickled weights: write the model with save_pretrained again"
+        )
     return str(known[0])
 
 
@@ -73,10 +94,18 @@ def _without_backbone(path: Path) -> dict[str, Any]:
 def _processor(transformers: Any, path: Path, name: str) -> Any:
     """By Pillow where transformers has a choice: the same pixels with torchvision or without."""
     if (path / "preprocessor_config.json").is_file():
-        choice = {"backend": "pil"} if int(transformers.__version__.split(".")[0]) > 4 else {"use_fast": False}
-        return transformers.AutoImageProcessor.from_pretrained(str(path), local_files_only=True, trust_remote_code=False, **choice)
+        choice = (
+            {"backend": "pil"}
+            if int(transformers.__version__.split(".")[0]) > 4
+            else {"use_fast": False}
+        )
+        return transformers.AutoImageProcessor.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False, **choice
+        )
     family = name.removesuffix("ForObjectDetection").replace("V2", "")
-    kind = getattr(transformers, f"{family}ImageProcessorPil", None) or getattr(transformers, f"{family}ImageProcessor")
+    kind = getattr(transformers, f"{family}ImageProcessorPil", None) or getattr(
+        transformers, f"{family}ImageProcessor"
+    )
     return kind()
 
 
@@ -84,5 +113,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise BoxcovError("transformers is not installed: pip install 'boxcov[transformers]'") from None
+        raise BoxcovError(
+            "transformers is not installed: pip install 'boxcov[transformers]'"
+        ) from None
     return transformers

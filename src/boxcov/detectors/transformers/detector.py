@@ -31,14 +31,18 @@ class QueryDetector(Detector):
 
     box_fields = ("x1", "y1", "x2", "y2")
 
-    def __init__(self, model: nn.Module, labels: Labels, threshold: float, processor: Any = None) -> None:
+    def __init__(
+        self, model: nn.Module, labels: Labels, threshold: float, processor: Any = None
+    ) -> None:
         super().__init__()
         if not 0 <= threshold <= 1:
             raise BoxcovError(f"threshold must be from 0 to 1, got {threshold}")
         self.model: Any = model
         self.images = None if processor is None else Images(processor)
         self.labels, self.classes, self.threshold = labels, labels.classes, threshold
-        self.training = model.training  # and no more: the modes of its modules are the model's business
+        self.training = (
+            model.training
+        )  # and no more: the modes of its modules are the model's business
 
     @abstractmethod
     def run(self, given: Given) -> Raw:
@@ -78,10 +82,21 @@ class QueryDetector(Detector):
                 raise BoxcovError(f"images must be (B, 3, h, w), got {tuple(inputs.shape)}")
             if self.images is None:
                 return {"pixel_values": inputs}
-            return {**self.images(inputs), "sizes": torch.tensor(inputs.shape[2:], device=inputs.device).expand(len(inputs), 2)}
+            return {
+                **self.images(inputs),
+                "sizes": torch.tensor(inputs.shape[2:], device=inputs.device).expand(
+                    len(inputs), 2
+                ),
+            }
         if self.images is not None:
-            raise BoxcovError("this detector prepares its images itself: give it a tensor (B, 3, h, w), blue first, 0 to 255")
-        if not isinstance(inputs, dict) or "pixel_values" not in inputs or not set(inputs) <= set(_INPUTS):
+            raise BoxcovError(
+                "this detector prepares its images itself: give it a tensor (B, 3, h, w), blue first, 0 to 255"
+            )
+        if (
+            not isinstance(inputs, dict)
+            or "pixel_values" not in inputs
+            or not set(inputs) <= set(_INPUTS)
+        ):
             got = listed_keys(inputs)
             raise BoxcovError(
                 f"inputs must be pixel_values (B, 3, h, w), or a dict of them with {' and '.join(_INPUTS[1:])} at most, got {got}"
@@ -120,7 +135,9 @@ class QueryDetector(Detector):
             boxes = in_pixels(self.box_head(hidden, raw, frame, query), raw["sizes"][frame])
             if not scored:
                 return boxes
-            logits = self.score_logit(self.class_head(hidden), self.labels.to_model(selection.labels))
+            logits = self.score_logit(
+                self.class_head(hidden), self.labels.to_model(selection.labels)
+            )
             return torch.cat([boxes, logits.unsqueeze(1)], 1)
 
         return [(torch.arange(len(selection), device=frame.device), run)]
@@ -134,11 +151,16 @@ class QueryDetector(Detector):
         losses = []
         for b, target in enumerate(targets):
             boxes, labels = objects_of(target, b, len(self.classes), sizes)
-            own = {"class_labels": self.labels.to_model(labels), "boxes": normalised(boxes, sizes[b])}
+            own = {
+                "class_labels": self.labels.to_model(labels),
+                "boxes": normalised(boxes, sizes[b]),
+            }
             try:
                 losses.append(self.image_loss(of_image(raw, b), [own], sizes.device))
             except ImportError as error:
-                raise BoxcovError(f"the losses of transformers need more packages: pip install 'boxcov[transformers]' ({error})") from None
+                raise BoxcovError(
+                    f"the losses of transformers need more packages: pip install 'boxcov[transformers]' ({error})"
+                ) from None
         return torch.stack(losses)
 
 
@@ -148,7 +170,10 @@ def of_image(raw: Raw, b: int) -> Raw:
     >>> of_image({"logits": torch.zeros(2, 5, 3), "layers": torch.zeros(6, 2, 5, 8)}, 1)["layers"].shape
     torch.Size([6, 1, 5, 8])
     """
-    return {name: part[:, b : b + 1] if name == "layers" else part[b : b + 1] for name, part in raw.items()}
+    return {
+        name: part[:, b : b + 1] if name == "layers" else part[b : b + 1]
+        for name, part in raw.items()
+    }
 
 
 def in_pixels(boxes: Tensor, sizes: Tensor) -> Tensor:

@@ -16,7 +16,10 @@ from boxcov.errors import BoxcovError
 
 
 def wrap(
-    model: nn.Module, classes: Sequence[str] | Mapping[str, int] | None = None, threshold: float = 0.3, processor: Any = None
+    model: nn.Module,
+    classes: Sequence[str] | Mapping[str, int] | None = None,
+    threshold: float = 0.3,
+    processor: Any = None,
 ) -> QueryDetector:
     """A model of transformers as boxcov sees it: DETR, YOLOS, RT-DETR or its second version, ``...ForObjectDetection``.
 
@@ -31,7 +34,9 @@ def wrap(
     """
     kind = next((FAMILIES[c.__name__] for c in type(model).__mro__ if c.__name__ in FAMILIES), None)
     if kind is None:
-        raise BoxcovError(f"a {type(model).__name__} is no detector that boxcov knows: there are {KNOWN}")
+        raise BoxcovError(
+            f"a {type(model).__name__} is no detector that boxcov knows: there are {KNOWN}"
+        )
     names: Mapping[int, str] = model.config.id2label  # type: ignore[assignment, union-attr]
     return kind(model, Labels.of(names, classes), threshold, processor)
 
@@ -57,12 +62,24 @@ class _Softmax(QueryDetector):
 
     def heads(self, hidden: Tensor) -> Raw:
         """As the model itself runs them, on all queries."""
-        return {"hidden": hidden, "logits": self.class_head(hidden), "boxes": self.model.bbox_predictor(hidden).sigmoid()}
+        return {
+            "hidden": hidden,
+            "logits": self.class_head(hidden),
+            "boxes": self.model.bbox_predictor(hidden).sigmoid(),
+        }
 
     def image_loss(self, raw: Raw, target: list[dict[str, Tensor]], device: torch.device) -> Tensor:
-        layers = raw.get("layers")  # of each layer of the decoder, where the model is trained with losses on all of them
-        others = () if layers is None else (self.class_head(layers), self.model.bbox_predictor(layers).sigmoid())
-        loss: Tensor = self.model.loss_function(raw["logits"], target, device, raw["boxes"], self.model.config, *others)[0]
+        layers = raw.get(
+            "layers"
+        )  # of each layer of the decoder, where the model is trained with losses on all of them
+        others = (
+            ()
+            if layers is None
+            else (self.class_head(layers), self.model.bbox_predictor(layers).sigmoid())
+        )
+        loss: Tensor = self.model.loss_function(
+            raw["logits"], target, device, raw["boxes"], self.model.config, *others
+        )[0]
         return loss
 
 
@@ -70,8 +87,12 @@ class Detr(_Softmax):
     """DETR. Head: the class layer and the box layers. The queries' embeddings are no matrix of a product and stay constants."""
 
     def run(self, given: Given) -> Raw:
-        out = self.model.model(given["pixel_values"], pixel_mask=given.get("pixel_mask"), return_dict=True)
-        layers = {"layers": out.intermediate_hidden_states} if self.model.config.auxiliary_loss else {}
+        out = self.model.model(
+            given["pixel_values"], pixel_mask=given.get("pixel_mask"), return_dict=True
+        )
+        layers = (
+            {"layers": out.intermediate_hidden_states} if self.model.config.auxiliary_loss else {}
+        )
         return {**self.heads(out.last_hidden_state), **layers}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
@@ -106,7 +127,9 @@ class RTDetr(QueryDetector):
 
     def run(self, given: Given) -> Raw:
         with _Attached() as seen:
-            out = self.model.model(given["pixel_values"], pixel_mask=given.get("pixel_mask"), return_dict=True)
+            out = self.model.model(
+                given["pixel_values"], pixel_mask=given.get("pixel_mask"), return_dict=True
+            )
         boxes, logits = out.intermediate_reference_points, out.intermediate_logits
         before = seen.part(boxes, -2) if boxes.shape[1] > 1 else out.init_reference_points.sigmoid()
         return {
@@ -159,7 +182,14 @@ class RTDetr(QueryDetector):
         first = (inner.enc_output, inner.enc_score_head, inner.enc_bbox_head)
         return {
             "head": (decoder.class_embed[-1], decoder.bbox_embed[-1]),
-            "neck": (decoder.layers, decoder.query_pos_head, *earlier, *first, inner.decoder_input_proj, inner.encoder),
+            "neck": (
+                decoder.layers,
+                decoder.query_pos_head,
+                *earlier,
+                *first,
+                inner.decoder_input_proj,
+                inner.encoder,
+            ),
             "backbone": (inner.encoder_input_proj, inner.backbone),
         }
 
@@ -184,7 +214,9 @@ class _Attached(TorchFunctionMode):
 
     def part(self, whole: Tensor, layer: int) -> Tensor:
         """One layer's of what is stacked in the second dimension."""
-        return next((parts[layer] for stack, parts in self._stacked if stack is whole), whole[:, layer])
+        return next(
+            (parts[layer] for stack, parts in self._stacked if stack is whole), whole[:, layer]
+        )
 
 
 FAMILIES: dict[str, type[QueryDetector]] = {

@@ -20,7 +20,9 @@ class Images(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         rgb = images.flip(1).round().clamp(0, 255).to("cpu", torch.uint8).permute(0, 2, 3, 1)
-        given = self.processor(images=list(rgb.numpy()), return_tensors="pt", input_data_format="channels_last")
+        given = self.processor(
+            images=list(rgb.numpy()), return_tensors="pt", input_data_format="channels_last"
+        )
         prepared = {"pixel_values": given["pixel_values"].to(images)}
         if "pixel_mask" in given:
             prepared["pixel_mask"] = given["pixel_mask"].to(images.device)

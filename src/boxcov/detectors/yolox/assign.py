@@ -25,7 +25,9 @@ class Assigned:
     classes: Tensor  # (p, classes) from 0 to 1
 
 
-def assign(values: Tensor, predicted: Tensor, boxes: Tensor, labels: Tensor, grid: Grid) -> Assigned:
+def assign(
+    values: Tensor, predicted: Tensor, boxes: Tensor, labels: Tensor, grid: Grid
+) -> Assigned:
     """The cells of one image that are to find its n objects: ``boxes`` (n, 4), centre and size, and ``labels`` (n,).
 
     ``values`` (N, 5 + classes) are the head's, ``predicted`` (N, 4) the boxes that they mean, centre and size. A cell may find an object
@@ -45,10 +47,16 @@ def assign(values: Tensor, predicted: Tensor, boxes: Tensor, labels: Tensor, gri
     if not len(cells):
         return Assigned(cells, boxes.new_zeros(0, 4), boxes.new_zeros(0, classes))
     iou = pairwise_iou(corners(boxes), corners(predicted[cells]))  # (n, A)
-    cost = _class_cost(values[cells], labels) - _OVERLAP_WEIGHT * (iou + 1e-8).log() + _OUT_OF_REACH * ~reach[:, cells]
+    cost = (
+        _class_cost(values[cells], labels)
+        - _OVERLAP_WEIGHT * (iou + 1e-8).log()
+        + _OUT_OF_REACH * ~reach[:, cells]
+    )
     taken = _cheapest(cost, iou)
     mine = taken.any(0).nonzero()[:, 0]
-    whose = torch.where(taken[:, mine].sum(0) > 1, cost[:, mine].argmin(0), taken[:, mine].int().argmax(0))
+    whose = torch.where(
+        taken[:, mine].sum(0) > 1, cost[:, mine].argmin(0), taken[:, mine].int().argmax(0)
+    )
     soft = F.one_hot(labels[whose], classes) * iou[whose, mine].unsqueeze(1)
     return Assigned(cells[mine], boxes[whose], soft)
 

@@ -10,15 +10,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from boxcov._torch.shadow import listed
 from boxcov.data.coco.classes import CLASSES
 from boxcov.detectors.weight_file import State, read_weights
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.detector import YOLOX
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.files import reading
 
-_SHORT = {"lateral0": "lateral_conv0", "c3p4": "C3_p4", "reduce1": "reduce_conv1", "c3p3": "C3_p3", "bu2": "bu_conv2"}
+_SHORT = {
+    "lateral0": "lateral_conv0",
+    "c3p4": "C3_p4",
+    "reduce1": "reduce_conv1",
+    "c3p3": "C3_p3",
+    "bu2": "bu_conv2",
+}
 _SHORT |= {"c3n3": "C3_n3", "bu1": "bu_conv1", "c3n4": "C3_n4"}
 _STEM = "backbone.backbone.stem.conv.conv.weight"
 
@@ -51,7 +56,9 @@ def load(
         found = _config(state, classes, path)
     config = replace(found, threshold=threshold, overlap=overlap, most=most, logit=logit)
     with reading(path, "a checkpoint of YOLOX"):
-        with torch.device("meta"):  # its sizes come from the file: compared before any memory is taken
+        with torch.device(
+            "meta"
+        ):  # its sizes come from the file: compared before any memory is taken
             _check_fit(YOLOX(config).state_dict(), state, config, path)
         detector = YOLOX(config)
         with torch.no_grad():
@@ -81,15 +88,19 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
     stem, named = state.get(_STEM), state.get("head.cls_preds.0.weight")
     if stem is None or named is None or stem.dim() != 4:
         raise BoxcovError(
-            f"{path}: no YOLOX that boxcov knows: looked for {_STEM} and head.cls_preds.0.weight, and found {listed(state, 4)}. "
+            f"{path}: no YOLOX that boxcov knows: looked for {_STEM} and head.cls_preds.0.weight, and found {join_names(state, 4)}. "
             "YOLOX-Darknet53 and networks before version 0.1 are not among those that it knows"
         )
-    bottlenecks = {match[1] for name in state if (match := re.match(r"backbone\.C3_p4\.m\.(\d+)\.", name))}
+    bottlenecks = {
+        match[1] for name in state if (match := re.match(r"backbone\.C3_p4\.m\.(\d+)\.", name))
+    }
     count = len(named)
     if classes is None:
         classes = CLASSES if count == len(CLASSES) else [f"class {i}" for i in range(count)]
     if len(classes) != count:
-        raise BoxcovError(f"{path}: a network for {count} classes, but {len(classes)} names were given for them")
+        raise BoxcovError(
+            f"{path}: a network for {count} classes, but {len(classes)} names were given for them"
+        )
     return Config(
         width=len(stem),
         depth=max(len(bottlenecks), 1),
@@ -102,7 +113,9 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
 def _check_fit(own: Mapping[str, Tensor], state: State, config: Config, path: Path) -> None:
     """All that does not fit in one error."""
     # how many batches a norm has seen is nothing to a frozen network
-    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
+    missing = [
+        name for name in own if name not in state and not name.endswith("num_batches_tracked")
+    ]
     surplus = sorted(set(state) - set(own))
     wrong = [
         f"{name} {tuple(state[name].shape)} for {tuple(own[name].shape)}"
@@ -111,5 +124,9 @@ def _check_fit(own: Mapping[str, Tensor], state: State, config: Config, path: Pa
     ]
     if missing or surplus or wrong:
         lists = {"missing": missing, "surplus": surplus, "of another shape": wrong}
-        text = "; ".join(f"{len(names)} {kind}: {listed(names, 20)}" for kind, names in lists.items() if names)
+        text = "; ".join(
+            f"{len(names)} {kind}: {join_names(names, 20)}"
+            for kind, names in lists.items()
+            if names
+        )
         raise BoxcovError(f"{path}: the weights do not fit a YOLOX of width {config.width}. {text}")

@@ -8,7 +8,14 @@ from boxcov.data.coco.classes import CLASSES
 from boxcov.errors import BoxcovError
 
 STRIDES = (8, 16, 32)  # pixels a cell of each level
-SIZES = {"nano": (16, 1), "tiny": (24, 1), "s": (32, 1), "m": (48, 2), "l": (64, 3), "x": (80, 4)}  # width and depth
+SIZES = {
+    "nano": (16, 1),
+    "tiny": (24, 1),
+    "s": (32, 1),
+    "m": (48, 2),
+    "l": (64, 3),
+    "x": (80, 4),
+}  # width and depth
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,9 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.depth < 1 or not self.classes:
-            raise BoxcovError(f"a YOLOX has a width, a depth and classes, got {self.width}, {self.depth} and {self.classes}")
+            raise BoxcovError(
+                f"a YOLOX has a width, a depth and classes, got {self.width}, {self.depth} and {self.classes}"
+            )
         if not 0 <= self.threshold <= 1 or not 0 < self.overlap <= 1 or self.most < 1:
             raise BoxcovError(
                 "threshold must be from 0 to 1, overlap above 0 and at most 1, most at least 1, "

@@ -44,7 +44,9 @@ def grid_of(features: Sequence[Tensor]) -> Grid:
     """
     device = features[0].device
     cells = [torch.ones(x.shape[2:], dtype=torch.bool, device=device).nonzero() for x in features]
-    level = torch.arange(len(cells), device=device).repeat_interleave(torch.tensor([len(c) for c in cells], device=device))
+    level = torch.arange(len(cells), device=device).repeat_interleave(
+        torch.tensor([len(c) for c in cells], device=device)
+    )
     row, column = torch.cat(cells).unbind(1)
     return Grid(level, row, column)
 

@@ -15,10 +15,10 @@ from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
 from boxcov.detectors.yolox.head import REACH, Head
 from boxcov.detectors.yolox.loss import encode, frame_losses
-from boxcov.detectors.yolox.select import candidates, select, select_fixed
+from boxcov.detectors.yolox.select import candidates, select, select_static
 from boxcov.detectors.yolox.trunk import PAFPN
 from boxcov.errors import BoxcovError
-from boxcov.static_selection import Fixed, Limits
+from boxcov.static_selection import StaticLimits, StaticSelection
 
 Raw = dict[str, Any]
 
@@ -46,7 +46,12 @@ class YOLOX(Detector):
             self.head = Head(config)
 
     def forward(self, inputs: Tensor) -> Raw:
-        if inputs.dim() != 4 or inputs.shape[1] != 3 or inputs.shape[2] % STRIDES[-1] or inputs.shape[3] % STRIDES[-1]:
+        if (
+            inputs.dim() != 4
+            or inputs.shape[1] != 3
+            or inputs.shape[2] % STRIDES[-1]
+            or inputs.shape[3] % STRIDES[-1]
+        ):
             raise BoxcovError(
                 f"images must be (B, 3, h, w) with sides that divide by {STRIDES[-1]}, got {tuple(inputs.shape)}: letterbox them"
             )
@@ -56,7 +61,7 @@ class YOLOX(Detector):
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {"head": self.head, "neck": self.backbone.own(), "backbone": self.backbone.backbone}
 
-    def dense_inputs(self, inputs: Tensor) -> Tensor:
+    def static_inputs(self, inputs: Tensor) -> Tensor:
         return inputs
 
     # from raw outputs to boxes
@@ -64,20 +69,25 @@ class YOLOX(Detector):
     def select(self, raw: Raw) -> Selection:
         return select(raw["values"], grid_of(raw["features"]), self.config)
 
-    def select_fixed(self, raw: Raw, limits: Limits) -> Fixed:
-        return select_fixed(raw["values"], grid_of(raw["features"]), self.config, limits)
+    def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        return select_static(raw["values"], grid_of(raw["features"]), self.config, limits)
 
     def candidates(self, raw: Raw) -> Candidates:
         return candidates(raw["values"], grid_of(raw["features"]), self.config)
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         where = selection.where
-        return reported_boxes(raw["values"][where.frame, where.cell], selection.labels, where.grid, self.config)
+        return reported_boxes(
+            raw["values"][where.frame, where.cell], selection.labels, where.grid, self.config
+        )
 
     def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
         """One group a level, each box on the 5x5 crop of the neck's map that it sees."""
         levels = selection.where.grid.level
-        return [self._group(raw, selection, (levels == level).nonzero()[:, 0], level) for level in range(len(STRIDES))]
+        return [
+            self._group(raw, selection, (levels == level).nonzero()[:, 0], level)
+            for level in range(len(STRIDES))
+        ]
 
     def _group(self, raw: Raw, selection: Selection, index: Tensor, level: int) -> InstanceGroup:
         frame, grid = selection.where.frame[index], selection.where.grid[index]
@@ -96,7 +106,9 @@ class YOLOX(Detector):
         values, grid = raw["values"], grid_of(raw["features"])
         assigned = [target for target in targets if isinstance(target, Assigned)]
         if len(assigned) != len(values):
-            assigned = encode([target for target in targets if isinstance(target, dict)], values, grid)
+            assigned = encode(
+                [target for target in targets if isinstance(target, dict)], values, grid
+            )
         return frame_losses(values, assigned, grid)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> list[Assigned]:
@@ -106,8 +118,18 @@ class YOLOX(Detector):
         no likelihood of anything and is taken at the same draw.
         """
         values, grid = raw["values"].detach(), grid_of(raw["features"])
-        drawn = torch.bernoulli(values[:, :, 4:].sigmoid(), generator=generator)  # (B, N, 1 + classes)
-        uniform = torch.rand((*values.shape[:2], 4), generator=generator, device=values.device, dtype=values.dtype) - 0.5
+        drawn = torch.bernoulli(
+            values[:, :, 4:].sigmoid(), generator=generator
+        )  # (B, N, 1 + classes)
+        uniform = (
+            torch.rand(
+                (*values.shape[:2], 4),
+                generator=generator,
+                device=values.device,
+                dtype=values.dtype,
+            )
+            - 0.5
+        )
         noise = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.4999999))
         boxes = centred_boxes(values[:, :, :4] + noise, grid)
         cells = [image[:, 0].nonzero()[:, 0] for image in drawn]

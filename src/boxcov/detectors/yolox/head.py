@@ -45,7 +45,11 @@ class Head(nn.Module):
         for level, x in enumerate(features):
             x = self.stems[level](x)
             box = self.reg_convs[level](x)
-            parts = self.reg_preds[level](box), self.obj_preds[level](box), self.cls_preds[level](self.cls_convs[level](x))
+            parts = (
+                self.reg_preds[level](box),
+                self.obj_preds[level](box),
+                self.cls_preds[level](self.cls_convs[level](x)),
+            )
             values.append(torch.cat(parts, 1).flatten(2))
         return torch.cat(values, 2).transpose(1, 2)
 

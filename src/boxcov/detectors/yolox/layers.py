@@ -16,9 +16,19 @@ class BaseConv(nn.Module):
     torch.Size([1, 8, 4, 4])
     """
 
-    def __init__(self, n_in: int, n_out: int, kernel: int, stride: int = 1, groups: int = 1, norm: bool = True) -> None:
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+        norm: bool = True,
+    ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(n_in, n_out, kernel, stride, kernel // 2, groups=groups, bias=not norm)
+        self.conv = nn.Conv2d(
+            n_in, n_out, kernel, stride, kernel // 2, groups=groups, bias=not norm
+        )
         self.bn = nn.BatchNorm2d(n_out, eps=1e-3, momentum=0.03) if norm else nn.Identity()
         self.act = nn.SiLU()
 
@@ -34,7 +44,9 @@ class DWConv(nn.Module):
     torch.Size([1, 8, 8, 8])
     """
 
-    def __init__(self, n_in: int, n_out: int, kernel: int, stride: int = 1, norm: bool = True) -> None:
+    def __init__(
+        self, n_in: int, n_out: int, kernel: int, stride: int = 1, norm: bool = True
+    ) -> None:
         super().__init__()
         self.dconv = BaseConv(n_in, n_in, kernel, stride, groups=n_in, norm=norm)
         self.pconv = BaseConv(n_in, n_out, 1, norm=norm)
@@ -76,7 +88,9 @@ class CSPLayer(nn.Module):
     torch.Size([1, 32, 8, 8])
     """
 
-    def __init__(self, config: Config, n_in: int, n_out: int, count: int, shortcut: bool = True) -> None:
+    def __init__(
+        self, config: Config, n_in: int, n_out: int, count: int, shortcut: bool = True
+    ) -> None:
         super().__init__()
         half = n_out // 2
         self.conv1 = conv(config, n_in, half, 1)
@@ -103,7 +117,9 @@ class SPPBottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
-        out: Tensor = self.conv2(torch.cat([x, *(F.max_pool2d(x, k, stride=1, padding=k // 2) for k in (5, 9, 13))], 1))
+        out: Tensor = self.conv2(
+            torch.cat([x, *(F.max_pool2d(x, k, stride=1, padding=k // 2) for k in (5, 9, 13))], 1)
+        )
         return out
 
 

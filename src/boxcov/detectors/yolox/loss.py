@@ -26,8 +26,13 @@ def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> 
     check_one_a_frame(targets, len(values))
     with torch.no_grad():
         predicted = centred_boxes(values, grid)
-        objects = [objects_of(target, b, values.shape[2] - 5, values) for b, target in enumerate(targets)]
-        return [assign(values[b], predicted[b], _centred(boxes), labels, grid) for b, (boxes, labels) in enumerate(objects)]
+        objects = [
+            objects_of(target, b, values.shape[2] - 5, values) for b, target in enumerate(targets)
+        ]
+        return [
+            assign(values[b], predicted[b], _centred(boxes), labels, grid)
+            for b, (boxes, labels) in enumerate(objects)
+        ]
 
 
 def _centred(boxes: Tensor) -> Tensor:
@@ -68,4 +73,6 @@ def _iou(a: Tensor, b: Tensor) -> Tensor:
 def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
     """The values (p, 4) that mean these boxes (p, 4) at these cells."""
     stride = grid.stride.unsqueeze(1)
-    return torch.cat([(boxes[:, :2] - grid.corner) / stride, (boxes[:, 2:] / stride + 1e-8).log()], 1)
+    return torch.cat(
+        [(boxes[:, :2] - grid.corner) / stride, (boxes[:, 2:] / stride + 1e-8).log()], 1
+    )

@@ -12,7 +12,7 @@ from boxcov.detectors.centerpoint.nms import greedy
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import Grid, centred_boxes, corners, pairwise_iou
 from boxcov.errors import BoxcovError
-from boxcov.static_selection import Fixed, Limits, best, suppressed
+from boxcov.static_selection import StaticLimits, StaticSelection, best, suppressed
 
 _MOST = 3000  # candidates of an image, by score, that NMS compares with each other
 
@@ -61,7 +61,13 @@ def candidates(values: Tensor, grid: Grid, config: Config) -> Candidates:
         best = by.int().argmax(0) if len(row) else row
         removed_by.append(torch.where(by.any(0), row[best], -1))
         before += int(image.reported.sum())
-    return Candidates(plain.frame, plain.scores, plain.labels, plain.where, torch.cat(removed_by) if images else plain.frame)
+    return Candidates(
+        plain.frame,
+        plain.scores,
+        plain.labels,
+        plain.where,
+        torch.cat(removed_by) if images else plain.frame,
+    )
 
 
 @dataclass(frozen=True)
@@ -85,23 +91,29 @@ def _of_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -> 
     cells = cells[scores[cells].argsort(descending=True, stable=True)][:_MOST]
     rivals = rivals_of(boxes[cells], labels[cells], config.overlap)
     first, second = rivals.nonzero(as_tuple=True)
-    stays = greedy(first, second, torch.ones(1, len(cells), dtype=torch.bool, device=cells.device))[0]
+    stays = greedy(first, second, torch.ones(1, len(cells), dtype=torch.bool, device=cells.device))[
+        0
+    ]
     return _Ranked(cells, rivals, stays & (stays.cumsum(0) <= config.most))
 
 
-def select_fixed(values: Tensor, grid: Grid, config: Config, limits: Limits) -> Fixed:
+def select_static(
+    values: Tensor, grid: Grid, config: Config, limits: StaticLimits
+) -> StaticSelection:
     """What ``select`` reports of one image, in a fixed number of rows; the kind of a row is its level.
 
     >>> from boxcov.detectors.yolox.decode import grid_of
     >>> values = torch.full((1, 84, 85), -9.0)
     >>> values[0, 20, [4, 5 + 16]] = 3.0  # a dog
     >>> grid = grid_of([torch.zeros(1, 1, n, n) for n in (8, 4, 2)])
-    >>> found = select_fixed(values, grid, Config.named("nano"), Limits(boxes=5))
+    >>> found = select_static(values, grid, Config.named("nano"), StaticLimits(boxes=5))
     >>> int(found.count), found.selection.labels[0], len(found.selection)
     (1, tensor(16), 5)
     """
     if len(values) != 1:
-        raise BoxcovError(f"a selection of fixed size is of one image, got a batch of {len(values)}")
+        raise BoxcovError(
+            f"a selection of fixed size is of one image, got a batch of {len(values)}"
+        )
     scores, labels = scored(values)
     above = scores[0] > config.threshold
     cells, taken, beyond = best(scores[0], above, limits.candidates)
@@ -118,7 +130,13 @@ def select_fixed(values: Tensor, grid: Grid, config: Config, limits: Limits) -> 
     found = Selection(frame, scores[0, cell], labels[0, cell], whole)
     levels = [_on_level(whole, grid, level) for level in range(len(STRIDES))]
     left_off = beyond + more + (~settled).long()
-    return Fixed(found, count, left_off, whole.grid.level, tuple(replace(found, where=where) for where in levels))
+    return StaticSelection(
+        found,
+        count,
+        left_off,
+        whole.grid.level,
+        tuple(replace(found, where=where) for where in levels),
+    )
 
 
 def _on_level(where: Where, grid: Grid, level: int) -> Where:
@@ -154,4 +172,6 @@ def _selection(scores: Tensor, labels: Tensor, grid: Grid, cells: list[Tensor]) 
     cell = torch.cat(cells) if cells else labels.new_zeros(0)
     counts = torch.tensor([len(some) for some in cells], dtype=torch.long, device=cell.device)
     frame = torch.arange(len(cells), device=cell.device).repeat_interleave(counts)
-    return Selection(frame, scores[frame, cell], labels[frame, cell], Where(frame, cell, grid[cell]))
+    return Selection(
+        frame, scores[frame, cell], labels[frame, cell], Where(frame, cell, grid[cell])
+    )

@@ -22,10 +22,16 @@ class CSPDarknet(nn.Module):
         w, n = config.width, config.depth
         self.stem = Focus(config, w)
         self.dark2 = nn.Sequential(conv(config, w, 2 * w, 3, 2), CSPLayer(config, 2 * w, 2 * w, n))
-        self.dark3 = nn.Sequential(conv(config, 2 * w, 4 * w, 3, 2), CSPLayer(config, 4 * w, 4 * w, 3 * n))
-        self.dark4 = nn.Sequential(conv(config, 4 * w, 8 * w, 3, 2), CSPLayer(config, 8 * w, 8 * w, 3 * n))
+        self.dark3 = nn.Sequential(
+            conv(config, 2 * w, 4 * w, 3, 2), CSPLayer(config, 4 * w, 4 * w, 3 * n)
+        )
+        self.dark4 = nn.Sequential(
+            conv(config, 4 * w, 8 * w, 3, 2), CSPLayer(config, 8 * w, 8 * w, 3 * n)
+        )
         self.dark5 = nn.Sequential(
-            conv(config, 8 * w, 16 * w, 3, 2), SPPBottleneck(config, 16 * w), CSPLayer(config, 16 * w, 16 * w, n, shortcut=False)
+            conv(config, 8 * w, 16 * w, 3, 2),
+            SPPBottleneck(config, 16 * w),
+            CSPLayer(config, 16 * w, 16 * w, n, shortcut=False),
         )
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:

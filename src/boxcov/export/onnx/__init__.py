@@ -4,6 +4,6 @@ Needs ``pip install 'boxcov[onnx]'``. See docs/deployment.md for what is in the 
 """
 
 from boxcov.export.onnx.write import about, export
-from boxcov.static_selection import Limits
+from boxcov.static_selection import StaticLimits
 
-__all__ = ["Limits", "about", "export"]
+__all__ = ["StaticLimits", "about", "export"]

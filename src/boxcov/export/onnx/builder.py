@@ -12,14 +12,31 @@ from torch import Tensor, fx
 from boxcov.errors import BoxcovError
 
 OPSET = 17
-LARGEST = 2**31 - 2**20  # bytes of a file: the limit of the format (protobuf), less what is not numbers
-TYPES = {torch.float32: 1, torch.float64: 11, torch.int64: 7, torch.int32: 6, torch.bool: 9, torch.float16: 10, torch.uint8: 2}
+LARGEST = (
+    2**31 - 2**20
+)  # bytes of a file: the limit of the format (protobuf), less what is not numbers
+TYPES = {
+    torch.float32: 1,
+    torch.float64: 11,
+    torch.int64: 7,
+    torch.int32: 6,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.uint8: 2,
+}
 # what has a shape and no content that matters: constants, though they are asked for by a tensor
 _FILLED: dict[str, float] = {
-    **dict.fromkeys(("zeros_like", "new_zeros", "empty_like", "new_empty", "_new_zeros_with_same_feature_meta"), 0),
+    **dict.fromkeys(
+        ("zeros_like", "new_zeros", "empty_like", "new_empty", "_new_zeros_with_same_feature_meta"),
+        0,
+    ),
     **dict.fromkeys(("ones_like", "new_ones"), 1),
 }
-_FILLING = {"full_like": 1, "fill": 1, "new_full": 2}  # the same, with the argument that it is filled with
+_FILLING = {
+    "full_like": 1,
+    "fill": 1,
+    "new_full": 2,
+}  # the same, with the argument that it is filled with
 
 
 class Builder:
@@ -45,7 +62,11 @@ class Builder:
         from onnx import helper
 
         names = [f"v{len(self.nodes)}_{i}" for i in range(count)]
-        self.nodes.append(helper.make_node(kind, list(inputs), names, name=f"{kind}_{len(self.nodes)}", **attributes))
+        self.nodes.append(
+            helper.make_node(
+                kind, list(inputs), names, name=f"{kind}_{len(self.nodes)}", **attributes
+            )
+        )
         return names
 
     def constant(self, value: Tensor) -> str:
@@ -54,13 +75,21 @@ class Builder:
 
         value = value.detach()
         small = value.numel() <= 16
-        key = (value.dtype, tuple(value.shape), tuple(value.flatten().tolist()) if small else (value.data_ptr(), value.stride()))
+        key = (
+            value.dtype,
+            tuple(value.shape),
+            tuple(value.flatten().tolist()) if small else (value.data_ptr(), value.stride()),
+        )
         if key not in self._held and not small and bool((value == value.flatten()[0]).all()):
-            self._held[key] = self.op("Expand", self.constant(value.flatten()[:1]), self.numbers(*value.shape))  # one number says it
+            self._held[key] = self.op(
+                "Expand", self.constant(value.flatten()[:1]), self.numbers(*value.shape)
+            )  # one number says it
             self._kept.append(value)
         elif key not in self._held:
             name = f"c{len(self._held)}"
-            self.initializers.append(numpy_helper.from_array(value.cpu().contiguous().numpy(), name))
+            self.initializers.append(
+                numpy_helper.from_array(value.cpu().contiguous().numpy(), name)
+            )
             self._held[key] = name
             self._kept.append(value)
             self.size += value.numel() * value.element_size()
@@ -87,7 +116,11 @@ class Builder:
             known: Tensor = self._constants[value]
             return self.constant(known if dtype is None else known.to(dtype))
         found: str = self._names[value]
-        return found if dtype is None or dtype == self.dtype(value) else self.op("Cast", found, to=TYPES[dtype])
+        return (
+            found
+            if dtype is None or dtype == self.dtype(value)
+            else self.op("Cast", found, to=TYPES[dtype])
+        )
 
     def dtype(self, node: fx.Node) -> torch.dtype:
         return self.value(node).dtype
@@ -107,7 +140,9 @@ class Builder:
 
     # the walk over the traced graph
 
-    def add(self, graph: fx.GraphModule, operators: dict[str, Callable[..., Any]], inputs: Sequence[str]) -> list[str]:
+    def add(
+        self, graph: fx.GraphModule, operators: dict[str, Callable[..., Any]], inputs: Sequence[str]
+    ) -> list[str]:
         """All of ``graph``, its inputs under these names; gives the names of its outputs."""
         given = iter(inputs)
         for node in graph.graph.nodes:
@@ -146,5 +181,7 @@ class Builder:
             self._constants[node] = torch.full(like.shape, filled, dtype=like.dtype)
             return
         if kind not in operators:
-            raise BoxcovError(f"the detector, or its derivative, uses {node.target}, which boxcov cannot write to ONNX")
+            raise BoxcovError(
+                f"the detector, or its derivative, uses {node.target}, which boxcov cannot write to ONNX"
+            )
         self._names[node] = operators[kind](self, node, *node.args, **node.kwargs)

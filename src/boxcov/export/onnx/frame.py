@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from boxcov._torch.shadow import listed
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import Checked, ExactGLM, Uses
 from boxcov.predict.forward_mode.directions import directional_derivatives
@@ -20,10 +19,10 @@ from boxcov.predict.head.covariance import jacobian, through_head
 from boxcov.predict.head.weights import Prepared, prepared
 from boxcov.predict.linearize import Point
 from boxcov.predict.predictor import sample_covariance
-from boxcov.static_selection import Fixed, Limits
+from boxcov.static_selection import StaticLimits, StaticSelection
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
-Covariance = Callable[[Point, Fixed], Tensor]
+Covariance = Callable[[Point, StaticSelection], Tensor]
 
 
 class Frame:
@@ -36,12 +35,20 @@ class Frame:
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> frames = shapes.frames(count=2)
     >>> detector = TinyCenter(threshold=0.05, most=3).eval()
-    >>> frame = Frame(detector, boxcov.fit(detector, frames), frames[0][0], samples=5, seed=0, limits=Limits(boxes=4))
+    >>> frame = Frame(detector, boxcov.fit(detector, frames), frames[0][0], samples=5, seed=0, limits=StaticLimits(boxes=4))
     >>> [tuple(out.shape) for out in frame(frames[0][0])]
     [(3, 5), (3,), (3,), (3, 5, 5), (), ()]
     """
 
-    def __init__(self, detector: Detector, posterior: Posterior, inputs: Tensor, samples: int | None, seed: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        detector: Detector,
+        posterior: Posterior,
+        inputs: Tensor,
+        samples: int | None,
+        seed: int,
+        limits: StaticLimits,
+    ) -> None:
         self.limits = limits
         model = ExactGLM(detector, posterior)
         self.linearised = model.linearised
@@ -70,19 +77,21 @@ class Frame:
             fixed.left_off,
         )
 
-    def _point(self, inputs: Tensor) -> tuple[Point, Fixed]:
+    def _point(self, inputs: Tensor) -> tuple[Point, StaticSelection]:
         """The plain pass, and the boxes of the detector in a fixed number of rows."""
         shadow = self.linearised.shadow
         raw = self.linearised.recorded(inputs)
-        fixed = shadow.select_fixed(raw, self.limits)
+        fixed = shadow.select_static(raw, self.limits)
         if fixed is None:
             raise BoxcovError(
-                f"{type(shadow).__name__} has no select_fixed(): it does not say what it reports in shapes that do not depend on the frame"
+                f"{type(shadow).__name__} has no select_static(): it does not say what it reports in shapes that do not depend on the frame"
             )
-        return Point(self.linearised, inputs, raw, fixed.selection, shadow.decode(raw, fixed.selection)), fixed
+        return Point(
+            self.linearised, inputs, raw, fixed.selection, shadow.decode(raw, fixed.selection)
+        ), fixed
 
 
-def _moving(point: Point, fixed: Fixed) -> set[str]:
+def _moving(point: Point, fixed: StaticSelection) -> set[str]:
     """Parameters of the posterior that move boxes at all, of any kind: a branch for the scores does not."""
     moving: set[str] = set()
     with torch.enable_grad():
@@ -90,12 +99,16 @@ def _moving(point: Point, fixed: Fixed) -> set[str]:
         for selection in fixed.of_kind or (fixed.selection,):
             z = replace(point, selection=selection).z_at(theta)
             probe = torch.linspace(1, 2, z.numel(), dtype=z.dtype).view(z.shape)
-            gradients = torch.autograd.grad((z * probe).sum(), list(theta.values()), allow_unused=True)
+            gradients = torch.autograd.grad(
+                (z * probe).sum(), list(theta.values()), allow_unused=True
+            )
             moving |= {name for name, g in zip(theta, gradients) if g is not None and bool(g.any())}
     return moving
 
 
-def _sampled(posterior: Posterior, moving: set[str], point: Point, etas: dict[str, Tensor]) -> Covariance:
+def _sampled(
+    posterior: Posterior, moving: set[str], point: Point, etas: dict[str, Tensor]
+) -> Covariance:
     """The sample covariance of the derivatives along ``etas``: through the stages of the head, or forward mode through all layers."""
     head = _head(posterior, moving, point, etas)
     if head is not None:
@@ -104,7 +117,9 @@ def _sampled(posterior: Posterior, moving: set[str], point: Point, etas: dict[st
     return lambda point, fixed: sample_covariance(directional_derivatives(point, own))
 
 
-def _exact(posterior: Posterior, moving: set[str], point: Point, fixed: Fixed, model: ExactGLM) -> Covariance:
+def _exact(
+    posterior: Posterior, moving: set[str], point: Point, fixed: StaticSelection, model: ExactGLM
+) -> Covariance:
     """``J Sigma J^T``: through the stages of the head, or its layers one instance at a time."""
     head = _head(posterior, moving, point, None)
     if head is not None:
@@ -114,49 +129,73 @@ def _exact(posterior: Posterior, moving: set[str], point: Point, fixed: Fixed, m
     below = sorted(moving - seen)
     if below:
         raise BoxcovError(
-            f"an exact covariance goes into a graph for layers that instances() runs: {listed(below)} lie below the head. "
+            f"an exact covariance goes into a graph for layers that instances() runs: {join_names(below)} lie below the head. "
             "Take samples, or a posterior of the head"
         )
     return lambda point, fixed: _by_kind(model, point, fixed, None)
 
 
-def _head(posterior: Posterior, moving: set[str], point: Point, etas: dict[str, Tensor] | None) -> Prepared | None:
+def _head(
+    posterior: Posterior, moving: set[str], point: Point, etas: dict[str, Tensor] | None
+) -> Prepared | None:
     """The stages of the head, if there are any and all that moves boxes is in them."""
-    staged = point.linearised.shadow.staged(point.raw, point.selection)
+    staged = point.linearised.shadow.stages(point.raw, point.selection)
     head = None if staged is None else prepared(staged, posterior, point.linearised.names, etas)
     return head if head is not None and head.parameters and moving <= head.parameters else None
 
 
 def _through(head: Prepared, point: Point) -> Tensor:
     """Covariances (n, D, D), or derivatives (n, D, k) for a head prepared with directions."""
-    staged = point.linearised.shadow.staged(point.raw, point.selection)
+    staged = point.linearised.shadow.stages(point.raw, point.selection)
     assert staged is not None
     where = Where(staged.frame, staged.row, staged.column, staged.kind)
-    pixels, plan = own_cells(staged.features, where, head.radius, head.reaches, in_blocks(where.kind, head.kinds))
+    pixels, plan = own_cells(
+        staged.features, where, head.radius, head.reaches, in_blocks(where.kind, head.kinds)
+    )
     found, numbers, _ = through_head(head, plan, pixels)
     J = jacobian(numbers, lambda values: staged.decode(values, where.row, where.column))
     return J @ found if head.drawn else J @ found @ J.transpose(1, 2)
 
 
-def _by_kind(model: ExactGLM, point: Point, fixed: Fixed, seen: set[str] | None) -> Tensor:
+def _by_kind(
+    model: ExactGLM, point: Point, fixed: StaticSelection, seen: set[str] | None
+) -> Tensor:
     """All rows as if they were of one kind, kind by kind, and of each row what belongs to its own.
 
     seen: to be filled with the weights that were met, on a pass that may look at numbers.
     """
-    leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw)
-    kind = fixed.selection.labels.new_zeros(len(fixed.selection)) if fixed.kind is None else fixed.kind
+    leaves = tree_map_only(
+        Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw
+    )
+    kind = (
+        fixed.selection.labels.new_zeros(len(fixed.selection)) if fixed.kind is None else fixed.kind
+    )
     n, D = point.boxes.shape
     out = point.boxes.new_zeros(n, D, D)
     for number, selection in enumerate(fixed.of_kind or (fixed.selection,)):
-        groups = [group for group in point.linearised.shadow.instances(leaves, selection) or [] if len(group[0])]
+        groups = [
+            group
+            for group in point.linearised.shadow.instances(leaves, selection) or []
+            if len(group[0])
+        ]
         if len(groups) != 1 or len(groups[0][0]) != n:
             raise BoxcovError(
                 f"{type(point.linearised.shadow).__name__}.instances() must run boxes of one kind as one group: {len(groups)} of {n} boxes"
             )
         uses: Uses = {}
         boxes = model.watched(groups[0][1], uses, n)
-        out = torch.where((kind == number)[:, None, None], model.group(boxes, uses, None if seen is None else Checked()), out)
+        out = torch.where(
+            (kind == number)[:, None, None],
+            model.group(boxes, uses, None if seen is None else Checked()),
+            out,
+        )
         if seen is not None:
-            layers = [block.layer for block in model.posterior.blocks.values() if block.layer.weight in uses]
-            seen |= {name for layer in layers for name in (layer.weight, layer.bias) if name is not None}
+            layers = [
+                block.layer
+                for block in model.posterior.blocks.values()
+                if block.layer.weight in uses
+            ]
+            seen |= {
+                name for layer in layers for name in (layer.weight, layer.bias) if name is not None
+            }
     return out

@@ -45,7 +45,9 @@ def _transpose(b: Builder, node: fx.Node, x: Any, first: int = 0, second: int = 
 
 def _cat(b: Builder, node: fx.Node, parts: Any, dim: int = 0) -> str:
     full = [part for part in parts if b.value(part).numel()] or [parts[0]]
-    return b.op("Concat", *(b.name(part, b.dtype(node)) for part in full), axis=dim % len(b.shape(node)))
+    return b.op(
+        "Concat", *(b.name(part, b.dtype(node)) for part in full), axis=dim % len(b.shape(node))
+    )
 
 
 def _stack(b: Builder, node: fx.Node, parts: Any, dim: int = 0) -> str:
@@ -62,7 +64,15 @@ def _bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     return low, max(low, high)
 
 
-def _slice(b: Builder, node: fx.Node, x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> str:
+def _slice(
+    b: Builder,
+    node: fx.Node,
+    x: Any,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> str:
     axis = dim % len(b.shape(x))
     low, high = _bounds(start, end, b.shape(x)[axis])
     if (low, high, step) == (0, b.shape(x)[axis], 1):
@@ -82,7 +92,14 @@ def _flip(b: Builder, node: fx.Node, x: Any, dims: Any) -> str:
 
 
 def _slice_scatter(
-    b: Builder, node: fx.Node, x: Any, source: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    b: Builder,
+    node: fx.Node,
+    x: Any,
+    source: Any,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> str:
     axis = dim % len(b.shape(x))
     size = b.shape(x)[axis]
@@ -93,7 +110,11 @@ def _slice_scatter(
     name = b.name(x, dtype)
     before = [_cut(b, name, axis, 0, low)] if low else []
     after = [_cut(b, name, axis, high, size)] if high < size else []
-    return b.op("Concat", *before, b.name(source, dtype), *after, axis=axis) if before or after else b.name(source, dtype)
+    return (
+        b.op("Concat", *before, b.name(source, dtype), *after, axis=axis)
+        if before or after
+        else b.name(source, dtype)
+    )
 
 
 def _select(b: Builder, node: fx.Node, x: Any, dim: int, index: int) -> str:
@@ -115,14 +136,20 @@ def _select_scatter(b: Builder, node: fx.Node, x: Any, source: Any, dim: int, in
 
 def _split(b: Builder, node: fx.Node, x: Any, sizes: Any, dim: int = 0) -> list[str]:
     axis, total = dim % len(b.shape(x)), b.shape(x)[dim]
-    each = list(sizes) if isinstance(sizes, (list, tuple)) else [min(sizes, total - i) for i in range(0, total, sizes)]
+    each = (
+        list(sizes)
+        if isinstance(sizes, (list, tuple))
+        else [min(sizes, total - i) for i in range(0, total, sizes)]
+    )
     name, starts = b.name(x), [sum(each[:i]) for i in range(len(each))]
     return [_cut(b, name, axis, low, low + n) for low, n in zip(starts, each)]
 
 
 def _unbind(b: Builder, node: fx.Node, x: Any, dim: int = 0) -> list[str]:
     axis, name = dim % len(b.shape(x)), b.name(x)
-    return [b.op("Gather", name, b.scalar(i, torch.long), axis=axis) for i in range(b.shape(x)[axis])]
+    return [
+        b.op("Gather", name, b.scalar(i, torch.long), axis=axis) for i in range(b.shape(x)[axis])
+    ]
 
 
 def _unfold(b: Builder, node: fx.Node, x: Any, dim: int, size: int, step: int) -> str:
@@ -134,13 +161,19 @@ def _unfold(b: Builder, node: fx.Node, x: Any, dim: int, size: int, step: int) -
     return b.op("Transpose", found, perm=order)
 
 
-def _diagonal(b: Builder, node: fx.Node, x: Any, offset: int = 0, first: int = 0, second: int = 1) -> str:
+def _diagonal(
+    b: Builder, node: fx.Node, x: Any, offset: int = 0, first: int = 0, second: int = 1
+) -> str:
     shape = b.shape(x)
     rows, columns = first % len(shape), second % len(shape)
     rest = [d for d in range(len(shape)) if d not in (rows, columns)]
     name = b.op("Transpose", b.name(x), perm=[*rest, rows, columns])
     name = b.op("Reshape", name, b.numbers(*(shape[d] for d in rest), shape[rows] * shape[columns]))
-    places = torch.arange(shape[rows] * shape[columns]).view(shape[rows], shape[columns]).diagonal(offset)
+    places = (
+        torch.arange(shape[rows] * shape[columns])
+        .view(shape[rows], shape[columns])
+        .diagonal(offset)
+    )
     return b.op("Gather", name, b.constant(places.contiguous()), axis=len(rest))
 
 
@@ -159,7 +192,9 @@ def _index(b: Builder, node: fx.Node, x: Any, indices: Any) -> str:
     shape = b.shape(x)
     dims = [d for d, index in enumerate(indices) if index is not None]
     if any(b.dtype(indices[d]) == torch.bool for d in dims):
-        raise BoxcovError("a choice of rows by a mask has no fixed shape and cannot be written to ONNX: use torch.where")
+        raise BoxcovError(
+            "a choice of rows by a mask has no fixed shape and cannot be written to ONNX: use torch.where"
+        )
     name = b.name(x)
     adjacent = dims == list(range(dims[0], dims[-1] + 1))
     if not adjacent:  # the chosen dimensions go first, as torch has it
@@ -183,18 +218,24 @@ def _flat(b: Builder, indices: list[fx.Node], sizes: list[int]) -> str:
         if known is not None:
             part = b.constant(known.long() % size * step)
         else:
-            part = b.op("Mod", b.op("Add", b.name(index, torch.long), b.numbers(size)), b.numbers(size))
+            part = b.op(
+                "Mod", b.op("Add", b.name(index, torch.long), b.numbers(size)), b.numbers(size)
+            )
             part = part if step == 1 else b.op("Mul", part, b.numbers(step))
         total = part if total is None else b.op("Add", total, part)
     assert total is not None
     return total
 
 
-def _index_put(b: Builder, node: fx.Node, x: Any, indices: Any, values: Any, accumulate: bool = False) -> str:
+def _index_put(
+    b: Builder, node: fx.Node, x: Any, indices: Any, values: Any, accumulate: bool = False
+) -> str:
     """Only where the places are known: as numbers of the flat tensor."""
     known = [None if index is None else b.known(index) for index in indices]
     if any(index is not None and place is None for index, place in zip(indices, known)):
-        raise BoxcovError("writing to places that depend on the inputs (x[index] = y) cannot be written to ONNX: use scatter or gather")
+        raise BoxcovError(
+            "writing to places that depend on the inputs (x[index] = y) cannot be written to ONNX: use scatter or gather"
+        )
     shape = b.shape(x)
     places = torch.arange(b.value(x).numel()).view(shape)
     places = places[tuple(slice(None) if place is None else place for place in known)]
@@ -202,7 +243,12 @@ def _index_put(b: Builder, node: fx.Node, x: Any, indices: Any, values: Any, acc
     source = b.op("Expand", b.name(values, dtype), b.numbers(*places.shape))
     flat = [b.op("Reshape", name, b.numbers(-1)) for name in (b.name(x, dtype), source)]
     out = b.op(
-        "ScatterElements", flat[0], b.constant(places.flatten().contiguous()), flat[1], axis=0, reduction="add" if accumulate else "none"
+        "ScatterElements",
+        flat[0],
+        b.constant(places.flatten().contiguous()),
+        flat[1],
+        axis=0,
+        reduction="add" if accumulate else "none",
     )
     return b.op("Reshape", out, b.numbers(*shape))
 
@@ -215,7 +261,9 @@ def _gather(b: Builder, node: fx.Node, x: Any, dim: int, index: Any, **kwargs: A
     return b.op("GatherElements", b.name(x), b.name(index, torch.long), axis=dim % len(b.shape(x)))
 
 
-def _scatter(b: Builder, node: fx.Node, x: Any, dim: int, index: Any, source: Any, reduction: str = "none") -> str:
+def _scatter(
+    b: Builder, node: fx.Node, x: Any, dim: int, index: Any, source: Any, reduction: str = "none"
+) -> str:
     dtype = b.dtype(node)
     values = b.name(source, dtype)
     if not isinstance(source, fx.Node):
@@ -237,18 +285,32 @@ def _axes(b: Builder, x: Any, dims: Any) -> list[int]:
     return [d % rank for d in chosen]
 
 
-def _sum(b: Builder, node: fx.Node, x: Any, dims: Any = None, keep: bool = False, **kwargs: Any) -> str:
-    return b.op("ReduceSum", b.name(x, b.dtype(node)), b.numbers(*_axes(b, x, dims)), keepdims=int(keep))
+def _sum(
+    b: Builder, node: fx.Node, x: Any, dims: Any = None, keep: bool = False, **kwargs: Any
+) -> str:
+    return b.op(
+        "ReduceSum", b.name(x, b.dtype(node)), b.numbers(*_axes(b, x, dims)), keepdims=int(keep)
+    )
 
 
 def _reduced(kind: str) -> Callable[..., str]:
-    def run(b: Builder, node: fx.Node, x: Any, dims: Any = None, keep: bool = False, **kwargs: Any) -> str:
+    def run(
+        b: Builder, node: fx.Node, x: Any, dims: Any = None, keep: bool = False, **kwargs: Any
+    ) -> str:
         return b.op(kind, b.name(x, b.dtype(node)), axes=_axes(b, x, dims), keepdims=int(keep))
 
     return run
 
 
-def _norm(b: Builder, node: fx.Node, x: Any, order: float = 2, dims: Any = None, keep: bool = False, **kwargs: Any) -> str:
+def _norm(
+    b: Builder,
+    node: fx.Node,
+    x: Any,
+    order: float = 2,
+    dims: Any = None,
+    keep: bool = False,
+    **kwargs: Any,
+) -> str:
     if order != 2:
         raise BoxcovError(f"a norm of order {order} cannot be written to ONNX")
     return b.op("ReduceL2", b.name(x, b.dtype(node)), axes=_axes(b, x, dims), keepdims=int(keep))
@@ -258,7 +320,12 @@ def _counted(kind: str) -> Callable[..., str]:
     """any and all, by the largest and smallest of 0 and 1."""
 
     def run(b: Builder, node: fx.Node, x: Any, dims: Any = None, keep: bool = False) -> str:
-        least = b.op(kind, b.op("Cast", b.name(x, torch.bool), to=TYPES[torch.int32]), axes=_axes(b, x, dims), keepdims=int(keep))
+        least = b.op(
+            kind,
+            b.op("Cast", b.name(x, torch.bool), to=TYPES[torch.int32]),
+            axes=_axes(b, x, dims),
+            keepdims=int(keep),
+        )
         return b.op("Cast", least, to=TYPES[torch.bool])
 
     return run
@@ -266,20 +333,44 @@ def _counted(kind: str) -> Callable[..., str]:
 
 def _max_along(b: Builder, node: fx.Node, x: Any, dim: int, keep: bool = False) -> list[str]:
     axis = dim % len(b.shape(x))
-    return [b.op("ReduceMax", b.name(x), axes=[axis], keepdims=int(keep)), b.op("ArgMax", b.name(x), axis=axis, keepdims=int(keep))]
+    return [
+        b.op("ReduceMax", b.name(x), axes=[axis], keepdims=int(keep)),
+        b.op("ArgMax", b.name(x), axis=axis, keepdims=int(keep)),
+    ]
 
 
 def _argmax(b: Builder, node: fx.Node, x: Any, dim: int | None = None, keep: bool = False) -> str:
     name = b.name(x) if dim is not None else b.op("Reshape", b.name(x), b.numbers(-1))
-    return b.op("ArgMax", name, axis=0 if dim is None else dim % len(b.shape(x)), keepdims=int(keep and dim is not None))
+    return b.op(
+        "ArgMax",
+        name,
+        axis=0 if dim is None else dim % len(b.shape(x)),
+        keepdims=int(keep and dim is not None),
+    )
 
 
 def _cumsum(b: Builder, node: fx.Node, x: Any, dim: int, **kwargs: Any) -> str:
     return b.op("CumSum", b.name(x, b.dtype(node)), b.scalar(dim % len(b.shape(x)), torch.long))
 
 
-def _topk(b: Builder, node: fx.Node, x: Any, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
-    return b.several(2, "TopK", b.name(x), b.numbers(k), axis=dim % len(b.shape(x)), largest=int(largest), sorted=int(ordered))
+def _topk(
+    b: Builder,
+    node: fx.Node,
+    x: Any,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    ordered: bool = True,
+) -> Any:
+    return b.several(
+        2,
+        "TopK",
+        b.name(x),
+        b.numbers(k),
+        axis=dim % len(b.shape(x)),
+        largest=int(largest),
+        sorted=int(ordered),
+    )
 
 
 LAYOUT: dict[str, Callable[..., Any]] = {

@@ -16,14 +16,50 @@ from boxcov.export.onnx.layout import LAYOUT
 Operator = Callable[..., Any]
 
 _UNARY = {
-    **{name: name.capitalize() for name in ("abs", "neg", "exp", "log", "sqrt", "reciprocal", "sigmoid", "tanh", "relu", "sin", "cos")},
+    **{
+        name: name.capitalize()
+        for name in (
+            "abs",
+            "neg",
+            "exp",
+            "log",
+            "sqrt",
+            "reciprocal",
+            "sigmoid",
+            "tanh",
+            "relu",
+            "sin",
+            "cos",
+        )
+    },
     **{name: name.capitalize() for name in ("floor", "ceil", "round", "sign", "erf", "atan")},
     "logical_not": "Not",
     "bitwise_not": "Not",
 }
-_BINARY = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "maximum": "Max", "minimum": "Min", "pow": "Pow"}
-_LOGICAL = {"bitwise_and": "And", "bitwise_or": "Or", "logical_and": "And", "logical_or": "Or", "bitwise_xor": "Xor", "logical_xor": "Xor"}
-_COMPARED = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
+_BINARY = {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "maximum": "Max",
+    "minimum": "Min",
+    "pow": "Pow",
+}
+_LOGICAL = {
+    "bitwise_and": "And",
+    "bitwise_or": "Or",
+    "logical_and": "And",
+    "logical_or": "Or",
+    "bitwise_xor": "Xor",
+    "logical_xor": "Xor",
+}
+_COMPARED = {
+    "eq": "Equal",
+    "lt": "Less",
+    "le": "LessOrEqual",
+    "gt": "Greater",
+    "ge": "GreaterOrEqual",
+}
 
 
 def _unary(kind: str) -> Operator:
@@ -31,16 +67,29 @@ def _unary(kind: str) -> Operator:
 
 
 def _binary(kind: str) -> Operator:
-    def run(b: Builder, node: fx.Node, x: Any, y: Any, alpha: float = 1, rounding_mode: str | None = None) -> str:
+    def run(
+        b: Builder,
+        node: fx.Node,
+        x: Any,
+        y: Any,
+        alpha: float = 1,
+        rounding_mode: str | None = None,
+    ) -> str:
         dtype = b.dtype(node)
         if rounding_mode is not None:
             if rounding_mode != "floor":
-                raise BoxcovError(f"division with rounding_mode={rounding_mode!r} cannot be written to ONNX")
+                raise BoxcovError(
+                    f"division with rounding_mode={rounding_mode!r} cannot be written to ONNX"
+                )
             return _floor_divide(b, node, x, y)
         if dtype == torch.bool:  # sums and products of masks
             return b.op("And" if kind == "Mul" else "Or", b.name(x), b.name(y))
         right = b.name(y, dtype)
-        return b.op(kind, b.name(x, dtype), right if alpha == 1 else b.op("Mul", right, b.scalar(alpha, dtype)))
+        return b.op(
+            kind,
+            b.name(x, dtype),
+            right if alpha == 1 else b.op("Mul", right, b.scalar(alpha, dtype)),
+        )
 
     return run
 
@@ -56,7 +105,9 @@ def _compared(kind: str) -> Operator:
 def _logical(kind: str) -> Operator:
     def run(b: Builder, node: fx.Node, x: Any, y: Any) -> str:
         if b.dtype(node) != torch.bool:
-            raise BoxcovError(f"{node.target} of whole numbers cannot be written to ONNX: masks only")
+            raise BoxcovError(
+                f"{node.target} of whole numbers cannot be written to ONNX: masks only"
+            )
         return b.op(kind, b.name(x, torch.bool), b.name(y, torch.bool))
 
     return run
@@ -79,7 +130,9 @@ def _floor_divide(b: Builder, node: fx.Node, x: Any, y: Any) -> str:
     quotient = b.op("Div", left, right)
     if dtype.is_floating_point:
         return b.op("Floor", quotient)
-    rest = b.op("Sub", left, b.op("Mul", quotient, right))  # whole numbers are cut towards zero: one less where the signs differ
+    rest = b.op(
+        "Sub", left, b.op("Mul", quotient, right)
+    )  # whole numbers are cut towards zero: one less where the signs differ
     zero = b.scalar(0, dtype)
     apart = b.op("Xor", b.op("Less", rest, zero), b.op("Less", right, zero))
     below = b.op("And", b.op("Not", b.op("Equal", rest, zero)), apart)
@@ -119,7 +172,9 @@ def _silu(b: Builder, node: fx.Node, x: Any) -> str:
 
 
 def _where(b: Builder, node: fx.Node, mask: Any, x: Any, y: Any) -> str:
-    return b.op("Where", b.name(mask, torch.bool), b.name(x, b.dtype(node)), b.name(y, b.dtype(node)))
+    return b.op(
+        "Where", b.name(mask, torch.bool), b.name(x, b.dtype(node)), b.name(y, b.dtype(node))
+    )
 
 
 def _masked_fill(b: Builder, node: fx.Node, x: Any, mask: Any, value: Any) -> str:
@@ -139,7 +194,9 @@ def _matmul(b: Builder, node: fx.Node, x: Any, y: Any) -> str:
     return b.op("MatMul", b.name(x), b.name(y))
 
 
-def _addmm(b: Builder, node: fx.Node, bias: Any, x: Any, y: Any, beta: float = 1, alpha: float = 1) -> str:
+def _addmm(
+    b: Builder, node: fx.Node, bias: Any, x: Any, y: Any, beta: float = 1, alpha: float = 1
+) -> str:
     if (beta, alpha) != (1, 1):
         raise BoxcovError(f"addmm with beta={beta} and alpha={alpha} cannot be written to ONNX")
     return b.op("Add", b.op("MatMul", b.name(x), b.name(y)), b.name(bias))
@@ -159,8 +216,17 @@ def _convolution(
     groups: int,
 ) -> str:
     inputs = [b.name(x), b.name(weight)] + ([] if bias is None else [b.name(bias)])
-    about = {"strides": list(stride), "pads": list(padding) * 2, "dilations": list(dilation), "group": groups}
-    return b.op("ConvTranspose", *inputs, **about, output_padding=list(extra)) if transposed else b.op("Conv", *inputs, **about)
+    about = {
+        "strides": list(stride),
+        "pads": list(padding) * 2,
+        "dilations": list(dilation),
+        "group": groups,
+    }
+    return (
+        b.op("ConvTranspose", *inputs, **about, output_padding=list(extra))
+        if transposed
+        else b.op("Conv", *inputs, **about)
+    )
 
 
 def _convolution_backward(
@@ -179,35 +245,74 @@ def _convolution_backward(
     """The gradient of the input alone: that of the weights is what the method does without."""
     _, groups, wanted = rest
     if transposed or wanted[1] or wanted[2]:
-        raise BoxcovError("the gradient of a transposed convolution, or of a convolution's weights, cannot be written to ONNX")
+        raise BoxcovError(
+            "the gradient of a transposed convolution, or of a convolution's weights, cannot be written to ONNX"
+        )
     kernel, n = b.shape(weight)[2:], len(stride)
-    reached = [(size - 1) * s - 2 * p + e * (k - 1) + 1 for size, s, p, e, k in zip(b.shape(d)[2:], stride, padding, dilation, kernel)]
+    reached = [
+        (size - 1) * s - 2 * p + e * (k - 1) + 1
+        for size, s, p, e, k in zip(b.shape(d)[2:], stride, padding, dilation, kernel)
+    ]
     extra = [size - part for size, part in zip(b.shape(x)[2:], reached)]
-    about = {"strides": list(stride), "pads": list(padding) * 2, "dilations": list(dilation), "group": groups, "output_padding": extra[:n]}
+    about = {
+        "strides": list(stride),
+        "pads": list(padding) * 2,
+        "dilations": list(dilation),
+        "group": groups,
+        "output_padding": extra[:n],
+    }
     return (b.op("ConvTranspose", b.name(d), b.name(weight), **about),)
 
 
-def _norm(b: Builder, node: fx.Node, x: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> tuple[str]:
+def _norm(
+    b: Builder, node: fx.Node, x: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any
+) -> tuple[str]:
     if len(rest) == 3 and rest[0]:
         raise BoxcovError("a BatchNorm in train mode cannot be written to ONNX")
     like = torch.ones(b.shape(mean), dtype=b.dtype(x))
     scale = b.constant(like) if weight is None else b.name(weight)
     shift = b.constant(torch.zeros_like(like)) if bias is None else b.name(bias)
-    return (b.op("BatchNormalization", b.name(x), scale, shift, b.name(mean), b.name(var), epsilon=float(rest[-1])),)
+    return (
+        b.op(
+            "BatchNormalization",
+            b.name(x),
+            scale,
+            shift,
+            b.name(mean),
+            b.name(var),
+            epsilon=float(rest[-1]),
+        ),
+    )
 
 
 def _pool(
-    b: Builder, node: fx.Node, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
+    b: Builder,
+    node: fx.Node,
+    x: Any,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    ceil: bool = False,
 ) -> tuple[str]:
     def pair(v: Any) -> list[int]:
         return list(v) * 2 if len(v) == 1 else list(v)
 
-    about = {"strides": pair(stride or kernel), "pads": pair(padding) * 2, "dilations": pair(dilation), "ceil_mode": int(ceil)}
+    about = {
+        "strides": pair(stride or kernel),
+        "pads": pair(padding) * 2,
+        "dilations": pair(dilation),
+        "ceil_mode": int(ceil),
+    }
     return (b.op("MaxPool", b.name(x), kernel_shape=pair(kernel), **about),)
 
 
 def _upsample(b: Builder, node: fx.Node, x: Any, *rest: Any) -> str:
-    about = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    about = {
+        "mode": "nearest",
+        "coordinate_transformation_mode": "asymmetric",
+        "nearest_mode": "floor",
+    }
     return b.op("Resize", b.name(x), "", "", b.numbers(*b.shape(node)), **about)
 
 

@@ -10,7 +10,12 @@ from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
-_KEPT = ("native_batch_norm", "_native_batch_norm_legit_no_training", "upsample_nearest2d", "silu")  # better told whole than in pieces
+_KEPT = (
+    "native_batch_norm",
+    "_native_batch_norm_legit_no_training",
+    "upsample_nearest2d",
+    "silu",
+)  # better told whole than in pieces
 
 
 def traced(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> fx.GraphModule:
@@ -23,10 +28,16 @@ def traced(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> fx.GraphM
     >>> bool((graph(torch.zeros(3))[0] == 1).all())
     True
     """
-    table = {op: way for op, way in core_aten_decompositions().items() if str(op).split(".")[1] not in _KEPT}
+    table = {
+        op: way
+        for op, way in core_aten_decompositions().items()
+        if str(op).split(".")[1] not in _KEPT
+    }
     with torch.no_grad():
         plain: Any = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
         once = torch.func.functionalize(plain, remove="mutations")
-        graph: fx.GraphModule = make_fx(once, table, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+        graph: fx.GraphModule = make_fx(
+            once, table, tracing_mode="real", _allow_non_fake_inputs=True
+        )(*inputs)
     graph.graph.eliminate_dead_code()
     return graph

@@ -24,7 +24,9 @@ def refused(workshop: Workshop, run: Run) -> str | None:
 
 def records(workshop: Workshop, run: Run) -> Records:
     """The predictions of a run with the objects of its frames, from their files alone."""
-    return records_of(Detections.load(workshop.path(run)), workshop.truth(run.on), workshop.setting.threshold)
+    return records_of(
+        Detections.load(workshop.path(run)), workshop.truth(run.on), workshop.setting.threshold
+    )
 
 
 def milliseconds(workshop: Workshop, run: Run) -> list[float]:
@@ -55,7 +57,12 @@ def measured(rows: Records) -> dict[str, dict[str, dict[str, float]]]:
     for error, part in partitions(rows.iou, rows.l2, rows.uncertainty).items():
         by_chance, now = chance(part), part.metrics()
         found = {
-            name: {"value": now[name], "chance": by_chance[name].mean, "low": by_chance[name].low, "high": by_chance[name].high}
+            name: {
+                "value": now[name],
+                "chance": by_chance[name].mean,
+                "low": by_chance[name].low,
+                "high": by_chance[name].high,
+            }
             for name in METRICS
         }
         found["AUROC"] = {"value": auroc(*_bad(rows, error)), "chance": 0.5}

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-Figures = Mapping[str, Mapping[str, Mapping[str, float]]]  # by column of the paper's table, metric and error
+Figures = Mapping[
+    str, Mapping[str, Mapping[str, float]]
+]  # by column of the paper's table, metric and error
 
 
-def _columns(names: tuple[str, ...], **rows: tuple[tuple[float, ...], tuple[float, ...]]) -> Figures:
+def _columns(
+    names: tuple[str, ...], **rows: tuple[tuple[float, ...], tuple[float, ...]]
+) -> Figures:
     metrics = {"AvU": rows["avu"], "P(A|C)": rows["pac"], "P(U|I)": rows["pui"]}
-    return {name: {metric: {"IoU": iou[i], "l2": l2[i]} for metric, (iou, l2) in metrics.items()} for i, name in enumerate(names)}
+    return {
+        name: {metric: {"IoU": iou[i], "l2": l2[i]} for metric, (iou, l2) in metrics.items()}
+        for i, name in enumerate(names)
+    }
 
 
 QUALITY = _columns(
@@ -75,5 +82,12 @@ def bounds(avu: float, pac: float, pui: float, rounding: float = 0.005) -> tuple
     >>> round(low.P_U, 2), round(high.P_U, 2)
     (0.36, 0.37)
     """
-    ends = [shares(avu + a * rounding, pac + b * rounding, pui + c * rounding) for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)]
-    return Shares(min(e.P_U for e in ends), min(e.P_A for e in ends)), Shares(max(e.P_U for e in ends), max(e.P_A for e in ends))
+    ends = [
+        shares(avu + a * rounding, pac + b * rounding, pui + c * rounding)
+        for a in (-1, 1)
+        for b in (-1, 1)
+        for c in (-1, 1)
+    ]
+    return Shares(min(e.P_U for e in ends), min(e.P_A for e in ends)), Shares(
+        max(e.P_U for e in ends), max(e.P_A for e in ends)
+    )

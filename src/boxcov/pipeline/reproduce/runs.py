@@ -47,7 +47,9 @@ class Workshop:
         for name in _FOLDERS:
             made_folder(folder / name)
         self._check_setting()
-        for half in (half for within in (folder, *folder.iterdir()) for half in within.glob(".*.????????")):
+        for half in (
+            half for within in (folder, *folder.iterdir()) for half in within.glob(".*.????????")
+        ):
             half.unlink()  # what ``replacing`` had begun to write when it was killed
 
     def _check_setting(self) -> None:
@@ -62,11 +64,17 @@ class Workshop:
         try:
             there = json.loads(path.read_text())
         except ValueError:
-            raise BoxcovError(f"{path}: damaged; remove the folder or choose another with --out") from None
+            raise BoxcovError(
+                f"{path}: damaged; remove the folder or choose another with --out"
+            ) from None
         other = sorted(name for name in {*mine, *there} if mine.get(name) != there.get(name))
         if other:
-            differs = ", ".join(f"{name} {there.get(name)!r} there and {mine.get(name)!r} now" for name in other)
-            raise BoxcovError(f"{self.folder} holds a reproduction of another setting ({differs}): choose another folder with --out")
+            differs = ", ".join(
+                f"{name} {there.get(name)!r} there and {mine.get(name)!r} now" for name in other
+            )
+            raise BoxcovError(
+                f"{self.folder} holds a reproduction of another setting ({differs}): choose another folder with --out"
+            )
 
     # what the runs are made of
 
@@ -98,7 +106,9 @@ class Workshop:
 
     def _fitted(self, share: float, checkpoint: Path) -> Posterior:
         s, what = self.setting, f"posterior from {share:.0%} of the frames"
-        data = Source(s.data, s.split, s.count, s.seed, s.sweeps).frames(s.device, self.detector.classes)
+        data = Source(s.data, s.split, s.count, s.seed, s.sweeps).frames(
+            s.device, self.detector.classes
+        )
         return fit(
             self.detector,
             batched(data, 2),
@@ -130,14 +140,18 @@ class Workshop:
             return
         frames = self.frames(run.on)
         try:
-            found, meta = self._predicted(self._model(run), frames[:1] if run.method == "glm" else frames, run.key)
+            found, meta = self._predicted(
+                self._model(run), frames[:1] if run.method == "glm" else frames, run.key
+            )
         except NotFiniteError as error:  # a result, too: there is no covariance under this setting
             found, meta = self._predicted(self.detector.detect, frames, run.key)
             meta["refused"] = str(error).partition(" (box")[0]
         together = concatenated(found).to("cpu")
         replace(together, meta={**together.meta, **meta}).save(self.path(run))
 
-    def _predicted(self, model: Callable[[Any], Detections], frames: Sequence[Any], what: str) -> tuple[list[Detections], dict[str, Any]]:
+    def _predicted(
+        self, model: Callable[[Any], Detections], frames: Sequence[Any], what: str
+    ) -> tuple[list[Detections], dict[str, Any]]:
         found, times = [], []
         for number, (inputs, _) in enumerate(frames):
             start = _now(self.setting.device)
@@ -204,7 +218,9 @@ def posterior_of(run: Run, whole: Posterior, detector: Detector) -> Posterior:
         posterior = replace(posterior, n_data=run.share * posterior.n_data)
     if run.form == "prior":
         return posterior
-    return posterior.restricted([name for name in names if posterior.blocks[name].H.values.amax() > 0]).paper()
+    return posterior.restricted(
+        [name for name in names if posterior.blocks[name].H.values.amax() > 0]
+    ).paper()
 
 
 def part_of(layer: str, detector: Detector) -> str:

@@ -27,12 +27,20 @@ class Setting:
     data: str = "simulated:clear"  # frames behind the posterior
     split: str | None = "train"
     count: int | None = 100  # of them; all where None
-    n_data: float | None = 3500.0  # frames that the detector was trained on; those behind the posterior where None
+    n_data: float | None = (
+        3500.0  # frames that the detector was trained on; those behind the posterior where None
+    )
     test: str = "simulated:clear"
     test_split: str | None = "test"
     test_count: int | None = 24
     slow: int = 40  # boxes of the first test frame for GLM, which costs D backward passes each
-    shifts: tuple[str, ...] = ("simulated:rain", "simulated:fog", "simulated:sparse", "simulated:crowd", "simulated:unseen")
+    shifts: tuple[str, ...] = (
+        "simulated:rain",
+        "simulated:fog",
+        "simulated:sparse",
+        "simulated:crowd",
+        "simulated:unseen",
+    )
     shift_count: int = 8
     prior_precision: float = 100.0  # a prior as wide as the weights are large: their RMS is 0.1
     threshold: float = 0.1  # of the score
@@ -120,7 +128,9 @@ def _all(setting: Setting) -> Iterator[Run]:
         for samples in SAMPLES.values():
             yield Run("mcglm", form, samples=samples)
     for depth in DEPTHS.values():
-        yield from (part_alone(depth, on) for on in (TEST, *setting.shifts))  # one after another: the same method stays at work
+        yield from (
+            part_alone(depth, on) for on in (TEST, *setting.shifts)
+        )  # one after another: the same method stays at work
     yield from (Run("mci", on=on) for on in setting.shifts)
 
 

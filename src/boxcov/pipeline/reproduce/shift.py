@@ -17,10 +17,22 @@ from boxcov.pipeline.reproduce.table import Table
 
 def with_data(workshop: Workshop) -> Table:
     """The exact u of the head under posteriors that count 100, 10 and 5 % of the frames."""
-    found = {name: records(workshop, Run("exact", "prior", share=part, counted=part < 1)).uncertainty for name, part in SHARES.items()}
+    found = {
+        name: records(workshop, Run("exact", "prior", share=part, counted=part < 1)).uncertainty
+        for name, part in SHARES.items()
+    }
     whole = found["100 %"]
-    rows = [(name, float(np.median(u)), float(np.median(u / whole)), float((u > whole).mean())) for name, u in found.items() if len(u)]
-    columns = ("share of the data", "median u", "median ratio to all data", "share of the boxes whose u is larger")
+    rows = [
+        (name, float(np.median(u)), float(np.median(u / whole)), float((u > whole).mean()))
+        for name, u in found.items()
+        if len(u)
+    ]
+    columns = (
+        "share of the data",
+        "median u",
+        "median ratio to all data",
+        "share of the boxes whose u is larger",
+    )
     note = "Factors from that share of the frames, n_data that share of the training frames; head, exact."
     return Table("data", "Uncertainty and the amount of data", columns, rows, (note,))
 
@@ -33,8 +45,18 @@ def scenarios(workshop: Workshop) -> Table:
         for name, clear, shifted in _measures(workshop, setting, on):
             box = auroc(_labels(clear.u, shifted.u), np.concatenate([clear.u, shifted.u]))
             frames = clear.by_frame(), shifted.by_frame()
-            rise = float(np.median(shifted.u) / np.median(clear.u)) if np.median(clear.u) > 0 else None
-            rows.append((on.partition(":")[2] or on, name, rise, box, auroc(_labels(*frames), np.concatenate(frames))))
+            rise = (
+                float(np.median(shifted.u) / np.median(clear.u)) if np.median(clear.u) > 0 else None
+            )
+            rows.append(
+                (
+                    on.partition(":")[2] or on,
+                    name,
+                    rise,
+                    box,
+                    auroc(_labels(*frames), np.concatenate(frames)),
+                )
+            )
     columns = ("shift", "u", "median u, times clear", "AUROC, boxes", "AUROC, frames")
     note = (
         f"{setting.shift_count} shifted frames a row against the test frames, predictions above a score of {setting.threshold}. "
@@ -55,14 +77,29 @@ class _Numbers:
         return np.array([value[self.frame == number].mean() for number in np.unique(self.frame)])
 
 
-def _measures(workshop: Workshop, setting: Setting, on: str) -> list[tuple[str, _Numbers, _Numbers]]:
+def _measures(
+    workshop: Workshop, setting: Setting, on: str
+) -> list[tuple[str, _Numbers, _Numbers]]:
     found = []
     for name, depth in zip(("H", "N", "B"), DEPTHS.values()):
-        clear, shifted = records(workshop, part_alone(depth, TEST)), records(workshop, part_alone(depth, on))
-        found.append((name, _Numbers(clear, clear.uncertainty), _Numbers(shifted, shifted.uncertainty)))
+        clear, shifted = (
+            records(workshop, part_alone(depth, TEST)),
+            records(workshop, part_alone(depth, on)),
+        )
+        found.append(
+            (name, _Numbers(clear, clear.uncertainty), _Numbers(shifted, shifted.uncertainty))
+        )
     mci = records(workshop, Run("mci")), records(workshop, Run("mci", on=on))
-    found.append(("MCI", _Numbers(mci[0], mci[0].uncertainty), _Numbers(mci[1], mci[1].uncertainty)))
-    found.append(("1 - score", _Numbers(clear, 1 - clear.scores, False), _Numbers(shifted, 1 - shifted.scores, False)))
+    found.append(
+        ("MCI", _Numbers(mci[0], mci[0].uncertainty), _Numbers(mci[1], mci[1].uncertainty))
+    )
+    found.append(
+        (
+            "1 - score",
+            _Numbers(clear, 1 - clear.scores, False),
+            _Numbers(shifted, 1 - shifted.scores, False),
+        )
+    )
     return found
 
 

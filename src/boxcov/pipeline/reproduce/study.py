@@ -34,7 +34,9 @@ def reproduce(folder: Path, setting: Setting, progress: Progress | None = None) 
         write(folder / "tables", table)
     text = "\n\n".join(table.markdown() for table in made)
     with replacing(folder / "reproduction.md") as file:
-        file.write_text(f"# Reproduction\n\nboxcov {__version__}, {setting.detector}, {setting.test}.\n\n{text}\n")
+        file.write_text(
+            f"# Reproduction\n\nboxcov {__version__}, {setting.detector}, {setting.test}.\n\n{text}\n"
+        )
     study = shown(workshop, made)
     write_figures(folder / "figures", study)
     write_page(folder / "report.html", study)
@@ -51,7 +53,12 @@ def shown(workshop: Workshop, made: list[Table]) -> Study:
     ]
     runtime = next(table for table in made if table.name == "runtime").json()["rows"]
     bars = [
-        {"method": row["method"], "device": workshop.setting.device, "ms": row["ms"], "ratio": row["times the plain detector"]}
+        {
+            "method": row["method"],
+            "device": workshop.setting.device,
+            "ms": row["ms"],
+            "ratio": row["times the plain detector"],
+        }
         for row in runtime
     ]
     about = {"boxcov": __version__, **workshop.setting.json(), "posterior": "paper's form, head"}
@@ -65,5 +72,7 @@ def _scenes(workshop: Workshop) -> dict[int, Scene]:
         if not isinstance(inputs, list):
             break
         mine = truth.frame == number
-        scenes[number] = Scene(f"frame {number}", key_sweep(inputs[0].cpu()), truth.boxes[mine], truth.labels[mine])
+        scenes[number] = Scene(
+            f"frame {number}", key_sweep(inputs[0].cpu()), truth.boxes[mine], truth.labels[mine]
+        )
     return scenes

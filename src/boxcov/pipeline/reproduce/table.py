@@ -33,8 +33,13 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def markdown(self) -> str:
-        numeric = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
-        lines = ["| " + " | ".join(self.columns) + " |", "| " + " | ".join("---:" if n else "---" for n in numeric) + " |"]
+        numeric = [
+            all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))
+        ]
+        lines = [
+            "| " + " | ".join(self.columns) + " |",
+            "| " + " | ".join("---:" if n else "---" for n in numeric) + " |",
+        ]
         lines += ["| " + " | ".join(shown(value) for value in row) + " |" for row in self.rows]
         return "\n".join([f"**{self.title}**", "", *lines, *(f"\n{note}" for note in self.notes)])
 
@@ -62,7 +67,13 @@ def shown(value: Any) -> str:
         return str(value)
     if abs(value) >= 1e6 or 0 < abs(value) < 5e-3:
         return f"{value:.2g}"
-    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 100 else f"{value:.0f}"
+    return (
+        f"{value:.2f}"
+        if abs(value) < 10
+        else f"{value:.1f}"
+        if abs(value) < 100
+        else f"{value:.0f}"
+    )
 
 
 def write(folder: Path, table: Table) -> None:
@@ -74,6 +85,10 @@ def write(folder: Path, table: Table) -> None:
     ...     sorted(os.listdir(folder))
     ['t.csv', 't.json', 't.md']
     """
-    for ending, text in (("md", table.markdown() + "\n"), ("csv", table.csv()), ("json", json.dumps(table.json(), indent=1) + "\n")):
+    for ending, text in (
+        ("md", table.markdown() + "\n"),
+        ("csv", table.csv()),
+        ("json", json.dumps(table.json(), indent=1) + "\n"),
+    ):
         with replacing(folder / f"{table.name}.{ending}") as file:
             file.write_text(text)

@@ -11,9 +11,27 @@ from boxcov.detections import Detections
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.reproduce import paper
-from boxcov.pipeline.reproduce.measures import known, measured, milliseconds, one_minus_score, records, refused, spearman, warm
+from boxcov.pipeline.reproduce.measures import (
+    known,
+    measured,
+    milliseconds,
+    one_minus_score,
+    records,
+    refused,
+    spearman,
+    warm,
+)
 from boxcov.pipeline.reproduce.runs import Workshop, posterior_of
-from boxcov.pipeline.reproduce.setting import DEPTHS, EPSILONS, FORMS, SAMPLES, SHARES, Form, Run, published
+from boxcov.pipeline.reproduce.setting import (
+    DEPTHS,
+    EPSILONS,
+    FORMS,
+    SAMPLES,
+    SHARES,
+    Form,
+    Run,
+    published,
+)
 from boxcov.pipeline.reproduce.table import Table
 
 NAMES = {"paper": "the paper's posterior Q^-1 (x) H^-1", "prior": "the posterior (n F + tau I)^-1"}
@@ -47,9 +65,23 @@ def quality(workshop: Workshop, form: Form) -> list[Table]:
         notes += (f"MC-GLM by finite differences of 1e-7: no figures. {why}.",)
     tables = []
     for name, title in (("all", "all predictions"), ("paired", "predictions with an object")):
-        rows = _rows({method: part[part.paired] if name == "paired" else part for method, part in found.items()}, paper.QUALITY)
+        rows = _rows(
+            {
+                method: part[part.paired] if name == "paired" else part
+                for method, part in found.items()
+            },
+            paper.QUALITY,
+        )
         about = f"Quality, {NAMES[form]}, {title}"
-        tables.append(Table(f"quality-{form}-{name}", about, ("method", "error", *_COLUMNS, "AUROC"), rows, notes))
+        tables.append(
+            Table(
+                f"quality-{form}-{name}",
+                about,
+                ("method", "error", *_COLUMNS, "AUROC"),
+                rows,
+                notes,
+            )
+        )
     return tables
 
 
@@ -72,21 +104,45 @@ def depth(workshop: Workshop, form: Form) -> Table:
         storage = posterior_of(Run("mcglm", form, part), whole, workshop.detector).storage()
         sizes[name] = (paper.STORAGE[name], storage.factors / 2**20, storage.stored / 2**20)
     rows = [(*row, *sizes[row[0]]) for row in _rows(found, paper.DEPTH)]
-    columns = ("depth", "error", *_COLUMNS, "AUROC", "MB, paper", "MiB as the paper counts", "MiB stored")
-    return Table(f"depth-{form}", f"Depth of the posterior, MC-GLM with exact derivatives, {NAMES[form]}", columns, rows, (CHANCE,))
+    columns = (
+        "depth",
+        "error",
+        *_COLUMNS,
+        "AUROC",
+        "MB, paper",
+        "MiB as the paper counts",
+        "MiB stored",
+    )
+    return Table(
+        f"depth-{form}",
+        f"Depth of the posterior, MC-GLM with exact derivatives, {NAMES[form]}",
+        columns,
+        rows,
+        (CHANCE,),
+    )
 
 
 def share(workshop: Workshop, form: Form) -> Table:
     """Table IV: the posterior of all three parts from less of the training data."""
-    found = {name: records(workshop, Run("mcglm", form, "backbone", share=part)) for name, part in SHARES.items()}
+    found = {
+        name: records(workshop, Run("mcglm", form, "backbone", share=part))
+        for name, part in SHARES.items()
+    }
     whole, exact = records(workshop, Run("exact", form)), {}
     for name, part in SHARES.items():
-        exact[name] = spearman(whole.uncertainty, records(workshop, Run("exact", form, share=part, counted=part < 1)).uncertainty)
+        exact[name] = spearman(
+            whole.uncertainty,
+            records(workshop, Run("exact", form, share=part, counted=part < 1)).uncertainty,
+        )
     rows = [(*row, exact[row[0]]) for row in _rows(found, paper.SHARE)]
     columns = ("share", "error", *_COLUMNS, "AUROC", "rank correlation, head")
     note = "Rank correlation: of the exact u under the head's posterior with the u under that of all the data; no sampling in it."
     return Table(
-        f"share-{form}", f"Share of the training data, MC-GLM with exact derivatives, B+N+H, {NAMES[form]}", columns, rows, (CHANCE, note)
+        f"share-{form}",
+        f"Share of the training data, MC-GLM with exact derivatives, B+N+H, {NAMES[form]}",
+        columns,
+        rows,
+        (CHANCE, note),
     )
 
 
@@ -97,14 +153,27 @@ def epsilon(workshop: Workshop, form: Form) -> Table:
     why = {name: refused(workshop, run) for name, run in steps.items()}
     found = {name: records(workshop, run) for name, run in steps.items() if why[name] is None}
     off = {name: _off(rows, exact) for name, rows in found.items()}
-    rows = [(*row, off[row[0]], spearman(found[row[0]].uncertainty, exact.uncertainty)) for row in _rows(found, paper.EPSILON)]
+    rows = [
+        (*row, off[row[0]], spearman(found[row[0]].uncertainty, exact.uncertainty))
+        for row in _rows(found, paper.EPSILON)
+    ]
     columns = ("epsilon", "error", *_COLUMNS, "AUROC", "off the derivative", "rank correlation")
     note = (
         "Off the derivative: median over the boxes of the relative distance of the covariance from that of exact derivatives (jvp) along "
         "the same directions; rank correlation: of the u with those."
     )
-    lost = tuple(f"epsilon = {name}: no figures. {reason}." for name, reason in why.items() if reason is not None)
-    return Table(f"epsilon-{form}", f"Step of the finite difference, MC-GLM, head, {NAMES[form]}", columns, rows, (CHANCE, note, *lost))
+    lost = tuple(
+        f"epsilon = {name}: no figures. {reason}."
+        for name, reason in why.items()
+        if reason is not None
+    )
+    return Table(
+        f"epsilon-{form}",
+        f"Step of the finite difference, MC-GLM, head, {NAMES[form]}",
+        columns,
+        rows,
+        (CHANCE, note, *lost),
+    )
 
 
 def samples(workshop: Workshop, form: Form) -> Table:
@@ -112,11 +181,18 @@ def samples(workshop: Workshop, form: Form) -> Table:
     exact = records(workshop, Run("exact", form))
     found = {name: records(workshop, Run("mcglm", form, samples=k)) for name, k in SAMPLES.items()}
     rows = [
-        (*row, _off(found[row[0]], exact), spearman(found[row[0]].uncertainty, exact.uncertainty)) for row in _rows(found, paper.SAMPLES)
+        (*row, _off(found[row[0]], exact), spearman(found[row[0]].uncertainty, exact.uncertainty))
+        for row in _rows(found, paper.SAMPLES)
     ]
     columns = ("k", "error", *_COLUMNS, "AUROC", "off the exact", "rank correlation")
     note = "Off the exact: median over the boxes of the relative distance of the covariance from the exact one; rank correlation: of the u."
-    return Table(f"samples-{form}", f"Number of samples, MC-GLM with exact derivatives, head, {NAMES[form]}", columns, rows, (CHANCE, note))
+    return Table(
+        f"samples-{form}",
+        f"Number of samples, MC-GLM with exact derivatives, head, {NAMES[form]}",
+        columns,
+        rows,
+        (CHANCE, note),
+    )
 
 
 def runtime(workshop: Workshop) -> Table:
@@ -128,7 +204,10 @@ def runtime(workshop: Workshop) -> Table:
     times = {
         "MCI, k = 10": ("MCI", milliseconds(workshop, Run("mci"))),
         "GLM": ("GLM", [milliseconds(workshop, slow)[0] * boxes / part]),
-        "MC-GLM, k = 10, finite differences": ("MC-GLM", milliseconds(workshop, published("paper"))),
+        "MC-GLM, k = 10, finite differences": (
+            "MC-GLM",
+            milliseconds(workshop, published("paper")),
+        ),
         "MC-GLM, k = 10, exact derivatives": ("", milliseconds(workshop, Run("mcglm", "paper"))),
         "exact": ("", milliseconds(workshop, Run("exact", "paper"))),
     }
@@ -141,7 +220,13 @@ def runtime(workshop: Workshop) -> Table:
         f"Head posterior, {boxes:.1f} boxes a frame (the paper: 97.3), {workshop.setting.device}; medians, the plain detector included.",
         f"GLM was timed on {part} boxes of one frame and extrapolated to all: it costs the same for every box.",
     )
-    return Table("runtime", "Run time", ("method", "ms, paper", "ms", "times the plain detector"), rows, notes)
+    return Table(
+        "runtime",
+        "Run time",
+        ("method", "ms, paper", "ms", "times the plain detector"),
+        rows,
+        notes,
+    )
 
 
 def tables(workshop: Workshop) -> list[Table]:
@@ -163,7 +248,11 @@ def _rows(found: Mapping[str, Records], figures: paper.Figures) -> list[tuple[An
             cells: list[Any] = [name, error]
             for metric in METRICS:
                 printed = figures[name][metric][error] if name in figures else None
-                cells += [printed, known(now[error][metric]["value"]), known(now[error][metric]["chance"])]
+                cells += [
+                    printed,
+                    known(now[error][metric]["value"]),
+                    known(now[error][metric]["chance"]),
+                ]
             rows.append((*cells, known(now[error]["AUROC"]["value"])))
     return rows
 
@@ -173,4 +262,9 @@ def _off(rows: Records, exact: Records) -> float:
     assert rows.covariance is not None
     assert exact.covariance is not None
     size = np.linalg.norm(exact.covariance, axis=(1, 2))
-    return float(np.median(np.linalg.norm(rows.covariance - exact.covariance, axis=(1, 2)) / np.maximum(size, 1e-300)))
+    return float(
+        np.median(
+            np.linalg.norm(rows.covariance - exact.covariance, axis=(1, 2))
+            / np.maximum(size, 1e-300)
+        )
+    )

@@ -20,7 +20,13 @@ DRAWS = 20
 
 def published_chance() -> Table:
     """P(U) and P(A) behind each column of the paper, which its three metrics determine, and P(U|I) against P(U)."""
-    named = (("I", paper.QUALITY), ("III", paper.DEPTH), ("IV", paper.SHARE), ("V", paper.EPSILON), ("VI", paper.SAMPLES))
+    named = (
+        ("I", paper.QUALITY),
+        ("III", paper.DEPTH),
+        ("IV", paper.SHARE),
+        ("V", paper.EPSILON),
+        ("VI", paper.SAMPLES),
+    )
     rows: list[tuple[Any, ...]] = []
     for number, figures in named:
         for column, metrics in figures.items():
@@ -28,9 +34,25 @@ def published_chance() -> Table:
                 three = metrics["AvU"][error], metrics["P(A|C)"][error], metrics["P(U|I)"][error]
                 low, high = paper.bounds(*three)
                 at = paper.shares(*three)
-                verdict = "above" if three[2] - 0.005 > high.P_U else "below" if three[2] + 0.005 < low.P_U else "at chance"
-                rows.append((f"{number}: {column}", error, three[2], at.P_U, verdict, three[1], at.P_A))
-    columns = ("table: column", "error", "P(U|I)", "its chance, P(U)", "verdict", "P(A|C)", "its chance, P(A)")
+                verdict = (
+                    "above"
+                    if three[2] - 0.005 > high.P_U
+                    else "below"
+                    if three[2] + 0.005 < low.P_U
+                    else "at chance"
+                )
+                rows.append(
+                    (f"{number}: {column}", error, three[2], at.P_U, verdict, three[1], at.P_A)
+                )
+    columns = (
+        "table: column",
+        "error",
+        "P(U|I)",
+        "its chance, P(U)",
+        "verdict",
+        "P(A|C)",
+        "its chance, P(A)",
+    )
     note = "From the paper's figures alone. The verdict allows for all figures being rounded to two digits."
     return Table("chance-paper", "The paper's figures against chance", columns, rows, (note,))
 
@@ -42,13 +64,30 @@ def glm_and_mcglm(workshop: Workshop) -> Table:
         exact = records(workshop, Run("exact", form))
         rng = np.random.default_rng(0)
         noisy = [exact.with_uncertainty(noisy_trace(exact, 10, rng)) for _ in range(DRAWS)]
-        runs = {"MC-GLM, jvp": Run("mcglm", form), "MC-GLM, fd 1e-7": published(form), "MC-GLM, fd 1": published(form, 1.0)}
+        runs = {
+            "MC-GLM, jvp": Run("mcglm", form),
+            "MC-GLM, fd 1e-7": published(form),
+            "MC-GLM, fd 1": published(form, 1.0),
+        }
         found = {"exact (= GLM)": [exact], f"exact + noise of k = 10, {DRAWS} draws": noisy}
-        found |= {name: [records(workshop, run)] for name, run in runs.items() if refused(workshop, run) is None}
+        found |= {
+            name: [records(workshop, run)]
+            for name, run in runs.items()
+            if refused(workshop, run) is None
+        }
         found["size of the box"] = [exact.with_uncertainty(size(exact))]
         for error in ERRORS:
             rows += [(form, name, error, *_cells(parts, error)) for name, parts in found.items()]
-    columns = ("posterior", "u", "error", "P(U)", "P(U|I)", "P(U|I) - P(U)", "AUROC", "rank correlation with size")
+    columns = (
+        "posterior",
+        "u",
+        "error",
+        "P(U)",
+        "P(U|I)",
+        "P(U|I) - P(U)",
+        "AUROC",
+        "rank correlation with size",
+    )
     note = (
         "The sample covariance of k directional derivatives is Wishart distributed around the exact one; the second row draws it, "
         "independently for each box. MC-GLM itself uses the same directions for all boxes. The last row of each block takes the size of the "
@@ -76,7 +115,10 @@ def noisy_trace(rows: Records, k: int, rng: np.random.Generator) -> NDArray[Any]
 
 def size(rows: Records) -> NDArray[Any]:
     """The product of the sides of each box (n,)."""
-    sides: NDArray[Any] = np.prod(rows.boxes[:, [rows.fields.index(name) for name in ("w", "l", "h") if name in rows.fields]], axis=1)
+    sides: NDArray[Any] = np.prod(
+        rows.boxes[:, [rows.fields.index(name) for name in ("w", "l", "h") if name in rows.fields]],
+        axis=1,
+    )
     return sides
 
 

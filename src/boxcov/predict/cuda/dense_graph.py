@@ -26,7 +26,7 @@ _KEPT = 2  # graphs: each holds all intermediates of a pass
 
 
 class Dense:
-    """The plain pass of a detector that says what its dense part reads (``Detector.dense_inputs``), faster.
+    """The plain pass of a detector that says what its dense part reads (``Detector.static_inputs``), faster.
 
     weights: along which derivatives may be carried; where one lies before the dense part, they are not carried here.
 
@@ -40,11 +40,15 @@ class Dense:
 
     def __init__(self, detector: Detector, weights: Iterable[Tensor] = ()) -> None:
         self._before = shadow(detector)
-        self._behind = self._before.dense()
+        self._behind = self._before.static_part()
         weight = next(detector.parameters())
-        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in self._before.modules())
-        declared = type(detector).dense_inputs is not Detector.dense_inputs
-        self.usable = weight.is_cuda and declared and not hooked  # a hook would not be called from within a graph
+        hooked = any(
+            module._forward_hooks or module._forward_pre_hooks for module in self._before.modules()
+        )
+        declared = type(detector).static_inputs is not Detector.static_inputs
+        self.usable = (
+            weight.is_cuda and declared and not hooked
+        )  # a hook would not be called from within a graph
         own = {id(p) for p in self._behind.parameters()}
         self._carries = all(id(p) in own for p in weights)
         self.graphs = Graphs(_KEPT)
@@ -58,13 +62,19 @@ class Dense:
 
         The next frame may write over them: what is to last goes through ``own``.
         """
-        if not self.usable or torch.is_autocast_enabled("cuda") or (along is not None and not self._carries):
+        if (
+            not self.usable
+            or torch.is_autocast_enabled("cuda")
+            or (along is not None and not self._carries)
+        ):
             return None
-        if along is not None and along.directions is not self._directions:  # others than before: what is kept belongs to those
+        if (
+            along is not None and along.directions is not self._directions
+        ):  # others than before: what is kept belongs to those
             self._directions, self.graphs = along.directions, Graphs(_KEPT)
             self._forms.clear()
             self._compared.clear()
-        given = self._before.dense_inputs(fresh(inputs))
+        given = self._before.static_inputs(fresh(inputs))
         if given is None:
             return None
         key = (None if along is None else along.ends, *_settings())
@@ -86,14 +96,26 @@ class Dense:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         tangents = [None if own is None else own.of(tensor) for tensor in tensors]
         held = [i for i, t in enumerate(tangents) if t is not None]
-        self._forms[key] = form, [None if isinstance(leaf, Tensor) else leaf for leaf in leaves], held
+        self._forms[key] = (
+            form,
+            [None if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+            held,
+        )
         return (*tensors, *(t for t in tangents if t is not None))
 
-    def _unpacked(self, key: Hashable, made: Many, given: Tensor, along: Tangents | None) -> Any | None:
+    def _unpacked(
+        self, key: Hashable, made: Many, given: Tensor, along: Tangents | None
+    ) -> Any | None:
         form, leaves, held = self._forms[key]
         count = len(made) - len(held)
-        tensors = [tensor.view(tensor.shape) for tensor in made[:count]]  # tangents go by object: those of a frame are its own
-        self._storages = {tensor.untyped_storage().data_ptr() for tensor in tensors} if self.graphs.replayed else set()
+        tensors = [
+            tensor.view(tensor.shape) for tensor in made[:count]
+        ]  # tangents go by object: those of a frame are its own
+        self._storages = (
+            {tensor.untyped_storage().data_ptr() for tensor in tensors}
+            if self.graphs.replayed
+            else set()
+        )
         if self.graphs.replayed and key not in self._compared:
             self._compared.add(key)
             if not self._same(tensors, given):
@@ -115,13 +137,22 @@ class Dense:
 
     def _give_up(self, why: str) -> None:
         self.usable, self.graphs = False, Graphs(_KEPT)
-        warn(f"{type(self._before).__name__}.dense() {why}, so it runs as it is, which is slower", BoxcovWarning, stacklevel=6)
+        warn(
+            f"{type(self._before).__name__}.static_part() {why}, so it runs as it is, which is slower",
+            BoxcovWarning,
+            stacklevel=6,
+        )
 
 
 def _settings() -> tuple[Hashable, ...]:
     """What changes the bits of a pass, and may be changed between two frames."""
     backends = torch.backends
     return (
-        *(backends.cudnn.enabled, backends.cudnn.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic),
+        *(
+            backends.cudnn.enabled,
+            backends.cudnn.allow_tf32,
+            backends.cudnn.benchmark,
+            backends.cudnn.deterministic,
+        ),
         *(backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()),
     )

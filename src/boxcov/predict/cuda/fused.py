@@ -31,7 +31,11 @@ class _Fused:
         except Exception as error:  # whatever a compiler may say
             self.usable = False
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            warn(f"Triton cannot build kernels here ({why}): ordinary products are used, which are slower", BoxcovWarning, stacklevel=6)
+            warn(
+                f"Triton cannot build kernels here ({why}): ordinary products are used, which are slower",
+                BoxcovWarning,
+                stacklevel=6,
+            )
             return None
 
 
@@ -66,7 +70,14 @@ def grams(alpha: Tensor, bands: Bands, boxes: int, T: int) -> Tensor | None:
         for number, ((q, columns), S) in enumerate(zip(bands, counts)):
             given = alpha[:, q]
             kernels.gram_kernel[(boxes, S)](
-                *(given, given if columns is None else columns.contiguous(), out, alpha.stride(0), q.stop - q.start, T),
+                *(
+                    given,
+                    given if columns is None else columns.contiguous(),
+                    out,
+                    alpha.stride(0),
+                    q.stop - q.start,
+                    T,
+                ),
                 *(out.shape[1], sum(counts[:number])),
                 WEIGHED=columns is not None,
                 TP=max(16, _power(T)),
@@ -93,7 +104,19 @@ def contracted(grams: Tensor, index: Tensor, rows: Tensor, delta: Tensor) -> Ten
     def launch(kernels: Any) -> Tensor:
         out = delta.new_empty(parts, G, B, n, c, c)
         kernels.contraction_kernel[(n, G * B, parts)](
-            *(grams.contiguous(), index.contiguous(), rows.contiguous(), delta.contiguous(), out, S, T, p, c, n, B),
+            *(
+                grams.contiguous(),
+                index.contiguous(),
+                rows.contiguous(),
+                delta.contiguous(),
+                out,
+                S,
+                T,
+                p,
+                c,
+                n,
+                B,
+            ),
             TP=TP,
             CP=CP,
             PB=PB,

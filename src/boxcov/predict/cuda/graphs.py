@@ -37,7 +37,9 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
 
 Flags = tuple[bool, bool]
 _turn = Condition()
-_users: dict[int, int] = {}  # threads that are inside, and how often: the flags are one for the whole process
+_users: dict[
+    int, int
+] = {}  # threads that are inside, and how often: the flags are one for the whole process
 _outside: list[Flags] = []  # what the flags were before the first of them
 
 
@@ -87,14 +89,18 @@ class Graphs:
         self._most = kept
         self._met: set[Hashable] = set()
         self._kept: dict[Hashable, _Kept] = {}
-        self._inputs: dict[Hashable, Tensor] = {}  # what is given is written into these, which graphs of one shape share
+        self._inputs: dict[
+            Hashable, Tensor
+        ] = {}  # what is given is written into these, which graphs of one shape share
         self.replayed = False  # whether the last call was
         self.capturing = False  # whether a graph is being made; still true if that failed
 
     def __call__(self, key: Hashable, run: Callable[..., Many], *given: Tensor) -> Many:
         key = key, tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
         self.replayed = key in self._met
-        if not self.replayed:  # libraries settle on their ways, which must not happen while capturing
+        if (
+            not self.replayed
+        ):  # libraries settle on their ways, which must not happen while capturing
             self._met.add(key)
             return run(*given)
         if key not in self._kept:
@@ -117,7 +123,9 @@ class Graphs:
                 run(*inputs)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on with their own work
+        with torch.cuda.graph(
+            graph, capture_error_mode="thread_local"
+        ):  # other threads may go on with their own work
             out = run(*inputs)
         return graph, out
 

@@ -50,9 +50,13 @@ def gram_kernel(
         w = a
         if WEIGHED:
             w = a * tl.load(columns + s * n + start + q, mask=on, other=0.0)[None, :]
-        acc = tl.dot(_tf32(a, PRECISION), tl.trans(_tf32(w, PRECISION)), acc, input_precision=PRECISION)
+        acc = tl.dot(
+            _tf32(a, PRECISION), tl.trans(_tf32(w, PRECISION)), acc, input_precision=PRECISION
+        )
     pair = t[:, None] * T + t[None, :]
-    tl.store(out + (box * all + first + s) * T * T + pair, acc, mask=(t < T)[:, None] & (t < T)[None, :])
+    tl.store(
+        out + (box * all + first + s) * T * T + pair, acc, mask=(t < T)[:, None] & (t < T)[None, :]
+    )
 
 
 @_jit
@@ -76,7 +80,10 @@ def contraction_kernel(
     """``sum over p of delta_p^T (sum over s of rows[p, s] gram_s) delta_p`` for one box, branch and PB of the p."""
     box, branch, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     t, both = tl.arange(0, TP), tl.arange(0, PB * CP)
-    p, c = part * PB + both // CP, both % CP  # side by side, so that one product with a Gram matrix serves PB of the p
+    p, c = (
+        part * PB + both // CP,
+        both % CP,
+    )  # side by side, so that one product with a Gram matrix serves PB of the p
     to = out + ((part * tl.num_programs(1) + branch) * n + box) * C * C
     i = tl.arange(0, CP)
     to += i[:, None] * C + i[None, :]
@@ -86,12 +93,16 @@ def contraction_kernel(
         tl.store(to, tl.zeros((CP, CP), tl.float32), mask=wanted)
         return
     real = (p < P) & (c < C)
-    own = delta + branch * C * n * T * P + box * T * P + t[:, None] * P + (c * n * T * P + p)[None, :]
+    own = (
+        delta + branch * C * n * T * P + box * T * P + t[:, None] * P + (c * n * T * P + p)[None, :]
+    )
     d = _tf32(tl.load(own, mask=(t < T)[:, None] & real[None, :], other=0.0), PRECISION)
     square = (t < T)[:, None] & (t < T)[None, :]
     moved = tl.zeros((TP, PB * CP), tl.float32)
     for s in range(S):
-        gram = tl.load(grams + (cell * S + s) * T * T + t[:, None] * T + t[None, :], mask=square, other=0.0)
+        gram = tl.load(
+            grams + (cell * S + s) * T * T + t[:, None] * T + t[None, :], mask=square, other=0.0
+        )
         f = tl.load(rows + (branch * P + p) * S + s, mask=real, other=0.0)
         moved += tl.dot(_tf32(gram, PRECISION), d, input_precision=PRECISION) * f[None, :]
     left = tl.reshape(tl.permute(tl.reshape(d, (TP, PB, CP)), (2, 0, 1)), (CP, TP * PB))

@@ -9,14 +9,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from boxcov._torch.layer_calls import Call, Watch
+from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32
 from boxcov.errors import BoxcovWarning
 from boxcov.predict.cuda.graphs import Precision
 from boxcov.predict.forward_mode.tangents import Etas, NoRule, Tangents, pushed
 from boxcov.predict.linearize import Linearised, Point
 
-_SLACK: dict[Precision, float] = {"float32": 3e-2, "tf32": 3e-2, "half": 0.15}  # an activation at its kink may fall to either side
+_SLACK: dict[Precision, float] = {
+    "float32": 3e-2,
+    "tf32": 3e-2,
+    "half": 0.15,
+}  # an activation at its kink may fall to either side
 
 
 class Carried:
@@ -30,12 +34,19 @@ class Carried:
         self._directions: Etas | None = None
         self._names: dict[int, str] | None = None
 
-    def along(self, linearised: Linearised, etas: Mapping[str, Tensor], ends: frozenset[int] = frozenset()) -> Tangents | None:
+    def along(
+        self, linearised: Linearised, etas: Mapping[str, Tensor], ends: frozenset[int] = frozenset()
+    ) -> Tangents | None:
         """For the coming pass; ``ends`` as ``Tangents`` has them."""
         kind = next(iter(linearised.weights.values())).device.type
         if not self.usable or not etas or torch.is_autocast_enabled(kind):
             return None
-        if self._directions is None or self._names is not linearised.names or ends != self._ends or not _same(self._etas, etas):
+        if (
+            self._directions is None
+            or self._names is not linearised.names
+            or ends != self._ends
+            or not _same(self._etas, etas)
+        ):
             self.trusted &= self._directions is None or ends == self._ends
             self._ends, self._etas, self._names = ends, etas, linearised.names
             self._directions = Etas(etas, linearised.weights, self.precision)
@@ -45,7 +56,9 @@ class Carried:
         """J eta (m, D, k), with logits (m, D + 1, k), from the tangents of the raw outputs; None if that is not all there is to it."""
         assert point.tangents is not None
         leaves, form = tree_flatten(point.raw)
-        tangents = [point.tangents.of(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves]
+        tangents = [
+            point.tangents.of(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves
+        ]
         moving = [i for i, t in enumerate(tangents) if t is not None]
         if not moving or self._decoded_by_weights(point):
             return None
@@ -93,11 +106,11 @@ class Carried:
             return False
         used: list[str] = []
 
-        def seen(name: str, call: Call) -> Tensor:
+        def seen(name: str, call: LayerCall) -> Tensor:
             used.append(name)
             return call()
 
-        with Watch(point.linearised.names, seen):
+        with LayerCallMode(point.linearised.names, seen):
             point.z_of(point.raw)
         if used:
             self.usable = False
@@ -105,4 +118,8 @@ class Carried:
 
 
 def _same(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor]) -> bool:
-    return one is not None and one.keys() == other.keys() and all(one[name] is other[name] for name in other)
+    return (
+        one is not None
+        and one.keys() == other.keys()
+        and all(one[name] is other[name] for name in other)
+    )

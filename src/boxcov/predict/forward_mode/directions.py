@@ -70,7 +70,11 @@ class Directions:
             return None
         if self.score or not self._staged:
             return self._carried.along(linearised, self.etas)
-        return self._carried.along(linearised, self._rest(), self._stages.ends) if self._stages.below else None
+        return (
+            self._carried.along(linearised, self._rest(), self._stages.ends)
+            if self._stages.below
+            else None
+        )
 
     def derivatives(self, point: Point) -> tuple[Tensor, Tensor]:
         """J eta (m, D, k) of the boxes, and of all that is asked about, logits too."""
@@ -78,7 +82,11 @@ class Directions:
         if point.tangents is None and point.remembered and self._carried.trusted:
             point, staged = self._again(point, staged)
         fast = self._fast(point, staged)
-        if fast is not None and (staged is None or self._stages.trusted) and (self._carried.trusted or point.tangents is None):
+        if (
+            fast is not None
+            and (staged is None or self._stages.trusted)
+            and (self._carried.trusted or point.tangents is None)
+        ):
             return fast
         if not point.remembered:
             logits = point.logits
@@ -129,12 +137,18 @@ class Directions:
     def _learn_stages(self, point: Point, staged: Found) -> None:
         """The head's part, compared on the features of the plain pass itself and as exactly as it is: in float32."""
         rest, head = self._rest(), replace(point, logits=None)
-        deeper = bool(rest) and bool(directional_derivatives(head, {name: eta[:2] for name, eta in rest.items()}).any())
+        deeper = bool(rest) and bool(
+            directional_derivatives(head, {name: eta[:2] for name, eta in rest.items()}).any()
+        )
         own = {name: eta for name, eta in self.etas.items() if name not in rest}
         if deeper:  # another pass would compute the features anew
             head = Linearised(self.detector, list(own)).at(point.inputs)
         with matrix_precision("float32"):
-            self._stages.compare(staged.part, directional_derivatives(head, own, self.chunk), sorted(rest) if deeper else [])
+            self._stages.compare(
+                staged.part,
+                directional_derivatives(head, own, self.chunk),
+                sorted(rest) if deeper else [],
+            )
 
     def _learn_tangents(self, point: Point, A: Tensor) -> tuple[Tensor, Tensor] | None:
         """The derivatives of this frame in the way of all later ones, so that equal frames get equal numbers; None if that is the plain one."""
@@ -145,7 +159,12 @@ class Directions:
             self._carried.usable = False
             return None
         fast = self._fast(again, self._by_stages(again))
-        if fast is not None and tangents is not None and not self._carried.trusted and not self._carried.compare(fast[1], A):
+        if (
+            fast is not None
+            and tangents is not None
+            and not self._carried.trusted
+            and not self._carried.compare(fast[1], A)
+        ):
             return None
         return fast
 
@@ -183,7 +202,9 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
 
     # a zero that depends on the direction: vmap cannot stack what does not, as the boxes of a posterior that they do not depend on
     try:
-        u = torch.vmap(lambda eta: one(eta) + 0 * next(iter(eta.values())).flatten()[0], chunk_size=chunk)(scaled)
+        u = torch.vmap(
+            lambda eta: one(eta) + 0 * next(iter(eta.values())).flatten()[0], chunk_size=chunk
+        )(scaled)
     except NotImplementedError as error:  # fused attention and its like
         raise ForwardModeError(
             f"this detector uses an operation that torch cannot differentiate in forward mode ({str(error).splitlines()[0]}): take ExactGLM, or "

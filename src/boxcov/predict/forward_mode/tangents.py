@@ -20,16 +20,52 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from boxcov._torch.layer_calls import Call, parse
+from boxcov._torch.layer_calls import LayerCall, parse
 from boxcov.predict.cuda.graphs import Precision, matrix_precision
 
 _POINTWISE: set[Any] = {
-    *(F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu6, F.leaky_relu, F.elu, F.gelu, F.hardtanh),
-    *(F.silu, F.mish, F.hardswish, F.hardsigmoid, F.softplus, F.sigmoid, torch.sigmoid, Tensor.sigmoid),
+    *(
+        F.relu,
+        torch.relu,
+        torch.relu_,
+        Tensor.relu,
+        Tensor.relu_,
+        F.relu6,
+        F.leaky_relu,
+        F.elu,
+        F.gelu,
+        F.hardtanh,
+    ),
+    *(
+        F.silu,
+        F.mish,
+        F.hardswish,
+        F.hardsigmoid,
+        F.softplus,
+        F.sigmoid,
+        torch.sigmoid,
+        Tensor.sigmoid,
+    ),
     *(F.tanh, torch.tanh, Tensor.tanh, torch.exp, Tensor.exp),
 }
-_SUMS: set[Any] = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
-_IN_PLACE_WORDS = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__", "__iand__", "__ior__"}
+_SUMS: set[Any] = {
+    torch.add,
+    Tensor.add,
+    Tensor.add_,
+    Tensor.__add__,
+    Tensor.__radd__,
+    Tensor.__iadd__,
+}
+_IN_PLACE_WORDS = {
+    "__iadd__",
+    "__isub__",
+    "__imul__",
+    "__itruediv__",
+    "__ipow__",
+    "__setitem__",
+    "__iand__",
+    "__ior__",
+}
 
 
 class NoRule(Exception):
@@ -62,7 +98,12 @@ class Etas:
     precision: of the products; "half" carries bfloat16, on a CPU too.
     """
 
-    def __init__(self, etas: Mapping[str, Tensor], weights: Mapping[str, Tensor], precision: Precision = "float32") -> None:
+    def __init__(
+        self,
+        etas: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        precision: Precision = "float32",
+    ) -> None:
         self.names, self.precision = {id(weights[name]): name for name in etas}, precision
         self.dtype = torch.bfloat16 if precision == "half" else None
         self.etas, self.scale = normalised(etas, weights)
@@ -75,7 +116,7 @@ class Etas:
         """(k, *shape), if the parameter is among them."""
         return None if parameter is None else self.etas.get(self.names.get(id(parameter), ""))
 
-    def stacked(self, call: Call, eta: Tensor) -> Tensor:
+    def stacked(self, call: LayerCall, eta: Tensor) -> Tensor:
         """The k directions of a call's weight as one weight of k times as many outputs, those of a group together."""
         key = self.names[id(call.weight)], call.geometry.groups
         if key not in self._stacked:
@@ -162,14 +203,17 @@ class Tangents(TorchFunctionMode):
                 if id(value) in self._met and value in self._held:
                     return True
             elif isinstance(value, (list, tuple, dict)):
-                return any(isinstance(leaf, Tensor) and leaf in self._held for leaf in tree_leaves((args, kwargs)))
+                return any(
+                    isinstance(leaf, Tensor) and leaf in self._held
+                    for leaf in tree_leaves((args, kwargs))
+                )
         return False
 
     def _hold(self, tensor: Tensor, tangent: Tangent) -> None:
         self._held[tensor] = tangent
         self._met.add(id(tensor))
 
-    def _product(self, call: Call) -> Tensor:
+    def _product(self, call: LayerCall) -> Tensor:
         out = call()
         if id(call.weight) in self.ends:
             self._over = True
@@ -185,58 +229,88 @@ class Tangents(TorchFunctionMode):
         if call.x.dim() < 2 + len(call.geometry.kernel) and call.geometry.kernel:
             raise NoRule("a convolution without a batch")
         with matrix_precision(directions.precision) if out.is_cuda else nullcontext():
-            t = self._convolution(call, x, eta) if call.geometry.kernel else self._linear(call, x, eta)
+            t = (
+                self._convolution(call, x, eta)
+                if call.geometry.kernel
+                else self._linear(call, x, eta)
+            )
         if shift is not None:
             behind = len(call.geometry.kernel)
-            shift = shift.to(directions.dtype or out.dtype).reshape(len(shift), *[1] * (out.dim() - 1 - behind), -1, *[1] * behind)
+            shift = shift.to(directions.dtype or out.dtype).reshape(
+                len(shift), *[1] * (out.dim() - 1 - behind), -1, *[1] * behind
+            )
             t = shift.expand(len(shift), *out.shape) if t is None else t.add_(shift)
         assert t is not None
         self._hold(out, Tangent(t))
         return out
 
-    def _linear(self, call: Call, x: Tangent | None, eta: Tensor | None) -> Tensor | None:
+    def _linear(self, call: LayerCall, x: Tangent | None, eta: Tensor | None) -> Tensor | None:
         directions, t = self.directions, None
         if x is not None:
             t = F.linear(x.whole(), directions.cast(call.weight))
         if eta is not None:
-            own = F.linear(call.x.to(directions.dtype or call.x.dtype), directions.stacked(call, eta))
+            own = F.linear(
+                call.x.to(directions.dtype or call.x.dtype), directions.stacked(call, eta)
+            )
             own = own.unflatten(-1, (directions.count, -1)).movedim(-2, 0)
             t = own if t is None else t.add_(own)
         return t
 
-    def _convolution(self, call: Call, x: Tangent | None, eta: Tensor | None) -> Tensor | None:
+    def _convolution(self, call: LayerCall, x: Tangent | None, eta: Tensor | None) -> Tensor | None:
         directions, t, groups = self.directions, None, call.geometry.groups
         if x is not None:
-            t = call.func(laid_out(x.whole().flatten(0, 1)), directions.cast(call.weight), None, **call.rest)
+            t = call.func(
+                laid_out(x.whole().flatten(0, 1)), directions.cast(call.weight), None, **call.rest
+            )
             t = t.unflatten(0, (directions.count, -1))
         if eta is not None:
             plain = laid_out(call.x.to(directions.dtype or call.x.dtype))
             own = call.func(plain, directions.stacked(call, eta), None, **call.rest)
-            own = own.unflatten(1, (groups, directions.count, -1)).movedim(2, 0).flatten(2, 3)  # (k, B, n_out, ...)
+            own = (
+                own.unflatten(1, (groups, directions.count, -1)).movedim(2, 0).flatten(2, 3)
+            )  # (k, B, n_out, ...)
             t = own if t is None else t.add_(own)
         return t
 
     def _norm(self, args: Any, kwargs: Any) -> Tensor:
-        names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+        names = (
+            "input",
+            "running_mean",
+            "running_var",
+            "weight",
+            "bias",
+            "training",
+            "momentum",
+            "eps",
+        )
         given = {**dict(zip(names, args)), **kwargs}
         if given.get("training") or given.get("running_var") is None:
             raise NoRule("a norm over the batch")
         out = F.batch_norm(*args, **kwargs)
         x = self._held.get(given["input"])
-        if x is None or any(isinstance(given.get(n), Tensor) and given[n] in self._held for n in names[1:5]):
+        if x is None or any(
+            isinstance(given.get(n), Tensor) and given[n] in self._held for n in names[1:5]
+        ):
             raise NoRule("a norm whose parameters are computed")
-        scale = self.directions.norm(given["running_var"], given.get("weight"), given.get("eps", 1e-5), out.dim())
+        scale = self.directions.norm(
+            given["running_var"], given.get("weight"), given.get("eps", 1e-5), out.dim()
+        )
         self._hold(out, x.scaled(scale))
         return out
 
     def _pointwise(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         x, *rest = args if args else (kwargs.get("input"),)
         if not isinstance(x, Tensor) or any(
-            isinstance(leaf, Tensor) for leaf in tree_leaves((rest, {k: v for k, v in kwargs.items() if k != "input"}))
+            isinstance(leaf, Tensor)
+            for leaf in tree_leaves((rest, {k: v for k, v in kwargs.items() if k != "input"}))
         ):
             raise NoRule("a pointwise function with tensors beside its input")
         held = self._held[x]
-        inside = x.detach().clone() if func in (torch.relu_, Tensor.relu_) or kwargs.get("inplace") or True in rest else x.detach()
+        inside = (
+            x.detach().clone()
+            if func in (torch.relu_, Tensor.relu_) or kwargs.get("inplace") or True in rest
+            else x.detach()
+        )
         out: Tensor = func(*args, **kwargs)
         self._hold(out, held.scaled(_slope(func, inside, rest, kwargs, out)))
         return out
@@ -245,7 +319,11 @@ class Tangents(TorchFunctionMode):
         tangents = [self._held.get(x) if isinstance(x, Tensor) else None for x in args]
         shapes = [x.shape if isinstance(x, Tensor) else () for x in args]
         out: Tensor = func(*args)
-        parts = [_aligned(t.whole(), len(shape), out) for t, shape in zip(tangents, shapes) if t is not None]
+        parts = [
+            _aligned(t.whole(), len(shape), out)
+            for t, shape in zip(tangents, shapes)
+            if t is not None
+        ]
         self._hold(out, Tangent(parts[0] if len(parts) == 1 else parts[0] + parts[1]))
         return out
 
@@ -277,11 +355,17 @@ class Tangents(TorchFunctionMode):
     def _by_jvp(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Anything else, one operation by itself."""
         out = func(*args, **kwargs)
-        into = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        into = [
+            leaf
+            for leaf in tree_leaves(out)
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        ]
         if not into:
             return out
         leaves, form = tree_flatten((args, kwargs))
-        moving = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf in self._held]
+        moving = [
+            i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf in self._held
+        ]
 
         def again(*primals: Tensor) -> list[Tensor]:
             filled = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -289,16 +373,24 @@ class Tangents(TorchFunctionMode):
                 filled[i] = primal
             own_args, own_kwargs = tree_unflatten(filled, form)
             found = func(*own_args, **own_kwargs)
-            return [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+            return [
+                leaf
+                for leaf in tree_leaves(found)
+                if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            ]
 
         primals = tuple(leaves[i].detach() for i in moving)
         tangents = tuple(self._held[leaves[i]].whole().to(leaves[i].dtype) for i in moving)
         for leaf, t in zip(into, pushed(again, primals, tangents)):
-            self._hold(leaf, Tangent(t if self.directions.dtype is None else t.to(self.directions.dtype)))
+            self._hold(
+                leaf, Tangent(t if self.directions.dtype is None else t.to(self.directions.dtype))
+            )
         return out
 
 
-def pushed(function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> list[Tensor]:
+def pushed(
+    function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+) -> list[Tensor]:
     """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input.
 
     >>> (out,) = pushed(lambda x: [x * x], (torch.tensor([3.0]),), (torch.tensor([[1.0], [2.0]]),))
@@ -315,19 +407,32 @@ def pushed(function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], t
 
     try:
         return list(torch.vmap(one)(*tangents))
-    except (RuntimeError, ValueError, TypeError) as error:  # torch has no forward mode for it, or cannot batch it
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+    ) as error:  # torch has no forward mode for it, or cannot batch it
         raise NoRule(str(error)) from error
 
 
-def normalised(etas: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+def normalised(
+    etas: Mapping[str, Tensor], like: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Tensor]:
     """Etas of a size that every float type can hold, and the factors (k,) that the derivatives are multiplied by in turn.
 
     >>> etas, scale = normalised({"weight": torch.tensor([[3.0, -4.0]])}, {"weight": torch.zeros(2)})
     >>> etas["weight"], scale
     (tensor([[ 0.7500, -1.0000]]), tensor([4.]))
     """
-    largest = torch.stack([eta.flatten(1).abs().amax(1) for eta in etas.values()]).amax(0).clamp(min=1e-30)  # (k,)
-    scaled = {name: (eta / largest.reshape(-1, *[1] * (eta.dim() - 1))).to(like[name].dtype) for name, eta in etas.items()}
+    largest = (
+        torch.stack([eta.flatten(1).abs().amax(1) for eta in etas.values()])
+        .amax(0)
+        .clamp(min=1e-30)
+    )  # (k,)
+    scaled = {
+        name: (eta / largest.reshape(-1, *[1] * (eta.dim() - 1))).to(like[name].dtype)
+        for name, eta in etas.items()
+    }
     return scaled, largest
 
 

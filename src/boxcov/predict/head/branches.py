@@ -7,7 +7,17 @@ from torch import Tensor
 
 from boxcov.predict.cuda import fused
 from boxcov.predict.head.cells import Group, Plan
-from boxcov.predict.head.products import Passed, back, contracted, filled, gathered, gram_matrices, outputs, pointwise, with_rest
+from boxcov.predict.head.products import (
+    Passed,
+    back,
+    contracted,
+    filled,
+    gathered,
+    gram_matrices,
+    outputs,
+    pointwise,
+    with_rest,
+)
 from boxcov.predict.head.weights import Drawn, Layers, Prepared, Turned
 
 
@@ -17,7 +27,9 @@ def branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor |
     a = gathered(rows, plan.stages[-1].table, first)
     grams = None
     if isinstance(first.turned, Turned) and first.turned.rows is not None:
-        grams = gram_matrices(first.turned, with_rest(a, a @ first.turned.U, first.turned), plan.stages[-1], plan)
+        grams = gram_matrices(
+            first.turned, with_rest(a, a @ first.turned.U, first.turned), plan.stages[-1], plan
+        )
     found = [_of_kinds(head, plan, group, a, grams) for group in plan.groups]
     numbers = _in_order([parts[0] for parts in found], plan).flatten(1)[:, last.picked]
     d = _in_order([parts[2] for parts in found], plan, 1)
@@ -25,8 +37,14 @@ def branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor |
     if not added:
         return numbers, None, d
     part = _in_order(added, plan)  # (m, B, c, c or k)
-    if any(isinstance(layers.turned, Turned) for layers in head.branches):  # numbers of two branches share no layer of theirs
-        part = torch.diag_embed(part.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2).flatten(3)[..., last.picked]
+    if any(
+        isinstance(layers.turned, Turned) for layers in head.branches
+    ):  # numbers of two branches share no layer of theirs
+        part = (
+            torch.diag_embed(part.permute(0, 2, 3, 1))
+            .permute(0, 3, 1, 4, 2)
+            .flatten(3)[..., last.picked]
+        )
     return numbers, part.flatten(1, 2)[:, last.picked], d
 
 
@@ -34,10 +52,14 @@ def _in_order(parts: list[Tensor], plan: Plan, dim: int = 0) -> Tensor:
     """What the groups gave, box by box; a single group has them in order."""
     if len(plan.groups) == 1:
         return parts[0]
-    return torch.cat(parts, dim).index_select(dim, torch.cat([group.boxes for group in plan.groups]).argsort())
+    return torch.cat(parts, dim).index_select(
+        dim, torch.cat([group.boxes for group in plan.groups]).argsort()
+    )
 
 
-def _of_kinds(head: Prepared, plan: Plan, group: Group, a: Tensor, grams: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+def _of_kinds(
+    head: Prepared, plan: Plan, group: Group, a: Tensor, grams: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Numbers (g, B, c), what the layers add (g, B, c, c or k) and gradients (R, g, T, C) of the boxes of some kinds."""
     at = plan.stages[-1].at_or_beyond(group.members)  # (G, n, T)
     stages = [layers.of(group.kinds) for layers in head.branches]
@@ -47,9 +69,15 @@ def _of_kinds(head: Prepared, plan: Plan, group: Group, a: Tensor, grams: Tensor
         x, passed = _later_branches(layers, x)
         passes.append(passed)
     numbers, c = x, x.shape[-1]
-    d = torch.eye(c, dtype=x.dtype, device=x.device).view(c, 1, 1, c).expand(*x.shape[:2], c, *x.shape[2:])  # (G, B, c, n, T, C)
+    d = (
+        torch.eye(c, dtype=x.dtype, device=x.device)
+        .view(c, 1, 1, c)
+        .expand(*x.shape[:2], c, *x.shape[2:])
+    )  # (G, B, c, n, T, C)
     added: Tensor | None = None
-    for number, layers, passed in zip(reversed(range(len(stages))), reversed(stages), reversed(passes)):
+    for number, layers, passed in zip(
+        reversed(range(len(stages))), reversed(stages), reversed(passes)
+    ):
         d = d * passed.slope.unsqueeze(2)
         part: Tensor | None = None
         if isinstance(layers.turned, Drawn):
@@ -61,23 +89,38 @@ def _of_kinds(head: Prepared, plan: Plan, group: Group, a: Tensor, grams: Tensor
         if number:
             d = back(d, layers.W, layers)
     # from here on a row a number: what was filled up falls away
-    d = back(d.flatten(1, 2)[:, stages[-1].picked], stages[0].W[:, stages[-1].branch_of], stages[0])  # (G, R, n, T, C)
+    d = back(
+        d.flatten(1, 2)[:, stages[-1].picked], stages[0].W[:, stages[-1].branch_of], stages[0]
+    )  # (G, R, n, T, C)
     d = d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
-    by_box = [None if t is None else t.transpose(1, 2).flatten(0, 1)[group.slot] for t in (numbers.squeeze(3), added)]
+    by_box = [
+        None if t is None else t.transpose(1, 2).flatten(0, 1)[group.slot]
+        for t in (numbers.squeeze(3), added)
+    ]
     assert by_box[0] is not None
     return by_box[0], by_box[1], d
 
 
-def _first_branches(layers: Layers, at: Tensor, a: Tensor, on: Tensor | None) -> tuple[Tensor, Passed]:
+def _first_branches(
+    layers: Layers, at: Tensor, a: Tensor, on: Tensor | None
+) -> tuple[Tensor, Passed]:
     """The first stage, which reads the stem's cells ``a`` (L + 1, n_in): (G, B, n, T, C)."""
     G, n, T = at.shape
     own = a.index_select(0, at.flatten()).view(G, n * T, -1)
     alpha = None
     if isinstance(layers.turned, Drawn):
-        alpha = (own @ layers.turned.U.transpose(1, 2).flatten(2)).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
+        alpha = (
+            (own @ layers.turned.U.transpose(1, 2).flatten(2))
+            .view(G, n, T, layers.W.shape[1], -1)
+            .permute(0, 3, 1, 2, 4)
+        )
     elif layers.turned is not None and layers.turned.rows is None:
         U = layers.turned.U  # one for all, or (G, B, n_in, n_in)
-        alpha = (own @ U).view(G, 1, n, T, -1) if U.dim() == 2 else (own.unsqueeze(1) @ U).view(*U.shape[:2], n, T, -1)
+        alpha = (
+            (own @ U).view(G, 1, n, T, -1)
+            if U.dim() == 2
+            else (own.unsqueeze(1) @ U).view(*U.shape[:2], n, T, -1)
+        )
     W = layers.W.transpose(1, 2).flatten(2)  # (G, n_in, B C)
     y = outputs(own, W, layers).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
     h, slope = pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
@@ -89,7 +132,9 @@ def _later_branches(layers: Layers, x: Tensor) -> tuple[Tensor, Passed]:
     """A stage behind, on x (G, B, n, T, C)."""
     G, B, n, T, C = x.shape
     side, size = round(T**0.5), 2 * layers.reach + 1
-    a = x.reshape(G, B, n, side, side, C).unfold(3, size, 1).unfold(4, size, 1)  # (G, B, n, s, s, C, k, k)
+    a = (
+        x.reshape(G, B, n, side, side, C).unfold(3, size, 1).unfold(4, size, 1)
+    )  # (G, B, n, s, s, C, k, k)
     a = a.movedim(5, 7).flatten(5).flatten(3, 4)  # (G, B, n, T', k k C)
     if layers.behind:
         a = torch.cat([a, _behind(a, layers)], -1)
@@ -107,7 +152,9 @@ def _behind(a: Tensor, layers: Layers) -> Tensor:
     return behind.expand(*a.shape[:-1], layers.behind)
 
 
-def _branch_covariance(turned: Turned, alpha: Tensor | None, d: Tensor, grams: tuple[Tensor, Tensor] | None) -> Tensor:
+def _branch_covariance(
+    turned: Turned, alpha: Tensor | None, d: Tensor, grams: tuple[Tensor, Tensor] | None
+) -> Tensor:
     """(G, B, n, c, c) of gradients d (G, B, c, n, T, C); from Gram matrices of cells, and the cell of each box (G, n), where they are known."""
     G, B, c, n, T, p = d.shape
     delta = (d.flatten(2, 4) @ turned.V).view(d.shape)
@@ -121,13 +168,20 @@ def _branch_covariance(turned: Turned, alpha: Tensor | None, d: Tensor, grams: t
         assert turned.rows is not None
         T = round(grams[0].shape[-1] ** 0.5)
         delta = filled(delta, T)
-        own = grams[0].index_select(0, grams[1].flatten().clamp(min=0)).view(G, n, -1, T * T)  # of no box: any, its gradients are zero
+        own = (
+            grams[0].index_select(0, grams[1].flatten().clamp(min=0)).view(G, n, -1, T * T)
+        )  # of no box: any, its gradients are zero
         K = turned.rows.flatten(1, 2).unsqueeze(1) @ own  # (G, n, B p, T T)
         K = K.view(G, n, B, p, T, T).transpose(1, 2)
     else:
         assert alpha is not None
         pairs = (alpha.unsqueeze(-2) * alpha.unsqueeze(-3)).flatten(2, 4)  # (G, B, n T T, n_in)
-        K = (pairs @ turned.variances.transpose(2, 3)).view(G, B, n, T * T, p).transpose(3, 4).unflatten(4, (T, T))
+        K = (
+            (pairs @ turned.variances.transpose(2, 3))
+            .view(G, B, n, T * T, p)
+            .transpose(3, 4)
+            .unflatten(4, (T, T))
+        )
     return contracted(K, delta)[..., :c, :c]
 
 
@@ -135,5 +189,7 @@ def _branch_directions(drawn: Drawn, alpha: Tensor | None, d: Tensor) -> Tensor:
     """(G, B, n, c, k) of gradients d (G, B, c, n, T, C) and what the directions make of the inputs, alpha (G, B, n, T, k C)."""
     assert alpha is not None
     G, B, n, T, _ = alpha.shape
-    moved = alpha.reshape(G, B, n, T, drawn.count, -1).transpose(4, 5).flatten(3, 4)  # (G, B, n, T C, k)
+    moved = (
+        alpha.reshape(G, B, n, T, drawn.count, -1).transpose(4, 5).flatten(3, 4)
+    )  # (G, B, n, T C, k)
     return d.transpose(2, 3).flatten(4) @ moved

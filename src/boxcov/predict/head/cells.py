@@ -25,7 +25,9 @@ class Cells:
     table: Tensor  # (L, k k) rows of its input that each cell reads
     at: Tensor  # (m, T) its rows that each box sees; L is beyond the border
     each: int = 0  # of cells that are a box's own: rows a box, T and some that fill up; 0 where boxes share cells
-    inside: Tensor | None = None  # (L + 1, 1) of a box's own: 1 for a cell of the map, 0 for one beyond
+    inside: Tensor | None = (
+        None  # (L + 1, 1) of a box's own: 1 for a cell of the map, 0 for one beyond
+    )
 
     def at_or_beyond(self, boxes: Tensor) -> Tensor:
         """The same for some boxes (..., T); the box m sees nothing."""
@@ -52,12 +54,18 @@ class Group:
 @dataclass(frozen=True)
 class Plan:
     stages: tuple[Cells, ...]  # those of the stem, and the first of the branches
-    first: Tensor | None  # (u,) one box for each different cell that a box stands on; None: every box counts
+    first: (
+        Tensor | None
+    )  # (u,) one box for each different cell that a box stands on; None: every box counts
     cell: Tensor  # (m,) which of them
     groups: tuple[Group, ...]
-    pixels: Tensor  # (P,) the cells of the map, frame after frame, whose features the first stage reads
+    pixels: (
+        Tensor  # (P,) the cells of the map, frame after frame, whose features the first stage reads
+    )
     room: int  # bytes of intermediates at once
-    beyond: Tensor | None = None  # (P + 1, 1) whether a pixel is none of the map, where that is not told by the tables
+    beyond: Tensor | None = (
+        None  # (P + 1, 1) whether a pixel is none of the map, where that is not told by the tables
+    )
 
     def cell_or_none(self, boxes: Tensor) -> Tensor:
         """The cells of some boxes; -1 for the box m, which is none."""
@@ -74,7 +82,9 @@ class Where:
     kind: Tensor
 
 
-def shared_cells(features: Tensor, where: Where, radius: int, reaches: list[int]) -> tuple[Tensor, Plan]:
+def shared_cells(
+    features: Tensor, where: Where, radius: int, reaches: list[int]
+) -> tuple[Tensor, Plan]:
     """The features (P + 1, C) of the cells that boxes see, each once and a row of zeros, and the plan for stages of those ``reaches``.
 
     >>> where = Where(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
@@ -96,13 +106,19 @@ def shared_cells(features: Tensor, where: Where, radius: int, reaches: list[int]
         index = index[:, reach : side - reach, reach : side - reach]
         cells, at = once(index, rows)
         table = torch.zeros(rows + 1, size * size, dtype=index.dtype, device=index.device)
-        table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell agree on what is around it
+        table[index.flatten()] = around.flatten(
+            0, 2
+        )  # boxes that share a cell agree on what is around it
         stages.append(Cells(table[cells], at.flatten(1)))
         index, rows, side = at, len(cells), side - 2 * reach
-    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(tuple(stages), first, own, _one_by_one(where.kind), seen, NEAR)
+    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(
+        tuple(stages), first, own, _one_by_one(where.kind), seen, NEAR
+    )
 
 
-def windows(m: int, radius: int, reaches: list[int], like: Tensor, fill: int = 1) -> tuple[Cells, ...]:
+def windows(
+    m: int, radius: int, reaches: list[int], like: Tensor, fill: int = 1
+) -> tuple[Cells, ...]:
     """The stages of m boxes with cells of their own, wherever they stand: made once for a number of boxes. ``inside`` is still missing.
 
     fill: rows of a box are filled up to a multiple of it.
@@ -128,7 +144,12 @@ def windows(m: int, radius: int, reaches: list[int], like: Tensor, fill: int = 1
 
 
 def own_cells(
-    features: Tensor, where: Where, radius: int, reaches: list[int], group: Group, stages: tuple[Cells, ...] | None = None
+    features: Tensor,
+    where: Where,
+    radius: int,
+    reaches: list[int],
+    group: Group,
+    stages: tuple[Cells, ...] | None = None,
 ) -> tuple[Tensor, Plan]:
     """The same with cells of its own for every box: sizes follow from m and from ``group``, nothing is looked at.
 
@@ -145,7 +166,9 @@ def own_cells(
     cell, inside = _cells(features, where, radius)
     on = inside.to(features.dtype)
     # channels last, as a network leaves them on a GPU: no copy
-    pixels = features.permute(0, 2, 3, 1).reshape(-1, features.shape[1]).index_select(0, cell.flatten()) * on.view(-1, 1)
+    pixels = features.permute(0, 2, 3, 1).reshape(-1, features.shape[1]).index_select(
+        0, cell.flatten()
+    ) * on.view(-1, 1)
     made, crop = [], 0
     for cells, reach in zip(stages, reaches):
         crop += reach
@@ -154,7 +177,9 @@ def own_cells(
         made.append(replace(cells, inside=own.unsqueeze(1)))
     each = torch.arange(m, device=cell.device)
     beyond = pad(~inside.flatten(), (0, 1), value=True).unsqueeze(1)
-    return pad(pixels, (0, 0, 0, 1)), Plan(tuple(made), None, each, (group,), cell.flatten(), 4 * MEMORY, beyond)
+    return pad(pixels, (0, 0, 0, 1)), Plan(
+        tuple(made), None, each, (group,), cell.flatten(), 4 * MEMORY, beyond
+    )
 
 
 def once(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -179,7 +204,9 @@ def _cells(features: Tensor, where: Where, radius: int) -> tuple[Tensor, Tensor]
     rows = (where.row[:, None] + around)[:, :, None]  # (m, s, 1)
     columns = (where.column[:, None] + around)[:, None, :]  # (m, 1, s)
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    return (where.frame[:, None, None] * height + rows.clamp(0, height - 1)) * width + columns.clamp(0, width - 1), inside
+    return (
+        where.frame[:, None, None] * height + rows.clamp(0, height - 1)
+    ) * width + columns.clamp(0, width - 1), inside
 
 
 def together(kind: Tensor, kinds: int, most: int) -> Group:
@@ -214,7 +241,12 @@ def in_blocks(kind: Tensor, kinds: int, size: int = 16) -> Group:
     rows = m // size + kinds
     slot = torch.cat([ends.new_zeros(1), ends])[kind] * size + _numbers(kind)
     members = torch.full((rows * size,), m, device=kind.device).scatter(0, slot, each)
-    of = (torch.arange(rows, device=kind.device).unsqueeze(1) >= ends).long().sum(1).clamp(max=kinds - 1)
+    of = (
+        (torch.arange(rows, device=kind.device).unsqueeze(1) >= ends)
+        .long()
+        .sum(1)
+        .clamp(max=kinds - 1)
+    )
     return Group(of, members.view(rows, size), each, slot)
 
 
@@ -229,5 +261,12 @@ def _one_by_one(kind: Tensor) -> tuple[Group, ...]:
     groups = []
     for k in kind.unique().tolist():
         boxes = (kind == k).nonzero()[:, 0]
-        groups.append(Group(slice(k, k + 1), boxes.unsqueeze(0), boxes, torch.arange(len(boxes), device=kind.device)))
+        groups.append(
+            Group(
+                slice(k, k + 1),
+                boxes.unsqueeze(0),
+                boxes,
+                torch.arange(len(boxes), device=kind.device),
+            )
+        )
     return tuple(groups)

@@ -23,7 +23,9 @@ from boxcov.predict.head.stem import from_below, stem_covariance, stem_direction
 from boxcov.predict.head.weights import Drawn, Prepared
 
 
-def through_head(head: Prepared, plan: Plan, pixels: Tensor, tangents: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def through_head(
+    head: Prepared, plan: Plan, pixels: Tensor, tangents: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The covariance of the numbers of all boxes (m, R, R) and the numbers (m, R), from the features (P + 1, C) of the cells that they see.
 
     For a head prepared with k directions, the derivatives along them (m, R, k) come in the place of the covariance.
@@ -34,7 +36,9 @@ def through_head(head: Prepared, plan: Plan, pixels: Tensor, tangents: Tensor | 
         rows, passed = stem_stage(layers, cells, rows)
         stem.append(passed)
     numbers, found, d = branches(head, plan, rows)
-    for layers, cells, passed in zip(reversed(head.stem), reversed(plan.stages[:-1]), reversed(stem)):
+    for layers, cells, passed in zip(
+        reversed(head.stem), reversed(plan.stages[:-1]), reversed(stem)
+    ):
         d = d * cells.seen(passed.slope)  # (R, m, T, C)
         if layers.turned is not None:
             assert passed.alpha is not None

@@ -19,7 +19,9 @@ from boxcov.predict.head.weights import Drawn, Layers, Turned, in_parts, leading
 class Passed:
     """What a stage leaves behind for the way back."""
 
-    alpha: Tensor | None  # inputs in the eigenbasis, or times directions: (L + 1, n_in), or (G, B, n, T, n_in) in the branches
+    alpha: (
+        Tensor | None
+    )  # inputs in the eigenbasis, or times directions: (L + 1, n_in), or (G, B, n, T, n_in) in the branches
     slope: Tensor  # of norm and activation: (L + 1, C), or (G, B, n, T, C)
 
 
@@ -118,7 +120,13 @@ def gram_matrices(turned: Turned, alpha: Tensor, cells: Cells, plan: Plan) -> Te
                 own = alpha[i * T : min(i + starts.step, u) * T, q].unflatten(0, (-1, T))
             else:
                 own = alpha[:, q].index_select(0, at[i : i + starts.step].flatten()).view(-1, T, n)
-            right = own if columns is None else torch.mul(own.unsqueeze(1), columns.unsqueeze(1), out=weighed[: len(own)]).flatten(1, 2)
+            right = (
+                own
+                if columns is None
+                else torch.mul(
+                    own.unsqueeze(1), columns.unsqueeze(1), out=weighed[: len(own)]
+                ).flatten(1, 2)
+            )
             # the long side last: a CPU takes half as long again otherwise
             torch.bmm(own, right.transpose(1, 2), out=part[i : i + starts.step])
         parts.append(part.view(u, T, S, T).transpose(1, 2))

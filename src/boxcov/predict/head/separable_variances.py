@@ -30,19 +30,25 @@ _BAND = 80  # what a term costs besides its columns, in columns: the sum over te
 class Separable:
     """``v[k][p, q] = sum over s of rows[k][p, s] columns[s, q]``; in a band of q only some s count, and others are not stored."""
 
-    rows: tuple[Tensor, ...]  # (n_out, S) for each layer, the bands one after the other; with a rest, its own come last
+    rows: tuple[
+        Tensor, ...
+    ]  # (n_out, S) for each layer, the bands one after the other; with a rest, its own come last
     bands: tuple[tuple[slice, Tensor], ...]  # columns q, and (S of the band, columns)
     error: float  # relative, the largest over all entries
     rest: int = 0  # the first so many columns have one variance in each row
 
     def of(self, layer: int) -> Tensor:
         """The variances (n_out, n_in) of one layer, as they are represented."""
-        *parts, last = self.rows[layer].split([*(len(columns) for _, columns in self.bands), int(self.rest > 0)], 1)
+        *parts, last = self.rows[layer].split(
+            [*(len(columns) for _, columns in self.bands), int(self.rest > 0)], 1
+        )
         own = torch.cat([rows @ columns for rows, (_, columns) in zip(parts, self.bands)], 1)
         return torch.cat([last.expand(-1, self.rest), own], 1) if self.rest else own
 
 
-def separable(posterior: Posterior, names: list[str], tolerance: float, merge: bool = False) -> Separable | None:
+def separable(
+    posterior: Posterior, names: list[str], tolerance: float, merge: bool = False
+) -> Separable | None:
     """The variances of layers with one input factor and one group, in as few terms as ``tolerance`` allows; None if too many are needed.
 
     merge: let the smallest eigenvalues have one number, if they are more than half.
@@ -66,7 +72,10 @@ def separable(posterior: Posterior, names: list[str], tolerance: float, merge: b
         rows = [1 / block.H.jittered(posterior.jitter)[0].double() for block in blocks]
         whole = slice(0, len(l)), (1 / values).unsqueeze(0).to(dtype)
         return Separable(tuple(row.unsqueeze(1).to(dtype) for row in rows), (whole,), 0.0)
-    pairs = [(posterior.n_data * block.H.values[0].double(), posterior.tau(name)) for name, block in zip(names, blocks)]
+    pairs = [
+        (posterior.n_data * block.H.values[0].double(), posterior.tau(name))
+        for name, block in zip(names, blocks)
+    ]
     a = torch.cat([tau / nm.clamp(min=1e-300) for nm, tau in pairs])
     low, top = float(a.min()), float(l.max())
     if not 0 < low < 1e100 or not top > 0:  # no prior, or no curvature at all
@@ -79,7 +88,13 @@ def separable(posterior: Posterior, names: list[str], tolerance: float, merge: b
     rest = _mergeable(l, low, tolerance) if merge else 0
     for part in _bands(l[rest:], grid, tolerance):
         band = slice(part.start + rest, part.stop + rest)
-        found = _fewest(float(l[band.start]) if band.start else 0.0, float(l[band.stop - 1]), l[band], grid, tolerance)
+        found = _fewest(
+            float(l[band.start]) if band.start else 0.0,
+            float(l[band.stop - 1]),
+            l[band],
+            grid,
+            tolerance,
+        )
         if found is None:
             return None
         h, off, own = found
@@ -90,7 +105,12 @@ def separable(posterior: Posterior, names: list[str], tolerance: float, merge: b
         nodes.append(l[rest - 1 : rest] / 2)
         error = max(error, float(l[rest - 1]) / 2 / low)
     every = torch.cat(nodes)
-    return Separable(tuple((1 / (tau + nm.unsqueeze(1) * every)).to(dtype) for nm, tau in pairs), tuple(bands), error, rest)
+    return Separable(
+        tuple((1 / (tau + nm.unsqueeze(1) * every)).to(dtype) for nm, tau in pairs),
+        tuple(bands),
+        error,
+        rest,
+    )
 
 
 def _mergeable(l: Tensor, low: float, tolerance: float) -> int:
@@ -116,7 +136,12 @@ def _bands(l: Tensor, grid: Tensor, tolerance: float) -> list[slice]:
             found = _fewest(bottom, top, _sample(bottom, top, low, l), grid, tolerance)
             if found is not None and start in best:
                 cost, before = best[start]
-                ways.append((cost + (stop - start + _BAND) * (len(found[2]) + 0.5), [*before, slice(start, stop)]))
+                ways.append(
+                    (
+                        cost + (stop - start + _BAND) * (len(found[2]) + 0.5),
+                        [*before, slice(start, stop)],
+                    )
+                )
         if ways:
             best[stop] = min(ways, key=lambda way: way[0])
     return best[len(l)][1] if len(l) in best else [slice(0, len(l))]
@@ -127,12 +152,16 @@ def _sample(bottom: float, top: float, low: float, like: Tensor) -> Tensor:
     return _spread(bottom + low, max(top + low, (bottom + low) * (1 + 1e-9)), 12, like) - low
 
 
-def _fewest(bottom: float, top: float, l: Tensor, grid: Tensor, tolerance: float) -> tuple[Tensor, float, Tensor] | None:
+def _fewest(
+    bottom: float, top: float, l: Tensor, grid: Tensor, tolerance: float
+) -> tuple[Tensor, float, Tensor] | None:
     """Coefficients (n, S), their error, and the nodes (S,), for eigenvalues between bottom and top: the fewest nodes that do."""
     low = float(grid[0])
     middle, half = (log((top + low) * (bottom + low)) / 2, log((top + low) / (bottom + low)) / 2)
     for count in range(1, _MOST + 1):
-        around = torch.cos((2 * torch.arange(count, dtype=l.dtype, device=l.device) + 1) * pi / (2 * count))  # Chebyshev's
+        around = torch.cos(
+            (2 * torch.arange(count, dtype=l.dtype, device=l.device) + 1) * pi / (2 * count)
+        )  # Chebyshev's
         nodes = ((middle + half * around).exp() - low).clamp(min=0)
         h, error = _coefficients(grid, l, nodes, 1e-2 * tolerance)
         if error <= tolerance:

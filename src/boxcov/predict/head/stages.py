@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from boxcov.errors import BoxcovError
-from boxcov.head_stages import Staged
+from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda import fused
 from boxcov.predict.cuda.graphs import Graphs, Many, Precision, matrix_precision
@@ -28,7 +28,9 @@ class Found:
     """What stages say of the boxes of a frame."""
 
     part: Tensor  # of the head's layers: covariance (m, D, D), or derivatives along directions (m, D, k)
-    below: Tensor | None = None  # derivatives (m, D, k) along what lies below, if the tangents of the stem's input are known
+    below: Tensor | None = (
+        None  # derivatives (m, D, k) along what lies below, if the tangents of the stem's input are known
+    )
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class Sized:
     """On a GPU: what follows from the number of boxes alone."""
 
     windows: tuple[Cells, ...]
-    nowhere: Tensor  # (4, size) frame, row, column and kind of boxes that fill up: they are of no kind
+    nowhere: (
+        Tensor  # (4, size) frame, row, column and kind of boxes that fill up: they are of no kind
+    )
     kinds: Tensor  # (G,)
 
     @staticmethod
@@ -44,7 +48,9 @@ class Sized:
         nowhere = kind.new_zeros(4, size)
         nowhere[3] = head.kinds
         kinds = torch.arange(head.kinds, device=kind.device)
-        fill = 1 if fused.usable(features) else 4  # the fast products of its libraries take no other sizes
+        fill = (
+            1 if fused.usable(features) else 4
+        )  # the fast products of its libraries take no other sizes
         return Sized(windows(size, head.radius, head.reaches, features, fill), nowhere, kinds)
 
 
@@ -59,17 +65,26 @@ class Stages:
         etas: dict[str, Tensor] | None = None,
         tolerance: float = TOLERANCE,
     ) -> None:
-        self.posterior, self.precision, self.etas, self.tolerance = posterior, precision, etas, tolerance
+        self.posterior, self.precision, self.etas, self.tolerance = (
+            posterior,
+            precision,
+            etas,
+            tolerance,
+        )
         self._graphs = Graphs() if graphs else None
         self.below: list[str] = []  # layers of the posterior that lie below the head
-        self.trusted = False  # whether the boxes of the last frame were of kinds that have been compared
+        self.trusted = (
+            False  # whether the boxes of the last frame were of kinds that have been compared
+        )
         self._compared: set[int] = set()
         self._kinds: list[int] = []
         self._prepared: Prepared | None = None
         self._layers: tuple[int, ...] = ()  # what was prepared, by id
         self._stale = False  # whether it was prepared with other directions
         self._fixed: dict[int, Sized] = {}  # by the number of boxes
-        self.ends: frozenset[int] = frozenset()  # the weights of the stem's first layer, by id: what reads the features
+        self.ends: frozenset[int] = (
+            frozenset()
+        )  # the weights of the stem's first layer, by id: what reads the features
 
     @property
     def known(self) -> bool:
@@ -84,9 +99,11 @@ class Stages:
     def found(self, point: Point) -> Found | None:
         """None if the detector has no stages, or none that can be stacked."""
         linearised = point.linearised
-        if point.boxes.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(point.boxes.device.type):
+        if point.boxes.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(
+            point.boxes.device.type
+        ):
             return None  # a head in half precision is not what the stages would be compared with
-        staged = linearised.shadow.staged(point.raw, point.selection)
+        staged = linearised.shadow.stages(point.raw, point.selection)
         if staged is None or staged.features.dtype != point.boxes.dtype:
             return None
         head = self._ready(staged, linearised.names)
@@ -96,22 +113,41 @@ class Stages:
             self._kinds = staged.kind.unique().tolist()
             self.trusted = self._compared.issuperset(self._kinds)
         where = Where(staged.frame, staged.row, staged.column, staged.kind)
-        tangents = None if point.tangents is None or not point.tangents.ends else point.tangents.of(staged.features)
+        tangents = (
+            None
+            if point.tangents is None or not point.tangents.ends
+            else point.tangents.of(staged.features)
+        )
         with matrix_precision(self.precision):
             if staged.features.device.type != "cpu":
-                return Found(*self._on_device(head, staged.features, where, staged.decode, tangents))
+                return Found(
+                    *self._on_device(head, staged.features, where, staged.decode, tangents)
+                )
             pixels, plan = shared_cells(staged.features, where, head.radius, head.reaches)
             found = through_head(head, plan, pixels, tangents=tangents)
-            return Found(*self._decoded(*found, lambda numbers: staged.decode(numbers, where.row, where.column)))
+            return Found(
+                *self._decoded(
+                    *found, lambda numbers: staged.decode(numbers, where.row, where.column)
+                )
+            )
 
-    def _on_device(self, head: Prepared, features: Tensor, where: Where, decode: Decode, tangents: Tensor | None) -> list[Tensor]:
+    def _on_device(
+        self,
+        head: Prepared,
+        features: Tensor,
+        where: Where,
+        decode: Decode,
+        tangents: Tensor | None,
+    ) -> list[Tensor]:
         """On a GPU: sizes are rounded up, and every size that was met is kept as a graph."""
         m = len(where.kind)
         size = _bucket(m, 32)
         if size not in self._fixed:
             self._fixed[size] = Sized.of(size, head, features, where.kind)
         fixed = self._fixed[size]
-        most = _bucket(int((where.kind.unsqueeze(1) == fixed.kinds).sum(0).amax()), 8)  # one look at the device
+        most = _bucket(
+            int((where.kind.unsqueeze(1) == fixed.kinds).sum(0).amax()), 8
+        )  # one look at the device
         packed = fixed.nowhere.clone()
         torch.stack([where.frame, where.row, where.column, where.kind], out=packed[:, :m])
 
@@ -137,23 +173,45 @@ class Stages:
         """Other directions from here on; what has been compared stays so."""
         self.etas, self._stale, self._graphs = etas, True, None
 
-    def _decoded(self, found: Tensor, numbers: Tensor, below: Tensor | None, decode: Callable[[Tensor], Tensor]) -> Many:
+    def _decoded(
+        self,
+        found: Tensor,
+        numbers: Tensor,
+        below: Tensor | None,
+        decode: Callable[[Tensor], Tensor],
+    ) -> Many:
         """Of the numbers' covariance, or derivatives, and of their derivatives along what lies below, those of the boxes."""
         J = jacobian(numbers, decode).to(found.dtype)
         part = J @ found if self.etas is not None else J @ found @ J.transpose(1, 2)
         return (part,) if below is None else (part, J @ below)
 
-    def _ready(self, staged: Staged, names: dict[int, str]) -> Prepared | None:
-        layers = tuple(id(layer) for stage in (*staged.stem, *staged.branches) for row in stage.layers for layer in row)
+    def _ready(self, staged: HeadStages, names: dict[int, str]) -> Prepared | None:
+        layers = tuple(
+            id(layer)
+            for stage in (*staged.stem, *staged.branches)
+            for row in stage.layers
+            for layer in row
+        )
         if layers != self._layers:
-            self._prepared, self._layers = prepared(staged, self.posterior, names, self.etas, self.tolerance, self.precision), layers
+            self._prepared, self._layers = (
+                prepared(staged, self.posterior, names, self.etas, self.tolerance, self.precision),
+                layers,
+            )
             self._compared.clear()
             self._fixed.clear()
-            self._graphs = None if self._graphs is None else Graphs()  # those at hand belong to other weights
+            self._graphs = (
+                None if self._graphs is None else Graphs()
+            )  # those at hand belong to other weights
             self.trusted = False
-            self.ends = frozenset(id(layer.weight) for row in staged.stem[0].layers for layer in row) if staged.stem else frozenset()
+            self.ends = (
+                frozenset(id(layer.weight) for row in staged.stem[0].layers for layer in row)
+                if staged.stem
+                else frozenset()
+            )
         elif self._stale:
-            self._prepared = prepared(staged, self.posterior, names, self.etas, self.tolerance, self.precision)
+            self._prepared = prepared(
+                staged, self.posterior, names, self.etas, self.tolerance, self.precision
+            )
         self._stale = False
         return self._prepared
 
@@ -168,7 +226,7 @@ class Stages:
         if not int((off <= _SLACK).sum()) >= len(off) - allowed:
             row = int(off.argmax())
             raise BoxcovError(
-                f"staged() contradicts instances() or decode(): box {row} has {fast[row].diagonal().tolist()} by stages, "
+                f"stages() contradicts instances() or decode(): box {row} has {fast[row].diagonal().tolist()} by stages, "
                 f"{plain[row].diagonal().tolist()} without; is a stage missing, or its norm or activation another?"
             )
         self._compared.update(self._kinds)

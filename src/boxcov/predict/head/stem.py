@@ -7,7 +7,18 @@ from torch import Tensor
 
 from boxcov.predict.cuda import fused
 from boxcov.predict.head.cells import Cells, Plan
-from boxcov.predict.head.products import Passed, chunks, contracted, filled, gathered, gram_matrices, in_full, outputs, pointwise, with_rest
+from boxcov.predict.head.products import (
+    Passed,
+    chunks,
+    contracted,
+    filled,
+    gathered,
+    gram_matrices,
+    in_full,
+    outputs,
+    pointwise,
+    with_rest,
+)
 from boxcov.predict.head.weights import Drawn, Layers, Turned
 
 
@@ -32,7 +43,11 @@ def _turned_inputs(a: Tensor, U: Tensor, layers: Layers) -> Tensor:
     """The one large product, on a GPU."""
     if layers.halved is not None:
         return (a.half() @ layers.halved).to(a.dtype)
-    return a @ U if torch.backends.cuda.matmul.allow_tf32 or layers.parts is None else in_full(a, U, layers.parts)
+    return (
+        a @ U
+        if torch.backends.cuda.matmul.allow_tf32 or layers.parts is None
+        else in_full(a, U, layers.parts)
+    )
 
 
 def stem_covariance(turned: Turned, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan) -> Tensor:
@@ -68,8 +83,12 @@ def from_below(layers: Layers, plan: Plan, d: Tensor, tangents: Tensor) -> Tenso
     """(m, R, k) of gradients d (R, m, T, n_out) at the first stage's product, and tangents (k, B, C, height, width) of what it reads."""
     cells, (k, _, C) = plan.stages[0], tangents.shape[:3]
     rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # channels last, as they come: no copy
-    beyond = cells.table == len(plan.pixels) if plan.beyond is None else plan.beyond[:, 0][cells.table]
-    read = torch.cat([plan.pixels, plan.pixels.new_zeros(1)])[cells.table]  # (L, taps) cells of the map
+    beyond = (
+        cells.table == len(plan.pixels) if plan.beyond is None else plan.beyond[:, 0][cells.table]
+    )
+    read = torch.cat([plan.pixels, plan.pixels.new_zeros(1)])[
+        cells.table
+    ]  # (L, taps) cells of the map
     W = layers.W[0, 0][: C * read.shape[1]].to(tangents.dtype)
     moved = d.new_zeros(k, len(read) + 1, W.shape[1])
     starts = chunks(k, read.numel() * C, tangents, plan.room) if d.is_cuda else range(k)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from boxcov.head_stages import Stage, Staged
+from boxcov.head_stages import HeadStages, Stage
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.graphs import Precision
 from boxcov.predict.head.separable_variances import separable
@@ -59,20 +59,26 @@ class Layers:
     shift: Tensor
     activation: Callable[[Tensor], Tensor] | None
     has_bias: bool
-    behind: int  # columns of inputs behind those that are read: the 1 of a bias, and zeros that fill up
+    behind: (
+        int  # columns of inputs behind those that are read: the 1 of a bias, and zeros that fill up
+    )
     reach: int
     picked: Tensor  # (R,) which of the B n_out outputs are real
     branch_of: Tensor  # (R,) the branch of each
     turned: Turned | Drawn | None  # None: not in the posterior
     parameters: tuple[str, ...]  # of the posterior, among those of the layers
     joined: Tensor | None = None  # of a stem, on a CPU: U and W side by side, one product for both
-    parts: tuple[Tensor, Tensor] | None = None  # of a stem, in float32 on a GPU: leading and remaining digits of U
+    parts: tuple[Tensor, Tensor] | None = (
+        None  # of a stem, in float32 on a GPU: leading and remaining digits of U
+    )
     halved: Tensor | None = None  # of a stem, in half precision on a GPU: U
 
     def of(self, kinds: slice | Tensor) -> Layers:
         """Those of some kinds."""
         turned = None if self.turned is None else self.turned.of(kinds)
-        return replace(self, W=self.W[kinds], scale=self.scale[kinds], shift=self.shift[kinds], turned=turned)
+        return replace(
+            self, W=self.W[kinds], scale=self.scale[kinds], shift=self.shift[kinds], turned=turned
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ class Prepared:
 
 
 def prepared(
-    staged: Staged,
+    staged: HeadStages,
     posterior: Posterior,
     names: Mapping[int, str],
     etas: Mapping[str, Tensor] | None = None,
@@ -123,11 +129,28 @@ def prepared(
         return None
     if any(len(stage.layers) > 1 or len(stage.layers[0]) > 1 for stage in staged.stem):
         return None
-    made = [_layers(stage, posterior, names, etas, stage is stages[-1], tolerance, stage not in staged.branches[1:]) for stage in stages]
+    made = [
+        _layers(
+            stage,
+            posterior,
+            names,
+            etas,
+            stage is stages[-1],
+            tolerance,
+            stage not in staged.branches[1:],
+        )
+        for stage in stages
+    ]
     found = [layers for layers in made if layers is not None]
-    if len(found) < len(made) or len({tuple(layers.W.shape[:2]) for layers in found[len(staged.stem) :]}) > 1:
+    if (
+        len(found) < len(made)
+        or len({tuple(layers.W.shape[:2]) for layers in found[len(staged.stem) :]}) > 1
+    ):
         return None
-    return Prepared(tuple(_joined(layers, precision) for layers in found[: len(staged.stem)]), tuple(found[len(staged.stem) :]))
+    return Prepared(
+        tuple(_joined(layers, precision) for layers in found[: len(staged.stem)]),
+        tuple(found[len(staged.stem) :]),
+    )
 
 
 def _joined(layers: Layers, precision: Precision) -> Layers:
@@ -137,7 +160,12 @@ def _joined(layers: Layers, precision: Precision) -> Layers:
     U = layers.turned.U if layers.turned.U.dim() == 2 else layers.turned.U[0, 0]
     if U.is_cuda:
         parts = in_parts(U) if U.dtype == torch.float32 and precision == "float32" else None
-        return replace(layers, parts=parts, halved=U.half() if precision == "half" else None, turned=replace(layers.turned, U=U))
+        return replace(
+            layers,
+            parts=parts,
+            halved=U.half() if precision == "half" else None,
+            turned=replace(layers.turned, U=U),
+        )
     joined = torch.cat([U, layers.W[0, 0]], 1)
     return replace(layers, joined=joined, turned=replace(layers.turned, U=joined[:, : U.shape[1]]))
 
@@ -178,14 +206,18 @@ def _layers(
     known = [name for name in blocks if name in posterior.blocks]
     if known and len(known) < len(layers):
         return None
-    if any(posterior.blocks[name].full is not None for name in known):  # no bases of inputs and outputs to turn into
+    if any(
+        posterior.blocks[name].full is not None for name in known
+    ):  # no bases of inputs and outputs to turn into
         return None
     has_bias = biases == {True}
     if any((posterior.blocks[name].layer.bias is not None) != has_bias for name in known):
         return None
     most = max(outputs[0])
     most += missing(most, layers[0].weight) if last and stage.norms is None else 0
-    weights = torch.stack([_filled(_by_taps(layer), most) for layer in layers]).unflatten(0, (G, B))  # (G, B, n_out, n_in)
+    weights = torch.stack([_filled(_by_taps(layer), most) for layer in layers]).unflatten(
+        0, (G, B)
+    )  # (G, B, n_out, n_in)
     extra = missing(weights.shape[3], weights)
     weights = _filled(weights, weights.shape[3] + extra, 3)
     scale, shift = _norm(stage, weights)
@@ -197,12 +229,26 @@ def _layers(
             else _drawn(posterior, known, etas, most, (G, B))
         )
     matrices = [posterior.blocks[name].layer for name in known]
-    parameters = tuple(name for layer in matrices for name in (layer.weight, layer.bias) if name is not None)
+    parameters = tuple(
+        name for layer in matrices for name in (layer.weight, layer.bias) if name is not None
+    )
     real = torch.arange(most) < torch.tensor(outputs[0]).unsqueeze(1)  # (B, n_out)
     picked = real.flatten().nonzero()[:, 0].to(weights.device)
     W = weights.transpose(2, 3).contiguous()
     behind = has_bias + extra
-    return Layers(W, scale, shift, stage.activation, has_bias, behind, stage.reach, picked, picked // most, turned, parameters)
+    return Layers(
+        W,
+        scale,
+        shift,
+        stage.activation,
+        has_bias,
+        behind,
+        stage.reach,
+        picked,
+        picked // most,
+        turned,
+        parameters,
+    )
 
 
 def missing(size: int, like: Tensor) -> int:
@@ -220,11 +266,25 @@ def _matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
     return matrix if bias is None else torch.cat([matrix, bias.unsqueeze(-1)], -1)
 
 
-def _drawn(posterior: Posterior, names: list[str], etas: Mapping[str, Tensor], most: int, form: tuple[int, int]) -> Drawn:
+def _drawn(
+    posterior: Posterior,
+    names: list[str],
+    etas: Mapping[str, Tensor],
+    most: int,
+    form: tuple[int, int],
+) -> Drawn:
     layers = [posterior.blocks[name].layer for name in names]
-    matrices = [_matrix(etas[layer.weight], None if layer.bias is None else etas[layer.bias]) for layer in layers]  # (k, n_out, n_in)
-    matrices = [_filled(matrix, matrix.shape[2] + missing(matrix.shape[2], matrix), 2) for matrix in matrices]
-    U = torch.stack([_filled(matrix, most, 1).flatten(0, 1).T for matrix in matrices]).unflatten(0, form)
+    matrices = [
+        _matrix(etas[layer.weight], None if layer.bias is None else etas[layer.bias])
+        for layer in layers
+    ]  # (k, n_out, n_in)
+    matrices = [
+        _filled(matrix, matrix.shape[2] + missing(matrix.shape[2], matrix), 2)
+        for matrix in matrices
+    ]
+    U = torch.stack([_filled(matrix, most, 1).flatten(0, 1).T for matrix in matrices]).unflatten(
+        0, form
+    )
     return Drawn(U.contiguous(), len(matrices[0]))
 
 
@@ -258,19 +318,35 @@ def _norm(stage: Stage, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _turned(
-    posterior: Posterior, names: list[str], layer: nn.Conv2d, most: int, form: tuple[int, int], tolerance: float, merge: bool
+    posterior: Posterior,
+    names: list[str],
+    layer: nn.Conv2d,
+    most: int,
+    form: tuple[int, int],
+    tolerance: float,
+    merge: bool,
 ) -> Turned:
     blocks = [posterior.blocks[name] for name in names]
     taps = layer.kernel_size[0] * layer.kernel_size[1]
-    order = torch.arange(layer.in_channels * taps, device=layer.weight.device).reshape(-1, taps).T.flatten()
+    order = (
+        torch.arange(layer.in_channels * taps, device=layer.weight.device)
+        .reshape(-1, taps)
+        .T.flatten()
+    )
     if layer.bias is not None:
         order = torch.cat([order, order.new_tensor([len(order)])])
-    V = torch.stack([_filled(_filled(block.H.vectors[0], most), most, 1) for block in blocks]).unflatten(0, form)
+    V = torch.stack(
+        [_filled(_filled(block.H.vectors[0], most), most, 1) for block in blocks]
+    ).unflatten(0, form)
     n_in = len(order) + missing(len(order), V)
-    variances = torch.stack([_filled(_filled(posterior.variances(name)[0], most), n_in, 1) for name in names]).unflatten(0, form)
+    variances = torch.stack(
+        [_filled(_filled(posterior.variances(name)[0], most), n_in, 1) for name in names]
+    ).unflatten(0, form)
     shared = len({id(block.Q) for block in blocks}) == 1
     if not shared:
-        U = torch.stack([_square(block.Q.vectors[0][order], n_in) for block in blocks]).unflatten(0, form)
+        U = torch.stack([_square(block.Q.vectors[0][order], n_in) for block in blocks]).unflatten(
+            0, form
+        )
         return Turned(U, V, variances, None, ())
     U = _square(blocks[0].Q.vectors[0][order], n_in).contiguous()
     found = separable(posterior, names, tolerance, merge) if U.dtype == torch.float32 else None
@@ -280,6 +356,10 @@ def _turned(
     if not found.rest:
         return Turned(U, V, variances, rows, found.bands)
     kept = len(order) - found.rest
-    bands: Bands = tuple((slice(q.start - found.rest, q.stop - found.rest), columns) for q, columns in found.bands)
+    bands: Bands = tuple(
+        (slice(q.start - found.rest, q.stop - found.rest), columns) for q, columns in found.bands
+    )
     behind = slice(kept, kept + n_in), None
-    return Turned(U[:, found.rest : len(order)].contiguous(), V, variances, rows, (*bands, behind), True)
+    return Turned(
+        U[:, found.rest : len(order)].contiguous(), V, variances, rows, (*bands, behind), True
+    )
