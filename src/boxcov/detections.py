@@ -155,9 +155,9 @@ class Detections:
                 about = json.loads((file.metadata() or {})["boxcov.detections"])
                 tensors = {
                     name: file.get_tensor(name)
-                    for name in file.keys()
+                    for name in file.keys()  # noqa: SIM118
                     if name in _REQUIRED + _OPTIONAL
-                }  # noqa: SIM118
+                }
             fields, classes, meta = tuple(about["fields"]), tuple(about["classes"]), about["meta"]
             if not all(isinstance(name, str) for name in fields + classes) or not isinstance(
                 meta, dict
