@@ -1,8 +1,8 @@
 """YOLOX on COCO: what the covariances of its boxes are worth. See docs/yolox.md for the commands and what came out.
 
-python benchmarks/coco.py fit     --root ROOT --weights WEIGHTS --out OUT    # the posterior, from the split train2017
-python benchmarks/coco.py predict --root ROOT --weights WEIGHTS --out OUT    # covariances by part of the network, and MC dropout, on val2017
-python benchmarks/coco.py corrupt --root ROOT --weights WEIGHTS --out OUT    # the same on blurred, noisy, foggy and dark images
+python studies/coco.py fit     --root ROOT --weights WEIGHTS --out OUT    # the posterior, from the split train2017
+python studies/coco.py predict --root ROOT --weights WEIGHTS --out OUT    # covariances by part of the network, and MC dropout, on val2017
+python studies/coco.py corrupt --root ROOT --weights WEIGHTS --out OUT    # the same on blurred, noisy, foggy and dark images
 
 coco_report.py makes tables and pictures of what these steps write.
 """

@@ -1,7 +1,7 @@
 """Is the covariance worth having? YOLOX on COCO: what it adds to score and size, and its coverage; docs/quality.md has what came out.
 
-python benchmarks/coco.py predict --root ROOT --weights WEIGHTS --out OUT --threshold 0.1 --samples 48 --methods head backbone    # after coco.py fit
-python benchmarks/coco_worth.py   --root ROOT --weights WEIGHTS --out OUT --threshold 0.1
+python studies/coco.py predict --root ROOT --weights WEIGHTS --out OUT --threshold 0.1 --samples 48 --methods head backbone    # after coco.py fit
+python studies/coco_worth.py   --root ROOT --weights WEIGHTS --out OUT --threshold 0.1
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tables and pictures of what coco.py wrote. See docs/yolox.md for what came out.
 
-python benchmarks/coco_report.py report --root ROOT --weights WEIGHTS --out OUT    # tables
-python benchmarks/coco_report.py prior  --root ROOT --weights WEIGHTS --out OUT    # the head under several prior precisions
-python benchmarks/coco_report.py draw   --root ROOT --weights WEIGHTS --out OUT    # boxes, and a chart of bad images
+python studies/coco_report.py report --root ROOT --weights WEIGHTS --out OUT    # tables
+python studies/coco_report.py prior  --root ROOT --weights WEIGHTS --out OUT    # the head under several prior precisions
+python studies/coco_report.py draw   --root ROOT --weights WEIGHTS --out OUT    # boxes, and a chart of bad images
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Does u rise when a detector of one real LiDAR looks at another? Fine-tunes the small CenterPoint on each of two drives, then swaps them.
 
-    python benchmarks/real_shift.py --nuscenes ROOT --kitti ROOT [--device cuda] [--steps 500]
+    python studies/real_shift.py --nuscenes ROOT --kitti ROOT [--device cuda] [--steps 500]
 
 For each detector: posterior of its own training frames, then u of head, neck and backbone (each alone, the paper's form, k = 10) and 1 - score on
 held-out frames of its own drive and on the other drive. Prints AUROC of telling the other drive, by box and by frame. One street each: a look, not

@@ -1,8 +1,8 @@
 """Is the covariance worth having? The small CenterPoint on simulated LiDAR; docs/quality.md has the commands and what came out.
 
-python benchmarks/worth.py fit     --out OUT    # posteriors from 1, 10 and 100 frames
-python benchmarks/worth.py predict --out OUT    # boxes of clear and shifted frames with covariances by part; goes on where it was cut off
-python benchmarks/worth.py report  --out OUT    # tables from what the steps before wrote
+python studies/worth.py fit     --out OUT    # posteriors from 1, 10 and 100 frames
+python studies/worth.py predict --out OUT    # boxes of clear and shifted frames with covariances by part; goes on where it was cut off
+python studies/worth.py report  --out OUT    # tables from what the steps before wrote
 """
 
 from __future__ import annotations
