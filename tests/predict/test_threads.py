@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
@@ -144,3 +144,22 @@ def test_one_inside_another(flags) -> None:
             assert flags() == (False, False)
         assert flags() == (True, True)
     assert flags() == (False, False)
+
+
+def test_nested_blocks_of_two_threads_do_not_deadlock(flags) -> None:
+    both_inside = Barrier(2, timeout=10)
+    seen: list[tuple[bool, bool, bool]] = []
+
+    def nested() -> None:
+        with matrix_precision("tf32"):
+            both_inside.wait()
+            with matrix_precision("float32"):
+                inner = flags()[0]
+            seen.append((inner, flags()[0], flags()[1]))
+
+    threads = [Thread(target=nested, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert seen == [(False, True, True)] * 2

@@ -17,9 +17,11 @@ _Kept = tuple[torch.cuda.CUDAGraph, Many]
 
 @contextmanager
 def matrix_precision(precision: Precision) -> Iterator[None]:
-    """Products and convolutions in float32 on a GPU in float32, or with TF32 inside; as it was before, afterwards.
+    """Take float32 products and convolutions on a GPU in float32 or in TF32 inside the block.
 
-    Threads that want the same share it, one that wants something else waits.
+    The flags belong to the whole process: threads with the same precision run together, a thread
+    with another one waits. A nested block gives up the outer block's precision until it ends, so
+    that two threads with nested blocks cannot wait for each other forever.
 
     >>> before = torch.backends.cuda.matmul.allow_tf32
     >>> with matrix_precision("tf32"):
@@ -28,19 +30,18 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
     >>> torch.backends.cuda.matmul.allow_tf32 == before
     True
     """
-    before = _taken(precision != "float32")
+    outer = _holders.get(get_ident())
+    _switch(precision != "float32")
     try:
         yield
     finally:
-        _given_back(before)
+        _switch(outer)
 
 
 Flags = tuple[bool, bool]
 _turn = Condition()
-_users: dict[
-    int, int
-] = {}  # threads that are inside, and how often: the flags are one for the whole process
-_outside: list[Flags] = []  # what the flags were before the first of them
+_holders: dict[int, bool] = {}  # thread to whether it uses TF32
+_outside: list[Flags] = []  # the flags before the first holder
 
 
 def _flags() -> Flags:
@@ -51,32 +52,22 @@ def _set(flags: Flags) -> None:
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
 
 
-def _taken(tf32: bool) -> Flags:
-    """Set the flags, after all other threads that want them otherwise; gives what they were in this thread."""
-    me, wanted = get_ident(), (tf32, tf32)
-    with _turn:
-        while any(user != me for user in _users) and _flags() != wanted:
-            _turn.wait()
-        before = _flags()
-        if not _users:
-            _outside[:] = [before]
-        _users[me] = _users.get(me, 0) + 1
-        _set(wanted)
-        return before
-
-
-def _given_back(before: Flags) -> None:
-    """The last one out leaves the flags as the first one found them."""
+def _switch(tf32: bool | None) -> None:
+    """Release what this thread holds, then wait for ``tf32``; None holds nothing."""
     me = get_ident()
     with _turn:
-        _users[me] -= 1
-        if not _users[me]:
-            del _users[me]
-        if not _users:
-            _set(_outside[0])
-        elif set(_users) == {me}:
-            _set(before)
+        _holders.pop(me, None)
+        if not _holders and _outside:
+            _set(_outside.pop())  # the last holder restores the flags
         _turn.notify_all()
+        if tf32 is None:
+            return
+        while any(used != tf32 for used in _holders.values()):
+            _turn.wait()
+        if not _holders:
+            _outside.append(_flags())
+        _holders[me] = tf32
+        _set((tf32, tf32))
 
 
 class Graphs:

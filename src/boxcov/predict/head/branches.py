@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from boxcov.predict.cuda import fused
 from boxcov.predict.head.cells import Group, Plan
 from boxcov.predict.head.products import (
     Passed,
@@ -158,11 +157,6 @@ def _branch_covariance(
     """(G, B, n, c, c) of gradients d (G, B, c, n, T, C); from Gram matrices of cells, and the cell of each box (G, n), where they are known."""
     G, B, c, n, T, p = d.shape
     delta = (d.flatten(2, 4) @ turned.V).view(d.shape)
-    if grams is not None:
-        assert turned.rows is not None
-        found = fused.contracted(*grams, turned.rows, delta)
-        if found is not None:
-            return found
     delta = delta.permute(0, 1, 3, 5, 4, 2)  # (G, B, n, p, T, c)
     if grams is not None:
         assert turned.rows is not None

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov.predict.cuda import fused
 from boxcov.predict.cuda.graphs import matrix_precision
 from boxcov.predict.head.cells import Cells, Plan
-from boxcov.predict.head.weights import Drawn, Layers, Turned, in_parts, leading, missing
+from boxcov.predict.head.weights import Drawn, Layers, Turned, missing
 
 
 @dataclass(frozen=True)
@@ -73,24 +72,15 @@ def with_rest(a: Tensor, alpha: Tensor, turned: Turned) -> Tensor:
 
 
 def outputs(a: Tensor, W: Tensor, layers: Layers) -> Tensor:
-    """What the network computes. For derivatives along directions in full: an activation near its kink is to fall to the side that it falls to
-    in float32, as a few directions do not even that out."""
-    return in_full(a, W) if isinstance(layers.turned, Drawn) else a @ W
+    """The layer's outputs ``a W``, as the network computes them.
 
-
-def in_full(a: Tensor, W: Tensor, parts: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """A product as exact as float32 makes it, whatever precision is allowed.
-
-    On a GPU it is three products in TF32, of leading and remaining digits, right to 1e-6 and faster than one in float32. parts: those of W.
+    With directions always in float32, also where TF32 is allowed: an input of a ReLU near zero must
+    keep its sign, since the error of a few directions does not average out.
     """
-    if not a.is_cuda or a.dtype != torch.float32:
+    if not isinstance(layers.turned, Drawn) or not a.is_cuda:
         return a @ W
-    lead, rest = in_parts(W) if parts is None else parts
-    a_lead = leading(a)
-    with matrix_precision("tf32"):
-        if a.dim() > 2:
-            return a_lead @ lead + (a_lead @ rest + (a - a_lead) @ lead)
-        return (a_lead @ rest).addmm_(a - a_lead, lead).addmm_(a_lead, lead)  # the small ones first
+    with matrix_precision("float32"):
+        return a @ W
 
 
 def filled(delta: Tensor, T: int) -> Tensor:
@@ -106,9 +96,6 @@ def gram_matrices(turned: Turned, alpha: Tensor, cells: Cells, plan: Plan) -> Te
     bands = turned.bands or ((slice(0, alpha.shape[1]), turned.variances[0, 0]),)
     at = None if plan.first is None else cells.at[plan.first]
     u, T = (len(cells.at), cells.each) if at is None else at.shape
-    made = fused.grams(alpha, bands, u, T) if at is None else None
-    if made is not None:
-        return made
     parts = []
     for q, columns in bands:
         S, n = (1, q.stop - q.start) if columns is None else columns.shape

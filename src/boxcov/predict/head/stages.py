@@ -12,7 +12,6 @@ from torch import Tensor
 from boxcov.errors import BoxcovError
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda import fused
 from boxcov.predict.cuda.graphs import Graphs, Many, Precision, matrix_precision
 from boxcov.predict.head.cells import Cells, Where, own_cells, shared_cells, together, windows
 from boxcov.predict.head.covariance import jacobian, through_head
@@ -48,10 +47,8 @@ class Sized:
         nowhere = kind.new_zeros(4, size)
         nowhere[3] = head.kinds
         kinds = torch.arange(head.kinds, device=kind.device)
-        fill = (
-            1 if fused.usable(features) else 4
-        )  # the fast products of its libraries take no other sizes
-        return Sized(windows(size, head.radius, head.reaches, features, fill), nowhere, kinds)
+        # a GPU's fast products need sizes that are multiples of four
+        return Sized(windows(size, head.radius, head.reaches, features, fill=4), nowhere, kinds)
 
 
 class Stages:
@@ -194,7 +191,7 @@ class Stages:
         )
         if layers != self._layers:
             self._prepared, self._layers = (
-                prepared(staged, self.posterior, names, self.etas, self.tolerance, self.precision),
+                prepared(staged, self.posterior, names, self.etas, self.tolerance),
                 layers,
             )
             self._compared.clear()
@@ -209,9 +206,7 @@ class Stages:
                 else frozenset()
             )
         elif self._stale:
-            self._prepared = prepared(
-                staged, self.posterior, names, self.etas, self.tolerance, self.precision
-            )
+            self._prepared = prepared(staged, self.posterior, names, self.etas, self.tolerance)
         self._stale = False
         return self._prepared
 

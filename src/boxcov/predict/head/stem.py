@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from boxcov.predict.cuda import fused
 from boxcov.predict.head.cells import Cells, Plan
 from boxcov.predict.head.products import (
     Passed,
@@ -14,7 +13,6 @@ from boxcov.predict.head.products import (
     filled,
     gathered,
     gram_matrices,
-    in_full,
     outputs,
     pointwise,
     with_rest,
@@ -28,7 +26,7 @@ def stem_stage(layers: Layers, cells: Cells, rows: Tensor) -> tuple[Tensor, Pass
     if layers.turned is not None and layers.joined is not None:
         alpha, y = (a @ layers.joined).tensor_split([layers.joined.shape[1] - layers.W.shape[3]], 1)
     else:
-        alpha = None if layers.turned is None else _turned_inputs(a, layers.turned.U, layers)
+        alpha = None if layers.turned is None else a @ layers.turned.U
         y = outputs(a, layers.W[0, 0], layers)
     if alpha is not None and isinstance(layers.turned, Turned):
         alpha = with_rest(a, alpha, layers.turned)
@@ -39,27 +37,12 @@ def stem_stage(layers: Layers, cells: Cells, rows: Tensor) -> tuple[Tensor, Pass
     return h, Passed(alpha, slope)
 
 
-def _turned_inputs(a: Tensor, U: Tensor, layers: Layers) -> Tensor:
-    """The one large product, on a GPU."""
-    if layers.halved is not None:
-        return (a.half() @ layers.halved).to(a.dtype)
-    return (
-        a @ U
-        if torch.backends.cuda.matmul.allow_tf32 or layers.parts is None
-        else in_full(a, U, layers.parts)
-    )
-
-
 def stem_covariance(turned: Turned, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan) -> Tensor:
     """(m, R, R) of gradients d (R, m, T, C)."""
     R, m, _, p = d.shape
     grams = gram_matrices(turned, alpha, cells, plan)  # (u, S, T T)
     T = round(grams.shape[-1] ** 0.5)
     delta = (d.flatten(0, 2) @ turned.V[0, 0]).view(d.shape)
-    if turned.rows is not None:
-        found = fused.contracted(grams, plan.cell.unsqueeze(0), turned.rows, delta[None, None])
-        if found is not None:
-            return found[0, 0]
     delta = filled(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
     out = delta.new_empty(m, R, R)
     starts = chunks(m, p * T * T, delta, plan.room)

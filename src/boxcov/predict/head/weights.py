@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from boxcov.head_stages import HeadStages, Stage
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.graphs import Precision
 from boxcov.predict.head.separable_variances import separable
 
 TOLERANCE = 1e-5  # of the variances' separable form unless said otherwise, in float32; in float64 they are taken as they are
@@ -68,10 +67,6 @@ class Layers:
     turned: Turned | Drawn | None  # None: not in the posterior
     parameters: tuple[str, ...]  # of the posterior, among those of the layers
     joined: Tensor | None = None  # of a stem, on a CPU: U and W side by side, one product for both
-    parts: tuple[Tensor, Tensor] | None = (
-        None  # of a stem, in float32 on a GPU: leading and remaining digits of U
-    )
-    halved: Tensor | None = None  # of a stem, in half precision on a GPU: U
 
     def of(self, kinds: slice | Tensor) -> Layers:
         """Those of some kinds."""
@@ -117,7 +112,6 @@ def prepared(
     names: Mapping[int, str],
     etas: Mapping[str, Tensor] | None = None,
     tolerance: float = TOLERANCE,
-    precision: Precision = "float32",
 ) -> Prepared | None:
     """None if the head, or what the posterior holds of it, is not of the form that can be stacked.
 
@@ -148,42 +142,20 @@ def prepared(
     ):
         return None
     return Prepared(
-        tuple(_joined(layers, precision) for layers in found[: len(staged.stem)]),
+        tuple(_joined(layers) for layers in found[: len(staged.stem)]),
         tuple(found[len(staged.stem) :]),
     )
 
 
-def _joined(layers: Layers, precision: Precision) -> Layers:
+def _joined(layers: Layers) -> Layers:
     """U in the form that the stem's product takes. On a CPU it becomes a part of the joined matrix, so that it is kept once."""
     if layers.turned is None:
         return layers
     U = layers.turned.U if layers.turned.U.dim() == 2 else layers.turned.U[0, 0]
     if U.is_cuda:
-        parts = in_parts(U) if U.dtype == torch.float32 and precision == "float32" else None
-        return replace(
-            layers,
-            parts=parts,
-            halved=U.half() if precision == "half" else None,
-            turned=replace(layers.turned, U=U),
-        )
+        return replace(layers, turned=replace(layers.turned, U=U))
     joined = torch.cat([U, layers.W[0, 0]], 1)
     return replace(layers, joined=joined, turned=replace(layers.turned, U=joined[:, : U.shape[1]]))
-
-
-def in_parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Leading and remaining digits of float32 numbers."""
-    lead = leading(x)
-    return lead, x - lead
-
-
-def leading(x: Tensor) -> Tensor:
-    """The digits of float32 numbers that TF32 keeps, rounded to nearest.
-
-    >>> x = torch.tensor([1 / 3])
-    >>> leading(x), bool((x - leading(x)).abs() <= x * 2**-11)
-    (tensor([0.3333]), True)
-    """
-    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def _layers(
