@@ -266,30 +266,12 @@ def threads(kind: type[boxcov.ExactGLM] | type[boxcov.MCGLM]) -> str:
     return f"24 frames, covariances {worst:.1e} off those of one thread"
 
 
-def budget() -> str:
-    """Fewer samples, in fewer milliseconds, as a model with so few gives them."""
-    detector = centerpoint.load("small").to(DEVICE)
-    frames = simulated.frames(count=2, sweeps=2, device=DEVICE)
-    posterior = boxcov.fit(detector, [frames[0]], depth="backbone", prior_precision=100.0)
-    model = boxcov.MCGLM(detector, posterior, 16, budget_ms=1e-3)
-    for _ in range(9):
-        found = model(frames[1][0])
-    head = posterior.restricted([name for name in posterior.blocks if name.startswith("head.")])
-    off = relative(found.covariance, boxcov.MCGLM(detector, head, 2)(frames[1][0]).covariance)
-    require(found.meta["samples"] == 2 and found.meta["depth"] == "head", f"{found.meta['note']}")
-    require(off < 1e-4, f"{off:.1e} off a model of the head with two samples")
-    whole = boxcov.MCGLM(detector, posterior, 16, budget_ms=1e6)
-    for _ in range(4):
-        slow = whole(frames[1][0])
-    return f"{slow.meta['milliseconds']:.0f} ms for all, {found.meta['milliseconds']:.0f} ms for the least, {off:.1e} off"
-
-
 def steady(count: int = 20_000) -> str:
     """Many frames of changing numbers of boxes: memory of the device stays where it was."""
     detector = TinyCenter(threshold=0.3).to(DEVICE).eval()
     torch.nn.init.constant_(detector.head.branches["heatmap"][-1].bias, -0.5)
     frames = [inputs.to(DEVICE) for inputs, _ in shapes.frames(count=16)]
-    model = boxcov.MCGLM(detector, boxcov.fit(detector, shapes.frames(count=2)), 4, budget_ms=20.0)
+    model = boxcov.MCGLM(detector, boxcov.fit(detector, shapes.frames(count=2)), 4)
     began = boxes = held = 0
     for number in range(count):
         if number == 500:
@@ -319,7 +301,6 @@ def checks() -> Iterator[Check]:
     yield "CenterPoint voxel, untrained", lambda: lidar(voxel_network())
     yield "threads, MCGLM", lambda: threads(boxcov.MCGLM)
     yield "threads, ExactGLM", lambda: threads(boxcov.ExactGLM)
-    yield "budget", budget
     yield "steady streaming", steady
 
 

@@ -121,17 +121,6 @@ def test_numbers_that_are_not_finite_are_an_error_line(tmp_path) -> None:
     assert line == {"frame": str(tmp_path / "x.bin"), "error": "boxes are not finite"}
 
 
-def test_a_budget_is_told_in_each_line(made) -> None:
-    word, posterior, frames = made
-    words = ("--detector", word, "--posterior", posterior, "--points", "plain", "--samples", 4)
-    done = boxcov("stream", frames, *words, "--budget-ms", 0.001)
-    assert done.code == 0, done.err
-    last = lines(done.out)[-1]
-    assert last["samples"] == 2
-    assert last["note"] == "2 of 4 samples, over the budget of 0.001 ms"
-    assert boxcov("stream", frames, *words, "--method", "exact", "--budget-ms", 5).code == 1
-
-
 def test_kitti_points_give_boxes_in_kittis_axes(made, tmp_path) -> None:
     word, posterior, _ = made
     detector = detector_named(word)

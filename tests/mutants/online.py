@@ -5,52 +5,24 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 UNWRITABLE = "cli/test_unwritable.py::"
-BUDGET = "predict/test_budget.py::"
+POSTERIOR = "posterior/test_posterior.py::"
 STREAM = "cli/test_stream.py::"
 SOAK = {"BOXCOV_SOAK": "1010", "BOXCOV_SOAK_SECONDS": "900"}
 
 ONLINE = [
     Mutant(
-        "fewer samples in less time",
-        "predict/budget.py",
-        "if self.expected(choice) <= left",
-        "if True",
-        f"{BUDGET}test_what_was_too_slow_is_tried_again_after_a_while",
-    ),
-    Mutant(
-        "the head in the end",
-        "predict/budget.py",
-        "(False, True) if below else (False,)",
-        "(False,)",
-        f"{BUDGET}test_choices_fall_to_two_and_then_to_the_head",
-    ),
-    Mutant(
-        "the head's directions are the same",
-        "predict/mcglm.py",
-        "etas = {name: whole.etas[name] for name in head.parameters}",
-        "etas = head.sample(self.samples)",
-        f"{BUDGET}test_the_head_alone_is_the_posterior_of_the_head",
-    ),
-    Mutant(
-        "the result says so",
-        "predict/mcglm.py",
-        '"note": self._budget.note(choice, spent)',
-        '"note": ""',
-        f"{BUDGET}test_a_budget_that_cannot_be_met_says_so_and_takes_the_least",
-    ),
-    Mutant(
         "draws are a sequence",
         "posterior/posterior.py",
         "[torch.randn(shape, generator=own, dtype=like.dtype, device=source) for _ in range(count)]",
         "torch.randn((count, *shape), generator=own, dtype=like.dtype, device=source).unbind()",
-        f"{BUDGET}test_fewer_draws_are_the_first_of_more",
+        f"{POSTERIOR}test_fewer_samples_are_the_first_of_more",
     ),
     Mutant(
         "a layer's draws are its own",
         "posterior/posterior.py",
         "own = torch.Generator(source).manual_seed(_seed_of(seed, name))",
         "own = generator",
-        f"{BUDGET}test_a_layers_draws_do_not_depend_on_other_layers",
+        f"{POSTERIOR}test_samples_of_a_layer_do_not_depend_on_other_layers",
     ),
     Mutant(
         "threads wait for each other",
@@ -76,16 +48,16 @@ ONLINE = [
     Mutant(
         "no tensor is kept",
         "predict/predictor.py",
-        "        began = clock()\n",
-        '        began = clock()\n        self.__dict__.setdefault("_left", []).append(torch.zeros(1))\n',
+        "        with self._lock, torch",
+        '        self.__dict__.setdefault("_left", []).append(torch.zeros(1))\n        with self._lock, torch',
         "predict/test_soak.py::test_memory_is_flat[mcglm]",
         SOAK,
     ),
     Mutant(
         "no memory is kept",
         "predict/predictor.py",
-        "        began = clock()\n",
-        '        began = clock()\n        self.__dict__.setdefault("_left", []).append(bytes(range(256)) * 256)\n',
+        "        with self._lock, torch",
+        '        self.__dict__.setdefault("_left", []).append(bytes(range(256)) * 256)\n        with self._lock, torch',
         "predict/test_soak.py::test_memory_is_flat[mcglm]",
         SOAK,
     ),

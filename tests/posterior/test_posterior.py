@@ -282,3 +282,29 @@ def test_samples_are_the_same_on_the_gpu(posterior: Posterior) -> None:
     here = posterior.sample(2, torch.Generator().manual_seed(0))
     there = posterior.to("cuda").sample(2, torch.Generator().manual_seed(0))
     assert all(relative(there[name].cpu(), here[name]) < 1e-4 for name in here)
+
+
+# the samples are a sequence
+
+
+def test_fewer_samples_are_the_first_of_more(posterior) -> None:
+    many, few = (posterior.sample(k, torch.Generator().manual_seed(5)) for k in (9, 4))
+    for name, eta in few.items():
+        torch.testing.assert_close(eta, many[name][:4])
+
+
+def test_samples_of_a_layer_do_not_depend_on_other_layers(posterior) -> None:
+    names = list(posterior.blocks)[2:4]
+    whole, part = (
+        p.sample(3, torch.Generator().manual_seed(5))
+        for p in (posterior, posterior.restricted(names))
+    )
+    assert part
+    for name, eta in part.items():
+        torch.testing.assert_close(eta, whole[name])
+
+
+def test_a_generator_gives_new_samples_each_time(posterior) -> None:
+    generator = torch.Generator().manual_seed(5)
+    first, second = (next(iter(posterior.sample(2, generator).values())) for _ in range(2))
+    assert not torch.allclose(first, second)

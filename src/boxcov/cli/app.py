@@ -38,7 +38,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     train: "boxcov train --config small --data simulated:clear --device cuda --out small.safetensors",
     bench: "boxcov bench --boxes 10 --boxes 100 --samples 10",
     export: "boxcov export --detector centerpoint:small --posterior posterior.safetensors --out centerpoint.onnx",
-    stream: "boxcov stream sweeps/LIDAR_TOP --posterior posterior.safetensors --budget-ms 100 > boxes.jsonl",
+    stream: "boxcov stream sweeps/LIDAR_TOP --posterior posterior.safetensors > boxes.jsonl",
     reproduce: "boxcov reproduce --quick --out reproduction",
     demo: "boxcov demo --out demo",
 }

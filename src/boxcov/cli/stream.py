@@ -35,12 +35,6 @@ def stream(
             help="Of mcglm and mci (10), and of what exact is to estimate below the head."
         ),
     ] = None,
-    budget_ms: Annotated[
-        float | None,
-        typer.Option(
-            help="Of mcglm: milliseconds a frame; fewer samples where they do not suffice."
-        ),
-    ] = None,
     points: Annotated[
         PointsKind, typer.Option(help="What the numbers of a point are in .bin files.")
     ] = PointsKind.nuscenes,
@@ -68,28 +62,14 @@ def stream(
     from boxcov.pipeline import stream as streaming
     from boxcov.pipeline.predict import How
     from boxcov.pipeline.sources import detector_named
-    from boxcov.posterior.posterior import Posterior as Fitted
-    from boxcov.predict.mcglm import MCGLM
 
     if size is not None and size % 32:
         raise BoxcovError(f"--size must be a multiple of 32 pixels, got {size}")
     if watch and frames == "-":
         raise BoxcovError("--watch is for a folder: paths on stdin are waited for anyway")
     how = How(method.value, posterior, samples, seed=seed)
-    if budget_ms is not None and method is not Method.mcglm:
-        raise BoxcovError(f"--budget-ms means nothing to the method {method.value}: leave it out")
     network = detector_named(detector, device)
-    if budget_ms is None:
-        model = how.model(network)
-    else:
-        assert posterior is not None
-        model = MCGLM(
-            network,
-            Fitted.load(posterior, network),
-            10 if samples is None else samples,
-            seed=seed,
-            budget_ms=budget_ms,
-        )
+    model = how.model(network)
     reader = streaming.Reader(network, points.value, size)
     paths = (
         streaming.listed_paths(sys.stdin)

@@ -201,7 +201,7 @@ def one(model: Predictor, reader: Reader, path: Path) -> dict[str, Any]:
         inputs, back = reader(path)
         found = back(model(inputs).to("cpu"))
         ms = 1e3 * (clock() - began)
-        return {"frame": str(path), **_numbers(found), "ms": round(ms, 3), **_said(found)}
+        return {"frame": str(path), **_numbers(found), "ms": round(ms, 3)}
     except (BoxcovError, OSError, RuntimeError, ValueError) as error:
         return {
             "frame": str(path),
@@ -234,10 +234,3 @@ def _finite(name: str, tensor: Tensor) -> bool:
     if not bool(tensor.isfinite().all()):
         raise BoxcovError(f"{name} are not finite")
     return True
-
-
-def _said(found: Detections) -> dict[str, Any]:
-    """Under a budget, how many samples there was time for, and the note."""
-    return {
-        name: found.meta[name] for name in ("samples", "depth", "note") if "budget_ms" in found.meta
-    }

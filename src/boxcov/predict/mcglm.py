@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import log10
 from typing import Any, Literal, get_args
 from warnings import warn
@@ -15,7 +14,6 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.budget import Budget, Choice, clock
 from boxcov.predict.cuda.graphs import Precision
 from boxcov.predict.forward_mode.directions import (
     Directions,
@@ -47,9 +45,6 @@ class MCGLM(PosteriorPredictor):
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
     score: also the variance of each score's logit, and its covariance with the box, from the same directions.
     precision: of the derivatives ("jvp"): "float32", or "tf32" (on a GPU) or "half", faster and less exact; see docs/performance.md.
-    budget_ms: milliseconds for a frame, from the call on. Where they do not suffice the first few directions are taken, then those of the
-    head alone; ``meta`` of the result says how many ("samples"), how deep ("depth"), and how long it took. A result of k' samples is that of
-    ``MCGLM(samples=k')``. The detector's own pass is never cut: a budget below it is missed, and the result says so.
     graphs: on a GPU, keep the dense part of the detector, with the derivatives beside it, and the head's stages as CUDA graphs; they hold memory.
 
     >>> import boxcov
@@ -80,7 +75,6 @@ class MCGLM(PosteriorPredictor):
         calibrated: bool = False,
         score: bool = False,
         precision: Precision = "float32",
-        budget_ms: float | None = None,
         graphs: bool = True,
     ) -> None:
         check_samples(samples)
@@ -99,16 +93,7 @@ class MCGLM(PosteriorPredictor):
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
         self.fresh, self.cross_box, self.chunk, self.precision = fresh, cross_box, chunk, precision
         self._generator = torch.Generator().manual_seed(seed)
-        self._along: dict[Choice, Directions] = {}
-        self._all = Choice(samples)
-        self._budget = (
-            None if budget_ms is None else Budget(budget_ms, samples, bool(self._below()))
-        )
-        self._chosen: tuple[Choice, float] | None = None  # of this frame, and when
-        if budget_ms is not None and derivative == "fd":
-            raise BoxcovError(
-                "budget_ms is for derivative='jvp': finite differences take a pass of the network for each direction"
-            )
+        self._directions: Directions | None = None
         self._step_checked = derivative == "jvp"
 
     def settings(self) -> dict[str, Any]:
@@ -123,19 +108,16 @@ class MCGLM(PosteriorPredictor):
         return {**super().settings(), **own}
 
     def predict(self, point: Point) -> Detections:
-        choice = self._choice()
-        along = self._directions(choice)
+        directions = self._sampled_directions()
         if self.derivative == "jvp":
-            boxes, A = along.derivatives(point)
+            boxes, A = directions.derivatives(point)
         else:
-            A = finite_differences(point, along.etas, self.epsilon)
-            boxes = A[
-                :, : point.boxes.shape[1]
-            ].contiguous()  # in one layout, with logits or without: sums come out the same
+            A = finite_differences(point, directions.etas, self.epsilon)
+            boxes = A[:, : point.boxes.shape[1]].contiguous()  # one layout, with or without logits
             if not self._step_checked:
-                self._check_step(point, along.etas, A)
+                self._check_step(point, directions.etas, A)
         factor = (
-            (boxes - boxes.mean(2, keepdim=True)) / (choice.samples - 1) ** 0.5
+            (boxes - boxes.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5
             if self.cross_box
             else None
         )
@@ -145,109 +127,27 @@ class MCGLM(PosteriorPredictor):
         )
 
     def asks(self) -> bool:
-        if self.derivative == "fd" or self._all not in self._along:
-            return True
-        below = self._budget is not None and bool(
-            self._below()
-        )  # then the frame goes another way once it is known which there is time for
-        return below or not all(along.suffice for along in self._along.values())
+        return self.derivative == "fd" or self._directions is None or not self._directions.suffice
 
     def along(self) -> Tangents | None:
-        whole = self._directions(self._all, draw=self.fresh)
-        # with a budget, what there is time for is known behind the plain pass
-        return (
-            None
-            if self.derivative == "fd" or self._budget is not None
-            else whole.tangents(self.linearised)
-        )
+        directions = self._sampled_directions(draw=self.fresh)
+        return None if self.derivative == "fd" else directions.tangents(self.linearised)
 
-    def _directions(self, choice: Choice, draw: bool = False) -> Directions:
-        """Those of the seed, or new ones if asked to draw; some of them for a choice that is not all."""
-        whole = self._along.get(self._all)
-        if whole is None:
-            whole = self._along[self._all] = self._made(
-                self.posterior, self.posterior.sample(self.samples, self._generator)
+    def _sampled_directions(self, draw: bool = False) -> Directions:
+        """The directions of the seed, or new ones for this frame."""
+        if self._directions is None:
+            self._directions = Directions(
+                self._detector,
+                self.posterior,
+                self.posterior.sample(self.samples, self._generator),
+                self.precision,
+                self.chunk,
+                self.score,
+                self.linearised.graphs,
             )
         elif draw:
-            whole.draw(self.posterior.sample(self.samples, self._generator))
-        if choice == self._all:
-            return whole
-        if choice.head and choice not in self._along:
-            below = set(self._below())
-            head = self.posterior.restricted(
-                [name for name in self.posterior.blocks if name not in below]
-            )
-            etas = {name: whole.etas[name] for name in head.parameters}
-            self._along[choice] = self._made(head, etas).first(choice.samples)
-        elif choice not in self._along:
-            self._along[choice] = whole.first(choice.samples)
-        elif self.fresh:
-            own = self._along[choice]
-            own.draw({name: whole.etas[name][: choice.samples] for name in own.etas})
-        return self._along[choice]
-
-    def _made(self, posterior: Posterior, etas: dict[str, Tensor]) -> Directions:
-        return Directions(
-            self._detector,
-            posterior,
-            etas,
-            self.precision,
-            self.chunk,
-            self.score,
-            self.linearised.graphs,
-        )
-
-    # the budget
-
-    def _below(self) -> list[str]:
-        """Layers of the posterior that are not the head's; none if it has no layer of the head at all."""
-        head = self._detector.parts().get("head", ())
-        own = {
-            id(p)
-            for module in (head if isinstance(head, tuple) else (head,))
-            for p in module.parameters()
-        }
-        names = {name for name, p in self._detector.named_parameters() if id(p) in own}
-        below = [
-            name for name, block in self.posterior.blocks.items() if block.layer.weight not in names
-        ]
-        return below if len(below) < len(self.posterior.blocks) else []
-
-    def _choice(self) -> Choice:
-        """What this frame has time for, after the detector's own pass."""
-        if self._budget is None:
-            return self._all
-        self._wait()
-        now = clock()
-        choice = self._budget.choose(self._budget.milliseconds - 1e3 * (now - self._began))
-        self._chosen = choice, now
-        return choice
-
-    def _finished(self, result: Detections) -> Detections:
-        if self._budget is None:
-            return result
-        self._wait()
-        now = clock()
-        spent = 1e3 * (now - self._began)
-        choice, at = self._chosen or (self._all, now)
-        if at < self._began:  # of a frame before, which ended in an error; this one has no boxes
-            choice = self._all
-        elif self._chosen is not None:
-            self._budget.took(choice, 1e3 * (now - at))
-        self._chosen = None
-        said = {
-            "samples": choice.samples,
-            "budget_ms": self._budget.milliseconds,
-            "milliseconds": round(spent, 3),
-        }
-        depth = {"depth": "head"} if choice.head else {}
-        return replace(
-            result, meta={**result.meta, **said, **depth, "note": self._budget.note(choice, spent)}
-        )
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":  # what is under way is not done
-            torch.cuda.synchronize(self.device)
+            self._directions.draw(self.posterior.sample(self.samples, self._generator))
+        return self._directions
 
     def _check_step(self, point: Point, etas: dict[str, Tensor], A: Tensor) -> None:
         """On the first boxes: is the finite difference the derivative? If not, say so once and name a step that is better."""

@@ -21,7 +21,6 @@ from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.posterior.calibration import Calibration, Prepared
 from boxcov.posterior.file import check_fingerprint
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.budget import clock
 from boxcov.predict.cuda.graphs import Precision
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.linearize import Linearised, Point
@@ -56,14 +55,11 @@ class Predictor(ABC):
         self._held = Held(detector)
         self.device = next(detector.parameters()).device
         self.linearised = Linearised(detector, parameters, graphs)
-        self._began = 0.0  # when the call under way came in: waiting for another thread counts
         self._lock = Lock()  # the shadow remembers one frame at a time
 
     def __call__(self, inputs: Any) -> Detections:
         """The detector's boxes, scores and labels, and what it does not know of each box."""
-        began = clock()
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            self._began = began
             self._check_weights()
             inputs = ready(inputs, self.device)
             try:
@@ -73,13 +69,9 @@ class Predictor(ABC):
             finally:
                 self.linearised.trunk.forget()
             self._check(result)
-            return self._finished(
+            return (
                 result if self._calibration is None else self._calibrated(result, self._calibration)
             )
-
-    def _finished(self, result: Detections) -> Detections:
-        """The last word on a result."""
-        return result
 
     def _at(self, inputs: Any) -> Point:
         along = self.along()

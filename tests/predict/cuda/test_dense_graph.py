@@ -172,7 +172,7 @@ def test_other_directions_make_another_graph_which_is_compared_anew(
     monkeypatch.setattr(
         type(dense), "_same", lambda self, tensors, given: not compared.append(len(tensors))
     )
-    model._along[model._all].draw(deep.sample(2, torch.Generator().manual_seed(5)))
+    model._directions.draw(deep.sample(2, torch.Generator().manual_seed(5)))
     found = [model(frames[0][0]) for _ in range(4)]
     assert dense.graphs.replayed
     assert len(compared) == 1

@@ -205,7 +205,7 @@ def test_derivatives_along_directions(posterior, data, count: int) -> None:
     detector = chosen(count)
     model = MCGLM(detector, posterior, samples=6, cross_box=True)
     model(data[0][0])
-    along = model._along[model._all]
+    along = model._directions
     assert along.suffice or count == 1
     found = model(data[0][0])
     assert torch.equal(found.boxes, detector.detect(data[0][0]).boxes)
@@ -221,7 +221,7 @@ def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> N
     detector = chosen(count)
     model = MCGLM(detector, boxcov.fit(detector, data, depth=depth), samples=4)
     first, found = model(data[0][0]), model(data[0][0])
-    along = model._along[model._all]
+    along = model._directions
     assert along._stages.below
     assert along._carried.trusted
     assert torch.equal(first.covariance, found.covariance)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import replace
 
 import torch
@@ -43,14 +42,6 @@ class Directions:
         self._met = False  # whether there have been boxes
         self._staged = True  # whether the detector has stages that can be used
 
-    def first(self, k: int) -> Directions:
-        """The first k of them; what has been compared counts for them, too."""
-        some = copy(self)
-        some.etas = {name: eta[:k] for name, eta in self.etas.items()}
-        some._stages = self._stages.along(some.etas)
-        some._carried = copy(self._carried)
-        return some
-
     def draw(self, etas: dict[str, Tensor]) -> None:
         """Others from here on."""
         self.etas = etas
@@ -79,8 +70,6 @@ class Directions:
     def derivatives(self, point: Point) -> tuple[Tensor, Tensor]:
         """J eta (m, D, k) of the boxes, and of all that is asked about, logits too."""
         staged = self._by_stages(point)
-        if point.tangents is None and point.remembered and self._carried.trusted:
-            point, staged = self._again(point, staged)
         fast = self._fast(point, staged)
         if (
             fast is not None
@@ -107,17 +96,6 @@ class Directions:
         found = self._stages.found(replace(point, logits=None)) if self._staged else None
         self._staged = found is not None
         return found
-
-    def _again(self, point: Point, staged: Found | None) -> tuple[Point, Found | None]:
-        """Where nothing was carried beside the plain pass, as it was not known yet what there is time for: another pass, behind the trunk."""
-        tangents = self.tangents(point.linearised)
-        if tangents is None:
-            return point, staged
-        try:
-            point = point.linearised.again(point, tangents)
-        except NoRule:
-            return point, staged
-        return point, self._by_stages(point)
 
     def _fast(self, point: Point, staged: Found | None) -> tuple[Tensor, Tensor] | None:
         """As ``derivatives``, of stages and tangents; None if they do not tell all."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -158,13 +157,6 @@ class Stages:
         given = (features, packed) if tangents is None else (features, packed, tangents)
         made = run(*given) if self._graphs is None else self._graphs(most, run, *given)
         return [tensor[:m].clone() for tensor in made]  # the next frame writes over the graph's
-
-    def along(self, etas: dict[str, Tensor]) -> Stages:
-        """The same along other directions; what has been compared counts for both."""
-        other = copy(self)  # the set of compared kinds is one for both
-        other.draw(etas)
-        other._graphs = None if self._graphs is None else Graphs()
-        return other
 
     def draw(self, etas: dict[str, Tensor]) -> None:
         """Other directions from here on; what has been compared stays so."""
