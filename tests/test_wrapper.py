@@ -38,8 +38,7 @@ def wrapped(model: TinyCenter, **other: Any) -> Detector:
 
 
 OPTIONAL = {
-    name: getattr(TinyCenter, name)
-    for name in ("instances", "scored_instances", "stages", "logits", "sample_targets")
+    name: getattr(TinyCenter, name) for name in ("instances", "stages", "logits", "sample_targets")
 }
 
 
@@ -175,3 +174,17 @@ def test_a_closure_over_a_part_is_refused() -> None:
     head = model.head
     with pytest.raises(BoxcovError, match=r"decode reads head from around it"):
         wrapped(model, decode=lambda model, raw, selection: head(raw))
+
+
+def test_instances_may_ignore_the_score_logit(pair: tuple[TinyCenter, Detector]) -> None:
+    model, detector = pair
+    plain = wrapped(
+        model, **{**OPTIONAL, "instances": lambda m, raw, selection: m.instances(raw, selection)}
+    )
+    raw = plain(FRAMES[0][0])
+    assert plain.instances(raw, plain.select(raw), with_logit=True) is None
+    a, b = (
+        boxcov.ExactGLM(d, fitted(d), score=True)(FRAMES[0][0]).score_variance
+        for d in (plain, detector)
+    )
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)

@@ -83,24 +83,21 @@ class Detector(nn.Module, ABC):
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         """The parts of the network from its output to its input: "head", then "neck", then "backbone"."""
 
-    def instances(self, raw: Any, selection: Selection) -> Iterable[InstanceGroup] | None:
-        """Optional: how to run the head one instance at a time, the instance as the batch dimension (``ExactGLM`` uses it).
+    def instances(
+        self, raw: Any, selection: Selection, with_logit: bool = False
+    ) -> Iterable[InstanceGroup] | None:
+        """Optional: the head run with one batch item per instance. Used by ``ExactGLM`` and ``MCI``.
 
-        Gives groups ``(index, run)`` that cover every instance once. ``raw`` is what ``forward`` returned and must hold what the head
-        reads. In ``run`` every layer sees g items, item i belonging to instance ``index[i]`` alone: cropped receptive fields for a
-        convolutional head, RoIs, queries.
+        Return groups ``(index, run)`` that together contain every instance once. ``raw`` is what ``forward`` returned and
+        must hold what the head reads. In ``run`` every layer sees g batch items, item i belonging to instance ``index[i]``
+        alone: a cropped receptive field for a convolutional head, a RoI, a query.
+        with_logit: ``run`` also returns the score logit, behind the D numbers of each box (g, D + 1). A detector that
+        cannot do that returns None, and ``ExactGLM(score=True)`` runs one backward pass per number.
         """
         return None
 
     def logits(self, raw: Any, selection: Selection) -> Tensor | None:
         """Optional: the logit (m,) of each selected instance's score, differentiable in ``raw``: with ``score=True`` its variance is told, too."""
-        return None
-
-    def scored_instances(self, raw: Any, selection: Selection) -> Iterable[InstanceGroup] | None:
-        """Optional, beside ``instances`` and ``logits``: the same groups, with the logit behind the D numbers of each box (g, D + 1).
-
-        Without it ``ExactGLM(score=True)`` takes one backward pass through the posterior's layers for every number.
-        """
         return None
 
     def stages(self, raw: Any, selection: Selection) -> HeadStages | None:

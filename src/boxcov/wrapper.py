@@ -23,7 +23,6 @@ _ARGUMENTS = {
     "decode": ("raw", "selection"),
     "loss": ("raw", "targets"),
     "instances": ("raw", "selection"),
-    "scored_instances": ("raw", "selection"),
     "stages": ("raw", "selection"),
     "logits": ("raw", "selection"),
     "candidates": ("raw",),
@@ -42,8 +41,7 @@ def wrap(
     classes: Sequence[str],
     forward: Callable[[Any, Any], Any] | None = None,
     periods: Mapping[str, float] | None = None,
-    instances: Callable[[Any, Any, Selection], Iterable[InstanceGroup] | None] | None = None,
-    scored_instances: Callable[[Any, Any, Selection], Iterable[InstanceGroup] | None] | None = None,
+    instances: Callable[..., Iterable[InstanceGroup] | None] | None = None,
     stages: Callable[[Any, Any, Selection], HeadStages | None] | None = None,
     logits: Callable[[Any, Any, Selection], Tensor | None] | None = None,
     candidates: Callable[[Any, Any], Candidates | None] | None = None,
@@ -56,6 +54,8 @@ def wrap(
     forward: ``forward(model, inputs)``; unless given, ``model(inputs)``.
     parts: from the output to the input, "head" first; modules, their names in the model, or several of either.
     periods: fields that wrap around, and after how much; a yaw after 2 pi unless given.
+    instances: ``instances(model, raw, selection)`` or ``instances(model, raw, selection, with_logit)``. Without the fourth
+    argument the score logit is not available by instance, and ``ExactGLM(score=True)`` runs one backward pass per number.
     The others are optional, and mean what they mean in ``boxcov.Detector``. ``boxcov.check`` says whether all is well.
 
     >>> def select(model, raw):
@@ -84,7 +84,6 @@ def wrap(
         "decode": decode,
         "loss": loss,
         "instances": instances,
-        "scored_instances": scored_instances,
         "stages": stages,
         "logits": logits,
         "candidates": candidates,
@@ -93,6 +92,8 @@ def wrap(
     functions = {name: _function(name, f, model) for name, f in given.items() if f is not None}
     # whether a detector has an optional method is told by its class: this one has those that were given
     own = {name: _method(name) for name in functions if name not in Wrapped.__dict__}
+    if instances is not None:
+        own["instances"] = _instances(takes_logit=_accepts(instances, "with_logit"))
     kind = type(f"Wrapped{type(model).__name__}", (Wrapped,), own)
     detector: Detector = kind(
         model,
@@ -160,6 +161,26 @@ def _method(name: str) -> Callable[..., Any]:
 
     method.__name__ = name
     return method
+
+
+def _instances(takes_logit: bool) -> Callable[..., Any]:
+    """``Detector.instances`` by the user's function, which may not know the score logit."""
+
+    def instances(self: Wrapped, raw: Any, selection: Selection, with_logit: bool = False) -> Any:
+        function = self._functions["instances"]
+        if not with_logit:
+            return function(self.model, raw, selection)
+        return function(self.model, raw, selection, with_logit=True) if takes_logit else None
+
+    return instances
+
+
+def _accepts(function: Callable[..., Any], argument: str) -> bool:
+    """Whether a function has an argument of that name."""
+    try:
+        return argument in inspect.signature(function).parameters
+    except ValueError:  # a builtin does not list its arguments
+        return False
 
 
 def _function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ class Base(TinyCenter):
     def __init__(self) -> None:
         super().__init__(seed=1, threshold=0.05, most=6, width=4)
 
-    def instances(self, raw: Raw, selection: Selection) -> Any:
+    def instances(self, raw: Raw, selection: Selection, with_logit: bool = False) -> Any:
         return None
 
     def stages(self, raw: Raw, selection: Selection) -> Any:
@@ -203,9 +203,10 @@ class BadInstances(TinyCenter):
     def __init__(self) -> None:
         super().__init__(seed=1, threshold=0.05, most=6, width=4)
 
-    def instances(self, raw: Raw, selection: Selection) -> Any:
+    def instances(self, raw: Raw, selection: Selection, with_logit: bool = False) -> Any:
         return [
-            (index, lambda run=run: run() * 1.5) for index, run in super().instances(raw, selection)
+            (index, lambda run=run: run() * 1.5)
+            for index, run in super().instances(raw, selection, with_logit)
         ]
 
 

@@ -114,17 +114,17 @@ def test_deep_exact_equals_glm(tiny, deep, image) -> None:
 
 
 class SmallCrop(TinyCenter):
-    def instances(self, raw, selection):
+    def instances(self, raw, selection, with_logit=False):
         features = raw["features"]
         blurred = {**raw, "features": nn.functional.avg_pool2d(features, 3, 1, 1)}
-        return super().instances(blurred, selection)
+        return super().instances(blurred, selection, with_logit)
 
 
 class Detour(TinyCenter):
     """The right boxes, but a gradient that forgets part of the receptive field."""
 
-    def instances(self, raw, selection):
-        (index, run), *_ = super().instances(raw, selection)
+    def instances(self, raw, selection, with_logit=False):
+        (index, run), *_ = super().instances(raw, selection, with_logit)
         decoded = self.decode(raw, selection).detach()
 
         def other() -> Tensor:
@@ -134,21 +134,21 @@ class Detour(TinyCenter):
 
 
 class Incomplete(TinyCenter):
-    def instances(self, raw, selection):
-        (index, run), *_ = super().instances(raw, selection)
+    def instances(self, raw, selection, with_logit=False):
+        (index, run), *_ = super().instances(raw, selection, with_logit)
         return [(index[1:], lambda: run()[1:])]
 
 
 class Mixed(TinyCenter):
     """Two items of the batch for every instance."""
 
-    def instances(self, raw, selection):
-        (index, _), *_ = super().instances(raw, selection)
+    def instances(self, raw, selection, with_logit=False):
+        (index, _), *_ = super().instances(raw, selection, with_logit)
         twice = Selection(
             *(torch.cat([t, t]) for t in (selection.frame, selection.scores, selection.labels)),
             tuple(torch.cat([t, t]) for t in selection.where),
         )
-        (_, run), *_ = super().instances(raw, twice)
+        (_, run), *_ = super().instances(raw, twice, with_logit)
         return [(index, lambda: run()[: len(index)])]
 
 
@@ -171,7 +171,7 @@ def test_instances_that_contradict_decode_are_refused(
 
 
 class Without(TinyCenter):
-    def instances(self, raw, selection):
+    def instances(self, raw, selection, with_logit=False):
         return None
 
 
@@ -212,7 +212,7 @@ class Queries(Detector):
         frame, token = selection.where
         return raw["boxes"][frame, token, selection.labels].exp()
 
-    def instances(self, raw: dict[str, Tensor], selection: Selection):
+    def instances(self, raw: dict[str, Tensor], selection: Selection, with_logit: bool = False):
         frame, token = selection.where
         for label, head in enumerate(self.heads):
             index = (selection.labels == label).nonzero()[:, 0]

@@ -181,7 +181,7 @@ class Levels(Detector):
     def decode(self, raw: dict[str, Any], selection: Selection) -> Tensor:
         return raw["boxes"][selection.where].exp()
 
-    def instances(self, raw: dict[str, Any], selection: Selection):
+    def instances(self, raw: dict[str, Any], selection: Selection, with_logit: bool = False):
         frame, token, level = selection.where
         for number, features in enumerate(raw["features"]):
             index = (level == number).nonzero()[:, 0]

@@ -36,7 +36,7 @@ class Queries(Detector):
     def decode(self, raw: dict[str, Tensor], selection: Selection) -> Tensor:
         return raw["boxes"][selection.where].exp()
 
-    def instances(self, raw: dict[str, Tensor], selection: Selection):
+    def instances(self, raw: dict[str, Tensor], selection: Selection, with_logit: bool = False):
         yield torch.arange(len(selection)), lambda: self.boxes(raw["tokens"][selection.where]).exp()
 
     def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class Queries(Detector):
 class Permuting(Queries):
     """The right boxes in the right order, but the layers see the instances in another one."""
 
-    def instances(self, raw: dict[str, Tensor], selection: Selection):
+    def instances(self, raw: dict[str, Tensor], selection: Selection, with_logit: bool = False):
         index = torch.arange(len(selection))
         order = index.flip(0)
         yield index, lambda: self.boxes(raw["tokens"][selection.where][order])[order].exp()

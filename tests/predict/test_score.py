@@ -137,11 +137,13 @@ def test_a_posterior_that_knows_nothing_of_the_heat_map(tiny, train_frames, imag
 class Whole(TinyCenter):
     """Says nothing of how to run its head by instance with the logit."""
 
-    def scored_instances(self, raw: dict[str, Tensor], selection: Selection) -> None:
-        return None
+    def instances(
+        self, raw: dict[str, Tensor], selection: Selection, with_logit: bool = False
+    ) -> list[InstanceGroup] | None:
+        return None if with_logit else super().instances(raw, selection)
 
 
-def test_without_scored_instances(tiny, posterior, image) -> None:
+def test_instances_without_the_logit(tiny, posterior, image) -> None:
     other = Whole(threshold=tiny.threshold, most=5)
     other.load_state_dict(tiny.state_dict())
     exact, glm = (
@@ -153,9 +155,11 @@ def test_without_scored_instances(tiny, posterior, image) -> None:
 class Wrong(TinyCenter):
     """Gives the logit of another class by instance."""
 
-    def scored_instances(self, raw: dict[str, Tensor], selection: Selection) -> list[InstanceGroup]:
+    def instances(
+        self, raw: dict[str, Tensor], selection: Selection, with_logit: bool = False
+    ) -> list[InstanceGroup]:
         other = Selection(selection.frame, selection.scores, 1 - selection.labels, selection.where)
-        return list(super().scored_instances(raw, other))
+        return super().instances(raw, other, with_logit)
 
 
 class TooMany(TinyCenter):
@@ -168,7 +172,7 @@ def test_contradictions_are_refused(tiny, posterior, image) -> None:
     for other in (wrong, many):
         other.load_state_dict(tiny.state_dict())
         other.eval()
-    with pytest.raises(BoxcovError, match=r"Wrong\.scored_instances\(\) gives box"):
+    with pytest.raises(BoxcovError, match=r"Wrong\.instances\(with_logit=True\) gives box"):
         ExactGLM(wrong, posterior, score=True)(image)
     with pytest.raises(
         BoxcovError,

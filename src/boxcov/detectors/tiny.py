@@ -6,7 +6,7 @@ Trained on ``boxcov.data.shapes`` in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,13 +139,9 @@ class TinyCenter(Detector):
         frame, row, column = selection.where
         return raw["heatmap"][frame, selection.labels, row, column]
 
-    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        return self._instances(raw, selection, scored=False)
-
-    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        return self._instances(raw, selection, scored=True)
-
-    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> Iterable[InstanceGroup]:
+    def instances(
+        self, raw: Raw, selection: Selection, with_logit: bool = False
+    ) -> list[InstanceGroup]:
         frame, row, column = selection.where
         index = torch.arange(len(selection), device=row.device)
 
@@ -161,7 +157,7 @@ class TinyCenter(Detector):
             )
             return (
                 torch.cat([boxes, at_centre("heatmap").gather(1, selection.labels[:, None])], 1)
-                if scored
+                if with_logit
                 else boxes
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -162,13 +162,9 @@ class Yolo(Detector):
         ]
         return logits
 
-    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        return self._instances(raw, selection, scored=False)
-
-    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        return self._instances(raw, selection, scored=True)
-
-    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup]:
+    def instances(
+        self, raw: Raw, selection: Selection, with_logit: bool = False
+    ) -> list[InstanceGroup]:
         """One group a level, each box on the 5x5 crop that it sees."""
         groups, start = [], 0
         for level, x in enumerate(raw["features"]):
@@ -176,12 +172,18 @@ class Yolo(Detector):
             index = ((selection.where.cell >= start) & (selection.where.cell < stop)).nonzero()[
                 :, 0
             ]
-            groups.append(self._group(x, selection, index, level, start, scored))
+            groups.append(self._group(x, selection, index, level, start, with_logit))
             start = stop
         return groups
 
     def _group(
-        self, x: Tensor, selection: Selection, index: Tensor, level: int, start: int, scored: bool
+        self,
+        x: Tensor,
+        selection: Selection,
+        index: Tensor,
+        level: int,
+        start: int,
+        with_logit: bool,
     ) -> InstanceGroup:
         cell = selection.where.cell[index] - start
         row, column = cell // x.shape[3], cell % x.shape[3]
@@ -195,7 +197,7 @@ class Yolo(Detector):
             low, high = self.head.dfl(values)[:, :, 0].split(2, 1)
             centre = torch.stack([column, row], 1) + 0.5
             boxes: Tensor = torch.cat([centre - low, centre + high], 1) * self.head.stride[level]
-            if not scored:
+            if not with_logit:
                 return boxes
             logits = run_on_crops(self.head.cv3[level], crops, inside)[0][:, :, 0, 0]
             return torch.cat([boxes, logits.gather(1, number.unsqueeze(1))], 1)

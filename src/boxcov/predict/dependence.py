@@ -45,12 +45,17 @@ def floats(raw: Any) -> list[Tensor]:
     return [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
+def instances_of(point: Point) -> Iterable[InstanceGroup] | None:
+    """The instance groups of a frame, with the score logit if the point has logits; None if the detector has none."""
+    detector = point.linearised.shadow
+    if point.logits is None:
+        return detector.instances(point.raw, point.selection)
+    return detector.instances(point.raw, point.selection, with_logit=True)
+
+
 def groups(point: Point) -> list[InstanceGroup]:
     """The instances of a frame, group by group, checked to be each there once."""
-    detector = point.linearised.shadow
-    ask = detector.instances if point.logits is None else detector.scored_instances
-    given = ask(point.raw, point.selection)
-    found = [(index, run) for index, run in given or [] if len(index)]
+    found = [(index, run) for index, run in instances_of(point) or [] if len(index)]
     index = torch.cat([index for index, _ in found]) if found else torch.zeros(0)
     if sorted(index.tolist()) != list(range(len(point.selection))):
         raise BoxcovError(
@@ -167,4 +172,5 @@ def _slack(weights: Iterable[Tensor]) -> float:
 
 
 def _asked(point: Point) -> str:
-    return f"{type(point.linearised.shadow).__name__}.{'instances' if point.logits is None else 'scored_instances'}()"
+    with_logit = "" if point.logits is None else "with_logit=True"
+    return f"{type(point.linearised.shadow).__name__}.instances({with_logit})"

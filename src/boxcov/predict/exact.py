@@ -24,7 +24,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.graphs import Precision, matrix_precision
-from boxcov.predict.dependence import Trace, groups, leaves_read, trace
+from boxcov.predict.dependence import Trace, groups, instances_of, leaves_read, trace
 from boxcov.predict.forward_mode.carried import Carried
 from boxcov.predict.forward_mode.directions import directional_derivatives
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
@@ -154,7 +154,7 @@ class ExactGLM(PosteriorPredictor):
             point = self.linearised.at(point.inputs)
         m, D = point.boxes.shape
         zeros = at_least_float32(point.boxes).new_zeros(m, D, D)
-        if point.linearised.shadow.instances(point.raw, point.selection) is None:
+        if instances_of(point) is None:
             return zeros, list(self.posterior.blocks), None
         with (
             nullcontext() if fast is None else matrix_precision("float32")
@@ -173,7 +173,7 @@ class ExactGLM(PosteriorPredictor):
     def _logit_row(self, point: Point) -> tuple[Tensor, list[str]]:
         """The covariance of the logits with boxes and logits (m, D + 1) as far as the head's layers go, and those that lie below."""
         nothing = at_least_float32(point.z).new_zeros(point.z.shape)
-        if point.linearised.shadow.scored_instances(point.raw, point.selection) is None:
+        if instances_of(point) is None:
             return nothing, list(self.posterior.blocks)
         row, direct, upstream = self._by_instance(point)
         if upstream & direct:

@@ -27,7 +27,7 @@ from boxcov.errors import BoxcovError
 from boxcov.kfac.subset import chosen_parameters
 from boxcov.posterior.file import check_fingerprint
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.dependence import groups, leaves_read, trace
+from boxcov.predict.dependence import groups, instances_of, leaves_read, trace
 from boxcov.predict.linearize import Point
 from boxcov.predict.predictor import (
     Predictor,
@@ -174,9 +174,7 @@ class MCI(Predictor):
 
     def _found_by_instance(self, point: Point) -> bool:
         """Whether instances() runs all of the chosen layers that boxes depend on; it is compared with decode()."""
-        detector = self.linearised.shadow
-        ask = detector.instances if point.logits is None else detector.scored_instances
-        if ask(point.raw, point.selection) is None:
+        if instances_of(point) is None:
             return False
         leaves = tree_map_only(
             Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -104,23 +104,18 @@ class CenterPoint(Detector):
         """What the heat map of each box's class says at its cell, before the sigmoid."""
         return logits_at(raw["tasks"], selection, self.config)
 
-    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        """One group a task, each box on the 7x7 crop of the neck's map that it sees."""
-        return self._groups(raw, selection, scored=False)
-
-    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        """The same, with the logit behind each box."""
-        return self._groups(raw, selection, scored=True)
-
-    def _groups(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup]:
+    def instances(
+        self, raw: Raw, selection: Selection, with_logit: bool = False
+    ) -> list[InstanceGroup]:
+        """One group per task, each box on the 7x7 crop of the neck's map that it sees."""
         tasks = selection.where.task
         return [
-            self._group(raw, selection, (tasks == t).nonzero()[:, 0], t, scored)
+            self._group(raw, selection, (tasks == t).nonzero()[:, 0], t, with_logit)
             for t in range(len(self.config.tasks))
         ]
 
     def _group(
-        self, raw: Raw, selection: Selection, index: Tensor, task: int, scored: bool
+        self, raw: Raw, selection: Selection, index: Tensor, task: int, with_logit: bool
     ) -> InstanceGroup:
         where = selection.where[index]
         number = selection.labels[index] - self.config.first_class(task)
@@ -129,12 +124,12 @@ class CenterPoint(Detector):
             crops, inside = crop(raw["features"], where.frame, where.row, where.column, REACH)
             branches = tuple(self.config.branches)
             values = self.head.on_crops(
-                crops, inside, task, (*branches, "heatmap") if scored else branches
+                crops, inside, task, (*branches, "heatmap") if with_logit else branches
             )
             boxes = boxes_of(values, where.row, where.column, self.config)
             return (
                 torch.cat([boxes, values["heatmap"].gather(1, number[:, None])], 1)
-                if scored
+                if with_logit
                 else boxes
             )
 

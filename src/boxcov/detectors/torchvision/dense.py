@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,14 +108,8 @@ class Dense(TorchvisionDetector):
 
     # one instance at a time
 
-    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup] | None:
-        return self._instances(raw, selection, scored=False)
-
-    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup] | None:
-        return self._instances(raw, selection, scored=True)
-
-    def _instances(
-        self, raw: Raw, selection: Selection, scored: bool
+    def instances(
+        self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup] | None:
         """One group a level, each box on the crop that it sees; None where a norm mixes the whole map."""
         if any(
@@ -130,7 +123,9 @@ class Dense(TorchvisionDetector):
         level = (selection.where.anchor.unsqueeze(1) >= starts).sum(1) - 1
         each = enumerate(raw["features"].values())
         return [
-            self._group(raw, selection, (level == n).nonzero()[:, 0], n, x, int(starts[n]), scored)
+            self._group(
+                raw, selection, (level == n).nonzero()[:, 0], n, x, int(starts[n]), with_logit
+            )
             for n, x in each
         ]
 
@@ -142,7 +137,7 @@ class Dense(TorchvisionDetector):
         level: int,
         x: Tensor,
         start: int,
-        scored: bool,
+        with_logit: bool,
     ) -> InstanceGroup:
         frame, anchor = selection.where.frame[index], selection.where.anchor[index]
         number, a_cell = (
@@ -161,7 +156,7 @@ class Dense(TorchvisionDetector):
             boxes = self.in_images(
                 at_cell(self.box_layers(level)), raw["anchors"][frame, anchor], raw, frame
             )
-            if not scored:
+            if not with_logit:
                 return boxes
             return torch.cat(
                 [boxes, self.score_logit(at_cell(self.class_layers(level)), number).unsqueeze(1)], 1
@@ -236,8 +231,8 @@ class FCOS(RetinaNet):
         named = self.score_logit(raw["cls_logits"][at], self.labels.to_model(selection.labels))
         return logit_of_log((F.logsigmoid(named) + F.logsigmoid(raw["bbox_ctrness"][at][:, 0])) / 2)
 
-    def _instances(
-        self, raw: Raw, selection: Selection, scored: bool
+    def instances(
+        self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup] | None:
         return None
 

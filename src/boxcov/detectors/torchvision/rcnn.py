@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,13 +127,9 @@ class FasterRCNN(TorchvisionDetector):
         where = selection.where
         return softmax_logit(self._at_proposals(raw, where)[0][where.region], where.number)
 
-    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        return self._instances(raw, selection, scored=False)
-
-    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        return self._instances(raw, selection, scored=True)
-
-    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup]:
+    def instances(
+        self, raw: Raw, selection: Selection, with_logit: bool = False
+    ) -> list[InstanceGroup]:
         where, frame = selection.where, selection.frame
         start = torch.cat(where.proposals)[where.region]
         own = [
@@ -147,7 +142,7 @@ class FasterRCNN(TorchvisionDetector):
             boxes = self.in_images(_of_class(regression, each, where.number), start, raw, frame)
             return (
                 torch.cat([boxes, softmax_logit(logits, where.number).unsqueeze(1)], 1)
-                if scored
+                if with_logit
                 else boxes
             )
 

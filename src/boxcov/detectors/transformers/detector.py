@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,20 +120,16 @@ class QueryDetector(Detector):
         frame, query = selection.where
         return self.score_logit(raw["logits"][frame, query], self.labels.to_model(selection.labels))
 
-    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        return self._instances(raw, selection, scored=False)
-
-    def scored_instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        return self._instances(raw, selection, scored=True)
-
-    def _instances(self, raw: Raw, selection: Selection, scored: bool) -> list[InstanceGroup]:
+    def instances(
+        self, raw: Raw, selection: Selection, with_logit: bool = False
+    ) -> list[InstanceGroup]:
         """Queries meet in the attention below the head only: behind it each runs by itself."""
         frame, query = selection.where
 
         def run() -> Tensor:
             hidden = raw["hidden"][frame, query]  # (m, d)
             boxes = in_pixels(self.box_head(hidden, raw, frame, query), raw["sizes"][frame])
-            if not scored:
+            if not with_logit:
                 return boxes
             logits = self.score_logit(
                 self.class_head(hidden), self.labels.to_model(selection.labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,8 +81,12 @@ class YOLOX(Detector):
             raw["values"][where.frame, where.cell], selection.labels, where.grid, self.config
         )
 
-    def instances(self, raw: Raw, selection: Selection) -> Iterable[InstanceGroup]:
-        """One group a level, each box on the 5x5 crop of the neck's map that it sees."""
+    def instances(
+        self, raw: Raw, selection: Selection, with_logit: bool = False
+    ) -> list[InstanceGroup] | None:
+        """One group per level, each box on the 5x5 crop of the neck's map that it sees."""
+        if with_logit:
+            return None
         levels = selection.where.grid.level
         return [
             self._group(raw, selection, (levels == level).nonzero()[:, 0], level)
