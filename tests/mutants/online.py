@@ -120,8 +120,8 @@ ONLINE = [
     Mutant(
         "a graph gives the same",
         "export/onnx/frame.py",
-        "J @ found if head.drawn else",
-        "1.01 * J @ found if head.drawn else",
+        "J @ found if head.has_directions else",
+        "1.01 * J @ found if head.has_directions else",
         "export/test_onnx.py::test_centerpoint_gives_the_same[4]",
     ),
 ]

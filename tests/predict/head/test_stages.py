@@ -19,9 +19,8 @@ from boxcov.head_stages import Stage
 from boxcov.predict.forward_mode.directions import directional_derivatives
 from boxcov.predict.head import products, stages
 from boxcov.predict.head import weights as prepared
-from boxcov.predict.head.cells import Where as At
-from boxcov.predict.head.cells import own_cells, together, windows
-from boxcov.predict.head.covariance import through_head
+from boxcov.predict.head.cells import BoxPositions, group_by_kind, plan_own_cells, window_tables
+from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.separable_variances import separable
 from boxcov.predict.predictor import sample_covariance
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
@@ -169,7 +168,7 @@ def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
         point = model.linearised.at(data[0][0])
         staged = point.linearised.shadow.stages(point.raw, point.selection)
         head = model._stages._prepared
-        at = At(
+        at = BoxPositions(
             *(
                 nn.functional.pad(t, (0, 11), value=v)
                 for t, v in zip(
@@ -177,12 +176,17 @@ def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
                 )
             )
         )
-        ready = windows(32, head.radius, head.reaches, staged.features, fill)
-        pixels, plan = own_cells(
-            staged.features, at, head.radius, head.reaches, together(at.kind, head.kinds, 16), ready
+        ready = window_tables(32, head.radius, head.reaches, staged.features, fill)
+        pixels, plan = plan_own_cells(
+            staged.features,
+            at,
+            head.radius,
+            head.reaches,
+            group_by_kind(at.kind, head.n_kinds, 16),
+            ready,
         )
         (C,) = model._stages._decoded(
-            *through_head(head, plan, pixels),
+            *head_covariance(head, plan, pixels),
             lambda numbers: staged.decode(numbers, at.row, at.column),
         )
     assert C.shape == (32, 9, 9)

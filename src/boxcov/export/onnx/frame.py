@@ -14,9 +14,9 @@ from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import Checked, ExactGLM, Uses
 from boxcov.predict.forward_mode.directions import directional_derivatives
-from boxcov.predict.head.cells import Where, in_blocks, own_cells
-from boxcov.predict.head.covariance import jacobian, through_head
-from boxcov.predict.head.weights import Prepared, prepared
+from boxcov.predict.head.cells import BoxPositions, group_in_blocks, plan_own_cells
+from boxcov.predict.head.covariance import decode_jacobian, head_covariance
+from boxcov.predict.head.weights import HeadWeights, build_head_weights
 from boxcov.predict.linearize import Point
 from boxcov.predict.predictor import sample_covariance
 from boxcov.static_selection import StaticLimits, StaticSelection
@@ -137,24 +137,28 @@ def _exact(
 
 def _head(
     posterior: Posterior, moving: set[str], point: Point, etas: dict[str, Tensor] | None
-) -> Prepared | None:
+) -> HeadWeights | None:
     """The stages of the head, if there are any and all that moves boxes is in them."""
     staged = point.linearised.shadow.stages(point.raw, point.selection)
-    head = None if staged is None else prepared(staged, posterior, point.linearised.names, etas)
+    head = (
+        None
+        if staged is None
+        else build_head_weights(staged, posterior, point.linearised.names, etas)
+    )
     return head if head is not None and head.parameters and moving <= head.parameters else None
 
 
-def _through(head: Prepared, point: Point) -> Tensor:
+def _through(head: HeadWeights, point: Point) -> Tensor:
     """Covariances (n, D, D), or derivatives (n, D, k) for a head prepared with directions."""
     staged = point.linearised.shadow.stages(point.raw, point.selection)
     assert staged is not None
-    where = Where(staged.frame, staged.row, staged.column, staged.kind)
-    pixels, plan = own_cells(
-        staged.features, where, head.radius, head.reaches, in_blocks(where.kind, head.kinds)
+    where = BoxPositions(staged.frame, staged.row, staged.column, staged.kind)
+    pixels, plan = plan_own_cells(
+        staged.features, where, head.radius, head.reaches, group_in_blocks(where.kind, head.n_kinds)
     )
-    found, numbers, _ = through_head(head, plan, pixels)
-    J = jacobian(numbers, lambda values: staged.decode(values, where.row, where.column))
-    return J @ found if head.drawn else J @ found @ J.transpose(1, 2)
+    found, numbers, _ = head_covariance(head, plan, pixels)
+    J = decode_jacobian(numbers, lambda values: staged.decode(values, where.row, where.column))
+    return J @ found if head.has_directions else J @ found @ J.transpose(1, 2)
 
 
 def _by_kind(

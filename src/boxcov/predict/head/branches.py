@@ -17,10 +17,10 @@ from boxcov.predict.head.products import (
     pointwise,
     with_rest,
 )
-from boxcov.predict.head.weights import Drawn, Layers, Prepared, Turned
+from boxcov.predict.head.weights import Drawn, HeadWeights, Layers, Turned
 
 
-def branches(head: Prepared, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+def branches(head: HeadWeights, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """The numbers (m, R), what the branches' layers add (m, R, R or k), and the gradients at the stem's output (R, m, T, C)."""
     first, last = head.branches[0], head.branches[-1]
     a = gathered(rows, plan.stages[-1].table, first)
@@ -57,7 +57,7 @@ def _in_order(parts: list[Tensor], plan: Plan, dim: int = 0) -> Tensor:
 
 
 def _of_kinds(
-    head: Prepared, plan: Plan, group: Group, a: Tensor, grams: Tensor | None
+    head: HeadWeights, plan: Plan, group: Group, a: Tensor, grams: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Numbers (g, B, c), what the layers add (g, B, c, c or k) and gradients (R, g, T, C) of the boxes of some kinds."""
     at = plan.stages[-1].at_or_beyond(group.members)  # (G, n, T)

@@ -73,7 +73,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Where:
+class BoxPositions:
     """The cells that m boxes stand on, and what kind they are."""
 
     frame: Tensor
@@ -82,13 +82,13 @@ class Where:
     kind: Tensor
 
 
-def shared_cells(
-    features: Tensor, where: Where, radius: int, reaches: list[int]
+def plan_shared_cells(
+    features: Tensor, where: BoxPositions, radius: int, reaches: list[int]
 ) -> tuple[Tensor, Plan]:
     """The features (P + 1, C) of the cells that boxes see, each once and a row of zeros, and the plan for stages of those ``reaches``.
 
-    >>> where = Where(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
-    >>> pixels, made = shared_cells(torch.randn(1, 4, 8, 8), where, radius=1, reaches=[1])
+    >>> where = BoxPositions(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
+    >>> pixels, made = plan_shared_cells(torch.randn(1, 4, 8, 8), where, radius=1, reaches=[1])
     >>> pixels.shape, [group.kinds for group in made.groups]  # four cells of the first, in the corner, and nine of the second
     (torch.Size([14, 4]), [slice(0, 1, None), slice(1, 2, None)])
     """
@@ -116,14 +116,14 @@ def shared_cells(
     )
 
 
-def windows(
+def window_tables(
     m: int, radius: int, reaches: list[int], like: Tensor, fill: int = 1
 ) -> tuple[Cells, ...]:
     """The stages of m boxes with cells of their own, wherever they stand: made once for a number of boxes. ``inside`` is still missing.
 
     fill: rows of a box are filled up to a multiple of it.
 
-    >>> first, second = windows(3, radius=2, reaches=[1, 1], like=torch.zeros(1), fill=4)
+    >>> first, second = window_tables(3, radius=2, reaches=[1, 1], like=torch.zeros(1), fill=4)
     >>> first.table.shape, first.at.shape, second.table.shape
     (torch.Size([36, 9]), torch.Size([3, 9]), torch.Size([12, 9]))
     """
@@ -143,9 +143,9 @@ def windows(
     return tuple(stages)
 
 
-def own_cells(
+def plan_own_cells(
     features: Tensor,
-    where: Where,
+    where: BoxPositions,
     radius: int,
     reaches: list[int],
     group: Group,
@@ -155,14 +155,14 @@ def own_cells(
 
     stages: what ``windows`` gave for as many boxes.
 
-    >>> where = Where(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
-    >>> pixels, made = own_cells(torch.randn(1, 4, 8, 8), where, radius=1, reaches=[1], group=together(where.kind, kinds=2, most=1))
+    >>> where = BoxPositions(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
+    >>> pixels, made = plan_own_cells(torch.randn(1, 4, 8, 8), where, radius=1, reaches=[1], group=group_by_kind(where.kind, kinds=2, most=1))
     >>> pixels.shape, made.groups[0].members
     (torch.Size([19, 4]), tensor([[0],
             [1]]))
     """
     m = len(where.frame)
-    stages = windows(m, radius, reaches, features) if stages is None else stages
+    stages = window_tables(m, radius, reaches, features) if stages is None else stages
     cell, inside = _cells(features, where, radius)
     on = inside.to(features.dtype)
     # channels last, as a network leaves them on a GPU: no copy
@@ -197,7 +197,7 @@ def once(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return found, place[numbers]
 
 
-def _cells(features: Tensor, where: Where, radius: int) -> tuple[Tensor, Tensor]:
+def _cells(features: Tensor, where: BoxPositions, radius: int) -> tuple[Tensor, Tensor]:
     """Numbers (m, s, s) of the cells of each window, and whether they are on the map; one beyond has the number of the nearest that is."""
     height, width = features.shape[2:]
     around = torch.arange(-radius, radius + 1, device=where.row.device)
@@ -209,10 +209,10 @@ def _cells(features: Tensor, where: Where, radius: int) -> tuple[Tensor, Tensor]
     ) * width + columns.clamp(0, width - 1), inside
 
 
-def together(kind: Tensor, kinds: int, most: int) -> Group:
+def group_by_kind(kind: Tensor, kinds: int, most: int) -> Group:
     """All kinds at once, each filled up to the ``most`` boxes of a kind: few launches on a GPU. A box of the kind ``kinds`` is none.
 
-    >>> together(torch.tensor([1, 0, 1]), kinds=2, most=2).members
+    >>> group_by_kind(torch.tensor([1, 0, 1]), kinds=2, most=2).members
     tensor([[1, 3],
             [0, 2]])
     """
@@ -224,10 +224,10 @@ def together(kind: Tensor, kinds: int, most: int) -> Group:
     return Group(slice(0, kinds), members.view(kinds, most), each, slot.clamp(max=kinds * most - 1))
 
 
-def in_blocks(kind: Tensor, kinds: int, size: int = 16) -> Group:
+def group_in_blocks(kind: Tensor, kinds: int, size: int = 16) -> Group:
     """Rows of ``size`` boxes of one kind, as many as any boxes could need: of fixed shape whatever the kinds of m boxes, and little filled up.
 
-    >>> found = in_blocks(torch.tensor([1, 0, 1, 1]), kinds=2, size=2)
+    >>> found = group_in_blocks(torch.tensor([1, 0, 1, 1]), kinds=2, size=2)
     >>> found.kinds, found.members
     (tensor([0, 1, 1, 1]), tensor([[1, 4],
             [0, 2],

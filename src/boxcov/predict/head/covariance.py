@@ -20,11 +20,11 @@ from boxcov.predict.head.branches import branches
 from boxcov.predict.head.cells import Plan
 from boxcov.predict.head.products import back
 from boxcov.predict.head.stem import from_below, stem_covariance, stem_directions, stem_stage
-from boxcov.predict.head.weights import Drawn, Prepared
+from boxcov.predict.head.weights import Drawn, HeadWeights
 
 
-def through_head(
-    head: Prepared, plan: Plan, pixels: Tensor, tangents: Tensor | None = None
+def head_covariance(
+    head: HeadWeights, plan: Plan, pixels: Tensor, tangents: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The covariance of the numbers of all boxes (m, R, R) and the numbers (m, R), from the features (P + 1, C) of the cells that they see.
 
@@ -51,10 +51,10 @@ def through_head(
     return found, numbers, None if tangents is None else from_below(head.stem[0], plan, d, tangents)
 
 
-def jacobian(numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
+def decode_jacobian(numbers: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
     """Derivatives (m, D, R) of boxes in their numbers (m, R), each of its own.
 
-    >>> jacobian(torch.zeros(3, 2), lambda x: 2 * x.exp())[0]
+    >>> decode_jacobian(torch.zeros(3, 2), lambda x: 2 * x.exp())[0]
     tensor([[2., 0.],
             [0., 2.]])
     """

@@ -12,9 +12,16 @@ from boxcov.errors import BoxcovError
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.graphs import Graphs, Many, Precision, matrix_precision
-from boxcov.predict.head.cells import Cells, Where, own_cells, shared_cells, together, windows
-from boxcov.predict.head.covariance import jacobian, through_head
-from boxcov.predict.head.weights import TOLERANCE, Prepared, prepared
+from boxcov.predict.head.cells import (
+    BoxPositions,
+    Cells,
+    group_by_kind,
+    plan_own_cells,
+    plan_shared_cells,
+    window_tables,
+)
+from boxcov.predict.head.covariance import decode_jacobian, head_covariance
+from boxcov.predict.head.weights import TOLERANCE, HeadWeights, build_head_weights
 from boxcov.predict.linearize import Point
 
 Decode = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -42,12 +49,14 @@ class Sized:
     kinds: Tensor  # (G,)
 
     @staticmethod
-    def of(size: int, head: Prepared, features: Tensor, kind: Tensor) -> Sized:
+    def of(size: int, head: HeadWeights, features: Tensor, kind: Tensor) -> Sized:
         nowhere = kind.new_zeros(4, size)
-        nowhere[3] = head.kinds
-        kinds = torch.arange(head.kinds, device=kind.device)
+        nowhere[3] = head.n_kinds
+        kinds = torch.arange(head.n_kinds, device=kind.device)
         # a GPU's fast products need sizes that are multiples of four
-        return Sized(windows(size, head.radius, head.reaches, features, fill=4), nowhere, kinds)
+        return Sized(
+            window_tables(size, head.radius, head.reaches, features, fill=4), nowhere, kinds
+        )
 
 
 class Stages:
@@ -74,7 +83,7 @@ class Stages:
         )
         self._compared: set[int] = set()
         self._kinds: list[int] = []
-        self._prepared: Prepared | None = None
+        self._prepared: HeadWeights | None = None
         self._layers: tuple[int, ...] = ()  # what was prepared, by id
         self._stale = False  # whether it was prepared with other directions
         self._fixed: dict[int, Sized] = {}  # by the number of boxes
@@ -105,10 +114,10 @@ class Stages:
         head = self._ready(staged, linearised.names)
         if head is None or not head.parameters:
             return None  # the posterior holds nothing of it
-        if len(self._compared) < head.kinds:
+        if len(self._compared) < head.n_kinds:
             self._kinds = staged.kind.unique().tolist()
             self.trusted = self._compared.issuperset(self._kinds)
-        where = Where(staged.frame, staged.row, staged.column, staged.kind)
+        where = BoxPositions(staged.frame, staged.row, staged.column, staged.kind)
         tangents = (
             None
             if point.tangents is None or not point.tangents.ends
@@ -119,8 +128,8 @@ class Stages:
                 return Found(
                     *self._on_device(head, staged.features, where, staged.decode, tangents)
                 )
-            pixels, plan = shared_cells(staged.features, where, head.radius, head.reaches)
-            found = through_head(head, plan, pixels, tangents=tangents)
+            pixels, plan = plan_shared_cells(staged.features, where, head.radius, head.reaches)
+            found = head_covariance(head, plan, pixels, tangents=tangents)
             return Found(
                 *self._decoded(
                     *found, lambda numbers: staged.decode(numbers, where.row, where.column)
@@ -129,9 +138,9 @@ class Stages:
 
     def _on_device(
         self,
-        head: Prepared,
+        head: HeadWeights,
         features: Tensor,
-        where: Where,
+        where: BoxPositions,
         decode: Decode,
         tangents: Tensor | None,
     ) -> list[Tensor]:
@@ -148,10 +157,12 @@ class Stages:
         torch.stack([where.frame, where.row, where.column, where.kind], out=packed[:, :m])
 
         def run(features: Tensor, packed: Tensor, *tangents: Tensor) -> Many:
-            own = Where(*packed)
-            group = together(own.kind, head.kinds, most)
-            pixels, plan = own_cells(features, own, head.radius, head.reaches, group, fixed.windows)
-            found = through_head(head, plan, pixels, *tangents)
+            own = BoxPositions(*packed)
+            group = group_by_kind(own.kind, head.n_kinds, most)
+            pixels, plan = plan_own_cells(
+                features, own, head.radius, head.reaches, group, fixed.windows
+            )
+            found = head_covariance(head, plan, pixels, *tangents)
             return self._decoded(*found, lambda values: decode(values, own.row, own.column))
 
         given = (features, packed) if tangents is None else (features, packed, tangents)
@@ -170,11 +181,11 @@ class Stages:
         decode: Callable[[Tensor], Tensor],
     ) -> Many:
         """Of the numbers' covariance, or derivatives, and of their derivatives along what lies below, those of the boxes."""
-        J = jacobian(numbers, decode).to(found.dtype)
+        J = decode_jacobian(numbers, decode).to(found.dtype)
         part = J @ found if self.etas is not None else J @ found @ J.transpose(1, 2)
         return (part,) if below is None else (part, J @ below)
 
-    def _ready(self, staged: HeadStages, names: dict[int, str]) -> Prepared | None:
+    def _ready(self, staged: HeadStages, names: dict[int, str]) -> HeadWeights | None:
         layers = tuple(
             id(layer)
             for stage in (*staged.stem, *staged.branches)
@@ -183,7 +194,7 @@ class Stages:
         )
         if layers != self._layers:
             self._prepared, self._layers = (
-                prepared(staged, self.posterior, names, self.etas, self.tolerance),
+                build_head_weights(staged, self.posterior, names, self.etas, self.tolerance),
                 layers,
             )
             self._compared.clear()
@@ -198,7 +209,9 @@ class Stages:
                 else frozenset()
             )
         elif self._stale:
-            self._prepared = prepared(staged, self.posterior, names, self.etas, self.tolerance)
+            self._prepared = build_head_weights(
+                staged, self.posterior, names, self.etas, self.tolerance
+            )
         self._stale = False
         return self._prepared
 

@@ -77,7 +77,7 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class HeadWeights:
     stem: tuple[Layers, ...]
     branches: tuple[Layers, ...]
 
@@ -92,12 +92,12 @@ class Prepared:
         return {name for layers in (*self.stem, *self.branches) for name in layers.parameters}
 
     @property
-    def drawn(self) -> bool:
+    def has_directions(self) -> bool:
         """Whether it holds directions in the place of a posterior."""
         return any(isinstance(layers.turned, Drawn) for layers in (*self.stem, *self.branches))
 
     @property
-    def kinds(self) -> int:
+    def n_kinds(self) -> int:
         return self.branches[0].W.shape[0]
 
     @property
@@ -106,13 +106,13 @@ class Prepared:
         return [layers.reach for layers in (*self.stem, self.branches[0])]
 
 
-def prepared(
+def build_head_weights(
     staged: HeadStages,
     posterior: Posterior,
     names: Mapping[int, str],
     etas: Mapping[str, Tensor] | None = None,
     tolerance: float = TOLERANCE,
-) -> Prepared | None:
+) -> HeadWeights | None:
     """None if the head, or what the posterior holds of it, is not of the form that can be stacked.
 
     names: of the parameters, by id. etas: directions (k, *shape) by parameter name; with them, derivatives along these are prepared
@@ -141,7 +141,7 @@ def prepared(
         or len({tuple(layers.W.shape[:2]) for layers in found[len(staged.stem) :]}) > 1
     ):
         return None
-    return Prepared(
+    return HeadWeights(
         tuple(_joined(layers) for layers in found[: len(staged.stem)]),
         tuple(found[len(staged.stem) :]),
     )
