@@ -21,12 +21,15 @@ def rank(words: argparse.Namespace) -> None:
     import torch
 
     import boxcov
-    from boxcov._torch.distributed import spread
+    from boxcov._torch.distributed import join_process_group
     from boxcov.data import loaded, simulated
     from boxcov.detectors import centerpoint
     from boxcov.pipeline.sources import config_named
 
-    with spread(words.device) as (ranks, device), tempfile.TemporaryDirectory() as folder:
+    with (
+        join_process_group(words.device) as (ranks, device),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         detector = (
             centerpoint.load("small")
             if words.config == "small"
@@ -39,21 +42,21 @@ def rank(words: argparse.Namespace) -> None:
             if words.held
             else loaded(data, words.workers)
         )
-        common = {"depth": words.depth, "distributed": not ranks.alone}
-        boxcov.fit(detector, items[: 2 * ranks.count], **common)  # warm
-        ranks.wait()
+        common = {"depth": words.depth, "distributed": not ranks.is_single}
+        boxcov.fit(detector, items[: 2 * ranks.size], **common)  # warm
+        ranks.barrier()
         began, worked = time.perf_counter(), time.process_time()
         kept = Path(folder, "c")
         posterior = boxcov.fit(detector, items, checkpoint=kept, every=1e9, **common)
         seconds, worked = time.perf_counter() - began, time.process_time() - worked
-        worked = ranks.add([], [worked])[0]
+        worked = ranks.all_reduce([], [worked])[0]
         posterior.save(Path(folder, "p"))
         boxcov.fit(
             detector, items[:1], checkpoint=Path(folder, "one"), every=0.0, depth=words.depth
         )
         if ranks.rank == 0:
             row = {
-                "processes": ranks.count,
+                "processes": ranks.size,
                 "config": words.config,
                 "depth": words.depth,
                 "device": device,

@@ -11,7 +11,7 @@ from torch import multiprocessing
 from torch.distributed.distributed_c10d import BackendConfig
 
 from boxcov import BoxcovError, Posterior, fit
-from boxcov._torch.distributed import Ranks, _own_gpu, backend_for, carrier
+from boxcov._torch.distributed import World, _local_gpu, choose_backend, transfer_device
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from helpers.command_line import boxcov, small_network
@@ -73,19 +73,19 @@ def test_without_a_group_there_is_nothing_to_spread_over() -> None:
 def test_items_go_round() -> None:
     for count in (1, 2, 3, 8):
         owners = [
-            [rank for rank in range(count) if Ranks(rank, count).owns(number)]
+            [rank for rank in range(count) if World(rank, count).owns(number)]
             for number in range(10)
         ]
         assert all(len(owner) == 1 for owner in owners)
         for end in range(11):
-            assert sum(Ranks(rank, count).items(end) for rank in range(count)) == end
+            assert sum(World(rank, count).count_items(end) for rank in range(count)) == end
 
 
 @pytest.mark.parametrize(
     ("device", "config", "carried"),
     [
         ("cpu", "cpu:gloo,cuda:gloo", "cpu"),  # what torch makes of "gloo"
-        ("cpu", "cpu:gloo,cuda:nccl", "cpu"),  # what backend_for asks for, for GPUs
+        ("cpu", "cpu:gloo,cuda:nccl", "cpu"),  # what choose_backend asks for, for GPUs
         ("cuda:1", "cpu:gloo,cuda:nccl", "cuda:1"),
         ("cuda:1", "cuda:nccl", "cuda:1"),  # what torch makes of "nccl"
         ("cuda:1", "cpu:gloo,cuda:gloo", "cpu"),
@@ -94,30 +94,30 @@ def test_items_go_round() -> None:
     ],
 )
 def test_where_tensors_travel(device, config, carried) -> None:
-    assert carrier(torch.device(device), config) == torch.device(carried)
+    assert transfer_device(torch.device(device), config) == torch.device(carried)
 
 
 def test_nccl_alone_carries_what_lies_in_memory_from_the_gpu() -> None:
     with mock.patch.object(torch.cuda, "current_device", return_value=2):
-        assert carrier(torch.device("cpu"), "cuda:nccl") == torch.device("cuda:2")
-    with pytest.raises(BoxcovError, match="carries no tensors of a CPU or a GPU"):
-        carrier(torch.device("cpu"), "xpu:ccl")
+        assert transfer_device(torch.device("cpu"), "cuda:nccl") == torch.device("cuda:2")
+    with pytest.raises(BoxcovError, match="sends neither CPU nor GPU tensors"):
+        transfer_device(torch.device("cpu"), "xpu:ccl")
 
 
 def test_backends_are_those_that_torch_knows() -> None:
-    assert str(BackendConfig(backend_for("cpu"))) == "cpu:gloo,cuda:gloo"
-    assert str(BackendConfig(backend_for("cuda:0"))) == "cpu:gloo,cuda:nccl"
+    assert str(BackendConfig(choose_backend("cpu"))) == "cpu:gloo,cuda:gloo"
+    assert str(BackendConfig(choose_backend("cuda:0"))) == "cpu:gloo,cuda:nccl"
 
 
 def test_each_process_has_a_gpu_of_its_own() -> None:
-    assert _own_gpu("cuda", 1, 2) == "cuda:1"
+    assert _local_gpu("cuda", 1, 2) == "cuda:1"
     with pytest.raises(
         BoxcovError,
-        match="process 2 of this machine has no GPU of its own, there are 2: lower --nproc-per-node",
+        match="process 2 of this machine has no GPU, there are 2: lower --nproc-per-node",
     ):
-        _own_gpu("cuda", 2, 2)
+        _local_gpu("cuda", 2, 2)
     with pytest.raises(BoxcovError, match="device 'cuda:0' under torchrun: give cuda"):
-        _own_gpu("cuda:0", 0, 2)
+        _local_gpu("cuda:0", 0, 2)
 
 
 @pytest.mark.slow

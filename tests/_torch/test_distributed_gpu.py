@@ -8,7 +8,7 @@ from torch import distributed as dist
 from torch import multiprocessing
 
 from boxcov import Posterior, fit
-from boxcov._torch.distributed import Ranks, backend_for
+from boxcov._torch.distributed import World, choose_backend
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from oracles.dense import relative
@@ -18,21 +18,23 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 def nccl(rank: int, folder: str) -> None:
     dist.init_process_group(
-        backend_for("cuda:0"), init_method=f"file://{folder}/meet", rank=0, world_size=1
+        choose_backend("cuda:0"), init_method=f"file://{folder}/meet", rank=0, world_size=1
     )
     there, here = (
         torch.ones(3, 3, dtype=torch.float64, device="cuda") / 3,
         torch.ones(2, dtype=torch.float64),
     )
-    ranks = Ranks(0, 2)  # so that it talks, if only to itself
-    assert ranks.add([there, here], [2**53 - 1, 0.1]) == [2**53 - 1, 0.1]
+    ranks = World(0, 2)  # so that it talks, if only to itself
+    assert ranks.all_reduce([there, here], [2**53 - 1, 0.1]) == [2**53 - 1, 0.1]
     assert bool((there == 1 / 3).all())
     assert bool((here == 1).all())
-    assert ranks.told({"a": [1]}) == [{"a": [1]}]
+    assert ranks.gather({"a": [1]}) == [{"a": [1]}]
     dist.destroy_process_group()
     dist.init_process_group("nccl", init_method=f"file://{folder}/again", rank=0, world_size=1)
-    assert ranks.add([there, here], [1.0]) == [1.0]  # what lies in memory goes through the GPU
-    assert ranks.told("b") == ["b"]
+    assert ranks.all_reduce([there, here], [1.0]) == [
+        1.0
+    ]  # what lies in memory goes through the GPU
+    assert ranks.gather("b") == ["b"]
     dist.destroy_process_group()
 
 

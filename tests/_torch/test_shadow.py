@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.shadow import fingerprint, shadow
+from boxcov._torch.fingerprint import fingerprint
+from boxcov._torch.shadow import shadow
 
 
 class Odd(nn.Module):

@@ -11,12 +11,11 @@ import boxcov as package
 from boxcov.cli import options
 from boxcov.data import shapes, simulated
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.kfac.accumulate import FisherKind, Locations
 from boxcov.kfac.fit import NonFinite
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline.progress import Progress
 from boxcov.pipeline.sources import detector_named
-from boxcov.posterior.posterior import Form
+from boxcov.posterior.posterior import FisherKind, Form, Locations
 from boxcov.predict.mcglm import Derivative
 from helpers.command_line import boxcov, small_network
 

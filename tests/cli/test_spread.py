@@ -85,7 +85,7 @@ def test_a_rank_that_dies_ends_all_and_leaves_whole_blocks(tmp_path, made, alone
     assert ended[1][0] == -signal.SIGKILL
     assert ended[0][0] == 1
     assert ended[0][1].startswith(
-        "BoxcovError: rank 0 of 2: another rank is gone, or cannot be reached ("
+        "BoxcovError: rank 0 of 2: another rank has died or cannot be reached ("
     )
     assert not out.exists()
     parts = tmp_path / "d.safetensors.parts"

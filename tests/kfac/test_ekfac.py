@@ -12,7 +12,7 @@ from torch import Tensor
 from boxcov import BoxcovError, Posterior, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.kfac.ekfac import last_layers, refined
+from boxcov.kfac.ekfac import apply_ekfac, last_layers
 from boxcov.kfac.losses import Losses
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
 from helpers.nets import CASES, Case
@@ -43,7 +43,7 @@ def test_corrected_is_the_fishers_diagonal_in_the_eigenbasis_and_nearer_than_kfa
     inputs, targets = case.frames(detector, count=7)
     frames = [(inputs[:3], targets[:3]), (inputs[3:], targets[3:])]
     plain = fit(detector, frames, locations=locations)
-    posterior = plain.corrected(detector, frames)
+    posterior = apply_ekfac(plain, detector, frames)
     gradients = frame_gradients(detector, inputs, targets)
     for name, block in posterior.blocks.items():
         F = exact_fisher(block, gradients)
@@ -60,7 +60,7 @@ def test_whole_fisher(case: Case) -> None:
     detector = case.detector()
     inputs, targets = case.frames(detector, count=7)
     plain = fit(detector, [(inputs, targets)])
-    posterior = refined(
+    posterior = apply_ekfac(
         plain, detector, [(inputs, targets)], correct=False, full=list(plain.blocks)
     )
     gradients = frame_gradients(detector, inputs, targets)
@@ -155,9 +155,8 @@ def test_fit_does_both_passes_over_the_same_frames(fisher: str, sizes: list[int]
         progress=lambda *x: told.append(x),
     )
     assert told == [(i + 1, 2 * len(items)) for i in range(2 * len(items))]
-    again = fit(detector, items, depth=["head.branches.size"], fisher=fisher).corrected(
-        detector, items
-    )
+    plain = fit(detector, items, depth=["head.branches.size"], fisher=fisher)
+    again = apply_ekfac(plain, detector, items)
     for name, block in posterior.blocks.items():
         assert torch.equal(block.corrected, again.blocks[name].corrected)
         assert float(block.corrected.sum()) > 0
@@ -206,8 +205,9 @@ def test_refining_again_starts_from_the_factors() -> None:
     detector = GROUPED.detector()
     item = GROUPED.frames(detector)
     plain = fit(detector, [item])
-    twice = refined(plain, detector, [item], full="last").corrected(detector, [item])
-    once = plain.corrected(detector, [item])
+    full = apply_ekfac(plain, detector, [item], full="last")
+    twice = apply_ekfac(full, detector, [item])
+    once = apply_ekfac(plain, detector, [item])
     for name, block in once.blocks.items():
         assert twice.blocks[name].full is None
         assert torch.equal(twice.blocks[name].corrected, block.corrected)
@@ -309,11 +309,11 @@ def test_what_cannot_be_refined_is_told() -> None:
     with pytest.raises(BoxcovError, match="fisher='identity' has none"):
         fit(detector, [item], fisher="identity", corrected=True)
     with pytest.raises(BoxcovError, match="nothing to refine"):
-        fit(detector, [item], fisher="identity").corrected(detector, [item])
+        apply_ekfac(fit(detector, [item], fisher="identity"), detector, [item])
     with pytest.raises(BoxcovError, match="the data set is empty"):
-        posterior.corrected(detector, [])
+        apply_ekfac(posterior, detector, [])
     with pytest.raises(BoxcovError, match="made for weights with the fingerprint"):
-        posterior.corrected(GROUPED.detector(seed=5), [item])
+        apply_ekfac(posterior, GROUPED.detector(seed=5), [item])
     with pytest.raises(
         BoxcovError, match=r"full must be 'last' or a list of layer names, got the string 'net\.2'"
     ):

@@ -12,7 +12,7 @@ PROCESSES = [
     Mutant(
         "items go round",
         "_torch/distributed.py",
-        "return number % self.count == self.rank",
+        "return number % self.size == self.rank",
         "return True",
         f"{RANKS}test_items_go_round",
     ),
@@ -26,7 +26,7 @@ PROCESSES = [
     Mutant(
         "the second pass of all ranks",
         FIT,
-        "moments.reduce(ranks)",
+        "moments.reduce(world)",
         "pass",
         f"{RANKS}test_ranks_together_give_the_posterior_of_one[2]",
     ),
@@ -47,7 +47,7 @@ PROCESSES = [
     Mutant(
         "errors name their rank",
         "_torch/distributed.py",
-        "            if self.alone:\n                raise\n",
+        "            if self.is_single:\n                raise\n",
         "            if True:\n                raise\n",
         f"{SPREAD}test_errors_have_the_name_of_their_rank",
     ),
@@ -61,18 +61,22 @@ PROCESSES = [
     Mutant(
         "where tensors travel",
         "_torch/distributed.py",
-        ' and (device.type == "cpu" or known != "gloo")',
+        ' and (device.type == "cpu" or backend != "gloo")',
         "",
         f"{RANKS}test_where_tensors_travel",
     ),
     Mutant(
         "a GPU of its own",
         "_torch/distributed.py",
-        "if local >= count:",
+        "if local_rank >= count:",
         "if False:",
         f"{RANKS}test_each_process_has_a_gpu_of_its_own",
     ),
     Mutant(
-        "one rank speaks", "cli/fit.py", "if not speaks():", "if False:", f"{RANKS}test_torchrun"
+        "one rank speaks",
+        "cli/fit.py",
+        "if not is_main_process():",
+        "if False:",
+        f"{RANKS}test_torchrun",
     ),
 ]

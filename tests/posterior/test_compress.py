@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.kfac.ekfac import apply_ekfac
 from boxcov.posterior.calibration import Calibration
 from boxcov.posterior.compress import difference, truncated
 from boxcov.posterior.householder import pack
@@ -154,11 +155,12 @@ def test_what_goes_with_a_truncated_posterior(
     with pytest.raises(BoxcovError, match="lost the small eigenvalues"):
         smaller.paper()
     with pytest.raises(BoxcovError, match="refine the whole one"):
-        smaller.corrected(tiny, train_frames[:1])
+        apply_ekfac(smaller, tiny, train_frames[:1])
     with pytest.raises(BoxcovError, match="truncated already"):
         smaller.truncated()
+    shared = apply_ekfac(posterior.restricted(["head.shared.0"]), tiny, train_frames[:1])
     with pytest.raises(BoxcovError, match=r"Fisher of head\.shared\.0 is eigenvalue-corrected"):
-        posterior.restricted(["head.shared.0"]).corrected(tiny, train_frames[:1]).truncated()
+        shared.truncated()
     with pytest.raises(BoxcovError, match="goes with the form 'eigen'"):
         posterior.paper().truncated()
     with pytest.raises(BoxcovError, match=r"above 0 and below 1, got 0"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from boxcov import GLM, MCGLM, ExactGLM, Posterior, fit
-from boxcov.kfac.ekfac import refined
+from boxcov.kfac.ekfac import apply_ekfac
 from helpers.nets import CASES, Case
 from oracles.dense import box_jacobian, flat, relative
 
@@ -19,11 +19,11 @@ def kinds(tiny, train_frames) -> dict[str, Posterior]:
     plain = fit(tiny, frames, n_data=2000)
     weighed = fit(tiny, frames, n_data=2000, locations="gradient")
     return {
-        "corrected": plain.corrected(tiny, frames),
-        "full": refined(plain, tiny, frames, correct=False, full=HEAD_LAST),
+        "corrected": apply_ekfac(plain, tiny, frames),
+        "full": apply_ekfac(plain, tiny, frames, correct=False, full=HEAD_LAST),
         "gradient": weighed,
-        "gradient and corrected": weighed.corrected(tiny, frames),
-        "all": refined(weighed, tiny, frames, full=HEAD_LAST),
+        "gradient and corrected": apply_ekfac(weighed, tiny, frames),
+        "all": apply_ekfac(weighed, tiny, frames, full=HEAD_LAST),
     }
 
 

@@ -9,8 +9,10 @@ Shapes: G groups, B items of the batch, T locations an item, n_in inputs (kernel
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +45,63 @@ class Geometry:
     def reach(self) -> tuple[int, ...]:
         """How far the kernel reaches beyond its first tap, in each dimension."""
         return tuple(d * (k - 1) for d, k in zip(self.dilation, self.kernel))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight matrix of the posterior, and the parameters that it consists of."""
+
+    weight: str  # name of the parameter
+    bias: str | None
+    shape: torch.Size  # of the weight
+    geometry: Geometry  # kernel, groups, transposed; stride and padding may differ between calls
+
+    @property
+    def name(self) -> str:
+        return self.weight.removesuffix(".weight")
+
+    @property
+    def n_in(self) -> int:
+        """Number of columns of the matrix, the bias included."""
+        inputs = (
+            self.shape[0] // self.geometry.groups if self.geometry.transposed else self.shape[1]
+        )
+        return int(inputs) * self.geometry.taps + (self.bias is not None)
+
+    @property
+    def n_out(self) -> int:
+        return int(
+            self.shape[1] if self.geometry.transposed else self.shape[0] // self.geometry.groups
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of this layer in the header of a file.
+
+        >>> layer = Layer("conv.weight", None, torch.Size([8, 4, 3, 3]), Geometry((3, 3)))
+        >>> Layer.from_json(layer.to_json()) == layer
+        True
+        """
+        return {
+            "weight": self.weight,
+            "bias": self.bias,
+            "shape": list(self.shape),
+            "geometry": asdict(self.geometry),
+        }
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> Layer:
+        """Return the layer of a file's header; raise ValueError if the entry is invalid."""
+        geometry, bias = entry["geometry"], entry["bias"]
+        kernel, shape, groups = tuple(geometry["kernel"]), tuple(entry["shape"]), geometry["groups"]
+        sizes = (*kernel, *shape, groups)
+        valid = all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
+        if not valid or len(shape) != 2 + len(kernel):
+            raise ValueError(f"invalid layer: shape {shape}, kernel {kernel}, {groups} groups")
+        if not isinstance(entry["weight"], str) or not (bias is None or isinstance(bias, str)):
+            raise ValueError(f"invalid parameter names {entry['weight']!r} and {bias!r}")
+        transposed = bool(geometry["transposed"])
+        geometry = Geometry(kernel, groups=groups, transposed=transposed)
+        return Layer(entry["weight"], bias, torch.Size(shape), geometry)
 
 
 # weights and gradients of weights <-> matrices

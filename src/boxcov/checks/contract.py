@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
+from boxcov._torch.fingerprint import check_finite_weights, versions
 from boxcov._torch.inputs import fresh, most_frames
-from boxcov._torch.shadow import check_finite_weights, shadow, versions
+from boxcov._torch.shadow import shadow
 from boxcov.checks.subject import (
     NotChecked,
     Outcome,

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.inputs import fresh
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
-from boxcov._torch.unfold import Geometry
+from boxcov._torch.unfold import Geometry, Layer
 from boxcov.checks.report import DepthCost, LayerRow, MethodCost
 from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
 from boxcov.errors import join_names
-from boxcov.kfac.accumulate import Accumulator, Layer
+from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.losses import Losses
 from boxcov.kfac.subset import chosen_parameters
 

@@ -44,11 +44,11 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Compare predictions with the objects of their frames: the metrics of each file, beside baselines and chance."""
-    from boxcov._torch.distributed import spread
+    from boxcov._torch.distributed import join_process_group
     from boxcov.pipeline import evaluate as evaluation
     from boxcov.pipeline.progress import Progress
 
-    with Progress("reading frames") as reading, spread("cpu") as (ranks, _):
+    with Progress("reading frames") as reading, join_process_group("cpu") as (ranks, _):
         parts = evaluation.blocks_of(out, ranks)
         if parts is not None:
             evaluation.read_objects(parts, predictions, data, ranks, resume, workers, reading)

@@ -98,7 +98,7 @@ def fit(
     """Fit the posterior of a detector's weights to its training frames: offline, once, one pass over the frames, or two with --corrected."""
     from time import perf_counter
 
-    from boxcov._torch.distributed import speaks
+    from boxcov._torch.distributed import is_main_process
     from boxcov.pipeline import fit as fitting
     from boxcov.pipeline.progress import Progress
     from boxcov.pipeline.sources import Source
@@ -126,7 +126,7 @@ def fit(
             workers=workers,
             progress=progress,
         )
-    if not speaks():  # one of several says what all have done
+    if not is_main_process():  # one of several says what all have done
         return
     report = fitting.report(posterior, (perf_counter() - began) / 60)
     print(json.dumps({"out": str(out), **report}) if as_json else _shown(out, report))

@@ -17,52 +17,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from boxcov._torch.distributed import World
+from boxcov._torch.fingerprint import check_buffers, versions
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32
-from boxcov._torch.shadow import check_buffers, versions
-from boxcov._torch.unfold import Geometry, columns, rows, to_matrix
+from boxcov._torch.unfold import Geometry, Layer, columns, rows, to_matrix
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.batched_factors import Inputs, Part, add_up, output_parts
 from boxcov.kfac.input_gram import weighted_gram
 from boxcov.kfac.losses import Losses, Weight
-
-FisherKind = Literal["empirical", "mc", "identity"]
-Locations = Literal["all", "gradient"]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A weight matrix of the posterior: the parameters it is made of, and how."""
-
-    weight: str  # name of the parameter
-    bias: str | None
-    shape: torch.Size  # of the weight
-    geometry: Geometry  # kernel, groups and transposition; the steps may differ from use to use
-
-    @property
-    def name(self) -> str:
-        return self.weight.removesuffix(".weight")
-
-    @property
-    def n_in(self) -> int:
-        """Columns of the matrix, the bias among them."""
-        inputs = (
-            self.shape[0] // self.geometry.groups if self.geometry.transposed else self.shape[1]
-        )
-        return int(inputs) * self.geometry.taps + (self.bias is not None)
-
-    @property
-    def n_out(self) -> int:
-        return int(
-            self.shape[1] if self.geometry.transposed else self.shape[0] // self.geometry.groups
-        )
+from boxcov.posterior.posterior import Locations
 
 
 @dataclass
@@ -145,6 +116,26 @@ class Accumulator:
         self.sums, self.frames, self.loss = sums, frames, loss
         if frames:
             self._check_all_found()
+
+    def reduce(self, world: World, items: int, skipped: int) -> tuple[int, int]:
+        """Sum over all ranks, in place; return the items counted and skipped by all ranks."""
+        if world.is_single:
+            return items, skipped
+        gathered = world.gather([sums.layer.to_json() for sums in self.sums.values()])
+        layers: list[dict[str, Any]] = next(filter(None, gathered), [])  # a rank may have no item
+        for layer in map(Layer.from_json, layers):
+            self.sums.setdefault(layer.weight, Sums.of(layer, self.device))
+        ordered = [self.sums[entry["weight"]] for entry in layers]  # the same order on every rank
+        counts = [self.frames, self.loss, items, skipped]
+        counts += [n for s in ordered for n in (s.locations, s.reached)]
+        frames, self.loss, all_items, all_skipped, *rest = world.all_reduce(
+            [factor for s in ordered for factor in (s.Q, s.H)], counts
+        )
+        self.frames = int(frames)
+        for sums, locations, reached in zip(ordered, rest[::2], rest[1::2]):
+            sums.locations, sums.reached = int(locations), reached > 0
+        self.sums = {sums.layer.weight: sums for sums in ordered}
+        return int(all_items), int(all_skipped)
 
     def discover(self, inputs: Any) -> None:
         """Find the layers without any loss: for the identity."""

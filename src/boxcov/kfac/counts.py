@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from boxcov._torch.unfold import Layer
 from boxcov.kfac.accumulate import Accumulator, Sums
-from boxcov.posterior.file import layer_from_json, layer_to_json
 
 
 class Counts(Protocol):
@@ -106,7 +106,7 @@ def _packed(sums: Mapping[str, Sums]) -> tuple[dict[str, Tensor], list[dict[str,
         tensors[f"{number}.H"] = one.H
         layers.append(
             {
-                **layer_to_json(one.layer),
+                **one.layer.to_json(),
                 "Q": known,
                 "H": f"{number}.H",
                 "locations": one.locations,
@@ -117,7 +117,7 @@ def _packed(sums: Mapping[str, Sums]) -> tuple[dict[str, Tensor], list[dict[str,
 
 
 def _unpacked(entry: Mapping[str, Any], file: Any, accumulator: Accumulator) -> Sums:
-    layer = layer_from_json(entry)
+    layer = Layer.from_json(entry)
     for name, shape in (
         (layer.weight, tuple(layer.shape)),
         (layer.bias, (layer.geometry.groups * layer.n_out,)),

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from boxcov._torch.distributed import Ranks
+from boxcov._torch.distributed import World
+from boxcov._torch.fingerprint import check_fingerprint
 from boxcov._torch.inputs import pairs
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32, full_precision
@@ -30,14 +31,13 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.counts import sums_in, whole
 from boxcov.kfac.losses import Losses, Weight, seeded
-from boxcov.posterior.file import check_fingerprint
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
 from boxcov.posterior.posterior import Posterior
 
 WIDEST = 4096  # weights of a group whose Fisher may be kept whole
 
 
-def refined(
+def apply_ekfac(
     posterior: Posterior,
     detector: Detector,
     frames: Iterable[Any],
@@ -60,7 +60,7 @@ def refined(
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> detector, frames = TinyCenter(), shapes.frames(count=4)
-    >>> posterior = refined(boxcov.fit(detector, frames), detector, frames, full=["head.branches.size.3"])
+    >>> posterior = apply_ekfac(boxcov.fit(detector, frames), detector, frames, full=["head.branches.size.3"])
     >>> posterior.blocks["head.shared.0"].corrected.shape, posterior.blocks["head.branches.size.3"].full.values.shape
     (torch.Size([1, 16, 288]), torch.Size([1, 290]))
     """
@@ -234,13 +234,13 @@ class Moments:
             raise ValueError(f"sums of {frames} frames")
         self.frames = frames
 
-    def reduce(self, ranks: Ranks) -> None:
+    def reduce(self, world: World) -> None:
         """The sums of all ranks, into those of every one."""
         if self.whole is None:  # no item was this rank's
-            self.begin(next((names for names in ranks.told(None) if names is not None), []))
+            self.begin(next((names for names in world.gather(None) if names is not None), []))
         else:
-            ranks.told(self.whole)
-        self.frames = int(ranks.add(list(self.totals().values()), [self.frames])[0])
+            world.gather(self.whole)
+        self.frames = int(world.all_reduce(list(self.totals().values()), [self.frames])[0])
 
 
 def _check_finite(gradients: list[dict[str, Tensor]], batch: int) -> None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from boxcov._torch.distributed import Ranks
+from boxcov._torch.distributed import World
+from boxcov._torch.fingerprint import check_finite_weights, fingerprint
 from boxcov._torch.inputs import move, ready
-from boxcov._torch.shadow import check_finite_weights, fingerprint
 from boxcov._torch.unfold import to_matrix
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, join_names
-from boxcov.kfac.accumulate import Accumulator, FisherKind, Locations
+from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Keeper, check
 from boxcov.kfac.counts import FactorCounts
 from boxcov.kfac.ekfac import Moments, check_names
@@ -25,7 +25,7 @@ from boxcov.kfac.items import Items
 from boxcov.kfac.losses import Weight, seeded
 from boxcov.kfac.subset import chosen_parameters
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
-from boxcov.posterior.posterior import Form, Posterior
+from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
 
 Progress = Callable[[int, int | None], None]
 NonFinite = Literal["error", "skip"]
@@ -92,8 +92,8 @@ def fit(
             full, [name.removesuffix(".weight") for name in chosen if not name.endswith(".bias")]
         )
     accumulator = Accumulator(detector, chosen, locations, weight)
-    ranks = Ranks.of_group() if distributed else Ranks()
-    items = Items(frames, fraction, seed, ranks)
+    world = World.current() if distributed else World()
+    items = Items(frames, fraction, seed, world)
     settings: dict[str, Any] = {
         "weights_sha256": fingerprint(detector),
         "depth": depth if isinstance(depth, str) else ",".join(depth),
@@ -111,10 +111,8 @@ def fit(
         if weight is None
         else getattr(weight, "__qualname__", type(weight).__name__),
     }
-    settings |= {} if ranks.alone else {"shard": f"{ranks.rank} of {ranks.count}"}
-    keeper = Keeper(
-        ranks.checkpoint(checkpoint), every, resume, settings, FactorCounts(accumulator)
-    )
+    settings |= {} if world.is_single else {"shard": f"{world.rank} of {world.size}"}
+    keeper = Keeper(world.rank_path(checkpoint), every, resume, settings, FactorCounts(accumulator))
     second = second_of(keeper.path)
     if twice:
         check(second, every, resume)
@@ -124,11 +122,13 @@ def fit(
         counted = _discover(accumulator, Items(frames, fraction, seed))
     else:
         generator = torch.Generator(accumulator.device) if fisher == "mc" else None
-        with ranks.named(), torch.inference_mode(False), keeper:
+        with world.label_errors(), torch.inference_mode(False), keeper:
             shown = None if progress is None else lambda done: progress(done, expected)
             _accumulate(accumulator, items, keeper, generator, seed, nonfinite, shown)
             keeper.save()  # more is to come: another pass, other ranks, a file that may not be written
-        done, skipped = ranks.reduce(accumulator, ranks.items(keeper.next), len(keeper.skipped))
+        done, skipped = accumulator.reduce(
+            world, world.count_items(keeper.next), len(keeper.skipped)
+        )
         _check_counted(accumulator, skipped)
         counted = accumulator.frames, done - skipped
     posterior = Posterior(
@@ -155,11 +155,11 @@ def fit(
         "basis": moments.basis(),
     }
     again = Keeper(second, every, resume, settings, moments)
-    with ranks.named(), torch.inference_mode(False), again:
+    with world.label_errors(), torch.inference_mode(False), again:
         shown = None if progress is None else lambda done: progress(keeper.next + done, expected)
         _refine(moments, items, again, keeper.skipped, seed, shown)
         again.save()
-    moments.reduce(ranks)
+    moments.reduce(world)
     return moments.posterior()
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from boxcov._torch.distributed import Ranks
+from boxcov._torch.distributed import World
 from boxcov.data.frame import Batches
 from boxcov.data.loader import Loaded, each
 from boxcov.errors import BoxcovError
 
-_ALONE = Ranks()
+_SINGLE = World()
 
 
 class Items:
@@ -27,9 +27,9 @@ class Items:
     """
 
     def __init__(
-        self, frames: Iterable[Any], fraction: float, seed: int, ranks: Ranks = _ALONE
+        self, frames: Iterable[Any], fraction: float, seed: int, world: World = _SINGLE
     ) -> None:
-        self.frames, self.fraction, self.ranks = frames, fraction, ranks
+        self.frames, self.fraction, self.world = frames, fraction, world
         self.seen = 0  # items of a stream
         self.done = False  # whether a stream was read to its end
         self.order: list[int] | None = None
@@ -49,16 +49,16 @@ class Items:
     def after(self, start: int) -> Iterator[tuple[int, Any]]:
         """This rank's items from number ``start`` on, with their numbers; a stream is read and passed over where they are not."""
         if self.order is not None or (
-            self.indexed and (start or not self.ranks.alone)
+            self.indexed and (start or not self.world.is_single)
         ):  # only what is used is ever read
-            numbers = list(filter(self.ranks.owns, range(start, self.expected or 0)))
+            numbers = list(filter(self.world.owns, range(start, self.expected or 0)))
             places = numbers if self.order is None else [self.order[number] for number in numbers]
             yield from zip(numbers, each(self.frames, places))  # type: ignore[arg-type]
             return
         yield from (
             (number, item)
             for number, item in self._streamed()
-            if number >= start and self.ranks.owns(number)
+            if number >= start and self.world.owns(number)
         )
 
     def _streamed(self) -> Iterator[tuple[int, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from boxcov._torch.distributed import Ranks
+from boxcov._torch.distributed import World
 from boxcov.data.loader import each
 from boxcov.errors import BoxcovError
 from boxcov.files import made_folder, reading
@@ -39,20 +39,20 @@ class Parts(Generic[T]):
     ):
         self.folder, self.write, self.read = folder, write, read
 
-    def check(self, resume: bool, ranks: Ranks) -> None:
+    def check(self, resume: bool, ranks: World) -> None:
         """Refuse blocks that are in the way; one rank looks, before any of them writes."""
         if ranks.rank == 0 and not resume and self._files():
             raise BoxcovError(
                 f"{self.folder}: blocks of a run that was cut off: go on with it by --resume, or remove that folder to start anew"
             )
-        ranks.wait()
+        ranks.barrier()
 
     def fill(
         self,
         frames: Sequence[Any],
         about: Mapping[str, Any],
         make: Callable[[range, Iterator[Any]], T],
-        ranks: Ranks,
+        ranks: World,
         block: int = BLOCK,
         progress: Progress | None = None,
     ) -> None:
@@ -61,18 +61,18 @@ class Parts(Generic[T]):
         make: from the numbers of some frames, and an iterator that gives just these next, to their block.
         """
         about = {**about, "block": block}
-        mine = blocks(len(frames), block)[ranks.rank :: ranks.count]
+        mine = blocks(len(frames), block)[ranks.rank :: ranks.size]
         missing = []
         for numbers in mine:
             if not self.holds(numbers.start, about):
                 missing.append(numbers)
             elif progress is not None:
                 progress(numbers.stop, len(frames))
-        with ranks.named():
+        with ranks.label_errors():
             items = each(frames, [number for numbers in missing for number in numbers])
             for numbers in missing:
                 self.save(numbers.start, make(numbers, items), about)
-        ranks.wait()
+        ranks.barrier()
 
     def holds(self, start: int, about: Mapping[str, Any]) -> bool:
         """Whether the block is there; one of another run is an error."""

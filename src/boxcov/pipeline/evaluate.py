@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from boxcov._torch.distributed import Ranks
+from boxcov._torch.distributed import World
 from boxcov.data.loader import each
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["added", "blocks_of", "read_objects", "rows_of", "shown", "study_of", "write"]
 
-_ALONE = Ranks()
+_ALONE = World()
 _TOLD = (
     "method",
     "samples",
@@ -125,13 +125,13 @@ def _one_source(paths: Sequence[Path], files: Sequence[Detections], data: str | 
     return sources[0]
 
 
-def blocks_of(out: Path | None, ranks: Ranks) -> Parts[Truth] | None:
+def blocks_of(out: Path | None, ranks: World) -> Parts[Truth] | None:
     """Where the objects of the frames are kept until the page ``out`` is there; without a page nothing is."""
     if out is not None:
         check_folder(out)
         remove_leftovers(out)
         return Parts(parts_of(out), lambda path, part, about: part.save(path, about), Truth.load)
-    if not ranks.alone:
+    if not ranks.is_single:
         raise BoxcovError(
             "over several processes the frames' objects meet beside the page: give --out FILE"
         )
@@ -142,7 +142,7 @@ def read_objects(
     parts: Parts[Truth],
     paths: Sequence[Path],
     data: str | None = None,
-    ranks: Ranks = _ALONE,
+    ranks: World = _ALONE,
     resume: bool = False,
     workers: int = 0,
     progress: Progress | None = None,

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from boxcov._torch.distributed import spread
+from boxcov._torch.distributed import join_process_group
 from boxcov.errors import BoxcovError
 from boxcov.files import remove_leftovers
 from boxcov.kfac.fit import Progress, second_of
@@ -47,7 +47,7 @@ def run(
     if compress is not None:
         check_compress(compress, corrected, form, prior_precision)
     checkpoint = checkpoint_of(out)
-    with spread(device) as (ranks, device):
+    with join_process_group(device) as (ranks, device):
         network = detector_named(detector, device)
         frames = source.read(device, network.classes, workers, batch)
         posterior = fit_posterior(
@@ -66,7 +66,7 @@ def run(
             checkpoint=checkpoint,
             every=every,
             resume=resume,
-            distributed=not ranks.alone,
+            distributed=not ranks.is_single,
             progress=progress,
         )
         made_from = {
@@ -77,8 +77,8 @@ def run(
         if ranks.rank == 0:
             posterior = posterior if compress is None else posterior.truncated(compress)
             posterior.save(out)
-        ranks.wait()  # no checkpoint goes before the posterior is there
-    kept = ranks.checkpoint(checkpoint)
+        ranks.barrier()  # no checkpoint goes before the posterior is there
+    kept = ranks.rank_path(checkpoint)
     for path in (kept, second_of(kept)):
         assert path is not None
         path.unlink(missing_ok=True)

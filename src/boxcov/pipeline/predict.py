@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from boxcov._torch.distributed import spread
+from boxcov._torch.distributed import join_process_group
 from boxcov.detections import Detections, concatenated
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
@@ -156,7 +156,7 @@ def run(
     check_folder(out, folder=format == "kitti")
     remove_leftovers(out)
     parts = blocks_of(out)
-    with spread(device) as (ranks, device):
+    with join_process_group(device) as (ranks, device):
         parts.check(resume, ranks)
         network = detector_named(detector, device)
         frames = source.frames(device, network.classes)

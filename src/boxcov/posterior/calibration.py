@@ -113,17 +113,21 @@ class Calibration:
         >>> round(Calibration(**{**vars(one), "regions": ((0.5, 0.3), (0.95, 0.99))}).radius(0.95), 3)
         3.035
         """
-        from boxcov.evaluate.special import chi_square_quantile
-
         if not 0 < level < 1:
             raise BoxcovError(f"level must lie between 0 and 1, got {level}")
         seen = np.asarray(
             ((0.0, 0.0), *self.regions, (1.0, 1.0)) if self.regions else ((0.0, 0.0), (1.0, 1.0))
         )
         share = float(np.interp(level, seen[:, 0], seen[:, 1]))
-        return float(
-            chi_square_quantile(min(share, 1 - 1e-12), float(dims or len(self.fields))) ** 0.5
-        )
+        try:
+            from scipy.special import gammaincinv
+        except ImportError:
+            raise BoxcovError(
+                "Calibration.radius needs scipy, which boxcov's command line installs: "
+                "pip install boxcov[cli], or pip install scipy"
+            ) from None
+        chi_square = 2 * gammaincinv((dims or len(self.fields)) / 2, min(share, 1 - 1e-12))
+        return float(chi_square**0.5)
 
     def check(self, fields: Sequence[str], classes: Sequence[str], who: str) -> None:
         """Refuse boxes of another layout, or classes of another list.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
@@ -13,16 +13,15 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from boxcov._torch.shadow import fingerprint
-from boxcov._torch.unfold import Geometry
+from boxcov._torch.fingerprint import check_fingerprint
+from boxcov._torch.unfold import Layer
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.files import reading, write_safetensors
-from boxcov.kfac.accumulate import FisherKind, Layer, Locations
 from boxcov.posterior.calibration import Calibration
 from boxcov.posterior.householder import Packed, check_packed
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
-from boxcov.posterior.posterior import Form, Posterior
+from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
 from boxcov.version import __version__
 
 FORMAT = 1  # "calibration", "locations" and "skipped" came later and are optional: files without them are read, and older readers pass over them
@@ -120,16 +119,6 @@ def _calibration(about: dict[str, Any]) -> Calibration | None:
     )
 
 
-def check_fingerprint(known: str, detector: Detector, what: str) -> None:
-    """Refuse a posterior of other weights, with both fingerprints in the error."""
-    own = fingerprint(detector)
-    if own != known:
-        raise BoxcovError(
-            f"{what}: this posterior was made for weights with the fingerprint {known}, the detector's is {own}: "
-            "load the weights it belongs to, or fit a new posterior"
-        )
-
-
 def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
     """The file's tensors, and the number of each distinct factor."""
     numbers: dict[int, int] = {}
@@ -151,7 +140,7 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
 
 def _about(block: KroneckerBlock, numbers: dict[int, int]) -> dict[str, Any]:
     about: dict[str, Any] = {
-        **layer_to_json(block.layer),
+        **block.layer.to_json(),
         "Q": numbers[id(block.Q)],
         "H": numbers[id(block.H)],
         "square_norm": block.square_norm,
@@ -161,48 +150,13 @@ def _about(block: KroneckerBlock, numbers: dict[int, int]) -> dict[str, Any]:
     return about
 
 
-def layer_to_json(layer: Layer) -> dict[str, Any]:
-    """A layer as the header of a file has it.
-
-    >>> layer_from_json(layer_to_json(Layer("conv.weight", None, torch.Size([8, 4, 3, 3]), Geometry((3, 3))))).n_in
-    36
-    """
-    return {
-        "weight": layer.weight,
-        "bias": layer.bias,
-        "shape": list(layer.shape),
-        "geometry": asdict(layer.geometry),
-    }
-
-
-def layer_from_json(entry: Mapping[str, Any]) -> Layer:
-    """The way back; numbers that are no sizes are a ValueError."""
-    form, bias = entry["geometry"], entry["bias"]
-    kernel, shape = tuple(form["kernel"]), tuple(entry["shape"])
-    sizes = (*kernel, *shape, form["groups"])
-    if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes) or len(shape) != 2 + len(
-        kernel
-    ):
-        raise ValueError(
-            f"no layer has the shape {shape}, a kernel of {kernel} and {form['groups']} groups"
-        )
-    if not isinstance(entry["weight"], str) or not (bias is None or isinstance(bias, str)):
-        raise ValueError(f"{entry['weight']!r} and {bias!r} are no names of a weight and a bias")
-    return Layer(
-        entry["weight"],
-        bias,
-        torch.Size(shape),
-        Geometry(kernel, groups=form["groups"], transposed=bool(form["transposed"])),
-    )
-
-
 def _posterior(
     about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> Posterior:
     factors: dict[int, Eigendecomposition] = {}
     blocks: dict[str, KroneckerBlock] = {}
     for entry in about["blocks"]:
-        layer = layer_from_json(entry)
+        layer = Layer.from_json(entry)
         if (
             shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks
         ):  # a packed factor is as large as its layer says it is

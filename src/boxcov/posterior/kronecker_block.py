@@ -8,7 +8,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from boxcov.kfac.accumulate import Layer
+from boxcov._torch.unfold import Layer
 from boxcov.posterior.householder import Packed
 
 

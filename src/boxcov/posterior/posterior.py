@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -20,15 +20,15 @@ from torch import Tensor
 from boxcov._torch.precision import full_precision
 from boxcov._torch.unfold import from_matrix, to_matrix
 from boxcov.errors import BoxcovError, join_names
-from boxcov.kfac.accumulate import FisherKind, Locations
 from boxcov.posterior.calibration import Calibration
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, log_evidence
 
 if TYPE_CHECKING:
     from boxcov.detector import Detector
-    from boxcov.kfac.losses import Weight
     from boxcov.posterior.file import Storage
 
+FisherKind = Literal["empirical", "mc", "identity"]
+Locations = Literal["all", "gradient"]
 Form = Literal["eigen", "paper"]
 
 
@@ -253,20 +253,6 @@ class Posterior:
                 "a truncated posterior has lost the small eigenvalues that the paper's form divides by: take the whole one"
             )
         return replace(self, form="paper", jitter=jitter, calibration=None)
-
-    def corrected(
-        self,
-        detector: Detector,
-        frames: Iterable[Any],
-        *,
-        weight: Weight | None = None,
-        seed: int = 0,
-        progress: Callable[[int, int | None], None] | None = None,
-    ) -> Posterior:
-        """The eigenvalue-corrected posterior (EKFAC), by a pass over ``frames``: see ``boxcov.kfac.ekfac.refined``."""
-        from boxcov.kfac.ekfac import refined
-
-        return refined(self, detector, frames, weight=weight, seed=seed, progress=progress)
 
     def weight_scaled(self, detector: Detector, scale: float = 1.0) -> Posterior:
         """A control without any data: see ``boxcov.posterior.prior.weight_scaled``."""

@@ -8,9 +8,9 @@ from math import isfinite
 
 import torch
 
+from boxcov._torch.fingerprint import check_fingerprint
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
-from boxcov.posterior.file import check_fingerprint
 from boxcov.posterior.kronecker_block import Eigendecomposition, log_evidence
 from boxcov.posterior.posterior import Posterior
 

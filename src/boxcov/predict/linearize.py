@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.fingerprint import check_buffers, versions
 from boxcov._torch.inputs import fresh
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
-from boxcov._torch.shadow import check_buffers, shadow, versions
+from boxcov._torch.shadow import shadow
 from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError

@@ -17,15 +17,14 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from boxcov._torch.fingerprint import check_fingerprint, check_finite_weights
 from boxcov._torch.inputs import fresh
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32
-from boxcov._torch.shadow import check_finite_weights
 from boxcov.detections import Detections
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
 from boxcov.kfac.subset import chosen_parameters
-from boxcov.posterior.file import check_fingerprint
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.dependence import groups, instances_of, leaves_read, trace
 from boxcov.predict.linearize import Point

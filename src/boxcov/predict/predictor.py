@@ -12,14 +12,18 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from boxcov._torch.fingerprint import (
+    WeightSnapshot,
+    check_fingerprint,
+    check_finite_weights,
+    fingerprint,
+)
 from boxcov._torch.inputs import ready
 from boxcov._torch.precision import at_least_float32, full_precision
-from boxcov._torch.shadow import Held, check_finite_weights, fingerprint
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.posterior.calibration import Calibration, Prepared
-from boxcov.posterior.file import check_fingerprint
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.graphs import Precision
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
@@ -52,7 +56,7 @@ class Predictor(ABC):
         )
         self._detector = detector
         self._fingerprint = fingerprint(detector)
-        self._held = Held(detector)
+        self._held = WeightSnapshot(detector)
         self.device = next(detector.parameters()).device
         self.linearised = Linearised(detector, parameters, graphs)
         self._lock = Lock()  # the shadow remembers one frame at a time
@@ -98,9 +102,9 @@ class Predictor(ABC):
 
     def _check_weights(self) -> None:
         """The detector must still be the one that this was made for."""
-        if not self._held.same():
+        if not self._held.is_unchanged():
             check_fingerprint(self._fingerprint, self._detector, self.method)
-            self._held = Held(self._detector)
+            self._held = WeightSnapshot(self._detector)
             own = self.linearised  # the tensors may be others, if equal ones
             self.linearised = Linearised(self._detector, list(own.weights), own.graphs)
 

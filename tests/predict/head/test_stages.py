@@ -16,6 +16,7 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.head_stages import Stage
+from boxcov.kfac.ekfac import apply_ekfac
 from boxcov.predict.forward_mode.directions import directional_derivatives
 from boxcov.predict.head import products, stages
 from boxcov.predict.head import weights as prepared
@@ -127,7 +128,7 @@ def test_forms_of_the_posterior(data, form: str) -> None:
         ),
         "no prior": lambda: posterior.with_prior(1e-9),
         "paper": lambda: posterior.paper(jitter=1e-2),
-        "corrected": lambda: posterior.corrected(detector, labelled),
+        "corrected": lambda: apply_ekfac(posterior, detector, labelled),
         "gradient": lambda: boxcov.fit(detector, labelled, n_data=1e4, locations="gradient"),
         "gradient, corrected": lambda: boxcov.fit(
             detector, labelled, n_data=1e4, locations="gradient", corrected=True

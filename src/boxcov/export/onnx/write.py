@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from boxcov._torch.shadow import fingerprint, shadow
+from boxcov._torch.fingerprint import check_fingerprint, fingerprint
+from boxcov._torch.shadow import shadow
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
 from boxcov.export.onnx.builder import OPSET, TYPES, Builder
@@ -19,7 +20,6 @@ from boxcov.export.onnx.frame import OUTPUTS, Frame
 from boxcov.export.onnx.operators import OPERATORS
 from boxcov.export.onnx.trace import traced
 from boxcov.files import reading, replacing
-from boxcov.posterior.file import check_fingerprint
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples
 from boxcov.static_selection import StaticLimits
