@@ -22,7 +22,7 @@ from boxcov.data import coco
 from boxcov.data.corruptions import KINDS
 from boxcov.detections import concatenated
 from boxcov.error_model.fit import fit as calibrate
-from boxcov.evaluate.gaussian import gaussian
+from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.ranking import auroc
@@ -52,7 +52,7 @@ def priors(given: argparse.Namespace) -> None:
         made = records_of({"head": plain}, images)
         values = [auroc(~accurate_iou(rows.iou), rows.uncertainty) for rows in made.values()]
         paired = made["head"][made["head"].paired]
-        inside = gaussian(paired.errors, paired.covariance, paired.fields)
+        inside = covariance_metrics(paired.errors, paired.covariance, paired.fields)
         print(
             f"tau {tau:g}:",
             dict(zip(made, np.round(values, 3).tolist())),

@@ -16,7 +16,7 @@ from coco_report import records_of
 from measures import heading, nats, products, show_coverage, show_nats, show_ranking
 
 from boxcov import Detections
-from boxcov.evaluate.quality import accurate_iou, mean_within
+from boxcov.evaluate.quality import accurate_iou, clipped_mean
 from boxcov.evaluate.records import Records
 
 PARTS = ("head", "backbone")
@@ -83,7 +83,10 @@ def ranking(rows: dict[str, Records]) -> None:
         selections = {
             f"above {least}, IoU < 0.4": (above, ~accurate_iou(one.iou)),
             f"above {least}, with an object, IoU < 0.7": (paired, one.iou < 0.7),
-            f"above {least}, with an object, l2": (paired, ~(one.l2 < mean_within(one.l2[paired]))),
+            f"above {least}, with an object, l2": (
+                paired,
+                ~(one.l2 < clipped_mean(one.l2[paired])),
+            ),
         }
         for what, (mask, bad) in selections.items():
             some = ({n: c[mask] for n, c in columns.items()} for columns in (bases, more))

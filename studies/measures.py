@@ -13,10 +13,10 @@ from boxcov.error_model.fit import calibrated, within
 from boxcov.error_model.fit import fit as calibrate
 from boxcov.error_model.variances import VarianceModel
 from boxcov.evaluate.baselines import logistic, logistic_regression, out_of_fold
-from boxcov.evaluate.bootstrap import bootstrap
-from boxcov.evaluate.gaussian import fit_of
+from boxcov.evaluate.covariance_metrics import gaussian_fit
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
+from boxcov.evaluate.resampling import bootstrap
 from boxcov.posterior.calibration import VARIANCE
 
 FOLDS = 5
@@ -127,7 +127,7 @@ def show_coverage(records: Records, kinds: tuple[str, ...] = ("score", "product"
         for k in range(FOLDS):
             fitted = calibrate(paired[fold != k], kind, estimator="any")  # type: ignore[arg-type]
             rows = calibrated(paired[fold == k], fitted)
-            probability = fit_of(rows.errors, rows.predictive).known.probability
+            probability = gaussian_fit(rows.errors, rows.predictive).known.probability
             inside["Gaussian"][fold == k] = probability[:, None] <= LEVELS
             each = [
                 [within(rows[i : i + 1], fitted, level) for level in LEVELS]
@@ -158,7 +158,9 @@ def ranked(columns: np.ndarray, bad: np.ndarray, frame: np.ndarray, seeds: int =
             centre, spread = columns[seen].mean(0), np.maximum(columns[seen].std(0), 1e-9)
             X = (columns - centre) / spread
             inner = {
-                p: _log_loss(out_of_fold(X[seen], bad[seen], frame[seen], FOLDS, p), bad[seen])
+                p: _log_loss(
+                    out_of_fold(X[seen], bad[seen], frame[seen], folds=FOLDS, penalty=p), bad[seen]
+                )
                 for p in PENALTIES
             }
             weights = logistic_regression(X[seen], bad[seen], min(inner, key=lambda p: inner[p]))

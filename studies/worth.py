@@ -24,7 +24,7 @@ from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.evaluate.baselines import covariance_features, features
 from boxcov.evaluate.matching import match
-from boxcov.evaluate.quality import accurate_iou, mean_within
+from boxcov.evaluate.quality import accurate_iou, clipped_mean
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.calibrate import half_turns
@@ -237,7 +237,7 @@ def ranking(rows: dict[str, Records]) -> None:
     selections = {
         "with an object, IoU < 0.4": (one.paired, ~accurate_iou(one.iou)),
         "with an object, IoU < 0.7": (one.paired, one.iou < 0.7),
-        "with an object, l2": (one.paired, ~(one.l2 < mean_within(one.l2[one.paired]))),
+        "with an object, l2": (one.paired, ~(one.l2 < clipped_mean(one.l2[one.paired]))),
         "all above 0.3, IoU < 0.4": (one.scores > 0.3, ~accurate_iou(one.iou)),
     }
     for what, (mask, bad) in selections.items():

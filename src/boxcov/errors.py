@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 
 class BoxcovError(ValueError):
@@ -41,3 +43,15 @@ def join_names(names: Iterable[str], most: int = 8) -> str:
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most} more"
+
+
+def import_scipy(module: str) -> Any:
+    """Import a submodule of scipy, which only the extra ``cli`` installs.
+
+    >>> import_scipy("special").expit(0.0)
+    np.float64(0.5)
+    """
+    try:
+        return import_module(f"scipy.{module}")
+    except ImportError:
+        raise BoxcovError("scipy is not installed: pip install 'boxcov[cli]'") from None

@@ -9,7 +9,7 @@ import torch
 
 import boxcov as package
 from boxcov.cli import app as cli
-from boxcov.report.bev import corners, ellipse
+from boxcov.evaluate.geometry import corners, ellipse
 from helpers.command_line import boxcov
 
 

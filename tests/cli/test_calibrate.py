@@ -10,7 +10,7 @@ import torch
 import boxcov as package
 from boxcov import Detections, Posterior
 from boxcov.error_model.fit import calibrated
-from boxcov.evaluate.gaussian import gaussian
+from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.pipeline.records import records_of
 from boxcov.pipeline.sources import Source, detector_named
 from helpers.command_line import boxcov
@@ -77,7 +77,7 @@ def test_the_report_is_about_the_frames_that_were_not_fitted(made) -> None:
     records = [records_of(one, [frame]) for one, frame in zip(boxes, unseen)]
     errors = np.concatenate([r[r.paired].errors for r in records])
     after = np.concatenate([calibrated(r[r.paired], found).predictive for r in records])
-    expected = gaussian(errors, after, found.fields)
+    expected = covariance_metrics(errors, after, found.fields)
     row = report["held_out"]["rows"]["after"]
     assert report["held_out"]["boxes"] == len(errors) > 10
     assert row["NLL"] == pytest.approx(expected["NLL"], rel=1e-4)

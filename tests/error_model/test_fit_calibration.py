@@ -12,7 +12,7 @@ from boxcov.error_model.fit import calibrated, fit, within
 from boxcov.error_model.likelihood import Errors, evaluate, penalty
 from boxcov.error_model.newton import minimise
 from boxcov.error_model.variances import VarianceModel
-from boxcov.evaluate.gaussian import fit_of
+from boxcov.evaluate.covariance_metrics import gaussian_fit
 from boxcov.evaluate.records import Records
 from boxcov.posterior.calibration import Calibration, features
 
@@ -74,7 +74,7 @@ def log_linear(records: Records) -> np.ndarray:
 
 
 def mean_nll(records: Records) -> float:
-    return float(fit_of(records.errors, records.predictive).nll.mean())
+    return float(gaussian_fit(records.errors, records.predictive).nll.mean())
 
 
 # exact answers
@@ -95,7 +95,7 @@ def test_each_class_has_its_own_scale_unless_it_is_small() -> None:
     records = replace(records, truth=records.boxes - inflated * records.errors)
     keep = (records.labels != 2) | (np.cumsum(records.labels == 2) <= 1)  # one cone
     records = records[keep]
-    q = fit_of(records.errors, records.covariance).nees
+    q = gaussian_fit(records.errors, records.covariance).nees
     apart = np.array([q[records.labels == c].mean() / 7 for c in range(3)])
     found = np.exp(fit(records, "scale", estimator="exact", strength=1e-6).log_scale)
     np.testing.assert_allclose(found, apart, rtol=1e-4)
@@ -165,7 +165,7 @@ def test_the_log_linear_residual_is_found_again() -> None:
     assert np.exp(found.log_scale[0]) == pytest.approx(0.3, rel=0.15)
     right = 0.3 * records.covariance + log_linear(records)[:, :, None] * np.eye(7)
     assert mean_nll(calibrated(records, found)) == pytest.approx(
-        fit_of(records.errors, right).nll.mean(), abs=0.06
+        gaussian_fit(records.errors, right).nll.mean(), abs=0.06
     )
 
 
@@ -192,7 +192,7 @@ def test_a_useless_sigma_gets_no_weight() -> None:
 def test_coverage_after_calibration() -> None:
     fitted, unseen = drawn(1500, 4, residual=log_linear), drawn(1500, 5, residual=log_linear)
     after = calibrated(unseen, fit(fitted, "residual", estimator="exact", strength=3.0))
-    inside = fit_of(after.errors, after.predictive).probability
+    inside = gaussian_fit(after.errors, after.predictive).probability
     for level in (0.5, 0.9, 0.95):
         assert np.mean(inside < level) == pytest.approx(level, abs=0.04)
 

@@ -10,7 +10,7 @@ from boxcov import BoxcovError, BoxcovWarning, Calibration
 from boxcov.error_model.fit import calibrated, fit
 from boxcov.error_model.product import Unseen, chosen, fitted
 from boxcov.error_model.variances import VarianceModel
-from boxcov.evaluate.gaussian import fit_of
+from boxcov.evaluate.covariance_metrics import gaussian_fit
 from boxcov.evaluate.records import Records
 from boxcov.posterior.calibration import features, variance_features
 
@@ -57,7 +57,7 @@ def found(records: Records) -> Calibration:
 
 
 def nll(records: Records, calibration: Calibration) -> np.ndarray:
-    return fit_of(records.errors, calibrated(records, calibration).predictive).nll
+    return gaussian_fit(records.errors, calibrated(records, calibration).predictive).nll
 
 
 def test_the_powers_are_found_again(found: Calibration) -> None:

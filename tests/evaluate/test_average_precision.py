@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boxcov.evaluate.average_precision import Boxes, average_precision, mean_precision
-from boxcov.evaluate.pairing import pair_by_distance
+from boxcov.evaluate.matching import Objects, Predictions, pair_by_distance
 
 
 def slow_pairing(centres, scores, frame, truth, truth_frame, limit):
@@ -34,7 +34,7 @@ def test_pairs_equal_brute_force(seed: int, n: int, k: int) -> None:
     )
     scores = rng.integers(0, 4, n) / 4  # with ties
     frame, truth_frame = rng.integers(0, 3, n), rng.integers(0, 3, k)
-    found = pair_by_distance(centres, scores, frame, truth, truth_frame, 2.0)
+    found = pair_by_distance(Predictions(centres, scores, frame), Objects(truth, truth_frame), 2.0)
     assert found.tolist() == slow_pairing(centres, scores, frame, truth, truth_frame, 2.0)
 
 

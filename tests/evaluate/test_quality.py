@@ -101,7 +101,7 @@ def test_partition_counts() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(BoxcovError, match="1 of 2 uncertainties are NaN"):
         quality(np.zeros(2), np.zeros(2), np.array([1.0, NAN]))
-    with pytest.raises(BoxcovError, match="one length"):
+    with pytest.raises(BoxcovError, match="same length"):
         quality(np.zeros(2), np.zeros(2), np.zeros(3))
     with pytest.raises(BoxcovError, match="IoU is NaN"):
         quality(np.array([NAN]), np.zeros(1), np.zeros(1))

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ranking import (
     auroc,
-    auroc_of_ranks,
+    auroc_from_ranks,
     ause,
-    ause_of_ranks,
+    ause_from_ranks,
     ranks,
-    sparsification,
 )
 
 
@@ -50,7 +49,7 @@ def test_auroc_equals_all_pairs(seed: int, n: int, levels: int) -> None:
     bad, u = rng.random(n) < 0.3, rng.integers(0, levels, n) / 3
     assert auroc(bad, u) == pytest.approx(slow_auroc(bad, u), nan_ok=True)
     some = rng.random(n) < 0.6
-    assert auroc_of_ranks(bad[some], ranks(u)[some]) == pytest.approx(
+    assert auroc_from_ranks(bad[some], ranks(u)[some]) == pytest.approx(
         slow_auroc(bad[some], u[some]), nan_ok=True
     )
 
@@ -64,7 +63,7 @@ def test_ause_equals_the_average_over_orders(seed: int, n: int, levels: int) -> 
     expected = expected / error.mean() if error.mean() else 0.0
     assert ause(error, u) == pytest.approx(expected, abs=1e-12)
     rows = rng.integers(0, n, 5)
-    assert ause_of_ranks(error[rows], ranks(u)[rows], ranks(error)[rows]) == pytest.approx(
+    assert ause_from_ranks(error[rows], ranks(u)[rows], ranks(error)[rows]) == pytest.approx(
         ause(error[rows], u[rows]), abs=1e-12
     )
 
@@ -88,19 +87,3 @@ def test_bounds_and_edges() -> None:
     assert auroc(np.array([True, False]), np.array([np.inf, 1.0])) == 1
     with pytest.raises(BoxcovError, match="NaN"):
         auroc(np.array([True, False]), np.array([np.nan, 1.0]))
-
-
-def test_curve_for_plots() -> None:
-    rng = np.random.default_rng(0)
-    error, u = rng.random(50), rng.random(50)
-    curve = sparsification(error, u, points=50)
-    order = np.argsort(u)
-    assert np.allclose(curve.removed, np.arange(50) / 50)
-    assert np.allclose(
-        curve.method, [error[order[: 50 - k]].mean() / error.mean() for k in range(50)]
-    )
-    assert np.allclose(
-        curve.oracle, [np.sort(error)[: 50 - k].mean() / error.mean() for k in range(50)]
-    )
-    assert np.mean(curve.method - curve.oracle) == pytest.approx(ause(error, u))
-    assert np.isnan(sparsification(np.zeros(0), np.zeros(0)).method).all()

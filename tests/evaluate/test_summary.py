@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.gaussian import gaussian
+from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.quality import METRICS, quality
 from boxcov.evaluate.ranking import auroc, ause
 from boxcov.evaluate.records import Records
@@ -61,7 +61,7 @@ def test_values_are_those_of_the_metrics() -> None:
     assert found["AUSE"]["l2"]["value"] == pytest.approx(
         ause(records.l2[paired], records.uncertainty[paired])
     )
-    assert found["covariance"] == gaussian(
+    assert found["covariance"] == covariance_metrics(
         records.errors[paired], records.covariance[paired], FIELDS
     )
     assert found["predictive"] is None

@@ -66,7 +66,7 @@ def test_a_box_of_vision_msgs() -> None:
 
 def test_corners_of_the_message_are_those_of_the_box() -> None:
     """Size x lies along the heading: as boxcov draws its boxes."""
-    from boxcov.report.bev import corners
+    from boxcov.evaluate.geometry import corners
 
     found = in_space(1)
     one = ros.detection3d_array(found, "map")["detections"][0]["bbox"]

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from boxcov.evaluate.covariance_metrics import coverage, gaussian_fit
 from boxcov.evaluate.curves import curves
-from boxcov.evaluate.gaussian import fit_of, reliability
-from boxcov.report.bev import corners
+from boxcov.evaluate.geometry import corners
 from boxcov.report.charts import bar_chart, line_chart
 from boxcov.report.figures import write_figures
 from boxcov.report.series import (
@@ -83,7 +83,7 @@ def test_lines_are_those_of_evaluate() -> None:
         "exact",
         "sampled",
     ]  # the baseline has none
-    observed = reliability(fit_of(records.errors, records.covariance), COVERAGES)
+    observed = coverage(gaussian_fit(records.errors, records.covariance), COVERAGES)
     np.testing.assert_array_equal(panels["Covariance from the weights"][1].y, observed)
     assert [line.style for line in panels["Covariance from the weights"]] == [0, 1]
 

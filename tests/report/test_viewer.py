@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from boxcov.evaluate.quality import accurate_iou, accurate_l2, mean_within, partition, partitions
+from boxcov.evaluate.quality import accurate_iou, accurate_l2, clipped_mean, partition, partitions
 from boxcov.evaluate.records import Records
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study
@@ -92,7 +92,7 @@ def test_starts_at_the_papers_threshold(page: Browser, number: int) -> None:
         assert (
             counts(page, "all") == partitions(records.iou, records.l2, records.uncertainty)[error]
         )
-    assert threshold(page) == pytest.approx(mean_within(records.uncertainty), rel=1e-5)
+    assert threshold(page) == pytest.approx(clipped_mean(records.uncertainty), rel=1e-5)
 
 
 @pytest.mark.parametrize("error", ["IoU", "l2"])
@@ -174,7 +174,7 @@ def test_frames_step_by_button_and_key_and_list(page: Browser) -> None:
     assert rows() == list(range(48, 64))
     assert page.run("return document.getElementById('next').disabled")
     assert counts(page, "shown") == expected(
-        STUDY.methods[0].records, "IoU", mean_within(STUDY.methods[0].records.uncertainty), frame=3
+        STUDY.methods[0].records, "IoU", clipped_mean(STUDY.methods[0].records.uncertainty), frame=3
     )
     assert page.run("return document.querySelectorAll('.truth').length") == len(
         STUDY.scenes[3].truth

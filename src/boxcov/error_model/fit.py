@@ -14,7 +14,7 @@ from boxcov.error_model import product
 from boxcov.error_model.likelihood import Loss
 from boxcov.error_model.variances import Strength, VarianceModel
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.evaluate.gaussian import fit_of
+from boxcov.evaluate.covariance_metrics import gaussian_fit
 from boxcov.evaluate.records import Records
 from boxcov.posterior.calibration import Calibration, Feature, Kind, features_of
 
@@ -65,7 +65,7 @@ def fit(
             f"kind 'product' is fitted field by field, and loss {loss!r} weighs whole boxes: use 'gaussian', or kind 'residual'"
         )
     paired = _paired(records, kind)
-    before = fit_of(paired.errors, _covariance(paired)).known.nll
+    before = gaussian_fit(paired.errors, _covariance(paired)).known.nll
     if kind == "scale" and np.isinf(before).any():
         raise BoxcovError(
             f"kind 'scale': the covariances of {int(np.isinf(before).sum())} of {len(paired)} boxes are singular, and no factor mends that: "
@@ -117,7 +117,7 @@ def regions(records: Records, levels: Sequence[float] = LEVELS) -> tuple[tuple[f
     """
     assert records.predictive is not None
     nearer = np.sort(
-        fit_of(records.errors, np.asarray(records.predictive, dtype=float)).known.probability
+        gaussian_fit(records.errors, np.asarray(records.predictive, dtype=float)).known.probability
     )
     ranks = [(level, int(np.ceil((len(nearer) + 1) * level))) for level in levels]
     return tuple((level, float(nearer[rank - 1])) for level, rank in ranks if rank <= len(nearer))
@@ -125,7 +125,7 @@ def regions(records: Records, levels: Sequence[float] = LEVELS) -> tuple[tuple[f
 
 def within(records: Records, calibration: Calibration, level: float) -> float:
     """The share of the errors of ``records`` with ``predictive`` that lie in the regions of a calibration for ``level``."""
-    fit = fit_of(records.errors, np.asarray(records.predictive, dtype=float)).known
+    fit = gaussian_fit(records.errors, np.asarray(records.predictive, dtype=float)).known
     radii = {int(d): calibration.radius(level, int(d)) for d in np.unique(fit.dims)}
     return (
         float(np.mean([nees <= radii[int(d)] ** 2 for nees, d in zip(fit.nees, fit.dims)]))

@@ -8,8 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.errors import BoxcovError
-from boxcov.evaluate.special import chi_square, chi_square_quantile
+from boxcov.errors import BoxcovError, import_scipy
 
 Array = NDArray[Any]
 Loss = Literal["gaussian", "robust"]
@@ -149,10 +148,10 @@ def penalty(q: Array, dimensions: Array, loss: Loss) -> tuple[Array, Array, Arra
     radius, share = np.ones_like(q), np.ones_like(q)
     for d in np.unique(dimensions):
         if d:
-            c = chi_square_quantile(_SHARE, int(d))
+            c = import_scipy("stats").chi2.ppf(_SHARE, int(d))
             radius[dimensions == d] = c
             share[dimensions == d] = (
-                chi_square(c, int(d) + 2) + c * (1 - _SHARE) / d
+                import_scipy("stats").chi2.cdf(c, int(d) + 2) + c * (1 - _SHARE) / d
             )  # E[weight q] / d where q is chi-squared
     beyond = np.maximum(q / radius, 1.0)
     weight = 1 / (beyond * share)

@@ -23,7 +23,7 @@ from boxcov.evaluate.baselines import (
     named_features,
     out_of_fold,
 )
-from boxcov.evaluate.quality import IOU_THRESHOLD, mean_within
+from boxcov.evaluate.quality import IOU_THRESHOLD, clipped_mean
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 
@@ -142,7 +142,7 @@ def fit_risk(
     """
     _check(records, target, penalties)
     rows = np.ones(len(records), dtype=bool) if target == "iou" else records.paired
-    limit = IOU_THRESHOLD if target == "iou" else mean_within(records.l2[rows])
+    limit = IOU_THRESHOLD if target == "iou" else clipped_mean(records.l2[rows])
     bad = records.iou[rows] < limit if target == "iou" else ~(records.l2[rows] < limit)
     named = {name: column[rows] for name, column in _columns(records, extra).items()}
     X, frame = _finite(named, len(bad)), records.frame[rows]
@@ -152,7 +152,7 @@ def fit_risk(
     weights[0] = log((bad.sum() + 0.5) / (len(bad) - bad.sum() + 0.5))
     if bad.any() and not bad.all():
         held = {
-            strength: out_of_fold(X, bad, frame, folds, strength, seed)
+            strength: out_of_fold(X, bad, frame, folds=folds, penalty=strength, seed=seed)
             for strength in sorted(penalties, reverse=True)
         }
         penalty = min(

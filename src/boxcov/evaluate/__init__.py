@@ -1,6 +1,9 @@
-"""How good boxes and covariances are, from plain arrays: numpy only. docs/evaluation.md defines each number."""
+"""Quality of boxes and covariances, from plain arrays. docs/evaluation.md defines each number.
 
-from boxcov.error_model.risk import Risk, fit_risk
+The paper's metrics need numpy alone; curves, regressions and chi-square intervals need scipy
+(``pip install 'boxcov[cli]'``).
+"""
+
 from boxcov.evaluate.curves import curves
 from boxcov.evaluate.expected_iou import expected_iou
 from boxcov.evaluate.matching import match
@@ -11,13 +14,11 @@ from boxcov.evaluate.summary import by_class, by_range, compare, summarise, tabl
 
 __all__ = [
     "Records",
-    "Risk",
     "by_class",
     "by_range",
     "compare",
     "curves",
     "expected_iou",
-    "fit_risk",
     "match",
     "partition",
     "quality",

@@ -1,4 +1,4 @@
-"""Average precision in the manner of nuScenes: pairs by distance of centres, at 0.5, 1, 2 and 4 metres."""
+"""Average precision as in nuScenes: pairs by distance of centres, at 0.5, 1, 2 and 4 metres."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.evaluate.pairing import pair_by_distance
+from boxcov.evaluate.matching import Objects, Predictions, pair_by_distance
 
 Array = NDArray[Any]
 DISTANCES = (0.5, 1.0, 2.0, 4.0)
-# metres from the sensor within which a class counts, as in the official configuration
+# maximum distance from the sensor in metres per class, as in the official configuration
 RANGES: Mapping[str, float] = {
     "pedestrian": 40.0,
     "motorcycle": 40.0,
@@ -21,22 +21,24 @@ RANGES: Mapping[str, float] = {
     "barrier": 30.0,
     "traffic_cone": 30.0,
 }
-FAR = 50.0
+DEFAULT_RANGE = 50.0
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """The boxes of one frame: detections with their scores, or objects with the number of points on each."""
+    """The boxes of one frame: detections with scores, or objects with their number of points."""
 
-    centres: Array  # (n, 2) in the plane, from the sensor
+    centres: Array  # (n, 2) in the plane, relative to the sensor
     labels: Array  # (n,)
-    weights: Array  # (n,) scores of detections; points of objects
+    weights: Array  # (n,) scores of detections, number of points of objects
 
 
 def average_precision(
     found: Sequence[Boxes], truth: Sequence[Boxes], classes: Sequence[str]
 ) -> dict[str, dict[float, float]]:
-    """AP by class and distance over all frames; NaN for a class without an object. Objects without a point do not count.
+    """Return the AP per class and distance over all frames; NaN for a class without an object.
+
+    Objects without a LiDAR point do not count.
 
     >>> car = Boxes(np.zeros((1, 2)), np.zeros(1), np.ones(1))
     >>> average_precision([car], [car], ["car"])["car"][2.0]
@@ -44,49 +46,53 @@ def average_precision(
     """
     table: dict[str, dict[float, float]] = {}
     for label, name in enumerate(classes):
-        reach = RANGES.get(name, FAR)
-        centres, scores, frame = _of_class(found, label, reach, drop_empty=False)
-        objects, _, object_frame = _of_class(truth, label, reach, drop_empty=True)
+        max_range = RANGES.get(name, DEFAULT_RANGE)
+        found_boxes = Predictions(*_select_class(found, label, max_range, drop_empty=False))
+        centres, _, frame = _select_class(truth, label, max_range, drop_empty=True)
+        objects = Objects(centres, frame)
         row = {}
         for limit in DISTANCES:
-            hit = pair_by_distance(centres, scores, frame, objects, object_frame, limit) >= 0
-            row[limit] = _area(hit[np.argsort(-scores, kind="stable")], len(objects))
+            pairs = pair_by_distance(found_boxes, objects, limit)
+            hit = pairs[np.argsort(-found_boxes.scores, kind="stable")] >= 0
+            row[limit] = _area(hit, len(centres))
         table[name] = row
     return table
 
 
 def mean_precision(table: Mapping[str, Mapping[float, float]]) -> float:
-    """mAP: over distances, then over the classes that occur.
+    """Return the mAP: the mean over distances, then over the classes that occur.
 
-    >>> mean_precision({"car": {0.5: 0.2, 1.0: 0.4}, "bus": {0.5: float("nan"), 1.0: float("nan")}})
-    0.30000000000000004
+    >>> nan = float("nan")
+    >>> mean_precision({"car": {0.5: 0.25, 1.0: 0.75}, "bus": {0.5: nan, 1.0: nan}})
+    0.5
     """
     rows = [float(np.mean(list(row.values()))) for row in table.values()]
     known = [row for row in rows if not np.isnan(row)]
     return float(np.mean(known)) if known else float("nan")
 
 
-def _of_class(
-    frames: Sequence[Boxes], label: int, reach: float, drop_empty: bool
+def _select_class(
+    frames: Sequence[Boxes], label: int, max_range: float, drop_empty: bool
 ) -> tuple[Array, Array, Array]:
+    """Return centres (n, 2), weights (n,) and frame numbers (n,) of one class over all frames."""
     centres, weights, number = [np.zeros((0, 2))], [np.zeros(0)], [np.zeros(0)]
     for i, boxes in enumerate(frames):
-        mine = (boxes.labels == label) & (np.linalg.norm(boxes.centres, axis=1) < reach)
+        rows = (boxes.labels == label) & (np.linalg.norm(boxes.centres, axis=1) < max_range)
         if drop_empty:
-            mine &= boxes.weights > 0
-        centres.append(boxes.centres[mine])
-        weights.append(boxes.weights[mine])
-        number.append(np.full(int(mine.sum()), i))
+            rows &= boxes.weights > 0
+        centres.append(boxes.centres[rows])
+        weights.append(boxes.weights[rows])
+        number.append(np.full(int(rows.sum()), i))
     return np.concatenate(centres), np.concatenate(weights), np.concatenate(number)
 
 
 def _area(hit: Array, objects: int) -> float:
-    """The area under precision over recall, both above 0.1, scaled to 1; precision interpolated at 101 recalls."""
+    """Return the area under precision over recall where both exceed 0.1, scaled to [0, 1]."""
     if not objects:
         return float("nan")
     if not hit.any():
         return 0.0
     hits = np.cumsum(hit)
     recall, precision = hits / objects, hits / np.arange(1, len(hit) + 1)
-    at = np.interp(np.linspace(0, 1, 101), recall, precision, right=0)
-    return float(np.maximum((at[11:] - 0.1) / 0.9, 0).mean())
+    interpolated = np.interp(np.linspace(0, 1, 101), recall, precision, right=0)
+    return float(np.maximum((interpolated[11:] - 0.1) / 0.9, 0).mean())

@@ -1,4 +1,8 @@
-"""The paper's curves: u replaced by its quantile in a Gamma distribution fitted to all u, and the threshold swept over [0, 1]."""
+"""The paper's curves: the metrics over a threshold on the quantile of u.
+
+The quantile of u is taken in a Gamma distribution fitted to all u of a method, so that methods with
+different scales of u share one axis from 0 to 1.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, import_scipy
 from boxcov.evaluate.quality import (
     ERRORS,
     IOU_THRESHOLD,
@@ -15,16 +19,15 @@ from boxcov.evaluate.quality import (
     SHARES,
     accurate_iou,
     accurate_l2,
-    checked,
+    check_arrays,
     partition,
 )
-from boxcov.evaluate.special import incomplete_gamma, log_minus_digamma, trigamma
 
 Array = NDArray[Any]
 
 
 class Gamma(NamedTuple):
-    """A Gamma distribution. A shape of infinity stands for one value only, the mean."""
+    """A Gamma distribution; an infinite shape means a point mass at the mean."""
 
     shape: float
     mean: float
@@ -34,7 +37,7 @@ class Gamma(NamedTuple):
         return self.mean / self.shape
 
     def quantile(self, uncertainty: Array) -> Array:
-        """How much of the distribution (n,) lies below each u: 0 at u = 0, 1 at infinity. Where there is one value only it is at 0.5.
+        """Return the share (n,) of the distribution below each u; 0.5 at a point mass.
 
         >>> Gamma(shape=1.0, mean=2.0).quantile(np.array([0.0, 2.0])).round(4).tolist()
         [0.0, 0.6321]
@@ -42,13 +45,14 @@ class Gamma(NamedTuple):
         u = np.asarray(uncertainty, dtype=float)
         if not np.isfinite(self.shape):
             return np.where(u == self.mean, 0.5, np.where(u < self.mean, 0.0, 1.0))
-        return incomplete_gamma(self.shape, self.shape * (u / self.mean))
+        share: Array = import_scipy("special").gammainc(self.shape, self.shape * (u / self.mean))
+        return share
 
 
 def fit_gamma(uncertainty: Array) -> Gamma:
-    """The Gamma distribution under which the u (n,) are most likely; zeros and infinities are left out, for no Gamma allows them.
+    """Return the maximum-likelihood Gamma distribution of u (n,), without zeros and infinities.
 
-    All u equal (or one, or only zeros): a distribution of that one value. No u at all: NaN.
+    Equal values of u give a point mass; no values at all give NaN.
 
     >>> fit_gamma(np.array([1.0, 2.0, 3.0, 6.0])).shape.__round__(3)
     2.621
@@ -58,7 +62,8 @@ def fit_gamma(uncertainty: Array) -> Gamma:
     u = np.asarray(uncertainty, dtype=float)
     if np.isnan(u).any() or (u < 0).any():
         raise BoxcovError(
-            f"a Gamma distribution needs uncertainties of 0 or more, got {np.nanmin(u)} as the least, {np.isnan(u).sum()} NaN"
+            "a Gamma distribution needs uncertainties of 0 or more, got a minimum of "
+            f"{np.nanmin(u)} and {np.isnan(u).sum()} NaN"
         )
     positive = u[(u > 0) & np.isfinite(u)]
     if not len(positive):
@@ -67,30 +72,34 @@ def fit_gamma(uncertainty: Array) -> Gamma:
     if positive.min() == top:
         return Gamma(float("inf"), float(top))
     mean = float((positive / top).mean() * top)
-    away = positive / mean - 1
-    near = np.abs(away) < 0.5
-    logs = np.where(near, np.log1p(np.where(near, away, 0)), np.log(positive) - np.log(mean))
-    return Gamma(
-        _shape(float((away - logs).mean())), mean
-    )  # log of the mean minus mean of the logs, without their cancellation
+    # log of the mean minus mean of the logs, computed without cancellation
+    relative = positive / mean - 1
+    near = np.abs(relative) < 0.5
+    logs = np.where(near, np.log1p(np.where(near, relative, 0)), np.log(positive) - np.log(mean))
+    return Gamma(_gamma_shape(float((relative - logs).mean())), mean)
 
 
-def _shape(s: float) -> float:
-    """The a with log a - digamma(a) = s, by Newton's method on 1 / a."""
+def _gamma_shape(s: float) -> float:
+    """Solve log(a) - digamma(a) = s for a."""
     if s <= 0:
         return float("inf")
-    a: float = (3 - s + ((s - 3) ** 2 + 24 * s) ** 0.5) / (12 * s)
-    for _ in range(100):
-        slope = 1 / a - float(trigamma(a))  # of log a - digamma(a): always negative
-        following = 1 / (1 / a + (s - float(log_minus_digamma(a))) / (-slope * a**2))
-        if not following > 0 or abs(following - a) <= 1e-14 * a:
-            break
-        a = following
-    return a
+    digamma = import_scipy("special").digamma
+
+    def excess(log_a: float) -> float:
+        a = float(np.exp(log_a))
+        if a > 1e4:  # the difference cancels: use its asymptotic series
+            return 1 / (2 * a) + 1 / (12 * a**2) - s
+        return log_a - float(digamma(a)) - s
+
+    # 1 / (2 a) < log(a) - digamma(a) < 1 / a brackets the solution
+    low, high = -np.log(2 * s), -np.log(s)
+    margin = 1e-9 * (1 + abs(high))
+    brentq = import_scipy("optimize").brentq
+    return float(np.exp(brentq(excess, low - margin, high + margin, xtol=1e-14)))
 
 
 def quantiles(uncertainty: Array) -> Array:
-    """Each u (n,) as its quantile in the Gamma distribution fitted to all of them: all methods on one scale from 0 to 1.
+    """Return each u (n,) as its quantile in the Gamma distribution fitted to all of them.
 
     >>> quantiles(np.array([1.0, 2.0, 3.0, 6.0])).round(3).tolist()
     [0.1, 0.344, 0.582, 0.928]
@@ -100,7 +109,7 @@ def quantiles(uncertainty: Array) -> Array:
 
 
 class Curves(NamedTuple):
-    """The metrics over thresholds (T,): ``values["P(U|I)"]["IoU"]`` is (T,), NaN where there is nothing to divide by."""
+    """The metrics over thresholds (T,): ``values["P(U|I)"]["IoU"]`` is (T,)."""
 
     thresholds: Array
     values: dict[str, dict[str, Array]]
@@ -110,33 +119,33 @@ def curves(
     errors_iou: Array,
     errors_l2: Array,
     uncertainty: Array,
+    *,
     points: int = 101,
     iou_threshold: float = IOU_THRESHOLD,
 ) -> Curves:
-    """AvU, P(A|C), P(U|I), P(U) and P(A) at ``points`` thresholds from 0 to 1 on the quantile of u; uncertain from the threshold on.
+    """Return AvU, P(A|C), P(U|I), P(U) and P(A) at ``points`` thresholds from 0 to 1.
 
-    The arrays (n,) are those of ``quality``.
+    A prediction is uncertain if the quantile of its u is at least the threshold. The arrays (n,)
+    are those of ``quality``; a metric is NaN where its denominator is 0.
 
-    >>> found = curves(np.array([0.8, 0.1]), np.array([0.2, 0.9]), np.array([1.0, 2.0]), points=3)
+    >>> iou, l2, u = np.array([0.8, 0.1]), np.array([0.2, 0.9]), np.array([1.0, 2.0])
+    >>> found = curves(iou, l2, u, points=3)
     >>> found.thresholds.tolist(), found.values["AvU"]["IoU"].tolist()
     ([0.0, 0.5, 1.0], [0.5, 1.0, 0.5])
     """
-    place = quantiles(checked(errors_iou, errors_l2, uncertainty))
+    quantile = quantiles(check_arrays(errors_iou, errors_l2, uncertainty))
     paired = ~np.isnan(errors_l2)
     cases = {
-        "IoU": (accurate_iou(errors_iou, iou_threshold), place),
-        "l2": (accurate_l2(np.asarray(errors_l2)[paired]), place[paired]),
+        "IoU": (accurate_iou(errors_iou, iou_threshold), quantile),
+        "l2": (accurate_l2(np.asarray(errors_l2)[paired]), quantile[paired]),
     }
     thresholds = np.linspace(0, 1, points)
     rows = {
         error: [partition(accurate, q >= t).metrics() for t in thresholds]
         for error, (accurate, q) in cases.items()
     }
-    names = METRICS + SHARES
-    return Curves(
-        thresholds,
-        {
-            name: {error: np.array([row[name] for row in rows[error]]) for error in ERRORS}
-            for name in names
-        },
-    )
+    values = {
+        name: {error: np.array([row[name] for row in rows[error]]) for error in ERRORS}
+        for name in METRICS + SHARES
+    }
+    return Curves(thresholds, values)

@@ -1,23 +1,37 @@
-"""From a detector's boxes and the objects of the same frames to Records."""
+"""Pair predictions with objects, as in the official evaluations of nuScenes and COCO."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.overlap import iou_2d, iou_3d, iou_bev
-from boxcov.evaluate.pairing import pair_by_distance, pair_by_iou
+from boxcov.evaluate.geometry import iou_2d, iou_3d, iou_bev
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]
 SPACE = ("x", "y", "z", "w", "l", "h", "yaw")
 PLANE = ("x", "y", "w", "l", "yaw")
 IMAGE = ("x1", "y1", "x2", "y2")
-LEAST_IOU = 0.5  # of a pair in an image
+MIN_IOU = 0.5  # of a pair in an image
+
+
+class Predictions(NamedTuple):
+    """Predictions of one class: ``shape`` is (n, 2) centres, or (n, 4) boxes x1 y1 x2 y2."""
+
+    shape: Array
+    scores: Array  # (n,)
+    frame: Array  # (n,)
+
+
+class Objects(NamedTuple):
+    """Objects of one class, with the same ``shape`` as the predictions."""
+
+    shape: Array
+    frame: Array  # (k,)
 
 
 def match(
@@ -37,33 +51,56 @@ def match(
     limit: float = 2.0,
     score_variance: Array | None = None,
 ) -> Records:
-    """Every prediction scored above ``threshold`` with the object it is paired with, class by class, as the data set pairs them.
+    """Pair every prediction scored above ``threshold`` with an object of its frame and class.
 
-    Predictions: ``boxes`` (n, D), ``scores``, ``labels``, ``frame`` and ``uncertainty`` (n,), ``covariance`` and ``predictive`` (n, D, D),
-    ``score_variance`` (n,).
-    Objects of the same frames: ``truth_boxes`` (k, D), ``truth_labels`` and ``truth_frame`` (k,); a velocity may be NaN, and stays so.
-    Boxes with x, y, w, l, yaw are paired by the distance of their centres in the plane, below ``limit`` metres, and their IoU is in space
-    where they have z and h too, else from above. Boxes x1 y1 x2 y2 are paired by an IoU of at least 0.5, and ``limit`` is not used.
+    Predictions: ``boxes`` (n, D); ``scores``, ``labels``, ``frame``, ``uncertainty`` and
+    ``score_variance`` (n,); ``covariance`` and ``predictive`` (n, D, D).
+    Objects of the same frames: ``truth_boxes`` (k, D), ``truth_labels`` and ``truth_frame`` (k,).
+    Fields of an object may be NaN (unknown velocity).
 
-    >>> car = np.array([[10.0, 0.0, 2.0, 4.0, 0.0]])
+    By falling score, each prediction takes the best free object. Boxes with x, y, w, l, yaw take
+    the nearest centre in the plane, closer than ``limit`` metres; their IoU is that of volumes if
+    they have z and h, else of areas seen from above. Boxes x1 y1 x2 y2 take the largest IoU, at
+    least 0.5; ``limit`` is ignored.
+
+    >>> car, zero = np.array([[10.0, 0.0, 2.0, 4.0, 0.0]]), np.array([0])
     >>> found = match(
-    ...     car + [[1.0, 0, 0, 0, 0]], np.array([0.9]), np.array([0]), np.array([0]), car, np.array([0]), np.array([0]),
+    ...     car + [[1.0, 0, 0, 0, 0]], np.array([0.9]), zero, zero, car, zero, zero,
     ...     fields=("x", "y", "w", "l", "yaw"), classes=("car",), uncertainty=np.array([0.2]),
     ... )
     >>> found.iou.tolist(), found.l2.tolist(), found.errors.tolist()
     ([0.6], [1.0], [[1.0, 0.0, 0.0, 0.0, 0.0]])
     """
     fields, classes = tuple(fields), tuple(classes)
-    _check(fields, boxes, scores, labels, frame, uncertainty, covariance, predictive)
-    _check_objects(fields, truth_boxes, truth_labels, truth_frame)
-    if score_variance is not None:
-        _check_shapes(len(scores), score_variance=(score_variance, (len(scores),)))
+    if not (has_fields(fields, PLANE) or has_fields(fields, IMAGE)):
+        raise BoxcovError(
+            f"boxes with fields {fields} cannot be paired with objects: "
+            f"they need {' '.join(PLANE)}, or {' '.join(IMAGE)}"
+        )
+    n, k, D = len(scores), len(truth_labels), len(fields)
+    vectors = {"labels": labels, "frame": frame, "uncertainty": uncertainty}
+    matrices = {"covariance": covariance, "predictive": predictive}
+    _check_shapes({"boxes": boxes}, (n, D))
+    _check_shapes({**vectors, "score_variance": score_variance}, (n,))
+    _check_shapes(matrices, (n, D, D))
+    _check_shapes({"truth_boxes": truth_boxes}, (k, D))
+    _check_shapes({"truth_frame": truth_frame}, (k,))
     keep = np.asarray(scores) > threshold
     boxes, truth_boxes = np.asarray(boxes, dtype=float)[keep], np.asarray(truth_boxes, dtype=float)
     scores, labels, frame = (np.asarray(value)[keep] for value in (scores, labels, frame))
-    pair = _pairs(
-        fields, boxes, scores, labels, frame, truth_boxes, truth_labels, truth_frame, limit
-    )
+
+    pair = np.full(len(boxes), -1)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        objects = np.flatnonzero(np.asarray(truth_labels) == label)
+        found = _pair_class(
+            fields,
+            Predictions(boxes[rows], scores[rows], frame[rows]),
+            Objects(truth_boxes[objects], np.asarray(truth_frame)[objects]),
+            limit,
+        )
+        pair[rows[found >= 0]] = objects[found[found >= 0]]
+
     hit = pair >= 0
     truth, iou, l2 = np.full(boxes.shape, np.nan), np.zeros(len(boxes)), np.full(len(boxes), np.nan)
     truth[hit] = truth_boxes[pair[hit]]
@@ -82,116 +119,112 @@ def match(
         l2=l2,
         covariance=None if covariance is None else np.asarray(covariance)[keep],
         predictive=None if predictive is None else np.asarray(predictive)[keep],
-        score_variance=None
-        if score_variance is None
-        else np.asarray(score_variance, dtype=float)[keep],
+        score_variance=(
+            None if score_variance is None else np.asarray(score_variance, dtype=float)[keep]
+        ),
     )
 
 
-def _pairs(
-    fields: tuple[str, ...],
-    boxes: Array,
-    scores: Array,
-    labels: Array,
-    frame: Array,
-    truth: Array,
-    truth_labels: Array,
-    truth_frame: Array,
-    limit: float,
+def pair_by_distance(predictions: Predictions, objects: Objects, limit: float) -> Array:
+    """Return the index of the object paired with each prediction of one class (n,); -1 for none.
+
+    By falling score over all frames, each prediction takes the nearest free object of its frame,
+    if it is closer than ``limit`` metres. Shapes are centres in the plane.
+
+    >>> found = Predictions(np.array([[0.0, 0.0], [0.3, 0.0]]), np.array([0.9, 0.8]), np.zeros(2))
+    >>> pair_by_distance(found, Objects(np.array([[0.2, 0.0]]), np.zeros(1)), 2.0).tolist()
+    [0, -1]
+    """
+
+    def nearest(i: int, free: Array) -> int:
+        distance = np.linalg.norm(objects.shape[free] - predictions.shape[i], axis=1)
+        best = int(distance.argmin())
+        return best if distance[best] < limit else -1
+
+    return _pair_greedily(predictions, objects, nearest)
+
+
+def pair_by_iou(predictions: Predictions, objects: Objects, min_iou: float = MIN_IOU) -> Array:
+    """Return the index of the object paired with each prediction of one class (n,); -1 for none.
+
+    By falling score, each prediction takes the free object of its frame with the largest IoU, if
+    that is at least ``min_iou``. Shapes are boxes x1 y1 x2 y2.
+
+    >>> boxes = np.array([[0.0, 0, 4, 4], [0.0, 0, 4, 5]])
+    >>> found = Predictions(boxes, np.array([0.8, 0.9]), np.zeros(2))
+    >>> pair_by_iou(found, Objects(boxes[:1], np.zeros(1))).tolist()
+    [-1, 0]
+    """
+
+    def largest(i: int, free: Array) -> int:
+        iou = iou_2d(np.broadcast_to(predictions.shape[i], (len(free), 4)), objects.shape[free])
+        best = len(iou) - 1 - int(iou[::-1].argmax())  # the last of equal ones, as COCO does
+        return best if iou[best] >= min_iou else -1
+
+    return _pair_greedily(predictions, objects, largest)
+
+
+def _pair_greedily(
+    predictions: Predictions, objects: Objects, choose: Callable[[int, Array], int]
 ) -> Array:
-    """The object (n,) of each detection, or -1: class by class."""
-    pair = np.full(len(boxes), -1)
-    for label in np.unique(labels):
-        mine, theirs = (
-            np.flatnonzero(labels == label),
-            np.flatnonzero(np.asarray(truth_labels) == label),
-        )
-        group = scores[mine], frame[mine]
-        there = np.asarray(truth_frame)[theirs]
-        if has(fields, IMAGE):
-            found = pair_by_iou(
-                columns(fields, IMAGE, boxes[mine]),
-                *group,
-                columns(fields, IMAGE, truth[theirs]),
-                there,
-                LEAST_IOU,
-            )
-        else:
-            here, objects = (
-                columns(fields, ("x", "y"), part) for part in (boxes[mine], truth[theirs])
-            )
-            found = pair_by_distance(here, *group, objects, there, limit)
-        pair[mine[found >= 0]] = theirs[found[found >= 0]]
-    return pair
+    """By falling score, give each prediction the free object of its frame that ``choose`` picks."""
+    paired = np.full(len(predictions.scores), -1)
+    free = np.ones(len(objects.frame), dtype=bool)
+    numbers, start = np.unique(np.sort(objects.frame), return_index=True)
+    groups = np.split(np.argsort(objects.frame, kind="stable"), start[1:])
+    by_frame = dict(zip(numbers.tolist(), groups))
+    empty = np.zeros(0, dtype=int)
+    for i in np.argsort(-predictions.scores, kind="stable"):
+        candidates = by_frame.get(predictions.frame[i], empty)
+        candidates = candidates[free[candidates]]
+        chosen = choose(i, candidates) if len(candidates) else -1
+        if chosen >= 0:
+            paired[i] = candidates[chosen]
+            free[candidates[chosen]] = False
+    return paired
+
+
+def _pair_class(
+    fields: tuple[str, ...], predictions: Predictions, objects: Objects, limit: float
+) -> Array:
+    in_image = has_fields(fields, IMAGE)
+    names = IMAGE if in_image else ("x", "y")
+    predictions = predictions._replace(shape=select_fields(fields, names, predictions.shape))
+    objects = objects._replace(shape=select_fields(fields, names, objects.shape))
+    return (
+        pair_by_iou(predictions, objects)
+        if in_image
+        else pair_by_distance(predictions, objects, limit)
+    )
 
 
 def _iou(fields: tuple[str, ...], boxes: Array, truth: Array) -> Array:
-    if has(fields, IMAGE):
-        return iou_2d(columns(fields, IMAGE, boxes), columns(fields, IMAGE, truth))
-    if has(fields, SPACE):
-        return iou_3d(columns(fields, SPACE, boxes), columns(fields, SPACE, truth))
-    return iou_bev(columns(fields, PLANE, boxes), columns(fields, PLANE, truth))
+    for names, iou in ((IMAGE, iou_2d), (SPACE, iou_3d), (PLANE, iou_bev)):
+        if has_fields(fields, names):
+            return iou(select_fields(fields, names, boxes), select_fields(fields, names, truth))
+    raise AssertionError(fields)  # match has checked the fields
 
 
 def _centres(fields: tuple[str, ...], boxes: Array) -> Array:
-    if has(fields, IMAGE):
-        return (columns(fields, IMAGE[:2], boxes) + columns(fields, IMAGE[2:], boxes)) / 2
-    return columns(fields, tuple(name for name in ("x", "y", "z") if name in fields), boxes)
+    if has_fields(fields, IMAGE):
+        corners = select_fields(fields, IMAGE, boxes)
+        return (corners[:, :2] + corners[:, 2:]) / 2
+    return select_fields(fields, tuple(name for name in ("x", "y", "z") if name in fields), boxes)
 
 
-def has(fields: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    """Whether boxes of ``fields`` have all of ``names``.
-
-    >>> has(("x", "y", "w", "l", "yaw"), SPACE)
-    False
-    """
+def has_fields(fields: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    """Return whether ``fields`` contain all of ``names``."""
     return all(name in fields for name in names)
 
 
-def columns(fields: tuple[str, ...], names: tuple[str, ...], boxes: Array) -> Array:
-    """The fields ``names`` (n, d) of boxes (n, D), in that order.
-
-    >>> columns(("x", "y"), ("y", "x"), np.array([[1.0, 2.0]])).tolist()
-    [[2.0, 1.0]]
-    """
+def select_fields(fields: tuple[str, ...], names: tuple[str, ...], boxes: Array) -> Array:
+    """Return the fields ``names`` (n, d) of boxes (n, D), in that order."""
     return boxes[:, [fields.index(name) for name in names]]
 
 
-def _check(
-    fields: tuple[str, ...],
-    boxes: Array,
-    scores: Array,
-    labels: Array,
-    frame: Array,
-    uncertainty: Array,
-    covariance: Array | None,
-    predictive: Array | None,
-) -> None:
-    if not (has(fields, PLANE) or has(fields, IMAGE)):
-        raise BoxcovError(
-            f"boxes of {fields} cannot be paired with objects: they need {' '.join(PLANE)}, or {' '.join(IMAGE)}"
-        )
-    n, D = len(scores), len(fields)
-    _check_shapes(
-        n,
-        boxes=(boxes, (n, D)),
-        labels=(labels, (n,)),
-        frame=(frame, (n,)),
-        uncertainty=(uncertainty, (n,)),
-    )
-    for name, value in (("covariance", covariance), ("predictive", predictive)):
-        if value is not None:
-            _check_shapes(n, **{name: (value, (n, D, D))})
-
-
-def _check_objects(fields: tuple[str, ...], boxes: Array, labels: Array, frame: Array) -> None:
-    k = len(labels)
-    _check_shapes(k, truth_boxes=(boxes, (k, len(fields))), truth_frame=(frame, (k,)))
-
-
-def _check_shapes(rows: int, **arrays: tuple[Array, tuple[int, ...]]) -> None:
-    for name, (value, shape) in arrays.items():
-        if np.shape(value) != shape:
+def _check_shapes(arrays: dict[str, Array | None], shape: tuple[int, ...]) -> None:
+    for name, value in arrays.items():
+        if value is not None and np.shape(value) != shape:
             raise BoxcovError(
-                f"{name} has shape {np.shape(value)}, expected {shape} for {rows} boxes"
+                f"{name} has shape {np.shape(value)}, expected {shape} for {shape[0]} boxes"
             )

@@ -1,4 +1,4 @@
-"""Records: one row a prediction over all frames, with the object it was paired with. What every metric, table and picture is made from."""
+"""Records: one row per prediction over all frames, with its paired object."""
 
 from __future__ import annotations
 
@@ -11,50 +11,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-PERIODS: Mapping[str, float] = {
-    "yaw": 2 * pi
-}  # fields that wrap around: differences are taken the short way
+PERIODS: Mapping[str, float] = {"yaw": 2 * pi}  # fields that wrap around
 
 
 @dataclass(frozen=True)
 class Records:
     """n predictions of one method: parallel arrays that slice as a whole.
 
-    >>> two = Records(
-    ...     fields=("x", "yaw"), classes=("car",), boxes=np.array([[1.0, 3.1], [5.0, 0.0]]), uncertainty=np.array([0.1, 0.9]),
-    ...     scores=np.array([0.8, 0.3]), labels=np.zeros(2, int), frame=np.zeros(2, int), truth=np.array([[1.5, -3.1], [np.nan, np.nan]]),
-    ...     iou=np.array([0.7, 0.0]), l2=np.array([0.5, np.nan]),
+    >>> n, zero = np.ones(2), np.zeros(2, int)
+    >>> boxes, truth = np.array([[1.0, 3.1], [5.0, 0.0]]), np.array([[1.5, -3.1], [np.nan, np.nan]])
+    >>> records = Records(
+    ...     fields=("x", "yaw"), classes=("car",), boxes=boxes, uncertainty=n, scores=n,
+    ...     labels=zero, frame=zero, truth=truth, iou=np.array([0.7, 0.0]),
+    ...     l2=np.array([0.5, np.nan]),
     ... )
-    >>> two.paired.tolist(), two[two.paired].errors.round(3).tolist()
-    ([True, False], [[-0.5, -0.083]])
+    >>> records
+    Records(2 predictions in 1 frames, 1 paired; fields x yaw; 1 classes; without covariance)
+    >>> records[records.paired].errors.round(3).tolist()
+    [[-0.5, -0.083]]
     """
 
     fields: tuple[str, ...]  # D names
     classes: tuple[str, ...]
     boxes: Array  # (n, D)
-    uncertainty: Array  # (n,) u of the paper: the trace of the covariance, or a baseline's number
+    uncertainty: Array  # (n,) the paper's u: trace of the covariance, or the value of a baseline
     scores: Array  # (n,)
     labels: Array  # (n,) index into classes
-    frame: Array  # (n,) which frame
-    truth: Array  # (n, D) the paired object; NaN where there is none
-    iou: Array  # (n,) with the paired object; 0 where there is none
-    l2: Array  # (n,) distance of the centres; NaN where there is no pair
-    covariance: Array | None = None  # (n, D, D)
-    predictive: Array | None = None  # (n, D, D) calibrated: with what the weights cannot explain
-    score_variance: Array | None = None  # (n,) of the logit of the score
+    frame: Array  # (n,) frame number
+    truth: Array  # (n, D) the paired object, NaN without one
+    iou: Array  # (n,) IoU with the paired object, 0 without one
+    l2: Array  # (n,) distance between the centres, NaN without an object
+    covariance: Array | None = None  # (n, D, D) epistemic
+    predictive: Array | None = None  # (n, D, D) calibrated: covariance of the error
+    score_variance: Array | None = None  # (n,) variance of the score logit
+
+    def __repr__(self) -> str:
+        with_covariance = "without" if self.covariance is None else "with"
+        return (
+            f"Records({len(self)} predictions in {len(np.unique(self.frame))} frames, "
+            f"{int(self.paired.sum())} paired; fields {' '.join(self.fields)}; "
+            f"{len(self.classes)} classes; {with_covariance} covariance)"
+        )
 
     def __len__(self) -> int:
         return len(self.scores)
 
     def __getitem__(self, rows: Any) -> Records:
-        """Some of the rows, by mask, slice or indices."""
-        cut = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.name not in ("fields", "classes")
-        }
+        """Return some rows, by mask, slice or indices."""
+        names = [f.name for f in fields(self) if f.name not in ("fields", "classes")]
+        arrays = {name: getattr(self, name) for name in names}
         return replace(
-            self, **{name: value[rows] for name, value in cut.items() if value is not None}
+            self, **{name: value[rows] for name, value in arrays.items() if value is not None}
         )
 
     @property
@@ -64,7 +71,10 @@ class Records:
 
     @property
     def errors(self) -> Array:
-        """Prediction minus object (n, D), angles the short way round; NaN where there is no pair, or the object's field is unknown."""
+        """Prediction minus object (n, D), with angles wrapped to half a turn.
+
+        NaN where there is no object, or its field is unknown.
+        """
         difference = self.boxes - self.truth
         for name, period in PERIODS.items():
             if name in self.fields:
@@ -74,37 +84,39 @@ class Records:
 
     @property
     def range(self) -> Array:
-        """Distance of each box's centre from the sensor, in the plane (n,)."""
+        """Distance (n,) of each box centre from the sensor in the plane."""
         columns = [self.fields.index(name) for name in ("x", "y")]
         distance: Array = np.linalg.norm(self.boxes[:, columns], axis=1)
         return distance
 
     def as_axes(self) -> Records:
-        """The same with objects turned by half where that is nearer: errors of the heading are then those of the box's axis, a quarter turn at most.
+        """Return the records with objects turned by pi where that is nearer to the prediction.
 
-        Front or back is a question of yes or no, which no variance answers: half turns would drown what is known of the axis.
+        The error of yaw is then that of the box's axis, at most a quarter turn. Whether front and
+        back are swapped is a yes-or-no question that no variance describes.
 
-        >>> one = Records(
-        ...     fields=("x", "yaw"), classes=("car",), boxes=np.array([[0.0, 3.0]]), uncertainty=np.ones(1), scores=np.ones(1),
-        ...     labels=np.zeros(1, int), frame=np.zeros(1, int), truth=np.array([[0.0, 0.1]]), iou=np.ones(1), l2=np.zeros(1),
+        >>> one, zero = np.ones(1), np.zeros(1, int)
+        >>> records = Records(
+        ...     ("x", "yaw"), ("car",), np.array([[0.0, 3.0]]), one, one, zero, zero,
+        ...     truth=np.array([[0.0, 0.1]]), iou=one, l2=one,
         ... )
-        >>> one.errors.round(3).tolist(), one.as_axes().errors.round(3).tolist()
+        >>> records.errors.round(3).tolist(), records.as_axes().errors.round(3).tolist()
         ([[0.0, 2.9]], [[0.0, -0.242]])
         """
         if "yaw" not in self.fields:
             return self
-        at = self.fields.index("yaw")
+        yaw = self.fields.index("yaw")
         truth = np.array(self.truth, dtype=float)
-        turned = np.abs(self.errors[:, at]) > pi / 2
-        truth[turned, at] += pi
+        swapped = np.abs(self.errors[:, yaw]) > pi / 2
+        truth[swapped, yaw] += pi
         return replace(self, truth=truth)
 
     def with_uncertainty(self, uncertainty: Array) -> Records:
-        """The same predictions with another u (n,)."""
+        """Return the same predictions with another u (n,)."""
         return replace(self, uncertainty=uncertainty)
 
     def without_covariance(self, uncertainty: Array) -> Records:
-        """The same predictions with the u (n,) of a baseline, which says nothing of a covariance."""
+        """Return the same predictions with the u (n,) of a baseline that has no covariance."""
         return replace(
             self, uncertainty=uncertainty, covariance=None, predictive=None, score_variance=None
         )

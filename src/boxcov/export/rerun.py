@@ -135,7 +135,7 @@ def _in_space(rr: Any, recording: Any, found: Detections) -> None:
 
 
 def _in_image(rr: Any, recording: Any, found: Detections) -> None:
-    from boxcov.report.bev import ellipse
+    from boxcov.evaluate.geometry import ellipse
 
     known = found.numpy()
     boxes = known["boxes"][:, :4].astype(float)

@@ -13,9 +13,9 @@ from boxcov.detections import concatenated
 from boxcov.error_model.fit import calibrated, fit, within
 from boxcov.error_model.likelihood import Loss
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.bootstrap import bootstrap
-from boxcov.evaluate.gaussian import fit_of, gaussian
+from boxcov.evaluate.covariance_metrics import covariance_metrics, gaussian_fit
 from boxcov.evaluate.records import Records
+from boxcov.evaluate.resampling import bootstrap
 from boxcov.pipeline.predict import How
 from boxcov.pipeline.records import records_of
 from boxcov.pipeline.sources import Source, check_folder, detector_named
@@ -132,10 +132,10 @@ def compared(records: Records, found: Calibration, baseline: Calibration) -> dic
     assert after is not None
     assert alone is not None
     rows = {
-        name: gaussian(paired.errors, np.asarray(C, dtype=float), paired.fields)
+        name: covariance_metrics(paired.errors, np.asarray(C, dtype=float), paired.fields)
         for name, C in (("before", paired.covariance), ("after", after), (BASELINE, alone))
     }
-    gain = fit_of(paired.errors, alone).nll - fit_of(paired.errors, after).nll
+    gain = gaussian_fit(paired.errors, alone).nll - gaussian_fit(paired.errors, after).nll
     low, high = bootstrap(lambda chosen: gain[chosen].mean(), paired.frame)
     regions = {
         str(level): within(calibrated(paired, found), found, level) for level in (0.5, 0.9, 0.95)

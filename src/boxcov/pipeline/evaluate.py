@@ -15,7 +15,7 @@ from boxcov.data.loader import each
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.scalar_uncertainty import Summary, uncertainty_of
+from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty, uncertainty_of
 from boxcov.evaluate.summary import COLUMNS, table
 from boxcov.files import remove_leftovers
 from boxcov.pipeline.blocks import Parts, Progress, parts_of
@@ -51,7 +51,7 @@ def study_of(
     data: str | None = None,
     out: Path | None = None,
     scenes: int = 6,
-    uncertainty: Summary = "trace",
+    uncertainty: ScalarUncertainty = "trace",
     parts: Parts[Truth] | None = None,
     workers: int = 0,
     progress: Progress | None = None,
@@ -96,7 +96,7 @@ def study_of(
 
 
 def _method(
-    path: Path, name: str, records: Records, meta: Mapping[str, Any], uncertainty: Summary
+    path: Path, name: str, records: Records, meta: Mapping[str, Any], uncertainty: ScalarUncertainty
 ) -> Method:
     try:
         u = records.uncertainty if uncertainty == "trace" else uncertainty_of(records, uncertainty)

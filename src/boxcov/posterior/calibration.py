@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, import_scipy
 
 Kind = Literal["scale", "affine", "residual", "score", "product"]
 Feature = str  # "score", "size", "range", "speed", or "variance x" for the epistemic variance of the field x
@@ -119,15 +119,8 @@ class Calibration:
             ((0.0, 0.0), *self.regions, (1.0, 1.0)) if self.regions else ((0.0, 0.0), (1.0, 1.0))
         )
         share = float(np.interp(level, seen[:, 0], seen[:, 1]))
-        try:
-            from scipy.special import gammaincinv
-        except ImportError:
-            raise BoxcovError(
-                "Calibration.radius needs scipy, which boxcov's command line installs: "
-                "pip install boxcov[cli], or pip install scipy"
-            ) from None
-        chi_square = 2 * gammaincinv((dims or len(self.fields)) / 2, min(share, 1 - 1e-12))
-        return float(chi_square**0.5)
+        quantile = import_scipy("stats").chi2.ppf(min(share, 1 - 1e-12), dims or len(self.fields))
+        return float(quantile**0.5)
 
     def check(self, fields: Sequence[str], classes: Sequence[str], who: str) -> None:
         """Refuse boxes of another layout, or classes of another list.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.evaluate.geometry import corners, ellipse
 from boxcov.evaluate.records import Records
 from boxcov.report.payload import PLANE, thinned
 from boxcov.report.study import Scene
@@ -15,36 +16,6 @@ from boxcov.report.tables import shown
 Array = NDArray[Any]
 TRUTH, FOUND, DOUBT = "#2ca02c", "#d62728", "#e07b00"
 CROWD = 40  # boxes from which on the numbers are small
-
-
-def corners(boxes: Array) -> Array:
-    """Corners (n, 5, 2) of boxes (n, 5) as x y w l yaw, the first one repeated; the length lies along the heading.
-
-    >>> corners(np.array([[0.0, 0.0, 2.0, 4.0, 0.0]]))[0, 0].tolist()
-    [2.0, 1.0]
-    """
-    x, y, w, length, yaw = (boxes[:, i, None] for i in range(5))
-    along, across = length / 2 * np.array([1, 1, -1, -1, 1]), w / 2 * np.array([1, -1, -1, 1, 1])
-    return np.stack(
-        [
-            x + along * np.cos(yaw) - across * np.sin(yaw),
-            y + along * np.sin(yaw) + across * np.cos(yaw),
-        ],
-        2,
-    )
-
-
-def ellipse(mean: Array, covariance: Array, sigmas: float, points: int = 60) -> Array:
-    """The line (points, 2) at ``sigmas`` standard deviations of a Gaussian in the plane.
-
-    >>> np.abs(ellipse(np.zeros(2), np.eye(2), 3.0)).max().round(2).item()
-    3.0
-    """
-    values, vectors = np.linalg.eigh(covariance)
-    angle = np.linspace(0, 2 * np.pi, points)
-    circle = np.stack([np.cos(angle), np.sin(angle)])
-    line: Array = mean + sigmas * (vectors @ (np.sqrt(values.clip(min=0))[:, None] * circle)).T
-    return line
 
 
 def draw(

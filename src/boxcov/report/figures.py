@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from boxcov.evaluate.quality import ERRORS, METRICS, mean_within
+from boxcov.evaluate.quality import ERRORS, METRICS, clipped_mean
 from boxcov.files import made_folder, replacing
 from boxcov.report.bev import draw_scene
 from boxcov.report.payload import PLANE
@@ -126,7 +126,7 @@ def _scene(study: Study, frame: int) -> Any:
     figure, axes = _axes(1, 1, 6.5, 6.8)
     records = method.records
     shown = records[(records.frame == frame) & (records.scores >= SCORE)]
-    draw_scene(axes[0][0], study.scenes[frame], shown, mean_within(records.uncertainty))
+    draw_scene(axes[0][0], study.scenes[frame], shown, clipped_mean(records.uncertainty))
     title = f"{study.scenes[frame].name}: {method.name}, scores from {SCORE}. Green: objects; numbers: u"
     axes[0][0].set_title(title.replace("$", r"\$"), fontsize=9)
     return figure

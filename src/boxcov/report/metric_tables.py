@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from boxcov.evaluate.gaussian import LEVELS
+from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.summary import RANKINGS
 from boxcov.report.tables import Cell, shown, table

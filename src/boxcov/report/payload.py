@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.evaluate.quality import ERRORS, accurate_iou, accurate_l2, mean_within
+from boxcov.evaluate.quality import ERRORS, accurate_iou, accurate_l2, clipped_mean
 from boxcov.evaluate.records import Records
 from boxcov.report.study import Method, Scene, Study
 
@@ -125,7 +125,7 @@ def _method(blobs: Blobs, method: Method, frames: Sequence[int]) -> dict[str, An
     return {
         "name": method.name,
         "note": method.note,
-        "threshold": _finite(mean_within(u)),  # the paper's
+        "threshold": _finite(clipped_mean(u)),  # the paper's
         "uncertainty": blobs.add(u, "<f8"),  # whole: the page must count as Python counts
         "accurate": {name: blobs.add(kinds, "<i1") for name, kinds in kinds_of(records).items()},
         "frame": blobs.add(records.frame, "<i4"),

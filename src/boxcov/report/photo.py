@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.report.bev import FOUND, TRUTH, ellipse
+from boxcov.evaluate.geometry import ellipse
+from boxcov.report.bev import FOUND, TRUTH
 
 Array = NDArray[Any]
 

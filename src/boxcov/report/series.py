@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.evaluate.covariance_metrics import coverage, gaussian_fit
 from boxcov.evaluate.curves import curves
-from boxcov.evaluate.gaussian import fit_of, reliability
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.report.study import Study
 from boxcov.report.tables import shown
@@ -71,7 +71,7 @@ def reliability_lines(study: Study) -> dict[str, list[Line]]:
         for i, method in enumerate(study.methods):
             covariance, errors = getattr(method.records, kind), method.records.errors
             if covariance is not None and method.records.paired.any():
-                observed = reliability(fit_of(errors, covariance), COVERAGES)
+                observed = coverage(gaussian_fit(errors, covariance), COVERAGES)
                 panels.setdefault(title, []).append(
                     Line(method.name, COVERAGES, observed, i, marks=True)
                 )

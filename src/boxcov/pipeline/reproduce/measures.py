@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from boxcov.detections import Detections
-from boxcov.evaluate.chance import chance
 from boxcov.evaluate.quality import METRICS, accurate_iou, accurate_l2, partitions
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
+from boxcov.evaluate.resampling import partition_chance
 from boxcov.pipeline.records import records_of
 from boxcov.pipeline.reproduce.runs import Workshop
 from boxcov.pipeline.reproduce.setting import Run
@@ -55,7 +55,7 @@ def measured(rows: Records) -> dict[str, dict[str, dict[str, float]]]:
     """
     out = {}
     for error, part in partitions(rows.iou, rows.l2, rows.uncertainty).items():
-        by_chance, now = chance(part), part.metrics()
+        by_chance, now = partition_chance(part), part.metrics()
         found = {
             name: {
                 "value": now[name],

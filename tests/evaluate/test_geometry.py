@@ -5,7 +5,7 @@ import pytest
 import shapely
 from shapely.affinity import rotate, translate
 
-from boxcov.evaluate.overlap import iou_2d, iou_3d, iou_bev
+from boxcov.evaluate.geometry import iou_2d, iou_3d, iou_bev
 
 
 def rectangle(w: float, length: float, yaw: float) -> shapely.Polygon:

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
 import pytest
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.bootstrap import bootstrap, paired_difference, resampled
-from boxcov.evaluate.quality import quality
+from boxcov.evaluate.quality import METRICS, Partition, partitions, quality
+from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.resampling import (
+    bootstrap,
+    bootstrap_difference,
+    partition_chance,
+    quantile_interval,
+    resample_frames,
+    shuffle_chance,
+)
 
 
 def test_replicates_are_whole_frames() -> None:
@@ -17,7 +26,7 @@ def test_replicates_are_whole_frames() -> None:
         np.array([7, 7, 21, 99]),
     )  # 99: a frame that only the other method has
     seen = np.zeros(10)
-    for mine, theirs in resampled(frame, other, replicates=400, seed=3):
+    for mine, theirs in resample_frames(frame, other, replicates=400, seed=3):
         count = {
             number: (frame[mine] == number).sum() / (frame == number).sum()
             for number in np.unique(frame)
@@ -48,8 +57,8 @@ def test_pairing_removes_what_both_share() -> None:
     frame = np.repeat(np.arange(100), 3)
     shared = np.repeat(rng.normal(size=100), 3)
     a, b = shared + 0.1 + 0.05 * rng.normal(size=300), shared
-    found = paired_difference(
-        lambda rows: a[rows].mean(), frame, lambda rows: b[rows].mean(), frame
+    found = bootstrap_difference(
+        (lambda rows: a[rows].mean(), frame), (lambda rows: b[rows].mean(), frame)
     )
     assert 0.08 < found.low < 0.1 < found.high < 0.12
     alone = bootstrap(lambda rows: a[rows].mean(), frame)
@@ -86,3 +95,45 @@ def test_a_thousand_replicates_of_many_boxes_take_seconds() -> None:
     found = bootstrap(statistic, frame)
     assert time.perf_counter() - start < 30  # 1.5 s on one core
     assert (found.high - found.low < 0.04).all()
+
+
+@pytest.mark.parametrize("error", ["IoU", "l2"])
+def test_partition_chance_agrees_with_shuffling(error: str) -> None:
+    rng = np.random.default_rng(0)
+    n = 80
+    iou, u = rng.random(n), rng.gamma(0.7, 1, n)
+    l2 = rng.gamma(2, 1, n)
+    expected = partition_chance(partitions(iou, l2, u)[error], replicates=4000)
+    now = quality(iou, l2, u)
+    assert expected["P(A|C)"].mean == now["P(A)"][error]
+    assert expected["P(U|I)"].mean == now["P(U)"][error]
+    for metric in METRICS:
+        found = shuffle_chance(
+            lambda v, metric=metric: quality(iou, l2, v)[metric][error], u, replicates=2000, seed=1
+        )
+        assert found.mean == pytest.approx(expected[metric].mean, abs=0.006)
+        # the two may differ by one box of some 30
+        assert found.low == pytest.approx(expected[metric].low, abs=0.035)
+        assert found.high == pytest.approx(expected[metric].high, abs=0.035)
+        assert found.low < found.mean < found.high
+
+
+def test_ranks_by_chance() -> None:
+    rng = np.random.default_rng(0)
+    bad, u = rng.random(100) < 0.3, rng.random(100)
+    assert shuffle_chance(lambda v: auroc(bad, v), u).mean == pytest.approx(0.5, abs=0.01)
+    assert shuffle_chance(lambda v: auroc(bad, v), u) == shuffle_chance(
+        lambda v: auroc(bad, v), u
+    )  # seeded
+
+
+def test_edges_of_chance() -> None:
+    assert all(
+        math.isnan(x) for found in partition_chance(Partition(0, 0, 0, 0)).values() for x in found
+    )
+    all_uncertain = partition_chance(Partition(AC=0, IC=0, AU=3, IU=2))
+    assert math.isnan(all_uncertain["P(A|C)"].mean)
+    assert math.isnan(all_uncertain["P(A|C)"].low)
+    assert all_uncertain["P(U|I)"] == (1, 1, 1)
+    assert partition_chance(Partition(1, 0, 0, 0))["AvU"] == (1, 1, 1)
+    assert all(math.isnan(x) for x in quantile_interval(np.array([np.nan])))

@@ -7,7 +7,13 @@ import pytest
 from scipy import stats
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.gaussian import anees, ence, ence_by_field, fit_of, gaussian, reliability
+from boxcov.evaluate.covariance_metrics import (
+    anees,
+    covariance_metrics,
+    coverage,
+    ence,
+    gaussian_fit,
+)
 
 NAN = float("nan")
 
@@ -25,7 +31,7 @@ def sample(rng, n: int, D: int, unknown: float = 0.0) -> tuple[np.ndarray, np.nd
 def test_rows_as_scipy_has_them(unknown: float) -> None:
     errors, covariance = sample(np.random.default_rng(0), 60, 5, unknown)
     errors[3] = NAN
-    fit = fit_of(errors, covariance)
+    fit = gaussian_fit(errors, covariance)
     for i, (e, C) in enumerate(zip(errors, covariance)):
         known = ~np.isnan(e)
         assert fit.dims[i] == known.sum()
@@ -47,12 +53,15 @@ def test_rows_as_scipy_has_them(unknown: float) -> None:
 
 def test_right_covariances_look_right_and_others_do_not() -> None:
     errors, covariance = sample(np.random.default_rng(0), 3000, 3, 0.2)
-    right = gaussian(errors, covariance, "abc")
+    right = covariance_metrics(errors, covariance, "abc")
     assert right["ANEES low"] < right["ANEES"] < right["ANEES high"]
     for level, inside in right["coverage"].items():
         assert inside == pytest.approx(float(level), abs=0.03)
     assert max(right["ENCE"], *right["ENCE by field"].values()) < 0.1
-    small, large = gaussian(errors, covariance / 4, "abc"), gaussian(errors, covariance * 4, "abc")
+    small, large = (
+        covariance_metrics(errors, covariance / 4, "abc"),
+        covariance_metrics(errors, covariance * 4, "abc"),
+    )
     assert small["ANEES"] == pytest.approx(4 * right["ANEES"])
     assert small["coverage"]["0.9"] < 0.7 < 0.99 < large["coverage"]["0.9"]
     assert min(small["NLL"], large["NLL"]) > right["NLL"]
@@ -61,7 +70,7 @@ def test_right_covariances_look_right_and_others_do_not() -> None:
 
 
 def test_anees_interval_as_scipy_has_it() -> None:
-    fit = fit_of(*sample(np.random.default_rng(0), 40, 4, 0.3)).known
+    fit = gaussian_fit(*sample(np.random.default_rng(0), 40, 4, 0.3)).known
     value, low, high = anees(fit)
     total = fit.dims.sum()
     assert value == pytest.approx(fit.nees.sum() / total)
@@ -71,11 +80,11 @@ def test_anees_interval_as_scipy_has_it() -> None:
 
 
 def test_reliability_counts() -> None:
-    fit = fit_of(*sample(np.random.default_rng(0), 50, 3))
+    fit = gaussian_fit(*sample(np.random.default_rng(0), 50, 3))
     levels = np.linspace(0, 1, 21)
     expected = [np.mean([fit.nees[i] <= stats.chi2.ppf(p, 3) for i in range(50)]) for p in levels]
-    assert reliability(fit, levels).tolist() == expected
-    assert reliability(fit_of(np.zeros((1, 2)), np.eye(2)[None]), [0.0]).tolist() == [
+    assert coverage(fit, levels).tolist() == expected
+    assert coverage(gaussian_fit(np.zeros((1, 2)), np.eye(2)[None]), [0.0]).tolist() == [
         1.0
     ]  # on the border is inside
 
@@ -94,10 +103,10 @@ def test_reliability_counts() -> None:
 )
 def test_singular_covariances(covariance: np.ndarray) -> None:
     errors, both = np.array([[0.1, 0.2], [0.1, 0.2]]), np.stack([np.eye(2), covariance])
-    fit = fit_of(errors, both)
+    fit = gaussian_fit(errors, both)
     assert fit.nll[1] == fit.nees[1] == np.inf
     assert np.isfinite(fit.nll[0])
-    found = gaussian(errors, both, "xy")
+    found = covariance_metrics(errors, both, "xy")
     assert found["singular"] == 1
     assert found["NLL"] == found["ANEES"] == np.inf
     assert found["coverage"] == {"0.5": 0.5, "0.9": 0.5, "0.95": 0.5}
@@ -105,7 +114,7 @@ def test_singular_covariances(covariance: np.ndarray) -> None:
 
 def test_small_units_are_not_singular() -> None:
     covariance = np.diag([1e-20, 1e20])[None]
-    assert fit_of(np.array([[1e-10, 1e10]]), covariance).nees[0] == pytest.approx(2)
+    assert gaussian_fit(np.array([[1e-10, 1e10]]), covariance).nees[0] == pytest.approx(2)
 
 
 @pytest.mark.parametrize("k", [2, 5, 9])
@@ -113,7 +122,9 @@ def test_too_few_samples_in_float32_are_singular(k: int) -> None:
     """Rounding makes the eigenvalues that should be 0 positive in half of the rows."""
     samples = np.random.default_rng(0).normal(size=(500, 9, k)).astype(np.float32)
     samples -= samples.mean(2, keepdims=True)
-    assert np.isinf(fit_of(np.ones((500, 9)), samples @ samples.transpose(0, 2, 1)).nees).all()
+    assert np.isinf(
+        gaussian_fit(np.ones((500, 9)), samples @ samples.transpose(0, 2, 1)).nees
+    ).all()
 
 
 def slow_ence(errors, variance, bins: int) -> float:
@@ -147,16 +158,16 @@ def test_ence_edges() -> None:
     assert math.isnan(ence(np.array([NAN]), np.ones(1)))
     assert ence(np.zeros(2), np.zeros(2)) == 0
     assert ence(np.ones(2), np.zeros(2)) == np.inf
-    assert (
-        ence_by_field(np.array([[NAN, 1.0], [NAN, 1.0]]), np.stack([np.eye(2)] * 2), "ab")["b"] == 0
-    )
+    errors = np.array([[NAN, 1.0], [NAN, 1.0]])
+    found = covariance_metrics(errors, np.stack([np.eye(2)] * 2), "ab")
+    assert found["ENCE by field"]["b"] == 0
 
 
 def test_no_rows() -> None:
     for errors in (np.zeros((0, 2)), np.full((3, 2), NAN)):
-        found = gaussian(errors, np.zeros((len(errors), 2, 2)), "xy")
+        found = covariance_metrics(errors, np.zeros((len(errors), 2, 2)), "xy")
         assert found["rows"] == 0
         assert all(math.isnan(found[name]) for name in ("NLL", "ENCE", "ANEES", "ANEES low"))
         assert all(math.isnan(x) for x in found["coverage"].values())
     with pytest.raises(BoxcovError, match="covariance has shape"):
-        gaussian(np.zeros((2, 2)), np.zeros((2, 3, 3)), "xy")
+        covariance_metrics(np.zeros((2, 2)), np.zeros((2, 3, 3)), "xy")

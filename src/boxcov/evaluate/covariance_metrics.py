@@ -1,0 +1,182 @@
+"""How well covariances describe errors: NLL, ENCE, coverage and ANEES under N(0, covariance)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log, pi
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcov.errors import BoxcovError, import_scipy
+
+Array = NDArray[Any]
+LEVELS = (0.5, 0.9, 0.95)
+# An eigenvalue of a correlation matrix up to this counts as 0. A sample covariance of too few
+# samples has eigenvalues of +-2e-7 in float32 that should be 0.
+_ROUNDING, _ROUNDING_FLOAT32 = 1e-12, 5e-7
+
+
+class GaussianFit(NamedTuple):
+    """How well each error (n,) fits its covariance."""
+
+    nll: Array  # negative log density in nats; inf if the covariance is singular, NaN if no field
+    nees: Array  # squared Mahalanobis distance; inf and NaN likewise
+    dims: Array  # number of known fields
+
+    @property
+    def probability(self) -> Array:
+        """The probability mass (n,) of each Gaussian inside the ellipsoid through its error.
+
+        Uniform on [0, 1] if the covariances are right.
+        """
+        mass = np.full(self.nees.shape, np.nan)
+        some = self.dims > 0
+        mass[some] = import_scipy("special").chdtr(self.dims[some], self.nees[some])
+        return mass
+
+    @property
+    def known(self) -> GaussianFit:
+        """The rows with at least one known field."""
+        rows = self.dims > 0
+        return GaussianFit(self.nll[rows], self.nees[rows], self.dims[rows])
+
+
+def gaussian_fit(errors: Array, covariance: Array) -> GaussianFit:
+    """Evaluate each error (n, D) under its own covariance (n, D, D).
+
+    Fields that are NaN are marginalised: the other fields are evaluated under their sub-matrix. A
+    covariance is singular if a variance is not positive, an entry is not finite, or the smallest
+    eigenvalue of the correlation matrix is at rounding level (1e-12; 5e-7 for float32 arrays). Its
+    NLL and NEES are infinite, and no ellipsoid contains the error.
+
+    >>> covariance = np.stack([np.diag([1.0, 4.0])] * 2)
+    >>> fit = gaussian_fit(np.array([[1.0, 2.0], [1.0, np.nan]]), covariance)
+    >>> fit.nees.tolist(), fit.dims.tolist()
+    ([2.0, 1.0], [2, 1])
+    """
+    rounding = _ROUNDING_FLOAT32 if np.asarray(covariance).dtype == np.float32 else _ROUNDING
+    errors, covariance = np.asarray(errors, dtype=float), np.asarray(covariance, dtype=float)
+    expected = (*errors.shape, errors.shape[-1])
+    if covariance.shape != expected:
+        raise BoxcovError(
+            f"covariance has shape {covariance.shape}, expected {expected} for the errors"
+        )
+    known = ~np.isnan(errors)
+    nll, nees = np.full(len(errors), np.nan), np.full(len(errors), np.nan)
+    for pattern in np.unique(known, axis=0):  # few patterns of known fields, many rows
+        if pattern.any():
+            rows = (known == pattern).all(1)
+            nll[rows], nees[rows] = _fit_complete(
+                errors[np.ix_(rows, pattern)], covariance[np.ix_(rows, pattern, pattern)], rounding
+            )
+    return GaussianFit(nll, nees, known.sum(1))
+
+
+def _fit_complete(errors: Array, covariance: Array, rounding: float) -> tuple[Array, Array]:
+    """Return NLL and NEES (n,) of errors without NaN, from the correlation matrices."""
+    d = errors.shape[1]
+    variance = np.diagonal(covariance, axis1=1, axis2=2)
+    sound: Array = (
+        np.all(np.isfinite(covariance), axis=(1, 2))
+        & np.all(variance > 0, axis=1)
+        & np.all(np.isfinite(errors), axis=1)
+    )
+    sd = np.sqrt(np.where(sound[:, None], variance, 1))
+    usable = np.where(sound[:, None, None], covariance, np.eye(d))
+    correlation = usable / sd[:, :, None] / sd[:, None, :]
+    values, vectors = np.linalg.eigh((correlation + correlation.transpose(0, 2, 1)) / 2)
+    sound &= values[:, 0] > rounding
+    values = np.where(sound[:, None], values, 1)
+    rotated = np.einsum("nij,ni->nj", vectors, np.where(sound[:, None], errors, 0) / sd)
+    nees = np.where(sound, (rotated**2 / values).sum(1), np.inf)
+    nll = (nees + np.log(values).sum(1) + 2 * np.log(sd).sum(1) + d * log(2 * pi)) / 2
+    return nll, nees
+
+
+def anees(fit: GaussianFit, level: float = 0.95) -> tuple[float, float, float]:
+    """Return the average NEES per dimension and its ``level`` interval under right covariances.
+
+    1 is right, more is overconfident. The interval is that of a chi-square variable: the sum of the
+    NEES divided by the sum of the dimensions. NaN without rows.
+
+    >>> value, low, high = anees(GaussianFit(np.zeros(50), np.full(50, 2.0), np.full(50, 2)))
+    >>> value, round(low, 3), round(high, 3)
+    (1.0, 0.742, 1.296)
+    """
+    fit = fit.known
+    total = int(fit.dims.sum())
+    if not total:
+        return float("nan"), float("nan"), float("nan")
+    low, high = import_scipy("stats").chi2.ppf([(1 - level) / 2, (1 + level) / 2], total) / total
+    return float(fit.nees.sum()) / total, float(low), float(high)
+
+
+def coverage(fit: GaussianFit, levels: Sequence[float] | Array = LEVELS) -> Array:
+    """Return the share (T,) of errors inside the ellipsoids of probability ``levels`` (T,).
+
+    NaN without rows.
+
+    >>> fit = GaussianFit(np.zeros(4), np.array([0.1, 1.0, 3.0, np.inf]), np.full(4, 2))
+    >>> coverage(fit, [0.5, 0.9]).tolist()
+    [0.5, 0.75]
+    """
+    probability = np.sort(fit.known.probability)
+    if not len(probability):
+        return np.full(len(levels), np.nan)
+    count = np.searchsorted(probability, np.asarray(levels), side="right")
+    inside: Array = count / len(probability)
+    return inside
+
+
+def ence(errors: Array, variance: Array, bins: int = 10) -> float:
+    """Return the expected normalised calibration error of errors (m,) with variances (m,).
+
+    Rows are sorted by variance into ``bins`` of equal count; equal variances share a bin. ENCE is
+    the mean over bins of |RMV - RMSE| / RMV, with RMV the root mean variance. Rows with a NaN are
+    left out. 0 is right; NaN without rows; infinite if a bin of zero variance has an error.
+
+    >>> ence(np.array([1.0, -1.0, 3.0, -3.0]), np.array([1.0, 1.0, 4.0, 4.0]), bins=2)
+    0.25
+    """
+    known = ~(np.isnan(errors) | np.isnan(variance))
+    errors, variance = errors[known], np.maximum(variance[known], 0)
+    if not len(errors):
+        return float("nan")
+    edges = np.sort(variance)[[len(variance) * k // bins for k in range(1, bins)]]
+    raw = np.searchsorted(edges, variance, side="right")
+    number = np.unique(raw, return_inverse=True)[1].reshape(-1)
+    count = np.bincount(number)
+    rmse = np.sqrt(np.bincount(number, weights=errors**2) / count)
+    rmv = np.sqrt(np.bincount(number, weights=variance) / count)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.where(rmse == rmv, 0, np.abs(rmv - rmse) / rmv).mean())
+
+
+def covariance_metrics(errors: Array, covariance: Array, fields: Sequence[str]) -> dict[str, Any]:
+    """Return NLL, ENCE, coverage and ANEES of errors (n, D) under covariances (n, D, D).
+
+    Rows of NaN only (predictions without an object) do not count.
+
+    >>> errors = np.array([[1.0], [-1.0], [np.nan]])
+    >>> found = covariance_metrics(errors, np.ones((3, 1, 1)), ("x",))
+    >>> found["rows"], found["ANEES"], found["ENCE"], found["coverage"]["0.5"]
+    (2, 1.0, 0.0, 0.0)
+    """
+    fit = gaussian_fit(errors, covariance).known
+    variance = np.diagonal(covariance, axis1=1, axis2=2)
+    value, low, high = anees(fit)
+    return {
+        "rows": len(fit.nll),
+        "singular": int(np.isinf(fit.nees).sum()),
+        "NLL": float(fit.nll.mean()) if len(fit.nll) else float("nan"),
+        "ENCE": ence(errors.reshape(-1), variance.reshape(-1)),
+        "ENCE by field": {
+            name: ence(errors[:, i], variance[:, i]) for i, name in enumerate(fields)
+        },
+        "coverage": {str(level): float(inside) for level, inside in zip(LEVELS, coverage(fit))},
+        "ANEES": value,
+        "ANEES low": low,
+        "ANEES high": high,
+    }

@@ -1,0 +1,161 @@
+"""Confidence intervals by resampling frames, and chance levels by shuffling u.
+
+Boxes of one frame are not independent, so the bootstrap draws whole frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from boxcov.errors import BoxcovError
+from boxcov.evaluate.quality import METRICS, Partition
+
+Array = NDArray[Any]
+# a function of row numbers (m,), possibly repeated, that returns a number or numbers (K,)
+Statistic = Callable[[Array], ArrayLike]
+
+
+class Interval(NamedTuple):
+    """The middle 95 % of the replicates: arrays of shape () or (K,)."""
+
+    low: Array
+    high: Array
+
+
+class Chance(NamedTuple):
+    """The mean of a metric over shuffles of u, and the interval that holds 95 % of the shuffles."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap(
+    statistic: Statistic, frame: Array, replicates: int = 1000, seed: int = 0
+) -> Interval:
+    """Return the 95 % interval of ``statistic`` over resampled frames, ignoring NaN.
+
+    frame: (n,) frame number of each row.
+
+    >>> hit = np.array([1.0, 0.0, 1.0, 1.0])
+    >>> found = bootstrap(lambda rows: hit[rows].mean(), np.arange(4))
+    >>> float(found.low) < 0.75 < float(found.high)
+    True
+    """
+    draws = resample_frames(frame, replicates=replicates, seed=seed)
+    return _interval([statistic(rows) for (rows,) in draws])
+
+
+def bootstrap_difference(
+    a: tuple[Statistic, Array],
+    b: tuple[Statistic, Array],
+    replicates: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """Return the 95 % interval of the difference a - b of two methods on the same frames.
+
+    Each method is a pair of a statistic and the frame number (n,) of each of its rows. Each
+    replicate draws the same frames for both.
+
+    >>> error, frame = np.array([1.0, 5.0, 3.0]), np.arange(3)
+    >>> a, b = (lambda rows: error[rows].mean() + 1), (lambda rows: error[rows].mean())
+    >>> found = bootstrap_difference((a, frame), (b, frame))
+    >>> round(float(found.low), 9), round(float(found.high), 9)
+    (1.0, 1.0)
+    """
+    draws = resample_frames(a[1], b[1], replicates=replicates, seed=seed)
+    return _interval([np.subtract(a[0](rows_a), b[0](rows_b)) for rows_a, rows_b in draws])
+
+
+def resample_frames(
+    frame: Array, *others: Array, replicates: int = 1000, seed: int = 0
+) -> Iterator[tuple[Array, ...]]:
+    """Yield the row numbers of each replicate: frames drawn with replacement, with all their rows.
+
+    Given the ``frame`` arrays of several methods, each replicate draws the same frames for all.
+    """
+    if replicates < 1:
+        raise BoxcovError(f"replicates must be at least 1, got {replicates}")
+    methods = (frame, *others)
+    numbers = np.unique(np.concatenate(methods))
+    tables = []
+    for one in methods:
+        place = np.searchsorted(numbers, one)
+        count = np.bincount(place, minlength=len(numbers))
+        tables.append((np.argsort(place, kind="stable"), count, np.cumsum(count) - count))
+    rng = np.random.default_rng(seed)
+    for _ in range(replicates):
+        drawn = rng.integers(0, len(numbers), len(numbers)) if len(numbers) else np.zeros(0, int)
+        yield tuple(_rows(order, count[drawn], start[drawn]) for order, count, start in tables)
+
+
+def shuffle_chance(
+    metric: Callable[[Array], float], uncertainty: Array, replicates: int = 200, seed: int = 0
+) -> Chance:
+    """Return the chance level of any metric: its values for shuffled u (n,).
+
+    >>> first = shuffle_chance(lambda u: float(u[0]), np.array([1.0, 3.0]), replicates=400)
+    >>> first.low, round(first.mean), first.high
+    (1.0, 2, 3.0)
+    """
+    if replicates < 1:
+        raise BoxcovError(f"replicates must be at least 1, got {replicates}")
+    rng = np.random.default_rng(seed)
+    values = np.array([metric(rng.permutation(uncertainty)) for _ in range(replicates)])
+    return Chance(float(values.mean()), *quantile_interval(values))
+
+
+def partition_chance(part: Partition, replicates: int = 1000, seed: int = 0) -> dict[str, Chance]:
+    """Return the chance levels of AvU, P(A|C) and P(U|I), computed from the partition alone.
+
+    The means are exact: P(A) for P(A|C), P(U) for P(U|I), P(A) P(C) + P(I) P(U) for AvU. With u
+    shuffled, the number of boxes that are accurate and certain is hypergeometric; the intervals
+    come from draws of it.
+
+    >>> partition_chance(Partition(AC=50, IC=0, AU=0, IU=50))["P(U|I)"].mean
+    0.5
+    """
+    AC, IC, AU, IU = part
+    now = part.metrics()
+    A, U = now["P(A)"], now["P(U)"]
+    means = {"AvU": A * (1 - U) + (1 - A) * U, "P(A|C)": A, "P(U|I)": U}
+    if not sum(part):
+        return {name: Chance(*3 * [float("nan")]) for name in METRICS}
+    drawn = np.random.default_rng(seed).hypergeometric(AC + AU, IC + IU, AC + IC, replicates)
+    table = [
+        Partition(int(ac), AC + IC - int(ac), AC + AU - int(ac), IU + int(ac) - AC).metrics()
+        for ac in drawn
+    ]
+    found = {}
+    for name in METRICS:
+        low, high = quantile_interval(np.array([row[name] for row in table]))
+        found[name] = Chance(float("nan") if np.isnan(now[name]) else means[name], low, high)
+    return found
+
+
+def quantile_interval(values: Array, level: float = 0.95) -> tuple[float, float]:
+    """Return the ends of the middle ``level`` of the values (n,), ignoring NaN."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return float("nan"), float("nan")
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _rows(order: Array, count: Array, start: Array) -> Array:
+    """Concatenate the slices ``order[start : start + count]``."""
+    offset = np.cumsum(count) - count
+    rows: Array = order[np.repeat(start - offset, count) + np.arange(int(count.sum()))]
+    return rows
+
+
+def _interval(values: list[Any]) -> Interval:
+    table = np.asarray(values, dtype=float)  # (replicates,) or (replicates, K)
+    shape = table.shape[1:]
+    ends = [quantile_interval(column) for column in table.reshape(len(table), -1).T]
+    low, high = np.array(ends, dtype=float).reshape(-1, 2).T
+    return Interval(low.reshape(shape), high.reshape(shape))
