@@ -62,10 +62,10 @@ def main(name: str) -> None:
     for samples in (10, 32):
         for precision in ("float32", "tf32", "half") if device == "cuda" else ("float32", "half"):
             models[f"MCGLM, k = {samples}, {precision}"] = boxcov.MCGLM(
-                detector, fitted, samples=samples, precision=precision
+                detector, fitted, samples=samples, engine=boxcov.EngineOptions(precision)
             )
     models["ExactGLM, head exact, k = 10 below, half"] = boxcov.ExactGLM(
-        detector, fitted, samples=10, precision="half"
+        detector, fitted, samples=10, engine=boxcov.EngineOptions("half")
     )
     models["MCGLM, k = 10, fd, as published"] = boxcov.MCGLM(
         detector, fitted, samples=10, derivative="fd", epsilon=1e-3

@@ -184,7 +184,9 @@ def lidar(detector: CenterPoint) -> str:
     plain = detector.detect(inputs)
     exact, sampled = (
         boxcov.ExactGLM(detector, posterior)(inputs),
-        boxcov.MCGLM(detector, posterior, samples=200, chunk=20)(inputs),
+        boxcov.MCGLM(detector, posterior, samples=200, engine=boxcov.EngineOptions(chunk=20))(
+            inputs
+        ),
     )
     for found in (exact, sampled):
         require(
@@ -210,7 +212,11 @@ def graphs() -> str:
                 detector.config, reporting=replace(detector.config.reporting, threshold=threshold)
             )
             ours, plain = (
-                boxcov.ExactGLM(detector, posterior, tolerance=tolerance, graphs=with_graphs)
+                boxcov.ExactGLM(
+                    detector,
+                    posterior,
+                    engine=boxcov.EngineOptions(tolerance=tolerance, cuda_graphs=with_graphs),
+                )
                 for with_graphs in (True, False)
             )
             for inputs, _ in [frames[i] for i in (0, 1, 2, 1, 0)]:

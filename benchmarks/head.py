@@ -44,13 +44,13 @@ def main(name: str) -> None:
         )
     kinds = KINDS if device == "cuda" else [kind for kind in KINDS if kind[0] == "float32"]
     models = {
-        kind: boxcov.ExactGLM(detector, posterior, precision=kind[0], tolerance=kind[1])
+        kind: boxcov.ExactGLM(detector, posterior, engine=boxcov.EngineOptions(kind[0], kind[1]))
         for kind in kinds
     }
     found = {kind: [model(points) for _ in range(5)][-1] for kind, model in models.items()}
     runs: dict[Any, Callable[[], Any]] = {"plain": lambda: detector.detect(points)}
     for kind, model in models.items():
-        at = model.linearised.at(points, remember=False)
+        at = model.linearized.at(points, remember=False)
         runs[kind] = lambda model=model: model(points)
         runs[kind, "stages"] = lambda model=model, at=at: model._stages.found(at)
     times: dict[Any, list[float]] = {key: [] for key in runs}

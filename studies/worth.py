@@ -83,9 +83,9 @@ def predict(given: argparse.Namespace) -> None:
     """One file a frame: boxes, their covariances with the logit of the score as the last number, their features, and the objects."""
     detector = centerpoint.load("small").to(given.device)
     whole = Posterior.load(given.out / "posterior 100 %.safetensors", detector)
-    models: dict[str, Any] = {"head": ExactGLM(detector, part(whole, "head"), score=True)}
-    models["backbone"] = MCGLM(detector, part(whole, "backbone"), given.samples, score=True)
-    models["dropout"] = MCI(detector, dropout=0.1, samples=10, depth="backbone", score=True)
+    models: dict[str, Any] = {"head": ExactGLM(detector, part(whole, "head"), with_logit=True)}
+    models["backbone"] = MCGLM(detector, part(whole, "backbone"), given.samples, with_logit=True)
+    models["dropout"] = MCI(detector, dropout=0.1, samples=10, depth="backbone", with_logit=True)
     for name in ("1 %", "10 %"):
         models[f"head {name}"] = ExactGLM(
             detector,

@@ -73,7 +73,7 @@ def test_results_carry_version_seed_fingerprint_and_settings(tmp_path) -> None:
         "mcglm": MCGLM(detector, posterior, 5, seed=7),
         "mci": MCI(detector, samples=5, seed=7),
     }
-    others = {"glm": GLM(detector, posterior, most=1), "exact": ExactGLM(detector, posterior)}
+    others = {"glm": GLM(detector, posterior, max_boxes=1), "exact": ExactGLM(detector, posterior)}
     for method, model in {**drawing, **others}.items():
         model(image).save(tmp_path / method)
         assert header(tmp_path / method, "boxcov.detections")["version"] == __version__

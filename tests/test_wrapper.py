@@ -64,7 +64,8 @@ def test_it_is_the_detector_that_it_wraps(monkeypatch, pair: tuple[TinyCenter, D
     assert {name.removeprefix("model.") for name in ours.blocks} == set(theirs.blocks)
     for method in (boxcov.ExactGLM, boxcov.MCGLM):
         a, b = (
-            method(d, p, score=True)(FRAMES[0][0]) for d, p in ((detector, ours), (model, theirs))
+            method(d, p, with_logit=True)(FRAMES[0][0])
+            for d, p in ((detector, ours), (model, theirs))
         )
         assert len(a) == 6
         for name in ("boxes", "scores", "labels", "covariance", "score_variance"):
@@ -78,7 +79,7 @@ def test_what_was_not_given_is_not_there(pair: tuple[TinyCenter, Detector]) -> N
     with pytest.raises(
         BoxcovError, match=r"WrappedTinyCenter does not say what its scores are made from"
     ):
-        boxcov.ExactGLM(plain, fitted(detector), score=True)
+        boxcov.ExactGLM(plain, fitted(detector), with_logit=True)
     with pytest.raises(BoxcovError, match=r"has no candidates\(\)"):
         boxcov.NMSSpread(plain)
     a, b = (boxcov.ExactGLM(d, fitted(d))(FRAMES[0][0]).covariance for d in (plain, detector))
@@ -184,7 +185,7 @@ def test_instances_may_ignore_the_score_logit(pair: tuple[TinyCenter, Detector])
     raw = plain(FRAMES[0][0])
     assert plain.instances(raw, plain.select(raw), with_logit=True) is None
     a, b = (
-        boxcov.ExactGLM(d, fitted(d), score=True)(FRAMES[0][0]).score_variance
+        boxcov.ExactGLM(d, fitted(d), with_logit=True)(FRAMES[0][0]).score_variance
         for d in (plain, detector)
     )
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from boxcov.predict.mcglm import MCGLM
     from boxcov.predict.mci import MCI
     from boxcov.predict.nms_spread import NMSSpread
+    from boxcov.predict.route import EngineOptions
     from boxcov.wrapper import wrap
 
 # each name is imported when it is first asked for, so that ``boxcov --help`` need not wait for torch
@@ -43,6 +44,7 @@ _HOMES = {
     "MCGLM": "predict.mcglm",
     "MCI": "predict.mci",
     "NMSSpread": "predict.nms_spread",
+    "EngineOptions": "predict.route",
     "wrap": "wrapper",
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "Candidates",
     "Detections",
     "Detector",
+    "EngineOptions",
     "ExactGLM",
     "NMSSpread",
     "Posterior",

@@ -53,7 +53,7 @@ class Detections:
         None  # (m, D, D) of each box's error: calibrated, with what the weights cannot explain
     )
     score_variance: Tensor | None = (
-        None  # (m,) of the logit of the score; ask a predictor for it with score=True
+        None  # (m,) of the logit of the score; ask a predictor for it with with_logit=True
     )
     score_covariance: Tensor | None = None  # (m, D) of the box with that logit
     meta: Mapping[str, Any] = field(

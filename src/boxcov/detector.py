@@ -92,12 +92,12 @@ class Detector(nn.Module, ABC):
         must hold what the head reads. In ``run`` every layer sees g batch items, item i belonging to instance ``index[i]``
         alone: a cropped receptive field for a convolutional head, a RoI, a query.
         with_logit: ``run`` also returns the score logit, behind the D numbers of each box (g, D + 1). A detector that
-        cannot do that returns None, and ``ExactGLM(score=True)`` runs one backward pass per number.
+        cannot do that returns None, and ``ExactGLM(with_logit=True)`` runs one backward pass per number.
         """
         return None
 
     def logits(self, raw: Any, selection: Selection) -> Tensor | None:
-        """Optional: the logit (m,) of each selected instance's score, differentiable in ``raw``: with ``score=True`` its variance is told, too."""
+        """Optional: the logit (m,) of each selected instance's score, differentiable in ``raw``: with ``with_logit=True`` its variance is told, too."""
         return None
 
     def stages(self, raw: Any, selection: Selection) -> HeadStages | None:

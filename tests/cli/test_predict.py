@@ -47,7 +47,10 @@ def made(tmp_path_factory) -> tuple[str, Path]:
 
 METHODS = {
     "exact": ([], lambda detector, posterior: package.ExactGLM(detector, posterior)),
-    "glm": (["--most", 2], lambda detector, posterior: package.GLM(detector, posterior, most=2)),
+    "glm": (
+        ["--most", 2],
+        lambda detector, posterior: package.GLM(detector, posterior, max_boxes=2),
+    ),
     "mcglm": (
         ["--samples", 5, "--seed", 3],
         lambda detector, posterior: package.MCGLM(detector, posterior, 5, seed=3),

@@ -92,8 +92,8 @@ def test_exact_is_one_backward_pass_a_number(
     monkeypatch.setattr(exact, "_vectorised", slow)
     x = images(1, seed=1)
     found, expected = (
-        ExactGLM(detector, posterior, score=True)(x),
-        GLM(detector, posterior, score=True)(x),
+        ExactGLM(detector, posterior, with_logit=True)(x),
+        GLM(detector, posterior, with_logit=True)(x),
     )
     assert len(found) > 3
     for part in ("covariance", "score_variance"):

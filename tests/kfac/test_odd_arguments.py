@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from boxcov import MCGLM, MCI, BoxcovError, Detections, ExactGLM, Posterior, fit
+from boxcov import MCGLM, MCI, BoxcovError, Detections, EngineOptions, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.posterior.prior import minimise
 from helpers.nets import NetDetector
@@ -92,7 +92,7 @@ def test_a_prior_that_lacks_a_layer_names_it(small: Posterior) -> None:
 
 
 @pytest.mark.parametrize("samples", [10.0, 2.5, "10"])
-@pytest.mark.parametrize("kind", [MCGLM, ExactGLM, MCI])
+@pytest.mark.parametrize("kind", [MCGLM, EngineOptions, ExactGLM, MCI])
 def test_samples_must_be_a_whole_number(
     detector: NetDetector, small: Posterior, kind: Any, samples: Any
 ) -> None:
@@ -105,7 +105,7 @@ def test_chunk_must_be_a_whole_number_above_zero(
     detector: NetDetector, small: Posterior, chunk: Any
 ) -> None:
     with pytest.raises(BoxcovError, match="chunk"):
-        MCGLM(detector, small, chunk=chunk)
+        MCGLM(detector, small, engine=EngineOptions(chunk=chunk))
 
 
 @pytest.mark.parametrize("count", [0, -1])

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from boxcov import GLM, MCGLM, BoxcovError, Detector, ExactGLM, Selection, fit
+from boxcov import GLM, MCGLM, BoxcovError, Detector, EngineOptions, ExactGLM, Selection, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict import layer_covariance as contract
 from oracles.dense import relative
@@ -36,7 +36,7 @@ def test_any_number_of_boxes(tiny, posterior, image, boxes: int) -> None:
     reference = (
         GLM(tiny, posterior)(image)
         if boxes < 100
-        else MCGLM(tiny, posterior, samples=500, chunk=100)(image)
+        else MCGLM(tiny, posterior, samples=500, engine=EngineOptions(chunk=100))(image)
     )
     assert relative(found.covariance, reference.covariance) < (1e-5 if boxes < 100 else 0.2)
     eigenvalues = torch.linalg.eigvalsh(found.covariance.double())

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from boxcov import MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, fit
+from boxcov import MCGLM, BoxcovError, BoxcovWarning, EngineOptions, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict.forward_mode.directions import directional_derivatives
 from helpers.nets import CASES
@@ -132,7 +132,7 @@ def test_jvp_in_float32_is_that_of_float64(tiny, posterior, image) -> None:
     import copy
 
     J = box_jacobian(copy.deepcopy(tiny).double(), image.double())
-    point = MCGLM(tiny, posterior).linearised.at(image)
+    point = MCGLM(tiny, posterior).linearized.at(image)
     for form in (posterior, posterior.paper()):
         etas = form.sample(8, torch.Generator().manual_seed(2))
         with torch.no_grad():
@@ -188,7 +188,13 @@ def test_samples_are_reused_from_frame_to_frame_or_fresh(tiny, posterior, image)
 
 def test_chunks_do_not_change_the_numbers(tiny, posterior, image) -> None:
     whole = MCGLM(tiny, posterior, samples=7)(image).covariance
-    assert relative(MCGLM(tiny, posterior, samples=7, chunk=2)(image).covariance, whole) < 1e-5
+    assert (
+        relative(
+            MCGLM(tiny, posterior, samples=7, engine=EngineOptions(chunk=2))(image).covariance,
+            whole,
+        )
+        < 1e-5
+    )
 
 
 def test_cross_box_covariance_is_the_papers_full_matrix(tiny, posterior, image) -> None:

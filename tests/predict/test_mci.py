@@ -18,7 +18,7 @@ def tight(tiny, train_frames):
     return fit(tiny, train_frames[:20], n_data=1e10, prior_precision=1e6)
 
 
-def test_laplace_samples_agree_with_the_linearised_covariance_where_the_posterior_is_tight(
+def test_laplace_samples_agree_with_the_linearized_covariance_where_the_posterior_is_tight(
     tiny, tight, image
 ) -> None:
     exact = ExactGLM(tiny, tight)(image)
@@ -172,7 +172,7 @@ def both_ways(make, image):
 def test_weights_from_a_posterior_give_the_same_by_instance(
     tiny, tight, image, score: bool
 ) -> None:
-    found, expected = both_ways(lambda: MCI(tiny, tight, samples=4, score=score), image)
+    found, expected = both_ways(lambda: MCI(tiny, tight, samples=4, with_logit=score), image)
     assert torch.allclose(found.boxes, expected.boxes, atol=1e-4)
     assert relative(found.covariance, expected.covariance) < 1e-2
     if score:

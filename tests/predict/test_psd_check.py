@@ -110,7 +110,7 @@ def test_same_seed_same_bytes(tmp_path) -> None:
             MCGLM(detector, posterior, seed=1),
             ExactGLM(detector, posterior),
             MCI(detector, seed=1),
-            GLM(detector, posterior, most=2),
+            GLM(detector, posterior, max_boxes=2),
         )
         for number, model in enumerate(models):
             model(image).save(tmp_path / f"{run}.{number}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from boxcov import GLM, MCGLM, ExactGLM, Posterior, fit
+from boxcov import GLM, MCGLM, EngineOptions, ExactGLM, Posterior, fit
 from boxcov.kfac.ekfac import apply_ekfac
 from helpers.nets import CASES, Case
 from oracles.dense import box_jacobian, flat, relative
@@ -46,7 +46,13 @@ def test_the_correction_changes_something(tiny, kinds, train_frames, image) -> N
 def test_samples_agree(tiny, kinds, image) -> None:
     exact = ExactGLM(tiny, kinds["all"])(image).covariance
     assert (
-        relative(MCGLM(tiny, kinds["all"], samples=4000, chunk=200)(image).covariance, exact) < 0.1
+        relative(
+            MCGLM(tiny, kinds["all"], samples=4000, engine=EngineOptions(chunk=200))(
+                image
+            ).covariance,
+            exact,
+        )
+        < 0.1
     )
 
 

@@ -1,4 +1,4 @@
-"""score=True: the logit of a score beside its box, in every method."""
+"""with_logit=True: the logit of a score beside its box, in every method."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from boxcov import GLM, MCGLM, MCI, BoxcovError, Detections, ExactGLM, fit
+from boxcov import GLM, MCGLM, MCI, BoxcovError, Detections, EngineOptions, ExactGLM, fit
 from boxcov.detections import concatenated
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.tiny import TinyCenter
@@ -35,7 +35,7 @@ def deep(tiny, train_frames):
 @pytest.mark.parametrize("name", METHODS)
 def test_all_else_is_bit_for_bit_the_same(tiny, posterior, image, name: str) -> None:
     plain, scored = (
-        METHODS[name](tiny, posterior, **more)(image) for more in ({}, {"score": True})
+        METHODS[name](tiny, posterior, **more)(image) for more in ({}, {"with_logit": True})
     )
     for part in ("boxes", "scores", "labels", "frame", "covariance"):
         assert torch.equal(getattr(plain, part), getattr(scored, part)), part
@@ -43,19 +43,21 @@ def test_all_else_is_bit_for_bit_the_same(tiny, posterior, image, name: str) -> 
     assert scored.score_variance.shape == (len(plain),)
     assert scored.score_covariance.shape == plain.boxes.shape
     assert bool((scored.score_variance > 0).all())
-    assert "score" not in plain.meta
-    assert scored.meta["score"] is True
+    assert "with_logit" not in plain.meta
+    assert scored.meta["with_logit"] is True
 
 
 def test_all_else_is_the_same_below_the_head(tiny, deep, image) -> None:
     for samples in (None, 8):
-        plain, scored = (ExactGLM(tiny, deep, samples, score=flag)(image) for flag in (False, True))
+        plain, scored = (
+            ExactGLM(tiny, deep, samples, with_logit=flag)(image) for flag in (False, True)
+        )
         assert torch.equal(plain.covariance, scored.covariance)
 
 
 def test_factor_is_bit_for_bit_the_same(tiny, posterior, image) -> None:
     plain, scored = (
-        MCGLM(tiny, posterior, cross_box=True, score=flag)(image) for flag in (False, True)
+        MCGLM(tiny, posterior, cross_box=True, with_logit=flag)(image) for flag in (False, True)
     )
     assert torch.equal(plain.factor, scored.factor)
 
@@ -73,14 +75,14 @@ def joint(found: Detections) -> Tensor:
 
 
 def test_exact_equals_glm(tiny, posterior, image) -> None:
-    exact, glm = (joint(kind(tiny, posterior, score=True)(image)) for kind in (ExactGLM, GLM))
+    exact, glm = (joint(kind(tiny, posterior, with_logit=True)(image)) for kind in (ExactGLM, GLM))
     assert relative(exact[:, -1], glm[:, -1]) < 1e-5
     assert relative(exact, glm) < 1e-5
 
 
 def test_exact_equals_glm_below_the_head(tiny, deep, image) -> None:
     tiny = _reporting(tiny, 4)
-    exact, glm = (kind(tiny, deep, score=True)(image) for kind in (ExactGLM, GLM))
+    exact, glm = (kind(tiny, deep, with_logit=True)(image) for kind in (ExactGLM, GLM))
     assert relative(exact.score_variance, glm.score_variance) < 1e-5
     assert relative(exact.score_covariance, glm.score_covariance) < 1e-5
 
@@ -103,24 +105,32 @@ def test_glm_equals_a_dense_jacobian(tiny, posterior, image) -> None:
         return torch.cat([tiny.decode(raw, selection), logit[:, None]], 1)
 
     expected = posterior.quadratic(torch.func.jacrev(z)(theta)).detach()
-    assert relative(joint(GLM(tiny, posterior, score=True)(image)), expected) < 1e-5
+    assert relative(joint(GLM(tiny, posterior, with_logit=True)(image)), expected) < 1e-5
 
 
 def test_samples_go_to_the_exact_one(tiny, posterior, image) -> None:
-    exact = joint(ExactGLM(tiny, posterior, score=True)(image))
-    many = joint(MCGLM(tiny, posterior, samples=2000, chunk=200, score=True)(image))
-    assert relative(many, exact) < 0.1
-    differences = MCGLM(tiny, posterior, samples=12, derivative="fd", epsilon=1e-5, score=True)(
-        image
+    exact = joint(ExactGLM(tiny, posterior, with_logit=True)(image))
+    many = joint(
+        MCGLM(tiny, posterior, samples=2000, engine=EngineOptions(chunk=200), with_logit=True)(
+            image
+        )
     )
+    assert relative(many, exact) < 0.1
+    differences = MCGLM(
+        tiny, posterior, samples=12, derivative="fd", epsilon=1e-5, with_logit=True
+    )(image)
     assert (
-        relative(joint(differences), joint(MCGLM(tiny, posterior, samples=12, score=True)(image)))
+        relative(
+            joint(differences), joint(MCGLM(tiny, posterior, samples=12, with_logit=True)(image))
+        )
         < 1e-2
     )
 
 
 def test_it_is_one_covariance(tiny, posterior, image) -> None:
-    values = torch.linalg.eigvalsh(joint(ExactGLM(tiny, posterior, score=True)(image)).double())
+    values = torch.linalg.eigvalsh(
+        joint(ExactGLM(tiny, posterior, with_logit=True)(image)).double()
+    )
     assert bool((values >= -1e-6 * values.amax(1, keepdim=True)).all())
 
 
@@ -128,7 +138,7 @@ def test_a_posterior_that_knows_nothing_of_the_heat_map(tiny, train_frames, imag
     """Only the size branch is in the posterior: the logit does not depend on it."""
     posterior = fit(tiny, train_frames[:10], depth=["head.branches.size"])
     for kind in (ExactGLM, GLM, MCGLM):
-        found = kind(tiny, posterior, score=True)(image)
+        found = kind(tiny, posterior, with_logit=True)(image)
         assert bool((found.score_variance == 0).all())
         assert bool((found.score_covariance == 0).all())
         assert bool((found.uncertainty > 0).all())
@@ -147,7 +157,7 @@ def test_instances_without_the_logit(tiny, posterior, image) -> None:
     other = Whole(threshold=tiny.threshold, most=5)
     other.load_state_dict(tiny.state_dict())
     exact, glm = (
-        joint(kind(other.eval(), posterior, score=True)(image)) for kind in (ExactGLM, GLM)
+        joint(kind(other.eval(), posterior, with_logit=True)(image)) for kind in (ExactGLM, GLM)
     )
     assert relative(exact, glm) < 1e-5
 
@@ -173,12 +183,12 @@ def test_contradictions_are_refused(tiny, posterior, image) -> None:
         other.load_state_dict(tiny.state_dict())
         other.eval()
     with pytest.raises(BoxcovError, match=r"Wrong\.instances\(with_logit=True\) gives box"):
-        ExactGLM(wrong, posterior, score=True)(image)
+        ExactGLM(wrong, posterior, with_logit=True)(image)
     with pytest.raises(
         BoxcovError,
         match=r"TooMany\.logits\(\) must give one logit for each of \d+ scores, it gave shape",
     ):
-        MCGLM(many, posterior, score=True)(image)
+        MCGLM(many, posterior, with_logit=True)(image)
 
 
 def test_a_detector_without_logits(tiny, train_frames) -> None:
@@ -188,22 +198,22 @@ def test_a_detector_without_logits(tiny, train_frames) -> None:
     posterior = fit(plain, train_frames[:2])
     with pytest.raises(
         BoxcovError,
-        match=r"score=True, but Plain does not say what its scores are made from: it has no logits\(\)",
+        match=r"with_logit=True, but Plain does not say what its scores are made from: it has no logits\(\)",
     ):
-        MCGLM(plain, posterior, score=True)
+        MCGLM(plain, posterior, with_logit=True)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_boxes(tiny, posterior, image, name: str) -> None:
     blind = TinyCenter(threshold=2.0)
     blind.load_state_dict(tiny.state_dict())
-    found = METHODS[name](blind.eval(), posterior, score=True)(image)
+    found = METHODS[name](blind.eval(), posterior, with_logit=True)(image)
     assert found.score_variance.shape == (0,)
     assert found.score_covariance.shape == (0, 5)
 
 
 def test_saved_sliced_moved_and_put_together(tiny, posterior, image, tmp_path) -> None:
-    found = ExactGLM(tiny, posterior, score=True)(image)
+    found = ExactGLM(tiny, posterior, with_logit=True)(image)
     found.save(tmp_path / "found.safetensors")
     again = Detections.load(tmp_path / "found.safetensors")
     assert torch.equal(again.score_variance, found.score_variance)
@@ -224,7 +234,7 @@ def test_saved_sliced_moved_and_put_together(tiny, posterior, image, tmp_path) -
 
 def test_after_the_stages_are_trusted(tiny, posterior, train_frames) -> None:
     """The boxes go the fast way from the second frame on, the logit by instance: still the same numbers as GLM."""
-    exact, glm = (kind(tiny, posterior, score=True) for kind in (ExactGLM, GLM))
+    exact, glm = (kind(tiny, posterior, with_logit=True) for kind in (ExactGLM, GLM))
     for i in range(3):
         assert relative(joint(exact(train_frames[i][0])), joint(glm(train_frames[i][0]))) < 1e-5
 
@@ -233,7 +243,7 @@ def test_after_the_stages_are_trusted(tiny, posterior, train_frames) -> None:
 def test_all_else_is_the_same_once_the_stages_are_trusted(
     tiny, posterior, train_frames, kind: type
 ) -> None:
-    plain, scored = (kind(tiny, posterior, score=flag) for flag in (False, True))
+    plain, scored = (kind(tiny, posterior, with_logit=flag) for flag in (False, True))
     for i in range(3):
         assert torch.equal(
             plain(train_frames[i][0]).covariance, scored(train_frames[i][0]).covariance
@@ -245,7 +255,7 @@ def test_half_precision(tiny, posterior, image, train_frames) -> None:
     half.load_state_dict(tiny.state_dict())
     half = half.eval().bfloat16()
     own = fit(half, [(inputs.bfloat16(), targets) for inputs, targets in train_frames[:5]])
-    found = ExactGLM(half, own, score=True)(image.bfloat16())
+    found = ExactGLM(half, own, with_logit=True)(image.bfloat16())
     assert found.score_variance.dtype == torch.float32
     assert bool((found.score_variance > 0).all())
 

@@ -14,7 +14,7 @@ from boxcov.errors import join_names
 from boxcov.kfac.fit import fit
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.forward_mode.directions import directional_derivatives
-from boxcov.predict.linearize import Linearised, Point, short_way
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
 from boxcov.predict.mcglm import finite_differences
 
 _LARGEST = 2500  # of a factor that is decomposed for a check: seconds
@@ -109,7 +109,7 @@ def through_weights(subject: Subject) -> Outcome:
     generator = torch.Generator().manual_seed(1)
     etas = {name: (_like(known[name], generator) * 0.1)[None] for name in names}
     with torch.no_grad():
-        point = Linearised(subject.original, names).at(subject.inputs)
+        point = LinearizedDetector(subject.original, names).at(subject.inputs)
         try:
             exact = directional_derivatives(point, etas)[:, :, 0]
         except Exception as error:
@@ -132,7 +132,7 @@ def through_weights(subject: Subject) -> Outcome:
     )
 
 
-def _off(point: Point, etas: dict[str, Tensor], exact: Tensor, step: float) -> float:
+def _off(point: LinearizationPoint, etas: dict[str, Tensor], exact: Tensor, step: float) -> float:
     """Of the boxes' derivatives, the median relative distance: a kink nearby may spoil some."""
     found = finite_differences(point, etas, step)[:, :, 0]
     return float(

@@ -83,7 +83,7 @@ def uncertainty_of(records: Records, kind: ScalarUncertainty = "trace") -> Array
     if kind == "score-variance":
         if records.score_variance is None:
             raise BoxcovError(
-                "these records have no variance of the score: predict with score=True, "
+                "these records have no variance of the score: predict with with_logit=True, "
                 "or boxcov predict --score"
             )
         return records.score_variance

@@ -24,6 +24,7 @@ from boxcov.errors import BoxcovError
 from boxcov.pipeline.sources import Source, detector_named, kept, unseen_split
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import sample_covariance
+from boxcov.predict.route import EngineOptions
 
 Progress = Callable[[int, int], None]
 _SCALARS = 9  # of the paper's GLM: so many outputs are timed, the rest is extrapolated
@@ -123,7 +124,13 @@ def entries(
     if not deep:
         found.append(Entry("exact", None, ExactGLM(detector, posterior)))
     if not deep and next(detector.parameters()).device.type == "cuda":
-        found.append(Entry("exact, tf32", None, ExactGLM(detector, posterior, precision="tf32")))
+        found.append(
+            Entry(
+                "exact, tf32",
+                None,
+                ExactGLM(detector, posterior, engine=EngineOptions(precision="tf32")),
+            )
+        )
     for k in samples:
         if deep:
             found.append(
@@ -190,23 +197,23 @@ def laplace_torch(detector: Detector, frame: tuple[Any, Any]) -> Entry | None:
 
 def _as_published(model: MCGLM) -> Callable[[Any], object]:
     """Algorithm 1 of the paper by the letter: the plain detector, then a whole pass for each direction, a finite difference, a covariance."""
-    linearised, epsilon = model.linearised, 1e-5
+    linearized, epsilon = model.linearized, 1e-5
     theta, etas = (
-        linearised.theta(),
+        linearized.theta(),
         model.posterior.sample(model.samples, torch.Generator().manual_seed(model.seed)),
     )
 
     def call(inputs: Any) -> object:
         with torch.no_grad():
-            point = linearised.at(inputs, remember=False)
+            point = linearized.at(inputs, remember=False)
             columns = []
             for i in range(model.samples):
-                answer = linearised.exchanged(
+                answer = linearized.exchanged(
                     {name: theta[name] + epsilon * eta[i] for name, eta in etas.items()}
                 )
-                with LayerCallMode(linearised.names, answer):
-                    boxes = linearised.shadow.decode(
-                        linearised.shadow(fresh(inputs)), point.selection
+                with LayerCallMode(linearized.names, answer):
+                    boxes = linearized.shadow.decode(
+                        linearized.shadow(fresh(inputs)), point.selection
                     )
                 columns.append(point.difference(boxes) / epsilon)
             return sample_covariance(torch.stack(columns, 2)) if len(point.boxes) else None
@@ -216,20 +223,20 @@ def _as_published(model: MCGLM) -> Callable[[Any], object]:
 
 def _some_backwards(model: GLM) -> Callable[[Any], float]:
     """The paper's GLM, one backward pass a number, for the first numbers: gives the seconds that all of them would take."""
-    linearised = model.linearised
+    linearized = model.linearized
 
     def call(inputs: Any) -> float:
         start = _clock(model.device.type)
         with torch.enable_grad():
-            point = linearised.at(inputs)
-            weights = {name: w.requires_grad_() for name, w in linearised.theta().items()}
+            point = linearized.at(inputs)
+            weights = {name: w.requires_grad_() for name, w in linearized.theta().items()}
             z = point.z_at(weights).flatten()
             before = _clock(model.device.type)
             for number in z[:_SCALARS]:
                 torch.autograd.grad(
                     number, list(weights.values()), retain_graph=True, allow_unused=True
                 )
-        linearised.trunk.forget()
+        linearized.trunk.forget()
         done = _clock(model.device.type)
         return before - start + (done - before) * len(z) / max(min(_SCALARS, len(z)), 1)
 

@@ -93,12 +93,16 @@ class How:
                 samples=samples,
                 seed=self.seed,
                 calibrated=self.calibrated,
-                score=self.score,
+                with_logit=self.score,
             )
         assert posterior is not None
         if self.method == "glm":
             return GLM(
-                detector, posterior, calibrated=self.calibrated, most=self.most, score=self.score
+                detector,
+                posterior,
+                calibrated=self.calibrated,
+                max_boxes=self.most,
+                with_logit=self.score,
             )
         if self.method == "exact":
             return ExactGLM(
@@ -107,7 +111,7 @@ class How:
                 self.samples,
                 self.seed,
                 calibrated=self.calibrated,
-                score=self.score,
+                with_logit=self.score,
             )
         epsilon = 1e-7 if self.epsilon is None else self.epsilon
         derivative: Derivative = "fd" if self.derivative == "fd" else "jvp"
@@ -119,7 +123,7 @@ class How:
             epsilon,
             self.seed,
             calibrated=self.calibrated,
-            score=self.score,
+            with_logit=self.score,
         )
 
     def about(self) -> dict[str, Any]:

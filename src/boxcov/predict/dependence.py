@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from boxcov._torch.layer_calls import LayerCallMode
 from boxcov.detector import InstanceGroup
 from boxcov.errors import BoxcovError, join_names
-from boxcov.predict.linearize import Point
+from boxcov.predict.linearize import LinearizationPoint
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ def floats(raw: Any) -> list[Tensor]:
     return [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
-def instances_of(point: Point) -> Iterable[InstanceGroup] | None:
+def instances_of(point: LinearizationPoint) -> Iterable[InstanceGroup] | None:
     """The instance groups of a frame, with the score logit if the point has logits; None if the detector has none."""
-    detector = point.linearised.shadow
+    detector = point.linearized.shadow
     if point.logits is None:
         return detector.instances(point.raw, point.selection)
     return detector.instances(point.raw, point.selection, with_logit=True)
 
 
-def groups(point: Point) -> list[InstanceGroup]:
+def groups(point: LinearizationPoint) -> list[InstanceGroup]:
     """The instances of a frame, group by group, checked to be each there once."""
     found = [(index, run) for index, run in instances_of(point) or [] if len(index)]
     index = torch.cat([index for index, _ in found]) if found else torch.zeros(0)
@@ -85,13 +85,13 @@ def leaves_read(boxes: Tensor) -> set[int]:
     return found
 
 
-def trace(point: Point) -> Trace:
+def trace(point: LinearizationPoint) -> Trace:
     """What the raw outputs depend on; raises if ``instances`` contradicts ``decode``."""
-    linearised = point.linearised
+    linearized = point.linearized
     with torch.enable_grad():
-        theta = {name: w.requires_grad_() for name, w in linearised.theta().items()}
-        answer = linearised.exchanged(theta)
-        raw, decoded = linearised.run(point.inputs, answer, lambda raw: (raw, point.z_of(raw)))
+        theta = {name: w.requires_grad_() for name, w in linearized.theta().items()}
+        answer = linearized.exchanged(theta)
+        raw, decoded = linearized.run(point.inputs, answer, lambda raw: (raw, point.z_of(raw)))
         upstream = tuple(_behind(tensor, theta) for tensor in floats(raw))
         # both from the raw outputs of this pass: in another precision than the plain pass they are not quite those of the point
         own_raw = replace(
@@ -101,7 +101,7 @@ def trace(point: Point) -> Trace:
             ),
         )
         boxes = torch.zeros_like(decoded)
-        with LayerCallMode(linearised.names, answer):
+        with LayerCallMode(linearized.names, answer):
             for index, run in groups(own_raw):
                 boxes = boxes.index_copy(0, index, run())
         probe = (
@@ -141,13 +141,13 @@ def _gradients(number: Tensor, weights: list[Tensor]) -> list[Tensor | None]:
 
 
 def _check_agreement(
-    point: Point,
+    point: LinearizationPoint,
     decoded: Tensor,
     boxes: Tensor,
     gradients: dict[str, tuple[Tensor | None, Tensor | None]],
 ) -> None:
     """``instances`` must give the boxes of ``decode``, and the same gradients: crops too small or borders forgotten show here."""
-    slack = _slack(point.linearised.theta().values())
+    slack = _slack(point.linearized.theta().values())
     who, whole_map = _asked(point), "decode()" if point.logits is None else "decode() with logits()"
     if not torch.allclose(boxes, decoded, rtol=slack, atol=slack):
         row = int((boxes - decoded).abs().amax(1).argmax())
@@ -171,6 +171,6 @@ def _slack(weights: Iterable[Tensor]) -> float:
     return max(1e-2, 64 * max(torch.finfo(w.dtype).eps for w in weights))
 
 
-def _asked(point: Point) -> str:
+def _asked(point: LinearizationPoint) -> str:
     with_logit = "" if point.logits is None else "with_logit=True"
-    return f"{type(point.linearised.shadow).__name__}.instances({with_logit})"
+    return f"{type(point.linearized.shadow).__name__}.instances({with_logit})"

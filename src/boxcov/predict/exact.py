@@ -23,22 +23,21 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.graphs import Precision, matrix_precision
+from boxcov.predict.cuda.graphs import matrix_precision
 from boxcov.predict.dependence import Trace, groups, instances_of, leaves_read, trace
 from boxcov.predict.forward_mode.carried import Carried
 from boxcov.predict.forward_mode.directions import directional_derivatives
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import Stages
-from boxcov.predict.head.weights import TOLERANCE
 from boxcov.predict.layer_covariance import MEMORY, layer_covariance
-from boxcov.predict.linearize import Point
+from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import (
     PosteriorPredictor,
-    check_precision,
     check_samples,
     sample_covariance,
     score_parts,
 )
+from boxcov.predict.route import EngineOptions
 
 Uses = dict[str, list[tuple[LayerCall, GradientEdge]]]
 """By weight, the products it takes part in, and where the gradient passes each."""
@@ -49,13 +48,9 @@ class ExactGLM(PosteriorPredictor):
 
     samples: for a posterior that reaches below the head: estimate what lies below by Monte Carlo with that many samples, drawn with ``seed``;
     unless given, that part is exact too, at one backward pass for each output number.
-    precision: of the products on a GPU, for a detector whose head is given as stages: "float32", or "tf32" or "half", faster and less exact.
-    graphs: on a GPU, keep the dense part of the detector as a CUDA graph (``Detector.static_inputs``), and what was computed for a number of boxes
-    for the next frame with about as many; they hold memory.
-    tolerance: the relative error that each variance of the posterior may have, for a head given as stages; 1e-3 or 1e-2 may be much faster, as
-    directions of which the data say nothing beside the prior are then taken together.
+    engine: speed against accuracy and memory, see ``EngineOptions``.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
-    score: also the variance of each score's logit, and its covariance with the box, exact alike; by instance, stages or not.
+    with_logit: also the variance of each score's logit, and its covariance with the box, exact alike; by instance, stages or not.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -78,37 +73,31 @@ class ExactGLM(PosteriorPredictor):
         seed: int = 0,
         *,
         calibrated: bool = False,
-        precision: Precision = "float32",
-        tolerance: float = TOLERANCE,
-        graphs: bool = True,
-        score: bool = False,
+        engine: EngineOptions | None = None,
+        with_logit: bool = False,
     ) -> None:
         if samples is not None:
             check_samples(samples)
-        check_precision(precision)
-        if not 1e-6 <= tolerance <= 0.1:
-            raise BoxcovError(f"tolerance must lie between 1e-6 and 0.1, got {tolerance!r}")
-        super().__init__(detector, posterior, calibrated, score, graphs)
+        super().__init__(detector, posterior, calibrated, with_logit, engine)
         self.samples, self.seed = samples, seed
         self._checked, self._checked_scored = Checked(), Checked()
         self._variances = {name: self.posterior.variances(name) for name in self.posterior.blocks}
         self._block_of = {block.layer.weight: name for name, block in self.posterior.blocks.items()}
         self._etas: dict[str, Tensor] | None = None
-        self.precision, self.tolerance = precision, tolerance
-        self._stages = Stages(self.posterior, precision, graphs, tolerance=tolerance)
-        self._carried = Carried(precision)
+        self._stages = Stages(self.posterior, self.engine)
+        self._carried = Carried(self.engine.precision)
 
     def settings(self) -> dict[str, Any]:
         return {
             **super().settings(),
             "samples": self.samples,
             "seed": self.seed,
-            "precision": self.precision,
-            "tolerance": self.tolerance,
+            "precision": self.engine.precision,
+            "tolerance": self.engine.tolerance,
         }
 
     def asks(self) -> bool:
-        return self.score or not (
+        return self.with_logit or not (
             self._stages.suffice or (self._stages.known and self._carried.trusted)
         )
 
@@ -117,17 +106,17 @@ class ExactGLM(PosteriorPredictor):
         if self.samples is None or not self._stages.below:
             return None
         return self._carried.along(
-            self.linearised, self._directions(self._stages.below), self._stages.ends
+            self.linearized, self._directions(self._stages.below), self._stages.ends
         )
 
-    def predict(self, point: Point) -> Detections:
+    def predict(self, point: LinearizationPoint) -> Detections:
         plain = replace(point, logits=None)
         covariance, below, carried = self._head(plain)
         if below and self.samples is not None:
             covariance = covariance + self._sampled(plain, below, carried)
-        elif below and not self.score:
+        elif below and not self.with_logit:
             covariance = covariance + self._below(plain, below)[0]
-        if not self.score:
+        if not self.with_logit:
             return point.detections(covariance=covariance, meta=self.settings())
         row, deeper = self._logit_row(point)
         if below and self.samples is None:
@@ -144,14 +133,14 @@ class ExactGLM(PosteriorPredictor):
         row = row + self._below(point, deeper)[1] if deeper else row
         return point.detections(covariance=covariance, meta=self.settings(), **score_parts(row))
 
-    def _head(self, point: Point) -> tuple[Tensor, list[str], Tensor | None]:
+    def _head(self, point: LinearizationPoint) -> tuple[Tensor, list[str], Tensor | None]:
         """What the layers of the head add (m, D, D), the names of those that lie below, and the derivatives along these that were carried."""
         found = self._stages.found(point)
         fast = None if found is None else found.part
         if found is not None and self._stages.trusted:
             return found.part, self._stages.below, found.below
         if not point.remembered:
-            point = self.linearised.at(point.inputs)
+            point = self.linearized.at(point.inputs)
         m, D = point.boxes.shape
         zeros = at_least_float32(point.boxes).new_zeros(m, D, D)
         if instances_of(point) is None:
@@ -170,7 +159,7 @@ class ExactGLM(PosteriorPredictor):
             part = fast  # the same numbers for a frame, whether it was the first or not
         return part, below, None
 
-    def _logit_row(self, point: Point) -> tuple[Tensor, list[str]]:
+    def _logit_row(self, point: LinearizationPoint) -> tuple[Tensor, list[str]]:
         """The covariance of the logits with boxes and logits (m, D + 1) as far as the head's layers go, and those that lie below."""
         nothing = at_least_float32(point.z).new_zeros(point.z.shape)
         if instances_of(point) is None:
@@ -182,7 +171,7 @@ class ExactGLM(PosteriorPredictor):
 
     # the head, one instance at a time
 
-    def _by_instance(self, point: Point) -> tuple[Tensor, set[str], set[str]]:
+    def _by_instance(self, point: LinearizationPoint) -> tuple[Tensor, set[str], set[str]]:
         """What the layers that instances() runs add (m, D, D); the weights it used; and those that what it read depends on.
 
         With logits the last row alone (m, D + 1), which most layers do not bear on.
@@ -229,7 +218,7 @@ class ExactGLM(PosteriorPredictor):
                 boxes,
                 edges,
                 [call for calls in uses.values() for call, _ in calls],
-                self.linearised.shadow,
+                self.linearized.shadow,
             )
             checked.apart |= set(uses)
         remaining = iter(grads)
@@ -272,14 +261,14 @@ class ExactGLM(PosteriorPredictor):
 
     def watched(self, run: Any, uses: Uses, g: int) -> Tensor:
         """The numbers (g, D) that ``run`` gives for g instances; ``uses`` is filled with what each weight was multiplied with."""
-        theta = {name: w.requires_grad_() for name, w in self.linearised.theta().items()}
-        exchange = self.linearised.exchanged(theta)
+        theta = {name: w.requires_grad_() for name, w in self.linearized.theta().items()}
+        exchange = self.linearized.exchanged(theta)
 
         def on_call(name: str, call: LayerCall) -> Tensor:
             items = call.batched_x.shape[0]
             if items != g:
                 raise BoxcovError(
-                    f"{type(self.linearised.shadow).__name__}.instances() runs {name} on {items} items for {g} instances: "
+                    f"{type(self.linearized.shadow).__name__}.instances() runs {name} on {items} items for {g} instances: "
                     "every layer must see each instance as one item of the batch"
                 )
             out = exchange(name, call)
@@ -289,7 +278,7 @@ class ExactGLM(PosteriorPredictor):
             )
             return out
 
-        with torch.enable_grad(), LayerCallMode(self.linearised.names, on_call):
+        with torch.enable_grad(), LayerCallMode(self.linearized.names, on_call):
             boxes: Tensor = run()
         return boxes
 
@@ -304,7 +293,9 @@ class ExactGLM(PosteriorPredictor):
             )
         return {name: self._etas[name] for name in self.posterior.restricted(names).parameters}
 
-    def _sampled(self, point: Point, names: list[str], carried: Tensor | None) -> Tensor:
+    def _sampled(
+        self, point: LinearizationPoint, names: list[str], carried: Tensor | None
+    ) -> Tensor:
         """The covariance (m, D, D) by Monte Carlo: from tangents carried beside the plain pass, compared with the plain way at first."""
         if carried is not None and self._carried.trusted:
             return sample_covariance(self._carried.scaled(carried))
@@ -312,7 +303,7 @@ class ExactGLM(PosteriorPredictor):
         tangents = self.along() if names == self._stages.below else None
         if tangents is not None:
             try:
-                found = self._stages.found(self.linearised.again(point, tangents))
+                found = self._stages.found(self.linearized.again(point, tangents))
             except NoRule:
                 self._carried.usable = False
                 return sample_covariance(A)
@@ -326,7 +317,7 @@ class ExactGLM(PosteriorPredictor):
                 )  # the same numbers for a frame, whether it was the first or not
         return sample_covariance(A)
 
-    def _below(self, point: Point, names: list[str]) -> tuple[Tensor, Tensor]:
+    def _below(self, point: LinearizationPoint, names: list[str]) -> tuple[Tensor, Tensor]:
         """The covariance of the boxes (m, D, D), and the last row (m, D) of that of all that is asked about: with logits (m, D + 1)."""
         posterior = self.posterior.restricted(names)
         if self.samples is None:
@@ -407,10 +398,10 @@ def _check_apart(
                     )
 
 
-def _vectorised(point: Point, posterior: Posterior) -> tuple[Tensor, Tensor]:
+def _vectorised(point: LinearizationPoint, posterior: Posterior) -> tuple[Tensor, Tensor]:
     """``J Sigma J^T`` from the gradients of each number by itself, as many at a time as memory allows: for any detector. As ``_below``."""
     with torch.enable_grad():
-        theta = point.linearised.theta()
+        theta = point.linearized.theta()
         weights = {name: theta[name].requires_grad_() for name in posterior.parameters}
         z = point.z_at(weights)
         m, D = point.boxes.shape

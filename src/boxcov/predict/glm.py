@@ -12,16 +12,16 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.linearize import Point
+from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import PosteriorPredictor, score_parts
 
 
 class GLM(PosteriorPredictor):
     """``J Sigma J^T`` of every box, from D backward passes a box; ``calibrated`` fills ``Detections.predictive``, too.
 
-    score: also the variance of each score's logit, and its covariance with the box: one backward pass more a box.
+    with_logit: also the variance of each score's logit, and its covariance with the box: one backward pass more a box.
 
-    most: only the first so many boxes of an input, those of the highest scores where the detector sorts them; the others are left out.
+    max_boxes: only the first so many boxes of an input, those of the highest scores where the detector sorts them; the others are left out.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -40,33 +40,40 @@ class GLM(PosteriorPredictor):
         detector: Detector,
         posterior: Posterior,
         *,
-        most: int | None = None,
+        max_boxes: int | None = None,
         calibrated: bool = False,
-        score: bool = False,
+        with_logit: bool = False,
     ) -> None:
-        if most is not None and (not isinstance(most, int) or most < 1):
-            raise BoxcovError(f"most must be a whole number of boxes of at least 1, got {most!r}")
-        super().__init__(detector, posterior, calibrated, score)
-        self.most = most
+        if max_boxes is not None and (not isinstance(max_boxes, int) or max_boxes < 1):
+            raise BoxcovError(
+                f"max_boxes must be a whole number of boxes of at least 1, got {max_boxes!r}"
+            )
+        super().__init__(detector, posterior, calibrated, with_logit)
+        self.max_boxes = max_boxes
 
-    def predict(self, point: Point) -> Detections:
+    def predict(self, point: LinearizationPoint) -> Detections:
         with torch.enable_grad():
-            weights = {name: w.requires_grad_() for name, w in point.linearised.theta().items()}
+            weights = {name: w.requires_grad_() for name, w in point.linearized.theta().items()}
             z = point.z_at(weights)
             found = [
                 self._of_box(_gradients(box, weights), point.boxes.shape[1])
-                for box in z[: self.most]
+                for box in z[: self.max_boxes]
             ]
         covariance, row = (torch.stack(parts) for parts in zip(*found))
-        score = score_parts(row if self.score else None)
+        score = score_parts(row if self.with_logit else None)
         return replace(
-            point.detections()[: self.most], covariance=covariance, meta=self.settings(), **score
+            point.detections()[: self.max_boxes],
+            covariance=covariance,
+            meta=self.settings(),
+            **score,
         )
 
     def _of_box(self, gradients: dict[str, Tensor], D: int) -> tuple[Tensor, Tensor]:
         """The covariance of the box (D, D), and the last row of that of all that is asked about."""
         covariance = self.posterior.quadratic({name: g[:D] for name, g in gradients.items()})
-        return covariance, self.posterior.quadratic(gradients)[-1] if self.score else covariance[-1]
+        return covariance, self.posterior.quadratic(gradients)[
+            -1
+        ] if self.with_logit else covariance[-1]
 
 
 def _gradients(box: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:

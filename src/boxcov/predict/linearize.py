@@ -25,7 +25,7 @@ Weights = Mapping[str, Tensor]
 """Tensors by parameter name, in the place of the trained ones; those not named stay."""
 
 
-class Linearised:
+class LinearizedDetector:
     """A detector at its trained weights, ready to be asked what other weights would give. It is a shadow: the detector is not touched.
 
     graphs: on a GPU, keep passes after which nothing will be asked as CUDA graphs.
@@ -46,7 +46,9 @@ class Linearised:
         )
         self._buffers_checked = False
 
-    def at(self, inputs: Any, remember: bool = True, along: Tangents | None = None) -> Point:
+    def at(
+        self, inputs: Any, remember: bool = True, along: Tangents | None = None
+    ) -> LinearizationPoint:
         """The plain detector, once: what it returns bit for bit, and the trunk's outputs remembered, if other weights will be asked about.
 
         along: derivatives to carry beside it.
@@ -67,9 +69,9 @@ class Linearised:
                     scores=own(selection.scores),
                     labels=own(selection.labels),
                 )
-            return Point(self, inputs, raw, selection, boxes, remember, tangents=along)
+            return LinearizationPoint(self, inputs, raw, selection, boxes, remember, tangents=along)
 
-    def again(self, point: Point, along: Tangents) -> Point:
+    def again(self, point: LinearizationPoint, along: Tangents) -> LinearizationPoint:
         """The same point once more, with derivatives carried beside; the trunk from memory."""
         with torch.no_grad():
             raw = self.run(point.inputs, lambda _, call: call(), lambda raw: raw, along)
@@ -142,10 +144,10 @@ class Linearised:
 
 
 @dataclass(frozen=True)
-class Point:
+class LinearizationPoint:
     """The plain detector's answer to one input."""
 
-    linearised: Linearised
+    linearized: LinearizedDetector
     inputs: Any
     raw: Any
     selection: Selection
@@ -158,13 +160,13 @@ class Point:
     )
     tangents: Tangents | None = None  # derivatives that were carried beside the pass
 
-    def scored(self) -> Point:
+    def scored(self) -> LinearizationPoint:
         """The same point with the logits of the scores among what is asked about."""
-        logits = self.linearised.shadow.logits(self.raw, self.selection)
+        logits = self.linearized.shadow.logits(self.raw, self.selection)
         if logits is None or logits.shape != self.selection.scores.shape:
             found = "None" if logits is None else f"shape {tuple(logits.shape)}"
             raise BoxcovError(
-                f"{type(self.linearised.shadow).__name__}.logits() must give one logit for each of {len(self.selection)} scores, it gave {found}"
+                f"{type(self.linearized.shadow).__name__}.logits() must give one logit for each of {len(self.selection)} scores, it gave {found}"
             )
         return replace(self, logits=logits)
 
@@ -175,28 +177,28 @@ class Point:
 
     def z_of(self, raw: Any) -> Tensor:
         """The same numbers from other raw outputs, differentiable in them."""
-        boxes = self.linearised.shadow.decode(raw, self.selection)
+        boxes = self.linearized.shadow.decode(raw, self.selection)
         if self.logits is None:
             return boxes
-        logits = self.linearised.shadow.logits(raw, self.selection)
+        logits = self.linearized.shadow.logits(raw, self.selection)
         assert logits is not None
         return _joined(boxes, logits)
 
     def z_at(self, weights: Weights) -> Tensor:
         """z(theta) (m, D): the same instances under other weights; differentiable in them."""
-        return self.z_by(self.linearised.exchanged(weights))
+        return self.z_by(self.linearized.exchanged(weights))
 
     def z_by(self, on_call: Callable[[str, LayerCall], Tensor]) -> Tensor:
         """The same instances (m, D) with every use of a weight answered by ``on_call``, in decode() too."""
-        z: Tensor = self.linearised.run(self.inputs, on_call, self.z_of)
+        z: Tensor = self.linearized.run(self.inputs, on_call, self.z_of)
         return z
 
     def difference(self, z: Tensor) -> Tensor:
         """``z`` minus the plain one, the short way round in fields that wrap."""
-        return short_way(z - self.z, self.linearised.shadow)
+        return short_way(z - self.z, self.linearized.shadow)
 
     def detections(self, **extra: Any) -> Detections:
-        return replace(self.linearised.shadow.detections(self.selection, self.boxes), **extra)
+        return replace(self.linearized.shadow.detections(self.selection, self.boxes), **extra)
 
 
 def _joined(boxes: Tensor, logits: Tensor) -> Tensor:

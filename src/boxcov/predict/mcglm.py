@@ -14,21 +14,20 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.graphs import Precision
 from boxcov.predict.forward_mode.directions import (
     Directions,
     ForwardModeError,
     directional_derivatives,
 )
 from boxcov.predict.forward_mode.tangents import Tangents
-from boxcov.predict.linearize import Point, Weights
+from boxcov.predict.linearize import LinearizationPoint, Weights
 from boxcov.predict.predictor import (
     PosteriorPredictor,
-    check_precision,
     check_samples,
     sample_covariance,
     score_parts,
 )
+from boxcov.predict.route import EngineOptions
 
 Derivative = Literal["jvp", "fd"]
 _STEP_TOLERANCE = 0.05
@@ -41,11 +40,9 @@ class MCGLM(PosteriorPredictor):
     derivative: "jvp" is forward-mode differentiation, exact; "fd" is the paper's finite difference with the step ``epsilon``.
     fresh: draw new directions for every frame; otherwise those of ``seed`` serve all frames, and equal frames get equal numbers.
     cross_box: also return the low-rank covariance of all boxes together, see ``Detections.cross_covariance``.
-    chunk: how many directions to differentiate at once, to bound memory; all of them unless given.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
-    score: also the variance of each score's logit, and its covariance with the box, from the same directions.
-    precision: of the derivatives ("jvp"): "float32", or "tf32" (on a GPU) or "half", faster and less exact; see docs/performance.md.
-    graphs: on a GPU, keep the dense part of the detector, with the derivatives beside it, and the head's stages as CUDA graphs; they hold memory.
+    with_logit: also the variance of each score's logit, and its covariance with the box, from the same directions.
+    engine: speed against accuracy and memory, see ``EngineOptions``.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -71,27 +68,20 @@ class MCGLM(PosteriorPredictor):
         *,
         fresh: bool = False,
         cross_box: bool = False,
-        chunk: int | None = None,
         calibrated: bool = False,
-        score: bool = False,
-        precision: Precision = "float32",
-        graphs: bool = True,
+        with_logit: bool = False,
+        engine: EngineOptions | None = None,
     ) -> None:
         check_samples(samples)
-        check_precision(precision)
         if derivative not in get_args(Derivative):
             raise BoxcovError(
                 f"derivative must be one of {', '.join(get_args(Derivative))}, got {derivative!r}"
             )
-        if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
-            raise BoxcovError(
-                f"chunk must be a whole number of directions of at least 1, got {chunk!r}"
-            )
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
-        super().__init__(detector, posterior, calibrated, score, graphs)
+        super().__init__(detector, posterior, calibrated, with_logit, engine)
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
-        self.fresh, self.cross_box, self.chunk, self.precision = fresh, cross_box, chunk, precision
+        self.fresh, self.cross_box = fresh, cross_box
         self._generator = torch.Generator().manual_seed(seed)
         self._directions: Directions | None = None
         self._step_checked = derivative == "jvp"
@@ -107,7 +97,7 @@ class MCGLM(PosteriorPredictor):
             own["epsilon"] = self.epsilon
         return {**super().settings(), **own}
 
-    def predict(self, point: Point) -> Detections:
+    def predict(self, point: LinearizationPoint) -> Detections:
         directions = self._sampled_directions()
         if self.derivative == "jvp":
             boxes, A = directions.derivatives(point)
@@ -121,7 +111,7 @@ class MCGLM(PosteriorPredictor):
             if self.cross_box
             else None
         )
-        score = score_parts(sample_covariance(A)[:, -1] if self.score else None)
+        score = score_parts(sample_covariance(A)[:, -1] if self.with_logit else None)
         return point.detections(
             covariance=sample_covariance(boxes), factor=factor, meta=self.settings(), **score
         )
@@ -131,7 +121,7 @@ class MCGLM(PosteriorPredictor):
 
     def along(self) -> Tangents | None:
         directions = self._sampled_directions(draw=self.fresh)
-        return None if self.derivative == "fd" else directions.tangents(self.linearised)
+        return None if self.derivative == "fd" else directions.tangents(self.linearized)
 
     def _sampled_directions(self, draw: bool = False) -> Directions:
         """The directions of the seed, or new ones for this frame."""
@@ -140,20 +130,18 @@ class MCGLM(PosteriorPredictor):
                 self._detector,
                 self.posterior,
                 self.posterior.sample(self.samples, self._generator),
-                self.precision,
-                self.chunk,
-                self.score,
-                self.linearised.graphs,
+                self.engine,
+                self.with_logit,
             )
         elif draw:
             self._directions.draw(self.posterior.sample(self.samples, self._generator))
         return self._directions
 
-    def _check_step(self, point: Point, etas: dict[str, Tensor], A: Tensor) -> None:
+    def _check_step(self, point: LinearizationPoint, etas: dict[str, Tensor], A: Tensor) -> None:
         """On the first boxes: is the finite difference the derivative? If not, say so once and name a step that is better."""
         self._step_checked = True
         try:
-            exact = directional_derivatives(point, etas, self.chunk)
+            exact = directional_derivatives(point, etas, self.engine.chunk)
         except ForwardModeError as why_not:
             warn(
                 f"MCGLM(derivative='fd', epsilon={self.epsilon:g}): the step could not be checked, as {why_not}",
@@ -183,7 +171,7 @@ class MCGLM(PosteriorPredictor):
         )
 
 
-def finite_differences(point: Point, etas: Weights, epsilon: float) -> Tensor:
+def finite_differences(point: LinearizationPoint, etas: Weights, epsilon: float) -> Tensor:
     """The paper's estimate of J eta (m, D, k): (z(theta + epsilon eta) - z(theta)) / epsilon, one pass for each direction.
 
     >>> import boxcov
@@ -192,11 +180,11 @@ def finite_differences(point: Point, etas: Weights, epsilon: float) -> Tensor:
     >>> frames = shapes.frames(count=2)
     >>> detector = TinyCenter(threshold=0.05, most=3)
     >>> model = boxcov.MCGLM(detector, boxcov.fit(detector, frames))
-    >>> point = model.linearised.at(frames[0][0])
+    >>> point = model.linearized.at(frames[0][0])
     >>> finite_differences(point, model.posterior.sample(7), epsilon=1e-5).shape
     torch.Size([3, 5, 7])
     """
-    theta = point.linearised.theta()
+    theta = point.linearized.theta()
     count = len(next(iter(etas.values())))
     shifted = []
     for i in range(count):

@@ -27,7 +27,7 @@ from boxcov.errors import BoxcovError
 from boxcov.kfac.subset import chosen_parameters
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.dependence import groups, instances_of, leaves_read, trace
-from boxcov.predict.linearize import Point
+from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import (
     Predictor,
     calibration_of,
@@ -53,7 +53,7 @@ class MCI(Predictor):
     posterior: draw the networks from it; otherwise by dropout.
     dropout: the rate at which the inputs of every layer at ``depth`` are dropped; None keeps the detector's own dropout layers active instead.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
-    score: also the variance of each score's logit over the networks, and its covariance with the box.
+    with_logit: also the variance of each score's logit over the networks, and its covariance with the box.
 
     The boxes returned are the mean, not the plain detector's: Bayesian averaging is not post hoc.
 
@@ -76,7 +76,7 @@ class MCI(Predictor):
         *,
         depth: str | Sequence[str] = "head",
         calibrated: bool = False,
-        score: bool = False,
+        with_logit: bool = False,
     ) -> None:
         check_samples(samples)
         if posterior is not None:
@@ -99,7 +99,7 @@ class MCI(Predictor):
             detector,
             names,
             calibration_of(posterior, detector) if posterior is not None and calibrated else None,
-            score,
+            with_logit,
         )
         self.posterior = None if posterior is None else posterior.to(self.device)
         self.dropout, self.samples, self.seed = dropout, samples, seed
@@ -122,7 +122,7 @@ class MCI(Predictor):
         about = {"depth": self.posterior.depth, "weights_sha256": self.posterior.fingerprint}
         return {**own, **about, **self._calibration_settings()}
 
-    def predict(self, point: Point) -> Detections:
+    def predict(self, point: LinearizationPoint) -> Detections:
         draw = (
             self._own_dropout
             if self.posterior is None and self.dropout is None
@@ -139,19 +139,21 @@ class MCI(Predictor):
             raise BoxcovError(_NOTHING_DROPPED if self.dropout is None else _NOTHING_CALLED)
         of_boxes = deltas[:, : point.boxes.shape[1]].contiguous()
         mean = point.boxes + of_boxes.mean(2).to(point.boxes.dtype)
-        score = score_parts(sample_covariance(deltas)[:, -1] if self.score else None)
+        score = score_parts(sample_covariance(deltas)[:, -1] if self.with_logit else None)
         return point.detections(
             boxes=mean, covariance=sample_covariance(of_boxes), meta=self.settings(), **score
         )
 
-    def _layer_drawer(self, point: Point) -> Callable[[Point, int], Tensor]:
+    def _layer_drawer(
+        self, point: LinearizationPoint
+    ) -> Callable[[LinearizationPoint, int], Tensor]:
         # the logits by instance even if they are not asked for: the masks of the boxes are the same either way
         whole = point if type(self._detector).logits is Detector.logits else point.scored()
         if self._by_instance is None:
             self._by_instance = self._found_by_instance(whole)
         given = groups(whole) if self._by_instance else None
 
-        def draw(point: Point, number: int) -> Tensor:
+        def draw(point: LinearizationPoint, number: int) -> Tensor:
             answer = self._dropped if self.posterior is None else self._perturbed(number)
             return (
                 point.z_by(answer)
@@ -162,16 +164,19 @@ class MCI(Predictor):
         return draw
 
     def _z_of(
-        self, given: list[InstanceGroup], point: Point, answer: Callable[[str, LayerCall], Tensor]
+        self,
+        given: list[InstanceGroup],
+        point: LinearizationPoint,
+        answer: Callable[[str, LayerCall], Tensor],
     ) -> Tensor:
         """z (m, D), every instance by itself."""
         z = torch.empty_like(point.z)
-        with LayerCallMode(self.linearised.names, answer):
+        with LayerCallMode(self.linearized.names, answer):
             for index, run in given:
                 z[index] = run().to(z.dtype)
         return z
 
-    def _found_by_instance(self, point: Point) -> bool:
+    def _found_by_instance(self, point: LinearizationPoint) -> bool:
         """Whether instances() runs all of the chosen layers that boxes depend on; it is compared with decode()."""
         if instances_of(point) is None:
             return False
@@ -194,16 +199,16 @@ class MCI(Predictor):
             self._etas = self.posterior.sample(
                 self.samples, torch.Generator().manual_seed(self.seed)
             )
-        theta = self.linearised.theta()
+        theta = self.linearized.theta()
         weights = {
             name: theta[name] + eta[number].to(theta[name].dtype)
             for name, eta in self._etas.items()
         }
-        return self.linearised.exchanged(weights)
+        return self.linearized.exchanged(weights)
 
-    def _own_dropout(self, point: Point, number: int) -> Tensor:
+    def _own_dropout(self, point: LinearizationPoint, number: int) -> Tensor:
         with _Active(self._generator) as active:
-            z = point.z_of(point.linearised.shadow(fresh(point.inputs)))
+            z = point.z_of(point.linearized.shadow(fresh(point.inputs)))
         self._drops += active.count
         return z
 

@@ -8,7 +8,7 @@ from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.predict.linearize import Point, short_way
+from boxcov.predict.linearize import LinearizationPoint, short_way
 from boxcov.predict.predictor import Predictor
 
 
@@ -37,8 +37,8 @@ class NMSSpread(Predictor):
     def settings(self) -> dict[str, Any]:
         return {"method": self.method, "weights_sha256": self._fingerprint}
 
-    def predict(self, point: Point) -> Detections:
-        detector = self.linearised.shadow
+    def predict(self, point: LinearizationPoint) -> Detections:
+        detector = self.linearized.shadow
         found = detector.candidates(point.raw)
         if found is None:
             raise BoxcovError(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from threading import Lock
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 from warnings import warn
 
 import torch
@@ -25,10 +25,10 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.posterior.calibration import Calibration, Prepared
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.graphs import Precision
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
-from boxcov.predict.linearize import Linearised, Point
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.psd_check import check_covariance
+from boxcov.predict.route import EngineOptions
 
 
 class Predictor(ABC):
@@ -41,15 +41,15 @@ class Predictor(ABC):
         detector: Detector,
         parameters: list[str],
         calibration: Calibration | None = None,
-        score: bool = False,
-        graphs: bool = False,
+        with_logit: bool = False,
+        engine: EngineOptions | None = None,
     ) -> None:
         check_finite_weights(detector)
-        if score and type(detector).logits is Detector.logits:
+        if with_logit and type(detector).logits is Detector.logits:
             raise BoxcovError(
-                f"score=True, but {type(detector).__name__} does not say what its scores are made from: it has no logits()"
+                f"with_logit=True, but {type(detector).__name__} does not say what its scores are made from: it has no logits()"
             )
-        self.score = score
+        self.with_logit = with_logit
         self._calibration = calibration
         self._prepared: Prepared | None = (
             None  # the calibration on the device, known after the first boxes
@@ -58,7 +58,8 @@ class Predictor(ABC):
         self._fingerprint = fingerprint(detector)
         self._held = WeightSnapshot(detector)
         self.device = next(detector.parameters()).device
-        self.linearised = Linearised(detector, parameters, graphs)
+        self.engine = engine or EngineOptions()
+        self.linearized = LinearizedDetector(detector, parameters, self.engine.cuda_graphs)
         self._lock = Lock()  # the shadow remembers one frame at a time
 
     def __call__(self, inputs: Any) -> Detections:
@@ -68,21 +69,21 @@ class Predictor(ABC):
             inputs = ready(inputs, self.device)
             try:
                 point = self._at(inputs)
-                point = point.scored() if self.score else point
+                point = point.scored() if self.with_logit else point
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
-                self.linearised.trunk.forget()
+                self.linearized.trunk.forget()
             self._check(result)
             return (
                 result if self._calibration is None else self._calibrated(result, self._calibration)
             )
 
-    def _at(self, inputs: Any) -> Point:
+    def _at(self, inputs: Any) -> LinearizationPoint:
         along = self.along()
         try:
-            return self.linearised.at(inputs, self.asks(), along)
+            return self.linearized.at(inputs, self.asks(), along)
         except NoRule:  # this frame takes a way that the frames before did not
-            return self.linearised.at(inputs)
+            return self.linearized.at(inputs)
 
     def along(self) -> Tangents | None:
         """Derivatives to carry beside the plain pass of the coming frame."""
@@ -93,7 +94,7 @@ class Predictor(ABC):
         return True
 
     @abstractmethod
-    def predict(self, point: Point) -> Detections:
+    def predict(self, point: LinearizationPoint) -> Detections:
         """For at least one box."""
 
     @abstractmethod
@@ -105,13 +106,13 @@ class Predictor(ABC):
         if not self._held.is_unchanged():
             check_fingerprint(self._fingerprint, self._detector, self.method)
             self._held = WeightSnapshot(self._detector)
-            own = self.linearised  # the tensors may be others, if equal ones
-            self.linearised = Linearised(self._detector, list(own.weights), own.graphs)
+            own = self.linearized  # the tensors may be others, if equal ones
+            self.linearized = LinearizedDetector(self._detector, list(own.weights), own.graphs)
 
-    def _empty(self, point: Point) -> Detections:
+    def _empty(self, point: LinearizationPoint) -> Detections:
         D = point.boxes.shape[1]
         zeros = at_least_float32(point.boxes).new_zeros
-        row = zeros(0, D + 1) if self.score else None
+        row = zeros(0, D + 1) if self.with_logit else None
         return point.detections(covariance=zeros(0, D, D), meta=self.settings(), **score_parts(row))
 
     def _calibrated(self, result: Detections, calibration: Calibration) -> Detections:
@@ -137,7 +138,7 @@ class Predictor(ABC):
         return replace(result, predictive=predictive)
 
     def _score_settings(self) -> dict[str, Any]:
-        return {"score": True} if self.score else {}
+        return {"with_logit": True} if self.with_logit else {}
 
     def _calibration_settings(self) -> dict[str, Any]:
         known = self._calibration
@@ -167,8 +168,8 @@ class PosteriorPredictor(Predictor):
         detector: Detector,
         posterior: Posterior,
         calibrated: bool = False,
-        score: bool = False,
-        graphs: bool = False,
+        with_logit: bool = False,
+        engine: EngineOptions | None = None,
     ) -> None:
         check_finite_weights(detector)
         check_fingerprint(posterior.fingerprint, detector, "posterior")
@@ -176,8 +177,8 @@ class PosteriorPredictor(Predictor):
             detector,
             posterior.parameters,
             calibration_of(posterior, detector) if calibrated else None,
-            score,
-            graphs,
+            with_logit,
+            engine,
         )
         self.posterior = posterior.to(self.device)
 
@@ -261,16 +262,3 @@ def check_samples(samples: int) -> None:
         raise BoxcovError(f"samples must be a whole number, got {samples!r}")
     if samples < 2:
         raise BoxcovError(f"samples must be at least 2 for a covariance, got {samples}")
-
-
-def check_precision(precision: str) -> None:
-    """
-    >>> check_precision("float8")
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: precision must be one of float32, tf32, half, got 'float8'
-    """
-    if precision not in get_args(Precision):
-        raise BoxcovError(
-            f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}"
-        )

@@ -76,8 +76,8 @@ def test_exact_equals_one_backward_per_output_on_the_border(kind: str, depth: st
     detector.__class__ = Corners
     data = frames(config, 1)
     posterior = boxcov.fit(detector, data, depth=depth)
-    exact = boxcov.ExactGLM(detector, posterior, score=True)(data[0][0])
-    glm = boxcov.GLM(detector, posterior, score=True)(data[0][0])
+    exact = boxcov.ExactGLM(detector, posterior, with_logit=True)(data[0][0])
+    glm = boxcov.GLM(detector, posterior, with_logit=True)(data[0][0])
     assert len(exact) == 9 * 2
     assert close(exact.covariance, glm.covariance)
     assert close(exact.score_variance, glm.score_variance)

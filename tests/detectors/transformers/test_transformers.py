@@ -125,13 +125,13 @@ def test_exact_is_one_backward_pass_a_number_at_d_passes(
         lambda boxes, edges: batched.append(boxes.shape[1]) or passes(boxes, edges),
     )
     x = torch.cat([frames[0][0], frames[1][0]])
-    found = ExactGLM(detector, posterior, score=True)(x)
+    found = ExactGLM(detector, posterior, with_logit=True)(x)
     assert len(found) > 4
     assert batched == [
         4,
         5,
     ]  # D passes for the boxes, D + 1 with the logit, however many boxes there are
-    expected = GLM(detector, posterior, score=True)(x)
+    expected = GLM(detector, posterior, with_logit=True)(x)
     assert relative(found.covariance, expected.covariance) < 1e-5
     assert relative(found.score_variance, expected.score_variance) < 1e-5
     assert (
@@ -374,7 +374,7 @@ def test_inputs_that_are_none(detector: QueryDetector) -> None:
 
 def test_nothing_found_is_nothing(detector: QueryDetector, posterior: Posterior) -> None:
     quiet = wrap(detector.model, threshold=1.0)
-    found = ExactGLM(quiet, posterior, score=True)(pixels())
+    found = ExactGLM(quiet, posterior, with_logit=True)(pixels())
     assert (len(found), found.covariance.shape, found.score_variance.shape) == (0, (0, 4, 4), (0,))
     nothing = torch.zeros(0, dtype=torch.long)
     assert quiet.decode(

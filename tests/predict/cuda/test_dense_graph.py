@@ -60,8 +60,8 @@ def kept(monkeypatch):
     monkeypatch.setattr(module, "Graphs", Stand)
 
     def on(model):
-        model.linearised._dense.usable = True
-        model.linearised._dense.graphs = Stand(2)
+        model.linearized._dense.usable = True
+        model.linearized._dense.graphs = Stand(2)
         return model
 
     return on
@@ -76,7 +76,7 @@ def test_deep_derivatives_and_boxes_are_those_without(detector, deep, frames, ke
         assert torch.equal(found.scores, expected.scores)
         torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-5, atol=1e-9)
         results.append((found, found.covariance.clone(), found.boxes.clone()))
-    assert model.linearised._dense.graphs.replayed
+    assert model.linearized._dense.graphs.replayed
     assert all(
         torch.equal(found.covariance, c) and torch.equal(found.boxes, b) for found, c, b in results
     )  # no later frame wrote over them
@@ -91,7 +91,7 @@ def test_exact_head(detector, frames, kept):
         found, expected = model(frames[i][0]), plain(frames[i][0])
         assert torch.equal(found.boxes, expected.boxes)
         torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-5, atol=1e-9)
-    assert model.linearised._dense.graphs.replayed
+    assert model.linearized._dense.graphs.replayed
 
 
 def test_other_bits_are_noticed(detector, deep, frames, kept, monkeypatch):
@@ -103,7 +103,7 @@ def test_other_bits_are_noticed(detector, deep, frames, kept, monkeypatch):
     model(frames[0][0])
     with pytest.warns(boxcov.BoxcovWarning, match="gives other bits as a CUDA graph"):
         found = [model(frames[0][0]) for _ in range(2)][-1]
-    assert not model.linearised._dense.usable
+    assert not model.linearized._dense.usable
     assert torch.equal(found.boxes, detector.detect(frames[0][0]).boxes)
 
 
@@ -133,31 +133,31 @@ def test_weights_before_the_dense_part_are_not_forgotten(detector, frames, kept)
         prior_precision=100.0,
     )
     model = kept(boxcov.MCGLM(detector, posterior, 2))
-    expected = boxcov.MCGLM(detector, posterior, 2, graphs=False)
+    expected = boxcov.MCGLM(detector, posterior, 2, engine=boxcov.EngineOptions(cuda_graphs=False))
     found = [model(frames[0][0]) for _ in range(4)][-1]
     torch.testing.assert_close(
         found.covariance, expected(frames[0][0]).covariance, rtol=1e-3, atol=1e-7
     )
-    assert not model.linearised._dense.graphs.replayed
+    assert not model.linearized._dense.graphs.replayed
 
 
 def test_hooks_are_called(detector, deep, frames):
     twin = detector_of(pillar_config())
     twin.neck.register_forward_hook(lambda *_: None)
     model = boxcov.MCGLM(twin, deep, 2)
-    assert not model.linearised._dense.usable
+    assert not model.linearized._dense.usable
 
 
 def test_flags_that_change_bits_make_another_graph(detector, deep, frames, kept):
     model = kept(boxcov.MCGLM(detector, deep, 2))
     for _ in range(5):
         model(frames[0][0])
-    assert len(model.linearised._dense.graphs._kept) == 1
+    assert len(model.linearized._dense.graphs._kept) == 1
     before = torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = not before
         model(frames[0][0])
-        assert not model.linearised._dense.graphs.replayed
+        assert not model.linearized._dense.graphs.replayed
     finally:
         torch.backends.cudnn.allow_tf32 = before
 
@@ -168,7 +168,7 @@ def test_other_directions_make_another_graph_which_is_compared_anew(
     model = kept(boxcov.MCGLM(detector, deep, 2))
     for _ in range(4):
         model(frames[0][0])
-    dense, compared = model.linearised._dense, []
+    dense, compared = model.linearized._dense, []
     monkeypatch.setattr(
         type(dense), "_same", lambda self, tensors, given: not compared.append(len(tensors))
     )
@@ -183,4 +183,9 @@ def test_other_directions_make_another_graph_which_is_compared_anew(
 
 
 def test_without_graphs_nothing_is_kept(detector, deep):
-    assert boxcov.MCGLM(detector, deep, 2, graphs=False).linearised._dense is None
+    assert (
+        boxcov.MCGLM(
+            detector, deep, 2, engine=boxcov.EngineOptions(cuda_graphs=False)
+        ).linearized._dense
+        is None
+    )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import boxcov
-from boxcov import GLM, MCGLM, BoxcovError, ExactGLM
+from boxcov import GLM, MCGLM, BoxcovError, EngineOptions, ExactGLM
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import Where
@@ -71,7 +71,7 @@ def both_ways(detector, posterior, inputs) -> tuple[Tensor, Tensor]:
     fast = model(inputs)
     assert torch.equal(fast.boxes, detector.detect(inputs).boxes)
     with torch.no_grad():
-        plain, _, _ = model._by_instance(model.linearised.at(inputs))
+        plain, _, _ = model._by_instance(model.linearized.at(inputs))
     return fast.covariance, plain
 
 
@@ -98,7 +98,7 @@ def test_kinds_that_come_later_are_compared_when_they_come(posterior, data) -> N
     model = ExactGLM(detector, posterior)
     model(data[0][0])
     assert model._stages._compared == {0}
-    model.linearised.shadow.only = None
+    model.linearized.shadow.only = None
     found = model(data[0][0])
     assert model._stages._compared == {0, 1, 2}
     assert relative(found.covariance, GLM(chosen(10), posterior)(data[0][0]).covariance) < 1e-4
@@ -166,8 +166,8 @@ def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
     model = ExactGLM(detector, posterior)
     with torch.no_grad():
         model(data[0][0])
-        point = model.linearised.at(data[0][0])
-        staged = point.linearised.shadow.stages(point.raw, point.selection)
+        point = model.linearized.at(data[0][0])
+        staged = point.linearized.shadow.stages(point.raw, point.selection)
         head = model._stages._prepared
         at = BoxPositions(
             *(
@@ -214,7 +214,7 @@ def test_derivatives_along_directions(posterior, data, count: int) -> None:
     assert along.suffice or count == 1
     found = model(data[0][0])
     assert torch.equal(found.boxes, detector.detect(data[0][0]).boxes)
-    A = directional_derivatives(model.linearised.at(data[0][0]), along.etas)
+    A = directional_derivatives(model.linearized.at(data[0][0]), along.etas)
     assert relative(found.covariance, sample_covariance(A)) < 1e-4
     assert found.factor.shape == (count, 9, 6)
 
@@ -230,7 +230,7 @@ def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> N
     assert along._stages.below
     assert along._carried.trusted
     assert torch.equal(first.covariance, found.covariance)
-    A = directional_derivatives(model.linearised.at(data[0][0]), along.etas)
+    A = directional_derivatives(model.linearized.at(data[0][0]), along.etas)
     assert relative(found.covariance, sample_covariance(A)) < 1e-4
 
 
@@ -242,7 +242,7 @@ def test_exact_head_and_sampled_rest(data) -> None:
     assert model._carried.trusted
     assert torch.equal(first.covariance, found.covariance)
     below = {name: eta for name, eta in model._etas.items() if not name.startswith("head")}
-    A = directional_derivatives(model.linearised.at(data[0][0]), below)
+    A = directional_derivatives(model.linearized.at(data[0][0]), below)
     head = ExactGLM(
         detector,
         posterior.restricted([name for name in posterior.blocks if name.startswith("head")]),
@@ -254,7 +254,7 @@ def test_bfloat16_tangents_are_close(data) -> None:
     detector = chosen(20)
     posterior = boxcov.fit(detector, data, depth="backbone")
     exact, half = (
-        MCGLM(detector, posterior, samples=8, precision=precision)(data[0][0])
+        MCGLM(detector, posterior, samples=8, engine=EngineOptions(precision=precision))(data[0][0])
         for precision in ("float32", "half")
     )
     assert not torch.equal(exact.covariance, half.covariance)
@@ -318,7 +318,7 @@ def test_a_precision_that_there_is_not_is_refused(tiny, train_frames) -> None:
     with pytest.raises(
         BoxcovError, match="precision must be one of float32, tf32, half, got 'double'"
     ):
-        ExactGLM(tiny, boxcov.fit(tiny, train_frames[:2]), precision="double")
+        ExactGLM(tiny, boxcov.fit(tiny, train_frames[:2]), engine=EngineOptions(precision="double"))
 
 
 @pytest.mark.parametrize("count", [1, 21])
@@ -360,7 +360,7 @@ def test_directions_of_which_the_data_say_nothing_are_taken_together(
     if fours:
         for module in (products, prepared):
             monkeypatch.setattr(module, "missing", lambda size, like: -size % 4)
-    model = ExactGLM(detector, wide, tolerance=1e-2)
+    model = ExactGLM(detector, wide, engine=EngineOptions(tolerance=1e-2))
     found = model(data[0][0]).covariance
     stem = model._stages._prepared.stem[0].turned
     assert stem.rest
@@ -387,4 +387,4 @@ def test_variances_with_a_rest_are_within_the_tolerance(posterior) -> None:
 @pytest.mark.parametrize("tolerance", [0, -1, 0.2, float("nan")])
 def test_a_tolerance_that_means_nothing_is_refused(posterior, tolerance: float) -> None:
     with pytest.raises(BoxcovError, match=r"tolerance must lie between 1e-6 and 0\.1"):
-        ExactGLM(chosen(3), posterior, tolerance=tolerance)
+        ExactGLM(chosen(3), posterior, engine=EngineOptions(tolerance=tolerance))

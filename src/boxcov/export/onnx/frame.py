@@ -17,12 +17,12 @@ from boxcov.predict.forward_mode.directions import directional_derivatives
 from boxcov.predict.head.cells import BoxPositions, group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import decode_jacobian, head_covariance
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
-from boxcov.predict.linearize import Point
+from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import sample_covariance
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
-Covariance = Callable[[Point, StaticSelection], Tensor]
+Covariance = Callable[[LinearizationPoint, StaticSelection], Tensor]
 
 
 class Frame:
@@ -51,7 +51,7 @@ class Frame:
     ) -> None:
         self.limits = limits
         model = ExactGLM(detector, posterior)
-        self.linearised = model.linearised
+        self.linearized = model.linearized
         with torch.no_grad():
             point, fixed = self._point(inputs)
             moving = _moving(point, fixed)
@@ -60,13 +60,13 @@ class Frame:
             else:
                 etas = posterior.sample(samples, torch.Generator().manual_seed(seed))
                 self.covariance = _sampled(posterior, moving, point, etas)
-            self.linearised.trunk.forget()
+            self.linearized.trunk.forget()
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
             point, fixed = self._point(inputs)
             covariance = self.covariance(point, fixed)
-            self.linearised.trunk.forget()
+            self.linearized.trunk.forget()
         valid, selection = fixed.valid, fixed.selection
         return (
             torch.where(valid.unsqueeze(1), point.boxes, 0),
@@ -77,25 +77,25 @@ class Frame:
             fixed.left_off,
         )
 
-    def _point(self, inputs: Tensor) -> tuple[Point, StaticSelection]:
+    def _point(self, inputs: Tensor) -> tuple[LinearizationPoint, StaticSelection]:
         """The plain pass, and the boxes of the detector in a fixed number of rows."""
-        shadow = self.linearised.shadow
-        raw = self.linearised.recorded(inputs)
+        shadow = self.linearized.shadow
+        raw = self.linearized.recorded(inputs)
         fixed = shadow.select_static(raw, self.limits)
         if fixed is None:
             raise BoxcovError(
                 f"{type(shadow).__name__} has no select_static(): it does not say what it reports in shapes that do not depend on the frame"
             )
-        return Point(
-            self.linearised, inputs, raw, fixed.selection, shadow.decode(raw, fixed.selection)
+        return LinearizationPoint(
+            self.linearized, inputs, raw, fixed.selection, shadow.decode(raw, fixed.selection)
         ), fixed
 
 
-def _moving(point: Point, fixed: StaticSelection) -> set[str]:
+def _moving(point: LinearizationPoint, fixed: StaticSelection) -> set[str]:
     """Parameters of the posterior that move boxes at all, of any kind: a branch for the scores does not."""
     moving: set[str] = set()
     with torch.enable_grad():
-        theta = {name: w.requires_grad_() for name, w in point.linearised.theta().items()}
+        theta = {name: w.requires_grad_() for name, w in point.linearized.theta().items()}
         for selection in fixed.of_kind or (fixed.selection,):
             z = replace(point, selection=selection).z_at(theta)
             probe = torch.linspace(1, 2, z.numel(), dtype=z.dtype).view(z.shape)
@@ -107,7 +107,7 @@ def _moving(point: Point, fixed: StaticSelection) -> set[str]:
 
 
 def _sampled(
-    posterior: Posterior, moving: set[str], point: Point, etas: dict[str, Tensor]
+    posterior: Posterior, moving: set[str], point: LinearizationPoint, etas: dict[str, Tensor]
 ) -> Covariance:
     """The sample covariance of the derivatives along ``etas``: through the stages of the head, or forward mode through all layers."""
     head = _head(posterior, moving, point, etas)
@@ -118,7 +118,11 @@ def _sampled(
 
 
 def _exact(
-    posterior: Posterior, moving: set[str], point: Point, fixed: StaticSelection, model: ExactGLM
+    posterior: Posterior,
+    moving: set[str],
+    point: LinearizationPoint,
+    fixed: StaticSelection,
+    model: ExactGLM,
 ) -> Covariance:
     """``J Sigma J^T``: through the stages of the head, or its layers one instance at a time."""
     head = _head(posterior, moving, point, None)
@@ -136,21 +140,24 @@ def _exact(
 
 
 def _head(
-    posterior: Posterior, moving: set[str], point: Point, etas: dict[str, Tensor] | None
+    posterior: Posterior,
+    moving: set[str],
+    point: LinearizationPoint,
+    etas: dict[str, Tensor] | None,
 ) -> HeadWeights | None:
     """The stages of the head, if there are any and all that moves boxes is in them."""
-    staged = point.linearised.shadow.stages(point.raw, point.selection)
+    staged = point.linearized.shadow.stages(point.raw, point.selection)
     head = (
         None
         if staged is None
-        else build_head_weights(staged, posterior, point.linearised.names, etas)
+        else build_head_weights(staged, posterior, point.linearized.names, etas)
     )
     return head if head is not None and head.parameters and moving <= head.parameters else None
 
 
-def _through(head: HeadWeights, point: Point) -> Tensor:
+def _through(head: HeadWeights, point: LinearizationPoint) -> Tensor:
     """Covariances (n, D, D), or derivatives (n, D, k) for a head prepared with directions."""
-    staged = point.linearised.shadow.stages(point.raw, point.selection)
+    staged = point.linearized.shadow.stages(point.raw, point.selection)
     assert staged is not None
     where = BoxPositions(staged.frame, staged.row, staged.column, staged.kind)
     pixels, plan = plan_own_cells(
@@ -162,7 +169,7 @@ def _through(head: HeadWeights, point: Point) -> Tensor:
 
 
 def _by_kind(
-    model: ExactGLM, point: Point, fixed: StaticSelection, seen: set[str] | None
+    model: ExactGLM, point: LinearizationPoint, fixed: StaticSelection, seen: set[str] | None
 ) -> Tensor:
     """All rows as if they were of one kind, kind by kind, and of each row what belongs to its own.
 
@@ -179,12 +186,12 @@ def _by_kind(
     for number, selection in enumerate(fixed.of_kind or (fixed.selection,)):
         groups = [
             group
-            for group in point.linearised.shadow.instances(leaves, selection) or []
+            for group in point.linearized.shadow.instances(leaves, selection) or []
             if len(group[0])
         ]
         if len(groups) != 1 or len(groups[0][0]) != n:
             raise BoxcovError(
-                f"{type(point.linearised.shadow).__name__}.instances() must run boxes of one kind as one group: {len(groups)} of {n} boxes"
+                f"{type(point.linearized.shadow).__name__}.instances() must run boxes of one kind as one group: {len(groups)} of {n} boxes"
             )
         uses: Uses = {}
         boxes = model.watched(groups[0][1], uses, n)

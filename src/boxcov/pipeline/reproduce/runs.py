@@ -175,7 +175,7 @@ class Workshop:
             return NMSSpread(self.detector)
         posterior = posterior_of(run, self.posterior(run.share), self.detector)
         if run.method == "glm":
-            return GLM(self.detector, posterior, most=self.setting.slow)
+            return GLM(self.detector, posterior, max_boxes=self.setting.slow)
         if run.method == "exact":
             return ExactGLM(self.detector, posterior)
         return MCGLM(self.detector, posterior, run.samples, run.derivative, run.epsilon)

@@ -14,7 +14,7 @@ from boxcov._torch.precision import at_least_float32
 from boxcov.errors import BoxcovWarning
 from boxcov.predict.cuda.graphs import Precision
 from boxcov.predict.forward_mode.tangents import Etas, NoRule, Tangents, pushed
-from boxcov.predict.linearize import Linearised, Point
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 
 _SLACK: dict[Precision, float] = {
     "float32": 3e-2,
@@ -35,24 +35,27 @@ class Carried:
         self._names: dict[int, str] | None = None
 
     def along(
-        self, linearised: Linearised, etas: Mapping[str, Tensor], ends: frozenset[int] = frozenset()
+        self,
+        linearized: LinearizedDetector,
+        etas: Mapping[str, Tensor],
+        ends: frozenset[int] = frozenset(),
     ) -> Tangents | None:
         """For the coming pass; ``ends`` as ``Tangents`` has them."""
-        kind = next(iter(linearised.weights.values())).device.type
+        kind = next(iter(linearized.weights.values())).device.type
         if not self.usable or not etas or torch.is_autocast_enabled(kind):
             return None
         if (
             self._directions is None
-            or self._names is not linearised.names
+            or self._names is not linearized.names
             or ends != self._ends
             or not _same(self._etas, etas)
         ):
             self.trusted &= self._directions is None or ends == self._ends
-            self._ends, self._etas, self._names = ends, etas, linearised.names
-            self._directions = Etas(etas, linearised.weights, self.precision)
+            self._ends, self._etas, self._names = ends, etas, linearized.names
+            self._directions = Etas(etas, linearized.weights, self.precision)
         return Tangents(self._directions, ends)
 
-    def derivatives(self, point: Point) -> Tensor | None:
+    def derivatives(self, point: LinearizationPoint) -> Tensor | None:
         """J eta (m, D, k), with logits (m, D + 1, k), from the tangents of the raw outputs; None if that is not all there is to it."""
         assert point.tangents is not None
         leaves, form = tree_flatten(point.raw)
@@ -100,7 +103,7 @@ class Carried:
             )
         return self.trusted
 
-    def _decoded_by_weights(self, point: Point) -> bool:
+    def _decoded_by_weights(self, point: LinearizationPoint) -> bool:
         """Whether decode() makes use of the weights, too: their tangents would be missed. Seen once."""
         if self.trusted:
             return False
@@ -110,7 +113,7 @@ class Carried:
             used.append(name)
             return call()
 
-        with LayerCallMode(point.linearised.names, seen):
+        with LayerCallMode(point.linearized.names, seen):
             point.z_of(point.raw)
         if used:
             self.usable = False

@@ -11,11 +11,12 @@ from boxcov._torch.precision import at_least_float32
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.graphs import Precision, matrix_precision
+from boxcov.predict.cuda.graphs import matrix_precision
 from boxcov.predict.forward_mode.carried import Carried
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents, normalised
 from boxcov.predict.head.stages import Found, Stages
-from boxcov.predict.linearize import Linearised, Point, Weights
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, Weights
+from boxcov.predict.route import EngineOptions
 
 
 class Directions:
@@ -30,15 +31,19 @@ class Directions:
         detector: Detector,
         posterior: Posterior,
         etas: dict[str, Tensor],
-        precision: Precision = "float32",
-        chunk: int | None = None,
-        score: bool = False,
-        graphs: bool = True,
+        engine: EngineOptions,
+        with_logit: bool = False,
     ) -> None:
-        self.detector, self.etas, self.precision, self.score = detector, etas, precision, score
+        self.detector, self.etas, self.precision, self.with_logit = (
+            detector,
+            etas,
+            engine.precision,
+            with_logit,
+        )
+        chunk = engine.chunk
         self.chunk = None if chunk is None or chunk >= len(next(iter(etas.values()))) else chunk
-        self._stages = Stages(posterior, precision, graphs, etas)
-        self._carried = Carried(precision)
+        self._stages = Stages(posterior, engine, etas)
+        self._carried = Carried(engine.precision)
         self._met = False  # whether there have been boxes
         self._staged = True  # whether the detector has stages that can be used
 
@@ -52,22 +57,24 @@ class Directions:
         """Whether nothing is left to be compared, so that the trunk need not be remembered."""
         if not self._met or (self._staged and not self._stages.known):
             return False
-        return self._carried.trusted or (self._staged and self._stages.suffice and not self.score)
+        return self._carried.trusted or (
+            self._staged and self._stages.suffice and not self.with_logit
+        )
 
-    def tangents(self, linearised: Linearised) -> Tangents | None:
+    def tangents(self, linearized: LinearizedDetector) -> Tangents | None:
         """To be carried beside a pass: all directions through the whole network; or, for a head in stages, those of what lies below as far as
         the head's input. None where they are not needed, or before the first boxes, when it is not known which."""
         if not self._met or self.chunk is not None:
             return None
-        if self.score or not self._staged:
-            return self._carried.along(linearised, self.etas)
+        if self.with_logit or not self._staged:
+            return self._carried.along(linearized, self.etas)
         return (
-            self._carried.along(linearised, self._rest(), self._stages.ends)
+            self._carried.along(linearized, self._rest(), self._stages.ends)
             if self._stages.below
             else None
         )
 
-    def derivatives(self, point: Point) -> tuple[Tensor, Tensor]:
+    def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:
         """J eta (m, D, k) of the boxes, and of all that is asked about, logits too."""
         staged = self._by_stages(point)
         fast = self._fast(point, staged)
@@ -79,7 +86,7 @@ class Directions:
             return fast
         if not point.remembered:
             logits = point.logits
-            point = replace(point.linearised.at(point.inputs), logits=logits)
+            point = replace(point.linearized.at(point.inputs), logits=logits)
         A = directional_derivatives(point, self.etas, self.chunk)
         boxes = A[:, : point.boxes.shape[1]].contiguous()
         if staged is not None and not self._stages.trusted:
@@ -92,12 +99,14 @@ class Directions:
         own = self._stages.parameters()
         return {name: eta for name, eta in self.etas.items() if name not in own}
 
-    def _by_stages(self, point: Point) -> Found | None:
+    def _by_stages(self, point: LinearizationPoint) -> Found | None:
         found = self._stages.found(replace(point, logits=None)) if self._staged else None
         self._staged = found is not None
         return found
 
-    def _fast(self, point: Point, staged: Found | None) -> tuple[Tensor, Tensor] | None:
+    def _fast(
+        self, point: LinearizationPoint, staged: Found | None
+    ) -> tuple[Tensor, Tensor] | None:
         """As ``derivatives``, of stages and tangents; None if they do not tell all."""
         every = None
         if point.tangents is not None and not point.tangents.ends:
@@ -110,9 +119,9 @@ class Directions:
             if staged.below is None:
                 return None
             boxes = boxes + self._carried.scaled(staged.below)
-        return (boxes, boxes) if not self.score else None if every is None else (boxes, every)
+        return (boxes, boxes) if not self.with_logit else None if every is None else (boxes, every)
 
-    def _learn_stages(self, point: Point, staged: Found) -> None:
+    def _learn_stages(self, point: LinearizationPoint, staged: Found) -> None:
         """The head's part, compared on the features of the plain pass itself and as exactly as it is: in float32."""
         rest, head = self._rest(), replace(point, logits=None)
         deeper = bool(rest) and bool(
@@ -120,7 +129,7 @@ class Directions:
         )
         own = {name: eta for name, eta in self.etas.items() if name not in rest}
         if deeper:  # another pass would compute the features anew
-            head = Linearised(self.detector, list(own)).at(point.inputs)
+            head = LinearizedDetector(self.detector, list(own)).at(point.inputs)
         with matrix_precision("float32"):
             self._stages.compare(
                 staged.part,
@@ -128,11 +137,11 @@ class Directions:
                 sorted(rest) if deeper else [],
             )
 
-    def _learn_tangents(self, point: Point, A: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _learn_tangents(self, point: LinearizationPoint, A: Tensor) -> tuple[Tensor, Tensor] | None:
         """The derivatives of this frame in the way of all later ones, so that equal frames get equal numbers; None if that is the plain one."""
-        tangents = self.tangents(point.linearised)
+        tangents = self.tangents(point.linearized)
         try:
-            again = point if tangents is None else point.linearised.again(point, tangents)
+            again = point if tangents is None else point.linearized.again(point, tangents)
         except NoRule:
             self._carried.usable = False
             return None
@@ -151,7 +160,9 @@ class ForwardModeError(BoxcovError):
     """Torch has no forward-mode derivative of something that the detector does."""
 
 
-def directional_derivatives(point: Point, etas: Weights, chunk: int | None = None) -> Tensor:
+def directional_derivatives(
+    point: LinearizationPoint, etas: Weights, chunk: int | None = None
+) -> Tensor:
     """J eta (m, D, k), of k directions (k, *shape) by parameter name, by forward-mode differentiation, all directions in one pass.
 
     At a point with logits it is (m, D + 1, k).
@@ -162,7 +173,7 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
     >>> frames = shapes.frames(count=2)
     >>> detector = TinyCenter(threshold=0.05, most=3)
     >>> model = boxcov.MCGLM(detector, boxcov.fit(detector, frames))
-    >>> point = model.linearised.at(frames[0][0])
+    >>> point = model.linearized.at(frames[0][0])
     >>> directional_derivatives(point, model.posterior.sample(7)).shape
     torch.Size([3, 5, 7])
     """
@@ -171,7 +182,7 @@ def directional_derivatives(point: Point, etas: Weights, chunk: int | None = Non
             "forward-mode differentiation does not work under torch.autocast: call the model outside of it (for a smaller, faster detector "
             "use detector.bfloat16()), or take derivative='fd' with an epsilon for half precision, or ExactGLM with a posterior of the head"
         )
-    theta = point.linearised.theta()
+    theta = point.linearized.theta()
     at = {name: theta[name] for name in etas}
     scaled, scale = normalised(etas, at)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from boxcov.errors import BoxcovError
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.graphs import Graphs, Many, Precision, matrix_precision
+from boxcov.predict.cuda.graphs import Graphs, Many, matrix_precision
 from boxcov.predict.head.cells import (
     BoxPositions,
     Cells,
@@ -21,8 +21,9 @@ from boxcov.predict.head.cells import (
     window_tables,
 )
 from boxcov.predict.head.covariance import decode_jacobian, head_covariance
-from boxcov.predict.head.weights import TOLERANCE, HeadWeights, build_head_weights
-from boxcov.predict.linearize import Point
+from boxcov.predict.head.weights import HeadWeights, build_head_weights
+from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.route import EngineOptions
 
 Decode = Callable[[Tensor, Tensor, Tensor], Tensor]
 _SLACK = 3e-2  # an activation that lies at its kink to rounding may fall to either side
@@ -65,18 +66,16 @@ class Stages:
     def __init__(
         self,
         posterior: Posterior,
-        precision: Precision = "float32",
-        graphs: bool = True,
+        engine: EngineOptions,
         etas: dict[str, Tensor] | None = None,
-        tolerance: float = TOLERANCE,
     ) -> None:
         self.posterior, self.precision, self.etas, self.tolerance = (
             posterior,
-            precision,
+            engine.precision,
             etas,
-            tolerance,
+            engine.tolerance,
         )
-        self._graphs = Graphs() if graphs else None
+        self._graphs = Graphs() if engine.cuda_graphs else None
         self.below: list[str] = []  # layers of the posterior that lie below the head
         self.trusted = (
             False  # whether the boxes of the last frame were of kinds that have been compared
@@ -101,17 +100,17 @@ class Stages:
         """Whether nothing else is needed for a frame: the posterior does not reach below the head, either."""
         return self.known and not self.below
 
-    def found(self, point: Point) -> Found | None:
+    def found(self, point: LinearizationPoint) -> Found | None:
         """None if the detector has no stages, or none that can be stacked."""
-        linearised = point.linearised
+        linearized = point.linearized
         if point.boxes.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(
             point.boxes.device.type
         ):
             return None  # a head in half precision is not what the stages would be compared with
-        staged = linearised.shadow.stages(point.raw, point.selection)
+        staged = linearized.shadow.stages(point.raw, point.selection)
         if staged is None or staged.features.dtype != point.boxes.dtype:
             return None
-        head = self._ready(staged, linearised.names)
+        head = self._ready(staged, linearized.names)
         if head is None or not head.parameters:
             return None  # the posterior holds nothing of it
         if len(self._compared) < head.n_kinds:
