@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from boxcov.data.augment import Augmentation
-from boxcov.data.points import inside
+from boxcov.data.points import points_in_boxes
 
 
 def frame() -> tuple[list, list]:
@@ -20,11 +20,11 @@ def frame() -> tuple[list, list]:
 
 def test_the_points_in_a_box_stay_in_it() -> None:
     points, targets = frame()
-    before = inside(points[0], targets[0]["boxes"])
+    before = points_in_boxes(points[0], targets[0]["boxes"])
     generator = torch.Generator().manual_seed(3)
     for _ in range(8):
         moved, changed = Augmentation(turn=3.0, scale=0.1)(points, targets, generator)
-        after = inside(moved[0], changed[0]["boxes"])
+        after = points_in_boxes(moved[0], changed[0]["boxes"])
         assert int((before != after).sum()) <= 2  # on a face
         assert int(before.sum()) > 10
         assert torch.equal(moved[0][:, 3:], points[0][:, 3:])

@@ -23,7 +23,7 @@ from boxcov.data.kitti.camera import (
     image_boxes,
     to_camera,
 )
-from boxcov.data.points import inside
+from boxcov.data.points import points_in_boxes
 from boxcov.data.poses import BOX_FIELDS, Pose
 from boxcov.errors import BoxcovError, BoxcovWarning
 from helpers.data_roots import (
@@ -380,7 +380,7 @@ def test_real_frames_and_boxes() -> None:
         filled += int((target["points"] > 0).sum())
         elsewhere = target["boxes"].clone()
         elsewhere[:, 1] += 2 * elsewhere[:, 4]  # off by two lengths there is less
-        beside += int(inside(points, elsewhere).sum() < target["points"].sum())
+        beside += int(points_in_boxes(points, elsewhere).sum() < target["points"].sum())
     assert len(frames) == 77
     assert boxes == 356
     assert filled == boxes

@@ -14,7 +14,7 @@ import torch
 
 from boxcov import BoxcovError, fit
 from boxcov.data import batched, loaded, shapes
-from boxcov.data.loader import each
+from boxcov.data.loader import load_items
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac.items import digest
 
@@ -139,7 +139,7 @@ time.sleep(60)
 def test_nobody_is_left_behind() -> None:
     """Neither when the reader stops early, nor when it is killed."""
     others = children(os.getpid())  # of the tests before
-    reading = each(loaded(Drawn(100), 2), range(100))
+    reading = load_items(loaded(Drawn(100), 2), range(100))
     next(reading)
     pids = children(os.getpid()) - others
     assert pids

@@ -13,7 +13,7 @@ import torch
 from boxcov.data import batched, nuscenes
 from boxcov.data.nuscenes import tables
 from boxcov.data.nuscenes.classes import CATEGORIES, attribute
-from boxcov.data.points import inside
+from boxcov.data.points import points_in_boxes
 from boxcov.errors import BoxcovError, BoxcovWarning
 from helpers.data_roots import (
     CAR_SPEED,
@@ -293,7 +293,7 @@ def test_real_frames_and_boxes() -> None:
     boxes = same = 0
     for (points,), (target,) in frames:
         boxes += len(target["boxes"])
-        same += int((inside(points, target["boxes"]).sum(1) == target["points"]).sum())
+        same += int((points_in_boxes(points, target["boxes"]).sum(1) == target["points"]).sum())
     assert len(frames) == 40
     assert boxes == 2049
     assert same >= 0.98 * boxes
@@ -304,7 +304,7 @@ def test_real_sweeps_line_up() -> None:
     counts: dict[int, int] = {}
     for (points,), (target,) in nuscenes.frames(real("nuscenes"), sweeps=3)[1::4]:
         barriers = target["boxes"][target["labels"] == nuscenes.CLASSES.index("barrier")]
-        hits = inside(points, barriers).any(0)
+        hits = points_in_boxes(points, barriers).any(0)
         for turn, dt in enumerate(points[:, 4].unique()):
             counts[turn] = counts.get(turn, 0) + int(hits[points[:, 4] == dt].sum())
     assert counts[0] > 1000

@@ -10,7 +10,7 @@ import torch
 
 from boxcov import Detections
 from boxcov.data import nuscenes
-from boxcov.data.poses import BOX_FIELDS, moved
+from boxcov.data.poses import BOX_FIELDS, transform_detections
 from boxcov.errors import BoxcovError
 from helpers.data_roots import CAR_SPEED, car_centre, nuscenes_root, random_detections
 
@@ -38,7 +38,7 @@ def test_results_there_and_back(root: Path, tmp_path: Path) -> None:
     assert list(content["results"]) == frames.tokens
     back = nuscenes.read_results(path)
     for number, token in enumerate(frames.tokens):
-        there = moved(found(frames, number), frames.pose(number))
+        there = transform_detections(found(frames, number), frames.pose(number))
         there = there[there.scores.argsort(descending=True)]
         assert back[token].meta == there.meta
         assert torch.allclose(back[token].boxes, there.boxes, atol=1e-9)

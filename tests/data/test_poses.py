@@ -7,7 +7,7 @@ import torch
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 
-from boxcov.data.poses import BOX_FIELDS, Pose, moved, rotation_matrix
+from boxcov.data.poses import BOX_FIELDS, Pose, rotation_matrix, transform_detections
 from boxcov.errors import BoxcovError
 from helpers.data_roots import quaternion, random_detections
 
@@ -48,7 +48,7 @@ def test_poses_compose_and_invert() -> None:
 def test_covariances_move_by_the_jacobian_of_the_map() -> None:
     found = random_detections(boxes(), torch.zeros(5, dtype=torch.long), ("car",))
     factor = torch.randn(5, 9, 4, dtype=torch.float64)
-    there = moved(replace(found, factor=factor), pose())
+    there = transform_detections(replace(found, factor=factor), pose())
 
     def move(box: Tensor) -> Tensor:
         heading = torch.stack([box[6].cos(), box[6].sin(), box.new_zeros(())])
@@ -77,21 +77,22 @@ def test_covariances_move_by_the_jacobian_of_the_map() -> None:
 def test_a_planar_move_there_and_back_changes_nothing() -> None:
     found = random_detections(boxes(), torch.zeros(5, dtype=torch.long), ("car",))
     turn = pose(Rotation.from_euler("z", 70, degrees=True))
-    back = moved(moved(found, turn), turn.inverse())
+    back = transform_detections(transform_detections(found, turn), turn.inverse())
     assert found.covariance is not None
     assert back.covariance is not None
     assert torch.allclose(back.covariance, found.covariance, atol=1e-10)
     assert torch.allclose(back.boxes[:, :6], found.boxes[:, :6], atol=1e-10)
     assert torch.allclose((back.boxes[:, 6] - found.boxes[:, 6]).cos(), torch.ones(5).double())
     assert torch.allclose(
-        torch.trace(back.covariance[0]), torch.trace(moved(found, turn).covariance[0])
+        torch.trace(back.covariance[0]),
+        torch.trace(transform_detections(found, turn).covariance[0]),
     )  # type: ignore[index]
 
 
 def test_what_the_doc_says_of_tilt() -> None:
     found = random_detections(boxes(500), torch.zeros(500, dtype=torch.long), ("car",))
     tilt = pose(Rotation.from_euler("y", 2, degrees=True))
-    back = moved(moved(found, tilt), tilt.inverse())
+    back = transform_detections(transform_detections(found, tilt), tilt.inverse())
     off = (
         torch.atan2(
             (back.boxes[:, 6] - found.boxes[:, 6]).sin(),
@@ -106,4 +107,4 @@ def test_what_the_doc_says_of_tilt() -> None:
 def test_other_boxes_cannot_be_moved() -> None:
     found = random_detections(boxes(), torch.zeros(5, dtype=torch.long), ("car",))
     with pytest.raises(BoxcovError, match="x y z w l h yaw vx vy"):
-        moved(replace(found, fields=tuple(reversed(BOX_FIELDS))), pose())
+        transform_detections(replace(found, fields=tuple(reversed(BOX_FIELDS))), pose())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from boxcov import BoxcovError
-from boxcov.data.poses import BOX_FIELDS, Pose, moved, rotation_matrix
+from boxcov.data.poses import BOX_FIELDS, Pose, rotation_matrix, transform_detections
 from boxcov.export.kalman import measurement_noise, measurements
 from helpers.export_boxes import in_space
 
@@ -79,7 +79,7 @@ def test_another_frame_of_reference() -> None:
     for i, box in enumerate(found.boxes):
         J = torch.autograd.functional.jacobian(there, box)
         torch.testing.assert_close(made.R[i], J @ found.predictive[i] @ J.T)
-    torch.testing.assert_close(made.z, moved(found, pose).boxes[:, at])
+    torch.testing.assert_close(made.z, transform_detections(found, pose).boxes[:, at])
 
 
 def test_without_a_residual_there_is_no_noise() -> None:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.inputs import fresh, most_frames
 from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
-from boxcov.data.frame import batched
+from boxcov.data.sequence import batched
 from boxcov.detector import Detector
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.data.poses import wrapped
+from boxcov.data.poses import wrap_angle
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,6 @@ def _boxes(boxes: Tensor, plane: Tensor, scale: float) -> Tensor:
     plane = plane.to(boxes)
     yaw = boxes[:, 6]
     heading = torch.stack([yaw.cos(), yaw.sin()], 1) @ plane.T
-    turned = wrapped(torch.atan2(heading[:, 1], heading[:, 0])).unsqueeze(1)
+    turned = wrap_angle(torch.atan2(heading[:, 1], heading[:, 0])).unsqueeze(1)
     velocity = boxes[:, 7:9] @ plane.T * scale
     return torch.cat([boxes[:, :2] @ plane.T * scale, boxes[:, 2:6] * scale, turned, velocity], 1)

@@ -37,7 +37,7 @@ _NUMPY = {
 }
 
 
-def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> Loaded:
+def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> LoadedFrames:
     """``frames``, read ahead by so many processes when they are gone through; 0 reads them here.
 
     Each item is read with random numbers (torch, numpy, random) from a seed of its own: the same items come whatever the number of workers,
@@ -50,10 +50,10 @@ def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> Loaded:
     """
     if workers < 0:
         raise BoxcovError(f"workers must be at least 0, got {workers}")
-    return Loaded(frames, workers, seed)
+    return LoadedFrames(frames, workers, seed)
 
 
-class Loaded(Sequence[Any]):
+class LoadedFrames(Sequence[Any]):
     """See ``loaded``."""
 
     def __init__(self, frames: Sequence[Any], workers: int, seed: int) -> None:
@@ -99,15 +99,15 @@ class Loaded(Sequence[Any]):
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def each(frames: Sequence[Any], numbers: Sequence[int]) -> Iterator[Any]:
+def load_items(frames: Sequence[Any], numbers: Sequence[int]) -> Iterator[Any]:
     """The items of these numbers, read ahead where ``frames`` are ``loaded``.
 
-    >>> list(each("abc", [2, 0])), list(each(loaded("abc", 1), [2, 0]))
+    >>> list(load_items("abc", [2, 0])), list(load_items(loaded("abc", 1), [2, 0]))
     (['c', 'a'], ['c', 'a'])
     """
     return (
         frames.each(numbers)
-        if isinstance(frames, Loaded)
+        if isinstance(frames, LoadedFrames)
         else (frames[number] for number in numbers)
     )
 
@@ -148,10 +148,10 @@ def _context() -> Any:
 
 # in the other processes
 
-_mine: Loaded | None = None
+_mine: LoadedFrames | None = None
 
 
-def _begin(frames: Loaded, parent: int) -> None:
+def _begin(frames: LoadedFrames, parent: int) -> None:
     global _mine
     _mine = frames
     torch.set_num_threads(1)  # threads do not survive a fork

@@ -47,10 +47,10 @@ def read_points(path: Path, columns: int) -> Tensor:
     return points
 
 
-def inside(points: Tensor, boxes: Tensor) -> Tensor:
+def points_in_boxes(points: Tensor, boxes: Tensor) -> Tensor:
     """Which points (N, 3 or more) lie in which upright boxes (n, 7 or more) ``x y z w l h yaw``: a mask (n, N), surfaces included.
 
-    >>> inside(torch.tensor([[0.0, 1.9, 0.0], [1.9, 0.0, 0.0]]), torch.tensor([[0.0, 0.0, 0.0, 2.0, 4.0, 2.0, torch.pi / 2]]))
+    >>> points_in_boxes(torch.tensor([[0.0, 1.9, 0.0], [1.9, 0.0, 0.0]]), torch.tensor([[0.0, 0.0, 0.0, 2.0, 4.0, 2.0, torch.pi / 2]]))
     tensor([[ True, False]])
     """
     offset = points[None, :, :3].to(boxes.dtype) - boxes[:, None, :3]  # (n, N, 3)

@@ -57,10 +57,10 @@ def rotation_matrix(quaternion: Tensor) -> Tensor:
     return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
 
-def turned(R: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+def rotate_yaw(R: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
     """The angle (m,) from x to y of the heading ``(cos, sin, 0)`` after the rotation R, and its derivative (m,).
 
-    >>> turned(rotation_matrix(torch.tensor([1.0, 0.0, 0.0, 1.0])), torch.tensor([0.0]))
+    >>> rotate_yaw(rotation_matrix(torch.tensor([1.0, 0.0, 0.0, 1.0])), torch.tensor([0.0]))
     (tensor([1.5708]), tensor([1.]))
     """
     zero = torch.zeros_like(angle)
@@ -79,13 +79,13 @@ def wrapped(angle: Tensor) -> Tensor:
     return torch.remainder(angle + pi, 2 * pi) - pi
 
 
-def carried(
+def propagate(
     detections: Detections, boxes: Tensor, jacobian: Tensor, fields: tuple[str, ...]
 ) -> Detections:
     """The detections with other boxes (m, E), the image of theirs under a map with this Jacobian (m, E, D): C becomes J C J^T.
 
     >>> one = Detections(torch.ones(1, 1), torch.ones(1), torch.zeros(1), torch.zeros(1), ("x",), ("car",), torch.ones(1, 1, 1))
-    >>> carried(one, one.boxes * 3, torch.full((1, 1, 1), 3.0), ("mm",)).covariance
+    >>> propagate(one, one.boxes * 3, torch.full((1, 1, 1), 3.0), ("mm",)).covariance
     tensor([[[9.]]])
     """
     J, A = jacobian, detections.factor
@@ -127,7 +127,7 @@ def moved(detections: Detections, pose: Pose) -> Detections:
         )
     boxes = detections.boxes.detach().cpu().double()
     R, t = pose.R.double(), pose.t.double()
-    yaw, slope = turned(R, boxes[:, 6])
+    yaw, slope = rotate_yaw(R, boxes[:, 6])
     there = torch.cat(
         [boxes[:, :3] @ R.T + t, boxes[:, 3:6], yaw[:, None], boxes[:, 7:] @ R[:2, :2].T], 1
     )
@@ -136,4 +136,4 @@ def moved(detections: Detections, pose: Pose) -> Detections:
     J[:, 3:6, 3:6] = torch.eye(3)
     J[:, 6, 6] = slope
     J[:, 7:, 7:] = R[:2, :2]
-    return carried(detections.to("cpu"), there, J, BOX_FIELDS)
+    return propagate(detections.to("cpu"), there, J, BOX_FIELDS)

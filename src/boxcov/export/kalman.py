@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from boxcov.data.poses import Pose, moved
+from boxcov.data.poses import Pose, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 
@@ -60,7 +60,7 @@ def measurements(
     """
     there, source = _with_noise(detections, residual)
     if pose is not None:
-        there = moved(there, pose)
+        there = transform_detections(there, pose)
     z, C = there.boxes.detach().double(), there.predictive
     assert C is not None
     C = C.double()

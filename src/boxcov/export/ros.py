@@ -1,7 +1,7 @@
 """ROS messages as plain dicts, without ROS: vision_msgs, autoware_perception_msgs, geometry_msgs/PoseWithCovariance.
 
 The keys are those of the messages, so ``rosidl_runtime_py.set_message_fields(message, found)`` fills one. Boxes stay in the frame that they are in,
-in metres and radians: ``frame_id`` must name it. To move them first: ``boxcov.data.poses.moved``.
+in metres and radians: ``frame_id`` must name it. To move them first: ``boxcov.data.poses.transform_detections``.
 
 Pose covariances are 6 x 6, row by row, in the order x, y, z, rotation about x, y, z; the yaw's variance is number 35. A box of boxcov stands upright:
 nothing is known of the rotations about x and y, whose variances are ``tilt_variance``, not 0, which some readers divide by. No message has a
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.data.results import check_finite
+from boxcov.data.covariance_json import check_finite
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.export.choose import Which, chosen

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
-from boxcov.data.frame import Batches
-from boxcov.data.loader import Loaded, each
+from boxcov.data.sequence import Batches
+from boxcov.data.loader import LoadedFrames, load_items
 from boxcov.errors import BoxcovError
 
 _SINGLE = World()
@@ -53,7 +53,7 @@ class Items:
         ):  # only what is used is ever read
             numbers = list(filter(self.world.owns, range(start, self.expected or 0)))
             places = numbers if self.order is None else [self.order[number] for number in numbers]
-            yield from zip(numbers, each(self.frames, places))  # type: ignore[arg-type]
+            yield from zip(numbers, load_items(self.frames, places))  # type: ignore[arg-type]
             return
         yield from (
             (number, item)
@@ -73,7 +73,7 @@ class Items:
 
     def all_frames(self, frames: int, items: int) -> int:
         """The frames of the whole data set, of which ``items`` items held ``frames``: exact for equal items and for ``boxcov.data.batched``."""
-        frames_or_batches = self.frames.frames if isinstance(self.frames, Loaded) else self.frames
+        frames_or_batches = self.frames.frames if isinstance(self.frames, LoadedFrames) else self.frames
         if isinstance(frames_or_batches, Batches):
             return len(frames_or_batches.frames)
         if self.size is None and not self.done:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from boxcov._torch.distributed import World
-from boxcov.data.loader import each
+from boxcov.data.loader import load_items
 from boxcov.errors import BoxcovError
 from boxcov.files import made_folder, reading
 
@@ -69,7 +69,7 @@ class Parts(Generic[T]):
             elif progress is not None:
                 progress(numbers.stop, len(frames))
         with ranks.label_errors():
-            items = each(frames, [number for numbers in missing for number in numbers])
+            items = load_items(frames, [number for numbers in missing for number in numbers])
             for numbers in missing:
                 self.save(numbers.start, make(numbers, items), about)
         ranks.barrier()

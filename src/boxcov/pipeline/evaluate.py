@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from boxcov._torch.distributed import World
-from boxcov.data.loader import each
+from boxcov.data.loader import load_items
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.records import Records
@@ -188,7 +188,7 @@ def _frames(
     targets, kept = [], {}
     wanted = range(len(frames) if parts is None else min(scenes, len(frames)))
     for number, (inputs, target) in zip(
-        wanted, each(ahead(frames, workers, "cpu", source.seed), wanted)
+        wanted, load_items(ahead(frames, workers, "cpu", source.seed), wanted)
     ):
         targets.append((None, target))
         if number < scenes and isinstance(

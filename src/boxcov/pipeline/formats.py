@@ -13,7 +13,7 @@ import torch
 
 from boxcov.data import coco, kitti, nuscenes
 from boxcov.data.coco.results import ALIASES, IMAGE_FIELDS
-from boxcov.data.poses import BOX_FIELDS, Pose, moved
+from boxcov.data.poses import BOX_FIELDS, Pose, transform_detections
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
@@ -125,7 +125,7 @@ def _write_results(format: str, out: Path, frames: Any, found: Detections) -> No
 def _write_messages(format: str, out: Path, frames: Any, found: Detections, words: Words) -> None:
     """One message a frame, with the time of the frame where the data set knows it, in the axes of the data set's own sensor."""
     if isinstance(frames, Turned):
-        found = moved(found, TURN_BACK)
+        found = transform_detections(found, TURN_BACK)
     image = found.fields[:4] == IMAGE_FIELDS
     make = (
         ros.detected_objects
@@ -169,7 +169,7 @@ def as_kitti(found: Detections) -> Detections:
     labels = torch.tensor(
         [kitti.CLASSES.index(name) for name in names if name is not None], dtype=torch.long
     )
-    return moved(replace(known, labels=labels, classes=kitti.CLASSES), TURN_BACK)
+    return transform_detections(replace(known, labels=labels, classes=kitti.CLASSES), TURN_BACK)
 
 
 def plain(about: dict[str, Any]) -> dict[str, Any]:

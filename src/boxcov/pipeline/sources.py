@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
-from boxcov.data.frame import Batches
-from boxcov.data.poses import wrapped
+from boxcov.data.poses import wrap_angle
+from boxcov.data.sequence import Batches
 from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, transformers, yolox
 from boxcov.detectors.centerpoint import Config
@@ -328,7 +328,7 @@ def as_nuscenes(frame: Any) -> Any:
     )
     boxes = [target["boxes"] for target in targets]
     moved = [
-        torch.cat([-b[:, 1:2], b[:, :1], b[:, 2:6], wrapped(b[:, 6:7] + pi / 2), b[:, 7:]], 1)
+        torch.cat([-b[:, 1:2], b[:, :1], b[:, 2:6], wrap_angle(b[:, 6:7] + pi / 2), b[:, 7:]], 1)
         for b in boxes
     ]
     return [turned(cloud) for cloud in points], [

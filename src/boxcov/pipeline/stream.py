@@ -18,7 +18,7 @@ from torch import Tensor
 from boxcov.data import kitti
 from boxcov.data.coco.images import letterbox, read_image
 from boxcov.data.points import read_points
-from boxcov.data.poses import moved
+from boxcov.data.poses import transform_detections
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.detectors.yolox import YOLOX
@@ -65,7 +65,7 @@ class Reader:
             name.lower() for name in kitti.CLASSES
         ):
             return [cloud], lambda found: found
-        return [turned(cloud)], lambda found: moved(found, TURN_BACK)
+        return [turned(cloud)], lambda found: transform_detections(found, TURN_BACK)
 
 
 def enlarged(found: Detections, factor: float) -> Detections:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from boxcov.data.coco.sequence import Coco
-from boxcov.data.poses import carried
-from boxcov.data.results import about, check_finite, covariances, nine_digits, one_a_frame
+from boxcov.data.covariance_json import about, check_finite, covariances, nine_digits, one_a_frame
+from boxcov.data.poses import propagate
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import DAMAGE, replacing
@@ -107,7 +107,7 @@ def _in_image(name: str, found: Detections, scale: float) -> Detections:
     boxes, J = to_image(found.boxes[:, :4], scale)
     check_finite(name, "box", boxes)
     check_finite(name, "score", found.scores[:, None])
-    return carried(
+    return propagate(
         found.to("cpu"),
         boxes,
         torch.cat([J, J.new_zeros(len(J), 4, len(found.fields) - 4)], 2),
@@ -173,4 +173,4 @@ def _read(
         meta=meta.get("uncertainty", {}),
     )
     J = torch.linalg.inv(_TO_SIZE) * scale
-    return carried(there, there.boxes @ J.T, J.expand(len(entries), 4, 4), IMAGE_FIELDS)
+    return propagate(there, there.boxes @ J.T, J.expand(len(entries), 4, 4), IMAGE_FIELDS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from boxcov.data.poses import BOX_FIELDS, Pose, turned
+from boxcov.data.poses import BOX_FIELDS, Pose, rotate_yaw
 from boxcov.errors import BoxcovError
 
 LIDAR_FIELDS = BOX_FIELDS[:7]  # KITTI has no velocities
@@ -21,12 +21,12 @@ _SIZES = {"R0_rect": 9, "Tr_velo_to_cam": 12, "P2": 12}
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CameraCalibration:
     pose: Pose  # from the LiDAR to the rectified camera frame
     P2: Tensor  # (3, 4) from there to the left colour image
 
 
-def read_calibration(path: Path) -> Calibration:
+def read_calibration(path: Path) -> CameraCalibration:
     """One file of ``calib``.
 
     >>> read_calibration(Path("000000.txt"))
@@ -48,7 +48,7 @@ def read_calibration(path: Path) -> Calibration:
         raise BoxcovError(
             f"{path}: R0_rect and Tr_velo_to_cam make no rotation ({R.tolist()}): damaged; unpack it again"
         )
-    return Calibration(Pose(R, R0 @ Tr[:, 3]), P2.reshape(3, 4))
+    return CameraCalibration(Pose(R, R0 @ Tr[:, 3]), P2.reshape(3, 4))
 
 
 def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
     location = pose(boxes[:, :3]) + torch.stack(
         [torch.zeros_like(h), h / 2, torch.zeros_like(h)], 1
     )
-    rotation, slope = turned(_UPRIGHT.T @ pose.R, boxes[:, 6])
+    rotation, slope = rotate_yaw(_UPRIGHT.T @ pose.R, boxes[:, 6])
     J = boxes.new_zeros(len(boxes), 7, 7)
     J[:, 0, 5] = J[:, 1, 3] = J[:, 2, 4] = 1
     J[:, 3:6, :3] = pose.R
@@ -85,7 +85,7 @@ def from_camera(rows: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
     back = pose.inverse()
     h, w, l = rows[:, :3].unbind(1)
     centre = back(rows[:, 3:6] - torch.stack([torch.zeros_like(h), h / 2, torch.zeros_like(h)], 1))
-    yaw, slope = turned(back.R @ _UPRIGHT, rows[:, 6])
+    yaw, slope = rotate_yaw(back.R @ _UPRIGHT, rows[:, 6])
     J = rows.new_zeros(len(rows), 7, 7)
     J[:, :3, 3:6] = back.R
     J[:, :3, 0] = -back.R[:, 1] / 2

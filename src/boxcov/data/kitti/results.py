@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov.data.covariance_json import about, check_finite, covariances, one_a_frame
 from boxcov.data.kitti.camera import (
     CAMERA_FIELDS,
     LIDAR_FIELDS,
@@ -19,8 +20,7 @@ from boxcov.data.kitti.camera import (
     to_camera,
 )
 from boxcov.data.kitti.sequence import Kitti, read_labels
-from boxcov.data.poses import BOX_FIELDS, carried, wrapped
-from boxcov.data.results import about, check_finite, covariances, one_a_frame
+from boxcov.data.poses import BOX_FIELDS, propagate, wrap_angle
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import DAMAGE, made_folder, replacing
@@ -44,7 +44,7 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
     for number, (token, found) in enumerate(one_a_frame(frames.tokens, detections, frames.classes)):
         calibration = frames.calibration(number)
         boxes, J = to_camera(_lidar_boxes(token, found), calibration.pose)
-        there = carried(
+        there = propagate(
             found.to("cpu"),
             boxes,
             torch.cat([J, J.new_zeros(len(J), 7, len(found.fields) - 7)], 2),
@@ -96,8 +96,8 @@ def _lidar_boxes(token: str, found: Detections) -> Tensor:
 
 
 def _lines(there: Detections, covered: Tensor) -> list[str]:
-    rotation = wrapped(there.field("rotation_y"))
-    alpha = wrapped(rotation - torch.atan2(there.field("x"), there.field("z")))
+    rotation = wrap_angle(there.field("rotation_y"))
+    alpha = wrap_angle(rotation - torch.atan2(there.field("x"), there.field("z")))
     numbers = torch.cat([alpha[:, None], covered, there.boxes[:, :6], rotation[:, None]], 1)
     names = [there.classes[label] for label in there.labels.tolist()]
     return [
@@ -147,7 +147,7 @@ def _read(
         predictive=predictive,
         meta=meta,
     )
-    return carried(there, boxes, J, LIDAR_FIELDS)
+    return propagate(there, boxes, J, LIDAR_FIELDS)
 
 
 def _image_size(path: Path) -> tuple[int, int]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.data.kitti.camera import Calibration, from_camera, read_calibration
-from boxcov.data.points import inside, read_points
+from boxcov.data.kitti.camera import CameraCalibration, from_camera, read_calibration
+from boxcov.data.points import points_in_boxes, read_points
 from boxcov.errors import BoxcovError
 
 CLASSES = ("Car", "Pedestrian", "Cyclist")  # those of the official evaluation
@@ -49,13 +49,13 @@ class Kitti(Sequence[Frame]):
         target = {
             "boxes": boxes,
             "labels": labels,
-            "points": inside(points, boxes).sum(1),
+            "points": points_in_boxes(points, boxes).sum(1),
             "token": token,
         }
         points[:, 3] *= 255
         return [torch.cat([points, torch.zeros(len(points), 1)], 1)], [target]
 
-    def calibration(self, item: int) -> Calibration:
+    def calibration(self, item: int) -> CameraCalibration:
         return read_calibration(self.folder / "calib" / f"{self.tokens[item]}.txt")
 
     def _boxes(self, token: str) -> tuple[Tensor, Tensor]:

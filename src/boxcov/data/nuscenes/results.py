@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov.data.covariance_json import about, check_finite, covariances, one_a_frame
 from boxcov.data.nuscenes.classes import CLASSES, attribute
 from boxcov.data.nuscenes.sequence import NuScenes
-from boxcov.data.poses import BOX_FIELDS, moved, rotation_matrix
-from boxcov.data.results import about, check_finite, covariances, one_a_frame
+from boxcov.data.poses import BOX_FIELDS, rotation_matrix, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import DAMAGE, replacing
@@ -42,7 +42,7 @@ def write_results(path: str | Path, frames: NuScenes, detections: Iterable[Detec
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write('{"results": {')
         for number, (token, found) in enumerate(one_a_frame(frames.tokens, detections, CLASSES)):
-            there = moved(_best(found), frames.pose(number))
+            there = transform_detections(_best(found), frames.pose(number))
             meta = about(there, BOX_FIELDS, "global")
             file.write(
                 f"{',' if number else ''}\n{json.dumps(token)}: {json.dumps(list(_entries(token, there)))}"
@@ -51,7 +51,7 @@ def write_results(path: str | Path, frames: NuScenes, detections: Iterable[Detec
 
 
 def read_results(path: str | Path) -> dict[str, Detections]:
-    """The detections of a result file by sample token, in the global frame and float64; ``boxcov.data.poses.moved`` takes them elsewhere.
+    """The detections of a result file by sample token, in the global frame and float64; ``boxcov.data.poses.transform_detections`` takes them elsewhere.
 
     Files of others, without covariance, are read too.
     """
