@@ -216,7 +216,7 @@ def test_workers_give_the_same_file_and_a_lost_one_leaves_none(
         )
     assert done.code == 1
     assert done.err.splitlines()[-1].startswith(
-        "boxcov: a process that reads frames was lost before item 5 came"
+        "boxcov: a worker process ended before it loaded item 5"
     )
     assert not out.exists()
 

@@ -59,7 +59,7 @@ def test_the_same_items_whatever_the_number_of_workers(workers) -> None:
     there = loaded(Drawn(), workers, seed=3)
     expected = [digest(item) for item in here]
     assert [digest(item) for item in there] == expected
-    assert [digest(item) for item in there.each([5, 0, 5])] == [
+    assert [digest(item) for item in load_items(there, [5, 0, 5])] == [
         expected[5],
         expected[0],
         expected[5],
@@ -69,7 +69,7 @@ def test_the_same_items_whatever_the_number_of_workers(workers) -> None:
     assert [digest(item) for item in there[1:3]] == expected[1:3]
     assert len({*expected}) == 7
     assert digest(loaded(Drawn(), 0, seed=4)[2]) != expected[2]
-    assert list(there.each([])) == []
+    assert list(load_items(there, [])) == []
 
 
 def test_the_process_draws_on_as_if_nothing_had_been_read() -> None:
@@ -83,7 +83,7 @@ def test_the_process_draws_on_as_if_nothing_had_been_read() -> None:
 
 
 def test_items_of_any_kind_come_as_they_are() -> None:
-    found = next(loaded(Odd(), 1).each([0]))
+    found = next(load_items(loaded(Odd(), 1), [0]))
     assert found["half"].dtype == torch.bfloat16
     assert found["turned"].stride() == (1, 3)
     assert isinstance(found["array"], np.ndarray)
@@ -110,7 +110,7 @@ def test_a_lost_worker_is_an_error_that_loses_nothing(tmp_path) -> None:
     kept = {"checkpoint": tmp_path / "c", "every": 1e9}
     with pytest.raises(
         BoxcovError,
-        match=r"a process that reads frames was lost before item 4 came: it was killed, or out of memory",
+        match=r"a worker process ended before it loaded item 4: it was killed, or memory ran out",
     ):
         fit(TinyCenter(width=4), loaded(Deadly(), 1), **kept)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
@@ -127,8 +127,8 @@ def test_errors_of_reading_come_as_they_are() -> None:
 
 SCRIPT = """
 import os, time
-from data.test_loader import Drawn, children, loaded
-reading = loaded(Drawn(1000), 2).each(range(1000))
+from data.test_loader import Drawn, children, load_items, loaded
+reading = load_items(loaded(Drawn(1000), 2), range(1000))
 next(reading)
 print(*children(os.getpid()), flush=True)
 time.sleep(60)

@@ -194,22 +194,22 @@ FITS = [
     Mutant(
         "every item has a seed",
         "data/loader.py",
-        "with _drawing(self.seed, number):",
+        "with _item_seed(1_000_003 * self.seed + index):",
         "if True:",
         f"{LOADING}test_the_same_items_whatever_the_number_of_workers[2]",
     ),
     Mutant(
         "a lost worker is an error",
         "data/loader.py",
-        "except BrokenProcessPool:",
-        "except ZeroDivisionError:",
+        "except RuntimeError as error:  # DataLoader lost a worker; errors of the data are pickled",
+        "except ZeroDivisionError as error:",
         f"{LOADING}test_a_lost_worker_is_an_error_that_loses_nothing",
     ),
     Mutant(
         "no worker is left behind",
         "data/loader.py",
-        "pool.shutdown(wait=True, cancel_futures=True)",
-        "pass",
+        "del items  # ends the workers",
+        "_start_worker.kept = items",
         f"{LOADING}test_nobody_is_left_behind",
     ),
     Mutant(

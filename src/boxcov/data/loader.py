@@ -1,47 +1,35 @@
-"""Frames read ahead by other processes, so that loading the next ones overlaps with the work on this one."""
+"""Frames loaded ahead by worker processes, while the main process computes."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import threading
 import time
-from collections import deque
+import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset
 
+from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError
-
-AHEAD = 2  # items that each process may be ahead
-_NUMPY = {
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-}
 
 
 def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> LoadedFrames:
-    """``frames``, read ahead by so many processes when they are gone through; 0 reads them here.
+    """Return ``frames`` as a sequence whose items are loaded ahead by worker processes.
 
-    Each item is read with random numbers (torch, numpy, random) from a seed of its own: the same items come whatever the number of workers,
-    also from data that draw.
+    Each item is loaded with its own seed of torch's, numpy's and Python's random numbers. Items
+    are therefore the same for any number of workers, also when loading them draws random numbers.
+    With ``workers=0`` the main process loads them.
 
     >>> from boxcov.data import shapes
     >>> frames = loaded(shapes.frames(count=3), workers=2)
@@ -53,134 +41,133 @@ def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> LoadedFrames:
     return LoadedFrames(frames, workers, seed)
 
 
-class LoadedFrames(Sequence[Any]):
-    """See ``loaded``."""
-
-    def __init__(self, frames: Sequence[Any], workers: int, seed: int) -> None:
-        self.frames, self.workers, self.seed = frames, workers, seed
-
-    def __len__(self) -> int:
-        return len(self.frames)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        number = range(len(self))[index]
-        with _drawing(self.seed, number):
-            return self.frames[number]
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.each(range(len(self)))
-
-    def each(self, numbers: Sequence[int]) -> Iterator[Any]:
-        """The items of these numbers, in this order."""
-        if not self.workers:
-            yield from (self[number] for number in numbers)
-            return
-        pool = ProcessPoolExecutor(
-            min(self.workers, max(len(numbers), 1)), _context(), _begin, (self, os.getpid())
-        )
-        waiting: deque[tuple[int, Future[Any]]] = deque()
-        try:
-            for number in (*numbers, None):  # None: only what is under way is left
-                if number is not None:
-                    waiting.append((number, pool.submit(_read, number)))
-                while waiting and (number is None or len(waiting) >= AHEAD * self.workers):
-                    item = waiting[0][1].result()
-                    waiting.popleft()
-                    yield _unpacked(item)
-        except BrokenProcessPool:
-            missing = waiting[0][0] if waiting else number
-            raise BoxcovError(
-                f"a process that reads frames was lost before item {missing} came: it was killed, or out of memory. What was kept of the run is "
-                "whole: go on with --resume, and with fewer --workers if memory is short"
-            ) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def load_items(frames: Sequence[Any], numbers: Sequence[int]) -> Iterator[Any]:
-    """The items of these numbers, read ahead where ``frames`` are ``loaded``.
+def load_items(frames: Sequence[Any], indices: Sequence[int]) -> Iterator[Any]:
+    """Yield the items of these indices in order, loaded ahead if ``frames`` is ``loaded``.
 
     >>> list(load_items("abc", [2, 0])), list(load_items(loaded("abc", 1), [2, 0]))
     (['c', 'a'], ['c', 'a'])
     """
-    return (
-        frames.each(numbers)
-        if isinstance(frames, LoadedFrames)
-        else (frames[number] for number in numbers)
-    )
+    if isinstance(frames, LoadedFrames) and frames.workers and indices:
+        return _load_ahead(frames, indices)
+    return (frames[index] for index in indices)
+
+
+class LoadedFrames(FrameSequence):
+    """A sequence of frames that worker processes load; made by ``loaded``."""
+
+    def __init__(self, frames: Sequence[Any], workers: int, seed: int) -> None:
+        super().__init__(len(frames))
+        self.frames, self.workers, self.seed = frames, workers, seed
+
+    def __iter__(self) -> Iterator[Any]:
+        return load_items(self, range(len(self)))
+
+    def load(self, index: int) -> Any:
+        with _item_seed(1_000_003 * self.seed + index):
+            return self.frames[index]
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """A tensor on its way through a pipe: shared memory may be small, and its files are counted."""
+class _Failure:
+    """An exception of a worker, with its traceback as text, which the exception itself loses."""
 
-    array: Any
-
-
-def _packed(item: Any) -> Any:
-    def sent(t: Tensor) -> Any:
-        return (
-            _Sent(t.numpy())
-            if t.device.type == "cpu"
-            and t.is_contiguous()
-            and t.dtype in _NUMPY
-            and not t.requires_grad
-            else t
-        )
-
-    return tree_map_only(Tensor, sent, item)
+    error: Exception
+    traceback: str
 
 
-def _unpacked(item: Any) -> Any:
-    return tree_map_only(
-        _Sent, lambda sent: torch.from_numpy(sent.array).clone(), item
-    )  # a clone lies in memory as torch likes it
+class _Pickled(Dataset[bytes]):
+    """Items as bytes.
+
+    DataLoader would send tensors through shared memory, which is small in containers and takes
+    one open file per tensor. It would also change the type and message of exceptions.
+    """
+
+    def __init__(self, frames: LoadedFrames) -> None:
+        self.frames = frames
+
+    def __getitem__(self, index: int) -> bytes:
+        try:
+            item = self.frames[index]
+        except Exception as error:
+            item = _Failure(error, traceback.format_exc())
+        return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
 
 
-def _context() -> Any:
-    """Forked where that is possible: frames need not be sent, and torch not imported again."""
-    return multiprocessing.get_context(
-        "fork" if "fork" in multiprocessing.get_all_start_methods() else None
+def _load_ahead(frames: LoadedFrames, indices: Sequence[int]) -> Iterator[Any]:
+    can_fork = "fork" in multiprocessing.get_all_start_methods()
+    loader = DataLoader(
+        _Pickled(frames),
+        batch_size=None,
+        sampler=indices,
+        num_workers=min(frames.workers, len(indices)),
+        worker_init_fn=partial(_start_worker, os.getpid()),
+        multiprocessing_context="fork" if can_fork else None,
+        generator=torch.Generator(),  # the global one must not advance
+    )
+    with _sigchld_unchanged():
+        items = iter(loader)
+    try:
+        for index in indices:
+            yield _unpickle(_next_item(items, index))
+    finally:
+        del items  # ends the workers
+
+
+def _next_item(items: Iterator[bytes], index: int) -> bytes:
+    try:
+        return next(items)
+    except RuntimeError as error:  # DataLoader lost a worker; errors of the data are pickled
+        reason = str(error).splitlines()[0]
+    # outside of the except block: its traceback would keep the other workers alive
+    raise BoxcovError(
+        f"a worker process ended before it loaded item {index}: it was killed, or memory ran out "
+        f"({reason}). Use fewer --workers if memory is short. An interrupted run continues with "
+        "--resume"
     )
 
 
-# in the other processes
-
-_mine: LoadedFrames | None = None
-
-
-def _begin(frames: LoadedFrames, parent: int) -> None:
-    global _mine
-    _mine = frames
-    torch.set_num_threads(1)  # threads do not survive a fork
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the one that asked decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+def _unpickle(data: bytes) -> Any:
+    item = pickle.loads(data)  # written by our own worker
+    if isinstance(item, _Failure):
+        raise item.error from RuntimeError(f"in a worker process:\n{item.traceback}")
+    return item
 
 
-def _leave_with(parent: int) -> None:
-    """A killed parent tells nobody."""
+def _start_worker(parent: int, worker: int) -> None:
+    # Ctrl-C reaches every process: the main one decides whether the workers end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+
+
+def _exit_with_parent(parent: int) -> None:
+    """End this worker when the main process is killed, even while it waits to send an item."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
-def _read(number: int) -> Any:
-    assert _mine is not None
-    return _packed(_mine[number])
+@contextmanager
+def _sigchld_unchanged() -> Iterator[None]:
+    """Restore the SIGCHLD handler that DataLoader replaces.
+
+    Its handler raises wherever the main process is when a worker dies, not where items are read.
+    """
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() != threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.signal(signal.SIGCHLD, handler)
 
 
 @contextmanager
-def _drawing(seed: int, number: int) -> Iterator[None]:
-    """Random numbers of one item's own; those of the process go on after it as if nothing had been drawn."""
-    start = 1_000_003 * seed + number
+def _item_seed(seed: int) -> Iterator[None]:
+    """Seed all random numbers, and restore the generators' states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(start)
-        random.seed(start)
-        np.random.seed(start % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
         try:
             yield
         finally:

@@ -1,8 +1,10 @@
-"""What all data sets share: merging frames into batches."""
+"""Sequences of frames: the base of every data set, and batches."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -11,8 +13,32 @@ from torch import Tensor
 from boxcov.errors import BoxcovError
 
 
+class FrameSequence(Sequence[Any], ABC):
+    """Frames that are loaded when they are indexed; ``frames[:28]`` has the same type."""
+
+    def __init__(self, count: int) -> None:
+        self.indices = range(count)  # into all frames of the data set
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, item: Any) -> Any:
+        if not isinstance(item, slice):
+            return self.load(self.indices[item])
+        part = copy(self)
+        part.indices = self.indices[item]
+        return part
+
+    @abstractmethod
+    def load(self, index: int) -> Any:
+        """Load frame ``index`` of the data set."""
+
+
 def batched(frames: Sequence[Any], size: int) -> Batches:
-    """``frames`` in batches of ``size``: tensors are joined along their first dimension, lists end to end, dicts and tuples item by item.
+    """Return ``frames`` in batches of ``size``, merged when they are indexed.
+
+    Tensors are concatenated along their first dimension, and so are lists. Dicts and tuples are
+    merged entry by entry.
 
     >>> from boxcov.data import shapes
     >>> batches = batched(shapes.frames(count=10), 4)
@@ -20,37 +46,36 @@ def batched(frames: Sequence[Any], size: int) -> Batches:
     (3, torch.Size([2, 1, 64, 64]))
     """
     if size < 1:
-        raise BoxcovError(f"a batch holds at least 1 frame, got {size}")
+        raise BoxcovError(f"the batch size must be at least 1, got {size}")
     return Batches(frames, size)
 
 
-class Batches(Sequence[Any]):
-    """Frames merged when they are asked for."""
+class Batches(FrameSequence):
+    """Frames merged into batches; made by ``batched``."""
 
     def __init__(self, frames: Sequence[Any], size: int) -> None:
+        super().__init__(-(-len(frames) // size))
         self.frames, self.size = frames, size
 
-    def __len__(self) -> int:
-        return -(-len(self.frames) // self.size)
-
-    def __getitem__(self, index: Any) -> Any:
-        start = range(len(self))[index] * self.size
-        items = [self.frames[i] for i in range(start, min(start + self.size, len(self.frames)))]
-        return _joined(items)
+    def load(self, index: int) -> Any:
+        start = index * self.size
+        stop = min(start + self.size, len(self.frames))
+        return _merge([self.frames[i] for i in range(start, stop)])
 
 
-def _joined(items: list[Any]) -> Any:
+def _merge(items: list[Any]) -> Any:
     first = items[0]
     if isinstance(first, Tensor):
         return torch.cat(items)
     if isinstance(first, list):
         return [entry for item in items for entry in item]
     if isinstance(first, tuple):
-        return tuple(_joined(list(entries)) for entries in zip(*items))
+        return tuple(_merge(list(entries)) for entries in zip(*items))
     if isinstance(first, dict):
-        return {key: _joined([item[key] for item in items]) for key in first}
+        return {key: _merge([item[key] for item in items]) for key in first}
     if all(item is None for item in items):
         return None
     raise BoxcovError(
-        f"cannot merge {type(first).__name__} items into a batch: give tensors, lists, tuples or dicts of them"
+        f"cannot merge {type(first).__name__} items into a batch: use tensors, or lists, tuples "
+        "or dicts of tensors"
     )
