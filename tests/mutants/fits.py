@@ -201,15 +201,15 @@ FITS = [
     Mutant(
         "a lost worker is an error",
         "data/loader.py",
-        "except RuntimeError as error:  # DataLoader lost a worker; errors of the data are pickled",
+        "except RuntimeError as error:  # DataLoader lost a worker; errors of the data are in the files",
         "except ZeroDivisionError as error:",
         f"{LOADING}test_a_lost_worker_is_an_error_that_loses_nothing",
     ),
     Mutant(
         "no worker is left behind",
         "data/loader.py",
-        "del items  # ends the workers",
-        "_start_worker.kept = items",
+        "del paths  # ends the workers",
+        "_start_worker.kept = paths",
         f"{LOADING}test_nobody_is_left_behind",
     ),
     Mutant(

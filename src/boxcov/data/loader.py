@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import random
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from boxcov.data.sequence import FrameSequence
@@ -75,48 +77,57 @@ class _Failure:
     traceback: str
 
 
-class _Pickled(Dataset[bytes]):
-    """Items as bytes.
+class _Files(Dataset[str]):
+    """Items written to files in ``folder``.
 
-    DataLoader would send tensors through shared memory, which is small in containers and takes
-    one open file per tensor. It would also change the type and message of exceptions.
+    DataLoader would send tensors through shared memory, which is small in containers, and takes
+    an open file per tensor. Sent through its pipe, they would block the main process for ever if
+    the worker is killed halfway. DataLoader would also change the type of exceptions.
     """
 
-    def __init__(self, frames: LoadedFrames) -> None:
-        self.frames = frames
+    def __init__(self, frames: LoadedFrames, folder: str) -> None:
+        self.frames, self.folder = frames, folder
 
-    def __getitem__(self, index: int) -> bytes:
+    def __getitem__(self, index: int) -> str:
+        handle, path = tempfile.mkstemp(dir=self.folder)
+        os.close(handle)
         try:
-            item = self.frames[index]
+            torch.save(tree_map_only(Tensor, _compact, self.frames[index]), path)
         except Exception as error:
-            item = _Failure(error, traceback.format_exc())
-        return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+            torch.save(_Failure(error, traceback.format_exc()), path)
+        return path
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """Return the tensor without the rest of its storage, which would be written as well."""
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
 def _load_ahead(frames: LoadedFrames, indices: Sequence[int]) -> Iterator[Any]:
     can_fork = "fork" in multiprocessing.get_all_start_methods()
-    loader = DataLoader(
-        _Pickled(frames),
-        batch_size=None,
-        sampler=indices,
-        num_workers=min(frames.workers, len(indices)),
-        worker_init_fn=partial(_start_worker, os.getpid()),
-        multiprocessing_context="fork" if can_fork else None,
-        generator=torch.Generator(),  # the global one must not advance
-    )
-    with _sigchld_unchanged():
-        items = iter(loader)
-    try:
-        for index in indices:
-            yield _unpickle(_next_item(items, index))
-    finally:
-        del items  # ends the workers
+    with tempfile.TemporaryDirectory(prefix="boxcov-") as folder:
+        loader = DataLoader(
+            _Files(frames, folder),
+            batch_size=None,
+            sampler=indices,
+            num_workers=min(frames.workers, len(indices)),
+            worker_init_fn=partial(_start_worker, os.getpid()),
+            multiprocessing_context="fork" if can_fork else None,
+            generator=torch.Generator(),  # the global one must not advance
+        )
+        with _sigchld_unchanged():
+            paths = iter(loader)
+        try:
+            for index in indices:
+                yield _read_item(_next_path(paths, index))
+        finally:
+            del paths  # ends the workers
 
 
-def _next_item(items: Iterator[bytes], index: int) -> bytes:
+def _next_path(paths: Iterator[str], index: int) -> str:
     try:
-        return next(items)
-    except RuntimeError as error:  # DataLoader lost a worker; errors of the data are pickled
+        return next(paths)
+    except RuntimeError as error:  # DataLoader lost a worker; errors of the data are in the files
         reason = str(error).splitlines()[0]
     # outside of the except block: its traceback would keep the other workers alive
     raise BoxcovError(
@@ -126,8 +137,9 @@ def _next_item(items: Iterator[bytes], index: int) -> bytes:
     )
 
 
-def _unpickle(data: bytes) -> Any:
-    item = pickle.loads(data)  # written by our own worker
+def _read_item(path: str) -> Any:
+    item = torch.load(path, weights_only=False)  # written by our own worker
+    os.unlink(path)
     if isinstance(item, _Failure):
         raise item.error from RuntimeError(f"in a worker process:\n{item.traceback}")
     return item
