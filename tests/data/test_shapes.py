@@ -42,7 +42,7 @@ def test_batches_merge_what_frames_are_made_of() -> None:
     assert targets is None
     with pytest.raises(BoxcovError, match="cannot merge str"):
         batched([("a", None)], 1)[0]
-    with pytest.raises(BoxcovError, match="at least 1 frame, got 0"):
+    with pytest.raises(BoxcovError, match="at least 1, got 0"):
         batched(frames, 0)
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
-from boxcov.data.sequence import Batches
 from boxcov.data.loader import LoadedFrames, load_items
+from boxcov.data.sequence import Batches
 from boxcov.errors import BoxcovError
 
 _SINGLE = World()
@@ -73,7 +73,9 @@ class Items:
 
     def all_frames(self, frames: int, items: int) -> int:
         """The frames of the whole data set, of which ``items`` items held ``frames``: exact for equal items and for ``boxcov.data.batched``."""
-        frames_or_batches = self.frames.frames if isinstance(self.frames, LoadedFrames) else self.frames
+        frames_or_batches = (
+            self.frames.frames if isinstance(self.frames, LoadedFrames) else self.frames
+        )
         if isinstance(frames_or_batches, Batches):
             return len(frames_or_batches.frames)
         if self.size is None and not self.done:
