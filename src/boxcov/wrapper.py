@@ -1,4 +1,4 @@
-"""``wrap``: a model and a few functions as a detector, without a class of one's own."""
+"""``wrap``: make a Detector from a model and a few functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from boxcov.errors import BoxcovError, join_names
 from boxcov.head_stages import HeadStages
 
 Part = nn.Module | str | Sequence[nn.Module | str]
-"""A part of the model: a module, its name in the model, or several of either."""
+"""A part of the model: a module, a module's name, or a sequence of these."""
 
 _ARGUMENTS = {
     "forward": ("inputs",),
@@ -47,16 +47,20 @@ def wrap(
     candidates: Callable[[Any, Any], Candidates | None] | None = None,
     sample_targets: Callable[[Any, Any, torch.Generator], Any] | None = None,
 ) -> Detector:
-    """A ``Detector`` of ``model`` and functions: each is a method of the contract, with the model in the place of ``self``.
+    """Make a ``Detector`` from ``model`` and functions.
 
-    So ``decode(model, raw, selection)``, ``loss(model, raw, targets)`` and so on, and a method of the model's own class will do:
-    ``loss=MyModel.loss``. Use the model that is handed over, not one from around the function: boxcov works on a shadow of it.
-    forward: ``forward(model, inputs)``; unless given, ``model(inputs)``.
-    parts: from the output to the input, "head" first; modules, their names in the model, or several of either.
-    periods: fields that wrap around, and after how much; a yaw after 2 pi unless given.
-    instances: ``instances(model, raw, selection)`` or ``instances(model, raw, selection, with_logit)``. Without the fourth
-    argument the score logit is not available by instance, and ``ExactGLM(score=True)`` runs one backward pass per number.
-    The others are optional, and mean what they mean in ``boxcov.Detector``. ``boxcov.check`` says whether all is well.
+    Each function is a method of the contract with the model in place of ``self``:
+    ``decode(model, raw, selection)``, ``loss(model, raw, targets)`` and so on. Methods of the
+    model's class work, too: ``loss=MyModel.loss``. Use the model that is passed in, not one from
+    an enclosing scope: boxcov works on a shadow of it.
+
+    forward: ``forward(model, inputs)``; by default ``model(inputs)``.
+    parts: from the output ("head") to the input; modules, their names, or sequences of these.
+    periods: the period of each field that wraps around; by default 2 pi for yaw.
+    instances: ``instances(model, raw, selection)`` or, to offer the score logit as well,
+    ``instances(model, raw, selection, with_logit)``.
+    The other functions are optional and documented in ``boxcov.Detector``. Run ``boxcov.check``
+    on the result.
 
     >>> def select(model, raw):
     ...     score, cell = raw[:, 0].sigmoid().max(1)  # the best cell of each frame
@@ -65,7 +69,7 @@ def wrap(
     >>> detector = wrap(
     ...     nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 2, 1)),
     ...     select=select,
-    ...     decode=lambda model, raw, selection: raw[selection.where[0], 1, selection.where[1]].exp()[:, None],
+    ...     decode=lambda model, raw, sel: raw[sel.where[0], 1, sel.where[1]].exp()[:, None],
     ...     loss=lambda model, raw, targets: (raw[:, 1] - targets).square().sum(1),
     ...     parts={"head": "2", "backbone": "0"},
     ...     box_fields=("length",),
@@ -76,7 +80,7 @@ def wrap(
     """
     if not isinstance(model, nn.Module):
         raise BoxcovError(
-            f"wrap takes a torch.nn.Module, got a {type(model).__name__}: put your network in one"
+            f"wrap takes a torch.nn.Module, got a {type(model).__name__}: wrap the network in one"
         )
     given = {
         "forward": forward,
@@ -90,7 +94,7 @@ def wrap(
         "sample_targets": sample_targets,
     }
     functions = {name: _function(name, f, model) for name, f in given.items() if f is not None}
-    # whether a detector has an optional method is told by its class: this one has those that were given
+    # A class of its own: boxcov asks the class which optional methods a detector has.
     own = {name: _method(name) for name in functions if name not in Wrapped.__dict__}
     if instances is not None:
         own["instances"] = _instances(takes_logit=_accepts(instances, "with_logit"))
@@ -106,14 +110,15 @@ def wrap(
         unknown = sorted(set(periods) - set(detector.box_fields))
         if unknown:
             raise BoxcovError(
-                f"periods of {join_names(unknown)}, which are no fields of a box: it has {', '.join(detector.box_fields)}"
+                f"periods of {join_names(unknown)}, but the box fields are "
+                f"{', '.join(detector.box_fields)}"
             )
         detector.__dict__["periods"] = dict(periods)
     return detector
 
 
 class Wrapped(Detector):
-    """What ``wrap`` gives: the model is ``detector.model``, and its parameters have names that begin with ``model.``."""
+    """A detector made by ``wrap``. The model is ``detector.model``."""
 
     def __init__(
         self,
@@ -184,35 +189,36 @@ def _accepts(function: Callable[..., Any], argument: str) -> bool:
 
 
 def _function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:
-    """The function as it will be called, or an error that says what it must be."""
+    """Check a function and return it in the form in which it will be called."""
     expected = f"{name}({', '.join(('model', *_ARGUMENTS[name]))})"
     if not callable(function):
         raise BoxcovError(f"{name} must be a function {expected}, got a {type(function).__name__}")
     if isinstance(function, MethodType) and function.__self__ is model:
-        function = function.__func__  # the model comes first in any case
+        function = function.__func__  # the model is passed explicitly
     if isinstance(function, (MethodType, nn.Module)) and isinstance(
         getattr(function, "__self__", function), nn.Module
     ):
         raise BoxcovError(
-            f"{name} is bound to a module of its own, and boxcov works on a shadow of the model: write a function {expected} "
-            "that reaches that module from the model"
+            f"{name} is bound to another module, but boxcov works on a shadow of the model: "
+            f"write a function {expected} that reaches the module through the model"
         )
     try:
         inspect.signature(function).bind(model, *_ARGUMENTS[name])
     except TypeError as error:
         raise BoxcovError(f"{name} must be a function {expected}: {error}") from None
     except ValueError:
-        pass  # a builtin that does not tell its arguments
+        pass  # a builtin without a signature
     around = _modules_around(function, model)
     if around:
         raise BoxcovError(
-            f"{name} reads {join_names(around)} from around it, and boxcov works on a shadow of the model: use the model that is handed over, {expected}"
+            f"{name} reads {join_names(around)} from an enclosing scope, but boxcov works on a "
+            f"shadow of the model: use the model that is passed in, {expected}"
         )
     return function  # type: ignore[no-any-return]
 
 
 def _modules_around(function: Any, model: nn.Module) -> list[str]:
-    """Names by which a function reaches the model's modules other than through its arguments."""
+    """Variables of enclosing scopes through which a function reaches the model's modules."""
     if not inspect.isfunction(function):
         return []
     inside = {id(module) for module in model.modules()}
@@ -225,7 +231,8 @@ def _modules_around(function: Any, model: nn.Module) -> list[str]:
 def _names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         raise BoxcovError(
-            f"{argument} must be names, got the string {names!r}: write {argument}={tuple(names.split())!r}"
+            f"{argument} must be a sequence of names, got the string {names!r}: "
+            f"write {argument}={tuple(names.split())!r}"
         )
     names = tuple(names)
     if (
@@ -233,15 +240,16 @@ def _names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
         or not all(isinstance(name, str) for name in names)
         or len(set(names)) < len(names)
     ):
-        raise BoxcovError(f"{argument} must be different names, at least one, got {names!r}")
+        raise BoxcovError(f"{argument} must be distinct names, at least one, got {names!r}")
     return names
 
 
 def _part_names(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[str, ...]]:
-    """Each part as names of modules in the model, so that it is found in a shadow of it, too."""
+    """Each part as module names, so that a shadow of the model has the same parts."""
     if not isinstance(parts, Mapping) or not parts:
         raise BoxcovError(
-            f"parts must say what is the head, and what lies below it: parts={{'head': ...}}, got {parts!r}"
+            f"parts must name the modules of the head, the neck, the backbone: "
+            f"parts={{'head': ...}}, got {parts!r}"
         )
     known = {id(module): name for name, module in reversed(list(model.named_modules()))}
     found = {}
@@ -259,7 +267,8 @@ def _part_name(model: nn.Module, part: str, entry: Any, known: Mapping[int, str]
     if isinstance(entry, nn.Module):
         if id(entry) not in known:
             raise BoxcovError(
-                f"the part {part!r} holds a {type(entry).__name__} that is not a module of the model"
+                f"the part {part!r} holds a {type(entry).__name__} "
+                "that is not a module of the model"
             )
         return known[id(entry)]
     try:
@@ -267,6 +276,7 @@ def _part_name(model: nn.Module, part: str, entry: Any, known: Mapping[int, str]
     except (AttributeError, TypeError):
         children = [name for name, _ in model.named_children()]
         raise BoxcovError(
-            f"the part {part!r} names {entry!r}, which the model does not have: there are {join_names(children)} and what is in them"
+            f"the part {part!r} names {entry!r}, which the model does not have: "
+            f"its children are {join_names(children)}"
         ) from None
     return str(entry)

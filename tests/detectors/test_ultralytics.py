@@ -1,4 +1,4 @@
-"""Ultralytics' YOLO, small and random, under the contract; skipped where ultralytics is not installed."""
+"""A small random Ultralytics YOLO under the contract; skipped without ultralytics."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def objects(count: int, seed: int = 0) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def detector(request: pytest.FixtureRequest) -> Yolo:
-    return wrap(yolo(request.param), threshold=0.5, most=8)
+    return wrap(yolo(request.param), threshold=0.5, max_boxes=8)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_boxes_are_those_of_its_own_nms_bit_for_bit(detector: Yolo) -> None:
         assert torch.equal(one.boxes, theirs[b][:, :4])
         assert torch.equal(one.scores, theirs[b][:, 4])
         assert torch.equal(one.labels, theirs[b][:, 5].long())
-    brought = wrap(detector.model, threshold=0.5, most=8, coco=True).detect(255 * x.flip(1))
+    brought = wrap(detector.model, threshold=0.5, max_boxes=8, coco=True).detect(255 * x.flip(1))
     torch.testing.assert_close(brought.boxes, found.boxes, rtol=1e-3, atol=1e-3)
 
 
@@ -161,9 +161,7 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(BoxcovError, match=message):
             wrap(model, **given)
-    with pytest.raises(
-        BoxcovError, match="the model ends in a Segment, and boxcov knows Detect alone"
-    ):
+    with pytest.raises(BoxcovError, match="the model ends in a Segment; only Detect is supported"):
         wrap(yolo("yolov8n-seg.yaml", SegmentationModel))
     with pytest.raises(BoxcovError, match=r"with sides that divide by 32, got \(1, 3, 60, 64\)"):
         wrap(model)(torch.zeros(1, 3, 60, 64))
@@ -172,4 +170,4 @@ def test_what_is_refused() -> None:
     with pytest.raises(BoxcovError, match=r"set model\.end2end = False for its one-to-many head"):
         wrap(ended)
     ended.end2end = False
-    assert len(wrap(ended, threshold=0.0, most=4).detect(images())) == 4
+    assert len(wrap(ended, threshold=0.0, max_boxes=4).detect(images())) == 4

@@ -15,7 +15,7 @@ from boxcov.detectors.tiny import Raw, TinyCenter
 
 
 class Base(TinyCenter):
-    """A TinyCenter of a few channels that finds some boxes untrained; without the optional methods, to be quick."""
+    """A small untrained TinyCenter that finds some boxes, without the optional methods."""
 
     def __init__(self) -> None:
         super().__init__(seed=1, threshold=0.05, most=6, width=4)
@@ -226,11 +226,11 @@ class BadLogits(Base):
 
 BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (NoGrad, "decode: derivative", "has no gradient in the raw outputs"),
-    (HalfDetached, "decode: derivative", "the derivative of w, l is off"),
+    (HalfDetached, "decode: derivative", "the derivative of w, l differs"),
     (Reselects, "decode: same instances", "rows for other raw outputs|reads other raw outputs"),
     (Resorts, "decode: same instances", "reads other raw outputs"),
     (MeanLoss, "loss", r"loss\(\) gives \(\) for 1 frames"),
-    (DividedLoss, "loss: alone", "in a batch of two of it"),
+    (DividedLoss, "loss: alone", "in a batch with a copy of itself"),
     (CoupledLoss, "loss: frames apart", "beside"),
     (LeakingLoss, "loss: frames apart", r"has a gradient in raw\['size'\] of the second"),
     (AlwaysDrops, "repeatable", "two passes in eval mode differ, by up to"),
@@ -247,7 +247,7 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (ChangesRaw, "select", "changes raw outputs in place"),
     (EmptyPart, "parts", "'rest' holds no parameters"),
     (Overlap, "parts", "'head' and 'neck' share head.shared"),
-    (Stranger, "parts", "'head' holds Conv2d that the detector does not"),
+    (Stranger, "parts", "'head' holds Conv2d, not a module of the detector"),
     (NoHead, "parts", "the first part is 'body'"),
     (FindsNothing, "select", "no instance is selected"),
     (ForwardFails, "forward", "KeyError: 'points'"),

@@ -1,4 +1,4 @@
-"""Small random models of transformers, and images and objects for them. Importing transformers takes seconds: one test file does."""
+"""Small random transformers models with images and objects. The import takes seconds."""
 
 from __future__ import annotations
 

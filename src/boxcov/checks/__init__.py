@@ -1,4 +1,4 @@
-"""``boxcov.check``: whether a new adapter keeps the contract, before anything is fitted with it."""
+"""``boxcov.check``: does a new adapter keep the contract? Run it before the first fit."""
 
 from boxcov.checks.check import check
 from boxcov.checks.report import Finding, Report

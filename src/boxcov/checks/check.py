@@ -1,4 +1,4 @@
-"""``check``: every check in turn, whatever the one before came to."""
+"""``check``: run every check, also after one has failed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from boxcov._torch.inputs import move
 from boxcov.checks import contract, derivatives, layers, losses
 from boxcov.checks.report import Finding, Report
-from boxcov.checks.subject import NotChecked, Outcome, Subject, left_alone
+from boxcov.checks.subject import NotChecked, Outcome, Subject, unchanged
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 
-# in this order: later ones read what earlier ones have found
+# The order matters: later checks read what earlier ones stored in the subject.
 CHECKS: tuple[tuple[str, Callable[[Subject], Outcome]], ...] = (
     ("names", contract.names),
     ("parts", contract.parts),
@@ -33,7 +33,7 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Outcome]], ...] = (
     ("own output", contract.own_output),
     ("layers", layers.trace),
     ("decode: derivative", derivatives.differentiable),
-    ("decode: same instances", derivatives.frozen),
+    ("decode: same instances", derivatives.same_instances),
     ("loss", losses.shape),
     ("loss: alone", losses.alone),
     ("loss: frames apart", losses.apart),
@@ -45,19 +45,22 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Outcome]], ...] = (
     ("stages", derivatives.stages),
     ("logits", derivatives.logits),
     ("candidates", derivatives.candidates),
-    ("sample_targets", losses.drawn),
+    ("sample_targets", losses.sampled_targets),
 )
 
 
 def check(
     detector: Detector, frame: Any, *, other: Any = None, reference: Tensor | None = None
 ) -> Report:
-    """Whether ``detector`` keeps the contract, on one ``frame`` of (inputs, targets); nothing is raised, and the detector stays as it is.
+    """Check whether ``detector`` keeps the contract, on one ``frame`` of (inputs, targets).
 
-    other: another frame, to be the first one's mate in a batch; unless given, a changed copy of the first is.
-    reference: the boxes (m, D) that the model's own post-processing reports for this frame, in any order, to compare with.
-    The report is printed as a page; ``report.ok`` says whether nothing failed, ``report["decode"]`` is one finding, ``report.to_json()`` is for a
-    script. It runs the network about twenty times, some of them backwards. Without targets (None) the loss is not looked at.
+    A broken adapter is reported, not raised, and the detector is left unchanged. ``print(report)``
+    shows one line per check, ``report.ok`` tells whether all passed, ``report["decode"]`` is one
+    finding, and ``report.to_json()`` is for scripts. The network runs about twenty times.
+
+    other: a second frame, for checks on batches of two; by default a perturbed copy of the first.
+    reference: boxes (m, D) from the model's own post-processing of this frame, in any order.
+    With targets of None the loss is not checked.
 
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
@@ -69,14 +72,15 @@ def check(
     mate = None if other is None else _pair(other, "other")
     if not isinstance(detector, Detector):
         raise BoxcovError(
-            f"check takes a boxcov.Detector, got a {type(detector).__name__}: subclass it, or use boxcov.wrap"
+            f"check takes a boxcov.Detector, got a {type(detector).__name__}: "
+            "subclass it, or use boxcov.wrap"
         )
     subject = Subject(detector, inputs, targets, mate, reference)
     subject.inputs, subject.targets, subject.other = (
         move(tree, subject.device) for tree in (inputs, targets, mate)
     )
     with (
-        left_alone(detector),
+        unchanged(detector),
         torch.inference_mode(False),
         torch.enable_grad(),
         warnings.catch_warnings(),
@@ -103,13 +107,13 @@ def _finding(name: str, run: Callable[[Subject], Outcome], subject: Subject) -> 
     except NotChecked as why:
         outcome = Outcome(None, str(why))
     except BoxcovError as error:
-        outcome = Outcome(False, str(error), "as the message says")
-    except Exception as error:  # an adapter may raise anything, and that is what is to be found out
+        outcome = Outcome(False, str(error))
+    except Exception as error:  # an adapter may raise anything, and that is a finding
         lines = str(error).strip().splitlines()
         outcome = Outcome(
             False,
             f"{type(error).__name__}: {lines[0] if lines else ''}",
-            "it must run on this frame",
+            "make it run on this frame",
         )
     return Finding(name, outcome.passed, outcome.seen, outcome.todo)
 
@@ -123,12 +127,13 @@ def _or_none(make: Callable[[], Any]) -> Any:
 
 def _about(subject: Subject) -> str:
     boxes = "no boxes" if subject.boxes is None else f"{len(subject.boxes)} boxes"
-    return f"{boxes} in the frame that was looked at, on {subject.device}"
+    return f"{boxes} in the checked frame, on {subject.device}"
 
 
 def _pair(frame: Any, argument: str) -> tuple[Any, Any]:
     if not isinstance(frame, (tuple, list)) or len(frame) != 2:
         raise BoxcovError(
-            f"{argument} must be a pair (inputs, targets), got a {type(frame).__name__}; targets may be None"
+            f"{argument} must be a pair (inputs, targets), got a {type(frame).__name__}; "
+            "targets may be None"
         )
     return frame[0], frame[1]

@@ -1,4 +1,4 @@
-"""Does the adapter say what it must, and does its forward pass keep still: names, parts, weights, forward(), select(), decode()."""
+"""Checks of the required members: names, parts, weights, forward(), select(), decode()."""
 
 from __future__ import annotations
 
@@ -47,22 +47,23 @@ def names(subject: Subject) -> Outcome:
             "give the length after which a field wraps around, above 0",
         )
     return good(
-        f"boxes {' '.join(detector.box_fields)}; {len(detector.classes)} classes ({join_names(detector.classes, 4)})"
+        f"boxes {' '.join(detector.box_fields)}; "
+        f"{len(detector.classes)} classes ({join_names(detector.classes, 4)})"
     )
 
 
 def parts(subject: Subject) -> Outcome:
-    """``parts()``: modules of the detector that hold weights, none of them twice."""
+    """``parts()`` names modules of the detector that hold weights, and no weight twice."""
     given = subject.original.parts()
     if not isinstance(given, Mapping) or not given:
         return bad(
             f"parts() gives {given!r}",
-            "give a dict from 'head' on to modules, from the output to the input",
+            "return a dict of modules, from the output ('head') to the input",
         )
     if next(iter(given)) != "head":
         return bad(
             f"the first part is {next(iter(given))!r}",
-            "name the part at the output 'head', and give it first: fit() begins there",
+            "name the part at the output 'head' and put it first: fit() starts there",
         )
     inside = {id(module) for module in subject.original.modules()}
     owner: dict[int, str] = {}
@@ -73,20 +74,21 @@ def parts(subject: Subject) -> Outcome:
         strangers = [type(module).__name__ for module in modules if id(module) not in inside]
         if strangers:
             return bad(
-                f"the part {part!r} holds {join_names(strangers)} that the detector does not",
-                "give modules of the detector itself",
+                f"the part {part!r} holds {join_names(strangers)}, not a module of the detector",
+                "use modules of the detector itself",
             )
         parameters = {id(p): p for module in modules for p in module.parameters()}
         if not parameters:
             return bad(
                 f"the part {part!r} holds no parameters",
-                "leave it out, or give the modules that hold its weights",
+                "remove the part, or name the modules that hold its weights",
             )
         twice = [by_id[key] for key in parameters if key in owner]
         if twice:
+            first = owner[next(k for k in parameters if k in owner)]
             return bad(
-                f"the parts {owner[next(k for k in parameters if k in owner)]!r} and {part!r} share {join_names(twice, 3)}",
-                "let no two parts overlap",
+                f"the parts {first!r} and {part!r} share {join_names(twice, 3)}",
+                "give every weight to one part only",
             )
         owner |= dict.fromkeys(parameters, part)
         counts.append(f"{part} {sum(p.numel() for p in parameters.values()):,}")
@@ -103,7 +105,7 @@ def weights(subject: Subject) -> Outcome:
 
 
 def forward(subject: Subject) -> Outcome:
-    """It runs, and gives tensors."""
+    """``forward()`` runs and returns tensors."""
     detector, inputs = subject.shadow(), fresh(subject.inputs)
     began = perf_counter()
     with torch.no_grad():
@@ -119,13 +121,13 @@ def forward(subject: Subject) -> Outcome:
     )
     if odd:
         return bad(
-            f"raw outputs hold {join_names(odd)}, inside of which boxcov cannot see",
+            f"raw outputs hold {join_names(odd)}, which boxcov cannot look into",
             "return tuples, lists or dicts of tensors",
         )
     if not any(t.is_floating_point() for t in tensors):
         return bad(
             "raw outputs hold no floating-point tensor",
-            "return what decode() and loss() read, as tensors",
+            "return the tensors that decode() and loss() read",
         )
     subject.raw = raw
     shapes = [str(tuple(t.shape)) for t in tensors]
@@ -135,7 +137,7 @@ def forward(subject: Subject) -> Outcome:
 
 
 def inputs_unchanged(subject: Subject) -> Outcome:
-    """It leaves its inputs as they are."""
+    """``forward()`` leaves its inputs unchanged."""
     subject.needed_raw()
     given, copy = fresh(subject.inputs), fresh(subject.inputs)
     with torch.no_grad():
@@ -143,27 +145,29 @@ def inputs_unchanged(subject: Subject) -> Outcome:
     if tree_structure(given) != tree_structure(copy) or not same_bits(given, copy):
         return bad(
             "forward() changes its inputs",
-            "let it work on copies: add_, sub_, x /= s and filling the inputs' dict change the caller's data",
+            "work on copies: add_, sub_, x /= s and writing into the inputs' dict "
+            "change the caller's data",
         )
-    return good("as they were after forward()")
+    return good("unchanged after forward()")
 
 
 def repeatable(subject: Subject) -> Outcome:
-    """Twice the same bits."""
+    """Two passes give the same bits."""
     first = subject.needed_raw()
     with torch.no_grad():
         again = subject.shadow()(fresh(subject.inputs))
     if not same_bits(first, again):
         return bad(
             f"two passes in eval mode differ{_furthest(first, again)}",
-            "is a dropout or another draw active in eval mode (F.dropout without training=self.training), or does forward() keep count of its calls?",
+            "is dropout active in eval mode (F.dropout without training=self.training), "
+            "or does forward() count its calls?",
         )
     subject.repeatable = True
     return good("two passes give the same bits")
 
 
 def state(subject: Subject) -> Outcome:
-    """Parameters and buffers stay."""
+    """``forward()`` leaves parameters and buffers unchanged."""
     subject.needed_raw()
     before = State(subject.original)
     with torch.no_grad():
@@ -172,31 +176,32 @@ def state(subject: Subject) -> Outcome:
     before.restore()
     if changed:
         return bad(
-            f"forward() changes {join_names(changed, 4)}, though in eval mode",
-            "keep buffers and weights as they are in eval mode: it must be pure in the parameters",
+            f"forward() changes {join_names(changed, 4)} in eval mode",
+            "do not write to buffers or weights in eval mode",
         )
-    return good("parameters and buffers stay as they are")
+    return good("parameters and buffers are unchanged")
 
 
 def mode(subject: Subject) -> Outcome:
-    """boxcov runs a shadow in eval mode: the mode of the detector must not matter to it."""
+    """The detector's own mode does not matter: boxcov runs a shadow in eval mode."""
     first = subject.needed_raw()
     if not subject.repeatable:
-        raise NotChecked("forward() is not repeatable in any mode")
+        raise NotChecked("forward() is not repeatable")
     trained = subject.shadow()
     trained.train()  # of the shadow's own modules
     with torch.no_grad():
         again = shadow(trained)(fresh(subject.inputs))
     if not same_bits(first, again):
         return bad(
-            f"after train() its shadow in eval mode gives something else{_furthest(first, again)}",
-            "let forward() ask self.training and nothing that train() sets beside it; or call detector.eval() before everything",
+            f"after train() a shadow in eval mode gives other outputs{_furthest(first, again)}",
+            "let forward() depend on self.training only, not on other state that train() sets; "
+            "or call detector.eval() first",
         )
-    return good("the same raw outputs in training mode as in evaluation mode")
+    return good("boxcov gets the same raw outputs whether or not detector.eval() was called")
 
 
 def finite(subject: Subject) -> Outcome:
-    """No NaN in what comes out."""
+    """Raw outputs and boxes are finite."""
     for name, tensor in named_floats(subject.needed_raw()):
         wrong = int((~tensor.isfinite()).sum())
         if wrong:
@@ -207,7 +212,8 @@ def finite(subject: Subject) -> Outcome:
     if subject.boxes is not None and not bool(subject.boxes.isfinite().all()):
         rows = (~subject.boxes.isfinite()).any(1).nonzero()[:, 0].tolist()
         return bad(
-            f"{len(rows)} boxes are not finite, as box {rows[0]}: {subject.boxes[rows[0]].tolist()}",
+            f"{len(rows)} boxes are not finite, e.g. box {rows[0]}: "
+            f"{subject.boxes[rows[0]].tolist()}",
             "look at exp, log and divisions in decode()",
         )
     return good("raw outputs and boxes" if subject.boxes is not None else "raw outputs")
@@ -217,7 +223,7 @@ def finite(subject: Subject) -> Outcome:
 
 
 def selection(subject: Subject) -> Outcome:
-    """``select()`` gives instances, the same ones each time."""
+    """``select()`` returns instances, the same ones each time."""
     raw = subject.needed_raw()
     before = versions(raw)
     with torch.no_grad():
@@ -226,28 +232,29 @@ def selection(subject: Subject) -> Outcome:
             subject.raw = None
             return bad(
                 "select() changes raw outputs in place",
-                "let it work on copies: sigmoid_() and the like spoil what decode() and loss() read",
+                "work on copies: sigmoid_() and the like change what decode() and loss() read",
             )
         again = subject.shadow().select(raw)
     problem = _selection_problem(found, most_frames(subject.inputs, subject.targets))
     if problem:
-        return bad(problem, "give Selection(frame, scores, labels, where), all of length m")
+        return bad(problem, "return Selection(frame, scores, labels, where), each of length m")
     if not same_bits(
         (found.frame, found.scores, found.labels, found.where),
         (again.frame, again.scores, again.labels, again.where),
     ):
         return bad(
             "select() gives other instances for the same raw outputs",
-            "it must not draw, nor keep anything from call to call",
+            "do not draw random numbers, and keep no state between calls",
         )
     if not len(found):
         return bad(
             "no instance is selected in this frame",
-            "give a frame in which the detector finds something, or lower its threshold",
+            "use a frame in which the detector finds something, or lower its threshold",
         )
     subject.selection = found
     return good(
-        f"{len(found)} instances, scores {float(found.scores.min()):.3g} to {float(found.scores.max()):.3g}"
+        f"{len(found)} instances, scores {float(found.scores.min()):.3g} "
+        f"to {float(found.scores.max()):.3g}"
     )
 
 
@@ -257,11 +264,14 @@ def _selection_problem(found: Any, frames: int | None) -> str:
     for name in ("frame", "scores", "labels"):
         value = getattr(found, name)
         if not isinstance(value, Tensor) or value.dim() != 1 or len(value) != len(found.scores):
-            return f"selection.{name} is {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}, expected ({len(found)},)"
+            return f"selection.{name} is {_form(value)}, expected ({len(found)},)"
     if not bool(found.scores.isfinite().all()):
         return f"{int((~found.scores.isfinite()).sum())} scores are not finite"
     if found.frame.is_floating_point() or (len(found) and int(found.frame.min()) < 0):
-        return f"selection.frame is {found.frame.dtype}, from {found.frame.min().item()}: expected numbers of frames, whole and from 0"
+        return (
+            f"selection.frame is {found.frame.dtype} with minimum {found.frame.min().item()}, "
+            "expected integers from 0"
+        )
     if frames is not None and len(found) and int(found.frame.max()) >= frames:
         return (
             f"selection.frame goes to {int(found.frame.max())}, but the batch has {frames} frames"
@@ -269,16 +279,20 @@ def _selection_problem(found: Any, frames: int | None) -> str:
     return ""
 
 
+def _form(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
 def labels(subject: Subject) -> Outcome:
-    """Whole numbers, each the index of a class."""
+    """Labels are integers, each the index of a class."""
     found, classes = subject.needed_selection().labels, subject.original.classes
     if found.is_floating_point() or found.dtype == torch.bool:
-        return bad(f"labels are {found.dtype}", "give whole numbers, indices into classes")
+        return bad(f"labels are {found.dtype}", "return integers, indices into classes")
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= len(classes):
         return bad(
             f"labels from {low} to {high} for {len(classes)} classes",
-            "count classes from 0, without a background class, and name all of them in classes",
+            "count classes from 0 without a background class, and name all of them in classes",
         )
     return good(
         f"labels {low} to {high}: {join_names([classes[i] for i in found.unique().tolist()], 4)}"
@@ -286,7 +300,7 @@ def labels(subject: Subject) -> Outcome:
 
 
 def boxes(subject: Subject) -> Outcome:
-    """``decode()`` gives (m, D)."""
+    """``decode()`` returns (m, D)."""
     raw, chosen = subject.needed_raw(), subject.needed_selection()
     before = versions(raw)
     with torch.no_grad():
@@ -296,36 +310,35 @@ def boxes(subject: Subject) -> Outcome:
         subject.raw = None
         return bad(
             "decode() changes raw outputs in place",
-            "let it work on copies: sigmoid_(), exp_() and the like",
+            "work on copies: avoid sigmoid_(), exp_() and the like",
         )
     if not isinstance(found, Tensor) or tuple(found.shape) != expected:
-        form = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        fields = " ".join(subject.original.box_fields)
         return bad(
-            f"decode() gives {form}, expected {expected}: {expected[0]} instances, fields {' '.join(subject.original.box_fields)}",
-            "one row for each instance of the selection, one number for each name in box_fields",
+            f"decode() gives {_form(found)}, expected {expected}: {expected[0]} instances, "
+            f"fields {fields}",
+            "return one row per instance of the selection, one column per name in box_fields",
         )
     if not found.is_floating_point():
         return bad(
             f"boxes are {found.dtype}",
-            "give floating-point numbers: rounding to pixels has no derivative",
+            "return floating-point numbers: rounding to pixels has no derivative",
         )
     subject.boxes = found
     return good(f"{expected[0]} boxes of {expected[1]} fields")
 
 
 def own_output(subject: Subject) -> Outcome:
-    """``decode()`` against what the model reports by itself."""
+    """``decode()`` agrees with the model's own post-processing."""
     mine = subject.needed_boxes()
     detected = subject.shadow().detect(fresh(subject.inputs)).boxes
     if not same_bits(detected, mine) and subject.repeatable:
         return bad(
             "detect() gives other boxes than decode() of select()",
-            "do not override detect(), or let it say the same",
+            "do not override detect(), or return the same boxes",
         )
     if subject.reference is None:
-        raise NotChecked(
-            "the model's own boxes were not given: check(..., reference=boxes) compares with them"
-        )
+        raise NotChecked("no reference boxes given: check(..., reference=boxes) compares with them")
     theirs = torch.as_tensor(subject.reference).to(mine)
     if theirs.dim() != 2 or theirs.shape[1] != mine.shape[1]:
         raise BoxcovError(
@@ -337,8 +350,10 @@ def own_output(subject: Subject) -> Outcome:
     lost = [len(theirs) - _matched(theirs, mine, size), len(mine) - _matched(mine, theirs, size)]
     if any(lost):
         return bad(
-            f"of the model's own {len(theirs)} boxes {lost[0]} are not among the {len(mine)} of decode(), and {lost[1]} the other way round",
-            "select() and decode() must do what the model's own post-processing does: threshold, top-k, NMS, scaling, order of the fields",
+            f"{lost[0]} of the model's own {len(theirs)} boxes are not among the {len(mine)} of "
+            f"decode(), and {lost[1]} of decode() are not among the model's",
+            "select() and decode() must repeat the model's own post-processing: threshold, "
+            "top-k, NMS, scaling, order of the fields",
         )
     return good(f"the model's own {len(theirs)} boxes, to 1e-4")
 
@@ -351,7 +366,7 @@ def _matched(these: Tensor, those: Tensor, size: Tensor) -> int:
 
 
 def _furthest(a: Any, b: Any) -> str:
-    """Where two pytrees of the same form lie furthest apart."""
+    """Describe where two pytrees differ most."""
     ours, theirs = named_floats(a), named_floats(b)
     pairs = [
         (name, x, y) for (name, x), (_, y) in zip(ours, theirs) if x.shape == y.shape and x.numel()

@@ -1,4 +1,4 @@
-"""Is decode() a differentiable function of the same instances: its derivatives, what it reads, and the head by instance or stages."""
+"""Checks of derivatives: decode(), weights to boxes, and the optional capabilities."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from boxcov.predict.forward_mode.directions import directional_derivatives
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
 from boxcov.predict.mcglm import finite_differences
 
-_LARGEST = 2500  # of a factor that is decomposed for a check: seconds
-_ROWS = 6  # boxes whose reading is looked at
+_LARGEST = 2500  # size of a factor that is decomposed in a few seconds
+_ROWS = 6  # boxes whose dependence on the raw outputs is traced
 
 
 def differentiable(subject: Subject) -> Outcome:
-    """``decode()`` in ``raw``: its derivative along a direction against a finite difference, in float64."""
+    """The derivative of ``decode()`` along a direction equals a finite difference."""
     subject.needed_boxes()
     detector, raw = subject.shadow(), _doubled(subject)
     if not _requires_grad(detector, raw, subject):
         return bad(
             "decode() has no gradient in the raw outputs",
-            "no no_grad(), detach(), numpy(), item() or new tensors made from numbers in decode()",
+            "avoid no_grad(), detach(), numpy(), item() and torch.tensor(...) in decode()",
         )
     generator = torch.Generator().manual_seed(0)
     directions = [_like(leaf, generator) for _, leaf in named_floats(raw)]
@@ -40,7 +40,7 @@ def differentiable(subject: Subject) -> Outcome:
             for sign in (1, -1)
         )
     if ahead.shape != slope.shape:
-        raise NotChecked("decode() gives other rows for other raw outputs")
+        raise NotChecked("decode() returns other rows for other raw outputs")
     difference = short_way((ahead - behind).detach(), detector) / (2 * step)
     slack = 1e-3 if slope.dtype == torch.float64 else 5e-2
     off = (slope - difference).norm(dim=0) / difference.norm(dim=0).clamp(
@@ -49,18 +49,19 @@ def differentiable(subject: Subject) -> Outcome:
     wrong = [name for name, x in zip(detector.box_fields, off.tolist()) if not x < slack]
     if wrong:
         return bad(
-            f"the derivative of {join_names(wrong)} is off its finite difference by {100 * float(off.max()):.2g} %",
+            f"the derivative of {join_names(wrong)} differs from a finite difference by "
+            f"{100 * float(off.max()):.2g} %",
             "is something detached, rounded or clamped on the way to that field?",
         )
     flat = [name for name, x in zip(detector.box_fields, difference.norm(dim=0).tolist()) if x == 0]
     return good(
         f"derivatives equal finite differences to {float(off.max()):.0e}"
-        + (f"; {join_names(flat)} depend on nothing" if flat else "")
+        + (f"; {join_names(flat)} do not depend on raw outputs" if flat else "")
     )
 
 
-def frozen(subject: Subject) -> Outcome:
-    """The same instances every time: other raw outputs give as many rows, and each row reads where it read before."""
+def same_instances(subject: Subject) -> Outcome:
+    """``decode()`` returns the same instances, read at the same places, for other raw outputs."""
     expected, chosen = subject.needed_boxes().shape, subject.needed_selection()
     detector, raw = subject.shadow(), subject.needed_raw()
     leaves = [leaf for _, leaf in named_floats(raw)]
@@ -69,24 +70,23 @@ def frozen(subject: Subject) -> Outcome:
         if any(subject.moving) and len(subject.moving) == len(leaves)
         else [True] * len(leaves)
     )
-    turned = _moved(
-        raw, [-2.0 * yes * leaf for yes, leaf in zip(moving, leaves)], 1.0
-    )  # what scored highest scores lowest
-    todo = "decode() must read the instances of selection.where, and neither threshold nor sort nor suppress by itself"
+    # With opposite signs, the highest scores become the lowest.
+    flipped = _moved(raw, [-2.0 * yes * leaf for yes, leaf in zip(moving, leaves)], 1.0)
+    todo = "decode() must read selection.where, and not threshold, sort or suppress by itself"
     try:
         with torch.no_grad():
-            other = detector.decode(turned, chosen)
+            other = detector.decode(flipped, chosen)
     except Exception as error:
         return bad(
-            f"decode() fails for other raw outputs, of the opposite sign: {type(error).__name__}: {error}",
+            f"decode() fails for raw outputs of opposite sign: {type(error).__name__}: {error}",
             todo,
         )
     if other.shape != expected:
         return bad(
-            f"decode() gives {len(other)} rows for other raw outputs, {expected[0]} at first", todo
+            f"decode() gives {len(other)} rows for other raw outputs, {expected[0]} before", todo
         )
     rows = torch.linspace(0, expected[0] - 1, min(_ROWS, expected[0])).long().unique().tolist()
-    before, after = (_read_by(detector, tree, rows, subject) for tree in (raw, turned))
+    before, after = (_read_by(detector, tree, rows, subject) for tree in (raw, flipped))
     moved = [
         row
         for row, a, b in zip(rows, before, after)
@@ -94,11 +94,11 @@ def frozen(subject: Subject) -> Outcome:
     ]
     if moved:
         return bad(f"box {moved[0]} reads other raw outputs when their values change", todo)
-    return good(f"{expected[0]} rows for other raw outputs too, each read where it was")
+    return good(f"{expected[0]} rows for other raw outputs too, read at the same places")
 
 
 def through_weights(subject: Subject) -> Outcome:
-    """z(theta) along a direction in the weights, forward mode against a finite difference: what MC-GLM computes."""
+    """The boxes' derivative along a direction in weight space equals a finite difference."""
     boxes = subject.needed_boxes()
     if not subject.repeatable:
         raise NotChecked("forward() is not repeatable")
@@ -114,26 +114,29 @@ def through_weights(subject: Subject) -> Outcome:
             exact = directional_derivatives(point, etas)[:, :, 0]
         except Exception as error:
             return bad(
-                f"forward-mode differentiation fails: {type(error).__name__}: {str(error).splitlines()[0]}",
+                f"forward-mode differentiation fails: {type(error).__name__}: "
+                f"{str(error).splitlines()[0]}",
                 "use torch functions that have a forward derivative, or MCGLM(derivative='fd')",
             )
         off = torch.inf
-        for step in (1e-3, 1e-2, 1e-4):  # too long a step bends, too short a one drowns in rounding
+        for step in (1e-3, 1e-2, 1e-4):  # too long is not linear, too short is rounding
             off = min(off, _off(point, etas, exact, step))
             if off < 0.1:
                 break
     if not off < 0.1:
         return bad(
-            f"the derivative of the boxes along a step in the weights is off its finite difference by {100 * off:.2g} % (median)",
+            f"the boxes' derivative along a step in the weights differs from a finite "
+            f"difference by {100 * off:.2g} % (median)",
             "does forward() detach something, or use weights in a custom autograd function?",
         )
     return good(
-        f"derivatives of {len(boxes)} boxes in {len(names)} weights equal finite differences to {off:.0e} (median)"
+        f"derivatives of {len(boxes)} boxes in {len(names)} weights equal finite differences "
+        f"to {off:.0e} (median)"
     )
 
 
 def _off(point: LinearizationPoint, etas: dict[str, Tensor], exact: Tensor, step: float) -> float:
-    """Of the boxes' derivatives, the median relative distance: a kink nearby may spoil some."""
+    """Median relative error over boxes: an activation near its kink may spoil some."""
     found = finite_differences(point, etas, step)[:, :, 0]
     return float(
         ((found - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-12))
@@ -143,12 +146,12 @@ def _off(point: LinearizationPoint, etas: dict[str, Tensor], exact: Tensor, step
 
 
 def instances(subject: Subject) -> Outcome:
-    """``instances()`` gives the boxes and gradients of ``decode()``."""
+    """``instances()`` returns the boxes and gradients of ``decode()``."""
     subject.needed_boxes()
     detector = subject.shadow()
     if detector.instances(subject.needed_raw(), subject.needed_selection()) is None:
         raise NotChecked(
-            "the detector has none: ExactGLM takes one backward pass for each number of each box"
+            "not implemented (optional): ExactGLM takes one backward pass per number of each box"
         )
     detector.__dict__["stages"] = lambda raw, selection: None
     _exact(detector, subject)
@@ -156,68 +159,69 @@ def instances(subject: Subject) -> Outcome:
 
 
 def stages(subject: Subject) -> Outcome:
-    """``stages()`` says the same as ``instances()``."""
+    """``stages()`` agrees with ``instances()``."""
     subject.needed_boxes()
     detector = subject.shadow()
     if detector.stages(subject.needed_raw(), subject.needed_selection()) is None:
-        raise NotChecked("the detector gives none: optional, for speed")
+        raise NotChecked("not implemented (optional, for speed)")
     model = _exact(detector, subject)
     if not model._stages.parameters():
         return bad(
-            "the stages cannot be stacked",
-            "stages are odd square convolutions of stride 1 that keep the map's size, without groups",
+            "the stages cannot be computed as one batch",
+            "use odd square convolutions of stride 1 that keep the map's size, no groups",
         )
     return good("covariances by stages are those by instance")
 
 
 def logits(subject: Subject) -> Outcome:
-    """``logits()``: one for each score, differentiable."""
+    """``logits()`` returns one differentiable logit per score."""
     chosen = subject.needed_selection()
     if type(subject.original).logits is Detector.logits:
-        raise NotChecked("the detector has none: optional, for the variance of the scores")
+        raise NotChecked("not implemented (optional, for the variance of the scores)")
     found = subject.shadow().logits(_leaves(subject.needed_raw()), chosen)
     if found is None or tuple(found.shape) != (len(chosen),):
         return bad(
-            f"logits() gives {None if found is None else tuple(found.shape)}, expected ({len(chosen)},)",
-            "one logit for each instance",
+            f"logits() gives {None if found is None else tuple(found.shape)}, "
+            f"expected ({len(chosen)},)",
+            "return one logit per instance",
         )
     if not found.requires_grad or not bool(found.isfinite().all()):
         return bad(
             "logits() are not finite, or have no gradient in the raw outputs",
-            "return the raw logit behind each score, not detached",
+            "return the logit of each score, not detached",
         )
     same = torch.allclose(found.detach().sigmoid().to(chosen.scores), chosen.scores, atol=1e-4)
     return good(
-        "one for each score"
+        "one per score"
         + ("; their sigmoids are the scores" if same else "; the scores are not their sigmoids")
     )
 
 
 def candidates(subject: Subject) -> Outcome:
-    """``candidates()``: what NMS chose from."""
+    """``candidates()`` returns the instances before NMS."""
     chosen = subject.needed_selection()
     found = subject.shadow().candidates(subject.needed_raw())
     if found is None:
-        raise NotChecked("the detector gives none: optional, for NMSSpread")
+        raise NotChecked("not implemented (optional, for NMSSpread)")
     if not isinstance(found, Candidates) or found.removed_by.shape != found.scores.shape:
         return bad(
-            f"candidates() gives a {type(found).__name__}", "give Candidates, with removed_by (c,)"
+            f"candidates() gives a {type(found).__name__}", "return Candidates with removed_by (c,)"
         )
     if len(found) and not (
         int(found.removed_by.min()) >= -1 and int(found.removed_by.max()) < len(chosen)
     ):
         return bad(
             "removed_by names rows that select() does not report",
-            "give the row in select(raw), or -1",
+            "use the row in select(raw), or -1",
         )
-    return good(f"{len(found)}, of which {int((found.removed_by >= 0).sum())} were removed by NMS")
+    return good(f"{len(found)} candidates, {int((found.removed_by >= 0).sum())} removed by NMS")
 
 
 # helpers
 
 
 def _exact(detector: Detector, subject: Subject) -> ExactGLM:
-    """ExactGLM at work on the head under a posterior that knows nothing: it compares on its first boxes, and raises."""
+    """Run ExactGLM on the head under an identity Fisher; it verifies its engines and raises."""
     part = next(iter(subject.original.parts()))
     fixed = [
         row.name
@@ -245,14 +249,14 @@ def _leaves(raw: Any) -> Any:
 
 
 def _doubled(subject: Subject) -> Any:
-    """Raw outputs in float64, if decode() takes them."""
+    """The raw outputs in float64 if decode() accepts them."""
     doubled = tree_map_only(
         Tensor, lambda t: t.double() if t.is_floating_point() else t, subject.needed_raw()
     )
     try:
         with torch.no_grad():
             found = subject.shadow().decode(doubled, subject.needed_selection())
-    except Exception:  # it mixes them with float32 of its own
+    except Exception:  # decode() mixes them with its own float32 tensors
         return subject.needed_raw()
     return doubled if found.dtype == torch.float64 else subject.needed_raw()
 
@@ -263,7 +267,10 @@ def _requires_grad(detector: Detector, raw: Any, subject: Subject) -> bool:
 
 
 def _slope(detector: Detector, raw: Any, directions: list[Tensor], subject: Subject) -> Tensor:
-    """The derivative (m, D) of the boxes along the directions, by two backward passes: no forward mode is asked of decode()."""
+    """Derivative (m, D) of the boxes along the directions, by double backward.
+
+    decode() need not support forward mode.
+    """
     with torch.enable_grad():
         leaves = _leaves(raw)
         boxes = detector.decode(leaves, subject.needed_selection())
@@ -280,7 +287,7 @@ def _slope(detector: Detector, raw: Any, directions: list[Tensor], subject: Subj
 def _read_by(
     detector: Detector, raw: Any, rows: list[int], subject: Subject
 ) -> list[Tensor | None]:
-    """For each row, which of all raw numbers its box depends on, as one mask; None where it has no gradient."""
+    """Per row, a mask of the raw numbers that its box depends on; None without a gradient."""
     with torch.enable_grad():
         leaves = _leaves(raw)
         boxes = detector.decode(leaves, subject.needed_selection())
@@ -303,7 +310,7 @@ def _read_by(
 
 
 def _moved(raw: Any, directions: list[Tensor], step: float) -> Any:
-    """Raw outputs with their floating-point tensors moved, in order."""
+    """The raw outputs, each floating-point tensor moved along its direction."""
     following = iter(directions)
 
     def move(leaf: Any) -> Any:
@@ -317,6 +324,6 @@ def _moved(raw: Any, directions: list[Tensor], step: float) -> Any:
 
 
 def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """A random direction of the size of a tensor's values."""
+    """A random direction with the RMS of the tensor's values."""
     size = tensor.detach().square().mean().sqrt().clamp(min=1e-3)
     return torch.randn(tensor.shape, generator=generator).to(tensor) * size

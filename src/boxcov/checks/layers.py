@@ -1,4 +1,4 @@
-"""Which layers a posterior can hold and which not, whether loss and boxes reach them, and what it will cost."""
+"""Checks of layers: which a posterior can hold, whether loss and boxes reach them, cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAMPLES = 10
 
 
 def trace(subject: Subject) -> Outcome:
-    """Every parameter: in which part it is, and whether it is the weight of a linear layer or convolution."""
+    """Which parameters are weights of linear layers or convolutions, and in which part."""
     subject.needed_raw()
     given = subject.original.parts()
     chosen = chosen_parameters(subject.original, list(given)[-1])
@@ -64,7 +64,7 @@ def trace(subject: Subject) -> Outcome:
             "name parts whose linear layers and convolutions run in forward()",
         )
     todo = (
-        f"boxcov.fit(..., fixed={lost[:3]!r}{' and so on' if len(lost) > 3 else ''}) keeps what cannot be factored constant"
+        f"boxcov.fit(..., fixed={lost[:3]!r}{', ...' if len(lost) > 3 else ''}) keeps them constant"
         if lost
         else ""
     )
@@ -80,7 +80,7 @@ def _part_of(parts: dict[str, nn.Module | tuple[nn.Module, ...]]) -> dict[int, s
 
 
 def _touched(raw: Any, aliases: dict[str, nn.Parameter]) -> set[str]:
-    """The weights that raw outputs depend on."""
+    """Names of the weights that the raw outputs depend on."""
     tensors = [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]
     if not tensors:
         return set()
@@ -116,7 +116,7 @@ def _row(
 
 
 def loss_gradient(subject: Subject) -> Outcome:
-    """``loss()`` has a gradient in every layer of the posterior, and the factors of one frame can be made."""
+    """``loss()`` has a gradient in every layer, and one frame's factors can be computed."""
     if subject.loss is None:
         raise NotChecked("needs the loss of the frame")
     chosen = _chosen(subject)
@@ -126,11 +126,11 @@ def loss_gradient(subject: Subject) -> Outcome:
     if cut_off:
         return bad(
             f"the loss has no gradient for {join_names(cut_off, 4)}",
-            "is something detached before loss()? If not, keep those layers constant with fixed=[...]",
+            "is something detached before loss()? If not, keep these layers constant: fixed=[...]",
         )
     flat = [name for name, sums in accumulator.sums.items() if not bool(sums.H.any())]
     return good(
-        f"reaches {len(accumulator.sums)} layers; factors of one frame were made"
+        f"reaches {len(accumulator.sums)} layers; factors of one frame computed"
         + (f"; zero here for {join_names(flat, 3)}" if flat else "")
     )
 
@@ -140,7 +140,10 @@ def box_gradient(subject: Subject) -> Outcome:
     chosen_rows = subject.needed_selection()
     subject.needed_boxes()
     losses = Losses(subject.original, _chosen(subject))
-    todo = "is the head run under no_grad(), or something detached in forward()? A field that is no function of the weights has the variance 0"
+    todo = (
+        "is the head run under no_grad(), or something detached in forward()? "
+        "A field that does not depend on the weights has variance 0"
+    )
     with torch.enable_grad():
         boxes = losses.detector.decode(losses.raw(subject.inputs), chosen_rows)
         if not boxes.requires_grad:
@@ -160,7 +163,7 @@ def box_gradient(subject: Subject) -> Outcome:
     if dead:
         return bad(f"{join_names(dead)} have no gradient in any weight of the parts", todo)
     return good(
-        f"every field depends on weights; {len(reached)} of {len(aliases)} parameters bear on boxes"
+        f"every field depends on weights; {len(reached)} of {len(aliases)} parameters matter"
     )
 
 
@@ -175,7 +178,7 @@ def _chosen(subject: Subject) -> dict[str, nn.Parameter]:
 
 
 def depths(subject: Subject) -> tuple[DepthCost, ...]:
-    """For each depth, which is a part and all between it and the output."""
+    """Cost per depth: a part and everything between it and the output."""
     found, inside = [], []
     for part in subject.original.parts() if subject.layers else ():
         inside += [row for row in subject.layers if not row.reason and row.part == part]
@@ -196,7 +199,7 @@ def depths(subject: Subject) -> tuple[DepthCost, ...]:
 
 
 def methods(subject: Subject) -> tuple[MethodCost, ...]:
-    """Passes of each method for a frame with as many boxes as this one."""
+    """Passes per method for a frame with this many boxes."""
     if subject.boxes is None or subject.raw is None or subject.selection is None:
         return ()
     m, D = subject.boxes.shape
@@ -207,7 +210,7 @@ def methods(subject: Subject) -> tuple[MethodCost, ...]:
         MethodCost("ExactGLM", 1, D, "through the head, all boxes at once") if by_instance else None
     )
     return (
-        MethodCost("fit, a frame", 1, 1, "offline, once"),
+        MethodCost("fit, per frame", 1, 1, "offline, once"),
         exact
         or MethodCost(
             "ExactGLM", 2, m * D, f"{D} numbers of {m} boxes; instances() would make it {D}"
@@ -224,7 +227,7 @@ def methods(subject: Subject) -> tuple[MethodCost, ...]:
 
 
 def timed(subject: Subject, times: int = 3) -> float | None:
-    """Milliseconds of one plain pass, the median."""
+    """Median milliseconds of one plain pass."""
     if subject.raw is None:
         return None
     detector, inputs = subject.shadow(), fresh(subject.inputs)

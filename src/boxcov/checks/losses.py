@@ -1,4 +1,4 @@
-"""Is the loss one value a frame, of that frame alone: on batches of two."""
+"""Checks of the loss: one value per frame, independent of the other frames of a batch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from boxcov.detector import Detector
 
 
 def shape(subject: Subject) -> Outcome:
-    """(B,), finite."""
+    """``loss()`` returns finite values (B,)."""
     raw = subject.needed_raw()
     if subject.targets is None:
-        raise NotChecked("no targets were given: fit() needs them, but with fisher='mc'")
+        raise NotChecked("no targets given: fit() needs them unless fisher='mc'")
     with torch.no_grad():
         found = subject.shadow().loss(raw, subject.targets)
     frames = most_frames(subject.inputs, subject.targets)
-    todo = "sum over each frame's locations and boxes, and leave the frames apart: shape (B,); a mean over the batch hides their own gradients"
+    todo = (
+        "sum over each frame's locations and boxes, not over frames: shape (B,); "
+        "a mean over the batch hides the gradients of its frames"
+    )
     if (
         not isinstance(found, Tensor)
         or found.dim() != 1
@@ -30,38 +33,41 @@ def shape(subject: Subject) -> Outcome:
     ):
         form = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         return bad(
-            f"loss() gives {form} for {'a batch' if frames is None else f'{frames} frames'}, expected (B,)",
+            f"loss() gives {form} for {'a batch' if frames is None else f'{frames} frames'}, "
+            "expected (B,)",
             todo,
         )
     if not bool(found.isfinite().all()):
         return bad(
             f"the loss is {found.tolist()}",
-            "clamp probabilities before their logarithm, and let a frame without objects have a finite loss",
+            "clamp probabilities before the logarithm; "
+            "a frame without objects needs a finite loss, too",
         )
     subject.loss = found
-    return good(f"one value a frame: {', '.join(f'{x:.4g}' for x in found.tolist()[:4])}")
+    return good(f"one value per frame: {', '.join(f'{x:.4g}' for x in found.tolist()[:4])}")
 
 
 def alone(subject: Subject) -> Outcome:
-    """A frame's loss is the same beside itself as alone: nothing is divided by the number of frames."""
+    """A frame's loss does not change when the frame is batched with a copy of itself."""
     known = _known(subject)
     twice = _losses(subject, [_frame(subject), _frame(subject)])
     if len(twice) != 2 * len(known):
         return bad(
             f"loss() gives {len(twice)} values for {2 * len(known)} frames",
-            "one value a frame, shape (B,)",
+            "return one value per frame, shape (B,)",
         )
     off = _off(twice, torch.cat([known, known]))
     if off > _slack(subject):
         return bad(
-            f"the loss of a frame is {float(known[0]):.4g} alone and {float(twice[0]):.4g} in a batch of two of it",
-            "do not divide by the number of frames, nor by what is counted over the whole batch",
+            f"the loss of a frame is {float(known[0]):.4g} alone and {float(twice[0]):.4g} "
+            "in a batch with a copy of itself",
+            "do not divide by the number of frames or by counts over the whole batch",
         )
     return good(f"the same in a batch of two, to {off:.0e}")
 
 
 def apart(subject: Subject) -> Outcome:
-    """Whatever the other frame of a batch is, and in its gradients too."""
+    """A frame's loss and its gradient do not depend on the other frame of a batch."""
     known = _known(subject)
     most = 0.0
     for mate, how in _mates(subject):
@@ -69,33 +75,29 @@ def apart(subject: Subject) -> Outcome:
         most = max(most, _off(found[: len(known)], known))
         if most > _slack(subject):
             return bad(
-                f"the loss of a frame is {float(known[0]):.4g} alone and {float(found[0]):.4g} beside {how}",
-                "let no frame's loss depend on another's: normalise by each frame's own objects, and match targets frame by frame",
+                f"the loss of a frame is {float(known[0]):.4g} alone and {float(found[0]):.4g} "
+                f"beside {how}",
+                "normalise by each frame's own objects, and match targets frame by frame",
             )
     leaked = _leak(subject)
     if leaked:
         return bad(
             f"the loss of the first frame has a gradient in {leaked} of the second",
-            "let no frame's loss depend on another frame's raw outputs",
+            "a frame's loss must not depend on another frame's raw outputs",
         )
-    return good(f"the same beside {how}, to {most:.0e}, and no gradient crosses over")
+    return good(f"the same beside {how}, to {most:.0e}, and no gradient crosses frames")
 
 
 def batch(subject: Subject) -> Outcome:
-    """A frame's boxes are the same in a batch as alone, and are said to be its own."""
+    """A frame's boxes are the same in a batch as alone, with the right frame index."""
     boxes, chosen = subject.needed_boxes(), subject.needed_selection()
     B = most_frames(subject.inputs, subject.targets)
     if B is None:
-        raise NotChecked("the number of frames cannot be told from these inputs")
+        raise NotChecked("the number of frames cannot be read off these inputs")
     mate = subject.inputs if subject.other is None else subject.other[0]
     with torch.no_grad():
         detector, merged = subject.shadow(), _merged([subject.inputs, mate])
-        try:
-            raw = detector(merged)
-        except Exception as error:
-            raise NotChecked(
-                f"two frames do not go into one batch: {type(error).__name__}: {str(error).splitlines()[0]}"
-            ) from None
+        raw = _forward(detector, merged)
         found = detector.select(raw)
         own = found.frame < B
         there = detector.decode(raw, found)[own]
@@ -107,17 +109,18 @@ def batch(subject: Subject) -> Outcome:
     )
     if near < 0.9 * len(chosen) or abs(len(there) - len(chosen)) > 0.1 * len(chosen):
         return bad(
-            f"of {len(chosen)} boxes of a frame alone {near} are there in a batch of two, which has {len(there)} of it",
-            "do frames meet in forward() or in NMS, or does selection.frame name the wrong one?",
+            f"{near} of a frame's {len(chosen)} boxes are found in a batch of two, "
+            f"which has {len(there)} boxes of that frame",
+            "do frames mix in forward() or in NMS, or is selection.frame wrong?",
         )
     return good(f"{near} of {len(chosen)} boxes are the same in a batch of two")
 
 
-def drawn(subject: Subject) -> Outcome:
-    """``sample_targets()`` draws what ``loss()`` takes."""
+def sampled_targets(subject: Subject) -> Outcome:
+    """``sample_targets()`` draws targets that ``loss()`` accepts."""
     raw = subject.needed_raw()
     if type(subject.original).sample_targets is Detector.sample_targets:
-        raise NotChecked("the detector has none: optional, for fisher='mc'")
+        raise NotChecked("not implemented (optional, for fisher='mc')")
     detector = subject.shadow()
     with torch.no_grad():
         found = detector.loss(
@@ -126,7 +129,7 @@ def drawn(subject: Subject) -> Outcome:
     if found.dim() != 1 or not bool(found.isfinite().all()):
         return bad(
             f"the loss of drawn targets is {found.tolist()}",
-            "draw targets in the form that loss() reads",
+            "draw targets in the format that loss() reads",
         )
     return good("drawn targets have a finite loss")
 
@@ -155,31 +158,35 @@ def _losses(subject: Subject, frames: list[tuple[Any, Any]]) -> Tensor:
     inputs, targets = _merged([item[0] for item in frames]), _merged([item[1] for item in frames])
     detector = subject.shadow()
     with torch.no_grad():
-        try:
-            raw = detector(inputs)
-        except Exception as error:
-            raise NotChecked(
-                f"two frames do not go into one batch: {type(error).__name__}: {str(error).splitlines()[0]}"
-            ) from None
-        return detector.loss(raw, targets)
+        return detector.loss(_forward(detector, inputs), targets)
+
+
+def _forward(detector: Detector, inputs: Any) -> Any:
+    try:
+        return detector(inputs)
+    except Exception as error:
+        raise NotChecked(
+            f"two frames do not go into one batch: {type(error).__name__}: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
 
 
 def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
-    """Other frames for a batch: the one given, or a changed copy, and the same with other targets, if its loss takes them."""
+    """Other frames for a batch: the given one or a perturbed copy, also with fewer targets."""
     inputs, targets = subject.other or (changed(subject.inputs), subject.targets)
-    what = "a changed copy" if subject.other is None else "another frame"
+    what = "a perturbed copy" if subject.other is None else "another frame"
     found = [((inputs, _fewer(targets)), f"{what} with other targets"), ((inputs, targets), what)]
     with torch.no_grad():
         try:
             detector = subject.shadow()
             detector.loss(detector(fresh(inputs)), fresh(found[0][0][1]))
-        except Exception:  # it may need what was taken away
+        except Exception:  # the loss may need the removed targets
             return found[1:]
     return found
 
 
 def _leak(subject: Subject) -> str:
-    """The raw output of the second frame in which the first one's loss has a gradient, if any."""
+    """Name of a raw output of the second frame that the first frame's loss depends on, or ""."""
     mate = subject.other or (changed(subject.inputs), subject.targets)
     inputs, targets = (_merged([a, b]) for a, b in zip(_frame(subject), mate))
     detector, B = subject.shadow(), len(_known(subject))
@@ -205,7 +212,7 @@ def _leak(subject: Subject) -> str:
 
 
 def changed(inputs: Any) -> Any:
-    """Other inputs of the same form: floating-point numbers a little off, images of whole numbers mirrored.
+    """Perturbed inputs of the same shapes: noise on floats, integer images mirrored.
 
     >>> changed([torch.ones(2, 3)])[0].shape
     torch.Size([2, 3])
@@ -223,7 +230,7 @@ def changed(inputs: Any) -> Any:
 
 
 def _fewer(targets: Any) -> Any:
-    """Targets with half of the objects, where they are dicts of tensors of one length; tensors of numbers are changed."""
+    """Targets with half of the objects (dicts of equally long tensors), else perturbed."""
     if isinstance(targets, list):
         return [_fewer(target) for target in targets]
     if isinstance(targets, dict):

@@ -1,4 +1,4 @@
-"""What a check found: findings, the layers of the posterior, the cost; as text and as JSON."""
+"""The result of ``boxcov.check``: findings, layers and cost, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,45 +15,43 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
-    passed: bool | None  # None: it could not be looked at
+    passed: bool | None  # None: could not be checked
     seen: str
-    todo: str = ""  # what to do about it
+    todo: str = ""  # how to fix it
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A parameter of the detector: part of the posterior, or why not."""
+    """A parameter of the detector: in the posterior, or the reason why not."""
 
     name: str
     part: str
     shape: tuple[int, ...]
-    reason: str = ""  # why it is not in the posterior; empty where it is
-    n_in: int = 0  # of its matrix, the bias among them
+    reason: str = ""  # why it is not in the posterior; empty if it is
+    n_in: int = 0  # of its matrix, including the bias
     n_out: int = 0
     groups: int = 1
 
 
 @dataclass(frozen=True)
 class DepthCost:
-    """What a posterior of one depth takes."""
+    """Memory of a posterior of one depth."""
 
     depth: str
     layers: int
     parameters: int
-    factors_mib: (
-        float  # in memory and in the file, at most: layers that read the same tensor share one
-    )
+    factors_mib: float  # upper bound: layers that read the same tensor share a factor
     fit_mib: float  # sums in float64 while fitting
-    online_mib: float  # factors and variances, beside the detector
+    online_mib: float  # factors and variances
     directions_mib: float  # of MCGLM with 10 samples
 
 
 @dataclass(frozen=True)
 class MethodCost:
-    """How often a method runs the network for one frame like this one."""
+    """Passes through the network per frame."""
 
     method: str
     forward: float
@@ -63,9 +61,10 @@ class MethodCost:
 
 @dataclass(frozen=True)
 class Report:
-    """All that ``boxcov.check`` found; printed, it is a page to read.
+    """Everything that ``boxcov.check`` found. ``print(report)`` shows it.
 
-    >>> report = Report("Net", "1 box of x", (Finding("names", True, "x"), Finding("parts", False, "no head", "name it")))
+    >>> good, bad = Finding("names", True, "x"), Finding("parts", False, "no head", "name it")
+    >>> report = Report("Net", "1 box of x", (good, bad))
     >>> report.ok, report["parts"].todo, [finding.name for finding in report.failed]
     (False, 'name it', ['parts'])
     >>> print(report)
@@ -88,7 +87,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed; what could not be looked at does not count."""
+        """Whether no check failed; skipped checks do not count."""
         return not self.failed
 
     @property
@@ -118,7 +117,7 @@ class Report:
         end = f"{len(done) - len(self.failed)} of {len(done)} checks passed"
         end += f", {len(self.failed)} failed" if self.failed else ""
         end += (
-            f", {len(self.findings) - len(done)} not made" if len(done) < len(self.findings) else ""
+            f", {len(self.findings) - len(done)} skipped" if len(done) < len(self.findings) else ""
         )
         return "\n\n".join([*sections, end])
 
@@ -133,24 +132,22 @@ class Report:
         return lines
 
     def _layers(self) -> list[str]:
-        """Layers of one form in one line; in the JSON each has its own."""
+        """Layers of equal shape share a line; the JSON lists each."""
         inside: dict[tuple[str, str], list[str]] = {}
         outside: dict[tuple[str, str], list[str]] = {}
         for row in self.layers:
             where, what = (outside, row.reason) if row.reason else (inside, _matrix(row))
             where.setdefault((row.part, what), []).append(row.name)
         count = sum(map(len, inside.values()))
-        lines = [f"in a posterior of every part: {count} layers, as matrices n_out x n_in"]
+        lines = [f"in the posterior at full depth: {count} layers, as matrices n_out x n_in"]
         lines += _table([(part, what, _few(names)) for (part, what), names in inside.items()])
         if outside:
-            lines += ["", "not in it, kept as constants"]
+            lines += ["", "not in the posterior, kept constant"]
             lines += _table([(part, what, _few(names)) for (part, what), names in outside.items()])
         return lines
 
     def _costs(self) -> list[str]:
-        lines = [
-            "cost by depth, in MiB (factors at most: layers that read the same tensor share one)"
-        ]
+        lines = ["memory per depth in MiB (factors: upper bound)"]
         head = (
             "depth",
             "layers",
@@ -174,9 +171,9 @@ class Report:
             plain = (
                 ""
                 if self.milliseconds is None
-                else f", of which a plain one forward took {self.milliseconds:.1f} ms here"
+                else f" (a plain forward pass took {self.milliseconds:.1f} ms)"
             )
-            lines += ["", f"passes through the network for one frame like this one{plain}"]
+            lines += ["", f"passes through the network per frame{plain}"]
             rows = [
                 (m.method, f"{m.forward:g} forward", f"{m.backward:g} backward", m.how)
                 for m in self.methods
@@ -186,7 +183,7 @@ class Report:
 
 
 def _hanging(start: str, text: str) -> list[str]:
-    """``text`` behind ``start``, further lines below its beginning."""
+    """``text`` after ``start``, wrapped with a hanging indent."""
     parts = wrap(text, WIDTH - len(start), break_long_words=False, break_on_hyphens=False) or [""]
     return [f"{start if i == 0 else ' ' * len(start)}{part}" for i, part in enumerate(parts)]
 

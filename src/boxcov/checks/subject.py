@@ -1,4 +1,4 @@
-"""The detector under the check: a shadow of it, the frame, and what earlier checks found out."""
+"""The detector under check: its frame, and what earlier checks found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from boxcov.detector import Detector, Selection
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check says; its name is given by whoever runs it."""
+    """The outcome of one check."""
 
     passed: bool | None
     seen: str
@@ -34,12 +34,12 @@ def bad(seen: str, todo: str) -> Outcome:
 
 
 class NotChecked(Exception):
-    """Something that a check needs is not there, or an earlier one failed."""
+    """Raised when a check lacks what it needs, for example because an earlier one failed."""
 
 
 @dataclass
 class Subject:
-    """What is looked at. ``raw``, ``selection`` and ``boxes`` are there once the checks that make them have passed."""
+    """A detector and a frame. ``raw``, ``selection`` and ``boxes`` are filled by the checks."""
 
     original: Detector
     inputs: Any
@@ -52,9 +52,8 @@ class Subject:
     repeatable: bool = False
     loss: Tensor | None = None
     layers: list[LayerRow] = field(default_factory=list)
-    moving: list[bool] = field(
-        default_factory=list
-    )  # of each floating-point raw output, whether it depends on the weights
+    # per floating-point raw output: does it depend on the weights?
+    moving: list[bool] = field(default_factory=list)
     milliseconds: float | None = None
 
     @property
@@ -67,7 +66,7 @@ class Subject:
         return type(self.original).__name__
 
     def shadow(self) -> Detector:
-        """In eval mode, apart from the detector but for its weights and buffers."""
+        """A twin of the detector in eval mode that shares its weights and buffers."""
         return shadow(self.original)
 
     def needed_raw(self) -> Any:
@@ -86,24 +85,13 @@ class Subject:
         return self.boxes
 
 
-# comparing
-
-
 def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, so that NaN equals NaN and 0 is not -0.
-
-    >>> bool((bits(torch.tensor([float("nan")])) == bits(torch.tensor([float("nan")]))).all())
-    True
-    """
+    """The bytes of a tensor: NaN equals NaN, and 0 differs from -0."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Whether two pytrees hold the same tensors, bit for bit.
-
-    >>> same_bits({"x": torch.ones(2)}, {"x": torch.ones(2)}), same_bits([torch.ones(2)], [torch.zeros(2)])
-    (True, False)
-    """
+    """Whether two pytrees hold the same tensors, bit for bit."""
     ours, theirs = (
         [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (a, b)
     )
@@ -114,11 +102,7 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def named_floats(tree: Any) -> list[tuple[str, Tensor]]:
-    """The floating-point tensors of a pytree with the way to each.
-
-    >>> [name for name, _ in named_floats({"heat": [torch.zeros(1)]})]
-    ["['heat'][0]"]
-    """
+    """The floating-point tensors of a pytree, each with its path, as in ``['heat'][0]``."""
     found = tree_flatten_with_path(tree)[0]
     return [
         ("".join(str(step) for step in path), leaf)
@@ -127,11 +111,8 @@ def named_floats(tree: Any) -> list[tuple[str, Tensor]]:
     ]
 
 
-# the detector's own state
-
-
 class State:
-    """Parameters and buffers of a detector as they are now, to compare with and to go back to."""
+    """A snapshot of a detector's parameters and buffers, to compare with and to restore."""
 
     def __init__(self, detector: nn.Module) -> None:
         self.modules = dict(detector.named_modules())
@@ -144,7 +125,7 @@ class State:
         ]
 
     def changed(self) -> list[str]:
-        """Names of what is no longer as it was."""
+        """Names of the tensors that have changed."""
         names = {id(module): name for name, module in self.modules.items()}
         found = []
         for module, kind, name, tensor, copy in self.tensors:
@@ -157,7 +138,7 @@ class State:
         return found
 
     def restore(self) -> None:
-        """Back to what it was; tensors that did not change are not written to."""
+        """Restore the snapshot; unchanged tensors are not written to."""
         for module, kind, name, tensor, copy in self.tensors:
             getattr(module, kind)[name] = tensor
             if (
@@ -169,8 +150,8 @@ class State:
 
 
 @contextmanager
-def left_alone(detector: nn.Module) -> Iterator[None]:
-    """Whatever happens within, weights, buffers, modes and the state of the random generators are as they were."""
+def unchanged(detector: nn.Module) -> Iterator[None]:
+    """Restore weights, buffers, modes and random state at the end of the block."""
     state, modes = State(detector), {module: module.training for module in detector.modules()}
     devices = {
         tensor.device for tensor in (*detector.parameters(), *detector.buffers()) if tensor.is_cuda

@@ -1,4 +1,4 @@
-"""Ultralytics' YOLO since version 8: anchor-free, boxes as distributions of distances, boxes as instances on crops."""
+"""Ultralytics' YOLO, version 8 and later: anchor-free with distributions of side distances."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _REACH = 2  # cells: two 3x3 convolutions before the last 1x1 one
 
 
 @dataclass(frozen=True)
-class Where:
+class CellIndex:
     """The cells of m instances."""
 
     frame: Tensor  # (m,)
-    cell: Tensor  # (m,) among all N, levels one after another, row by row
+    cell: Tensor  # (m,) in 0..N-1: level by level, row by row
 
 
 def wrap(
@@ -33,48 +33,53 @@ def wrap(
     classes: Sequence[str] | Mapping[str, int] | None = None,
     threshold: float = 0.25,
     overlap: float = 0.7,
-    most: int = 300,
+    max_boxes: int = 300,
     coco: bool = False,
 ) -> Yolo:
-    """A ``DetectionModel`` of Ultralytics (``YOLO(...).model``) as boxcov sees it.
+    """Make a Detector from a ``DetectionModel`` of Ultralytics (``YOLO(...).model``).
 
-    classes: those to report, by the model's names, or own names with the model's numbers; COCO's 80 where the model knows them, else all of
-    them, unless given. threshold, overlap, most: of the score, of NMS, and the boxes an image, Ultralytics' own defaults.
-    coco: whether images come as ``boxcov.data.coco`` gives them, blue first, 0 to 255; else red first, 0 to 1.
+    classes: the classes to report, by name, or a dict from new names to the model's numbers; by
+    default COCO's 80 if the model knows them, else all.
+    threshold, overlap, max_boxes: score threshold, IoU threshold of NMS, boxes per image; the
+    defaults are Ultralytics'.
+    coco: images are BGR, 0 to 255 (``boxcov.data.coco``); otherwise RGB, 0 to 1.
 
     >>> wrap(nn.Linear(1, 1))
     Traceback (most recent call last):
     ...
-    boxcov.errors.BoxcovError: a Linear is no DetectionModel of Ultralytics: of YOLO(...) give .model
+    boxcov.errors.BoxcovError: a Linear is not a DetectionModel of Ultralytics: use YOLO(...).model
     """
     if not any(
         c.__name__ == "DetectionModel" and c.__module__.startswith("ultralytics.")
         for c in type(model).__mro__
     ):
-        raise BoxcovError(
-            f"a {type(model).__name__} is no DetectionModel of Ultralytics: of YOLO(...) give .model"
-        )
+        kind = type(model).__name__
+        raise BoxcovError(f"a {kind} is not a DetectionModel of Ultralytics: use YOLO(...).model")
     head = model.model[-1]  # type: ignore[index]
     if type(head).__name__ != "Detect":
         raise BoxcovError(
-            f"the model ends in a {type(head).__name__}, and boxcov knows Detect alone: boxes, no masks, points or angles"
+            f"the model ends in a {type(head).__name__}; only Detect is supported "
+            "(no masks, keypoints or rotated boxes)"
         )
     if getattr(head, "end2end", False):
         raise BoxcovError(
-            "the model reports what its one-to-one head finds, without NMS: set model.end2end = False for its one-to-many head"
+            "the model reports its one-to-one head, without NMS: "
+            "set model.end2end = False to use the one-to-many head"
         )
-    if not 0 <= threshold <= 1 or not 0 < overlap <= 1 or most < 1:
+    if not 0 <= threshold <= 1 or not 0 < overlap <= 1 or max_boxes < 1:
         raise BoxcovError(
-            f"threshold must be from 0 to 1, overlap above 0 and at most 1, most at least 1, got {threshold}, {overlap} and {most}"
+            "threshold must lie in [0, 1], overlap in (0, 1] and max_boxes be at least 1, "
+            f"got {threshold}, {overlap} and {max_boxes}"
         )
     names: Mapping[int, str] = model.names  # type: ignore[assignment]
-    return Yolo(model, Labels.of(names, classes), threshold, overlap, most, coco)
+    return Yolo(model, Labels.of(names, classes), threshold, overlap, max_boxes, coco)
 
 
 class Yolo(Detector):
-    """Boxes x1 y1 x2 y2 in pixels of the images (B, 3, h, w) given, sides that divide by 32. Made by ``wrap``.
+    """Ultralytics' YOLO, made by ``wrap``.
 
-    Targets are a list of one dict a frame: ``boxes`` (n, 4) as x1 y1 x2 y2 in the same pixels, ``labels`` (n,) into ``classes``.
+    Inputs: images (B, 3, h, w) with sides divisible by 32. Boxes: x1 y1 x2 y2 in their pixels.
+    Targets: one dict per frame with ``boxes`` (n, 4) and ``labels`` (n,), indices into ``classes``.
     """
 
     box_fields = ("x1", "y1", "x2", "y2")
@@ -85,16 +90,15 @@ class Yolo(Detector):
         labels: Labels,
         threshold: float,
         overlap: float,
-        most: int,
+        max_boxes: int,
         coco: bool,
     ) -> None:
         super().__init__()
         self.model: Any = model
         self.labels, self.classes = labels, labels.classes
-        self.threshold, self.overlap, self.most, self.coco = threshold, overlap, most, coco
-        self.training = (
-            model.training
-        )  # and no more: the modes of its modules are the model's business
+        self.threshold, self.overlap = threshold, overlap
+        self.max_boxes, self.coco = max_boxes, coco
+        self.training = model.training
 
     @property
     def head(self) -> Any:
@@ -109,7 +113,8 @@ class Yolo(Detector):
             or inputs.shape[3] % largest
         ):
             raise BoxcovError(
-                f"images must be (B, 3, h, w) with sides that divide by {largest}, got {tuple(inputs.shape)}: letterbox them"
+                f"images must be (B, 3, h, w) with sides divisible by {largest}, "
+                f"got {tuple(inputs.shape)}: letterbox them"
             )
         found, maps = self.model(inputs.flip(1) / 255 if self.coco else inputs)
         maps = maps.get("one2many", maps)
@@ -129,14 +134,12 @@ class Yolo(Detector):
             "backbone": tuple(layers[:first]),
         }
 
-    # from raw outputs to boxes
-
     def select(self, raw: Raw) -> Selection:
-        """By Ultralytics' own NMS, without its limit of time: a slow machine must not find less."""
+        """Ultralytics' own NMS without its time limit: slow machines find the same boxes."""
         from ultralytics.utils.nms import non_max_suppression
 
         options = {
-            "max_det": self.most,
+            "max_det": self.max_boxes,
             "nc": self.head.nc,
             "max_time_img": 1e9,
             "return_idxs": True,
@@ -150,7 +153,9 @@ class Yolo(Detector):
         every, cell = torch.cat(boxes), torch.cat([rows.flatten() for rows in cells]).long()
         labels = self.labels.of_model(every[:, 5].long(), self.head.nc)
         keep = labels >= 0
-        return Selection(frame[keep], every[keep, 4], labels[keep], Where(frame[keep], cell[keep]))
+        return Selection(
+            frame[keep], every[keep, 4], labels[keep], CellIndex(frame[keep], cell[keep])
+        )
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         centre, size = raw["found"][selection.where.frame, :4, selection.where.cell].split(2, 1)
@@ -204,14 +209,12 @@ class Yolo(Detector):
 
         return index, run
 
-    # the training loss
-
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Ultralytics' own box, class and distribution losses (B,) of each image by itself, as of a batch of one."""
+        """Ultralytics' own loss (B,), each image as a batch of one."""
         from ultralytics.utils.loss import v8DetectionLoss
 
         check_one_a_frame(targets, len(raw["found"]))
-        criterion = v8DetectionLoss(_Seen(self.model))
+        criterion = v8DetectionLoss(_LossModel(self.model))
         height, width = (n * float(self.head.stride[0]) for n in raw["features"][0].shape[2:])
         size = torch.tensor([width, height, width, height], device=raw["found"].device)
         losses = []
@@ -230,8 +233,8 @@ class Yolo(Detector):
         return torch.stack(losses)
 
 
-class _Seen:
-    """What the loss reads of a model; its settings are Ultralytics' defaults where the model carries none, or a dict of them."""
+class _LossModel:
+    """The attributes of a model that the loss reads; missing settings are the defaults."""
 
     def __init__(self, model: Any) -> None:
         from ultralytics.utils import DEFAULT_CFG

@@ -1,4 +1,4 @@
-"""RetinaNet, FCOS, SSD and Faster R-CNN of torchvision, small and random, under the contract; skipped where torchvision does not work."""
+"""Small random torchvision detectors under the contract; skipped without torchvision."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_group_norm_in_a_head_leaves_no_crops(frames: list) -> None:
 
 
 def test_regions_stay_those_of_the_selection_under_other_weights() -> None:
-    """Other weights below the head propose other regions in another order: an instance must not become another one."""
+    """Other weights propose other regions: an instance must not become another one."""
     detector = wrap(MODELS["faster_rcnn"](), NAMES)
     x = images()
     with torch.no_grad():
@@ -211,7 +211,7 @@ def test_names_and_classes() -> None:
             wrap(model, **given)
     with pytest.raises(
         BoxcovError,
-        match="a Linear is no detector of torchvision that boxcov knows: there are RetinaNet",
+        match="a Linear is not supported: use RetinaNet",
     ):
         wrap(nn.Linear(1, 1))
     from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights

@@ -70,9 +70,7 @@ def same(a: list[Any], b: list[Any]) -> bool:
 # boxes are the model's own
 
 
-def test_boxes_are_those_of_the_model_and_its_processor_bit_for_bit(
-    name: str, detector: QueryDetector
-) -> None:
+def test_boxes_equal_the_models_own_bit_for_bit(name: str, detector: QueryDetector) -> None:
     x = pixels(2, seed=5)
     with torch.no_grad():
         out = detector.model(x)
@@ -192,7 +190,7 @@ def test_parts_are_apart(detector: QueryDetector) -> None:
     assert len(found) == len(set(found))
 
 
-def test_monte_carlo_below_the_head_wants_attention_that_torch_can_differentiate(
+def test_fused_attention_has_no_forward_mode_and_the_error_says_so(
     frames: list,
 ) -> None:
     detector = made("detr")
@@ -362,9 +360,7 @@ def test_inputs_that_are_none(detector: QueryDetector) -> None:
     for inputs in (torch.zeros(3, 64, 96), torch.zeros(1, 1, 64, 96)):
         with pytest.raises(BoxcovError, match=r"images must be \(B, 3, h, w\), got"):
             detector(inputs)
-    with pytest.raises(
-        BoxcovError, match="a dict of them with pixel_mask and sizes at most, got a dict of images"
-    ):
+    with pytest.raises(BoxcovError, match="optionally pixel_mask and sizes, got a dict of images"):
         detector({"images": pixels()})
     with pytest.raises(BoxcovError, match=r"got a BatchFeature: dict\(...\) makes a dict of it"):
         detector(transformers.BatchFeature({"pixel_values": pixels()}))

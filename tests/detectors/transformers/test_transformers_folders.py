@@ -1,4 +1,4 @@
-"""Models of transformers from folders: prepared images, the command line, and folders that are none."""
+"""Transformers models from folders: images, the command line, invalid folders."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def folder(name: str, detector: QueryDetector, tmp_path_factory: pytest.TempPath
     return path
 
 
-def test_a_folder_is_the_model_and_prepares_images_as_its_processor_does(
+def test_a_folder_gives_the_model_and_its_image_processor(
     name: str, detector: QueryDetector, folder: Path
 ) -> None:
     loaded = load(folder, threshold=detector.threshold)
@@ -70,7 +70,7 @@ def test_a_folder_is_the_model_and_prepares_images_as_its_processor_does(
     assert torch.equal(found.boxes, theirs["boxes"][known])
     plain = load(folder, images=False, threshold=detector.threshold)
     assert torch.equal(plain.detect(pixels()).boxes, detector.detect(pixels()).boxes)
-    with pytest.raises(BoxcovError, match="this detector prepares its images itself"):
+    with pytest.raises(BoxcovError, match="this detector has an image processor"):
         loaded({"pixel_values": pixels()})
 
 
@@ -106,7 +106,7 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert scope["found"].covariance.shape == (len(scope["found"]), 4, 4)
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
+def test_invalid_folders_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "sound"
     yolos().save_pretrained(folder)
 
@@ -125,30 +125,30 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         (changed(lambda p: (p / "config.json").unlink()), "config.json: no such file"),
         (
             changed(lambda p: (p / "config.json").write_text("{")),
-            "config.json: not JSON, or a damaged file",
+            "config.json: not valid JSON",
         ),
         (
             changed(lambda p: edited(p, architectures=["LlamaForCausalLM"])),
-            r"its architectures are \['LlamaForCausalLM'\]; boxcov knows Detr",
+            r"its architectures are \['LlamaForCausalLM'\]; supported are Detr",
         ),
         (changed(lambda p: edited(p, architectures=None)), "its architectures are None"),
         (
             changed(lambda p: (p / weights).rename(p / "pytorch_model.bin")),
-            "no safetensors; boxcov reads no pickled weights",
+            "no safetensors file; pickled weights are not read",
         ),
         (
             changed(lambda p: (p / weights).write_bytes((p / weights).read_bytes()[:2000])),
-            "not a folder of a .*, or a damaged one",
+            "not a valid .* folder",
         ),
         (
             changed(
                 lambda p: edited(p, id2label={str(i): str(i) for i in range(9)}, label2id=None)
             ),
-            "damaged one|do not fit",
+            "not a valid|do not match",
         ),
         (
             changed(lambda p: (p / "preprocessor_config.json").write_text("[]")),
-            "not a folder of a .*, or a damaged one",
+            "not a valid .* folder",
         ),
     ]
     for path, message in cases:
@@ -180,7 +180,5 @@ def test_without_transformers_the_error_says_what_to_install(
 
 
 def test_a_model_of_another_kind() -> None:
-    with pytest.raises(
-        BoxcovError, match="a SimpleNamespace is no detector that boxcov knows: there are Detr"
-    ):
+    with pytest.raises(BoxcovError, match="a SimpleNamespace is not supported: use Detr"):
         wrap(SimpleNamespace())

@@ -1,4 +1,4 @@
-"""RetinaNet, FCOS and SSD: a box at every anchor of every level, reported after a threshold and NMS."""
+"""RetinaNet, FCOS and SSD: one box per anchor, reported after a threshold and NMS."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from torch.nn import functional as F
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.crops import crop, run_on_crops
 from boxcov.detectors.scores import logit_of_log, softmax_logit
-from boxcov.detectors.torchvision.detector import Found, Raw, TorchvisionDetector
+from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
 
 
 @dataclass(frozen=True)
-class Where:
+class AnchorIndex:
     """The anchors of m instances."""
 
     frame: Tensor  # (m,)
-    anchor: Tensor  # (m,) among all N, levels one after another, row by row
+    anchor: Tensor  # (m,) in 0..N-1: level by level, row by row
 
 
-class Dense(TorchvisionDetector):
-    """``cls_logits`` (B, N, K), ``bbox_regression`` (B, N, 4) and ``anchors`` (B, N, 4) of all N anchors."""
+class AnchorDetector(TorchvisionDetector):
+    """A head over N anchors.
+
+    Raw outputs: ``cls_logits`` (B, N, K), ``bbox_regression`` (B, N, 4), ``anchors`` (B, N, 4).
+    """
 
     def run(self, images: Any) -> Raw:
         features = self.maps(images)
@@ -40,32 +43,32 @@ class Dense(TorchvisionDetector):
         return {"head": self.model.head, **self.below()}
 
     def level_counts(self, raw: Raw) -> list[int]:
-        """Anchors of each level."""
+        """Number of anchors of each level."""
         sizes = [x.shape[2] * x.shape[3] for x in raw["features"].values()]
-        return [cells * a for cells, a in zip(sizes, self.anchors_a_cell(raw))]
+        return [cells * a for cells, a in zip(sizes, self.anchors_per_cell(raw))]
 
-    def anchors_a_cell(self, raw: Raw) -> list[int]:
-        """At each level."""
+    def anchors_per_cell(self, raw: Raw) -> list[int]:
+        """Number of anchors per cell, for each level."""
         cells = sum(x.shape[2] * x.shape[3] for x in raw["features"].values())
         return [raw["anchors"].shape[1] // cells] * len(raw["features"])
 
     @abstractmethod
     def scores(self, raw: Raw, b: int) -> Tensor:
-        """(N, K) of one image."""
+        """Scores (N, K) of one image."""
 
     @abstractmethod
     def groups(self, raw: Raw, classes: int) -> list[Tensor]:
-        """Places in the flattened scores among which the best are taken before NMS, in torchvision's order."""
+        """Groups of indices into the flattened scores; top-k before NMS is taken per group."""
 
     @abstractmethod
     def box_layers(self, level: int) -> nn.Module:
-        """What makes the regression values of a level."""
+        """The layers that compute the regression values of a level."""
 
     @abstractmethod
     def class_layers(self, level: int) -> nn.Module:
-        """What makes the logits of a level."""
+        """The layers that compute the class logits of a level."""
 
-    def found(self, raw: Raw, b: int) -> Found:
+    def report(self, raw: Raw, b: int) -> Reported:
         from torchvision.ops.boxes import batched_nms, clip_boxes_to_image
 
         scores = self.scores(raw, b)
@@ -79,7 +82,7 @@ class Dense(TorchvisionDetector):
         place, score = torch.cat(places), torch.cat(best)
         anchor, number = place // scores.shape[1], place % scores.shape[1]
         boxes = clip_boxes_to_image(
-            self.from_code(raw["bbox_regression"][b, anchor], raw["anchors"][b, anchor]),
+            self.decode_regression(raw["bbox_regression"][b, anchor], raw["anchors"][b, anchor]),
             raw["sizes"][b],
         )
         kept = batched_nms(boxes, score, number, self.model.nms_thresh)[
@@ -87,14 +90,14 @@ class Dense(TorchvisionDetector):
         ]
         return anchor[kept], number[kept], score[kept]
 
-    def where(self, raw: Raw, frame: Tensor, found: Tensor) -> Where:
-        return Where(frame, found)
+    def where(self, raw: Raw, frame: Tensor, place: Tensor) -> AnchorIndex:
+        return AnchorIndex(frame, place)
 
-    def coded(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
+    def regression_of(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
         at = (selection.where.frame, selection.where.anchor)
         return raw["bbox_regression"][at], raw["anchors"][at]
 
-    def from_code(self, values: Tensor, start: Tensor) -> Tensor:
+    def decode_regression(self, values: Tensor, start: Tensor) -> Tensor:
         boxes: Tensor = self.model.box_coder.decode_single(values, start)
         return boxes
 
@@ -104,14 +107,12 @@ class Dense(TorchvisionDetector):
 
     @abstractmethod
     def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
-        """The logit (m,) of the score of a class, by its number (m,), from the logits (m, K)."""
-
-    # one instance at a time
+        """Logit (m,) of the score of class ``number`` (m,), from the logits (m, K)."""
 
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup] | None:
-        """One group a level, each box on the crop that it sees; None where a norm mixes the whole map."""
+        """One group per level, each box on its crop; None if a norm mixes the whole map."""
         if any(
             isinstance(module, (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d))
             for module in self.model.head.modules()
@@ -142,7 +143,7 @@ class Dense(TorchvisionDetector):
         frame, anchor = selection.where.frame[index], selection.where.anchor[index]
         number, a_cell = (
             self.labels.to_model(selection.labels[index]),
-            self.anchors_a_cell(raw)[level],
+            self.anchors_per_cell(raw)[level],
         )
         cell, which = (anchor - start) // a_cell, (anchor - start) % a_cell
 
@@ -173,7 +174,7 @@ class Dense(TorchvisionDetector):
 
 
 def reach(layers: nn.Module) -> int:
-    """How many cells away the convolutions of a module see together.
+    """Radius in cells of the receptive field of a module's convolutions.
 
     >>> reach(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU(), nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 3)))
     2
@@ -185,8 +186,8 @@ def reach(layers: nn.Module) -> int:
     )
 
 
-class RetinaNet(Dense):
-    """Scores are sigmoids; without GroupNorm in its head boxes are instances on crops."""
+class RetinaNet(AnchorDetector):
+    """Scores are sigmoids. Without GroupNorm in the head, instances run on crops."""
 
     def count(self) -> int:
         return int(self.model.head.classification_head.num_classes)
@@ -217,12 +218,12 @@ class RetinaNet(Dense):
 
 
 class FCOS(RetinaNet):
-    """Scores are the roots of class times centre-ness. GroupNorm in its head leaves no instances: one backward pass a number."""
+    """Scores are sqrt(class score * centre-ness). GroupNorm in the head rules out crops."""
 
     def scores(self, raw: Raw, b: int) -> Tensor:
         return (raw["cls_logits"][b].sigmoid() * raw["bbox_ctrness"][b].sigmoid()).sqrt()  # type: ignore[no-any-return]
 
-    def from_code(self, values: Tensor, start: Tensor) -> Tensor:
+    def decode_regression(self, values: Tensor, start: Tensor) -> Tensor:
         boxes: Tensor = self.model.box_coder.decode(values, start)
         return boxes
 
@@ -243,15 +244,15 @@ class FCOS(RetinaNet):
         return losses
 
 
-class SSD(Dense):
-    """Scores are softmaxes over the classes and the background, the number 0."""
+class SSD(AnchorDetector):
+    """Scores are a softmax over the classes and the background (number 0)."""
 
     first_number = 1
 
     def count(self) -> int:
         return int(self.model.head.classification_head.num_columns)
 
-    def anchors_a_cell(self, raw: Raw) -> list[int]:
+    def anchors_per_cell(self, raw: Raw) -> list[int]:
         return [int(n) for n in self.model.anchor_generator.num_anchors_per_location()]
 
     def scores(self, raw: Raw, b: int) -> Tensor:

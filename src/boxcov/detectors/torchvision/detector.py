@@ -1,4 +1,4 @@
-"""What torchvision's detectors share: their own transform of images and boxes, and their own losses image by image."""
+"""Shared by torchvision's detectors: transform of images and boxes, losses per image."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from boxcov.errors import BoxcovError
 
 Raw = dict[str, Any]
 Images = Literal["rgb", "coco"]
-Found = tuple[
-    Tensor, Tensor, Tensor
-]  # of one image: where, the model's numbers of the classes, scores
+Reported = tuple[Tensor, Tensor, Tensor]
+"""Of one image: the place of each detection, the model's class number, the score."""
 
 
 class TorchvisionDetector(Detector):
-    """Boxes x1 y1 x2 y2 in pixels of the images given: a list of (3, h, w) of any sizes, or a tensor (B, 3, h, w). Made by ``wrap``.
+    """A detector of torchvision, made by ``wrap``.
 
-    Targets are a list of one dict a frame: ``boxes`` (n, 4) in those pixels and ``labels`` (n,) into ``classes``. Boxes are cut to the image, as
-    torchvision does it: a coordinate at the border has no derivative there, and so no variance.
+    Inputs: a list of images (3, h, w) of any sizes, or a tensor (B, 3, h, w).
+    Boxes: x1 y1 x2 y2 in pixels of the images. They are clipped to the image as torchvision does:
+    a clipped coordinate has no derivative, and so no variance.
+    Targets: one dict per frame with ``boxes`` (n, 4) and ``labels`` (n,), indices into ``classes``.
     """
 
     box_fields = ("x1", "y1", "x2", "y2")
-    first_number: ClassVar[int] = 0  # 1 where the number 0 is the background
+    first_number: ClassVar[int] = 0  # 1 if number 0 is the background
 
     def __init__(
         self,
@@ -51,44 +52,42 @@ class TorchvisionDetector(Detector):
         count = self.count()
         if names is not None and len(names) != count:
             raise BoxcovError(
-                f"{len(names)} names, but the model has {count} classes, the background too"
+                f"{len(names)} names, but the model has {count} classes including the background"
             )
         known = enumerate(map(str, range(count)) if names is None else names)
         self.labels = Labels.of(
             {number: name for number, name in known if number >= self.first_number}, classes
         )
         self.classes = self.labels.classes
-        self.training = (
-            model.training
-        )  # and no more: the modes of its modules are the model's business
+        self.training = model.training
 
     @abstractmethod
     def count(self) -> int:
-        """How many numbers of classes the model has, the background too."""
+        """Number of classes, including the background."""
 
     @abstractmethod
     def run(self, images: Any) -> Raw:
-        """The network on torchvision's list of images: ``features``, a dict of maps, and what the head makes of them."""
+        """Run the network: ``features`` (a dict of maps) and the outputs of the head."""
 
     @abstractmethod
-    def found(self, raw: Raw, b: int) -> Found:
-        """What the model reports of an image, in its order."""
+    def report(self, raw: Raw, b: int) -> Reported:
+        """The detections of image ``b``, in the model's order."""
 
     @abstractmethod
-    def where(self, raw: Raw, frame: Tensor, found: Tensor) -> Any:
-        """``Selection.where`` of instances: the frame and the place in it that ``found`` gave."""
+    def where(self, raw: Raw, frame: Tensor, place: Tensor) -> Any:
+        """``Selection.where`` from the frame and the place that ``report`` returned."""
 
     @abstractmethod
-    def coded(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
-        """The regression values (m, 4) of instances, and the boxes (m, 4) that they start from."""
+    def regression_of(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
+        """Regression values (m, 4) of the instances, and their anchors or proposals (m, 4)."""
 
     @abstractmethod
-    def from_code(self, values: Tensor, start: Tensor) -> Tensor:
+    def decode_regression(self, values: Tensor, start: Tensor) -> Tensor:
         """Boxes (m, 4) in pixels of the resized images."""
 
     @abstractmethod
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model's own losses of one image, as of a batch of one; boxes in pixels of the resized image."""
+        """The model's own losses of image ``b`` as a batch of one; boxes in resized pixels."""
 
     def forward(self, inputs: Sequence[Tensor] | Tensor) -> Raw:
         given = list(inputs)
@@ -117,12 +116,10 @@ class TorchvisionDetector(Detector):
         features = self.model.backbone(images.tensors)
         return {"0": features} if isinstance(features, Tensor) else dict(features)
 
-    # from raw outputs to boxes
-
     def select(self, raw: Raw) -> Selection:
         frames, places, labels, scores = [], [], [], []
         for b in range(len(raw["sizes"])):
-            place, number, score = self.found(raw, b)
+            place, number, score = self.report(raw, b)
             label = self.labels.of_model(number, self.count())
             keep = (
                 (label >= 0) if self.threshold is None else (label >= 0) & (score > self.threshold)
@@ -137,10 +134,13 @@ class TorchvisionDetector(Detector):
         )
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
-        return self.in_images(*self.coded(raw, selection), raw, selection.frame)
+        return self.in_images(*self.regression_of(raw, selection), raw, selection.frame)
 
     def in_images(self, values: Tensor, start: Tensor, raw: Raw, frame: Tensor) -> Tensor:
-        """Boxes (m, 4) in pixels of the images, cut to them: by torchvision's own functions, image by image, so that rounding is the same."""
+        """Boxes (m, 4) in pixels of the images, clipped by torchvision's own functions.
+
+        They run image by image, so that the rounding is torchvision's.
+        """
         from torchvision.models.detection.transform import resize_boxes
         from torchvision.ops.boxes import clip_boxes_to_image
 
@@ -148,7 +148,7 @@ class TorchvisionDetector(Detector):
         for b, (size, original) in enumerate(zip(raw["sizes"], raw["original"])):
             rows = (frame == b).nonzero()[:, 0]
             if len(rows):
-                there = clip_boxes_to_image(self.from_code(values[rows], start[rows]), size)
+                there = clip_boxes_to_image(self.decode_regression(values[rows], start[rows]), size)
                 boxes = boxes.index_copy(0, rows, resize_boxes(there, size, original))
         return boxes
 

@@ -1,4 +1,4 @@
-"""Faster R-CNN: regions as instances, the proposals frozen with the selection."""
+"""Faster R-CNN: regions as instances, proposals fixed by the selection."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from torch import Tensor, nn
 
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.scores import softmax_logit
-from boxcov.detectors.torchvision.detector import Found, Raw, TorchvisionDetector
+from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
 
 
 @dataclass(frozen=True)
-class Where:
+class RegionIndex:
     """The regions of m instances; one region may be reported under several classes."""
 
-    proposals: list[
-        Tensor
-    ]  # of each image, (r, 4) in pixels of the resized image: those of the trained weights, whatever the weights
-    region: Tensor  # (m,) among those of all images
-    number: Tensor  # (m,) the model's number of the class
+    proposals: list[Tensor]  # per image (r, 4) in resized pixels, from the trained weights
+    region: Tensor  # (m,) index into the proposals of all images
+    number: Tensor  # (m,) the model's class number
 
 
 class FasterRCNN(TorchvisionDetector):
-    """Head: the layers behind the pooled regions. Proposals are constants, as in training: nothing is differentiated through them."""
+    """Head: the layers after RoI pooling. Proposals are constants, as in training."""
 
     first_number = 1
 
@@ -57,12 +55,12 @@ class FasterRCNN(TorchvisionDetector):
     def pooled(
         self, features: dict[str, Tensor], regions: list[Tensor], sizes: list[Any]
     ) -> Tensor:
-        """What the head reads of each region (R, C, s, s)."""
+        """Pooled features (R, C, s, s) of each region."""
         pooled: Tensor = self.model.roi_heads.box_roi_pool(features, regions, sizes)
         return pooled
 
     def head(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (R, K) and regression values (R, 4 K) of regions."""
+        """Logits (R, K) and regression values (R, 4 K) of each region."""
         logits, regression = self.model.roi_heads.box_predictor(
             self.model.roi_heads.box_head(pooled)
         )
@@ -84,7 +82,7 @@ class FasterRCNN(TorchvisionDetector):
 
     # from raw outputs to boxes
 
-    def found(self, raw: Raw, b: int) -> Found:
+    def report(self, raw: Raw, b: int) -> Reported:
         from torchvision.ops.boxes import batched_nms, clip_boxes_to_image, remove_small_boxes
 
         heads, counts = self.model.roi_heads, [len(p) for p in raw["proposals"]]
@@ -103,23 +101,23 @@ class FasterRCNN(TorchvisionDetector):
         place = first * classes + keep[kept] // (classes - 1) * classes + number[kept]
         return place, number[kept], scores.flatten()[keep[kept]]
 
-    def where(self, raw: Raw, frame: Tensor, found: Tensor) -> Where:
-        return Where(raw["proposals"], found // self.count(), found % self.count())
+    def where(self, raw: Raw, frame: Tensor, place: Tensor) -> RegionIndex:
+        return RegionIndex(raw["proposals"], place // self.count(), place % self.count())
 
-    def coded(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
+    def regression_of(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
         where = selection.where
         regression = self._at_proposals(raw, where)[1]
         return _of_class(regression, where.region, where.number), torch.cat(where.proposals)[
             where.region
         ]
 
-    def _at_proposals(self, raw: Raw, where: Where) -> tuple[Tensor, Tensor]:
-        """Of the selection's proposals: other weights below the head propose others, in another order."""
+    def _at_proposals(self, raw: Raw, where: RegionIndex) -> tuple[Tensor, Tensor]:
+        """Decode the selection's own proposals: other weights would propose other regions."""
         if all(own is kept for own, kept in zip(raw["proposals"], where.proposals)):
             return raw["class_logits"], raw["regression"]
         return self.head(self.pooled(raw["features"], where.proposals, raw["sizes"]))
 
-    def from_code(self, values: Tensor, start: Tensor) -> Tensor:
+    def decode_regression(self, values: Tensor, start: Tensor) -> Tensor:
         boxes: Tensor = self.model.roi_heads.box_coder.decode(values, [start])[:, 0]
         return boxes
 
@@ -148,10 +146,8 @@ class FasterRCNN(TorchvisionDetector):
 
         return [(torch.arange(len(selection), device=frame.device), run)]
 
-    # the training loss
-
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Its samples of anchors and regions are drawn from one seed, so that equal frames have equal losses, and no one else's draws change."""
+        """The four losses. A fixed seed samples anchors and regions: same frame, same loss."""
         from torchvision.models.detection.roi_heads import fastrcnn_loss
 
         rpn, heads, counts = self.model.rpn, self.model.roi_heads, [len(a) for a in raw["anchors"]]
@@ -179,6 +175,6 @@ class FasterRCNN(TorchvisionDetector):
 
 
 def _of_class(regression: Tensor, region: Tensor, number: Tensor) -> Tensor:
-    """The values (m, 4) for a class of those for all (R, 4 K)."""
+    """Regression values (m, 4) of one class, from those of all classes (R, 4 K)."""
     of_class: Tensor = regression.unflatten(1, (-1, 4))[region, number]
     return of_class

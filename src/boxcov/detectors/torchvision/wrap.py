@@ -1,4 +1,4 @@
-"""Which of torchvision's models boxcov knows."""
+"""``wrap``: make a Detector from a torchvision model."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ def wrap(
     threshold: float | None = None,
     images: Images = "rgb",
 ) -> TorchvisionDetector:
-    """A detector of torchvision as boxcov sees it: what it reports is what ``model(images)`` does.
+    """Make a Detector from a torchvision model. It reports what ``model(images)`` reports.
 
-    names: of all of the model's classes in their order, the background too, as ``weights.meta["categories"]``; their numbers unless given.
-    classes: those to report, by name, or own names with the model's numbers; COCO's 80 where they are among the names, else all, unless given.
-    threshold: on the score, above that of the model.
-    images: "rgb", red first, 0 to 1, as torchvision has them; or "coco", blue first, 0 to 255, as ``boxcov.data.coco`` gives them.
+    names: of all classes including the background, as in ``weights.meta["categories"]``.
+    classes: the classes to report, by name, or a dict from new names to the model's numbers; by
+    default COCO's 80 if the model knows them, else all.
+    threshold: score threshold on top of the model's own.
+    images: "rgb" (0 to 1, torchvision's format) or "coco" (BGR, 0 to 255: ``boxcov.data.coco``).
 
     >>> wrap(nn.Linear(1, 1))
     Traceback (most recent call last):
     ...
-    boxcov.errors.BoxcovError: a Linear is no detector of torchvision that boxcov knows: there are RetinaNet, FCOS, SSD, FasterRCNN
+    boxcov.errors.BoxcovError: a Linear is not supported: use RetinaNet, FCOS, SSD, FasterRCNN
     """
     modules = [c for c in type(model).__mro__ if c.__module__.startswith("torchvision.")]
     kind = next((_FAMILIES[c.__name__] for c in modules if c.__name__ in _FAMILIES), None)
     if kind is None:
-        raise BoxcovError(
-            f"a {type(model).__name__} is no detector of torchvision that boxcov knows: there are {', '.join(_FAMILIES)}"
-        )
+        raise BoxcovError(f"a {type(model).__name__} is not supported: use {', '.join(_FAMILIES)}")
     return kind(model, names, classes, threshold, images)

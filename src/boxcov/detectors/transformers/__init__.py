@@ -1,4 +1,4 @@
-"""Detectors of Hugging Face transformers: DETR, YOLOS and RT-DETR, their queries as instances. Loaded from folders, never from the hub."""
+"""DETR, YOLOS and RT-DETR of Hugging Face transformers, loaded from local folders."""
 
 from boxcov.detectors.transformers.checkpoints import load
 from boxcov.detectors.transformers.detector import QueryDetector

@@ -1,4 +1,4 @@
-"""Models from folders as ``save_pretrained`` writes them: a configuration and safetensors, and how images are prepared."""
+"""Load models from folders written by ``save_pretrained``."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ def load(
     threshold: float = 0.3,
     images: bool = True,
 ) -> QueryDetector:
-    """A trained model in eval mode, from a folder with ``config.json`` and ``model.safetensors``; nothing is fetched, no code of the folder is run.
+    """Load a trained model in eval mode from a folder with ``config.json`` and safetensors.
 
+    Nothing is downloaded, and no code from the folder is run.
     classes, threshold: as in ``wrap``.
-    images: whether it takes images as ``boxcov.data.coco`` gives them and prepares them as ``preprocessor_config.json`` says (the family's
-    default where there is none), or else ``pixel_values`` that are ready.
+    images: take images from ``boxcov.data.coco`` and preprocess them by
+    ``preprocessor_config.json`` (or the family's default); otherwise take ``pixel_values``.
 
     >>> load("nowhere")
     Traceback (most recent call last):
     ...
-    boxcov.errors.BoxcovError: nowhere: no such folder; give one with the config.json and model.safetensors of a model of transformers
+    boxcov.errors.BoxcovError: nowhere: no such folder; it needs config.json and model.safetensors
     """
     path = Path(path)
     if not path.is_dir():
-        raise BoxcovError(
-            f"{path}: no such folder; give one with the config.json and model.safetensors of a model of transformers"
-        )
+        raise BoxcovError(f"{path}: no such folder; it needs config.json and model.safetensors")
     name = _model_name(path)
     transformers = _transformers()
     try:
@@ -45,13 +44,13 @@ def load(
             **_without_backbone(path),
         )
         processor = _processor(transformers, path, name) if images else None
-    except Exception as error:  # transformers raises whatever it likes on a damaged folder
+    except Exception as error:  # transformers raises many types on a damaged folder
         raise BoxcovError(
-            f"{path}: not a folder of a {name}, or a damaged one ({type(error).__name__}: {error})"
+            f"{path}: not a valid {name} folder ({type(error).__name__}: {error})"
         ) from None
     lists = {
         "missing": loading["missing_keys"],
-        "of another shape": [key[0] for key in loading["mismatched_keys"]],
+        "with another shape": [key[0] for key in loading["mismatched_keys"]],
     }
     if any(lists.values()):
         text = "; ".join(
@@ -59,40 +58,41 @@ def load(
             for kind, keys in lists.items()
             if keys
         )
-        raise BoxcovError(f"{path}: the weights do not fit its config.json. {text}")
+        raise BoxcovError(f"{path}: the weights do not match config.json. {text}")
     return wrap(model.eval(), classes, threshold, processor)
 
 
 def _model_name(path: Path) -> str:
-    """The class of the model, from its configuration."""
+    """The model's class name, from its configuration."""
     config = path / "config.json"
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BoxcovError(
-            f"{config}: no such file; save_pretrained writes it beside the weights"
+            f"{config}: no such file; save_pretrained writes it next to the weights"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise BoxcovError(f"{config}: not JSON, or a damaged file ({error})") from None
+        raise BoxcovError(f"{config}: not valid JSON ({error})") from None
     found = content.get("architectures") if isinstance(content, dict) else None
     known = [name for name in found or [] if isinstance(found, list) and name in FAMILIES]
     if not known:
-        raise BoxcovError(f"{config}: its architectures are {found}; boxcov knows {KNOWN}")
+        raise BoxcovError(f"{config}: its architectures are {found}; supported are {KNOWN}")
     if not any(path.glob("*.safetensors")):
         raise BoxcovError(
-            f"{path}: no safetensors; boxcov reads no pickled weights: write the model with save_pretrained again"
+            f"{path}: no safetensors file; pickled weights are not read: "
+            "write the model with save_pretrained again"
         )
     return str(known[0])
 
 
 def _without_backbone(path: Path) -> dict[str, Any]:
-    """The backbone's weights are among the model's: none are to be fetched for it."""
+    """Options that keep transformers from downloading the backbone's weights."""
     content = json.loads((path / "config.json").read_text(encoding="utf-8"))
     return {"use_pretrained_backbone": False} if content.get("use_pretrained_backbone") else {}
 
 
 def _processor(transformers: Any, path: Path, name: str) -> Any:
-    """By Pillow where transformers has a choice: the same pixels with torchvision or without."""
+    """The image processor, on Pillow if possible: same pixels with or without torchvision."""
     if (path / "preprocessor_config.json").is_file():
         choice = (
             {"backend": "pil"}

@@ -1,4 +1,4 @@
-"""What detectors with queries share: normalised boxes, a query as an instance, the model's own loss image by image."""
+"""Shared by query-based detectors: normalized boxes, queries as instances, loss per image."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _INPUTS = ("pixel_values", "pixel_mask", "sizes")
 
 
 class QueryDetector(Detector):
-    """Boxes x1 y1 x2 y2 of a model of transformers; made by ``wrap`` or ``load``.
+    """A detector of transformers, made by ``wrap`` or ``load``. Boxes are x1 y1 x2 y2 in pixels.
 
-    Inputs are ``pixel_values`` (B, 3, h, w) as the model takes them, alone or in a dict with ``pixel_mask`` (B, h, w) and ``sizes`` (B, 2),
-    height and width of the images in whose pixels boxes are given; unless told, these are the pixels of ``pixel_values``. With an image
-    processor inputs are images (B, 3, h, w) as ``boxcov.data.coco`` gives them, blue first, 0 to 255, and boxes are in their pixels.
-    Targets are a list of one dict a frame: ``boxes`` (n, 4) as x1 y1 x2 y2 in the same pixels, ``labels`` (n,) into ``classes``.
+    Inputs without an image processor: ``pixel_values`` (B, 3, h, w), or a dict with it and
+    ``pixel_mask`` (B, h, w) and ``sizes`` (B, 2), the heights and widths that define the boxes'
+    pixels; by default those of ``pixel_values``.
+    Inputs with an image processor: images (B, 3, h, w), BGR, 0 to 255 (``boxcov.data.coco``).
+    Targets: one dict per frame with ``boxes`` (n, 4) and ``labels`` (n,), indices into ``classes``.
     """
 
     box_fields = ("x1", "y1", "x2", "y2")
@@ -40,29 +41,27 @@ class QueryDetector(Detector):
         self.model: Any = model
         self.images = None if processor is None else Images(processor)
         self.labels, self.classes, self.threshold = labels, labels.classes, threshold
-        self.training = (
-            model.training
-        )  # and no more: the modes of its modules are the model's business
+        self.training = model.training
 
     @abstractmethod
     def run(self, given: Given) -> Raw:
-        """``hidden`` (B, Q, d) of the queries, their ``logits`` (B, Q, n) and ``boxes`` (B, Q, 4), and what the loss reads besides."""
+        """Raw outputs: ``hidden`` (B, Q, d), ``logits`` (B, Q, n), ``boxes`` (B, Q, 4) and more."""
 
     @abstractmethod
     def box_head(self, hidden: Tensor, raw: Raw, frame: Tensor, query: Tensor) -> Tensor:
-        """Normalised boxes (m, 4), centre and size, of the hidden states (m, d) of some queries."""
+        """Normalized boxes (m, 4), centre and size, from hidden states (m, d)."""
 
     @abstractmethod
     def class_head(self, hidden: Tensor) -> Tensor:
-        """Logits (m, n) of the hidden states (m, d) of some queries."""
+        """Logits (m, n) from hidden states (m, d)."""
 
     @abstractmethod
-    def found(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Frame, query, the model's number of the class, and score of all that the model would report at a threshold of 0."""
+    def report(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Frame, query, class number and score of every candidate, at threshold 0."""
 
     @abstractmethod
     def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
-        """The logit (m,) of the score of a class, by its number (m,), from the logits (m, n)."""
+        """Logit (m,) of the score of class ``number`` (m,), from the logits (m, n)."""
 
     @abstractmethod
     def image_loss(self, raw: Raw, target: list[dict[str, Tensor]], device: torch.device) -> Tensor:
@@ -90,23 +89,22 @@ class QueryDetector(Detector):
             }
         if self.images is not None:
             raise BoxcovError(
-                "this detector prepares its images itself: give it a tensor (B, 3, h, w), blue first, 0 to 255"
+                "this detector has an image processor: give it a tensor (B, 3, h, w), BGR, 0 to 255"
             )
         if (
             not isinstance(inputs, dict)
             or "pixel_values" not in inputs
             or not set(inputs) <= set(_INPUTS)
         ):
-            got = listed_keys(inputs)
+            got = _describe(inputs)
             raise BoxcovError(
-                f"inputs must be pixel_values (B, 3, h, w), or a dict of them with {' and '.join(_INPUTS[1:])} at most, got {got}"
+                f"inputs must be pixel_values (B, 3, h, w), or a dict with pixel_values and "
+                f"optionally {' and '.join(_INPUTS[1:])}, got {got}"
             )
         return dict(inputs)
 
-    # from raw outputs to boxes
-
     def select(self, raw: Raw) -> Selection:
-        frame, query, number, scores = self.found(raw["logits"])
+        frame, query, number, scores = self.report(raw["logits"])
         labels = self.labels.of_model(number, len(self.model.config.id2label))
         keep = (scores > self.threshold) & (labels >= 0)
         where = (frame[keep], query[keep])
@@ -123,7 +121,7 @@ class QueryDetector(Detector):
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup]:
-        """Queries meet in the attention below the head only: behind it each runs by itself."""
+        """One group: after the last attention, each query runs on its own."""
         frame, query = selection.where
 
         def run() -> Tensor:
@@ -138,10 +136,8 @@ class QueryDetector(Detector):
 
         return [(torch.arange(len(selection), device=frame.device), run)]
 
-    # the training loss
-
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
-        """The model's own loss (B,) of each image by itself, as of a batch of one: divided by the number of its own objects."""
+        """The model's own loss (B,), each image as a batch of one."""
         sizes = raw["sizes"]
         check_one_a_frame(targets, len(sizes))
         losses = []
@@ -149,23 +145,20 @@ class QueryDetector(Detector):
             boxes, labels = objects_of(target, b, len(self.classes), sizes)
             own = {
                 "class_labels": self.labels.to_model(labels),
-                "boxes": normalised(boxes, sizes[b]),
+                "boxes": normalize(boxes, sizes[b]),
             }
             try:
                 losses.append(self.image_loss(of_image(raw, b), [own], sizes.device))
             except ImportError as error:
                 raise BoxcovError(
-                    f"the losses of transformers need more packages: pip install 'boxcov[transformers]' ({error})"
+                    "the losses of transformers need more packages: "
+                    f"pip install 'boxcov[transformers]' ({error})"
                 ) from None
         return torch.stack(losses)
 
 
 def of_image(raw: Raw, b: int) -> Raw:
-    """The raw outputs of one image, as a batch of one; what is stacked by layer has the batch second.
-
-    >>> of_image({"logits": torch.zeros(2, 5, 3), "layers": torch.zeros(6, 2, 5, 8)}, 1)["layers"].shape
-    torch.Size([6, 1, 5, 8])
-    """
+    """The raw outputs of one image as a batch of one; ``layers`` has the batch dimension second."""
     return {
         name: part[:, b : b + 1] if name == "layers" else part[b : b + 1]
         for name, part in raw.items()
@@ -173,29 +166,33 @@ def of_image(raw: Raw, b: int) -> Raw:
 
 
 def in_pixels(boxes: Tensor, sizes: Tensor) -> Tensor:
-    """Centres and sizes (m, 4) in parts of images as x1 y1 x2 y2 in pixels of those images (m, 2), height and width.
+    """Convert normalized centres and sizes (m, 4) to x1 y1 x2 y2 in pixels.
+
+    sizes: height and width (m, 2) of each image.
 
     >>> in_pixels(torch.tensor([[0.5, 0.5, 0.5, 1.0]]), torch.tensor([[100.0, 40.0]]))
     tensor([[ 10.,   0.,  30., 100.]])
     """
     x, y, width, height = boxes.unbind(1)
-    # in this order of operations, so that rounding is that of transformers
+    # The order of operations is that of transformers, so that boxes are equal bit for bit.
     corners = torch.stack([x - 0.5 * width, y - 0.5 * height, x + 0.5 * width, y + 0.5 * height], 1)
     return corners * sizes.flip(1).repeat(1, 2)
 
 
-def normalised(boxes: Tensor, size: Tensor) -> Tensor:
-    """The inverse: x1 y1 x2 y2 (n, 4) in pixels of an image (2,), height and width, as centres and sizes in parts of it.
+def normalize(boxes: Tensor, size: Tensor) -> Tensor:
+    """Convert x1 y1 x2 y2 (n, 4) in pixels to normalized centres and sizes.
 
-    >>> normalised(torch.tensor([[10.0, 0.0, 30.0, 100.0]]), torch.tensor([100.0, 40.0]))
+    size: height and width (2,) of the image.
+
+    >>> normalize(torch.tensor([[10.0, 0.0, 30.0, 100.0]]), torch.tensor([100.0, 40.0]))
     tensor([[0.5000, 0.5000, 0.5000, 1.0000]])
     """
     low, high = (boxes / size.flip(0).repeat(2)).split(2, 1)
     return torch.cat([(low + high) / 2, high - low], 1)
 
 
-def listed_keys(inputs: Any) -> str:
-    """What was given in place of inputs, for an error."""
+def _describe(inputs: Any) -> str:
+    """Describe wrong inputs for an error message."""
     return (
         f"a dict of {', '.join(map(str, inputs))}"
         if isinstance(inputs, dict)

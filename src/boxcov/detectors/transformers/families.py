@@ -1,4 +1,4 @@
-"""How the models of each family run, what they report and what they were trained with."""
+"""DETR, YOLOS and RT-DETR: forward pass, detections and training loss of each family."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ def wrap(
     threshold: float = 0.3,
     processor: Any = None,
 ) -> QueryDetector:
-    """A model of transformers as boxcov sees it: DETR, YOLOS, RT-DETR or its second version, ``...ForObjectDetection``.
+    """Make a Detector from a transformers model (``...ForObjectDetection``).
 
-    classes: those to report, by the model's names (``config.id2label``), or own names with the model's numbers; COCO's 80 where the model knows
-    them, else all of the model's, unless given. threshold: on the score.
-    processor: an image processor of transformers, for a detector that takes images as ``boxcov.data.coco`` gives them.
+    classes: the classes to report, by name (``config.id2label``), or a dict from new names to the
+    model's numbers; by default COCO's 80 if the model knows them, else all.
+    threshold: score threshold.
+    processor: an image processor of transformers; the detector then takes images.
 
     >>> wrap(nn.Linear(1, 1))
     Traceback (most recent call last):
     ...
-    boxcov.errors.BoxcovError: a Linear is no detector that boxcov knows: there are Detr, Yolos, RTDetr, RTDetrV2, each ...ForObjectDetection
+    boxcov.errors.BoxcovError: a Linear is not supported: use Detr, Yolos, RTDetr, RTDetrV2
     """
     kind = next((FAMILIES[c.__name__] for c in type(model).__mro__ if c.__name__ in FAMILIES), None)
     if kind is None:
-        raise BoxcovError(
-            f"a {type(model).__name__} is no detector that boxcov knows: there are {KNOWN}"
-        )
+        raise BoxcovError(f"a {type(model).__name__} is not supported: use {KNOWN}")
     names: Mapping[int, str] = model.config.id2label  # type: ignore[assignment, union-attr]
     return kind(model, Labels.of(names, classes), threshold, processor)
 
 
 class _Softmax(QueryDetector):
-    """Logits of all classes and, last, of no object: a query reports its best class; the box is a function of its hidden state alone."""
+    """Softmax over all classes and, last, "no object": each query reports its best class."""
 
     def box_head(self, hidden: Tensor, raw: Raw, frame: Tensor, query: Tensor) -> Tensor:
         boxes: Tensor = self.model.bbox_predictor(hidden).sigmoid()
@@ -52,7 +51,7 @@ class _Softmax(QueryDetector):
         logits: Tensor = self.model.class_labels_classifier(hidden)
         return logits
 
-    def found(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def report(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         scores, number = logits.softmax(-1)[..., :-1].max(-1)
         frame, query = torch.ones_like(number).nonzero(as_tuple=True)
         return frame, query, number[frame, query], scores[frame, query]
@@ -61,7 +60,7 @@ class _Softmax(QueryDetector):
         return softmax_logit(logits, number)
 
     def heads(self, hidden: Tensor) -> Raw:
-        """As the model itself runs them, on all queries."""
+        """Class and box heads on all queries."""
         return {
             "hidden": hidden,
             "logits": self.class_head(hidden),
@@ -69,9 +68,7 @@ class _Softmax(QueryDetector):
         }
 
     def image_loss(self, raw: Raw, target: list[dict[str, Tensor]], device: torch.device) -> Tensor:
-        layers = raw.get(
-            "layers"
-        )  # of each layer of the decoder, where the model is trained with losses on all of them
+        layers = raw.get("layers")  # of each decoder layer, if auxiliary losses are on
         others = (
             ()
             if layers is None
@@ -84,7 +81,7 @@ class _Softmax(QueryDetector):
 
 
 class Detr(_Softmax):
-    """DETR. Head: the class layer and the box layers. The queries' embeddings are no matrix of a product and stay constants."""
+    """DETR. The query embeddings are not weights of a matrix product and stay constant."""
 
     def run(self, given: Given) -> Raw:
         out = self.model.model(
@@ -105,7 +102,10 @@ class Detr(_Softmax):
 
 
 class Yolos(_Softmax):
-    """YOLOS: no neck. Its tokens and position embeddings stay constants. Losses on inner layers, broken in transformers, are left out."""
+    """YOLOS, without a neck. Tokens and position embeddings stay constant.
+
+    Auxiliary losses, which fail in transformers itself, are not used.
+    """
 
     def run(self, given: Given) -> Raw:
         hidden = self.model.vit(given["pixel_values"], return_dict=True).last_hidden_state
@@ -121,12 +121,13 @@ class Yolos(_Softmax):
 class RTDetr(QueryDetector):
     """RT-DETR, both versions. Head: the class and box layers of the last decoder layer.
 
-    A query's box is a step from the box of the layer before. The model detaches that one in training; the box depends on it all the same, and
-    here so does its derivative. The loss is that of the model in eval mode, without the noisy queries that training adds.
+    A query's box is an update of the previous layer's box. The model detaches that box in training,
+    but the result depends on it, and so does the derivative here. The loss is that of eval mode,
+    without the denoising queries of training.
     """
 
     def run(self, given: Given) -> Raw:
-        with _Attached() as seen:
+        with _IgnoreDetach() as seen:
             out = self.model.model(
                 given["pixel_values"], pixel_mask=given.get("pixel_mask"), return_dict=True
             )
@@ -152,8 +153,8 @@ class RTDetr(QueryDetector):
         logits: Tensor = self.model.model.decoder.class_embed[-1](hidden)
         return logits
 
-    def found(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The best pairs of query and class, as many as there are queries: a query may be there twice."""
+    def report(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The Q best pairs of query and class; a query may occur twice."""
         batch, queries, classes = logits.shape
         scores, pair = logits.sigmoid().flatten(1).topk(queries, dim=1)
         frame = torch.arange(batch, device=logits.device).repeat_interleave(queries)
@@ -194,10 +195,11 @@ class RTDetr(QueryDetector):
         }
 
 
-class _Attached(TorchFunctionMode):
-    """While active nothing is detached: what a model cuts off to train better is part of the function that it computes.
+class _IgnoreDetach(TorchFunctionMode):
+    """Ignore detach() while active: the model's output depends on what it detaches in training.
 
-    It also knows the parts of what was stacked: seen through the stack, the boxes of one layer would seem to depend on the heads of all.
+    The mode also remembers the parts of stacked tensors. Through the stack, the boxes of one layer
+    would seem to depend on the heads of all layers.
     """
 
     def __init__(self) -> None:
@@ -213,7 +215,7 @@ class _Attached(TorchFunctionMode):
         return out
 
     def part(self, whole: Tensor, layer: int) -> Tensor:
-        """One layer's of what is stacked in the second dimension."""
+        """The part of one layer in a tensor stacked along the second dimension."""
         return next(
             (parts[layer] for stack, parts in self._stacked if stack is whole), whole[:, layer]
         )
@@ -225,4 +227,4 @@ FAMILIES: dict[str, type[QueryDetector]] = {
     "RTDetrForObjectDetection": RTDetr,
     "RTDetrV2ForObjectDetection": RTDetr,
 }
-KNOWN = f"{', '.join(name.removesuffix('ForObjectDetection') for name in FAMILIES)}, each ...ForObjectDetection"
+KNOWN = ", ".join(name.removesuffix("ForObjectDetection") for name in FAMILIES)

@@ -1,4 +1,4 @@
-"""Images as an image processor of transformers prepares them."""
+"""Preprocessing of images by transformers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 
 class Images(nn.Module):
-    """Runs the processor on images (B, 3, h, w), blue first, 0 to 255: ``pixel_values`` and, where it makes one, ``pixel_mask``.
+    """Run the processor on images (B, 3, h, w), BGR, 0 to 255.
 
-    A module, so that what it gave is remembered with the rest of the frozen network.
+    Return ``pixel_values`` and, if the processor makes one, ``pixel_mask``. It is a module so that
+    its output is cached with the rest of the trunk.
     """
 
     def __init__(self, processor: Any) -> None:
