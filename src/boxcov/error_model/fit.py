@@ -1,150 +1,102 @@
-"""Fitting a calibration to the errors of held-out boxes: maximum likelihood, classes shrunk to what all have in common."""
+"""Fit a calibration to the errors of labelled boxes, by maximum likelihood."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, get_args
-from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.error_model import product
-from boxcov.error_model.likelihood import Loss
-from boxcov.error_model.variances import Strength, VarianceModel
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.error_model.variance_model import FieldModel, VarianceModel
+from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import gaussian_fit
 from boxcov.evaluate.records import Records
-from boxcov.posterior.calibration import Calibration, Feature, Kind, features_of
+from boxcov.posterior.calibration import Calibration, Kind
 
 Array = NDArray[Any]
-_FOLDS = 5
 LEVELS = (*(round(0.05 * i, 2) for i in range(1, 20)), 0.975, 0.99)  # of regions
+# Strengths of the L2 penalty, strongest first. 1 weighs as much as two boxes of a class.
+STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
+MIN_GAIN = 1.0  # standard errors over frames by which variances must improve the held-out NLL
+HEAVY_TAIL = 0.5  # a field is heavy-tailed if 1 % of its boxes hold this share of squared errors
+_FOLDS = 5
 
 
-def fit(
+@dataclass(frozen=True)
+class Choice:
+    """How one field is fitted, chosen by cross-validation over frames."""
+
+    strength: float  # of the L2 penalty
+    with_variances: bool
+    gain: float  # of the held-out NLL by the variances, in nats per box
+    standard_error: float  # of the gain, over frames
+
+
+def fit_calibration(
     records: Records,
-    kind: Kind | None = None,
+    kind: Kind = "product",
     *,
     estimator: str,
-    loss: Loss = "gaussian",
     strength: float | None = None,
-    features: Sequence[Feature] | None = None,
     data: str = "",
 ) -> Calibration:
-    """The calibration of this kind under which the errors of the paired boxes are likeliest.
+    """Return the calibration that maximises the likelihood of the errors of the paired boxes.
 
-    kind: "product" unless given; "residual" where that cannot be, as a field's error is known of no box or the loss is robust.
+    kind: "product" uses score, size, range, speed, class and the epistemic variances; "score" does
+        without the variances.
     estimator: what computed the covariances, see ``boxcov.predict.predictor.estimator``.
-    loss: "gaussian", or "robust" (Huber's: a wrong pair counts no more than a box at the edge of the right ones), which describes the bulk of
-    the boxes and says too little of the rest: see docs/calibration.md for both, measured.
-    strength: of the L2 penalty on what a class or a feature changes; by cross-validation over frames unless given. Kind "product" leaves
-    the variances out where they gain nothing: see ``boxcov.error_model.product``.
-    features: what the residual may depend on beside the class; all that such boxes have (``boxcov.posterior.calibration.features_of``) unless given.
-    data: what the frames were, for the record.
+    strength: of the L2 penalty on classes and features; by cross-validation over frames if None.
+    data: description of the frames, kept as provenance.
 
     >>> rng = np.random.default_rng(0)
-    >>> n = 400
-    >>> drawn = Records(
-    ...     fields=("x", "y"), classes=("car",), boxes=rng.normal(0, 2.0, (n, 2)), uncertainty=np.ones(n), scores=np.full(n, 0.5),
-    ...     labels=np.zeros(n, int), frame=np.arange(n) // 10, truth=np.zeros((n, 2)), iou=np.ones(n), l2=np.zeros(n),
-    ...     covariance=np.tile(np.eye(2), (n, 1, 1)),
+    >>> n, one = 400, np.ones(400)
+    >>> records = Records(
+    ...     fields=("x",), classes=("car",), boxes=rng.normal(0, 2.0, (n, 1)), uncertainty=one,
+    ...     scores=one / 2, labels=np.zeros(n, int), frame=np.arange(n) // 10,
+    ...     truth=np.zeros((n, 1)), iou=one, l2=one, covariance=np.ones((n, 1, 1)),
     ... )
-    >>> found = fit(drawn, "scale", estimator="exact")
-    >>> round(float(np.exp(found.log_scale[0]))), found.provenance["boxes"], found.provenance["frames"]  # drawn with a variance of 4
-    (4, 400, 40)
+    >>> found = fit_calibration(records, estimator="exact")
+    >>> round(float(np.exp(found.log_residual[0][0]))), found.provenance["frames"]  # variance 4
+    (4, 40)
     """
-    kind = _usual(records, loss) if kind is None else kind
     if kind not in get_args(Kind):
-        raise BoxcovError(f"no kind of calibration {kind!r}: there are {', '.join(get_args(Kind))}")
+        raise BoxcovError(f"unknown calibration {kind!r}: choose from {', '.join(get_args(Kind))}")
     if strength is not None and not 0 < strength < np.inf:
         raise BoxcovError(f"strength must be above 0 and finite, got {strength}")
-    if kind == "product" and loss != "gaussian":
-        raise BoxcovError(
-            f"kind 'product' is fitted field by field, and loss {loss!r} weighs whole boxes: use 'gaussian', or kind 'residual'"
-        )
-    paired = _paired(records, kind)
+    paired = _usable_records(records)
+    model = VarianceModel.from_records(paired, kind)
+    frames = np.unique(paired.frame, return_inverse=True)[1].reshape(-1)
+    choices = choose_fields(model, frames, kind, strength)
+    theta = _fit_fields(model, choices)
+    found = _calibration(model, theta, kind, estimator)
     before = gaussian_fit(paired.errors, _covariance(paired)).known.nll
-    if kind == "scale" and np.isinf(before).any():
-        raise BoxcovError(
-            f"kind 'scale': the covariances of {int(np.isinf(before).sum())} of {len(paired)} boxes are singular, and no factor mends that: "
-            "use kind 'affine' or 'residual'"
-        )
-    model = VarianceModel.of(paired, kind, loss, _known(features, records))
-    frames = np.unique(paired.frame, return_inverse=True)[1]
-    penalty: Strength
-    refit: Callable[[VarianceModel], Array]
-    if kind in ("score", "product") and loss == "gaussian":
-        model, theta, penalty, about, refit = _by_field(model, frames, strength)
-    else:
-        theta, penalty, about = _at_once(model, frames, strength)
-        refit = lambda some: some.fitted(penalty, theta)  # noqa: E731
-    provenance = {
+    after = sum(
+        model.field(f, c.with_variances).nll(theta[f]).mean() for f, c in enumerate(choices)
+    )
+    provenance: dict[str, Any] = {
         "boxes": len(paired),
         "boxes_by_class": {
             name: int((paired.labels == c).sum()) for c, name in enumerate(records.classes)
         },
         "frames": int(frames.max()) + 1,
         "data": data,
-        "loss": loss,
-        **about,
+        "strength": {name: c.strength for name, c in zip(model.fields, choices)},
         "nll_before": float(before.mean()),
-        "nll_after": float(model.local(theta, "gaussian").loss.mean()),
+        "nll_after": float(after),
     }
-    found = model.calibration(theta, model.covariances(theta, penalty, frames), estimator)
-    return replace(
-        found,
-        provenance=provenance,
-        regions=regions(_held_out(paired, found, model, frames, refit)),
-    )
+    if kind == "product":
+        provenance["variances"] = {
+            name: {"used": c.with_variances, "gain": c.gain, "error": c.standard_error}
+            for name, c in zip(model.fields, choices)
+        }
+    held_out = _predict_held_out(paired, model, frames, choices, found)
+    return replace(found, provenance=provenance, regions=fit_regions(held_out))
 
 
-def regions(records: Records, levels: Sequence[float] = LEVELS) -> tuple[tuple[float, float], ...]:
-    """For shares of the errors, the share of their Gaussians within which they lie, as split conformal prediction counts them.
-
-    A level that so few boxes cannot tell is left out. Where the Gaussians are right, both numbers of a pair are equal.
-
-    >>> rng = np.random.default_rng(0)
-    >>> n = 999
-    >>> drawn = Records(
-    ...     fields=("x",), classes=("car",), boxes=rng.normal(0, 1.0, (n, 1)), uncertainty=np.ones(n), scores=np.full(n, 0.5),
-    ...     labels=np.zeros(n, int), frame=np.arange(n), truth=np.zeros((n, 1)), iou=np.ones(n), l2=np.zeros(n),
-    ...     covariance=np.ones((n, 1, 1)), predictive=np.ones((n, 1, 1)),
-    ... )
-    >>> [(level, round(share, 2)) for level, share in regions(drawn, (0.5, 0.95, 0.9999))]
-    [(0.5, 0.49), (0.95, 0.94)]
-    """
-    assert records.predictive is not None
-    nearer = np.sort(
-        gaussian_fit(records.errors, np.asarray(records.predictive, dtype=float)).known.probability
-    )
-    ranks = [(level, int(np.ceil((len(nearer) + 1) * level))) for level in levels]
-    return tuple((level, float(nearer[rank - 1])) for level, rank in ranks if rank <= len(nearer))
-
-
-def within(records: Records, calibration: Calibration, level: float) -> float:
-    """The share of the errors of ``records`` with ``predictive`` that lie in the regions of a calibration for ``level``."""
-    fit = gaussian_fit(records.errors, np.asarray(records.predictive, dtype=float)).known
-    radii = {int(d): calibration.radius(level, int(d)) for d in np.unique(fit.dims)}
-    return (
-        float(np.mean([nees <= radii[int(d)] ** 2 for nees, d in zip(fit.nees, fit.dims)]))
-        if len(fit.nees)
-        else float("nan")
-    )
-
-
-def calibrated(records: Records, calibration: Calibration) -> Records:
-    """The records with ``predictive`` filled.
-
-    >>> twice = Calibration("scale", ("x",), ("car",), "exact", (np.log(2.0),), ((-np.inf,),))
-    >>> one = Records(
-    ...     fields=("x",), classes=("car",), boxes=np.zeros((1, 1)), uncertainty=np.ones(1), scores=np.ones(1), labels=np.zeros(1, int),
-    ...     frame=np.zeros(1, int), truth=np.zeros((1, 1)), iou=np.ones(1), l2=np.zeros(1), covariance=np.ones((1, 1, 1)),
-    ... )
-    >>> calibrated(one, twice).predictive.tolist()
-    [[[2.0]]]
-    """
+def apply_calibration(records: Records, calibration: Calibration) -> Records:
+    """Return the records with ``predictive`` filled by the calibration."""
     calibration.check(records.fields, records.classes, "the records")
     covariance = np.asarray(_covariance(records), dtype=float)
     predictive = calibration.predictive(
@@ -153,118 +105,189 @@ def calibrated(records: Records, calibration: Calibration) -> Records:
     return replace(records, predictive=predictive)
 
 
-def _at_once(
-    model: VarianceModel, frames: Array, strength: float | None
-) -> tuple[Array, float, dict[str, Any]]:
-    """The optimum of all fields together, its strength, and what there is to say of it."""
-    scores = _cross_validated(model, frames) if strength is None else {}
-    if strength is None:
-        strength = min(scores, key=lambda s: scores[s]) if scores else product.STRENGTHS[2]
-    about = {
-        "strength": strength,
-        "cross_validation": {str(s): value for s, value in scores.items()},
-    }
-    return model.fitted(strength), strength, about
+def fit_regions(
+    records: Records, levels: Sequence[float] = LEVELS
+) -> tuple[tuple[float, float], ...]:
+    """Return, per level, the probability mass of the Gaussians that holds that share of errors.
+
+    Split conformal counting over records with ``predictive``. A level that needs more boxes than
+    there are is left out. Both numbers of a pair are equal if the Gaussians are right.
+    """
+    mass = np.sort(_predictive_fit(records).probability)
+    ranks = [(level, int(np.ceil((len(mass) + 1) * level))) for level in levels]
+    return tuple((level, float(mass[rank - 1])) for level, rank in ranks if rank <= len(mass))
 
 
-def _held_out(
+def region_coverage(records: Records, calibration: Calibration, level: float) -> float:
+    """Return the share of errors of records with ``predictive`` inside the regions of ``level``."""
+    fit = _predictive_fit(records)
+    if not len(fit.nees):
+        return float("nan")
+    radii = {int(d): calibration.radius(level, int(d)) for d in np.unique(fit.dims)}
+    return float(np.mean([nees <= radii[int(d)] ** 2 for nees, d in zip(fit.nees, fit.dims)]))
+
+
+def choose_fields(
+    model: VarianceModel, frames: Array, kind: Kind, strength: float | None = None
+) -> list[Choice]:
+    """Choose the penalty of each field, and whether it uses the variances, on held-out frames.
+
+    frames: (n,) frame numbers from 0. With a single frame no field uses the variances.
+
+    Fields without variances share one strength, the best for all of them together: a heavy-tailed
+    field would choose by its few worst boxes. A heavy-tailed field (such as velocity where most
+    objects stand still) never uses the variances: outliers decide the gain, so it does not
+    generalise.
+    """
+    strengths = STRENGTHS if strength is None else (strength,)
+    plain = [model.field(f, False) for f in range(len(model.fields))]
+    losses = [held_out_nll(field, frames, strengths) for field in plain]
+    common = min(strengths, key=lambda s: sum(float(loss[s].sum()) for loss in losses))
+    without = Choice(common, False, 0.0, 0.0)
+    if kind == "score":
+        return [without for _ in plain]
+    choices = []
+    for f, field in enumerate(plain):
+        if is_heavy_tailed(held_out_squares(field, frames, common)):
+            choices.append(without)
+        else:
+            with_variances = model.field(f, True)
+            choices.append(_choose_field(with_variances, losses[f][common], frames, strengths))
+    return [c if c.with_variances else replace(c, strength=common) for c in choices]
+
+
+def _choose_field(
+    field: FieldModel, plain_loss: Array, frames: Array, strengths: tuple[float, ...]
+) -> Choice:
+    losses = held_out_nll(field, frames, strengths)
+    strength = min(strengths, key=lambda s: float(losses[s].sum()))
+    gain = np.bincount(frames, plain_loss - losses[strength])  # per frame
+    error = float(gain.std(ddof=1) * np.sqrt(len(gain))) if len(gain) > 1 else float("inf")
+    # a few frames can make the mean gain, so most frames must gain as well
+    wins = int((gain > 0).sum()) - int((gain < 0).sum())
+    used = bool(gain.sum() > MIN_GAIN * error and wins > MIN_GAIN * np.sqrt(len(gain)))
+    boxes = max(int((~np.isnan(field.errors)).sum()), 1)
+    return Choice(strength, used, float(gain.sum()) / boxes, error / boxes)
+
+
+def is_heavy_tailed(squares: Array) -> bool:
+    """Return whether the largest 1 % of the squared errors (n,) make up most of their sum.
+
+    >>> rng = np.random.default_rng(0)
+    >>> is_heavy_tailed(rng.normal(size=2000) ** 2)
+    False
+    >>> is_heavy_tailed(rng.standard_cauchy(size=2000) ** 2)
+    True
+    """
+    largest = np.sort(squares)[::-1][: -(-len(squares) // 100)]
+    return bool(len(squares) >= 100 and largest.sum() > HEAVY_TAIL * squares.sum())
+
+
+def held_out_nll(
+    field: FieldModel, frames: Array, strengths: tuple[float, ...]
+) -> dict[float, Array]:
+    """Return, per strength, the NLL (n,) of each error by a fit to other frames."""
+    nll = {strength: np.zeros(len(frames)) for strength in strengths}
+    for train, test in _folds(frames):
+        theta = None
+        for strength in strengths:  # strongest first: each optimum starts the next fit
+            theta = field[train].fit(strength, theta)
+            nll[strength][test] = field[test].clip_to(field[train]).nll(theta)
+    return nll
+
+
+def held_out_squares(field: FieldModel, frames: Array, strength: float) -> Array:
+    """Return the squared errors over their variances (n,) by a fit to other frames."""
+    squares = np.zeros(len(frames))
+    for train, test in _folds(frames):
+        theta = field[train].fit(strength)
+        rest = field[test].clip_to(field[train])
+        squares[test] = np.nan_to_num(rest.errors) ** 2 / rest.variances(theta)
+    return squares
+
+
+def _folds(frames: Array) -> list[tuple[Array, Array]]:
+    """Return masks of training and test boxes per fold of frames; none for a single frame."""
+    count = int(frames.max()) + 1
+    folds = min(_FOLDS, count)
+    fold = np.random.default_rng(0).permutation(count)[frames] % folds
+    return [(fold != k, fold == k) for k in range(folds)] if folds > 1 else []
+
+
+def _fit_fields(model: VarianceModel, choices: Sequence[Choice]) -> Array:
+    """Return theta (D, p)."""
+    fits = [model.field(f, c.with_variances).fit(c.strength) for f, c in enumerate(choices)]
+    return np.stack(fits)
+
+
+def _calibration(model: VarianceModel, theta: Array, kind: Kind, estimator: str) -> Calibration:
+    first = 1 + len(model.classes)
+    log_residual = theta[:, :1].T + theta[:, 1:first].T  # (C, D)
+    return Calibration(
+        kind=kind,
+        fields=model.fields,
+        classes=model.classes,
+        estimator=estimator,
+        log_residual=_tuples(log_residual),
+        features=model.features,
+        slopes=_tuples(theta[:, first:]),
+        centre=_tuples(model.centre),
+        spread=_tuples(model.spread),
+        limits=_tuples(model.limits),
+        floor=_tuples(model.floor),
+    )
+
+
+def _predict_held_out(
     paired: Records,
-    found: Calibration,
     model: VarianceModel,
     frames: Array,
-    refit: Callable[[VarianceModel], Array],
+    choices: Sequence[Choice],
+    found: Calibration,
 ) -> Records:
-    """The records with ``predictive`` filled, each box by a fit to other frames; by the fit itself where there are too few of them."""
-    count = int(frames.max()) + 1
-    if count < _FOLDS:
-        return calibrated(paired, found)
-    fold_of = np.random.default_rng(0).permutation(count)[frames] % _FOLDS
-    predictive = np.empty((len(paired), len(paired.fields), len(paired.fields)))
-    for fold in range(_FOLDS):
-        theta = refit(model[fold_of != fold])
-        unknown = np.zeros((len(theta), len(theta)))  # nobody asks for its standard errors
-        other = model.calibration(theta, (unknown, unknown), found.estimator)
-        predictive[fold_of == fold] = calibrated(paired[fold_of == fold], other).predictive
+    """Fill ``predictive`` by fits to other frames, or by ``found`` if there are too few frames."""
+    if int(frames.max()) + 1 < _FOLDS:
+        return apply_calibration(paired, found)
+    D = len(paired.fields)
+    predictive = np.empty((len(paired), D, D))
+    for train, test in _folds(frames):
+        theta = _fit_fields(model[train], choices)
+        other = _calibration(model, theta, found.kind, found.estimator)
+        predictive[test] = apply_calibration(paired[test], other).predictive
     return replace(paired, predictive=predictive)
 
 
-def _by_field(
-    model: VarianceModel, frames: Array, strength: float | None
-) -> tuple[VarianceModel, Array, Array, dict[str, Any], Callable[[VarianceModel], Array]]:
-    """The model of what was chosen for each field, its optimum, the strengths (D,), what there is to say of them, and the fit to other boxes."""
-    choices = product.chosen(model, frames, strength)
-    told, theta, strengths = product.fitted(model, choices)
-    about: dict[str, Any] = {"strength": dict(zip(model.fields, strengths.tolist()))}
-    if model.kind == "product":
-        about["variances"] = {
-            name: {"used": c.told, "gain": c.gain, "error": c.error}
-            for name, c in zip(model.fields, choices)
-        }
-    return told, theta, strengths, about, lambda some: product.fitted(some, choices)[1]
-
-
-def _known(names: Sequence[Feature] | None, records: Records) -> Sequence[Feature] | None:
-    there = features_of(records.fields)
-    unknown = [name for name in names or () if name not in there]
-    if unknown:
-        raise BoxcovError(
-            f"no feature {', '.join(unknown)}: boxes of {' '.join(records.fields)} have {', '.join(there)}"
-        )
-    return names
+def _predictive_fit(records: Records) -> Any:
+    return gaussian_fit(records.errors, np.asarray(records.predictive, dtype=float)).known
 
 
 def _covariance(records: Records) -> Array:
     if records.covariance is None:
         raise BoxcovError(
-            "these records have no covariance to calibrate: make them with ExactGLM, MCGLM, GLM or MCI"
+            "these records have no covariance to calibrate: predict with ExactGLM, MCGLM, GLM or MCI"
         )
     return records.covariance
 
 
-def _usual(records: Records, loss: Loss) -> Kind:
-    paired = records[records.paired]
-    unknown = len(paired) > 0 and bool(np.isnan(paired.errors).all(0).any())
-    return "residual" if unknown or loss != "gaussian" else "product"
-
-
-def _paired(records: Records, kind: Kind) -> Records:
-    """The boxes with an object, of which something is known in every field; a word about fields that nothing is known of."""
+def _usable_records(records: Records) -> Records:
+    """Return the boxes with an object, checked: finite, and every field's error known somewhere."""
     paired = records[records.paired]
     if not len(paired):
         raise BoxcovError(
-            f"none of {len(records)} boxes was paired with an object: there is nothing to calibrate on"
+            f"none of {len(records)} boxes is paired with an object: there is nothing to fit"
         )
     if not np.isfinite(_covariance(paired)).all() or not np.isfinite(paired.boxes).all():
-        raise BoxcovError("some boxes or covariances are not finite: leave those rows out")
+        raise BoxcovError("some boxes or covariances are not finite: remove those rows")
     unknown = [
         name for name, column in zip(paired.fields, paired.errors.T) if np.isnan(column).all()
     ]
-    if unknown and kind in ("score", "product"):
+    if unknown:
         raise BoxcovError(
-            f"the error of {', '.join(unknown)} is known of no box, and kind {kind!r} has nothing else to go by: use 'residual'"
-        )
-    if unknown and kind != "scale":
-        warn(
-            f"the error of {', '.join(unknown)} is known of no box: their variance will be the scaled epistemic one",
-            BoxcovWarning,
-            3,
+            f"the error of {', '.join(unknown)} is unknown for every box: "
+            "calibrate on data whose objects have these fields"
         )
     return paired
 
 
-def _cross_validated(model: VarianceModel, frames: Array) -> dict[float, float]:
-    """The mean loss of boxes of frames that the fit has not seen, by strength; nothing where there is but one frame."""
-    count = int(frames.max()) + 1
-    folds = min(_FOLDS, count)
-    if folds < 2:
-        return {}
-    totals = dict.fromkeys(product.STRENGTHS, 0.0)
-    fold_of = np.random.default_rng(0).permutation(count)[frames] % folds
-    for fold in range(folds):
-        seen, unseen, theta = model[fold_of != fold], model[fold_of == fold], None
-        for (
-            strength
-        ) in product.STRENGTHS:  # from the stiffest: each optimum is a good start for the next
-            theta = seen.fitted(strength, theta)
-            totals[strength] += float(unseen.beside(seen).local(theta, model.loss).loss.sum())
-    return {strength: total / len(model.errors) for strength, total in totals.items()}
+def _tuples(values: Array) -> Any:
+    return tuple(_tuples(row) for row in values) if values.ndim > 1 else tuple(values.tolist())
