@@ -21,7 +21,7 @@ from boxcov import Detections, ExactGLM, Posterior
 from boxcov.data import coco
 from boxcov.data.corruptions import KINDS
 from boxcov.detections import concatenated
-from boxcov.error_model.fit import fit as calibrate
+from boxcov.error_model.fit import fit_calibration
 from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import accurate_iou
@@ -144,11 +144,9 @@ def calibrations(records: Mapping[str, Records]) -> dict[str, Any]:
         rows = records[name]
         cut = (int(rows.frame.max()) + 1) // 2
         fitted = rows[rows.frame < cut]
-        baseline = calibrate(fitted, "score", estimator=name)
-        for kind in ("affine", "residual"):
-            out[f"{name}, {kind}"] = compared(
-                rows[rows.frame >= cut], calibrate(fitted, kind, estimator=name), baseline
-            )
+        baseline = fit_calibration(fitted, "score", estimator=name)
+        product = fit_calibration(fitted, estimator=name)
+        out[f"{name}, product"] = compared(rows[rows.frame >= cut], product, baseline)
     return out
 
 

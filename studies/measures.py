@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from boxcov.error_model import product
-from boxcov.error_model.fit import calibrated, within
-from boxcov.error_model.fit import fit as calibrate
-from boxcov.error_model.variances import VarianceModel
+from boxcov.error_model.fit import (
+    apply_calibration,
+    choose_fields,
+    fit_calibration,
+    region_coverage,
+)
+from boxcov.error_model.variance_model import VarianceModel
 from boxcov.evaluate.baselines import logistic, logistic_regression, out_of_fold
 from boxcov.evaluate.covariance_metrics import gaussian_fit
 from boxcov.evaluate.ranking import auroc
@@ -41,13 +44,13 @@ def nats(records: Mapping[str, Records]) -> dict[str, np.ndarray]:
     """
     first = next(iter(records.values()))
     paired = first[first.paired]
-    plain = VarianceModel.of(paired, "score", "gaussian")
+    plain = VarianceModel.from_records(paired, "score")
     out = {
         "score + size": held_out(plain, paired.frame),
         "score + size, richer": held_out(richer(plain), paired.frame),
     }
     for name, rows in records.items():
-        model = VarianceModel.of(rows[rows.paired], "product", "gaussian")
+        model = VarianceModel.from_records(rows[rows.paired], "product")
         out[name] = held_out(model, paired.frame)
         out[f"{name}, richer"] = held_out(richer(model), paired.frame)
     return out
@@ -67,17 +70,18 @@ def richer(model: VarianceModel) -> VarianceModel:
 
 
 def held_out(model: VarianceModel, frame: np.ndarray) -> np.ndarray:
-    losses = np.full(model.errors.values.shape, np.nan)
+    """Return the NLL (n, D) of every error by a fit to other frames, NaN where it is unknown."""
+    losses = np.full(model.errors.shape, np.nan)
     fold = folds_of(frame)
+    kind = "product" if any(name.startswith(VARIANCE) for name in model.features) else "score"
     for k in range(FOLDS):
-        seen = model[fold != k]
-        for f, one in enumerate(
-            product.chosen(seen, np.unique(frame[fold != k], return_inverse=True)[1])
-        ):
-            alone = model.field(f, one.told)
-            theta = alone[fold != k].fitted(one.strength)
-            losses[fold == k, f] = alone[fold == k].beside(seen).local(theta, "gaussian").loss
-    return np.where(model.errors.known, losses, np.nan)
+        train, test = fold != k, fold == k
+        frames = np.unique(frame[train], return_inverse=True)[1]
+        for f, choice in enumerate(choose_fields(model[train], frames, kind)):
+            field = model.field(f, choice.with_variances)
+            theta = field[train].fit(choice.strength)
+            losses[test, f] = field[test].clip_to(field[train]).nll(theta)
+    return np.where(np.isnan(model.errors), np.nan, losses)
 
 
 def show_nats(found: Mapping[str, np.ndarray], frame: np.ndarray, fields: tuple[str, ...]) -> None:
@@ -125,12 +129,12 @@ def show_coverage(records: Records, kinds: tuple[str, ...] = ("score", "product"
             "as seen in the fit": np.zeros((len(paired), len(LEVELS))),
         }
         for k in range(FOLDS):
-            fitted = calibrate(paired[fold != k], kind, estimator="any")  # type: ignore[arg-type]
-            rows = calibrated(paired[fold == k], fitted)
+            fitted = fit_calibration(paired[fold != k], kind, estimator="any")  # type: ignore[arg-type]
+            rows = apply_calibration(paired[fold == k], fitted)
             probability = gaussian_fit(rows.errors, rows.predictive).known.probability
             inside["Gaussian"][fold == k] = probability[:, None] <= LEVELS
             each = [
-                [within(rows[i : i + 1], fitted, level) for level in LEVELS]
+                [region_coverage(rows[i : i + 1], fitted, level) for level in LEVELS]
                 for i in range(len(rows))
             ]
             inside["as seen in the fit"][fold == k] = each

@@ -9,7 +9,7 @@ import torch
 
 import boxcov as package
 from boxcov import Detections, Posterior
-from boxcov.error_model.fit import calibrated
+from boxcov.error_model.fit import apply_calibration
 from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.pipeline.records import records_of
 from boxcov.pipeline.sources import Source, detector_named
@@ -53,7 +53,7 @@ def made(posterior: Path) -> tuple[Path, dict]:
         "--out",
         out,
         "--kind",
-        "affine",
+        "product",
         *FRAMES,
         "--json",
     )
@@ -66,7 +66,7 @@ def test_the_report_is_about_the_frames_that_were_not_fitted(made) -> None:
     detector = detector_named(WORD)
     loaded = Posterior.load(out, detector)
     found = loaded.calibration
-    assert (found.kind, found.estimator, found.provenance["frames"]) == ("affine", "exact", 2)
+    assert (found.kind, found.estimator, found.provenance["frames"]) == ("product", "exact", 2)
     frames = Source("simulated:clear", "val", 4, 0, 2).frames()
     model = package.ExactGLM(detector, loaded)
     boxes, unseen = [], []
@@ -76,7 +76,7 @@ def test_the_report_is_about_the_frames_that_were_not_fitted(made) -> None:
         unseen.append((None, targets))
     records = [records_of(one, [frame]) for one, frame in zip(boxes, unseen)]
     errors = np.concatenate([r[r.paired].errors for r in records])
-    after = np.concatenate([calibrated(r[r.paired], found).predictive for r in records])
+    after = np.concatenate([apply_calibration(r[r.paired], found).predictive for r in records])
     expected = covariance_metrics(errors, after, found.fields)
     row = report["held_out"]["rows"]["after"]
     assert report["held_out"]["boxes"] == len(errors) > 10
@@ -113,7 +113,7 @@ def test_predict_uses_it(made, posterior: Path, tmp_path) -> None:
     assert torch.equal(plain.boxes, found.boxes)
     assert plain.predictive is None
     assert found.predictive.shape == found.covariance.shape
-    assert found.meta["calibration"] == {"kind": "affine", "estimator": "exact"}
+    assert found.meta["calibration"] == {"kind": "product", "estimator": "exact"}
     assert (
         records_of(found, Source("simulated:clear", "test", 1, 0, 2).frames()).predictive
         is not None

@@ -20,13 +20,14 @@ from typing import Any
 
 import torch
 
-from boxcov import BoxcovError, Calibration, Detections, Posterior, fit
+from boxcov import BoxcovError, Detections, Posterior, fit
 from boxcov.data import coco, kitti, nuscenes, shapes
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.detectors.training import Recipe, train
 from boxcov.pipeline.predict import blocks_of, merged
 from boxcov.pipeline.records import Truth, joined, truth_of
+from helpers.calibration_cases import make_calibration
 from helpers.centerpoint_cases import detector_of, pillar_config
 from helpers.centerpoint_foreign import Foreign
 from helpers.coco_cases import coco_root, found_in
@@ -65,11 +66,9 @@ def _own(folder: Path) -> Iterable[Kind]:
         corrected=True,
         full=["head.branches.rot.3"],
     )
-    fields, classes = tiny.box_fields, tiny.classes
-    scale = Calibration(
-        "scale", fields, classes, "exact", (0.1, 0.2), ((float("-inf"),) * len(fields),) * 2
+    posterior.with_calibration(make_calibration(tiny.box_fields, tiny.classes)).save(
+        folder / "posterior.safetensors"
     )
-    posterior.with_calibration(scale).save(folder / "posterior.safetensors")
     yield Kind(
         "posterior",
         (folder / "posterior.safetensors",),
@@ -85,7 +84,7 @@ def _own(folder: Path) -> Iterable[Kind]:
         "safetensors",
         lambda path: _used(Posterior.load(path, tiny)),
     )
-    found = random_detections(torch.randn(4, 5), torch.tensor([0, 1, 1, 0]), classes)
+    found = random_detections(torch.randn(4, 5), torch.tensor([0, 1, 1, 0]), tiny.classes)
     found.save(folder / "detections.safetensors")
     yield Kind(
         "detections",

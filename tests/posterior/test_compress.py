@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac.ekfac import apply_ekfac
-from boxcov.posterior.calibration import Calibration
 from boxcov.posterior.compress import difference, truncated
 from boxcov.posterior.householder import pack
 from boxcov.posterior.kronecker_block import Eigendecomposition
+from helpers.calibration_cases import make_calibration
 from helpers.nets import CASES
 from oracles.dense import dense_covariance, relative
 
@@ -107,11 +107,7 @@ def test_a_smaller_bound_keeps_more(posterior: Posterior) -> None:
 def test_shared_factors_stay_shared_and_files_give_the_same(
     tmp_path, tiny: TinyCenter, posterior: Posterior, smaller: Posterior
 ) -> None:
-    calibrated = smaller.with_calibration(
-        Calibration(
-            "scale", tiny.box_fields, tiny.classes, "exact", (0.1,) * 2, ((float("-inf"),) * 5,) * 2
-        )
-    )
+    calibrated = smaller.with_calibration(make_calibration(tiny.box_fields, tiny.classes))
     calibrated.save(tmp_path / "p")
     again = Posterior.load(tmp_path / "p", tiny)
     assert (tmp_path / "p").stat().st_size < 0.3 * posterior.storage().stored

@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import boxcov
 from boxcov import BoxcovError, BoxcovWarning, Calibration, Posterior
@@ -10,22 +12,14 @@ from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.posterior.file import _KEY
 from boxcov.predict.predictor import Predictor
+from helpers.calibration_cases import make_calibration
 
 FIELDS = TinyCenter.box_fields
 CLASSES = TinyCenter().classes
 
 
-def affine(estimator: str = "exact", fields=FIELDS, classes=CLASSES) -> Calibration:
-    C, D = len(classes), len(fields)
-    residual = tuple(tuple(-1.0 - 0.1 * f - c for f in range(D)) for c in range(C))
-    return Calibration(
-        "affine",
-        tuple(fields),
-        tuple(classes),
-        estimator,
-        tuple(0.5 * c for c in range(C)),
-        residual,
-    )
+def calibration(estimator: str = "exact", fields=FIELDS, classes=CLASSES) -> Calibration:
+    return make_calibration(fields, classes, estimator)
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +50,16 @@ ESTIMATORS = {
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_boxes_and_covariance_are_the_same_bits(made, name: str) -> None:
     detector, posterior, inputs = made
-    calibration = affine(ESTIMATORS[name])
+    fitted = calibration(ESTIMATORS[name])
     plain = model(name, detector, posterior, False)(inputs)
-    found = model(name, detector, posterior.with_calibration(calibration), True)(inputs)
+    found = model(name, detector, posterior.with_calibration(fitted), True)(inputs)
     for array in ("boxes", "scores", "labels", "frame", "covariance"):
         assert torch.equal(getattr(found, array), getattr(plain, array)), array
     assert plain.predictive is None
     given = [getattr(found, array).double().numpy() for array in ("covariance", "boxes", "scores")]
-    expected = calibration.predictive(*given, found.labels.numpy())
+    expected = fitted.predictive(*given, found.labels.numpy())
     np.testing.assert_allclose(found.predictive.numpy(), expected, rtol=1e-5)
-    assert found.meta["calibration"] == {"kind": "affine", "estimator": ESTIMATORS[name]}
+    assert found.meta["calibration"] == {"kind": "score", "estimator": ESTIMATORS[name]}
     assert "calibration" not in plain.meta
 
 
@@ -74,7 +68,7 @@ def test_no_box_has_an_empty_predictive_covariance() -> None:
     detector = TinyCenter(threshold=1.1)
     found = boxcov.ExactGLM(
         detector,
-        boxcov.fit(detector, frames, depth=["head.shared.0"]).with_calibration(affine()),
+        boxcov.fit(detector, frames, depth=["head.shared.0"]).with_calibration(calibration()),
         calibrated=True,
     )(frames[0][0])
     assert found.predictive.shape == (0, 5, 5)
@@ -83,7 +77,7 @@ def test_no_box_has_an_empty_predictive_covariance() -> None:
 def test_another_method_is_warned_of_once(made) -> None:
     detector, posterior, inputs = made
     other = boxcov.MCGLM(
-        detector, posterior.with_calibration(affine("exact")), samples=7, calibrated=True
+        detector, posterior.with_calibration(calibration("exact")), samples=7, calibrated=True
     )
     with pytest.warns(
         BoxcovWarning, match="fitted to covariances of exact, these are of mcglm, 7 samples"
@@ -99,13 +93,15 @@ def test_what_is_refused(made) -> None:
             BoxcovError, match="the posterior has no calibration: fit one with `boxcov calibrate`"
         ):
             model(name, detector, posterior, True)
-    with pytest.raises(BoxcovError, match="for boxes of x y, the detector has x y w l yaw"):
+    with pytest.raises(BoxcovError, match="for the box fields x, y, the detector has x, y, w"):
         boxcov.ExactGLM(
-            detector, posterior.with_calibration(affine(fields=("x", "y"))), calibrated=True
+            detector, posterior.with_calibration(calibration(fields=("x", "y"))), calibrated=True
         )
     with pytest.raises(BoxcovError, match="for the classes car, moon"):
         boxcov.ExactGLM(
-            detector, posterior.with_calibration(affine(classes=("car", "moon"))), calibrated=True
+            detector,
+            posterior.with_calibration(calibration(classes=("car", "moon"))),
+            calibrated=True,
         )
     with pytest.raises(BoxcovError, match="MC dropout has none"):
         boxcov.MCI(detector, calibrated=True)
@@ -113,38 +109,52 @@ def test_what_is_refused(made) -> None:
 
 def test_a_posterior_keeps_it_in_its_file(made, tmp_path) -> None:
     detector, posterior, _ = made
-    calibration = affine()
+    fitted = calibration()
     posterior.save(tmp_path / "plain.safetensors")
     assert Posterior.load(tmp_path / "plain.safetensors", detector).calibration is None
     assert b"calibration" not in (tmp_path / "plain.safetensors").read_bytes()
-    posterior.with_calibration(calibration).save(tmp_path / "p.safetensors")
+    posterior.with_calibration(fitted).save(tmp_path / "p.safetensors")
     again = Posterior.load(tmp_path / "p.safetensors", detector)
-    assert again.calibration == calibration
+    assert again.calibration == fitted
     again.with_calibration(None).save(tmp_path / "p.safetensors")
     assert Posterior.load(tmp_path / "p.safetensors", detector).calibration is None
 
 
-def test_a_damaged_one_is_named(made, tmp_path) -> None:
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    detector, posterior, _ = made
-    path = tmp_path / "p.safetensors"
-    posterior.with_calibration(affine()).save(path)
+def rewrite_header(path, change) -> None:
     with safe_open(path, framework="pt") as file:
-        about = file.metadata()[_KEY].replace('"log_scale"', '"log_skale"')
+        about = change(file.metadata()[_KEY])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     save_file(tensors, path, metadata={_KEY: about})
+
+
+def test_a_damaged_calibration_is_named(made, tmp_path) -> None:
+    detector, posterior, _ = made
+    path = tmp_path / "p.safetensors"
+    posterior.with_calibration(calibration()).save(path)
+    rewrite_header(path, lambda text: text.replace('"log_residual"', '"log_rezidual"'))
     with pytest.raises(
         BoxcovError,
-        match=r"p\.safetensors: not a calibration, or a damaged one \(missing: log_scale\)",
+        match=r"p\.safetensors: not a calibration, or damaged \(missing: log_residual\)",
     ):
         Posterior.load(path, detector)
 
 
+def test_calibrations_of_removed_kinds_are_left_out(made, tmp_path) -> None:
+    """The posterior itself is fine, and ``boxcov calibrate`` must be able to read it."""
+    detector, posterior, _ = made
+    path = tmp_path / "p.safetensors"
+    posterior.with_calibration(calibration()).save(path)
+    rewrite_header(path, lambda text: text.replace('"kind": "score"', '"kind": "affine"'))
+    with pytest.warns(BoxcovWarning, match=r"'affine' is no longer supported .* run `boxcov calib"):
+        loaded = Posterior.load(path, detector)
+    assert loaded.calibration is None
+    with pytest.raises(BoxcovError, match="the posterior has no calibration"):
+        boxcov.ExactGLM(detector, loaded, calibrated=True)
+
+
 def test_other_variances_lose_it(made) -> None:
     _, posterior, _ = made
-    carrying = posterior.with_calibration(affine())
+    carrying = posterior.with_calibration(calibration())
     assert carrying.to("cpu").calibration is carrying.calibration
     for other in (
         carrying.with_prior(2.0),

@@ -24,16 +24,8 @@ from boxcov.cli.options import (
 
 
 class CalibrationKind(str, Enum):
-    scale = "scale"
-    affine = "affine"
-    residual = "residual"
     score = "score"
     product = "product"
-
-
-class LossKind(str, Enum):
-    gaussian = "gaussian"
-    robust = "robust"
 
 
 class HeadingKind(str, Enum):
@@ -64,15 +56,12 @@ def calibrate(
         ),
     ] = None,
     kind: Annotated[
-        CalibrationKind | None,
+        CalibrationKind,
         typer.Option(
-            help="a Sigma; a Sigma + B; a Sigma + r(score, size, range, class); r alone; or (unless given) r of the variances, too.",
-            show_default="product",
+            help="product: variance from score, size, range, class and the epistemic variances; "
+            "score: without the epistemic variances."
         ),
-    ] = None,
-    loss: Annotated[
-        LossKind, typer.Option(help="robust takes wrong pairs for what they are.")
-    ] = LossKind.gaussian,
+    ] = CalibrationKind.product,
     heading: Annotated[
         HeadingKind,
         typer.Option(
@@ -102,8 +91,7 @@ def calibrate(
             detector,
             How(method.value, posterior, samples, seed=seed),
             Source(data, split or held_out_split(data), count, seed, sweeps),
-            kind.value if kind else None,
-            loss=loss.value,
+            kind.value,
             heading=heading.value,
             fit_share=fit_share,
             device=device,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from boxcov.detections import concatenated
-from boxcov.error_model.fit import calibrated, fit, within
-from boxcov.error_model.likelihood import Loss
+from boxcov.error_model.fit import apply_calibration, fit_calibration, region_coverage
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import covariance_metrics, gaussian_fit
 from boxcov.evaluate.records import Records
@@ -36,9 +35,8 @@ def run(
     detector: str,
     how: How,
     source: Source,
-    kind: Kind | None = None,
+    kind: Kind = "product",
     *,
-    loss: Loss = "gaussian",
     heading: Heading = "direction",
     fit_share: float = 0.5,
     device: str = "cpu",
@@ -67,11 +65,11 @@ def run(
         str(part) for part in (source.data, source.split, f"seed {source.seed}") if part
     )
     fitted = records[records.frame < cut]
-    found = fit(fitted, kind, estimator=estimator(model.settings()), loss=loss, data=data)
+    found = fit_calibration(fitted, kind, estimator=estimator(model.settings()), data=data)
     baseline = (
         found
         if found.kind == "score"
-        else fit(fitted, "score", estimator=found.estimator, loss=loss, data=data)
+        else fit_calibration(fitted, "score", estimator=found.estimator, data=data)
     )
     held_out = compared(records[records.frame >= cut], found, baseline)
     found = replace(
@@ -84,12 +82,10 @@ def run(
     )
     posterior: Posterior = model.posterior  # type: ignore[attr-defined]  # every method but nms has one, given a file
     posterior.with_calibration(found).save(out)
-    scale = np.exp(found.log_scale)
     return {
         "out": str(out),
         "kind": found.kind,
         "estimator": found.estimator,
-        "scale": {name: float(a) for name, a in zip(found.classes, scale)},
         **dict(found.provenance),
     }
 
@@ -127,7 +123,7 @@ def compared(records: Records, found: Calibration, baseline: Calibration) -> dic
         raise BoxcovError(
             "none of the boxes of the frames to report on was paired with an object: give more frames, or a smaller --fit-share"
         )
-    after, alone = (calibrated(paired, one).predictive for one in (found, baseline))
+    after, alone = (apply_calibration(paired, one).predictive for one in (found, baseline))
     assert paired.covariance is not None
     assert after is not None
     assert alone is not None
@@ -138,7 +134,8 @@ def compared(records: Records, found: Calibration, baseline: Calibration) -> dic
     gain = gaussian_fit(paired.errors, alone).nll - gaussian_fit(paired.errors, after).nll
     low, high = bootstrap(lambda chosen: gain[chosen].mean(), paired.frame)
     regions = {
-        str(level): within(calibrated(paired, found), found, level) for level in (0.5, 0.9, 0.95)
+        str(level): region_coverage(apply_calibration(paired, found), found, level)
+        for level in (0.5, 0.9, 0.95)
     }
     return {
         "boxes": len(paired),
@@ -152,7 +149,7 @@ def shown(report: dict[str, Any]) -> Table:
     """The held-out rows for a terminal.
 
     >>> row = {"NLL": 1.0, "coverage": {"0.5": 0.5, "0.9": 0.9, "0.95": 0.95}, "ENCE": 0.1, "ANEES": 1.0}
-    >>> made = {"kind": "scale", "estimator": "exact", "held_out": {"frames": 2, "boxes": 9, "rows": {"before": row, "after": row}}}
+    >>> made = {"kind": "score", "estimator": "exact", "held_out": {"frames": 2, "boxes": 9, "rows": {"before": row, "after": row}}}
     >>> shown(made).row_count
     2
     """

@@ -148,7 +148,7 @@ class Calibration:
         Traceback (most recent call last):
         ...
         boxcov.errors.BoxcovError: not a calibration, or damaged (missing: kind, fields, classes, estimator, log_residual)
-        """  # noqa: E501
+        """
         try:
             given = json.loads(text)
             missing = [f.name for f in fields(Calibration)[:5] if f.name not in given]
@@ -239,10 +239,9 @@ def box_features(
             p = scores.clip(*_SCORES)
             return log(p / (1 - p))
         if name == "size":
-            if "x1" in fields:
-                sides = [column("x2") - column("x1"), column("y2") - column("y1")]
-            else:
-                sides = [column(side) for side in _SIZES if side in fields]
+            corners = [("x2", "x1"), ("y2", "y1")] if "x1" in fields else []
+            sides = [column(end) - column(start) for end, start in corners]
+            sides = sides or [column(side) for side in _SIZES if side in fields]
             return sum(log(side.clip(1e-3)) for side in sides) / len(sides)
         if name == "range":
             return 0.5 * log((column("x") ** 2 + column("y") ** 2).clip(1.0))

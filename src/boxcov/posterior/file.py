@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
+from warnings import warn
 
 import torch
 from safetensors import safe_open
@@ -16,9 +17,9 @@ from torch import Tensor
 from boxcov._torch.fingerprint import check_fingerprint
 from boxcov._torch.unfold import Layer
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.files import reading, write_safetensors
-from boxcov.posterior.calibration import Calibration
+from boxcov.posterior.calibration import REMOVED_KINDS, Calibration
 from boxcov.posterior.householder import Packed, check_packed
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
 from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
@@ -110,13 +111,23 @@ def load(path: str | Path, detector: Detector) -> Posterior:
             name: tuple(p.shape) for name, p in detector.named_parameters(remove_duplicate=False)
         }
         posterior = _posterior(about, tensors, shapes).to(next(detector.parameters()).device)
-        return posterior.with_calibration(_calibration(about))
+        return posterior.with_calibration(_calibration(about, path))
 
 
-def _calibration(about: dict[str, Any]) -> Calibration | None:
-    return (
-        Calibration.from_json(json.dumps(about["calibration"])) if "calibration" in about else None
-    )
+def _calibration(about: dict[str, Any], path: str | Path) -> Calibration | None:
+    """Read the calibration in the header; one of a removed kind is left out with a warning."""
+    entry = about.get("calibration")
+    if entry is None:
+        return None
+    if isinstance(entry, dict) and entry.get("kind") in REMOVED_KINDS:
+        warn(
+            f"{path}: its calibration of kind {entry['kind']!r} is no longer supported and was "
+            "left out: run `boxcov calibrate` again",
+            BoxcovWarning,
+            stacklevel=4,
+        )
+        return None
+    return Calibration.from_json(json.dumps(entry))
 
 
 def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:

@@ -23,7 +23,7 @@ from boxcov._torch.precision import at_least_float32, full_precision
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
-from boxcov.posterior.calibration import Calibration, Prepared
+from boxcov.posterior.calibration import Calibration, CalibrationTables
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
@@ -51,7 +51,7 @@ class Predictor(ABC):
             )
         self.with_logit = with_logit
         self._calibration = calibration
-        self._prepared: Prepared | None = (
+        self._tables: CalibrationTables | None = (
             None  # the calibration on the device, known after the first boxes
         )
         self._detector = detector
@@ -119,7 +119,7 @@ class Predictor(ABC):
         """The same detections with ``predictive`` filled."""
         covariance = result.covariance
         assert covariance is not None
-        if self._prepared is None:
+        if self._tables is None:
             own = estimator(self.settings())
             if own != calibration.estimator:
                 warn(
@@ -128,8 +128,8 @@ class Predictor(ABC):
                     BoxcovWarning,
                     stacklevel=4,
                 )
-            self._prepared = calibration.prepared(covariance)
-        predictive = self._prepared(
+            self._tables = calibration.tables(covariance)
+        predictive = self._tables(
             covariance,
             result.boxes.to(covariance.dtype),
             result.scores.to(covariance.dtype),
