@@ -147,7 +147,7 @@ def test_what_cannot_be_written(frames: coco.Coco, tmp_path: Path) -> None:
     bad = [
         (
             [replace(f, fields=("x", "y", "w", "h")) for f in found],
-            "image 11: boxes of x y w h: COCO takes x1 y1 x2 y2",
+            "image 11: boxes have the fields x y w h: COCO takes x1 y1 x2 y2",
         ),
         (
             [replace(f, boxes=f.boxes * torch.nan) for f in found],

@@ -346,7 +346,7 @@ def test_the_devkit_agrees_on_boxes_and_velocities() -> None:
     kit = devkit.NuScenes(VERSION, str(root), verbose=False)
     frames = nuscenes.frames(root)
     for number in range(0, len(frames), 3):
-        boxes, _, _ = frames._boxes(frames.chosen[number])
+        boxes, _, _ = frames._boxes(frames.indices[number])
         lidar = kit.get("sample", frames.tokens[number])["data"]["LIDAR_TOP"]
         reading = kit.get("sample_data", lidar)
         turns = [

@@ -132,7 +132,7 @@ def test_results_that_cannot_be_written_leave_the_old_file(root: Path, tmp_path:
         ],
         "no class tram": [replace(good[0], classes=("tram",) * 10), *good[1:]],
         "several frames": [replace(good[0], frame=torch.tensor([0, 0, 1])), *good[1:]],
-        "frame sample-2 was made otherwise": [
+        "frame sample-2 were not computed like": [
             *good[:2],
             replace(good[2], meta={"method": "glm"}),
             good[3],

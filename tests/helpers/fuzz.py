@@ -168,7 +168,7 @@ def _sets(folder: Path) -> Iterable[Kind]:
         named=road,
     )
     keys = nuscenes.frames(road, sweeps=2)
-    clouds = tuple(road / name.decode() for name in keys.contents.readings.file[:2])
+    clouds = tuple(road / name.decode() for name in keys.table_index.readings.file[:2])
     yield Kind("nuscenes points", clouds, "bytes", lambda path: list(keys), named=road)
     one = [
         random_detections(

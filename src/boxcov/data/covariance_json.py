@@ -1,29 +1,31 @@
-"""What result files of all data sets share: boxcov's own keys, and checks before anything is written."""
+"""Covariances in the JSON result files of all data sets, and checks before a file is written.
+
+A file has ``covariance_fields``, ``covariance_frame`` (the coordinate frame) and ``uncertainty``
+(how it was computed) once, and ``covariance``, ``uncertainty`` (its trace) and, where calibrated,
+``predictive`` per box. Matrices are flat, row by row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 
+Row = dict[str, Any]
 
-def one_a_frame(
+
+def pair_with_frames(
     names: Sequence[str], detections: Iterable[Detections], classes: Sequence[str]
 ) -> Iterator[tuple[str, Detections]]:
-    """Each frame's name with its detections, in step; they must be one frame's each, all made the same way, and of known classes.
+    """Yield each frame's name with its detections.
 
-    >>> from torch import ones, zeros
-    >>> one = Detections(ones(1, 1), ones(1), zeros(1), zeros(1), ("x",), ("car",))
-    >>> [name for name, _ in one_a_frame(["a", "b"], [one, one], ["car"])]
-    ['a', 'b']
-    >>> list(one_a_frame(["a", "b"], [one], ["car"]))
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: detections of 1 frames for 2 frames: give one Detections a frame, an empty one where nothing was found
+    Raise if the numbers of frames differ, a ``Detections`` holds several frames, a class is
+    unknown, or the covariances were computed in different ways.
     """
     count, first = 0, None
     for found in detections:
@@ -33,54 +35,56 @@ def one_a_frame(
         name = names[count - 1]
         if len(found.frame.unique()) > 1:
             raise BoxcovError(
-                f"frame {name}: detections of several frames of a batch: give detections.frames(count) one by one"
+                f"frame {name}: its detections are of several frames of a batch: split them with "
+                "detections.frames(count)"
             )
-        unknown = sorted(
-            {found.classes[int(label)] for label in found.labels.unique()} - set(classes)
-        )
-        if unknown:
+        used = {found.classes[int(label)] for label in found.labels.unique()}
+        _check_classes(f"frame {name}", used, classes)
+        meta = covariance_meta(found, found.fields, "")
+        first = meta if first is None else first
+        if meta != first:
             raise BoxcovError(
-                f"frame {name}: no class {', '.join(unknown)}: the data set has {', '.join(classes)}"
-            )
-        made = about(found, found.fields, "")
-        first = made if first is None else first
-        if made != first:
-            raise BoxcovError(
-                f"frame {name} was made otherwise than frame {names[0]} ({made} and {first}): write them to separate files"
+                f"the covariances of frame {name} were not computed like those of frame "
+                f"{names[0]} ({meta} and {first}): write them to separate files"
             )
         yield name, found
     if count != len(names):
         raise BoxcovError(
-            f"detections of {'more' if count > len(names) else count} frames for {len(names)} frames: "
-            "give one Detections a frame, an empty one where nothing was found"
+            f"detections of {'more' if count > len(names) else count} frames for {len(names)} "
+            "frames: give one Detections per frame, an empty one where nothing was detected"
         )
 
 
-def about(detections: Detections, fields: Sequence[str], frame: str) -> dict[str, Any]:
-    """What a reader must know of the covariances of a file, under boxcov's keys; nothing where there are none.
+def _check_classes(where: str, used: set[str], classes: Sequence[str]) -> None:
+    unknown = sorted(used - set(classes))
+    if unknown:
+        raise BoxcovError(
+            f"{where}: no class {', '.join(unknown)}: the data set has {', '.join(classes)}"
+        )
 
-    >>> from torch import ones, zeros
-    >>> about(Detections(ones(1, 1), ones(1), zeros(1), zeros(1), ("x",), ("car",)), ("x",), "global")
-    {}
-    """
+
+def covariance_meta(detections: Detections, fields: Sequence[str], frame: str) -> Row:
+    """Return what a file says once about its covariances; empty if there are none."""
     if detections.covariance is None:
         return {}
-    made = {
+    meta: Row = {
         "covariance_fields": list(fields),
         "covariance_frame": frame,
         "uncertainty": dict(detections.meta),
     }
-    return made if detections.predictive is None else {**made, "predictive": True}
+    return meta if detections.predictive is None else {**meta, "predictive": True}
 
 
-def covariances(name: str, found: Detections) -> list[dict[str, Any]]:
-    """What a file says of the uncertainty of each box, under boxcov's keys; nothing where it has none.
+def covariance_rows(name: str, found: Detections) -> list[Row]:
+    """Return what a file says about the uncertainty of each box; empty rows if it has none.
 
     >>> from torch import ones, zeros
-    >>> covariances("000007", Detections(ones(1, 1), ones(1), zeros(1), zeros(1), ("x",), ("car",), 2 * ones(1, 1, 1)))
+    >>> C = 2 * ones(1, 1, 1)
+    >>> box = Detections(ones(1, 1), ones(1), zeros(1), zeros(1), ("x",), ("car",), C)
+    >>> covariance_rows("000007", box)
     [{'covariance': [2.0], 'uncertainty': 2.0}]
     """
-    rows: list[dict[str, Any]] = [{} for _ in range(len(found))]
+    rows: list[Row] = [{} for _ in range(len(found))]
     if found.covariance is not None:
         check_finite(name, "covariance", found.covariance)
         for row, numbers in zip(rows, nine_digits(found.covariance.flatten(1))):
@@ -92,10 +96,48 @@ def covariances(name: str, found: Detections) -> list[dict[str, Any]]:
     return rows
 
 
-def check_finite(name: str, what: str, values: Tensor) -> None:
-    """Files of results have no place for NaN.
+def read_column(rows: Sequence[Row], key: str, width: int) -> Tensor:
+    """Return the entries ``key`` of all rows as a float64 tensor (n, width)."""
+    return torch.tensor([row[key] for row in rows], dtype=torch.float64).reshape(len(rows), width)
 
-    >>> import torch
+
+def read_detections(
+    boxes: Tensor,
+    scores: Tensor,
+    labels: Sequence[str],
+    *,
+    fields: tuple[str, ...],
+    classes: Sequence[str],
+    covariances: tuple[Mapping[str, Any], Sequence[Row]],
+) -> Detections:
+    """Return the detections of one frame of a result file.
+
+    ``labels`` are names of classes. ``covariances`` are the file's meta and the frame's rows; the
+    detections have a covariance if the meta describes one.
+    """
+    meta, rows = covariances
+    size = len(fields)
+    _check_classes("in the file", set(labels), classes)
+
+    def matrices(key: str, present: object) -> Tensor | None:
+        return read_column(rows, key, size * size).reshape(-1, size, size) if present else None
+
+    return Detections(
+        boxes=boxes,
+        scores=scores,
+        labels=torch.tensor([classes.index(name) for name in labels], dtype=torch.long),
+        frame=torch.zeros(len(boxes), dtype=torch.long),
+        fields=fields,
+        classes=tuple(classes),
+        covariance=matrices("covariance", "covariance_fields" in meta),
+        predictive=matrices("predictive", meta.get("predictive")),
+        meta=meta.get("uncertainty", {}),
+    )
+
+
+def check_finite(name: str, what: str, values: Tensor) -> None:
+    """Raise if a value is not finite, which JSON cannot express.
+
     >>> check_finite("000007", "score", torch.tensor([[0.5], [torch.nan]]))
     Traceback (most recent call last):
     ...
@@ -104,14 +146,14 @@ def check_finite(name: str, what: str, values: Tensor) -> None:
     bad = (~values.isfinite()).flatten(1).any(1).nonzero()[:, 0].tolist()
     if bad:
         raise BoxcovError(
-            f"frame {name}: the {what} of {len(bad)} boxes is not finite (box {bad[0]}: {values[bad[0]].tolist()})"
+            f"frame {name}: the {what} of {len(bad)} boxes is not finite "
+            f"(box {bad[0]}: {values[bad[0]].tolist()})"
         )
 
 
 def nine_digits(values: Tensor) -> list[list[float]]:
-    """Rows of numbers with as many digits as float32 has, a third of the text that float64 would take.
+    """Return rows of numbers with float32's digits: a third of the text of float64.
 
-    >>> import torch
     >>> nine_digits(torch.tensor([[0.1, 2.0]]))
     [[0.100000001, 2.0]]
     """

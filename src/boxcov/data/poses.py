@@ -82,7 +82,7 @@ def wrap_angle(angle: Tensor) -> Tensor:
 def propagate(
     detections: Detections, boxes: Tensor, jacobian: Tensor, fields: tuple[str, ...]
 ) -> Detections:
-    """Return the detections with mapped boxes (m, E) and covariances J C J^T, in float64.
+    """Return the detections with mapped boxes (m, E) and covariances J C J^T, in J's dtype.
 
     ``jacobian`` (m, E, D) is that of the map. It may have fewer columns than the boxes have
     fields: the map then ignores the last fields.

@@ -1,9 +1,9 @@
-"""COCO's images as detectors take them, with their objects in the same pixels."""
+"""COCO's images as inputs of a detector, with their objects in the same pixels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,29 @@ from torch import Tensor
 
 from boxcov.data.coco.annotations import Annotations, read_annotations
 from boxcov.data.coco.images import letterbox, read_image
+from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError
 
 Frame = tuple[Tensor, list[dict[str, Any]]]
 Change = Callable[[Tensor], Tensor]
 
 
-class Coco(Sequence[Frame]):
-    """Images of one split; ``frames[:50]`` is a part of them. Made by ``frames``, read when asked for, and may go to other processes."""
+class Coco(FrameSequence):
+    """Images of one split; made by ``frames``. Images are read when they are indexed."""
 
-    def __init__(
-        self, folder: Path, annotations: Annotations, size: int | None, change: Change | None = None
-    ) -> None:
-        self.folder, self.annotations, self.size, self.change = folder, annotations, size, change
+    def __init__(self, folder: Path, annotations: Annotations, size: int | None) -> None:
+        super().__init__(len(annotations.pictures))
+        self.folder, self.annotations, self.size = folder, annotations, size
+        self.change: Change | None = None
 
     def changed(self, change: Change) -> Coco:
-        """The same frames with ``change`` done to every image (3, h, w) of bytes, such as a ``boxcov.data.corruptions.Corruption``."""
-        return Coco(self.folder, self.annotations, self.size, change)
+        """Return the frames with ``change`` applied to every image (3, h, w) of bytes.
+
+        ``change`` is for example a ``boxcov.data.corruptions.Corruption``.
+        """
+        result = copy(self)
+        result.change = change
+        return result
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -36,32 +42,30 @@ class Coco(Sequence[Frame]):
 
     @property
     def category_ids(self) -> tuple[int, ...]:
-        """COCO's number of each class."""
+        """COCO's id of each class."""
         return self.annotations.category_ids
 
     @property
     def image_ids(self) -> list[int]:
-        """COCO's number of each image."""
-        return [picture.id for picture in self.annotations.pictures]
+        """COCO's id of each image."""
+        return [self.annotations.pictures[index].id for index in self.indices]
 
-    def __len__(self) -> int:
-        return len(self.annotations.pictures)
+    def scale(self, item: int) -> float:
+        """Return the pixels of the input per pixel of the image, without reading the image."""
+        picture = self.annotations.pictures[self.indices[item]]
+        if self.size is None:
+            return 1.0
+        return min(self.size / picture.height, self.size / picture.width)
 
-    def __getitem__(self, item: Any) -> Any:
-        if isinstance(item, slice):
-            return Coco(
-                self.folder,
-                replace(self.annotations, pictures=self.annotations.pictures[item]),
-                self.size,
-                self.change,
-            )
-        picture = self.annotations.pictures[item]
+    def load(self, index: int) -> Frame:
+        picture = self.annotations.pictures[index]
         path = self.folder / picture.file
         image = read_image(path)
-        if tuple(image.shape[1:]) != (picture.height, picture.width):
-            height, width = image.shape[1:]
+        height, width = image.shape[1:]
+        if (height, width) != (picture.height, picture.width):
             raise BoxcovError(
-                f"{path}: {width} x {height} pixels, and {picture.width} x {picture.height} in the annotations"
+                f"{path}: {width} x {height} pixels, and {picture.width} x {picture.height} in the "
+                "annotations"
             )
         image = image if self.change is None else self.change(image)
         shown, scale = (image.float(), 1.0) if self.size is None else letterbox(image, self.size)
@@ -75,13 +79,6 @@ class Coco(Sequence[Frame]):
         }
         return shown.unsqueeze(0), [target]
 
-    def scale(self, item: int) -> float:
-        """Pixels that the detector sees, for one of the image itself; without reading the image."""
-        picture = self.annotations.pictures[item]
-        return (
-            1.0 if self.size is None else min(self.size / picture.height, self.size / picture.width)
-        )
-
 
 def frames(
     root: str | Path,
@@ -89,19 +86,23 @@ def frames(
     size: int | None = 416,
     classes: Sequence[str] | None = None,
 ) -> Coco:
-    """The images ``root/split`` that ``root/annotations/instances_SPLIT.json`` lists, in its order.
+    """Return the images in ``root/split`` that ``root/annotations/instances_SPLIT.json`` lists.
 
-    A frame is ``(inputs, targets)``. The input (1, 3, size, size): blue, green and red from 0 to 255, scaled to fit and put into the upper
-    left, grey beside it; with a size of None the image as it is, for a detector that prepares its images itself. The target is a list of
-    one dict: ``boxes`` (n, 4) as x1 y1 x2 y2 in the pixels of the input, cut to the image, and ``labels`` (n,) into ``classes``;
-    ``crowds`` (k, 4) and ``crowd_labels``, regions that are no single object and count neither for nor against a detector;
-    ``image_id``; ``scale``, by which a box is divided to get pixels of the image.
-    classes: those of the file by their number unless given, which a detector of COCO has too; objects of others are left out.
+    A frame is ``(inputs, targets)``. The inputs (1, 3, size, size) are blue, green and red from 0
+    to 255. The image is scaled to fit and placed at the upper left; the rest is grey. With
+    ``size=None`` the image keeps its size, for a detector that prepares its images itself.
+
+    The targets are a list of one dict: ``boxes`` (n, 4) x1 y1 x2 y2 in pixels of the input,
+    clipped to the image; ``labels`` (n,), indices into ``classes``; ``crowds`` (k, 4) and
+    ``crowd_labels`` (k,), regions of several objects, which the evaluation ignores; ``image_id``;
+    and ``scale``, the pixels of the input per pixel of the image.
+
+    ``classes`` are all of the file unless given; objects of other classes are left out.
 
     >>> frames("nowhere")
     Traceback (most recent call last):
     ...
-    boxcov.errors.BoxcovError: nowhere/annotations/instances_val2017.json: no such file: unpack COCO's annotations there
+    boxcov.errors.BoxcovError: nowhere/annotations/instances_val2017.json: no such file: ...
     """
     if size is not None and (size < 32 or size % 32):
         raise BoxcovError(

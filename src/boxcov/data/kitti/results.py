@@ -1,4 +1,4 @@
-"""KITTI's result files, one a frame with the official 16 columns, and beside them one file with the covariances, row for row."""
+"""KITTI's result files, one per frame, and one more file with the covariances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.data.covariance_json import about, check_finite, covariances, one_a_frame
+from boxcov.data.covariance_json import (
+    check_finite,
+    covariance_meta,
+    covariance_rows,
+    pair_with_frames,
+    read_detections,
+)
 from boxcov.data.kitti.camera import (
     CAMERA_FIELDS,
     LIDAR_FIELDS,
@@ -23,141 +29,123 @@ from boxcov.data.kitti.sequence import Kitti, read_labels
 from boxcov.data.poses import BOX_FIELDS, propagate, wrap_angle
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import DAMAGE, made_folder, replacing
+from boxcov.files import made_folder, reading, replacing
 
 COVARIANCES = "covariance.json"
-_IMAGE = (1242, 375)  # where the images are not there to ask
+_IMAGE_SIZE = (1242, 375)  # if the image itself is missing
 
 
 def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detections]) -> None:
-    """Write the detections of all ``frames``, one ``Detections`` each in the same order, into ``folder``: 000000.txt ... and covariance.json.
+    """Write ``folder/000000.txt`` ... and ``covariance.json``, one ``Detections`` per frame.
 
-    The detections are in the LiDAR's frame, ``x y z w l h yaw`` with or without ``vx vy``, which KITTI has no place for. The text files are
-    official result files (truncation and occlusion unknown: -1; a 2D box that is the projection of the 3D one; nothing is left out).
-    ``covariance.json`` has ``frames``: by frame, row for row, a covariance (7 x 7, row by row, in the camera frame and the order of
-    ``meta.covariance_fields``, which is that of columns 9 to 15) and its trace, ``uncertainty``; where it is calibrated, ``predictive`` too.
+    The detections are ``x y z w l h yaw`` in the LiDAR's coordinates, with or without ``vx vy``,
+    which KITTI does not store. The text files are official result files: truncation and occlusion
+    are -1 (unknown), and the 2D box is the projection of the 3D box. No box is left out.
+
+    ``covariance.json`` has ``meta`` and ``frames``: per frame one row per line of its text file,
+    with the ``covariance`` (7 x 7, row by row, in camera coordinates and the order of columns 9 to
+    15), its trace ``uncertainty`` and, if calibrated, ``predictive``.
     """
     folder = made_folder(Path(folder))
-    (folder / COVARIANCES).unlink(missing_ok=True)  # of the files about to be replaced
+    (folder / COVARIANCES).unlink(missing_ok=True)  # of the files that are replaced below
     meta: dict[str, Any] = {}
     by_frame: dict[str, Any] = {}
-    for number, (token, found) in enumerate(one_a_frame(frames.tokens, detections, frames.classes)):
-        calibration = frames.calibration(number)
+    pairs = pair_with_frames(frames.tokens, detections, frames.classes)
+    for item, (token, found) in enumerate(pairs):
+        calibration = frames.calibration(item)
         boxes, J = to_camera(_lidar_boxes(token, found), calibration.pose)
-        there = propagate(
-            found.to("cpu"),
-            boxes,
-            torch.cat([J, J.new_zeros(len(J), 7, len(found.fields) - 7)], 2),
-            CAMERA_FIELDS,
-        )
-        check_finite(token, "score", there.scores[:, None])
-        covered = image_boxes(
-            boxes, calibration.P2, *_image_size(frames.folder / "image_2" / f"{token}.png")
-        )
+        in_camera = propagate(found.to("cpu"), boxes, J, CAMERA_FIELDS)
+        check_finite(token, "score", in_camera.scores[:, None])
+        image_size = _image_size(frames.folder / "image_2" / f"{token}.png")
+        lines = _lines(in_camera, image_boxes(boxes, calibration.P2, *image_size))
         with replacing(folder / f"{token}.txt") as temporary:
-            temporary.write_text("".join(_lines(there, covered)), encoding="ascii")
-        if there.covariance is not None:
-            meta = about(there, CAMERA_FIELDS, "rectified camera")
-            by_frame[token] = covariances(token, there)
+            temporary.write_text("".join(lines), encoding="ascii")
+        if in_camera.covariance is not None:
+            meta = covariance_meta(in_camera, CAMERA_FIELDS, "rectified camera")
+            by_frame[token] = covariance_rows(token, in_camera)
     if by_frame:
         with replacing(folder / COVARIANCES) as temporary:
             temporary.write_text(json.dumps({"meta": meta, "frames": by_frame}), encoding="utf-8")
 
 
 def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
-    """The detections of each frame as ``write_results`` was given them: in the LiDAR's frame, ``x y z w l h yaw``, in float64."""
+    """Return the detections of each frame in the LiDAR's coordinates, in float64.
+
+    Boxes are ``x y z w l h yaw``.
+    """
     folder = Path(folder)
     path = folder / COVARIANCES
-    try:
-        beside = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        meta = {} if beside is None else beside["meta"]["uncertainty"]
-        by_frame = [None if beside is None else beside["frames"][token] for token in frames.tokens]
-        calibrated = beside is not None and beside["meta"].get("predictive", False)
-        return [
-            _read(folder, frames, number, rows, meta, calibrated)
-            for number, rows in enumerate(by_frame)
-        ]
-    except DAMAGE as error:
-        if isinstance(error, BoxcovError):
-            raise
-        raise BoxcovError(
-            f"{path}: not a file of covariances of KITTI results, or a damaged one ({type(error).__name__}: {error})"
-        ) from None
+    with reading(path, "a file of covariances of KITTI results"):
+        content = None
+        if path.exists():
+            content = json.loads(path.read_text(encoding="utf-8"))
+        meta = {} if content is None else content["meta"]
+        rows = [None if content is None else content["frames"][token] for token in frames.tokens]
+    return [_read_frame(folder, frames, item, meta, rows[item]) for item in range(len(frames))]
 
 
 def _lidar_boxes(token: str, found: Detections) -> Tensor:
     if found.fields not in (LIDAR_FIELDS, BOX_FIELDS):
         raise BoxcovError(
-            f"frame {token}: boxes of {' '.join(found.fields)}: KITTI takes {' '.join(LIDAR_FIELDS)}, or with vx vy"
+            f"frame {token}: boxes have the fields {' '.join(found.fields)}: KITTI takes "
+            f"{' '.join(LIDAR_FIELDS)}, or with vx vy"
         )
     boxes = found.boxes[:, :7].detach().cpu().double()
     check_finite(token, "box", boxes)
     return boxes
 
 
-def _lines(there: Detections, covered: Tensor) -> list[str]:
-    rotation = wrap_angle(there.field("rotation_y"))
-    alpha = wrap_angle(rotation - torch.atan2(there.field("x"), there.field("z")))
-    numbers = torch.cat([alpha[:, None], covered, there.boxes[:, :6], rotation[:, None]], 1)
-    names = [there.classes[label] for label in there.labels.tolist()]
+def _lines(found: Detections, image_boxes: Tensor) -> list[str]:
+    """Return one line per box: type, truncation, occlusion, 12 numbers and the score."""
+    rotation = wrap_angle(found.field("rotation_y"))
+    alpha = wrap_angle(rotation - torch.atan2(found.field("x"), found.field("z")))
+    numbers = torch.cat([alpha[:, None], image_boxes, found.boxes[:, :6], rotation[:, None]], 1)
+    names = [found.classes[label] for label in found.labels.tolist()]
     return [
         f"{name} -1 -1 {' '.join(f'{value:.4f}' for value in row)} {score:.6f}\n"
-        for name, row, score in zip(names, numbers.tolist(), there.scores.tolist())
+        for name, row, score in zip(names, numbers.tolist(), found.scores.tolist())
     ]
 
 
-def _read(
-    folder: Path,
-    frames: Kitti,
-    number: int,
-    beside: list[dict[str, Any]] | None,
-    meta: dict[str, Any],
-    calibrated: bool,
+def _read_frame(
+    folder: Path, frames: Kitti, item: int, meta: dict[str, Any], rows: list[Any] | None
 ) -> Detections:
-    path = folder / f"{frames.tokens[number]}.txt"
+    path = folder / f"{frames.tokens[item]}.txt"
     entries = read_labels(path)
-    for row, (kind, values) in enumerate(entries):
+    for line, (kind, values) in enumerate(entries):
         if kind not in frames.classes or len(values) != 15:
             raise BoxcovError(
-                f"{path}: object {row} ({kind}, {len(values) + 1} columns): expected 16 columns and one of {frames.classes}"
+                f"{path}: object {line} ({kind}, {len(values) + 1} columns): expected 16 columns "
+                f"and one of {', '.join(frames.classes)}"
             )
-    covariance = predictive = None
-    if beside is not None:
-        if len(beside) != len(entries):
+    with reading(folder / COVARIANCES, "a file of covariances of KITTI results"):
+        if rows is not None and len(rows) != len(entries):
             raise BoxcovError(
-                f"{path}: {len(entries)} objects, and {len(beside)} in {COVARIANCES}: they were not written together"
+                f"{path}: {len(entries)} objects, but {len(rows)} in {folder / COVARIANCES}: they "
+                "were not written together"
             )
-        covariance = torch.tensor(
-            [entry["covariance"] for entry in beside], dtype=torch.float64
-        ).reshape(-1, 7, 7)
-        if calibrated:
-            predictive = torch.tensor(
-                [entry["predictive"] for entry in beside], dtype=torch.float64
-            ).reshape(-1, 7, 7)
-    numbers = torch.tensor([values for _, values in entries], dtype=torch.float64).reshape(-1, 15)
-    boxes, J = from_camera(numbers[:, 7:14], frames.calibration(number).pose)
-    there = Detections(
-        boxes=numbers[:, 7:14],
-        scores=numbers[:, 14],
-        labels=torch.tensor([frames.classes.index(kind) for kind, _ in entries], dtype=torch.long),
-        frame=torch.zeros(len(entries), dtype=torch.long),
-        fields=CAMERA_FIELDS,
-        classes=frames.classes,
-        covariance=covariance,
-        predictive=predictive,
-        meta=meta,
-    )
-    return propagate(there, boxes, J, LIDAR_FIELDS)
+        numbers = torch.tensor([values for _, values in entries], dtype=torch.float64)
+        numbers = numbers.reshape(-1, 15)
+        in_camera = read_detections(
+            numbers[:, 7:14],
+            numbers[:, 14],
+            [kind for kind, _ in entries],
+            fields=CAMERA_FIELDS,
+            classes=frames.classes,
+            covariances=(meta, rows or []),
+        )
+    boxes, J = from_camera(in_camera.boxes, frames.calibration(item).pose)
+    return propagate(in_camera, boxes, J, LIDAR_FIELDS)
 
 
 def _image_size(path: Path) -> tuple[int, int]:
-    """Width and height of a PNG image, from its first bytes."""
+    """Return width and height of a PNG image from its header."""
     try:
         with path.open("rb") as file:
             head = file.read(24)
     except OSError:
-        return _IMAGE
+        return _IMAGE_SIZE
     if len(head) < 24 or not head.startswith(b"\x89PNG"):
-        return _IMAGE
+        return _IMAGE_SIZE
     width, height = struct.unpack(">II", head[16:])
     return width, height
