@@ -1,8 +1,8 @@
-"""Speed of the core as ratios within one run: a fit step, the exact covariance against GLM, and how often the trunk runs.
+"""Speed of the core as ratios within one run: a fit step, ExactGLM against GLM, trunk passes.
 
     python benchmarks/core.py [--threads 2] [--device cpu] [--json]
 
-Medians after a warm-up; every pair that is compared is measured alternately, so that a busy machine slows both.
+Medians after a warm-up. Compared pairs are measured alternately, so a busy machine slows both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from boxcov.kfac.subset import chosen_parameters
 
 
 class Boxes(TinyCenter):
-    """The reference detector, wider and on larger images, that reports as many boxes as asked for."""
+    """The reference detector, wider and on larger images, with a chosen number of boxes."""
 
     count = 50
 
@@ -193,7 +193,7 @@ def exact(device: str, repeats: int) -> list[dict[str, object]]:
 
 
 def trunk_passes(device: str) -> list[dict[str, object]]:
-    """Counted, not timed: passes through the backbone for one frame of MCGLM with a head posterior."""
+    """Count the passes through the backbone for one frame of MCGLM with a head posterior."""
     passes = [0]
 
     class Counting(nn.Sequential):
@@ -237,7 +237,8 @@ def main() -> None:
         print(json.dumps(rows))
         return
     print(
-        f"torch {torch.__version__}, {options.device}, {options.threads} threads, medians of {options.repeats}\n"
+        f"torch {torch.__version__}, {options.device}, {options.threads} threads, "
+        f"medians of {options.repeats}\n"
     )
     print(f"{'':52}{'ms':>9}  {'against':24}{'ms':>9}{'ratio':>8}")
     for row in rows:

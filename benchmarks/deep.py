@@ -1,8 +1,9 @@
-"""Posteriors that reach below the head, on a full-size CenterPoint: what directional derivatives cost on top of the plain detector.
+"""Cost of directional derivatives through the whole of a full-size CenterPoint.
 
 python benchmarks/deep.py [pillar | voxel | small] ...
 
-One run gives all figures: medians in turn after warm-up and synchronisation. "Off" compares traces with those of float32 along the same directions.
+Medians over alternating runs after a warm-up, with synchronization. "off" is the largest relative
+error of a trace against float32 along the same directions.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def show(name: str, device: str, found: dict[str, Any], times: dict[str, list[fl
     )
     boxes = len(next(iter(found.values())))
     print(
-        f"{name}, whole network but the encoder, {boxes} boxes, {what}, torch {torch.__version__}; medians of {ROUNDS}"
+        f"{name}, all but the encoder, {boxes} boxes, {what}, torch {torch.__version__}; "
+        f"medians of {ROUNDS}"
     )
     print(f"{'plain detector':44s} {plain:8.2f} ms")
     for key, result in found.items():
@@ -102,7 +104,8 @@ def show(name: str, device: str, found: dict[str, Any], times: dict[str, list[fl
             else f", traces at most {100 * off:.2f} % off float32"
         )
         print(
-            f"{key:44s} {spent:8.2f} ms, {spent - plain:7.2f} on top ({(spent - plain) / plain:.2f} plain){note}"
+            f"{key:44s} {spent:8.2f} ms, {spent - plain:7.2f} on top "
+            f"({(spent - plain) / plain:.2f} plain){note}"
         )
 
 

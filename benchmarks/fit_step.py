@@ -1,10 +1,12 @@
-"""A fit step against a plain training step of the same CenterPoint: milliseconds, their ratio, and frames a second.
+"""A fit step against a training step of the same CenterPoint: time, ratio, frames per second.
 
-    python benchmarks/fit_step.py [pillar | voxel | small] ... [--batch 1 4] [--depth head] [--device cuda] [--one-by-one]
+    python benchmarks/fit_step.py [pillar | voxel | small] ... [--batch 1 4] [--depth head]
+        [--device cuda] [--one-by-one]
 
-A fit step is a forward pass, the gradients at the outputs of the layers of ``--depth``, and their factors; a training step is a forward pass, the
-loss, and the gradients of all parameters, without an optimiser. Inputs and targets lie on the device, as a loader leaves them. Medians in
-turn, after a warm-up and with synchronisation. ``--one-by-one`` computes each layer's factors by themselves, as a CPU does.
+A fit step is a forward pass, the gradients at the outputs of the layers of ``--depth`` and their
+factors. A training step is a forward pass, the loss and the gradients of all parameters, without
+an optimizer. Inputs and targets are on the device. Medians over alternating runs after a warm-up,
+with synchronization. ``--one-by-one`` computes the factors layer by layer, as on a CPU.
 """
 
 from __future__ import annotations
@@ -70,13 +72,15 @@ def main() -> None:
         f"{what}, torch {torch.__version__}, depth {options.depth}; medians of {options.rounds}\n"
     )
     print(
-        f"{'':10}{'batch':>6}{'layers':>8}{'fit step':>12}{'training step':>16}{'ratio':>8}{'frames / s':>12}"
+        f"{'':10}{'batch':>6}{'layers':>8}{'fit step':>12}{'training step':>16}{'ratio':>8}"
+        f"{'frames / s':>12}"
     )
     for name in names:
         for batch in options.batch:
             fit, train, layers = steps(name, batch, options)
             print(
-                f"{name:10}{batch:6}{layers:8}{fit:9.1f} ms{train:13.1f} ms{fit / train:8.2f}{1e3 * batch / fit:12.1f}"
+                f"{name:10}{batch:6}{layers:8}{fit:9.1f} ms{train:13.1f} ms{fit / train:8.2f}"
+                f"{1e3 * batch / fit:12.1f}"
             )
 
 

@@ -2,8 +2,9 @@
 
     PYTHONPATH=src python benchmarks/gpu_checks.py [cuda | cpu] [words of the checks to run ...]
 
-The simulator sees the same streets as on the CPU, in every scenario; posteriors and all predictors give there what they give here; and both leave
-boxes bit for bit as the plain detector's. Says what it found, check by check, and ends with 1 if one failed.
+The simulator renders the same streets as on the CPU in every scenario. Posteriors and predictors
+agree with the CPU, and boxes are those of the plain detector bit for bit. Prints one line per check
+and exits with 1 if one failed.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def streets(scenario: str) -> str:
     require(
         share > 0.95, f"only {share:.0%} of the objects with ten points are on the CPU's street"
     )
-    return f"points within {max(abs(ratio - 1) for ratio in points):.2%} of the CPU's, {share:.0%} of the objects the same"
+    off = max(abs(ratio - 1) for ratio in points)
+    return f"points within {off:.2%} of the CPU's, {share:.0%} of the objects the same"
 
 
 def batches() -> str:
@@ -176,7 +178,7 @@ def same(
 
 
 def lidar(detector: CenterPoint) -> str:
-    """A CenterPoint in float32: the plain detector's boxes bit for bit, and exact against sampled covariances."""
+    """CenterPoint in float32: boxes bit for bit, exact against sampled covariances."""
     detector = detector.to(DEVICE).eval()
     frames = simulated.frames(count=2, sweeps=2, device=DEVICE)
     posterior = boxcov.fit(detector, frames)
@@ -239,7 +241,7 @@ def graphs() -> str:
 
 
 def threads(kind: type[boxcov.ExactGLM] | type[boxcov.MCGLM]) -> str:
-    """Eight threads share one model from its first frame on, while CUDA graphs are captured and a ninth works on tensors of its own."""
+    """Eight threads share one model while CUDA graphs are captured and a ninth thread works."""
     detector = centerpoint.load("small").to(DEVICE)
     frames = simulated.frames(count=6, sweeps=2, device=DEVICE)
     posterior = boxcov.fit(detector, [frames[0]], prior_precision=100.0)
@@ -287,7 +289,8 @@ def steady(count: int = 20_000) -> str:
     grown = (torch.cuda.memory_allocated() if DEVICE == "cuda" else 0) - held
     require(grown < 2**20, f"{grown} bytes more on the device after {count} frames")
     require(boxes > count, f"only {boxes} boxes")
-    return f"{count} frames, {boxes} boxes, {1e3 * (perf_counter() - began) / (count - 500):.2f} ms a frame, {grown} bytes more on the device"
+    ms = 1e3 * (perf_counter() - began) / (count - 500)
+    return f"{count} frames, {boxes} boxes, {ms:.2f} ms per frame, {grown} more bytes on the device"
 
 
 def voxel_network() -> CenterPoint:
@@ -315,7 +318,8 @@ def main() -> None:
         sys.exit("no GPU: torch.cuda.is_available() is False")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     print(
-        f"torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else DEVICE}",
+        f"torch {torch.__version__},",
+        torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE,
         flush=True,
     )
     failed = 0

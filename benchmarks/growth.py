@@ -1,8 +1,9 @@
-"""How the time of each method grows with boxes, samples and depth, on the small CenterPoint, as tables for docs/performance.md:
+"""Time of each method against boxes, samples and depth, on the small CenterPoint.
 
     python benchmarks/growth.py [--device cpu] [--write docs/performance.md]
 
---write puts them in the place of those between the two marks of that file. Ratios are to the plain detector in the same run, with quartiles.
+--write replaces the tables between the two marks of that file. Ratios are to the plain detector in
+the same run, with quartiles.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ START, END = "<!-- growth: begin -->", "<!-- growth: end -->"
 
 
 def table(rows: Sequence[dict[str, Any]], by: str, shown: str) -> str:
-    """Markdown: a row a method, a column for each value of ``by``; plain detectors, and their quartiles.
+    """Markdown: one row per method, one column per value of ``by``; ratios with quartiles.
 
-    >>> row = {"method": "exact", "samples": None, "boxes": 9, "ratio": 1.5, "ms": 3.0, "low": 2.0, "high": 4.0, "peak_mib": 99.6}
+    >>> row = {"method": "exact", "samples": None, "boxes": 9, "ratio": 1.5, "ms": 3.0}
+    >>> row |= {"low": 2.0, "high": 4.0, "peak_mib": 99.6}
     >>> print(table([row], "boxes", "9 boxes").splitlines()[-1])
     | exact | 1.50 (1.00 to 2.00), 100 MiB |
     """
@@ -86,7 +88,8 @@ def main() -> None:
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
     tables = "\n\n".join(
         [
-            f"torch {torch.__version__}, {options.device}{threads}, medians over 2 frames and {options.repeats} repeats{load}.",
+            f"torch {torch.__version__}, {options.device}{threads}, "
+            f"medians over 2 frames and {options.repeats} repeats{load}.",
             table(boxes, "boxes", "boxes"),
             table(samples, "samples", "samples"),
             table(depths, "depth", "depth of the posterior"),

@@ -1,9 +1,10 @@
-"""The exact covariance of all boxes on a full-size CenterPoint, head posterior: what it costs on top of the plain detector, on a GPU.
+"""Cost of the exact covariance of a full-size CenterPoint's head, on top of the plain detector.
 
 python benchmarks/head.py [pillar | voxel | small] ...
 
-One run gives all figures: medians in turn after warm-up and synchronisation. "Stages" is the covariance by itself, from features and selected boxes
-to 9 x 9 matrices; "on top" is the whole frame less the plain detector, which ExactGLM runs as a CUDA graph. "Off" is beside float32.
+Medians over alternating runs after a warm-up, with synchronization. "stages" is the covariance
+alone, from features and selected boxes to 9 x 9 matrices. "on top" is the whole frame minus the
+plain detector; ExactGLM runs the detector as a CUDA graph. "off" is relative to float32.
 """
 
 from __future__ import annotations
@@ -67,14 +68,16 @@ def main(name: str) -> None:
         else f"CPU, {torch.get_num_threads()} threads"
     )
     print(
-        f"{name}, {len(exact)} boxes, {what}, torch {torch.__version__}; medians of {2 * ROUNDS}, milliseconds; plain detector {plain:.2f}"
+        f"{name}, {len(exact)} boxes, {what}, torch {torch.__version__}; "
+        f"medians of {2 * ROUNDS}, milliseconds; plain detector {plain:.2f}"
     )
     for kind in kinds:
         same = torch.equal(found[kind].boxes, detector.detect(points).boxes)
         off = float(((found[kind].uncertainty - exact.uncertainty).abs() / exact.uncertainty).max())
         whole, stages = median(times[kind]), median(times[kind, "stages"])
         print(
-            f"{kind[0]:8s} tolerance {kind[1]:.0e}  whole {whole:7.2f}  on top {whole - plain:6.2f}  stages {stages:5.2f}  "
+            f"{kind[0]:8s} tolerance {kind[1]:.0e}  whole {whole:7.2f}  "
+            f"on top {whole - plain:6.2f}  stages {stages:5.2f}  "
             f"traces at most {100 * off:.3f} % off  boxes {'bit for bit' if same else 'DIFFER'}"
         )
 

@@ -1,8 +1,8 @@
-"""Fails when a ratio to the plain detector is half as large again as the one on record.
+"""Fail if a ratio to the plain detector is 1.5 times the recorded one.
 
     python benchmarks/regression.py [--device cpu] [--record]
 
-Ratios of one run, so that the machine's own speed falls out; --record writes what was measured as the new record.
+Ratios within one run do not depend on the machine's speed. --record writes the new record.
 """
 
 from __future__ import annotations

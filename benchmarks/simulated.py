@@ -1,4 +1,4 @@
-"""Frames a second of the simulated LiDAR, on the CPU and, where there is one, on the GPU.
+"""Frames per second of the simulated LiDAR, on the CPU and on a GPU if there is one.
 
 python benchmarks/simulated.py [--seconds 5] [--batch 16]
 """

@@ -1,6 +1,7 @@
-"""What a fit costs over N processes, and what it weighs: ``python benchmarks/spread.py``, or on a GPU ``python benchmarks/spread.py --device cuda``.
+"""Time and memory of a fit over N processes: ``python benchmarks/spread.py [--device cuda]``.
 
-A line of JSON a run: seconds, frames a second and processor time of the fit alone, peak memory of a rank, sizes of checkpoint and posterior.
+One line of JSON per run: seconds, frames per second and processor time of the fit, peak memory of a
+rank, sizes of checkpoint and posterior.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through chromedriver's WebDriver protocol: plain JSON over HTTP, so no package is needed for it."""
+"""Drive a headless Chromium through chromedriver: WebDriver is JSON over HTTP."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""CenterPoint as det3d, mmdetection3d and OpenPCDet build it: module trees from the specification, apart from boxcov's.
+"""CenterPoint as det3d, mmdetection3d and OpenPCDet build it, independent of boxcov.
 
-Their state dicts have the frameworks' names and shapes because their modules lie in each other as the frameworks' do. Sparse convolutions are dense
-ones here, masked to the sites.
+The module trees follow the frameworks', so that the state dicts have their names and shapes. Sparse
+convolutions are dense ones here, masked to the active sites.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class Foreign(nn.Module):
         return out.reshape(len(clouds), -1, *out.shape[3:])
 
     def boxes(self, maps):
-        """Boxes of every cell of a task (cells, 9), decoded as the framework does, then written x y z w l h yaw vx vy."""
+        """Boxes (cells, 9) of a task by the framework's decoding, as x y z w l h yaw vx vy."""
         centre, height = (
             ("center", "center_z") if self.framework == "openpcdet" else ("reg", "height")
         )

@@ -71,7 +71,7 @@ def edited(root: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
 def found_in(
     frames: coco.Coco, covariance: bool = True, fields: tuple[str, ...] = ("x1", "y1", "x2", "y2")
 ) -> list[Detections]:
-    """Something near the objects of each frame, and something elsewhere, with full random covariances."""
+    """Detections near the objects of each frame and elsewhere, with random covariances."""
     generator = torch.Generator().manual_seed(0)
     out = []
     for _, (target,) in frames:

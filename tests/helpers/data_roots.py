@@ -1,4 +1,4 @@
-"""Small data sets on disk in the official layouts, of which everything is known, and the way to the real ones."""
+"""Small data sets in the official layouts with known content, and paths to real ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def car_centre(time: float) -> np.ndarray:
 
 
 def nuscenes_root(root: Path) -> Path:
-    """One scene of the split train with four key frames, one of val with none, and a camera that readers must pass over."""
+    """One train scene with four key frames, an empty val scene, and a camera to be ignored."""
     tables: dict[str, list[dict[str, Any]]] = {
         "scene": [
             {"token": "scene", "name": "scene-0001"},
@@ -198,7 +198,7 @@ DontCare -1 -1 -10 503.89 169.71 590.61 190.13 -1 -1 -1 -1000 -1000 -1000 -10
 
 
 def kitti_root(root: Path, frames: int = 2) -> Path:
-    """Frames whose clouds have 8 points: the centres of the three objects and five far from them."""
+    """Frames of 8 points: the centres of three objects and five points far away."""
     folder = root / "training"
     for name in ("velodyne", "label_2", "calib"):
         (folder / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Several processes that believe torchrun started them: forked, so that they cost nothing, and joined through a file, so that no port is needed."""
+"""Forked processes with torchrun's environment; they rendezvous through a file, not a port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 
 def forked(count: int, work: Callable[[int], object]) -> list[tuple[int, str]]:
-    """``work(rank)`` in each of ``count`` processes: the exit code of each, and what it returned or raised, as text."""
+    """Run ``work(rank)`` in ``count`` processes; return exit codes and results as text."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         processes = [

@@ -1,6 +1,7 @@
-"""Every kind of file that boxcov reads, thousands of them damaged, each read within limits of memory and time.
+"""Read thousands of damaged files of every kind within limits of memory and time.
 
-``python -m helpers.fuzz FOLDER CASES SEED`` prints a JSON object: cases by kind, how many were refused, and what came out that should not.
+``python -m helpers.fuzz FOLDER CASES SEED`` prints a JSON object: cases per kind, the number that
+were refused, and every wrong outcome.
 Run as a process of its own, because a crash inside a reader would be one here.
 """
 
@@ -253,7 +254,7 @@ def _cut_off(path: Path, tiny: TinyCenter, frames: list[Any]) -> None:
 
 
 def attempt(kind: Kind, path: Path) -> str:
-    """What came out of a damaged file: "read", "refused", or the trace of what should not have come out."""
+    """Outcome of a damaged file: "read", "refused", or the traceback of an unexpected error."""
     try:
         kind.read(path)
     except BoxcovError as error:

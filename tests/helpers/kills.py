@@ -20,10 +20,10 @@ from boxcov import Detections
 
 
 class Killed:
-    """``boxcov WORDS --out OUT`` in processes of its own, each ended by SIGKILL at a random moment of its life, then resumed.
+    """Run ``boxcov WORDS --out OUT``, kill it at a random moment by SIGKILL, then resume it.
 
-    content: what must be the same, from the file ``out``; its bytes unless given. Where ``out`` is a folder, by the name of each file in it.
-    kept: from ``out`` to how much is kept there, in which all must be whole. resume: the word to go on with, or none.
+    content: reads what must be equal from ``out``; by default the bytes of the file or files.
+    kept: checks the files that a kill left and counts them. resume: the option to continue with.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ HOSTILE: list[Any] = [
 
 
 def mutated(content: bytes, kind: str, draw: random.Random) -> bytes:
-    """``content`` with one to three changes; ``kind`` says what is known of its structure: bytes, json, safetensors."""
+    """``content`` with one to three mutations; ``kind`` is "bytes", "json" or "safetensors"."""
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
         ways: list[Callable[[bytes, random.Random], bytes]] = [flipped, cut, grown, patched, moved]
         if kind == "json":

@@ -1,4 +1,4 @@
-"""Small networks of every layer type, as detectors: one list of cases that parametrises the comparisons with exact answers."""
+"""Small detectors of every layer type: the case list of all comparisons with oracles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from boxcov import Detector, Selection
 
 
 class NetDetector(Detector):
-    """Any network of maps (B, C, ...) under the contract: instances are some of the map's locations, border ones among them."""
+    """A network of maps (B, C, ...) as a detector; instances are locations, also at borders."""
 
     box_fields = ("p", "q", "r")
     classes = ("thing",)

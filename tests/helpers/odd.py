@@ -48,7 +48,7 @@ def posterior_of(
 
 
 def check(detector: Detector, posterior: Posterior, *inputs: Any) -> None:
-    """All methods against the dense product, on each input twice: a model that remembers too much is wrong the second time."""
+    """Compare all methods with the dense product, each input twice to reveal stale caches."""
     inputs = inputs or (frames()[0][:1],)
     plain = [detector.detect(copied(given)).boxes for given in inputs]
     expected = [box_covariance(detector, posterior, copied(given)) for given in inputs]

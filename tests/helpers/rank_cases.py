@@ -1,4 +1,4 @@
-"""What every rank of a spread fit does in the tests: a module of its own, because other processes must be able to import it."""
+"""The work of each rank in tests of distributed fits; other processes import this module."""
 
 from __future__ import annotations
 

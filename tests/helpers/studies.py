@@ -19,7 +19,7 @@ def random_records(
     classes: tuple[str, ...] = CLASSES,
     covariance: bool = True,
 ) -> Records:
-    """Boxes spread over 60 m, three in four paired; errors and covariances that have something to do with each other. u has ties."""
+    """Records over 60 m, three in four paired, errors correlated with covariances, ties in u."""
     rng = np.random.default_rng(seed)
     n, D = frames * each, len(fields)
     boxes = np.concatenate([rng.uniform(-30, 30, (n, 2)), rng.uniform(0.8, 4, (n, D - 2))], 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Mutant:
-    """One small change that breaks a promise: in ``file``, ``old`` (there once) becomes ``new``; then ``test`` fails."""
+    """Replace ``old``, which occurs once in ``file``, by ``new``: then ``test`` must fail."""
 
     promise: str
     file: str  # in src/boxcov, unless it begins with a folder of the project

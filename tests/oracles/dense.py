@@ -1,4 +1,4 @@
-"""Exact answers by brute force: dense matrices in float64 over all weights of one layer at a time."""
+"""Exact answers by brute force: dense matrices in float64, one layer at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def flat(block: KroneckerBlock, gradients: dict[str, Tensor]) -> Tensor:
 
 
 def _gradients(numbers: Tensor, detector: Detector) -> dict[str, Tensor]:
-    """Gradients (n, *shape) of n numbers, one backward pass each. (torch.func.functional_call unties a module that has two names.)"""
+    """Gradients (n, *shape) of n numbers, one backward pass each.
+
+    torch.func.functional_call is not used: it unties a module that has two names.
+    """
     named = dict(detector.named_parameters())
     rows = [
         torch.autograd.grad(number, list(named.values()), retain_graph=True, allow_unused=True)
@@ -53,7 +56,7 @@ def frame_gradients(detector: Detector, inputs: Tensor, targets: Any) -> dict[st
 
 
 def brute_columns(call: LayerCall) -> Tensor:
-    """``a`` at every location (B, G, n_in, T): the answer of the layer itself to weights that are 1 in one place and 0 elsewhere."""
+    """``a`` at every location (B, G, n_in, T): the layer's output for one-hot weights."""
     groups, n_out = (
         call.geometry.groups,
         call.weight.shape[1]

@@ -108,7 +108,7 @@ def kfac(block) -> Tensor:
 
 
 def test_kfac_is_the_exact_fisher_of_a_deep_linear_net() -> None:
-    """One location, gradients that do not depend on the inputs: each input with residuals that are together white."""
+    """One location and gradients independent of the inputs, so that KFAC is exact."""
     torch.manual_seed(0)
     detector = Regression(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(3, 3))).double()
     x = torch.randn(7, 4, dtype=torch.float64).repeat_interleave(3, 0)
@@ -169,7 +169,7 @@ def test_kfac_equals_curvlinops_on_mse(kind: str) -> None:
         check_deterministic=False,
     )
     dense = torch.as_tensor(operator @ torch.eye(operator.shape[1], dtype=torch.float64))
-    # theirs runs over the parameters one after the other, ours over weight matrices with the bias as last column
+    # curvlinops orders by parameter, boxcov by weight matrix with the bias as last column
     start = 0
     for block in posterior.blocks.values():
         layer = block.layer
