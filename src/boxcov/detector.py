@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from boxcov.crops import stage_instances
 from boxcov.detections import Detections
 from boxcov.head_stages import HeadStages
 from boxcov.static_selection import StaticLimits, StaticSelection
@@ -47,7 +48,8 @@ class Candidates(Selection):
 
 
 InstanceGroup = tuple[Tensor, Callable[[], Tensor]]
-"""``(index, run)``: ``run()`` gives the boxes (g, D) of the instances ``index`` (g,), each its own item of the batch at every layer."""
+"""``(index, run)``: ``run()`` returns the boxes (g, D) of the instances ``index`` (g,). Every layer that it runs sees a
+batch of g items, one per instance."""
 
 
 class Detector(nn.Module, ABC):
@@ -93,8 +95,10 @@ class Detector(nn.Module, ABC):
         alone: a cropped receptive field for a convolutional head, a RoI, a query.
         with_logit: ``run`` also returns the score logit, behind the D numbers of each box (g, D + 1). A detector that
         cannot do that returns None, and ``ExactGLM(with_logit=True)`` runs one backward pass per number.
+        Unless overridden, the groups follow from ``stages``: the head's modules on the crop that each box sees.
         """
-        return None
+        stages = self.stages(raw, selection)
+        return None if stages is None else stage_instances(stages, with_logit)
 
     def logits(self, raw: Any, selection: Selection) -> Tensor | None:
         """Optional: the logit (m,) of each selected instance's score, differentiable in ``raw``: with ``with_logit=True`` its variance is told, too."""

@@ -1,8 +1,8 @@
-"""A head as stages, for ``ExactGLM``: what a detector says of its head so that all boxes go through it in a handful of products.
+"""A convolutional head as stages, which ``ExactGLM`` evaluates for all boxes in a handful of matrix products.
 
-The head of a centre- or anchor-based detector is a stem that all boxes share and, behind it, short chains of convolutions, the branches, each
-of which gives a few numbers of a box. Which weights the branches have may depend on the kind of the box: its task in CenterPoint, its level in a
-pyramid. Every box sees a small window of the feature map.
+The head of a centre- or anchor-based detector is a stem that all boxes share, followed by branches: short chains of
+convolutions, each of which gives a few numbers per box. The weights of the branches may depend on the kind of the box: its
+task in CenterPoint, its level in a pyramid. Each box sees a small window of the feature map.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Stage:
-    """One convolution of stride 1 that keeps the map's size, and what follows it: norm in eval mode, then a pointwise function.
+    """A convolution of stride 1 that keeps the size of the map, then a norm in eval mode, then a pointwise function.
 
-    ``layers[kind][branch]``: one row for each kind of box. A stage of the stem has one row of one layer, for all boxes.
+    ``layers[kind][branch]``: one row per kind of box. A stage of the stem has one row with one layer.
 
     >>> Stage(((nn.Conv2d(4, 2, 3, padding=1),),)).reach
     1
@@ -29,11 +29,11 @@ class Stage:
 
     @property
     def reach(self) -> int:
-        """Cells that it looks to each side."""
+        """How many cells the convolution sees to each side."""
         return int(self.layers[0][0].kernel_size[0]) // 2
 
     def fits(self) -> bool:
-        """Whether its layers are what a stage can be: odd square kernels of one size, stride 1, zero padding to the same size, no groups."""
+        """Whether all layers have odd square kernels of one size, stride 1, zero padding to the same size and one group."""
         k = self.layers[0][0].kernel_size[0]
         return all(
             layer.kernel_size == (k, k)
@@ -49,16 +49,31 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class LogitBranch:
+    """The branch behind the stem that gives the score logits."""
+
+    stages: tuple[Stage, ...]  # one layer per kind; the last stage gives one logit per class
+    channel: Tensor  # (m,) the output of the last stage that is the logit of each box
+
+
+@dataclass(frozen=True)
 class HeadStages:
-    """The head over the boxes of a selection."""
+    """The head for the m boxes of a selection."""
 
     features: Tensor  # (B, C, height, width) what the stem reads
-    frame: Tensor  # (m,) the cells that the boxes stand on
-    row: Tensor  # (m,)
-    column: Tensor  # (m,)
-    kind: Tensor  # (m,) which row of ``Stage.layers`` a box has
+    frame: Tensor  # (m,) the cell of each box: frame of the batch,
+    row: Tensor  # (m,) row of the map
+    column: Tensor  # (m,) and column of the map
+    kind: Tensor  # (m,) the row of ``Stage.layers`` that a box uses
     stem: tuple[Stage, ...]  # at least one
     branches: tuple[Stage, ...]  # at least one; the last one gives the numbers
-    decode: Callable[
-        [Tensor, Tensor, Tensor], Tensor
-    ]  # ``decode(numbers, row, column)``: (m, R), branch after branch, to boxes (m, D), row by row
+    # decode(numbers, row, column): numbers (m, R), branch after branch, to boxes (m, D), each row by itself
+    decode: Callable[[Tensor, Tensor, Tensor], Tensor]
+    logit: LogitBranch | None = None  # for ``Detector.instances(with_logit=True)``
+
+    @property
+    def radius(self) -> int:
+        """How many cells a box sees to each side of its own."""
+        ends = (self.branches, () if self.logit is None else self.logit.stages)
+        stem = sum(stage.reach for stage in self.stem)
+        return stem + max(sum(stage.reach for stage in chain) for chain in ends)

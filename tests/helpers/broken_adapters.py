@@ -253,6 +253,6 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (ForwardFails, "forward", "KeyError: 'points'"),
     (FramesMixed, "boxes: in a batch", "in a batch of two"),
     (BadInstances, "instances", r"instances\(\) gives box"),
-    (BadStages, "stages", r"stages\(\) contradicts"),
+    (BadStages, "stages", r"BadStages.stages\(\) gives box"),
     (BadLogits, "logits", "no gradient"),
 ]

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from boxcov.data.shapes import CLASSES, METRES
-from boxcov.detector import Detector, InstanceGroup, Selection
-from boxcov.detectors.crops import crop, run_on_crops
+from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
-from boxcov.head_stages import HeadStages, Stage
+from boxcov.head_stages import HeadStages, LogitBranch, Stage
 from boxcov.static_selection import StaticLimits, StaticSelection, best
 
 _BRANCHES = {"heatmap": len(CLASSES), "offset": 2, "size": 2, "rot": 2}
@@ -139,36 +138,10 @@ class TinyCenter(Detector):
         frame, row, column = selection.where
         return raw["heatmap"][frame, selection.labels, row, column]
 
-    def instances(
-        self, raw: Raw, selection: Selection, with_logit: bool = False
-    ) -> list[InstanceGroup]:
-        frame, row, column = selection.where
-        index = torch.arange(len(selection), device=row.device)
-
-        def run() -> Tensor:
-            x, inside = crop(raw["features"], frame, row, column, radius=3)
-            x, inside = run_on_crops(self.head.shared, x, inside)
-
-            def at_centre(name: str) -> Tensor:
-                return run_on_crops(self.head.branches[name], x, inside)[0][:, :, 0, 0]
-
-            boxes = self._boxes(
-                at_centre("offset"), at_centre("size"), at_centre("rot"), row, column
-            )
-            return (
-                torch.cat([boxes, at_centre("heatmap").gather(1, selection.labels[:, None])], 1)
-                if with_logit
-                else boxes
-            )
-
-        return [(index, run)]
-
     def stages(self, raw: Raw, selection: Selection) -> HeadStages:
         frame, row, column = selection.where
-        chains = [self.head.branches[name] for name in ("offset", "size", "rot")]
-        stem = Stage(((self.head.shared[0],),), ((self.head.shared[1],),), torch.relu)  # type: ignore[arg-type]
-        first = Stage((tuple(c[0] for c in chains),), (tuple(c[1] for c in chains),), torch.relu)  # type: ignore[index]
-        last = Stage((tuple(c[3] for c in chains),))  # type: ignore[index]
+        chains: list[Any] = [self.head.branches[name] for name in ("offset", "size", "rot")]
+        heat: Any = self.head.branches["heatmap"]
 
         def decode(numbers: Tensor, row: Tensor, column: Tensor) -> Tensor:
             offset, size, rot = numbers.split(2, 1)
@@ -179,10 +152,11 @@ class TinyCenter(Detector):
             frame,
             row,
             column,
-            torch.zeros_like(row),
-            (stem,),
-            (first, last),
-            decode,
+            kind=torch.zeros_like(row),
+            stem=(_stage([self.head.shared]),),
+            branches=(_stage(chains), Stage((tuple(chain[3] for chain in chains),))),
+            decode=decode,
+            logit=LogitBranch((_stage([heat]), Stage(((heat[3],),))), channel=selection.labels),
         )
 
     def _boxes(
@@ -286,6 +260,11 @@ def train(
             optimiser.step()
             schedule.step()
     return detector.eval()
+
+
+def _stage(chains: list[Any]) -> Stage:
+    """The first convolution of each chain with its norm and ReLU, for all boxes."""
+    return Stage((tuple(c[0] for c in chains),), (tuple(c[1] for c in chains),), torch.relu)
 
 
 def _block(convolution: nn.Module) -> nn.Sequential:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boxcov.crops import crop, run_on_crops
 from boxcov.detector import Detector, InstanceGroup, Selection
-from boxcov.detectors.crops import crop, run_on_crops
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_a_frame, objects_of
 from boxcov.errors import BoxcovError

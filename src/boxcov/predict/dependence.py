@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from boxcov._torch.layer_calls import LayerCallMode
-from boxcov.detector import InstanceGroup
+from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError, join_names
 from boxcov.predict.linearize import LinearizationPoint
 
@@ -173,4 +173,7 @@ def _slack(weights: Iterable[Tensor]) -> float:
 
 def _asked(point: LinearizationPoint) -> str:
     with_logit = "" if point.logits is None else "with_logit=True"
-    return f"{type(point.linearized.shadow).__name__}.instances({with_logit})"
+    kind = type(point.linearized.shadow)
+    if kind.instances is Detector.instances:  # derived from the stages, so these are wrong
+        return f"{kind.__name__}.stages()"
+    return f"{kind.__name__}.instances({with_logit})"

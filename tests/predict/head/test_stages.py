@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import boxcov
 from boxcov import GLM, MCGLM, BoxcovError, EngineOptions, ExactGLM
+from boxcov.crops import stage_instances
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import Where
@@ -288,13 +289,25 @@ class Strided(TinyCenter):
         return replace(staged, stem=(Stage(((odd,),), staged.stem[0].norms, torch.relu),))
 
 
-def test_stages_that_contradict_instances_are_refused(tiny, request, train_frames) -> None:
-    wrong = NoNorm()
+class OwnInstances(NoNorm):
+    """Wrong stages, and instances that do not follow from them."""
+
+    def instances(self, raw, selection, with_logit=False):
+        return stage_instances(TinyCenter.stages(self, raw, selection), with_logit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (NoNorm, r"NoNorm\.stages\(\) gives box \d+ as .* decode\(\) gives"),
+        (OwnInstances, r"stages\(\) contradicts instances\(\) or decode\(\): box \d+"),
+    ],
+)
+def test_wrong_stages_are_refused(tiny, train_frames, kind, message: str) -> None:
+    wrong = kind()
     wrong.load_state_dict(tiny.state_dict())
     posterior = boxcov.fit(wrong.eval(), train_frames[:4])
-    with pytest.raises(
-        BoxcovError, match=r"stages\(\) contradicts instances\(\) or decode\(\): box \d+"
-    ):
+    with pytest.raises(BoxcovError, match=message):
         ExactGLM(wrong, posterior)(train_frames[0][0])
 
 

@@ -9,19 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.shadow import shadow
-from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
+from boxcov.detector import Candidates, Detector, Selection
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import boxes_of, candidates, logits_at, select, values_at
 from boxcov.detectors.centerpoint.encoders import PillarEncoder
-from boxcov.detectors.centerpoint.head import REACH, CenterHead
+from boxcov.detectors.centerpoint.head import CenterHead, at_least_single
 from boxcov.detectors.centerpoint.loss import frame_losses
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.settings import Pillars
 from boxcov.detectors.centerpoint.sparse import VoxelEncoder
 from boxcov.detectors.centerpoint.static_selection import select_static
 from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets, encode
-from boxcov.detectors.crops import crop
-from boxcov.head_stages import HeadStages
+from boxcov.head_stages import HeadStages, LogitBranch
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 Raw = dict[str, Any]
@@ -55,6 +54,9 @@ class CenterPoint(Detector):
             self.backbone = Second(config.bev_channels, config.dense)
             self.neck = SecondFPN(config.dense)
             self.head = CenterHead(config)
+        first = torch.tensor([config.first_class(task) for task in range(len(config.tasks))])
+        self.first_classes: Tensor  # (tasks,) the label of each task's first class
+        self.register_buffer("first_classes", first, persistent=False)
 
     def forward(self, inputs: Sequence[Tensor]) -> Raw:
         features = self.neck(self.backbone(self.encoder(inputs)))
@@ -104,58 +106,19 @@ class CenterPoint(Detector):
         """What the heat map of each box's class says at its cell, before the sigmoid."""
         return logits_at(raw["tasks"], selection, self.config)
 
-    def instances(
-        self, raw: Raw, selection: Selection, with_logit: bool = False
-    ) -> list[InstanceGroup]:
-        """One group per task, each box on the 7x7 crop of the neck's map that it sees."""
-        tasks = selection.where.task
-        return [
-            self._group(raw, selection, (tasks == t).nonzero()[:, 0], t, with_logit)
-            for t in range(len(self.config.tasks))
-        ]
-
-    def _group(
-        self, raw: Raw, selection: Selection, index: Tensor, task: int, with_logit: bool
-    ) -> InstanceGroup:
-        where = selection.where[index]
-        number = selection.labels[index] - self.config.first_class(task)
-
-        def run() -> Tensor:
-            crops, inside = crop(raw["features"], where.frame, where.row, where.column, REACH)
-            branches = tuple(self.config.branches)
-            values = self.head.on_crops(
-                crops, inside, task, (*branches, "heatmap") if with_logit else branches
-            )
-            boxes = boxes_of(values, where.row, where.column, self.config)
-            return (
-                torch.cat([boxes, values["heatmap"].gather(1, number[:, None])], 1)
-                if with_logit
-                else boxes
-            )
-
-        return index, run
-
     def stages(self, raw: Raw, selection: Selection) -> HeadStages:
-        """The stem and the regression branches; the kind of a box is its task."""
+        """The head as stages; the kind of a box is its task."""
         where = selection.where
-        stem, branches = self.head.stages(tuple(self.config.branches))
+        stem, branches, heat = self.head.stages()
         sizes = list(self.config.branches.values())
 
         def decode(numbers: Tensor, row: Tensor, column: Tensor) -> Tensor:
-            return boxes_of(
-                dict(zip(self.config.branches, numbers.split(sizes, 1))), row, column, self.config
-            )
+            values = dict(zip(self.config.branches, at_least_single(numbers).split(sizes, 1)))
+            return boxes_of(values, row, column, self.config)
 
-        return HeadStages(
-            raw["features"],
-            where.frame,
-            where.row,
-            where.column,
-            where.task,
-            stem,
-            branches,
-            decode,
-        )
+        cell = (where.frame, where.row, where.column, where.task)
+        logit = LogitBranch(heat, channel=selection.labels - self.first_classes[where.task])
+        return HeadStages(raw["features"], *cell, stem, branches, decode, logit)
 
     # the training loss
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.crops import run_on_crops
 from boxcov.head_stages import Stage
 
-REACH = 3  # cells that a box sees to each side: three 3x3 convolutions
 TaskMaps = dict[str, Tensor]
+Stages = tuple[Stage, ...]
 
 
 class CenterHead(nn.Module):
@@ -41,9 +40,7 @@ class CenterHead(nn.Module):
             )
             for classes in config.tasks
         )
-        self._stages: dict[
-            tuple[str, ...], tuple[tuple[Stage, ...], tuple[Stage, ...]]
-        ] = {}  # asked for at every frame
+        self._stages: tuple[Stages, Stages, Stages] | None = None
         for task in self.branches():
             heat = cast(nn.Conv2d, cast(nn.Sequential, task["heatmap"])[-1])
             assert heat.bias is not None
@@ -55,46 +52,31 @@ class CenterHead(nn.Module):
     def forward(self, features: Tensor) -> list[TaskMaps]:
         x = self.shared(features)
         return [
-            {name: _single(branch(x)) for name, branch in task.items()} for task in self.branches()
+            {name: at_least_single(branch(x)) for name, branch in task.items()}
+            for task in self.branches()
         ]
 
-    def on_crops(
-        self, crops: Tensor, inside: Tensor, task: int, names: tuple[str, ...]
-    ) -> dict[str, Tensor]:
-        """The outputs (m, n) of the branches ``names`` of one task at the centre of crops (m, C, 7, 7).
+    def stages(self) -> tuple[Stages, Stages, Stages]:
+        """The stem, the regression branches and the heat-map branch of all tasks, as stages.
 
-        ``inside`` (m, 1, 7, 7) tells which of their cells are on the map.
-
-        >>> head = CenterHead(Config.small()).eval()
-        >>> head.on_crops(torch.zeros(5, 192, 7, 7), torch.ones(5, 1, 7, 7), 0, ("reg",))["reg"].shape
-        torch.Size([5, 2])
+        >>> stem, branches, heat = CenterHead(Config.small()).stages()
+        >>> [(len(stage.layers), len(stage.layers[0])) for stage in (*stem, *branches, *heat)]
+        [(1, 1), (6, 5), (6, 5), (6, 1), (6, 1)]
         """
-        x, inside = run_on_crops(self.shared, crops, inside)
-        branches = self.branches()[task]
-        return {
-            name: _single(run_on_crops(branches[name], x, inside)[0][:, :, 0, 0]) for name in names
-        }
+        # built once, as it is needed for every frame, and again for a copy of the head, which has other modules
+        if self._stages is None or self._stages[0][0].layers[0][0] is not self.shared[0]:
+            stem = (_stage([[self.shared]], 0, block=True),)
+            names = [name for name in self.branches()[0] if name != "heatmap"]
+            self._stages = (stem, self._chains(names), self._chains(["heatmap"]))
+        return self._stages
 
-    def stages(self, names: tuple[str, ...]) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
-        """The stem, and the branches ``names`` of all tasks, as stages.
-
-        >>> stem, branches = CenterHead(Config.small()).stages(("reg", "dim"))
-        >>> [[len(stage.layers), len(stage.layers[0])] for stage in (*stem, *branches)]
-        [[1, 1], [6, 2], [6, 2]]
-        """
-        if names not in self._stages:
-            chains = [
-                [cast(nn.Sequential, task[name]) for name in names] for task in self.branches()
-            ]
-            self._stages[names] = (
-                (_stage([[self.shared]], 0, True),),
-                (_stage(chains, 0, True), _stage(chains, 3, False)),
-            )
-        return self._stages[names]
+    def _chains(self, names: list[str]) -> Stages:
+        chains = [[cast(nn.Sequential, task[name]) for name in names] for task in self.branches()]
+        return _stage(chains, 0, block=True), _stage(chains, 3, block=False)
 
 
 def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage:
-    """The convolution ``number`` of each chain; in a block, with the norm and the activation behind it."""
+    """The convolution ``number`` of each chain; in a block, with the norm and the activation that follow it."""
     layers = tuple(tuple(cast(nn.Conv2d, chain[number]) for chain in row) for row in chains)
     norms = (
         tuple(tuple(cast(nn.BatchNorm2d, chain[number + 1]) for chain in row) for row in chains)
@@ -104,8 +86,8 @@ def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage
     return Stage(layers, norms, torch.relu if block else None)
 
 
-def _single(x: Tensor) -> Tensor:
-    """What comes out is at least in single precision: in half, a cell 50 m away is off by centimetres, and 1 - 1e-4 is 1."""
+def at_least_single(x: Tensor) -> Tensor:
+    """Head outputs in float32 or better: in half precision a cell 50 m away is off by centimetres, and 1 - 1e-4 is 1."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

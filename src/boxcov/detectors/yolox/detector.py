@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boxcov.crops import crop
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
-from boxcov.detectors.crops import crop
 from boxcov.detectors.yolox.assign import Assigned
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from boxcov.detectors.crops import run_on_crops
+from boxcov.crops import run_on_crops
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.layers import BaseConv, conv
 
