@@ -46,7 +46,7 @@ WORDS = {
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
     "Python Software Foundation License": "PSF-2.0",
 }
-# copyleft for changes to their own files only, and no part of boxcov: tools of the tests, and what spconv shows its progress with
+# copyleft for changes to their own files only, and no part of boxcov: tools of the tests
 TOOLS = {"hypothesis": "MPL-2.0", "pathspec": "MPL-2.0", "tqdm": "MPL-2.0"}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boxcov.detectors.centerpoint import CenterPoint, Config
-from boxcov.detectors.centerpoint.settings import Dense, Pillars, Reporting, Voxels
+from boxcov.detectors.centerpoint.config import Dense, Pillars, Reporting, Voxels
 
 FEW = Reporting(threshold=0.05, most=2, centre_range=(-99, -99, -99, 99, 99, 99))
 

@@ -6,13 +6,14 @@ convolutions are dense ones here, masked to the active sites.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import pi
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from boxcov.detectors.centerpoint.settings import Pillars
+from boxcov.detectors.centerpoint.config import Pillars
 from boxcov.detectors.centerpoint.voxels import voxelise
 from helpers.centerpoint_cases import slow_pillars
 
@@ -289,19 +290,14 @@ class Foreign(nn.Module):
         config = self.config
         if isinstance(config.encoder, Pillars):
             return slow_pillars(config, encoder.pfn_layers, clouds)
-        cells = voxelise(
-            clouds,
-            config.point_range,
-            config.voxel_size,
-            config.grid,
-            config.encoder.max_points,
-            None,
+        cells = voxelise(clouds, replace(config.voxel_grid(training=False), max_cells=None))
+        mean = torch.stack(
+            [cells.points[cells.cell == i].mean(0) for i in range(len(cells.counts))]
         )
-        mean = torch.stack([cells.points[cells.of == i].mean(0) for i in range(len(cells.counts))])
         nx, ny, nz = config.grid
         x = mean.new_zeros(len(clouds), 5, nz + 1, ny, nx)
         mask = mean.new_zeros(len(clouds), 1, nz + 1, ny, nx)
-        b, z, y, column = cells.where.T
+        b, z, y, column = cells.position.T
         x[b, :, z, y, column], mask[b, :, z, y, column] = mean, mean.new_ones(len(mean), 1)
         out, _ = encoder.run((x, mask))
         return out.reshape(len(clouds), -1, *out.shape[3:])

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 import boxcov
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
+from boxcov.detectors.centerpoint.config import Pillars
 from boxcov.detectors.centerpoint.decode import Where
 from boxcov.detectors.centerpoint.keys import layers
-from boxcov.detectors.centerpoint.settings import Pillars
 from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config, voxel_config
 from helpers.centerpoint_foreign import LAYOUTS, Foreign
 

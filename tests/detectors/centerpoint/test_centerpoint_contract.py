@@ -10,8 +10,8 @@ import torch
 import boxcov
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint, Config
+from boxcov.detectors.centerpoint.config import Pillars
 from boxcov.detectors.centerpoint.decode import Where
-from boxcov.detectors.centerpoint.settings import Pillars
 from helpers.centerpoint_cases import (
     cloud,
     detector_of,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from boxcov.detectors.centerpoint import CenterPoint
-from boxcov.detectors.centerpoint.settings import Dense, Pillars, Reporting, Voxels
+from boxcov.detectors.centerpoint.config import Dense, Pillars, Reporting, Voxels
 from helpers.centerpoint_cases import pillar_config, voxel_config
 
 TASKS = (("car",), ("pedestrian", "cone"))

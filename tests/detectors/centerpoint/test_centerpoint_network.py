@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import boxcov
 from boxcov.detectors.centerpoint import CenterPoint, Config
-from boxcov.detectors.centerpoint.settings import Dense, Pillars, Reporting
-from boxcov.detectors.centerpoint.sparse import Sites, SparseConv, index_table, strided_sites
+from boxcov.detectors.centerpoint.config import Dense, Pillars, Reporting, VoxelGrid
+from boxcov.detectors.centerpoint.voxel_encoder import Sites, SparseConv, index_table, strided_sites
 from boxcov.detectors.centerpoint.voxels import voxelise
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.centerpoint_cases import (
@@ -132,7 +132,9 @@ def test_first_come_first_served(limits):
         )
         for _ in range(2)
     ]
-    cells = voxelise(clouds, (0, 0, 0, 3, 3, 3), (1, 1, 1), (3, 3, 3), max_points, max_cells)
+    cells = voxelise(
+        clouds, VoxelGrid((0, 0, 0, 3, 3, 3), (1, 1, 1), (3, 3, 3), max_points, max_cells)
+    )
     expected = {}
     for b, points in enumerate(clouds):
         mine = {}
@@ -144,17 +146,17 @@ def test_first_come_first_served(limits):
             if max_points is None or len(held) < max_points:
                 held.append(point)
         expected.update(mine)
-    assert [tuple(w) for w in cells.where.tolist()] == sorted(expected)
-    for i, where in enumerate(cells.where.tolist()):
-        assert torch.equal(cells.points[cells.of == i], torch.stack(expected[tuple(where)]))
-    assert torch.equal(cells.counts, torch.bincount(cells.of))
+    assert [tuple(w) for w in cells.position.tolist()] == sorted(expected)
+    for i, where in enumerate(cells.position.tolist()):
+        assert torch.equal(cells.points[cells.cell == i], torch.stack(expected[tuple(where)]))
+    assert torch.equal(cells.counts, torch.bincount(cells.cell))
 
 
 def test_points_that_are_no_numbers_are_nowhere():
     points = torch.tensor(
         [[torch.nan, 0.5, 0.5, 0, 0], [torch.inf, 0.5, 0.5, 0, 0], [0.5, 0.5, 0.5, 0, 0]]
     )
-    assert len(voxelise([points], (0, 0, 0, 1, 1, 1), (1, 1, 1), (1, 1, 1), None, None).points) == 1
+    assert len(voxelise([points], VoxelGrid((0, 0, 0, 1, 1, 1), (1, 1, 1), (1, 1, 1))).points) == 1
 
 
 # the sparse encoder against dense convolutions
@@ -180,9 +182,9 @@ def test_a_submanifold_convolution_is_a_dense_one_at_its_sites():
     sites, x = some_sites((5, 6, 7))
     conv = SparseConv(3, 4, (3, 3, 3)).double()
     found = conv(x, index_table(sites, sites, (3, 3, 3), (1, 1, 1), (1, 1, 1)))
-    dense = F.conv3d(grid_of(x, sites.where, sites.shape), as_kernel(conv), padding=1)
+    dense = F.conv3d(grid_of(x, sites.cells, sites.shape), as_kernel(conv), padding=1)
     torch.testing.assert_close(
-        found, dense[sites.where[:, 0], :, sites.where[:, 1], sites.where[:, 2], sites.where[:, 3]]
+        found, dense[sites.cells[:, 0], :, sites.cells[:, 1], sites.cells[:, 2], sites.cells[:, 3]]
     )
 
 
@@ -200,18 +202,18 @@ def test_a_strided_convolution_is_a_dense_one_where_its_kernel_touches_a_site(
     sites, x = some_sites(shape, share=0.05)
     conv = SparseConv(3, 4, kernel).double()
     out = strided_sites(sites, kernel, stride, padding)
-    found = grid_of(conv(x, index_table(sites, out, kernel, stride, padding)), out.where, out.shape)
+    found = grid_of(conv(x, index_table(sites, out, kernel, stride, padding)), out.cells, out.shape)
     dense = F.conv3d(
-        grid_of(x, sites.where, shape), as_kernel(conv), stride=stride, padding=padding
+        grid_of(x, sites.cells, shape), as_kernel(conv), stride=stride, padding=padding
     )
     torch.testing.assert_close(found, dense)
     touched = F.conv3d(
-        grid_of(torch.ones(len(x), 1), sites.where, shape),
+        grid_of(torch.ones(len(x), 1), sites.cells, shape),
         torch.ones(1, 1, *kernel),
         stride=stride,
         padding=padding,
     )
-    assert [tuple(w) for w in out.where.tolist()] == [
+    assert [tuple(w) for w in out.cells.tolist()] == [
         tuple(w) for w in (touched[:, 0] > 0).nonzero().tolist()
     ]
 
@@ -219,13 +221,11 @@ def test_a_strided_convolution_is_a_dense_one_where_its_kernel_touches_a_site(
 def dense_encoder(encoder, clouds):
     """The whole sparse encoder with dense convolutions, masked to the sites after every layer."""
     config = encoder.config
-    cells = voxelise(
-        clouds, config.point_range, config.voxel_size, config.grid, encoder.voxels.max_points, None
-    )
-    mean = torch.stack([cells.points[cells.of == i].mean(0) for i in range(len(cells.counts))])
+    cells = voxelise(clouds, replace(config.voxel_grid(training=False), max_cells=None))
+    mean = torch.stack([cells.points[cells.cell == i].mean(0) for i in range(len(cells.counts))])
     nx, ny, nz = config.grid
-    x = grid_of(mean, cells.where, (nz + 1, ny, nx))
-    mask = grid_of(torch.ones(len(mean), 1, dtype=torch.float64), cells.where, (nz + 1, ny, nx))
+    x = grid_of(mean, cells.position, (nz + 1, ny, nx))
+    mask = grid_of(torch.ones(len(mean), 1, dtype=torch.float64), cells.position, (nz + 1, ny, nx))
 
     def norm(layer, x):
         return F.batch_norm(
@@ -270,7 +270,7 @@ def test_chunks_of_patches_give_the_same_numbers_and_factors(monkeypatch):
     data = frames(config, 1)
     whole = boxcov.fit(detector, data, depth=["encoder"])
     boxes = detector.detect(data[0][0]).boxes
-    monkeypatch.setattr("boxcov.detectors.centerpoint.sparse._NUMBERS", 5000)
+    monkeypatch.setattr("boxcov.detectors.centerpoint.voxel_encoder._PATCH_ELEMENTS", 5000)
     parts = boxcov.fit(detector, data, depth=["encoder"])
     torch.testing.assert_close(detector.detect(data[0][0]).boxes, boxes, rtol=1e-4, atol=1e-5)
     for name, block in whole.blocks.items():

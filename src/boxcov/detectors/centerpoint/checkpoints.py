@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.config import Config, Framework, Pillars
 from boxcov.detectors.centerpoint.conventions import head_rows
 from boxcov.detectors.centerpoint.detector import CenterPoint
 from boxcov.detectors.centerpoint.keys import HEADS, SPARSE, Names, layers
-from boxcov.detectors.centerpoint.settings import Framework, Pillars
-from boxcov.detectors.centerpoint.sparse import SparseConv
+from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
 from boxcov.detectors.weight_file import State, read_weights
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import reading, write_safetensors

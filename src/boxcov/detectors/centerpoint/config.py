@@ -1,14 +1,15 @@
-"""What a CenterPoint is made of: ranges, sizes, rules and conventions, as frozen values that travel with its weights."""
+"""The configuration of a CenterPoint: ranges, sizes, reporting rules and loss, as frozen values stored with its weights."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
-from boxcov.detectors.centerpoint.settings import Dense, Framework, Loss, Pillars, Reporting, Voxels
 from boxcov.errors import BoxcovError
+
+Framework = Literal["mmdet3d", "det3d", "openpcdet"]
 
 NUSCENES_TASKS = (
     ("car",),
@@ -21,8 +22,107 @@ NUSCENES_TASKS = (
 
 
 @dataclass(frozen=True)
+class Pillars:
+    """The pillar encoder."""
+
+    # Output width of each layer. In all but the last, half of it is the maximum over the pillar.
+    widths: tuple[int, ...] = (64,)
+    centre_z: bool = True  # whether the height above the pillar's centre is an input
+    padded: bool = True  # whether the zeros that fill up a pillar take part in its maximum
+    max_points: int | None = 20  # per pillar; None: no limit
+    max_cells: tuple[int, int] | None = (30000, 40000)  # pillars per frame, training and inference
+
+    def __post_init__(self) -> None:
+        if self.padded and self.max_points is None:
+            raise BoxcovError(
+                "pillars are padded to their max_points: give max_points, or padded=False"
+            )
+
+    @property
+    def point_features(self) -> int:
+        """Numbers per point that the first layer reads."""
+        return 11 if self.centre_z else 10
+
+
+@dataclass(frozen=True)
+class Voxels:
+    """The sparse 3-D encoder: the widths of its four stages, each half as fine as the one before."""
+
+    widths: tuple[int, int, int, int] = (16, 32, 64, 128)
+    max_points: int | None = 10  # per voxel
+    max_cells: tuple[int, int] | None = (90000, 120000)  # voxels per frame, training and inference
+
+
+@dataclass(frozen=True)
+class Dense:
+    """SECOND, SECONDFPN and the widths of the head. The defaults are those of the pillar networks."""
+
+    widths: tuple[int, ...] = (64, 128, 256)
+    layers: tuple[int, ...] = (3, 5, 5)  # convolutions after the first of each block
+    strides: tuple[int, ...] = (2, 2, 2)
+    up_widths: tuple[int, ...] = (128, 128, 128)
+    up_strides: tuple[float, ...] = (0.5, 1, 2)  # below 1: a strided convolution
+    shared: int = 64  # channels of the head's shared convolution
+    branch: int = 64  # channels of the head's branches
+
+    @property
+    def neck(self) -> int:
+        """Channels of the neck's map."""
+        return sum(self.up_widths)
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Which boxes are reported: score threshold, best candidates, non-maximum suppression inside each task."""
+
+    threshold: float = 0.1
+    candidates: int = 500  # per task, by descending score
+    per_class: bool = True  # whether a cell may report several classes, or its best class only
+    nms: Literal["rotated", "circle"] = "rotated"
+    overlap: float = 0.2  # rotated NMS: the largest IoU of two boxes of a task
+    # circle NMS: each task's bound on the SQUARED distance, as in the originals
+    radii: tuple[float, ...] = (4.0, 12.0, 10.0, 1.0, 0.85, 0.175)
+    most: int = 83  # boxes per task; six tasks make 498, the nuScenes limit is 500
+    centre_range: tuple[float, ...] = (-61.2, -61.2, -10.0, 61.2, 61.2, 10.0)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The conventions of the loss in which the frameworks differ.
+
+    >>> Loss.of("openpcdet").weights[6:]
+    (0.2, 0.2, 1.0, 1.0)
+    """
+
+    weights: tuple[float, ...] = (*[1.0] * 8, 0.2, 0.2)  # reg 2, height, dim 3, rot 2, vel 2
+    box_weight: float = 0.25
+    # What the focal loss counts as positive: the objects, or the cells where the target heat is 1.
+    positives: Literal["objects", "peaks"] = "peaks"
+    # Divisor of a task's box loss: n + 1e-4 ("plus") or max(n, 1) ("max"). "none": neither loss is divided.
+    normaliser: Literal["plus", "max", "none"] = "plus"
+    max_objects: int = 500  # per task and frame
+
+    @staticmethod
+    def of(framework: Framework) -> Loss:
+        if framework == "openpcdet":  # it gives the rotation the small weight, not the velocity
+            return Loss(weights=(*[1.0] * 6, 0.2, 0.2, 1.0, 1.0), normaliser="max")
+        return Loss(positives="objects") if framework == "det3d" else Loss()
+
+
+@dataclass(frozen=True)
+class VoxelGrid:
+    """The cells that points are sorted into, and how many points and cells are kept."""
+
+    point_range: tuple[float, ...]  # x y z, low then high
+    voxel_size: tuple[float, ...]
+    shape: tuple[int, int, int]  # cells along x, y and z
+    max_points: int | None = None  # per cell
+    max_cells: int | None = None  # per frame
+
+
+@dataclass(frozen=True)
 class Config:
-    """A CenterPoint. The named ones are constructors below; others are made with ``dataclasses.replace``.
+    """A CenterPoint. The constructors below are named networks; make others with ``dataclasses.replace``.
 
     >>> from dataclasses import replace
     >>> Config.mmdet3d_pillar().map_size, Config.voxel(0.075).map_size
@@ -40,49 +140,33 @@ class Config:
     dense: Dense = field(default_factory=Dense)
     reporting: Reporting = field(default_factory=Reporting)
     loss: Loss = field(default_factory=Loss)
-    velocity: bool = (
-        True  # False: boxes are x y z w l h yaw, and there is no branch for the velocity
-    )
+    velocity: bool = True  # False: boxes are x y z w l h yaw, without a velocity branch
 
     def __post_init__(self) -> None:
-        if (
-            len(
-                {
-                    len(t)
-                    for t in (
-                        self.dense.widths,
-                        self.dense.layers,
-                        self.dense.strides,
-                        self.dense.up_widths,
-                        self.dense.up_strides,
-                    )
-                }
-            )
-            > 1
-        ):
+        dense = self.dense
+        blocks = (dense.widths, dense.layers, dense.strides, dense.up_widths, dense.up_strides)
+        if len({len(values) for values in blocks}) > 1:
             raise BoxcovError(
-                f"widths, layers and strides of the blocks must have one length, got {self.dense}"
+                f"widths, layers and strides of the blocks must have one length, got {dense}"
             )
         outputs = {
-            round(prod(self.dense.strides[: i + 1]) / up, 6)
-            for i, up in enumerate(self.dense.up_strides)
+            round(prod(dense.strides[: i + 1]) / up, 6) for i, up in enumerate(dense.up_strides)
         }
         if len(outputs) != 1:
             raise BoxcovError(
-                f"the neck's maps differ in size: strides {self.dense.strides}, up_strides {self.dense.up_strides}"
+                f"the neck's maps differ in size: strides {dense.strides}, up_strides {dense.up_strides}"
             )
         nx, ny, _ = self.grid
-        deepest = self._encoder_stride * prod(self.dense.strides)
+        deepest = self._encoder_stride * prod(dense.strides)
         if nx % deepest or ny % deepest:
             raise BoxcovError(
-                f"a grid of {nx} x {ny} cells does not divide by the network's stride of {deepest}: change point_range or voxel_size"
+                f"a grid of {nx} x {ny} cells does not divide by the network's stride of {deepest}: "
+                "change point_range or voxel_size"
             )
         if self.reporting.nms == "circle" and len(self.reporting.radii) != len(self.tasks):
             raise BoxcovError(
                 f"{len(self.tasks)} tasks, but {len(self.reporting.radii)} radii for circle NMS"
             )
-
-    # what follows from it
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -98,7 +182,7 @@ class Config:
         return {"reg": 2, "height": 1, "dim": 3, "rot": 2, **({"vel": 2} if self.velocity else {})}
 
     def first_class(self, task: int) -> int:
-        """The number in ``classes`` of a task's first one."""
+        """The label of a task's first class."""
         return sum(len(names) for names in self.tasks[:task])
 
     @property
@@ -110,19 +194,27 @@ class Config:
         )
         return nx, ny, nz
 
+    def voxel_grid(self, training: bool) -> VoxelGrid:
+        """The grid with the limits of training or of inference."""
+        limits = self.encoder.max_cells
+        max_cells = None if limits is None else limits[0 if training else 1]
+        return VoxelGrid(
+            self.point_range, self.voxel_size, self.grid, self.encoder.max_points, max_cells
+        )
+
     @property
     def bev_channels(self) -> int:
-        """Channels of the map that the encoder gives."""
+        """Channels of the encoder's map."""
         return self.encoder.widths[-1] * (2 if isinstance(self.encoder, Voxels) else 1)
 
     @property
     def stride(self) -> int:
-        """Cells of the grid along a side of a cell of the head's map."""
+        """Grid cells along one side of a cell of the head's map."""
         return round(self._encoder_stride * self.dense.strides[0] / self.dense.up_strides[0])
 
     @property
     def cell(self) -> tuple[float, float]:
-        """Metres of a cell of the head's map, along x and y."""
+        """Size of a cell of the head's map in metres, along x and y."""
         return self.stride * self.voxel_size[0], self.stride * self.voxel_size[1]
 
     @property
@@ -134,81 +226,58 @@ class Config:
     def _encoder_stride(self) -> int:
         return 8 if isinstance(self.encoder, Voxels) else 1
 
-    # the named ones
+    # named networks
 
     @staticmethod
     def mmdet3d_pillar() -> Config:
-        """mmdetection3d's pillars of 0.2 m: one layer in the encoder.
-
-        >>> Config.mmdet3d_pillar().encoder.widths
-        (64,)
-        """
+        """mmdetection3d's network on pillars of 0.2 m: one layer in the encoder."""
         return Config()
 
     @staticmethod
     def det3d_pillar() -> Config:
-        """det3d's pillars of 0.2 m: two layers in the encoder, one class a cell.
-
-        >>> Config.det3d_pillar().encoder.decorated
-        10
-        """
-        encoder = Pillars(widths=(64, 64), centre_z=False, max_cells=(30000, 60000))
+        """det3d's network on pillars of 0.2 m: two layers in the encoder, one class per cell."""
         return Config(
-            encoder=encoder,
+            encoder=Pillars(widths=(64, 64), centre_z=False, max_cells=(30000, 60000)),
             reporting=Reporting(candidates=1000, per_class=False),
             loss=Loss.of("det3d"),
         )
 
     @staticmethod
     def openpcdet_pillar() -> Config:
-        """OpenPCDet's pillars of 0.2 m: two layers in the encoder, no limits.
-
-        >>> Config.openpcdet_pillar().encoder.max_points is None
-        True
-        """
+        """OpenPCDet's network on pillars of 0.2 m: two layers in the encoder, no limits."""
         encoder = Pillars(widths=(64, 64), padded=False, max_points=None, max_cells=None)
         return Config(encoder=encoder, loss=Loss.of("openpcdet"))
 
     @staticmethod
     def voxel(size: float = 0.1, framework: Framework = "mmdet3d") -> Config:
-        """Voxels of 0.1 m or 0.075 m; the weights of both have the same shapes.
+        """A framework's network on voxels of 0.1 m or 0.075 m; the weights of both have the same shapes.
 
         >>> Config.voxel(0.075, "det3d").encoder.max_cells
         (120000, 160000)
         """
         if size not in (0.1, 0.075):
             raise BoxcovError(
-                f"the voxel networks have voxels of 0.1 or 0.075 m, got {size}: make others with dataclasses.replace"
+                f"the voxel networks have voxels of 0.1 or 0.075 m, got {size}: "
+                "make others with dataclasses.replace"
             )
         few = framework == "openpcdet" and size == 0.1
         many = framework != "mmdet3d" and size == 0.075
         side = 51.2 if size == 0.1 else 54.0
+        det3d = Reporting(candidates=1000, per_class=False)
         return Config(
             point_range=(-side, -side, -5.0, side, side, 3.0),
             voxel_size=(size, size, 0.2),
             encoder=Voxels(
                 max_cells=(60000, 60000) if few else (120000, 160000) if many else (90000, 120000)
             ),
-            dense=Dense(
-                widths=(128, 256),
-                layers=(5, 5),
-                strides=(1, 2),
-                up_widths=(256, 256),
-                up_strides=(1, 2),
-            ),
-            reporting=Reporting(candidates=1000, per_class=False)
-            if framework == "det3d"
-            else Reporting(),
+            dense=Dense((128, 256), (5, 5), (1, 2), up_widths=(256, 256), up_strides=(1, 2)),
+            reporting=det3d if framework == "det3d" else Reporting(),
             loss=Loss.of(framework),
         )
 
     @staticmethod
     def small() -> Config:
-        """A light pillar network for 2 CPU cores: pillars of 0.4 m, a map of 128 x 128 cells of 0.8 m.
-
-        >>> Config.small().map_size
-        (128, 128)
-        """
+        """A light network for 2 CPU cores: pillars of 0.4 m, a map of 128 x 128 cells of 0.8 m."""
         return Config(
             voxel_size=(0.4, 0.4, 8.0),
             encoder=Pillars(widths=(32,)),
@@ -224,11 +293,7 @@ class Config:
 
     @staticmethod
     def kitti(tasks: tuple[tuple[str, ...], ...] = (("car",), ("pedestrian", "cyclist"))) -> Config:
-        """Looking forward only, no velocities: for sets like KITTI.
-
-        >>> Config.kitti().classes
-        ('car', 'pedestrian', 'cyclist')
-        """
+        """A network that looks forward only and predicts no velocity, for data sets like KITTI."""
         return replace(
             Config.mmdet3d_pillar(),
             tasks=tasks,
@@ -240,10 +305,9 @@ class Config:
             velocity=False,
         )
 
-    # as text
-
     def to_json(self) -> str:
-        """
+        """The config as text, which ``from_json`` reads.
+
         >>> Config.from_json(Config.small().to_json()) == Config.small()
         True
         """
@@ -253,12 +317,12 @@ class Config:
     def from_json(text: str) -> Config:
         try:
             given = _tuples(json.loads(text))
-            encoder = {"Pillars": Pillars, "Voxels": Voxels}[given.pop("kind")](
-                **given.pop("encoder")
-            )
-            parts = {"dense": Dense, "reporting": Reporting, "loss": Loss}
+            encoder = {"Pillars": Pillars, "Voxels": Voxels}[given.pop("kind")]
+            parts = {"encoder": encoder, "dense": Dense, "reporting": Reporting, "loss": Loss}
             inner = {name: kind(**given.pop(name)) for name, kind in parts.items()}
-            return Config(encoder=encoder, **inner, **given)
+            return Config(**inner, **given)
+        except BoxcovError:
+            raise
         except (
             LookupError,
             TypeError,
@@ -267,14 +331,14 @@ class Config:
             ArithmeticError,
             RecursionError,
         ) as error:
-            if isinstance(error, BoxcovError):
-                raise
             raise BoxcovError(
-                f"not the description of a CenterPoint, or one of another version ({type(error).__name__}: {error})"
+                "not the description of a CenterPoint, or one of another version "
+                f"({type(error).__name__}: {error})"
             ) from None
 
 
 def _tuples(value: Any) -> Any:
+    """JSON values with tuples instead of lists."""
     if isinstance(value, dict):
         return {key: _tuples(entry) for key, entry in value.items()}
     return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value

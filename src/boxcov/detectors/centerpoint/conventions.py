@@ -7,7 +7,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-from boxcov.detectors.centerpoint.settings import Framework
+from boxcov.detectors.centerpoint.config import Framework
 from boxcov.errors import BoxcovError
 
 

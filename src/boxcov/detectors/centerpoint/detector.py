@@ -10,16 +10,15 @@ from torch import Tensor, nn
 
 from boxcov._torch.shadow import shadow
 from boxcov.detector import Candidates, Detector, Selection
-from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, candidates, logits_at, select, values_at
-from boxcov.detectors.centerpoint.encoders import PillarEncoder
 from boxcov.detectors.centerpoint.head import CenterHead, at_least_single
 from boxcov.detectors.centerpoint.loss import frame_losses
+from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
-from boxcov.detectors.centerpoint.settings import Pillars
-from boxcov.detectors.centerpoint.sparse import VoxelEncoder
 from boxcov.detectors.centerpoint.static_selection import select_static
 from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets, encode
+from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
 from boxcov.head_stages import HeadStages, LogitBranch
 from boxcov.static_selection import StaticLimits, StaticSelection
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.centerpoint.settings import Framework, Pillars
+from boxcov.detectors.centerpoint.config import Config, Framework, Pillars
 
 HEADS: dict[Framework, str] = {
     "mmdet3d": "pts_bbox_head",

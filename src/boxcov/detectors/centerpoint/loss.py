@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.config import Config, Loss
 from boxcov.detectors.centerpoint.head import TaskMaps
-from boxcov.detectors.centerpoint.settings import Loss
 from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from boxcov.detectors.centerpoint.settings import Dense
+from boxcov.detectors.centerpoint.config import Dense
 
 _EPS, _MOMENTUM = 1e-3, 0.01  # of the norms here; the head has PyTorch's own
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.centerpoint.voxels import rank
+from boxcov.detectors.centerpoint.voxels import rank_among_equals
 from boxcov.errors import BoxcovError
 
 
@@ -87,7 +87,7 @@ def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -
     rows, columns = config.map_size
     sizes = [len(classes) for classes in config.tasks]
     task, first = _task_of_class(sizes, labels.device)[labels].unbind(1)
-    kept = rank(task * len(targets) + frame) < config.loss.max_objects
+    kept = rank_among_equals(task * len(targets) + frame) < config.loss.max_objects
     kept &= ((cell >= 0) & (cell < boxes.new_tensor([columns, rows]))).all(1) & (
         boxes[:, 3:5] > 0
     ).all(1)

@@ -1,0 +1,95 @@
+"""The pillar encoder: points with their offsets, through small linear layers, to the maximum over each pillar, on a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from boxcov.detectors.centerpoint.config import Config, Pillars
+from boxcov.detectors.centerpoint.voxels import Cells, voxelise
+
+
+class PillarEncoder(nn.Module):
+    """Point clouds (N_i, 5) to maps (B, C, ny, nx).
+
+    >>> encoder = PillarEncoder(Config.small()).eval()
+    >>> encoder([torch.zeros(0, 5), torch.zeros(3, 5)]).shape
+    torch.Size([2, 32, 256, 256])
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        assert isinstance(config.encoder, Pillars)
+        self.config, self.pillars = config, config.encoder
+        widths = self.pillars.widths
+        inputs = (self.pillars.point_features, *widths[:-1])
+        self.layers = nn.ModuleList(
+            PillarLayer(n_in, width, last=i == len(widths) - 1)
+            for i, (n_in, width) in enumerate(zip(inputs, widths))
+        )
+
+    def forward(self, clouds: Sequence[Tensor]) -> Tensor:
+        cells = voxelise(clouds, self.config.voxel_grid(self.training))
+        x, pillar = self._point_features(cells)
+        for layer in self.layers:
+            x, pooled = layer(x, pillar, len(cells.counts))
+        return self._to_maps(pooled, cells.position, len(clouds))
+
+    def _point_features(self, cells: Cells) -> tuple[Tensor, Tensor]:
+        """The points with their offsets from their pillar's mean and centre (n, 10 or 11), and their pillars (n,).
+
+        The originals pad every pillar with zeros to its full size, and the layers' output for a zero takes part in the
+        maximum. Their number does not matter: a pillar that is not full gets one row of zeros.
+        """
+        points, pillar = cells.points, cells.cell
+        xyz = points[:, :3]
+        low, size = (
+            points.new_tensor(list(values))
+            for values in (self.config.point_range[:3], self.config.voxel_size)
+        )
+        centre = (cells.position[:, [3, 2, 1]] + 0.5) * size + low  # (V, 3)
+        from_centre = xyz - centre[pillar]
+        if not self.pillars.centre_z:
+            from_centre = from_centre[:, :2]
+        x = torch.cat([points, xyz - cells.means[pillar, :3], from_centre], 1)
+        if self.pillars.padded:
+            not_full = (cells.counts < (self.pillars.max_points or 0)).nonzero()[:, 0]
+            x = torch.cat([x, x.new_zeros(len(not_full), x.shape[1])])
+            pillar = torch.cat([pillar, not_full])
+        return x.to(next(self.parameters()).dtype), pillar
+
+    def _to_maps(self, features: Tensor, position: Tensor, frames: int) -> Tensor:
+        nx, ny, _ = self.config.grid
+        flat = (position[:, 0] * ny + position[:, 2]) * nx + position[:, 3]
+        canvas = features.new_zeros(frames * ny * nx, features.shape[1])
+        canvas = canvas.index_copy(0, flat, features)
+        return canvas.reshape(frames, ny, nx, -1).permute(0, 3, 1, 2)
+
+
+class PillarLayer(nn.Module):
+    """Linear, BatchNorm, ReLU, and the maximum over each pillar; all but the last append the maximum to the points.
+
+    >>> layer = PillarLayer(10, 64, last=False).eval()
+    >>> x, pooled = layer(torch.randn(5, 10), torch.tensor([0, 0, 1, 1, 1]), 2)
+    >>> x.shape, pooled.shape
+    (torch.Size([5, 64]), torch.Size([2, 32]))
+    """
+
+    def __init__(self, n_in: int, width: int, last: bool) -> None:
+        super().__init__()
+        self.last = last
+        out = width if last else width // 2
+        self.linear = nn.Linear(n_in, out, bias=False)
+        self.norm = nn.BatchNorm1d(out, eps=1e-3, momentum=0.01)
+
+    def forward(self, x: Tensor, pillar: Tensor, pillars: int) -> tuple[Tensor, Tensor]:
+        # one item with n locations, not n items: the Kronecker factors sum over locations
+        x = self.linear(x.unsqueeze(0)).squeeze(0)
+        x = self.norm(x).relu_()
+        index = pillar.unsqueeze(1).expand(-1, x.shape[1])
+        pooled = x.new_zeros(pillars, x.shape[1]).scatter_reduce(
+            0, index, x, "amax", include_self=False
+        )
+        return (x if self.last else torch.cat([x, pooled[pillar]], 1)), pooled
