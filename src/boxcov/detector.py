@@ -97,7 +97,7 @@ class Detector(nn.Module, ABC):
         cannot do that returns None, and ``ExactGLM(with_logit=True)`` runs one backward pass per number.
         Unless overridden, the groups follow from ``stages``: the head's modules on the crop that each box sees.
         """
-        stages = self.stages(raw, selection)
+        stages = type(self).stages(self, raw, selection)  # also where a check switched them off
         return None if stages is None else stage_instances(stages, with_logit)
 
     def logits(self, raw: Any, selection: Selection) -> Tensor | None:

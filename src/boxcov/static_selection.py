@@ -1,4 +1,4 @@
-"""A selection of fixed size, for graphs whose shapes may not depend on the frame: what a detector reports, and rows that are none behind it."""
+"""A selection of fixed size, for graphs whose shapes may not depend on the frame: the reported boxes, then padding."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from boxcov.errors import BoxcovError
 if TYPE_CHECKING:
     from boxcov.detector import Selection
 
-ROUNDS = (
-    16  # of suppression: the longest chain of boxes, each suppressing the next, that is followed
+NMS_ROUNDS = (
+    16  # the longest chain of boxes, each suppressing the next, that ``static_nms`` follows
 )
 
 
 @dataclass(frozen=True)
 class StaticLimits:
-    """How much a graph of fixed size has room for. What does not fit is counted in ``StaticSelection.left_off``.
+    """The sizes of a static graph. Whatever exceeds them is counted in ``StaticSelection.left_off``.
 
     >>> StaticLimits(boxes=50).candidates
     256
     """
 
-    boxes: int = 100  # that are reported, by falling score
-    candidates: int = (
-        256  # before NMS, by falling score: of each task of a CenterPoint, of the image of a YOLOX
-    )
-    pairs: int = 8192  # of candidates near each other, whose overlap is computed where that is dear: rotated boxes
+    boxes: int = 100  # reported boxes, by descending score
+    candidates: int = 256  # before NMS: per task of a CenterPoint, per image of a YOLOX
+    pairs: int = 8192  # near candidates whose rotated overlap is computed
 
     def __post_init__(self) -> None:
         for name in ("boxes", "candidates", "pairs"):
@@ -41,15 +39,13 @@ class StaticLimits:
 
 @dataclass(frozen=True)
 class StaticSelection:
-    """The instances that ``Detector.select`` reports in the first rows of n, in its order, as far as they fit."""
+    """The instances that ``Detector.select`` reports, in its order, in the first ``count`` of n rows."""
 
-    selection: Selection  # n rows; from ``count`` on they are of any cell, and mean nothing
-    count: Tensor  # () how many rows are boxes
-    left_off: Tensor  # () what did not fit, of candidates, pairs and boxes; 0: these are the detector's boxes
-    kind: Tensor | None = (
-        None  # (n,) where instances() runs groups of boxes apart: which group a row belongs to
-    )
-    of_kind: tuple[Selection, ...] = ()  # the same rows, as if all were of one kind
+    selection: Selection  # n rows; those from ``count`` on are padding, at arbitrary cells
+    count: Tensor  # () number of boxes
+    left_off: Tensor  # () candidates, pairs and boxes beyond the limits; 0: the boxes are complete
+    kind: Tensor | None = None  # (n,) the group of each row, if instances() has several groups
+    of_kind: tuple[Selection, ...] = ()  # for each kind, the same rows as if all were of that kind
 
     @property
     def valid(self) -> Tensor:
@@ -57,29 +53,32 @@ class StaticSelection:
         return torch.arange(len(self.selection), device=self.count.device) < self.count
 
 
-def suppressed(rivals: Tensor) -> tuple[Tensor, Tensor]:
-    """What greedy suppression keeps of G times k boxes by falling score, where ``rivals`` (G, k, k) tells which would suppress which,
-    and whether ``ROUNDS`` rounds were enough. The same as ``greedy`` of the detectors, without a loop that looks at the numbers.
+def static_nms(suppresses: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which boxes greedy NMS keeps (G, k), and whether ``NMS_ROUNDS`` rounds were enough ().
 
-    >>> rivals = torch.zeros(1, 3, 3)
-    >>> rivals[0, 0, 1] = rivals[0, 1, 2] = 1
-    >>> suppressed(rivals)  # what was removed removes nothing
+    suppresses: (G, k, k) is 1 where the row's box suppresses the column's, boxes by descending score. No step depends on
+    the data, unlike in ``greedy_nms``, whose result this is.
+
+    >>> suppresses = torch.zeros(1, 3, 3)
+    >>> suppresses[0, 0, 1] = suppresses[0, 1, 2] = 1
+    >>> static_nms(suppresses)  # a removed box removes no other
     (tensor([[ True, False,  True]]), tensor(True))
     """
-    stays = torch.ones_like(rivals[:, 0])  # (G, k)
-    before = stays
-    for _ in range(ROUNDS):
-        before, stays = stays, ((stays.unsqueeze(1) @ rivals).squeeze(1) < 0.5).to(rivals.dtype)
-    return stays > 0.5, (stays == before).all()
+    kept = torch.ones_like(suppresses[:, 0])  # (G, k)
+    before = kept
+    for _ in range(NMS_ROUNDS):
+        hits = (kept.unsqueeze(1) @ suppresses).squeeze(1)
+        before, kept = kept, (hits < 0.5).to(suppresses.dtype)
+    return kept > 0.5, (kept == before).all()
 
 
-def best(scores: Tensor, stays: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of scores (n,), the ``most`` best that stay: their numbers, how many there are, and how many there was no room for.
+def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the indices of the n best ``kept`` scores (k,), how many of them are valid, and how many did not fit.
 
-    >>> best(torch.tensor([0.2, 0.9, 0.5]), torch.tensor([True, False, True]), 1)
+    >>> best_rows(torch.tensor([0.2, 0.9, 0.5]), torch.tensor([True, False, True]), 1)
     (tensor([2]), tensor(1), tensor(1))
     """
-    held = min(most, len(scores))
-    index = torch.where(stays, scores, scores.new_full((), -1.0)).topk(held).indices
-    total = stays.long().sum()
-    return index, total.clamp(max=held), (total - held).clamp(min=0)
+    n = min(n, len(scores))
+    index = torch.where(kept, scores, scores.new_full((), -1.0)).topk(n).indices
+    total = kept.long().sum()
+    return index, total.clamp(max=n), (total - n).clamp(min=0)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from boxcov import BoxcovError
-from boxcov.detectors.centerpoint.nms import greedy
+from boxcov.detectors.centerpoint.nms import greedy_nms
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.static_selection import StaticLimits, suppressed
+from boxcov.static_selection import StaticLimits, static_nms
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.yolox_cases import images, small
 
@@ -65,7 +65,7 @@ def test_what_there_is_no_room_for_is_counted() -> None:
         assert int(few.left_off) == sum(max(count - 3, 0) for count in above) > 0
         pairs = detector.select_static(raw, StaticLimits(boxes=500, candidates=500, pairs=1))
         assert int(pairs.left_off) > 0
-    with pytest.raises(BoxcovError, match="of one frame, got a batch of 2"):
+    with pytest.raises(BoxcovError, match="takes one frame, got a batch of 2"):
         detector.select_static(detector(inputs * 2), StaticLimits())
 
 
@@ -78,7 +78,7 @@ def test_yolox() -> None:
             int(detector.select_static(detector(x), StaticLimits(boxes=200, candidates=5)).left_off)
             > 0
         )
-        with pytest.raises(BoxcovError, match="of one image, got a batch of 2"):
+        with pytest.raises(BoxcovError, match="takes one image, got a batch of 2"):
             detector.select_static(detector(x.expand(2, -1, -1, -1)), StaticLimits())
 
 
@@ -106,12 +106,14 @@ def test_suppression_is_greedy(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rivals = (torch.rand(3, 12, 12, generator=generator) < 0.3).triu(1)
     group, first, second = rivals.nonzero(as_tuple=True)
-    expected = greedy(group * 12 + first, group * 12 + second, torch.ones(3, 12, dtype=torch.bool))
-    stays, settled = suppressed(rivals.float())
+    expected = greedy_nms(
+        group * 12 + first, group * 12 + second, torch.ones(3, 12, dtype=torch.bool)
+    )
+    stays, settled = static_nms(rivals.float())
     assert bool(settled)
     assert torch.equal(stays, expected)
 
 
 def test_a_chain_too_long_to_follow_says_so() -> None:
     chain = torch.diag_embed(torch.ones(1, 39), 1)
-    assert not bool(suppressed(chain)[1])
+    assert not bool(static_nms(chain)[1])

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from boxcov import BoxcovError, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.centerpoint import object_counts
-from boxcov.detectors.centerpoint.loss import box_losses, heat_losses
-from boxcov.detectors.centerpoint.targets import Encoded, encode
+from boxcov.detectors.centerpoint.loss import Encoded, box_losses, encode, heat_losses
 from boxcov.detectors.tiny import TinyCenter
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, target
 from helpers.nets import NetDetector

@@ -18,7 +18,7 @@ from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
 from boxcov.head_stages import HeadStages, LogitBranch, Stage
-from boxcov.static_selection import StaticLimits, StaticSelection, best
+from boxcov.static_selection import StaticLimits, StaticSelection, best_rows
 
 _BRANCHES = {"heatmap": len(CLASSES), "offset": 2, "size": 2, "rot": 2}
 Raw = dict[str, Tensor]
@@ -117,7 +117,7 @@ class TinyCenter(Detector):
     def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
         heat = raw["heatmap"].sigmoid()
         peaks = (heat * (F.max_pool2d(heat, 3, stride=1, padding=1) == heat))[0].flatten()
-        index, count, more = best(peaks, peaks > self.threshold, min(limits.boxes, self.most))
+        index, count, more = best_rows(peaks, peaks > self.threshold, min(limits.boxes, self.most))
         height, width = heat.shape[2:]
         where = (torch.zeros_like(index), index % (height * width) // width, index % width)
         more = more.clamp(

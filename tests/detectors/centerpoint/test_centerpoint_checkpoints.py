@@ -18,7 +18,7 @@ import boxcov
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.config import Pillars
-from boxcov.detectors.centerpoint.decode import Where
+from boxcov.detectors.centerpoint.decode import CellIndex
 from boxcov.detectors.centerpoint.keys import layers
 from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config, voxel_config
 from helpers.centerpoint_foreign import LAYOUTS, Foreign
@@ -66,7 +66,7 @@ def all_boxes(detector, clouds):
         raw = detector(clouds)
         out = []
         for t in range(len(detector.config.tasks)):
-            where = Where(torch.zeros_like(row), torch.full_like(row, t), row, column)
+            where = CellIndex(torch.zeros_like(row), torch.full_like(row, t), row, column)
             selection = boxcov.Selection(where.frame, torch.ones(len(row)), where.task, where)
             out.append(detector.decode(raw, selection))
     return torch.stack(out), [maps["heatmap"] for maps in raw["tasks"]]

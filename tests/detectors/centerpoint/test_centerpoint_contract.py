@@ -11,7 +11,7 @@ import boxcov
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.config import Pillars
-from boxcov.detectors.centerpoint.decode import Where
+from boxcov.detectors.centerpoint.decode import CellIndex
 from helpers.centerpoint_cases import (
     cloud,
     detector_of,
@@ -40,7 +40,9 @@ class Corners(CenterPoint):
         cells = [(0, 0), (0, 7), (7, 0), (7, 7), (0, 3), (3, 0), (7, 2), (1, 6), (3, 4)]
         n = len(cells) * len(self.config.tasks)
         row, column = torch.tensor(cells * len(self.config.tasks)).T
-        where = Where(torch.zeros(n, dtype=torch.long), torch.arange(n) // len(cells), row, column)
+        where = CellIndex(
+            torch.zeros(n, dtype=torch.long), torch.arange(n) // len(cells), row, column
+        )
         return Selection(where.frame, torch.ones(n), where.task, where)
 
 

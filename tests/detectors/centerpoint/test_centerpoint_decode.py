@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from boxcov.detectors.centerpoint.decode import Where, boxes_of, values_at
+from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
+from boxcov.detectors.centerpoint.loss import encode
 from boxcov.detectors.centerpoint.nms import rotated_iou
-from boxcov.detectors.centerpoint.targets import encode
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, target
 
 CONFIG = pillar_config()
@@ -86,7 +86,7 @@ def slow_select(raw, config):
 
 
 def _box(raw, config, b, t, i, j):
-    where = Where(*torch.tensor([[b], [t], [i], [j]]))
+    where = CellIndex(*torch.tensor([[b], [t], [i], [j]]))
     return boxes_of(
         values_at(raw["tasks"], where, list(config.branches)), where.row, where.column, config
     )[0]

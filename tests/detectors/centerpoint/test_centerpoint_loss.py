@@ -11,8 +11,7 @@ import torch
 import boxcov
 from boxcov.detectors.centerpoint import Config
 from boxcov.detectors.centerpoint.config import Loss
-from boxcov.detectors.centerpoint.loss import frame_losses
-from boxcov.detectors.centerpoint.targets import encode, gaussian_radius
+from boxcov.detectors.centerpoint.loss import encode, frame_losses, gaussian_radius
 from helpers.centerpoint_cases import detector_of, frames, pillar_config, target
 
 CONFIG = pillar_config()

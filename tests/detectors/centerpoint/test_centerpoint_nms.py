@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from boxcov.detectors.centerpoint.nms import (
-    circle_rivals,
-    greedy,
+    circle_pairs,
+    greedy_nms,
     intersection,
     rotated_iou,
-    rotated_rivals,
+    rotated_pairs,
 )
 
 
 def rotated_nms(boxes, valid, overlap):
-    return greedy(*rotated_rivals(boxes, valid, overlap), valid)
+    return greedy_nms(*rotated_pairs(boxes, valid, overlap), valid)
 
 
 def circle_nms(centres, valid, bound):
-    return greedy(*circle_rivals(centres, valid, bound), valid)
+    return greedy_nms(*circle_pairs(centres, valid, bound), valid)
 
 
 def polygon(box):

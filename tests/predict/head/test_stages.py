@@ -14,7 +14,7 @@ from boxcov import GLM, MCGLM, BoxcovError, EngineOptions, ExactGLM
 from boxcov.crops import stage_instances
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
-from boxcov.detectors.centerpoint.decode import Where
+from boxcov.detectors.centerpoint.decode import CellIndex
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.head_stages import Stage
 from boxcov.kfac.ekfac import apply_ekfac
@@ -43,7 +43,7 @@ class Chosen(CenterPoint):
         row, column = torch.randint(0, 8, (2, self.count), generator=generator)
         task = torch.randint(0, len(self.config.tasks), (self.count,), generator=generator)
         task = task if self.only is None else torch.full_like(task, self.only)
-        where = Where(torch.arange(self.count) % batch, task, row, column)
+        where = CellIndex(torch.arange(self.count) % batch, task, row, column)
         return Selection(where.frame, torch.ones(self.count), task, where)
 
 

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from boxcov._torch.shadow import shadow
 from boxcov.detector import Candidates, Detector, Selection
 from boxcov.detectors.centerpoint.config import Config, Pillars
-from boxcov.detectors.centerpoint.decode import boxes_of, candidates, logits_at, select, values_at
+from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
 from boxcov.detectors.centerpoint.head import CenterHead, at_least_single
-from boxcov.detectors.centerpoint.loss import frame_losses
+from boxcov.detectors.centerpoint.loss import Encoded, TaskTargets, encode, frame_losses
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
-from boxcov.detectors.centerpoint.static_selection import select_static
-from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets, encode
+from boxcov.detectors.centerpoint.selection import candidates, select, select_static
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
 from boxcov.head_stages import HeadStages, LogitBranch
 from boxcov.static_selection import StaticLimits, StaticSelection
@@ -103,7 +102,7 @@ class CenterPoint(Detector):
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         """What the heat map of each box's class says at its cell, before the sigmoid."""
-        return logits_at(raw["tasks"], selection, self.config)
+        return logits_at(raw["tasks"], selection)
 
     def stages(self, raw: Raw, selection: Selection) -> HeadStages:
         """The head as stages; the kind of a box is its task."""

@@ -1,4 +1,4 @@
-"""The training loss of each frame: focal loss of the heat maps, weighted L1 of the values at the objects' cells."""
+"""The training loss of each frame: focal loss of the heat maps, weighted L1 loss at the objects' cells."""
 
 from __future__ import annotations
 
@@ -10,20 +10,31 @@ from torch import Tensor
 
 from boxcov.detectors.centerpoint.config import Config, Loss
 from boxcov.detectors.centerpoint.head import TaskMaps
-from boxcov.detectors.centerpoint.targets import Encoded, TaskTargets
+from boxcov.detectors.centerpoint.voxels import rank_among_equals
+from boxcov.errors import BoxcovError
+
+
+@dataclass(frozen=True)
+class TaskTargets:
+    """The targets of one task in a batch, with n objects."""
+
+    heat: Tensor  # (B, classes, h, w)
+    frame: Tensor  # (n,)
+    label: Tensor  # (n,) among the task's classes
+    row: Tensor  # (n,)
+    column: Tensor  # (n,)
+    values: Tensor  # (n, 10) reg, height, dim, rot, vel; (n, 8) without velocity; NaN where unknown
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The targets of a batch, task by task."""
+
+    tasks: tuple[TaskTargets, ...]
 
 
 def frame_losses(tasks: Sequence[TaskMaps], encoded: Encoded, config: Config) -> Tensor:
-    """The loss of each frame (B,), summed over the tasks.
-
-    >>> from boxcov.detectors.centerpoint.targets import encode
-    >>> config, none = Config.mmdet3d_pillar(), {"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long)}
-    >>> maps = [{"heatmap": torch.full((1, len(t), 128, 128), -9.0)} for t in config.tasks]
-    >>> for task in maps:
-    ...     task.update({name: torch.zeros(1, n, 128, 128) for name, n in config.branches.items()})
-    >>> float(frame_losses(maps, encode([none], config, maps[0]["heatmap"]), config)) < 1e-3
-    True
-    """
+    """The loss of each frame (B,), summed over the tasks."""
     return (
         heat_losses(tasks, encoded.tasks, config.loss) + box_losses(tasks, encoded.tasks, config)
     ).sum(0)
@@ -45,17 +56,20 @@ def heat_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], rules
     away = _by_task(-(1 - p).log() * p**2 * (1 - heat) ** 4, sizes)
     at = -p.log() * (1 - p) ** 2
     if rules.positives == "objects":
-        objects = _joined(targets)
-        found = objects.summed(at[objects.frame, objects.label, objects.row, objects.column])
-        count = objects.summed(p.new_ones(len(objects.frame)))
+        objects = _all_objects(targets)
+        at_objects = objects.sum_by_task(
+            at[objects.frame, objects.label, objects.row, objects.column]
+        )
+        count = objects.sum_by_task(p.new_ones(len(objects.frame)))
     else:
         peaks = heat == 1
-        found, count = _by_task(at * peaks, sizes), _by_task(peaks, sizes)
-    return found + away if rules.normaliser == "none" else (found + away) / count.clamp(min=1)
+        at_objects, count = _by_task(at * peaks, sizes), _by_task(peaks, sizes)
+    total = at_objects + away
+    return total if rules.normaliser == "none" else total / count.clamp(min=1)
 
 
 def box_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], config: Config) -> Tensor:
-    """The weighted L1 loss of each task and frame (T, B); values that are not known count nothing.
+    """The weighted L1 loss of each task and frame (T, B); unknown values do not count.
 
     >>> config, cell = Config.mmdet3d_pillar(), torch.zeros(1, dtype=torch.long)
     >>> maps = {name: torch.zeros(1, n, 2, 2) for name, n in config.branches.items()}
@@ -63,7 +77,7 @@ def box_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], config
     >>> box_losses([maps], [TaskTargets(torch.zeros(1, 1, 2, 2), cell, cell, cell, cell, values)], config)
     tensor([[0.7499]])
     """
-    rules, objects = config.loss, _joined(targets)
+    rules, objects = config.loss, _all_objects(targets)
     joined = torch.cat([maps[name] for maps in tasks for name in config.branches], 1).unflatten(
         1, (len(tasks), -1)
     )  # (B, T, 10, h, w)
@@ -71,20 +85,17 @@ def box_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], config
     known = objects.values.isfinite()
     off = (found - torch.where(known, objects.values, 0)).abs() * known
     weights = found.new_tensor(rules.weights[: found.shape[1]])
-    total = objects.summed((off * weights).sum(1))
+    total = objects.sum_by_task((off * weights).sum(1))
     if rules.normaliser == "none":
         return rules.box_weight * total
-    count = objects.summed(found.new_ones(len(found)))
-    return (
-        rules.box_weight
-        * total
-        / (count + 1e-4 if rules.normaliser == "plus" else count.clamp(min=1))
-    )
+    count = objects.sum_by_task(found.new_ones(len(found)))
+    divisor = count + 1e-4 if rules.normaliser == "plus" else count.clamp(min=1)
+    return rules.box_weight * total / divisor
 
 
 @dataclass(frozen=True)
 class _Objects:
-    """The n objects of all tasks, one task behind the other: what is done to all of them at once is done in one operation."""
+    """The n objects of all tasks, task by task, so that each step is one operation."""
 
     tasks: int
     frames: int
@@ -95,7 +106,7 @@ class _Objects:
     column: Tensor  # (n,)
     values: Tensor  # (n, 10)
 
-    def summed(self, values: Tensor) -> Tensor:
+    def sum_by_task(self, values: Tensor) -> Tensor:
         """Sums (T, B) of the objects' values (n,)."""
         return (
             values.new_zeros(self.tasks * self.frames)
@@ -104,7 +115,7 @@ class _Objects:
         )
 
 
-def _joined(targets: Sequence[TaskTargets]) -> _Objects:
+def _all_objects(targets: Sequence[TaskTargets]) -> _Objects:
     sizes = [target.heat.shape[1] for target in targets]
     first = torch.tensor([[task, sum(sizes[:task])] for task in range(len(sizes))])
     task, before = (
@@ -124,3 +135,168 @@ def _joined(targets: Sequence[TaskTargets]) -> _Objects:
 def _by_task(maps: Tensor, sizes: list[int]) -> Tensor:
     """Sums (T, B) of maps (B, all classes, h, w)."""
     return torch.stack([planes.sum(1) for planes in maps.sum((2, 3)).split(sizes, 1)])
+
+
+# from boxes to targets
+
+
+def object_counts(targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
+    """The number of objects of each frame (B,), at least 1.
+
+    ``boxcov.fit(..., weight=object_counts)`` undoes the loss's division by the number of objects. This is exact for a head
+    with one task whose objects are all on the map. With several tasks each divides by its own number, and one weight per
+    frame can only restore their sum; ``Loss(normaliser="none")`` in the detector's config omits every division.
+
+    >>> object_counts([{"labels": torch.tensor([0, 0, 3])}, {"labels": torch.zeros(0, dtype=torch.long)}])
+    tensor([3., 1.])
+    """
+    if isinstance(targets, Encoded):
+        frames = len(targets.tasks[0].heat)
+        counts = torch.stack(
+            [torch.bincount(task.frame, minlength=frames) for task in targets.tasks]
+        ).sum(0)
+    else:
+        counts = torch.tensor([len(target["labels"]) for target in targets])
+    return counts.clamp(min=1).float()
+
+
+def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
+    """How far (n,) the corners of a box may move so that its IoU with the original is at least ``overlap``.
+
+    Only the first of the three solutions is correct: the others lack a division, but every CenterPoint was trained with them.
+
+    >>> gaussian_radius(torch.tensor([5.75]), torch.tensor([2.375])).round(decimals=3)
+    tensor([1.5490])
+    """
+    both, area = l + w, l * w
+    moved = (both + (both**2 - 4 * area * (1 - overlap) / (1 + overlap)).sqrt()) / 2
+    inner = (2 * both + (4 * both**2 - 16 * (1 - overlap) * area).clamp(min=0).sqrt()) / 2
+    outer = (
+        -2 * overlap * both
+        + (4 * overlap**2 * both**2 + 16 * overlap * (1 - overlap) * area).sqrt()
+    ) / 2
+    return torch.minimum(torch.minimum(moved, inner), outer)
+
+
+def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -> Encoded:
+    """The targets of a batch on the head's map, with the dtype and device of ``like`` (B, ...).
+
+    >>> boxes = torch.tensor([[0.4, 0.4, 0.0, 2.0, 4.0, 1.5, 0.0, 1.0, float("nan")]])
+    >>> encoded = encode([{"boxes": boxes, "labels": torch.tensor([0])}], Config.mmdet3d_pillar(), torch.zeros(1))
+    >>> encoded.tasks[0].values.round(decimals=2)
+    tensor([[0.5000, 0.5000, 0.0000, 1.3900, 0.6900, 0.4100, 0.0000, 1.0000, 1.0000,
+                nan]])
+    """
+    if len(targets) != len(like):
+        raise BoxcovError(f"{len(like)} frames in the batch, but targets for {len(targets)}")
+    boxes, labels, frame = _concatenate(targets, config, like)
+    cell_size = boxes.new_tensor(config.cell)
+    at = (boxes[:, :2] - boxes.new_tensor(config.point_range[:2])) / cell_size  # (N, 2) in cells
+    cell = at.floor()
+    rows, columns = config.map_size
+    sizes = [len(classes) for classes in config.tasks]
+    task, first = _task_of_class(sizes, labels.device)[labels].unbind(1)
+    kept = rank_among_equals(task * len(targets) + frame) < config.loss.max_objects
+    kept &= ((cell >= 0) & (cell < boxes.new_tensor([columns, rows]))).all(1) & (
+        boxes[:, 3:5] > 0
+    ).all(1)
+    index = kept.nonzero()[:, 0]
+    index = index[task[index].argsort(stable=True)]
+    counts = torch.bincount(task[index], minlength=len(sizes)).tolist()
+    column, row = cell[index].long().unbind(1)
+    heat = like.new_zeros(len(targets), sum(sizes), rows, columns)
+    _draw_gaussians(
+        heat, frame[index], labels[index], row, column, boxes[index, 3:5] / cell_size.flip(0)
+    )
+    per_object = (
+        frame[index],
+        (labels - first)[index],
+        row,
+        column,
+        _values(boxes, at - cell, config)[index],
+    )
+    parts = zip(heat.split(sizes, 1), *(numbers.split(counts) for numbers in per_object))
+    return Encoded(tuple(TaskTargets(*part) for part in parts))
+
+
+def _task_of_class(sizes: Sequence[int], device: torch.device) -> Tensor:
+    """The task of each class and the first class of that task (C, 2)."""
+    starts = [sum(sizes[:task]) for task in range(len(sizes))]
+    return torch.tensor(
+        [[task, start] for task, start in enumerate(starts) for _ in range(sizes[task])],
+        device=device,
+    )
+
+
+def _concatenate(
+    targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All boxes (N, D), labels (N,) and frames (N,)."""
+    D = len(config.box_fields)
+    boxes, labels = [], []
+    for b, target in enumerate(targets):
+        given, label = target["boxes"].to(like), target["labels"].to(like.device)
+        if given.dim() != 2 or given.shape[1] not in {D, 9} or len(given) != len(label):
+            raise BoxcovError(
+                f"targets of frame {b}: boxes must have the shape (n, {D}) "
+                f"for {' '.join(config.box_fields)} and labels (n,), got {tuple(given.shape)} and {tuple(label.shape)}"
+            )
+        boxes.append(given[:, :D])
+        labels.append(label)
+    all_boxes, all_labels = torch.cat(boxes), torch.cat(labels)
+    sound = (
+        all_boxes[:, :7].isfinite().all(1) & (all_labels >= 0) & (all_labels < len(config.classes))
+    )
+    if not bool(sound.all()):  # one synchronisation with the device for all frames
+        _raise_for_frame(boxes, labels, config)
+    counts = torch.tensor([len(label) for label in labels], device=like.device)
+    frames = torch.arange(len(targets), device=like.device)
+    return (
+        all_boxes,
+        all_labels.long(),
+        torch.repeat_interleave(frames, counts, output_size=len(all_boxes)),
+    )
+
+
+def _raise_for_frame(boxes: list[Tensor], labels: list[Tensor], config: Config) -> None:
+    for b, (given, label) in enumerate(zip(boxes, labels)):
+        if not bool(given[:, :7].isfinite().all()):
+            raise BoxcovError(
+                f"targets of frame {b}: a box holds a NaN or an infinity outside of its velocity"
+            )
+        if len(label) and not 0 <= int(label.min()) <= int(label.max()) < len(config.classes):
+            raise BoxcovError(
+                f"targets of frame {b}: labels from {int(label.min())} to {int(label.max())}, "
+                f"but {len(config.classes)} classes"
+            )
+
+
+def _values(boxes: Tensor, offset: Tensor, config: Config) -> Tensor:
+    """The values (n, 10 or 8) to regress, given the offsets (n, 2) of the centres in their cells."""
+    w, l, h, yaw = boxes[:, 3:7].unbind(1)
+    size = torch.stack([l, w, h], 1).clamp(min=torch.finfo(boxes.dtype).tiny).log()
+    parts = [offset, boxes[:, 2:3], size, torch.stack([yaw.sin(), yaw.cos()], 1)]
+    return torch.cat([*parts, boxes[:, 7:9]] if config.velocity else parts, 1)
+
+
+def _draw_gaussians(
+    heat: Tensor, frame: Tensor, label: Tensor, row: Tensor, column: Tensor, size: Tensor
+) -> None:
+    """Draw a Gaussian for each of n objects of ``size`` (n, 2), w and l in cells, into ``heat``; the maximum counts."""
+    if not len(row):
+        return
+    radius = gaussian_radius(size[:, 1], size[:, 0]).long().clamp(min=2)  # (n,)
+    most = int(radius.max())
+    around = torch.arange(-most, most + 1, device=heat.device)
+    dy, dx = around.reshape(1, -1, 1), around.reshape(1, 1, -1)
+    r = radius.reshape(-1, 1, 1)
+    sigma = (2 * r + 1).to(heat.dtype) / 6
+    splat = torch.exp(-(dx**2 + dy**2) / (2 * sigma**2))  # (n, s, s)
+    y, x = row.reshape(-1, 1, 1) + dy, column.reshape(-1, 1, 1) + dx
+    _, classes, rows, columns = heat.shape
+    drawn = (dy.abs() <= r) & (dx.abs() <= r) & (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
+    flat = (
+        (frame * classes + label).reshape(-1, 1, 1) * rows + y.clamp(0, rows - 1)
+    ) * columns + x.clamp(0, columns - 1)
+    # cells outside the Gaussian or the map add a 0 at the border, which changes nothing
+    heat.view(-1).scatter_reduce_(0, flat.flatten(), (splat * drawn).flatten(), "amax")

@@ -1,6 +1,7 @@
-"""Rotated overlap and non-maximum suppression, without custom operations.
+"""Rotated IoU and non-maximum suppression in plain torch.
 
-Boxes here are seen from above, ``x y w l yaw``: l along the yaw, w across it.
+Boxes are seen from above, ``x y w l yaw``: l along the yaw, w across it. A group is a set of boxes that compete with each
+other, sorted by descending score.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 Pairs = tuple[Tensor, Tensor]
+"""Pairs of boxes of one group, as indices into all G K boxes, the box with the higher score first."""
 
 
 def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
-    """IoU (n,) of boxes (n, 5) with boxes (n, 5), pair by pair; 0 for boxes without area.
+    """The IoU (n,) of each pair of boxes (n, 5) and (n, 5); 0 for boxes without area.
 
     >>> a = torch.tensor([[0.0, 0.0, 2.0, 4.0, 0.0]])
     >>> b = torch.tensor([[1.0, 0.0, 2.0, 4.0, 0.0]])
@@ -25,7 +27,7 @@ def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def intersection(a: Tensor, b: Tensor) -> Tensor:
-    """Area (n,) that boxes (n, 5) share, pair by pair: b, seen in the frame of a, is cut at the four sides of a.
+    """The intersection area (n,) of each pair of boxes: b, in the coordinate frame of a, is clipped at the sides of a.
 
     >>> intersection(torch.tensor([[0.0, 0.0, 2.0, 2.0, 0.0]]), torch.tensor([[0.0, 0.0, 2.0, 2.0, 0.7853982]]))
     tensor([3.3137])
@@ -36,7 +38,7 @@ def intersection(a: Tensor, b: Tensor) -> Tensor:
     polygon = _corners(centre, b[:, 2], b[:, 3], b[:, 4] - a[:, 4])  # (n, 4, 2)
     for axis, side in ((0, a[:, 3]), (1, a[:, 2])):
         for sign in (1, -1):
-            polygon = _cut(polygon, side.unsqueeze(1) / 2 - sign * polygon[:, :, axis])
+            polygon = _clip(polygon, side.unsqueeze(1) / 2 - sign * polygon[:, :, axis])
     x, y = polygon.unbind(2)
     return (x * y.roll(-1, 1) - x.roll(-1, 1) * y).sum(1).div(2).clamp(min=0)
 
@@ -51,20 +53,20 @@ def _corners(centre: Tensor, w: Tensor, l: Tensor, yaw: Tensor) -> Tensor:
     )
 
 
-def _cut(polygon: Tensor, distance: Tensor) -> Tensor:
-    """Convex polygons (n, k, 2) where ``distance`` (n, k) of their corners is not negative: (n, k + 1, 2).
+def _clip(polygon: Tensor, distance: Tensor) -> Tensor:
+    """Clip convex polygons (n, k, 2) to the half plane where ``distance`` (n, k) of their corners is >= 0: (n, k + 1, 2).
 
-    A polygon with fewer corners repeats its first one, which changes no area; one with none is all zeros.
+    A polygon with fewer corners repeats its first one, which does not change its area; an empty one is all zeros.
     """
     n, k, _ = polygon.shape
     inside = distance >= 0
-    behind = distance.roll(-1, 1)
-    crosses = inside != (behind >= 0)
-    share = torch.where(crosses, distance / torch.where(crosses, distance - behind, 1), 0)
-    meets = polygon + share.unsqueeze(2) * (polygon.roll(-1, 1) - polygon)
-    points = torch.stack([polygon, meets], 2).flatten(1, 2)  # (n, 2 k, 2)
+    following = distance.roll(-1, 1)
+    crosses = inside != (following >= 0)
+    share = torch.where(crosses, distance / torch.where(crosses, distance - following, 1), 0)
+    crossing = polygon + share.unsqueeze(2) * (polygon.roll(-1, 1) - polygon)
+    points = torch.stack([polygon, crossing], 2).flatten(1, 2)  # (n, 2 k, 2)
     valid = torch.stack([inside, crosses], 2).flatten(1)
-    # valid points move to the front, the others to a slot that is thrown away
+    # valid points move to the front, the others to a slot that is discarded
     slot = torch.where(valid, valid.cumsum(1) - 1, k + 1).clamp(max=k + 1)
     packed = polygon.new_zeros(n, k + 2, 2).scatter(1, slot.unsqueeze(2).expand_as(points), points)[
         :, : k + 1
@@ -74,13 +76,11 @@ def _cut(polygon: Tensor, distance: Tensor) -> Tensor:
     return torch.where(filled.unsqueeze(2), packed, first)
 
 
-def rotated_rivals(boxes: Tensor, valid: Tensor, overlap: float) -> Pairs:
-    """The pairs of valid boxes (G, K, 5) of a group that overlap by more than ``overlap``, the better one first, as numbers among all G K.
-
-    The boxes of a group come by falling score.
+def rotated_pairs(boxes: Tensor, valid: Tensor, overlap: float) -> Pairs:
+    """The pairs of valid boxes (G, K, 5) whose IoU is above ``overlap``.
 
     >>> boxes = torch.tensor([[[0.0, 0, 2, 4, 0], [0.5, 0, 2, 4, 0], [9.0, 0, 2, 4, 0]]])
-    >>> rotated_rivals(boxes, torch.ones(1, 3, dtype=torch.bool), 0.2)
+    >>> rotated_pairs(boxes, torch.ones(1, 3, dtype=torch.bool), 0.2)
     (tensor([0]), tensor([1]))
     """
     first, second = _pairs(near_boxes(boxes), valid)
@@ -89,20 +89,20 @@ def rotated_rivals(boxes: Tensor, valid: Tensor, overlap: float) -> Pairs:
     return first[over], second[over]
 
 
-def circle_rivals(centres: Tensor, valid: Tensor, bound: Tensor) -> Pairs:
-    """The pairs of valid centres (G, K, 2) of a group within ``bound`` (G,) of each other, the better one first, as numbers among all G K.
+def circle_pairs(centres: Tensor, valid: Tensor, bound: Tensor) -> Pairs:
+    """The pairs of valid centres (G, K, 2) whose squared distance is at most the ``bound`` (G,) of their group.
 
-    The bound is on the squared distance, though the originals call it a radius.
+    The originals call this bound on the squared distance a radius.
 
     >>> centres = torch.tensor([[[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]]])
-    >>> circle_rivals(centres, torch.ones(1, 3, dtype=torch.bool), torch.tensor([4.0]))
+    >>> circle_pairs(centres, torch.ones(1, 3, dtype=torch.bool), torch.tensor([4.0]))
     (tensor([0]), tensor([1]))
     """
     return _pairs(near_centres(centres, bound), valid)
 
 
 def near_boxes(boxes: Tensor) -> Tensor:
-    """Which boxes (G, K, 5) of a group can overlap at all (G, K, K): those whose circles meet.
+    """Which boxes (G, K, 5) of a group can overlap (G, K, K): those whose circumscribed circles meet.
 
     >>> near_boxes(torch.tensor([[[0.0, 0, 2, 4, 0], [4.0, 0, 2, 4, 0], [9.0, 0, 2, 4, 0]]]))[0, 0]
     tensor([ True,  True, False])
@@ -112,7 +112,7 @@ def near_boxes(boxes: Tensor) -> Tensor:
 
 
 def near_centres(centres: Tensor, bound: Tensor) -> Tensor:
-    """Which centres (G, K, 2) of a group are within ``bound`` (G,) of each other (G, K, K), by their squared distance.
+    """Which centres (G, K, 2) of a group have a squared distance of at most ``bound`` (G,) (G, K, K).
 
     >>> near_centres(torch.tensor([[[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]]]), torch.tensor([4.0]))[0, 0]
     tensor([ True,  True, False])
@@ -126,7 +126,6 @@ def _squared_distances(boxes: Tensor) -> Tensor:
 
 
 def _pairs(near: Tensor, valid: Tensor) -> Pairs:
-    """Pairs of boxes that are near each other, the better one first, as numbers among all G K boxes."""
     group, first, second = (
         (near & valid.unsqueeze(2) & valid.unsqueeze(1)).triu(1).nonzero(as_tuple=True)
     )
@@ -134,20 +133,18 @@ def _pairs(near: Tensor, valid: Tensor) -> Pairs:
     return before + first, before + second
 
 
-def greedy(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
-    """What greedy suppression keeps of the valid boxes (G, K), where ``first`` suppresses ``second``.
+def greedy_nms(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
+    """Which of the valid boxes (G, K) greedy NMS keeps, where a kept ``first`` suppresses its ``second``.
 
-    >>> greedy(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(1, 3, dtype=torch.bool))  # what was removed removes nothing
+    A box is kept if no kept box suppresses it. Iterated from "all are kept", the first t boxes of a group are right after t
+    rounds; it converges after the longest chain of suppressions, in practice a handful.
+
+    >>> greedy_nms(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(1, 3, dtype=torch.bool))  # 1 cannot remove 2
     tensor([[ True, False,  True]])
-
-    A box stays where no box that stays suppresses it. Iterated from "all stay", the first t boxes of a group are right after t rounds; in
-    practice it settles after the longest chain of suppressions, a handful.
     """
-    stays = torch.ones(valid.numel(), dtype=torch.bool, device=valid.device)
+    kept = torch.ones(valid.numel(), dtype=torch.bool, device=valid.device)
     while True:
-        hits = torch.zeros(valid.numel(), dtype=torch.int32, device=valid.device).index_add(
-            0, second, stays[first].int()
-        )
-        if torch.equal(hits == 0, stays):
-            return stays.reshape(valid.shape) & valid
-        stays = hits == 0
+        hits = torch.zeros(valid.numel(), dtype=torch.int32, device=valid.device)
+        before, kept = kept, hits.index_add(0, second, kept[first].int()) == 0
+        if torch.equal(before, kept):
+            return kept.reshape(valid.shape) & valid

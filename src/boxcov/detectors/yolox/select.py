@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from boxcov.detector import Candidates, Selection
-from boxcov.detectors.centerpoint.nms import greedy
+from boxcov.detectors.centerpoint.nms import greedy_nms
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import Grid, centred_boxes, corners, pairwise_iou
 from boxcov.errors import BoxcovError
-from boxcov.static_selection import StaticLimits, StaticSelection, best, suppressed
+from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
 
 _MOST = 3000  # candidates of an image, by score, that NMS compares with each other
 
@@ -91,9 +91,9 @@ def _of_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -> 
     cells = cells[scores[cells].argsort(descending=True, stable=True)][:_MOST]
     rivals = rivals_of(boxes[cells], labels[cells], config.overlap)
     first, second = rivals.nonzero(as_tuple=True)
-    stays = greedy(first, second, torch.ones(1, len(cells), dtype=torch.bool, device=cells.device))[
-        0
-    ]
+    stays = greedy_nms(
+        first, second, torch.ones(1, len(cells), dtype=torch.bool, device=cells.device)
+    )[0]
     return _Ranked(cells, rivals, stays & (stays.cumsum(0) <= config.most))
 
 
@@ -111,19 +111,17 @@ def select_static(
     (1, tensor(16), 5)
     """
     if len(values) != 1:
-        raise BoxcovError(
-            f"a selection of fixed size is of one image, got a batch of {len(values)}"
-        )
+        raise BoxcovError(f"a static selection takes one image, got a batch of {len(values)}")
     scores, labels = scored(values)
     above = scores[0] > config.threshold
-    cells, taken, beyond = best(scores[0], above, limits.candidates)
+    cells, taken, beyond = best_rows(scores[0], above, limits.candidates)
     valid = torch.arange(len(cells), device=cells.device) < taken
     boxes = corners(centred_boxes(values[0, cells], grid[cells]))
     rivals = rivals_of(boxes, labels[0, cells], config.overlap) & valid & valid.unsqueeze(1)
-    stays, settled = suppressed(rivals.to(values.dtype).unsqueeze(0))
+    stays, settled = static_nms(rivals.to(values.dtype).unsqueeze(0))
     stays = stays[0] & valid
     reported = stays & (stays.cumsum(0) <= config.most)
-    index, count, more = best(scores[0, cells], reported, limits.boxes)
+    index, count, more = best_rows(scores[0, cells], reported, limits.boxes)
     cell = cells[index]
     frame = torch.zeros_like(cell)
     whole = Where(frame, cell, grid[cell])

@@ -1,0 +1,182 @@
+"""Which boxes a CenterPoint reports: the best candidates of each task above the threshold that survive NMS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from boxcov.detector import Candidates, Selection
+from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
+from boxcov.detectors.centerpoint.head import TaskMaps
+from boxcov.detectors.centerpoint.nms import (
+    Pairs,
+    circle_pairs,
+    greedy_nms,
+    near_boxes,
+    near_centres,
+    rotated_iou,
+    rotated_pairs,
+)
+from boxcov.errors import BoxcovError
+from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
+
+_SEEN_FROM_ABOVE = [0, 1, 3, 4, 6]  # x y w l yaw of a box
+
+
+def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
+    """The reported instances, frame by frame, by descending score."""
+    ranked = rank_candidates(tasks, config)
+    kept = greedy_nms(*_suppressions(ranked, config), ranked.valid)
+    return ranked.selection(ranked.reported(kept, config.reporting.most))
+
+
+def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
+    """All candidates of the NMS, in the order of ``select``, and the best reported box that suppresses each."""
+    ranked = rank_candidates(tasks, config)
+    first, second = _suppressions(ranked, config)
+    kept = greedy_nms(first, second, ranked.valid)
+    reported = ranked.reported(kept, config.reporting.most)
+    none = ranked.valid.numel()  # the index that stands for "no candidate"
+    report_row = torch.full((none + 1,), -1, device=reported.device)
+    report_row[reported] = torch.arange(len(reported), device=reported.device)
+    by_reported = report_row[first] >= 0
+    # candidates of a group are sorted, so the lowest index has the highest score
+    suppressor = torch.full_like(report_row[:-1], none).scatter_reduce(
+        0, second[by_reported], first[by_reported], "amin"
+    )
+    order = ranked.report_order(ranked.valid.flatten().nonzero()[:, 0])
+    plain = ranked.selection(order)
+    return Candidates(
+        plain.frame, plain.scores, plain.labels, plain.where, report_row[suppressor[order]]
+    )
+
+
+def select_static(
+    tasks: Sequence[TaskMaps], config: Config, limits: StaticLimits
+) -> StaticSelection:
+    """The boxes of one frame that ``select`` reports, in a fixed number of rows; the kind of a row is its task."""
+    if len(tasks[0]["reg"]) != 1:
+        raise BoxcovError(
+            f"a static selection takes one frame, got a batch of {len(tasks[0]['reg'])}"
+        )
+    ranked = rank_candidates(tasks, config, limits.candidates)  # (tasks, k)
+    suppresses, ignored = _static_suppressions(ranked, config, limits.pairs)
+    kept, converged = static_nms(suppresses)
+    kept = kept & ranked.valid
+    kept = kept & (kept.cumsum(1) <= config.reporting.most)
+    index, count, excess = best_rows(ranked.scores.flatten(), kept.flatten(), limits.boxes)
+    selection = ranked.selection(index)
+    at = selection.where
+    of_kind = tuple(
+        replace(selection, where=replace(at, task=torch.full_like(at.task, task)))
+        for task in range(len(tasks))
+    )
+    left_off = ranked.excess + ignored + excess + (~converged).long()
+    return StaticSelection(selection, count, left_off, at.task, of_kind)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The k best candidates of each of G = frames x tasks groups, by descending score, before NMS."""
+
+    scores: Tensor  # (G, k)
+    labels: Tensor  # (G k,)
+    valid: Tensor  # (G, k) above the threshold
+    where: CellIndex  # G k cells
+    boxes: Tensor  # (G, k, D)
+    excess: Tensor  # () how many more are above the threshold, in all groups
+
+    def reported(self, kept: Tensor, most: int) -> Tensor:
+        """The indices that are reported of those that NMS keeps (G, k): at most ``most`` per group."""
+        return self.report_order((kept & (kept.cumsum(1) <= most)).flatten().nonzero()[:, 0])
+
+    def report_order(self, index: Tensor) -> Tensor:
+        """Sort indices by frame, then by descending score."""
+        index = index[self.scores.flatten()[index].argsort(descending=True, stable=True)]
+        return index[self.where.frame[index].argsort(stable=True)]
+
+    def selection(self, index: Tensor) -> Selection:
+        where = self.where[index]
+        return Selection(where.frame, self.scores.flatten()[index], self.labels[index], where)
+
+
+def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = None) -> Ranked:
+    """The best ``k`` candidates of each frame and task; by default as many as the fullest task has above the threshold."""
+    best = [_best_cells(maps, config) for maps in tasks]
+    scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*best))  # (B, tasks, K) each
+    valid = scores > config.reporting.threshold
+    k = int(valid.sum(2).amax()) if k is None else k
+    excess = valid[:, :, k:].sum()
+    scores, classes, cells, valid = (
+        t[:, :, :k].flatten(0, 1) for t in (scores, classes, cells, valid)
+    )  # (B tasks, k)
+    group = torch.arange(len(scores), device=scores.device).unsqueeze(1).expand_as(scores)
+    columns = tasks[0]["reg"].shape[3]
+    index = (group // len(tasks), group % len(tasks), cells // columns, cells % columns)
+    where = CellIndex(*(t.flatten() for t in index))
+    values = values_at(tasks, where, list(config.branches))
+    boxes = boxes_of(values, where.row, where.column, config).unflatten(0, scores.shape)
+    first = torch.tensor([config.first_class(i) for i in range(len(tasks))], device=scores.device)
+    return Ranked(scores, first[where.task] + classes.flatten(), valid, where, boxes, excess)
+
+
+def _best_cells(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, classes and cells (B, K) of the best candidates of a task; the score is 0 outside the centre range."""
+    rules = config.reporting
+    heat = maps["heatmap"].sigmoid()
+    rows, columns = heat.shape[2:]
+    scores = (heat * _in_range(maps, config)).flatten(2)  # (B, classes, cells)
+    labels = torch.arange(scores.shape[1], device=heat.device).reshape(1, -1, 1).expand_as(scores)
+    if not rules.per_class:
+        scores, labels = scores.max(1, keepdim=True)
+    scores, index = scores.flatten(1).topk(min(rules.candidates, scores[0].numel()))
+    labels, cells = labels.flatten(1).gather(1, index), index % (rows * columns)
+    missing = rules.candidates - scores.shape[1]  # on a small map tasks have different numbers
+    padded = [torch.nn.functional.pad(t, (0, missing)) for t in (scores, labels, cells)]
+    return padded[0], padded[1], padded[2]
+
+
+def _in_range(maps: TaskMaps, config: Config) -> Tensor:
+    """Whether the centre that each cell predicts is in the centre range (B, 1, h, w)."""
+    low, high = config.reporting.centre_range[:3], config.reporting.centre_range[3:]
+    x, y = maps["reg"].unbind(1)
+    columns = torch.arange(x.shape[2], device=x.device)
+    rows = torch.arange(y.shape[1], device=y.device).unsqueeze(1)
+    x = (x + columns) * config.cell[0] + config.point_range[0]
+    y = (y + rows) * config.cell[1] + config.point_range[1]
+    inside = [(lo <= v) & (v <= hi) for v, lo, hi in zip((x, y, maps["height"][:, 0]), low, high)]
+    return (inside[0] & inside[1] & inside[2]).unsqueeze(1)
+
+
+def _suppressions(ranked: Ranked, config: Config) -> Pairs:
+    """Pairs of candidates (index among all G k) of which the first suppresses the second if it is kept."""
+    rules, boxes = config.reporting, ranked.boxes
+    if rules.nms == "circle":
+        bound = boxes.new_tensor(rules.radii).repeat(len(boxes) // len(config.tasks))
+        return circle_pairs(boxes[:, :, :2], ranked.valid, bound)
+    return rotated_pairs(boxes[:, :, _SEEN_FROM_ABOVE], ranked.valid, rules.overlap)
+
+
+def _static_suppressions(ranked: Ranked, config: Config, pairs: int) -> tuple[Tensor, Tensor]:
+    """The same as a matrix (G, k, k) of zeros and ones, and how many near pairs beyond ``pairs`` were ignored."""
+    rules, boxes, k = config.reporting, ranked.boxes, ranked.boxes.shape[1]
+    later = torch.ones(k, k, dtype=torch.bool, device=boxes.device).triu(1)
+    both = ranked.valid.unsqueeze(2) & ranked.valid.unsqueeze(1) & later
+    if rules.nms == "circle":
+        near = near_centres(boxes[:, :, :2], boxes.new_tensor(rules.radii)) & both
+        return near.to(boxes.dtype), near.new_zeros((), dtype=torch.long)
+    flat = boxes[:, :, _SEEN_FROM_ABOVE]
+    near = near_boxes(flat) & both
+    pairs = min(pairs, near.numel())
+    # pairs with the best second box first, so that the ignored pairs are the worst ones
+    score, index = (near * ranked.scores.unsqueeze(1)).flatten().topk(pairs)
+    group, first, second = index // (k * k), index % (k * k) // k, index % k
+    flat = flat.flatten(0, 1)
+    iou = rotated_iou(flat[group * k + first], flat[group * k + second])
+    over = ((iou > rules.overlap) & (score > 0)).to(boxes.dtype)
+    suppresses = boxes.new_zeros(near.numel()).scatter(0, index, over).view(near.shape)
+    return suppresses, (near.long().sum() - pairs).clamp(min=0)
