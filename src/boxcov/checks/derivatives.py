@@ -154,7 +154,7 @@ def instances(subject: Subject) -> Outcome:
             "not implemented (optional): ExactGLM takes one backward pass per number of each box"
         )
     if type(detector).instances is Detector.instances:
-        raise NotChecked("they follow from stages(), which are checked")
+        raise NotChecked("derived from stages(), which are checked below")
     detector.__dict__["stages"] = lambda raw, selection: None  # for ExactGLM only
     _exact(detector, subject)
     return good("boxes and gradients by instance are those of decode()")
