@@ -23,7 +23,7 @@ from boxcov.predict.head import products, stages
 from boxcov.predict.head import weights as prepared
 from boxcov.predict.head.cells import BoxPositions, group_by_kind, plan_own_cells, window_tables
 from boxcov.predict.head.covariance import head_covariance
-from boxcov.predict.head.separable_variances import separable
+from boxcov.predict.head.separable_variances import fit_separable
 from boxcov.predict.predictor import sample_covariance
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
 from oracles.dense import relative
@@ -138,10 +138,11 @@ def test_forms_of_the_posterior(data, form: str) -> None:
     fast, plain = both_ways(detector, posterior, inputs)
     assert relative(fast, plain) < 1e-9
     # and through the separable form, in the same precision
-    found = separable(posterior, ["head.shared.0"], 1e-5)
+    found = fit_separable(posterior, ["head.shared.0"], 1e-5)
     if found is not None:
         assert (
-            float((found.of(0) / posterior.variances("head.shared.0")[0] - 1).abs().max()) < 1.1e-5
+            float((found.variances(0) / posterior.variances("head.shared.0")[0] - 1).abs().max())
+            < 1.1e-5
         )
 
 
@@ -197,13 +198,13 @@ def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
 
 
 @pytest.mark.parametrize(("side", "size"), [(1, 3), (3, 3), (5, 3), (3, 5)])
-@pytest.mark.parametrize("by_product", [False, True])
-def test_taps_are_summed_over_the_larger_window(side: int, size: int, by_product: bool) -> None:
+@pytest.mark.parametrize("as_product", [False, True])
+def test_taps_are_summed_over_the_larger_window(side: int, size: int, as_product: bool) -> None:
     spread = torch.randn(2, 6, side, side, size * size, 4, dtype=torch.float64)
     expected = torch.zeros(2, 6, side + size - 1, side + size - 1, 4, dtype=torch.float64)
     for i, j in product(range(side), repeat=2):
         expected[:, :, i : i + size, j : j + size] += spread[:, :, i, j].unflatten(2, (size, size))
-    torch.testing.assert_close(products.folded(spread, by_product), expected.flatten(2, 3))
+    torch.testing.assert_close(products.fold_gradients(spread, as_product), expected.flatten(2, 3))
 
 
 @pytest.mark.parametrize("count", [1, 40])
@@ -341,7 +342,7 @@ def test_sizes_filled_up_to_fours_give_the_same(monkeypatch, posterior, data, co
     plain = ExactGLM(detector, posterior)(data[0][0]).covariance
     sampled = MCGLM(detector, posterior, samples=5)(data[0][0]).covariance
     for module in (products, prepared):
-        monkeypatch.setattr(module, "missing", lambda size, like: -size % 4)
+        monkeypatch.setattr(module, "padding_to_four", lambda size, like: -size % 4)
     model = ExactGLM(detector, posterior)
     assert relative(model(data[0][0]).covariance, plain) < 1e-5
     assert model._stages._prepared.branches[-1].W.shape[2] % 4 == 0
@@ -372,11 +373,11 @@ def test_directions_of_which_the_data_say_nothing_are_taken_together(
     exact = ExactGLM(detector, wide)(data[0][0]).covariance
     if fours:
         for module in (products, prepared):
-            monkeypatch.setattr(module, "missing", lambda size, like: -size % 4)
+            monkeypatch.setattr(module, "padding_to_four", lambda size, like: -size % 4)
     model = ExactGLM(detector, wide, engine=EngineOptions(tolerance=1e-2))
     found = model(data[0][0]).covariance
-    stem = model._stages._prepared.stem[0].turned
-    assert stem.rest
+    stem = model._stages._prepared.stem[0].posterior
+    assert stem.has_remainder
     assert stem.U.shape[1] < 0.45 * stem.U.shape[0]
     assert not torch.equal(found, exact)
     assert (
@@ -389,12 +390,12 @@ def test_directions_of_which_the_data_say_nothing_are_taken_together(
 def test_variances_with_a_rest_are_within_the_tolerance(posterior) -> None:
     names = ["head.shared.0"]
     wide = posterior.with_prior(1e5)
-    found = separable(wide, names, 1e-2, merge=True)
-    assert found.rest
+    found = fit_separable(wide, names, 1e-2, merge=True)
+    assert found.n_merged
     v = wide.variances(names[0])[0]
-    assert float((found.of(0) / v - 1).abs().max()) <= 1.01e-2
+    assert float((found.variances(0) / v - 1).abs().max()) <= 1.01e-2
     assert found.error <= 1e-2
-    assert separable(wide, names, 1e-2).rest == 0
+    assert fit_separable(wide, names, 1e-2).n_merged == 0
 
 
 @pytest.mark.parametrize("tolerance", [0, -1, 0.2, float("nan")])

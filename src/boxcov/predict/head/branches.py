@@ -1,189 +1,187 @@
-"""The branches of a staged head: boxes by kind, (G kinds, B branches, n boxes, ...); see ``stacked.py``."""
+"""Steps 1 and 2 of ``covariance.py`` for the branches of a staged head.
+
+Boxes are arranged by kind here: (G rows of one kind each, B branches, n boxes, ...).
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from boxcov.predict.head.cells import Group, Plan
 from boxcov.predict.head.products import (
-    Passed,
-    back,
-    contracted,
-    filled,
-    gathered,
+    StageCache,
+    append_remainder,
+    apply_norm_and_activation,
+    backpropagate,
+    gather_inputs,
     gram_matrices,
-    outputs,
-    pointwise,
-    with_rest,
+    linear_outputs,
+    pad_gradients,
+    quadratic_forms,
 )
-from boxcov.predict.head.weights import Drawn, HeadWeights, Layers, Turned
+from boxcov.predict.head.weights import (
+    HeadWeights,
+    StageDirections,
+    StagePosterior,
+    StageWeights,
+)
 
 
-def branches(head: HeadWeights, plan: Plan, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The numbers (m, R), what the branches' layers add (m, R, R or k), and the gradients at the stem's output (R, m, T, C)."""
-    first, last = head.branches[0], head.branches[-1]
-    a = gathered(rows, plan.stages[-1].table, first)
-    grams = None
-    if isinstance(first.turned, Turned) and first.turned.rows is not None:
-        grams = gram_matrices(
-            first.turned, with_rest(a, a @ first.turned.U, first.turned), plan.stages[-1], plan
-        )
-    found = [_of_kinds(head, plan, group, a, grams) for group in plan.groups]
-    numbers = _in_order([parts[0] for parts in found], plan).flatten(1)[:, last.picked]
-    d = _in_order([parts[2] for parts in found], plan, 1)
-    added = [parts[1] for parts in found if parts[1] is not None]
-    if not added:
-        return numbers, None, d
-    part = _in_order(added, plan)  # (m, B, c, c or k)
-    if any(
-        isinstance(layers.turned, Turned) for layers in head.branches
-    ):  # numbers of two branches share no layer of theirs
-        part = (
-            torch.diag_embed(part.permute(0, 2, 3, 1))
-            .permute(0, 3, 1, 4, 2)
-            .flatten(3)[..., last.picked]
-        )
-    return numbers, part.flatten(1, 2)[:, last.picked], d
-
-
-def _in_order(parts: list[Tensor], plan: Plan, dim: int = 0) -> Tensor:
-    """What the groups gave, box by box; a single group has them in order."""
-    if len(plan.groups) == 1:
-        return parts[0]
-    return torch.cat(parts, dim).index_select(
-        dim, torch.cat([group.boxes for group in plan.groups]).argsort()
-    )
-
-
-def _of_kinds(
-    head: HeadWeights, plan: Plan, group: Group, a: Tensor, grams: Tensor | None
+def run_branches(
+    head: HeadWeights, plan: Plan, rows: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Numbers (g, B, c), what the layers add (g, B, c, c or k) and gradients (R, g, T, C) of the boxes of some kinds."""
-    at = plan.stages[-1].at_or_beyond(group.members)  # (G, n, T)
-    stages = [layers.of(group.kinds) for layers in head.branches]
-    x, passed = _first_branches(stages[0], at, a, plan.stages[-1].inside)
-    passes = [passed]
-    for layers in stages[1:]:
-        x, passed = _later_branches(layers, x)
-        passes.append(passed)
-    numbers, c = x, x.shape[-1]
-    d = (
-        torch.eye(c, dtype=x.dtype, device=x.device)
-        .view(c, 1, 1, c)
-        .expand(*x.shape[:2], c, *x.shape[2:])
-    )  # (G, B, c, n, T, C)
-    added: Tensor | None = None
-    for number, layers, passed in zip(
-        reversed(range(len(stages))), reversed(stages), reversed(passes)
-    ):
-        d = d * passed.slope.unsqueeze(2)
-        part: Tensor | None = None
-        if isinstance(layers.turned, Drawn):
-            part = _branch_directions(layers.turned, passed.alpha, d)
-        elif layers.turned is not None:
-            own = None if grams is None or number else (grams, plan.cell_or_none(group.members))
-            part = _branch_covariance(layers.turned, passed.alpha, d, own)
-        added = part if added is None else added if part is None else added + part
+    """Raw outputs (m, R), what the branches add, and the gradients at the stem's output.
+
+    rows: (L + 1, C) the stem's output. The branches add a covariance (m, R, R), or derivatives
+    (m, R, k), or None if the posterior does not contain them. The gradients are (R, m, T, C).
+    """
+    first, index = head.branches[0], head.branches[-1].output_index
+    A = gather_inputs(rows, plan.stages[-1].input_rows, first)
+    grams = None
+    if first.posterior is not None and first.posterior.F is not None:
+        alpha = append_remainder(A, A @ first.posterior.U, first.posterior)
+        grams = gram_matrices(first.posterior, alpha, plan.stages[-1], plan)
+    groups = [_run_group(head, plan, group, A, grams) for group in plan.groups]
+    outputs = _restore_order([out for out, _, _ in groups], plan).flatten(1)[:, index]
+    d = _restore_order([d for _, _, d in groups], plan, 1)
+    parts = [added for _, added, _ in groups if added is not None]
+    if not parts:
+        return outputs, None, d
+    added = _restore_order(parts, plan)  # (m, B, c, c or k)
+    if not head.has_directions:  # outputs of two branches have no layer of the branches in common
+        added = torch.diag_embed(added.permute(0, 2, 3, 1))  # (m, c, c, B, B)
+        added = added.permute(0, 3, 1, 4, 2).flatten(3)[..., index]
+    return outputs, added.flatten(1, 2)[:, index], d
+
+
+def _restore_order(parts: list[Tensor], plan: Plan, dim: int = 0) -> Tensor:
+    """Join the results of the groups in the order of the boxes, which a single group keeps."""
+    if len(parts) == 1:
+        return parts[0]
+    order = torch.cat([group.boxes for group in plan.groups]).argsort()
+    return torch.cat(parts, dim).index_select(dim, order)
+
+
+def _run_group(
+    head: HeadWeights, plan: Plan, group: Group, A: Tensor, grams: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Raw outputs (g, B, c), what the layers add (g, B, c, c or k), and gradients (R, g, T, C).
+
+    A (L + 1, n_in): the inputs of the first stage. grams (u, S, T T): its Gram matrices.
+    """
+    cells = plan.stages[-1]
+    stages = [stage.select(group.kinds) for stage in head.branches]
+    x, cache = _run_first_stage(stages[0], cells.rows_of(group.members), A, cells.inside)
+    caches = [cache]
+    for stage in stages[1:]:
+        x, cache = _run_later_stage(stage, x)
+        caches.append(cache)
+    outputs, c = x.squeeze(3), x.shape[-1]  # (G, B, n, c)
+    d = torch.eye(c, dtype=x.dtype, device=x.device).view(c, 1, 1, c)
+    d = d.expand(*x.shape[:2], c, *x.shape[2:])  # (G, B, c, n, T, n_out)
+    total: Tensor | None = None
+    for number in reversed(range(len(stages))):
+        stage, cache = stages[number], caches[number]
+        d = d * cache.slope.unsqueeze(2)
+        added: Tensor | None = None
+        if stage.directions is not None:
+            added = _branch_derivatives(stage.directions, cache.alpha, d)
+        elif stage.posterior is not None:
+            K = (
+                _own_kernels(stage.posterior, cache.alpha)
+                if grams is None or number
+                else _shared_kernels(stage.posterior, grams, plan, group)
+            )
+            added = _branch_covariance(stage.posterior, K, d)
+        total = added if total is None else total if added is None else total + added
         if number:
-            d = back(d, layers.W, layers)
-    # from here on a row a number: what was filled up falls away
-    d = back(
-        d.flatten(1, 2)[:, stages[-1].picked], stages[0].W[:, stages[-1].branch_of], stages[0]
-    )  # (G, R, n, T, C)
+            d = backpropagate(d, stage.W, stage)
+    last = stages[-1]
+    d = d.flatten(1, 2)[:, last.output_index]  # padded outputs are dropped: (G, R, n, T, n_out)
+    d = backpropagate(d, stages[0].W[:, last.branch_index], stages[0])
     d = d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
-    by_box = [
-        None if t is None else t.transpose(1, 2).flatten(0, 1)[group.slot]
-        for t in (numbers.squeeze(3), added)
-    ]
-    assert by_box[0] is not None
-    return by_box[0], by_box[1], d
+    by_box = outputs.transpose(1, 2).flatten(0, 1)[group.slot]
+    total = None if total is None else total.transpose(1, 2).flatten(0, 1)[group.slot]
+    return by_box, total, d
 
 
-def _first_branches(
-    layers: Layers, at: Tensor, a: Tensor, on: Tensor | None
-) -> tuple[Tensor, Passed]:
-    """The first stage, which reads the stem's cells ``a`` (L + 1, n_in): (G, B, n, T, C)."""
-    G, n, T = at.shape
-    own = a.index_select(0, at.flatten()).view(G, n * T, -1)
+def _run_first_stage(
+    stage: StageWeights, rows: Tensor, A: Tensor, inside: Tensor | None
+) -> tuple[Tensor, StageCache]:
+    """Outputs (G, B, n, T, n_out) of the first stage, from inputs A (L + 1, n_in).
+
+    rows (G, n, T): those of A that belong to each box. inside: see ``Cells``.
+    """
+    (G, n, T), B = rows.shape, stage.W.shape[1]
+    own = A.index_select(0, rows.flatten()).view(G, n * T, -1)
+
+    def by_branch(product: Tensor) -> Tensor:  # (G, n T, B columns) to (G, B, n, T, columns)
+        return product.view(G, n, T, B, -1).permute(0, 3, 1, 2, 4)
+
     alpha = None
-    if isinstance(layers.turned, Drawn):
-        alpha = (
-            (own @ layers.turned.U.transpose(1, 2).flatten(2))
-            .view(G, n, T, layers.W.shape[1], -1)
-            .permute(0, 3, 1, 2, 4)
-        )
-    elif layers.turned is not None and layers.turned.rows is None:
-        U = layers.turned.U  # one for all, or (G, B, n_in, n_in)
-        alpha = (
-            (own @ U).view(G, 1, n, T, -1)
-            if U.dim() == 2
-            else (own.unsqueeze(1) @ U).view(*U.shape[:2], n, T, -1)
-        )
-    W = layers.W.transpose(1, 2).flatten(2)  # (G, n_in, B C)
-    y = outputs(own, W, layers).view(G, n, T, layers.W.shape[1], -1).permute(0, 3, 1, 2, 4)
-    h, slope = pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
-    inside = ((at < len(a) - 1) if on is None else on[:, 0][at]).view(G, 1, n, T, 1)
-    return h * inside, Passed(alpha, slope * inside)
+    if stage.directions is not None:
+        alpha = by_branch(own @ stage.directions.eta.transpose(1, 2).flatten(2))
+    elif stage.posterior is not None and stage.posterior.F is None:
+        U = stage.posterior.U
+        alpha = own @ U if U.dim() == 2 else own.unsqueeze(1) @ U
+        alpha = alpha.view(G, -1, n, T, U.shape[-1])
+    y = by_branch(linear_outputs(own, stage.W.transpose(1, 2).flatten(2), stage))
+    scale, shift = stage.scale[:, :, None, None], stage.shift[:, :, None, None]
+    h, slope = apply_norm_and_activation(y, scale, shift, stage)
+    on_map = (rows < len(A) - 1) if inside is None else inside[:, 0][rows]
+    on_map = on_map.view(G, 1, n, T, 1)
+    return h * on_map, StageCache(alpha, slope * on_map)
 
 
-def _later_branches(layers: Layers, x: Tensor) -> tuple[Tensor, Passed]:
-    """A stage behind, on x (G, B, n, T, C)."""
-    G, B, n, T, C = x.shape
-    side, size = round(T**0.5), 2 * layers.reach + 1
-    a = (
-        x.reshape(G, B, n, side, side, C).unfold(3, size, 1).unfold(4, size, 1)
-    )  # (G, B, n, s, s, C, k, k)
-    a = a.movedim(5, 7).flatten(5).flatten(3, 4)  # (G, B, n, T', k k C)
-    if layers.behind:
-        a = torch.cat([a, _behind(a, layers)], -1)
-    flat = a.flatten(2, 3)
-    alpha = None if layers.turned is None else (flat @ layers.turned.U).view(*a.shape[:4], -1)
-    y = outputs(flat, layers.W, layers).view(*a.shape[:4], -1)
-    h, slope = pointwise(y, layers.scale[:, :, None, None], layers.shift[:, :, None, None], layers)
-    return h, Passed(alpha, slope)
+def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache]:
+    """Outputs (G, B, n, T', n_out) of a later stage, from x (G, B, n, T, C)."""
+    side, k = round(x.shape[3] ** 0.5), 2 * stage.reach + 1
+    windows = x.unflatten(3, (side, side)).unfold(3, k, 1).unfold(4, k, 1)
+    A = windows.movedim(5, 7).flatten(5).flatten(3, 4)  # (G, B, n, T', k k C)
+    if stage.n_extra:
+        extra = A.new_zeros(stage.n_extra)
+        extra[: stage.has_bias] = 1
+        A = torch.cat([A, extra.expand(*A.shape[:-1], -1)], -1)
+    flat = A.flatten(2, 3)
+    alpha = None if stage.basis is None else (flat @ stage.basis).view(*A.shape[:4], -1)
+    y = linear_outputs(flat, stage.W, stage).view(*A.shape[:4], -1)
+    scale, shift = stage.scale[:, :, None, None], stage.shift[:, :, None, None]
+    h, slope = apply_norm_and_activation(y, scale, shift, stage)
+    return h, StageCache(alpha, slope)
 
 
-def _behind(a: Tensor, layers: Layers) -> Tensor:
-    """What comes behind the inputs (..., behind): the 1 of a bias, then zeros."""
-    behind = a.new_zeros(layers.behind)
-    behind[: layers.has_bias] = 1
-    return behind.expand(*a.shape[:-1], layers.behind)
+def _shared_kernels(posterior: StagePosterior, grams: Tensor, plan: Plan, group: Group) -> Tensor:
+    """K_p (G, B, n, p, T, T) of the first stage, from the Gram matrices (u, S, T T) per cell."""
+    assert posterior.F is not None
+    (G, n), (_, B, p, _) = group.members.shape, posterior.F.shape
+    T = round(grams.shape[-1] ** 0.5)
+    centre = pad(plan.centre_of, (0, 1))[group.members]  # any for padding: its gradients are zero
+    own = grams.index_select(0, centre.flatten()).view(G, n, -1, T * T)
+    K = posterior.F.flatten(1, 2).unsqueeze(1) @ own  # (G, n, B p, T T)
+    return K.view(G, n, B, p, T, T).transpose(1, 2)
 
 
-def _branch_covariance(
-    turned: Turned, alpha: Tensor | None, d: Tensor, grams: tuple[Tensor, Tensor] | None
-) -> Tensor:
-    """(G, B, n, c, c) of gradients d (G, B, c, n, T, C); from Gram matrices of cells, and the cell of each box (G, n), where they are known."""
-    G, B, c, n, T, p = d.shape
-    delta = (d.flatten(2, 4) @ turned.V).view(d.shape)
-    delta = delta.permute(0, 1, 3, 5, 4, 2)  # (G, B, n, p, T, c)
-    if grams is not None:
-        assert turned.rows is not None
-        T = round(grams[0].shape[-1] ** 0.5)
-        delta = filled(delta, T)
-        own = (
-            grams[0].index_select(0, grams[1].flatten().clamp(min=0)).view(G, n, -1, T * T)
-        )  # of no box: any, its gradients are zero
-        K = turned.rows.flatten(1, 2).unsqueeze(1) @ own  # (G, n, B p, T T)
-        K = K.view(G, n, B, p, T, T).transpose(1, 2)
-    else:
-        assert alpha is not None
-        pairs = (alpha.unsqueeze(-2) * alpha.unsqueeze(-3)).flatten(2, 4)  # (G, B, n T T, n_in)
-        K = (
-            (pairs @ turned.variances.transpose(2, 3))
-            .view(G, B, n, T * T, p)
-            .transpose(3, 4)
-            .unflatten(4, (T, T))
-        )
-    return contracted(K, delta)[..., :c, :c]
-
-
-def _branch_directions(drawn: Drawn, alpha: Tensor | None, d: Tensor) -> Tensor:
-    """(G, B, n, c, k) of gradients d (G, B, c, n, T, C) and what the directions make of the inputs, alpha (G, B, n, T, k C)."""
+def _own_kernels(posterior: StagePosterior, alpha: Tensor | None) -> Tensor:
+    """K_p (G, B, n, p, T, T), from alpha (G, B, n, T, n_in) and the variances as they are."""
     assert alpha is not None
-    G, B, n, T, _ = alpha.shape
-    moved = (
-        alpha.reshape(G, B, n, T, drawn.count, -1).transpose(4, 5).flatten(3, 4)
-    )  # (G, B, n, T C, k)
-    return d.transpose(2, 3).flatten(4) @ moved
+    n, T = alpha.shape[2:4]
+    pairs = (alpha.unsqueeze(-2) * alpha.unsqueeze(-3)).flatten(2, 4)  # (G, B, n T T, n_in)
+    K: Tensor = pairs @ posterior.variances.transpose(2, 3)  # (G, B, n T T, p)
+    return K.view(*K.shape[:2], n, T, T, -1).movedim(5, 3)
+
+
+def _branch_covariance(posterior: StagePosterior, K: Tensor, d: Tensor) -> Tensor:
+    """What a stage adds (G, B, n, c, c), for gradients d (G, B, c, n, T, n_out)."""
+    c = d.shape[2]
+    delta = (d.flatten(2, 4) @ posterior.V).view(d.shape).permute(0, 1, 3, 5, 4, 2)
+    delta = pad_gradients(delta, K.shape[-1])  # (G, B, n, p, T, c)
+    return quadratic_forms(K, delta)[..., :c, :c]
+
+
+def _branch_derivatives(directions: StageDirections, alpha: Tensor | None, d: Tensor) -> Tensor:
+    """What a stage adds (G, B, n, c, k), for d (G, B, c, n, T, n_out)."""
+    assert alpha is not None  # (G, B, n, T, k n_out)
+    moved: Tensor = alpha.unflatten(4, (directions.count, -1)).transpose(4, 5).flatten(3, 4)
+    return d.transpose(2, 3).flatten(4) @ moved  # times (G, B, n, T n_out, k)

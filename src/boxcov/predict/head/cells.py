@@ -1,8 +1,9 @@
-"""Which rows each stage of a head reads, for the boxes of a frame: index tensors, made once a frame.
+"""Index tensors, made once per frame: which rows each stage of a head reads for the boxes.
 
-A stage's output lives at cells of the map: rows 0 to L - 1, and row L, which is zero, for all cells beyond the border. On a CPU every cell that some
-box sees is listed once, as windows overlap. On a GPU every box has cells of its own, so that all sizes and all tables follow from the number
-of boxes; those beyond the border are then rows of their own, set to zero.
+A stage is evaluated at L cells of the feature map, its rows 0 to L - 1. Row L is zero and stands
+for the zero padding outside the map. On a CPU boxes share cells: a cell in several windows is
+listed once. On a GPU every box has its own cells, so that all sizes depend on the number of boxes
+only; the cells outside the map are then rows like any other, and are set to zero.
 """
 
 from __future__ import annotations
@@ -15,66 +16,12 @@ from torch.nn.functional import pad
 
 from boxcov.predict.layer_covariance import MEMORY
 
-NEAR = 2**20  # bytes of intermediates at once on a CPU: what its second cache holds
-
-
-@dataclass(frozen=True)
-class Cells:
-    """Where one stage is evaluated."""
-
-    table: Tensor  # (L, k k) rows of its input that each cell reads
-    at: Tensor  # (m, T) its rows that each box sees; L is beyond the border
-    each: int = 0  # of cells that are a box's own: rows a box, T and some that fill up; 0 where boxes share cells
-    inside: Tensor | None = (
-        None  # (L + 1, 1) of a box's own: 1 for a cell of the map, 0 for one beyond
-    )
-
-    def at_or_beyond(self, boxes: Tensor) -> Tensor:
-        """The same for some boxes (..., T); the box m sees nothing."""
-        return torch.cat([self.at, torch.full_like(self.at[:1], len(self.table))])[boxes]
-
-    def seen(self, rows: Tensor) -> Tensor:
-        """What each box sees (..., m, T, C) of rows (..., L + 1, C); a view, if its cells are its own."""
-        if not self.each:
-            return rows[..., self.at, :]
-        own: Tensor = rows[..., :-1, :].unflatten(-2, (-1, self.each))
-        return own[..., : self.at.shape[1], :]
-
-
-@dataclass(frozen=True)
-class Group:
-    """The boxes of some kinds, one row a kind, or several."""
-
-    kinds: slice | Tensor  # of the G rows
-    members: Tensor  # (G, n) boxes of each row, filled up with m
-    boxes: Tensor  # (g,) all of them
-    slot: Tensor  # (g,) where each of them is among the members
-
-
-@dataclass(frozen=True)
-class Plan:
-    stages: tuple[Cells, ...]  # those of the stem, and the first of the branches
-    first: (
-        Tensor | None
-    )  # (u,) one box for each different cell that a box stands on; None: every box counts
-    cell: Tensor  # (m,) which of them
-    groups: tuple[Group, ...]
-    pixels: (
-        Tensor  # (P,) the cells of the map, frame after frame, whose features the first stage reads
-    )
-    room: int  # bytes of intermediates at once
-    beyond: Tensor | None = (
-        None  # (P + 1, 1) whether a pixel is none of the map, where that is not told by the tables
-    )
-
-    def cell_or_none(self, boxes: Tensor) -> Tensor:
-        """The cells of some boxes; -1 for the box m, which is none."""
-        return torch.cat([self.cell, self.cell.new_full((1,), -1)])[boxes]
+_CACHE_SIZE = 2**20  # bytes of intermediates on a CPU: they should fit its second-level cache
 
 
 @dataclass(frozen=True)
 class BoxPositions:
-    """The cells that m boxes stand on, and what kind they are."""
+    """The cells at the centres of m boxes, and the kinds of the boxes: (m,) each."""
 
     frame: Tensor
     row: Tensor
@@ -82,191 +29,232 @@ class BoxPositions:
     kind: Tensor
 
 
-def plan_shared_cells(
-    features: Tensor, where: BoxPositions, radius: int, reaches: list[int]
-) -> tuple[Tensor, Plan]:
-    """The features (P + 1, C) of the cells that boxes see, each once and a row of zeros, and the plan for stages of those ``reaches``.
+@dataclass(frozen=True)
+class Cells:
+    """The cells at which one stage is evaluated."""
 
-    >>> where = BoxPositions(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
-    >>> pixels, made = plan_shared_cells(torch.randn(1, 4, 8, 8), where, radius=1, reaches=[1])
-    >>> pixels.shape, [group.kinds for group in made.groups]  # four cells of the first, in the corner, and nine of the second
-    (torch.Size([14, 4]), [slice(0, 1, None), slice(1, 2, None)])
+    input_rows: Tensor  # (L, k k) rows of the stage's input that each cell reads
+    box_rows: Tensor  # (m, T) rows that each box depends on; L is outside the map
+    rows_per_box: int = 0  # of a box's own cells: T and padding; 0 where boxes share cells
+    inside: Tensor | None = None  # (L + 1, 1) of own cells: 1 inside the map, 0 outside
+
+    def rows_of(self, boxes: Tensor) -> Tensor:
+        """``box_rows`` of some boxes (..., T); box m is padding, all of it outside the map."""
+        return pad(self.box_rows, (0, 0, 0, 1), value=len(self.input_rows))[boxes]
+
+    def per_box(self, rows: Tensor) -> Tensor:
+        """Values (..., m, T, C) at the cells of each box, of rows (..., L + 1, C)."""
+        if not self.rows_per_box:
+            return rows[..., self.box_rows, :]
+        own: Tensor = rows[..., :-1, :].unflatten(-2, (-1, self.rows_per_box))  # a view
+        return own[..., : self.box_rows.shape[1], :]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Boxes that pass through the branches together: G rows of n boxes, each row of one kind."""
+
+    kinds: slice | Tensor  # kinds of the G rows
+    members: Tensor  # (G, n) boxes; m is padding
+    boxes: Tensor  # (g,) the boxes without padding
+    slot: Tensor  # (g,) their positions among the G n members
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the boxes of a frame pass through the head."""
+
+    stages: tuple[Cells, ...]  # of the stem, and of the first stage of the branches
+    centres: Tensor | None  # (u,) one box per different centre cell; None: every box counts
+    centre_of: Tensor  # (m,) which of the u centres a box has
+    groups: tuple[Group, ...]
+    map_cells: Tensor  # (P,) cells of the map, over all frames, whose features the stem reads
+    max_bytes: int  # of intermediates at a time
+    outside: Tensor | None = None  # (P + 1,) of own cells: whether a cell is outside the map
+
+
+def plan_shared_cells(
+    features: Tensor, positions: BoxPositions, radius: int, reaches: list[int]
+) -> tuple[Tensor, Plan]:
+    """Features (P + 1, C) of the cells that boxes depend on, each once, and the plan for a CPU.
+
+    The last row of the features is zero. radius: of the boxes' windows. reaches: of the stages.
+
+    >>> positions = BoxPositions(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
+    >>> rows, plan = plan_shared_cells(torch.randn(1, 4, 8, 8), positions, radius=1, reaches=[1])
+    >>> rows.shape, len(plan.groups)  # four cells of the box in the corner, nine of the other one
+    (torch.Size([14, 4]), 2)
     """
     batch, _, height, width = features.shape
-    cell, inside = _cells(features, where, radius)
-    cells, index = once(torch.where(inside, cell, batch * height * width), batch * height * width)
-    pixels = features.flatten(2)[cells // (height * width), :, cells % (height * width)]
-    seen, rows, side = cells, len(cells), 2 * radius + 1
-    centres, own = once(index[:, radius, radius], rows)
-    first = torch.zeros_like(centres).scatter(0, own, torch.arange(len(own), device=own.device))
+    size = height * width
+    cell, inside = _window_cells(features, positions, radius)
+    map_cells, index = unique_below(torch.where(inside, cell, batch * size), batch * size)
+    rows = features.flatten(2)[map_cells // size, :, map_cells % size]
+    n_rows, side = len(map_cells), 2 * radius + 1
+    unique_centres, centre_of = unique_below(index[:, radius, radius], n_rows)
+    boxes = torch.arange(len(centre_of), device=centre_of.device)
+    centres = torch.zeros_like(unique_centres).scatter(0, centre_of, boxes)
     stages = []
     for reach in reaches:
-        size = 2 * reach + 1
-        around = index.unfold(1, size, 1).unfold(2, size, 1).flatten(3)  # (m, s, s, k k)
+        k = 2 * reach + 1
+        around = index.unfold(1, k, 1).unfold(2, k, 1).flatten(3)  # (m, s, s, k k)
         index = index[:, reach : side - reach, reach : side - reach]
-        cells, at = once(index, rows)
-        table = torch.zeros(rows + 1, size * size, dtype=index.dtype, device=index.device)
-        table[index.flatten()] = around.flatten(
-            0, 2
-        )  # boxes that share a cell agree on what is around it
-        stages.append(Cells(table[cells], at.flatten(1)))
-        index, rows, side = at, len(cells), side - 2 * reach
-    return torch.cat([pixels, pixels.new_zeros(1, pixels.shape[1])]), Plan(
-        tuple(stages), first, own, _one_by_one(where.kind), seen, NEAR
-    )
+        cells, box_rows = unique_below(index, n_rows)
+        table = torch.zeros(n_rows + 1, k * k, dtype=index.dtype, device=index.device)
+        table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell write the same
+        stages.append(Cells(table[cells], box_rows.flatten(1)))
+        index, n_rows, side = box_rows, len(cells), side - 2 * reach
+    groups = _one_group_per_kind(positions.kind)
+    plan = Plan(tuple(stages), centres, centre_of, groups, map_cells, _CACHE_SIZE)
+    return pad(rows, (0, 0, 0, 1)), plan
 
 
 def window_tables(
     m: int, radius: int, reaches: list[int], like: Tensor, fill: int = 1
 ) -> tuple[Cells, ...]:
-    """The stages of m boxes with cells of their own, wherever they stand: made once for a number of boxes. ``inside`` is still missing.
+    """The cells of m boxes that have their own, without ``inside``: they depend on m only.
 
-    fill: rows of a box are filled up to a multiple of it.
+    fill: the rows of a box are padded to a multiple of it.
 
     >>> first, second = window_tables(3, radius=2, reaches=[1, 1], like=torch.zeros(1), fill=4)
-    >>> first.table.shape, first.at.shape, second.table.shape
+    >>> first.input_rows.shape, first.box_rows.shape, second.input_rows.shape
     (torch.Size([36, 9]), torch.Size([3, 9]), torch.Size([12, 9]))
     """
-    side = each = 2 * radius + 1
-    index = torch.arange(m * side * side, device=like.device).view(m, side, side)
-    rows, stages = m * side * side, []
+    side = 2 * radius + 1
+    n_rows = m * side * side
+    index = torch.arange(n_rows, device=like.device).view(m, side, side)
+    stages = []
     for reach in reaches:
-        size, side = 2 * reach + 1, side - 2 * reach
-        around = index.unfold(1, size, 1).unfold(2, size, 1).reshape(m, side * side, size * size)
-        each = side * side + -(side * side) % fill
-        table = torch.full((m, each, size * size), rows, device=like.device)
-        table[:, : side * side] = around
-        rows = m * each
-        at = torch.arange(rows, device=like.device).view(m, each)[:, : side * side]
-        stages.append(Cells(table.flatten(0, 1), at.contiguous(), each))
-        index = at.reshape(m, side, side)
+        k, side = 2 * reach + 1, side - 2 * reach
+        T = side * side
+        per_box = T + -T % fill
+        table = torch.full((m, per_box, k * k), n_rows, device=like.device)
+        table[:, :T] = index.unfold(1, k, 1).unfold(2, k, 1).reshape(m, T, k * k)
+        n_rows = m * per_box
+        box_rows = torch.arange(n_rows, device=like.device).view(m, per_box)[:, :T]
+        stages.append(Cells(table.flatten(0, 1), box_rows.contiguous(), per_box))
+        index = box_rows.reshape(m, side, side)
     return tuple(stages)
 
 
 def plan_own_cells(
     features: Tensor,
-    where: BoxPositions,
+    positions: BoxPositions,
     radius: int,
     reaches: list[int],
     group: Group,
-    stages: tuple[Cells, ...] | None = None,
+    tables: tuple[Cells, ...] | None = None,
 ) -> tuple[Tensor, Plan]:
-    """The same with cells of its own for every box: sizes follow from m and from ``group``, nothing is looked at.
+    """Features (P + 1, C) of each box's own cells, and the plan for a GPU or a static graph.
 
-    stages: what ``windows`` gave for as many boxes.
+    All sizes follow from m and ``group``. tables: those of ``window_tables`` for m boxes.
 
-    >>> where = BoxPositions(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
-    >>> pixels, made = plan_own_cells(torch.randn(1, 4, 8, 8), where, radius=1, reaches=[1], group=group_by_kind(where.kind, kinds=2, most=1))
-    >>> pixels.shape, made.groups[0].members
-    (torch.Size([19, 4]), tensor([[0],
-            [1]]))
+    >>> positions = BoxPositions(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
+    >>> group = group_by_kind(positions.kind, kinds=2, most=1)
+    >>> rows, plan = plan_own_cells(torch.randn(1, 4, 8, 8), positions, 1, [1], group)
+    >>> rows.shape
+    torch.Size([19, 4])
     """
-    m = len(where.frame)
-    stages = window_tables(m, radius, reaches, features) if stages is None else stages
-    cell, inside = _cells(features, where, radius)
-    on = inside.to(features.dtype)
-    # channels last, as a network leaves them on a GPU: no copy
-    pixels = features.permute(0, 2, 3, 1).reshape(-1, features.shape[1]).index_select(
-        0, cell.flatten()
-    ) * on.view(-1, 1)
-    made, crop = [], 0
-    for cells, reach in zip(stages, reaches):
+    m, C = len(positions.frame), features.shape[1]
+    tables = window_tables(m, radius, reaches, features) if tables is None else tables
+    cell, inside = _window_cells(features, positions, radius)
+    mask = inside.to(features.dtype)
+    channels_last = features.permute(0, 2, 3, 1).reshape(-1, C)  # no copy on a GPU
+    rows = channels_last.index_select(0, cell.flatten()) * mask.view(-1, 1)
+    stages, crop = [], 0
+    for cells, reach in zip(tables, reaches):
         crop += reach
-        own = on[:, crop : on.shape[1] - crop, crop : on.shape[2] - crop].flatten(1)
-        own = pad(pad(own, (0, cells.each - own.shape[1])).flatten(), (0, 1))
-        made.append(replace(cells, inside=own.unsqueeze(1)))
-    each = torch.arange(m, device=cell.device)
-    beyond = pad(~inside.flatten(), (0, 1), value=True).unsqueeze(1)
-    return pad(pixels, (0, 0, 0, 1)), Plan(
-        tuple(made), None, each, (group,), cell.flatten(), 4 * MEMORY, beyond
-    )
+        own = mask[:, crop : mask.shape[1] - crop, crop : mask.shape[2] - crop].flatten(1)
+        own = pad(pad(own, (0, cells.rows_per_box - own.shape[1])).flatten(), (0, 1))
+        stages.append(replace(cells, inside=own.unsqueeze(1)))
+    boxes = torch.arange(m, device=cell.device)
+    outside = pad(~inside.flatten(), (0, 1), value=True)
+    plan = Plan(tuple(stages), None, boxes, (group,), cell.flatten(), 4 * MEMORY, outside)
+    return pad(rows, (0, 0, 0, 1)), plan
 
 
-def once(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The different ones among ``numbers`` below ``size``, ascending (n,), and where each stands among them; ``size`` itself stands at n.
+def unique_below(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The unique numbers below ``size`` (n,), ascending, and the index of each number among them.
 
-    >>> once(torch.tensor([5, 2, 9, 5]), 9)
+    ``size`` itself marks padding; its index is n.
+
+    >>> unique_below(torch.tensor([5, 2, 9, 5]), 9)
     (tensor([2, 5]), tensor([1, 0, 2, 1]))
     """
-    there = torch.zeros(size + 1, dtype=torch.bool, device=numbers.device)
-    there[numbers.flatten()] = True
-    there[size] = False
-    place = there.cumsum(0) - 1
-    found = there.nonzero()[:, 0]
-    place[size] = len(found)
-    return found, place[numbers]
+    occurs = torch.zeros(size + 1, dtype=torch.bool, device=numbers.device)
+    occurs[numbers.flatten()] = True
+    occurs[size] = False
+    index = occurs.cumsum(0) - 1
+    unique = occurs.nonzero()[:, 0]
+    index[size] = len(unique)
+    return unique, index[numbers]
 
 
-def _cells(features: Tensor, where: BoxPositions, radius: int) -> tuple[Tensor, Tensor]:
-    """Numbers (m, s, s) of the cells of each window, and whether they are on the map; one beyond has the number of the nearest that is."""
+def _window_cells(features: Tensor, positions: BoxPositions, radius: int) -> tuple[Tensor, Tensor]:
+    """Cells (m, s, s) of each box's window, and whether they are inside the map.
+
+    A cell outside gets the number of the nearest cell inside.
+    """
     height, width = features.shape[2:]
-    around = torch.arange(-radius, radius + 1, device=where.row.device)
-    rows = (where.row[:, None] + around)[:, :, None]  # (m, s, 1)
-    columns = (where.column[:, None] + around)[:, None, :]  # (m, 1, s)
+    around = torch.arange(-radius, radius + 1, device=positions.row.device)
+    rows = (positions.row[:, None] + around)[:, :, None]  # (m, s, 1)
+    columns = (positions.column[:, None] + around)[:, None, :]  # (m, 1, s)
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    return (
-        where.frame[:, None, None] * height + rows.clamp(0, height - 1)
-    ) * width + columns.clamp(0, width - 1), inside
+    rows = positions.frame[:, None, None] * height + rows.clamp(0, height - 1)
+    return rows * width + columns.clamp(0, width - 1), inside
 
 
 def group_by_kind(kind: Tensor, kinds: int, most: int) -> Group:
-    """All kinds at once, each filled up to the ``most`` boxes of a kind: few launches on a GPU. A box of the kind ``kinds`` is none.
+    """One group with one row per kind, padded to ``most`` boxes: few launches on a GPU.
+
+    A box of the kind ``kinds`` is padding.
 
     >>> group_by_kind(torch.tensor([1, 0, 1]), kinds=2, most=2).members
     tensor([[1, 3],
             [0, 2]])
     """
     m = len(kind)
-    each = torch.arange(m, device=kind.device)
-    number = _numbers(kind)
-    slot = torch.where(kind < kinds, kind * most + number, kinds * most)
-    members = torch.full((kinds * most + 1,), m, device=kind.device).scatter(0, slot, each)[:-1]
-    return Group(slice(0, kinds), members.view(kinds, most), each, slot.clamp(max=kinds * most - 1))
+    boxes = torch.arange(m, device=kind.device)
+    slot = torch.where(kind < kinds, kind * most + _rank_in_kind(kind), kinds * most)
+    members = torch.full((kinds * most + 1,), m, device=kind.device).scatter(0, slot, boxes)[:-1]
+    slot = slot.clamp(max=kinds * most - 1)
+    return Group(slice(0, kinds), members.view(kinds, most), boxes, slot)
 
 
 def group_in_blocks(kind: Tensor, kinds: int, size: int = 16) -> Group:
-    """Rows of ``size`` boxes of one kind, as many as any boxes could need: of fixed shape whatever the kinds of m boxes, and little filled up.
+    """One group of rows of ``size`` boxes of one kind, with little padding.
 
-    >>> found = group_in_blocks(torch.tensor([1, 0, 1, 1]), kinds=2, size=2)
-    >>> found.kinds, found.members
+    Its shape does not depend on the kinds of the m boxes, as a static graph requires.
+
+    >>> group = group_in_blocks(torch.tensor([1, 0, 1, 1]), kinds=2, size=2)
+    >>> group.kinds, group.members
     (tensor([0, 1, 1, 1]), tensor([[1, 4],
             [0, 2],
             [3, 4],
             [4, 4]]))
     """
     m = len(kind)
-    each = torch.arange(m, device=kind.device)
+    boxes = torch.arange(m, device=kind.device)
     counts = (kind.unsqueeze(1) == torch.arange(kinds, device=kind.device)).long().sum(0)
-    ends = ((counts + size - 1) // size).cumsum(0)  # (kinds,) rows up to the last of each kind
-    rows = m // size + kinds
-    slot = torch.cat([ends.new_zeros(1), ends])[kind] * size + _numbers(kind)
-    members = torch.full((rows * size,), m, device=kind.device).scatter(0, slot, each)
-    of = (
-        (torch.arange(rows, device=kind.device).unsqueeze(1) >= ends)
-        .long()
-        .sum(1)
-        .clamp(max=kinds - 1)
-    )
-    return Group(of, members.view(rows, size), each, slot)
+    ends = ((counts + size - 1) // size).cumsum(0)  # (kinds,) the row behind the last of each kind
+    n_rows = m // size + kinds
+    slot = torch.cat([ends.new_zeros(1), ends])[kind] * size + _rank_in_kind(kind)
+    members = torch.full((n_rows * size,), m, device=kind.device).scatter(0, slot, boxes)
+    kind_of_row = (torch.arange(n_rows, device=kind.device).unsqueeze(1) >= ends).long().sum(1)
+    return Group(kind_of_row.clamp(max=kinds - 1), members.view(n_rows, size), boxes, slot)
 
 
-def _numbers(kind: Tensor) -> Tensor:
-    """The number of each box among those of its kind (m,)."""
-    before = torch.ones(len(kind), len(kind), dtype=torch.bool, device=kind.device).tril(-1)
-    return ((kind.unsqueeze(1) == kind) & before).long().sum(1)
+def _rank_in_kind(kind: Tensor) -> Tensor:
+    """The number of earlier boxes of the same kind (m,)."""
+    earlier = torch.ones(len(kind), len(kind), dtype=torch.bool, device=kind.device).tril(-1)
+    return ((kind.unsqueeze(1) == kind) & earlier).long().sum(1)
 
 
-def _one_by_one(kind: Tensor) -> tuple[Group, ...]:
-    """One kind after the other: nothing is filled up, and what is worked on stays in a CPU's cache."""
+def _one_group_per_kind(kind: Tensor) -> tuple[Group, ...]:
+    """One group per kind, without padding: the intermediates stay in a CPU's cache."""
     groups = []
     for k in kind.unique().tolist():
         boxes = (kind == k).nonzero()[:, 0]
-        groups.append(
-            Group(
-                slice(k, k + 1),
-                boxes.unsqueeze(0),
-                boxes,
-                torch.arange(len(boxes), device=kind.device),
-            )
-        )
+        slot = torch.arange(len(boxes), device=kind.device)
+        groups.append(Group(slice(k, k + 1), boxes.unsqueeze(0), boxes, slot))
     return tuple(groups)

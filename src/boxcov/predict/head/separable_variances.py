@@ -1,13 +1,16 @@
-"""Posterior variances as short sums of products: what makes the exact covariance cheap.
+"""Posterior variances as short sums of products, which makes the exact covariance cheap.
 
-The variance of a layer's weight in the eigenbasis is ``v[p, q] = 1 / (tau + n m_p l_q)``. As a function of p it is ``1 / (n m_p)`` times
-``1 / (a + l_q)`` at ``a = tau / (n m_p)``, and a function ``1 / (a + l)`` is, to rounding, a combination of a few others, ``1 / (a + beta_s)``. So
+The variance of a layer's weight in the eigenbasis is ``v[p, q] = 1 / (tau + n m_p l_q)``. As a
+function of p it is ``1 / (n m_p)`` times ``1 / (a + l_q)`` at ``a = tau / (n m_p)``. A function
+``1 / (a + l)`` equals, to rounding, a combination of a few functions ``1 / (a + beta_s)``. So
 
     v[p, q] = sum over s of F[p, s] h[s, q],    F[p, s] = 1 / (tau + n m_p beta_s),
 
-with h the same for every layer that shares the input factor. The q are cut into bands, as a narrow range of l takes few terms: most eigenvalues of a
-factor are so small that two or three do. Where the smallest are so small beside the prior that one number stands for all of them, their eigenvectors
-are not needed one by one: what an input has in common with none of the others is one vector.
+and layers that share the input factor share h. The q are cut into bands, because a narrow range of
+l needs few terms: most eigenvalues of a factor are so small that two or three terms are enough.
+Where the smallest eigenvalues are negligible against the prior, one variance serves all of them.
+Their eigenvectors are then not needed: they enter only through the remainder of an input after
+its projection on the other eigenvectors.
 """
 
 from __future__ import annotations
@@ -20,167 +23,161 @@ from torch import Tensor
 
 from boxcov.posterior.posterior import Posterior
 
-_POINTS = 60  # where the error is looked at, over the range of a
-_MOST = 30  # terms of a band
+_GRID_SIZE = 60  # values of a at which the error is measured
+_MAX_TERMS = 30  # per band
 _EDGES = tuple(10 ** (i / 2) for i in range(-6, 13))  # of bands, in multiples of the smallest a
-_BAND = 80  # what a term costs besides its columns, in columns: the sum over terms, and the inefficiency of narrow products
+# cost of a term besides its columns, in columns: summing terms, and inefficient narrow products
+_TERM_COST = 80
 
 
 @dataclass(frozen=True)
 class Separable:
-    """``v[k][p, q] = sum over s of rows[k][p, s] columns[s, q]``; in a band of q only some s count, and others are not stored."""
+    """Variances ``v[p, q] = sum over s of F[p, s] h[s, q]``, with a separate set of s per band."""
 
-    rows: tuple[
-        Tensor, ...
-    ]  # (n_out, S) for each layer, the bands one after the other; with a rest, its own come last
-    bands: tuple[tuple[slice, Tensor], ...]  # columns q, and (S of the band, columns)
-    error: float  # relative, the largest over all entries
-    rest: int = 0  # the first so many columns have one variance in each row
+    F: tuple[Tensor, ...]  # (n_out, S) per layer, band after band; with merged q, theirs is last
+    bands: tuple[tuple[slice, Tensor], ...]  # q, and h (S of the band, number of q)
+    error: float  # largest relative error of a variance
+    n_merged: int = 0  # the first q that share one variance per p
 
-    def of(self, layer: int) -> Tensor:
-        """The variances (n_out, n_in) of one layer, as they are represented."""
-        *parts, last = self.rows[layer].split(
-            [*(len(columns) for _, columns in self.bands), int(self.rest > 0)], 1
-        )
-        own = torch.cat([rows @ columns for rows, (_, columns) in zip(parts, self.bands)], 1)
-        return torch.cat([last.expand(-1, self.rest), own], 1) if self.rest else own
+    def variances(self, layer: int) -> Tensor:
+        """The represented variances (n_out, n_in) of one layer."""
+        sizes = [*(len(h) for _, h in self.bands), int(self.n_merged > 0)]
+        *F, merged = self.F[layer].split(sizes, 1)
+        v = torch.cat([own @ h for own, (_, h) in zip(F, self.bands)], 1)
+        return torch.cat([merged.expand(-1, self.n_merged), v], 1) if self.n_merged else v
 
 
-def separable(
+def fit_separable(
     posterior: Posterior, names: list[str], tolerance: float, merge: bool = False
 ) -> Separable | None:
-    """The variances of layers with one input factor and one group, in as few terms as ``tolerance`` allows; None if too many are needed.
+    """Represent the variances of layers that share one input factor in as few terms as possible.
 
-    merge: let the smallest eigenvalues have one number, if they are more than half.
+    Return None if the posterior has no such form or needs too many terms.
+
+    tolerance: largest relative error of a variance.
+    merge: let the smallest eigenvalues share one variance, if they are more than half.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=4))
-    >>> found = separable(posterior, ["head.branches.size.0", "head.branches.rot.0"], 1e-5)
+    >>> found = fit_separable(posterior, ["head.branches.size.0", "head.branches.rot.0"], 1e-5)
     >>> v = posterior.variances("head.branches.rot.0")[0]
-    >>> bool(((found.of(1) / v - 1).abs() < 2e-5).all())
+    >>> bool(((found.variances(1) / v - 1).abs() < 2e-5).all())
     True
     """
     blocks = [posterior.blocks[name] for name in names]
-    if any(block.refined for block in blocks):  # variances of no particular form
+    if any(block.refined for block in blocks):  # EKFAC variances have no separable form
         return None
-    dtype = blocks[0].H.values.dtype
-    l = blocks[0].Q.values[0].double()
     if posterior.form == "paper":
-        values = blocks[0].Q.jittered(posterior.jitter)[0].double()
-        rows = [1 / block.H.jittered(posterior.jitter)[0].double() for block in blocks]
-        whole = slice(0, len(l)), (1 / values).unsqueeze(0).to(dtype)
-        return Separable(tuple(row.unsqueeze(1).to(dtype) for row in rows), (whole,), 0.0)
-    pairs = [
+        return _kronecker(posterior, names)
+    l = blocks[0].Q.values[0].double()
+    curvatures = [
         (posterior.n_data * block.H.values[0].double(), posterior.tau(name))
         for name, block in zip(names, blocks)
-    ]
-    a = torch.cat([tau / nm.clamp(min=1e-300) for nm, tau in pairs])
+    ]  # n m, and tau
+    a = torch.cat([tau / nm.clamp(min=1e-300) for nm, tau in curvatures])
     low, top = float(a.min()), float(l.max())
     if not 0 < low < 1e100 or not top > 0:  # no prior, or no curvature at all
         return None
-    high = min(float(a.max()), 1e4 * max(top, low))  # beyond, 1 / (a + l) is flat
-    grid = _spread(low, max(high, 1.01 * low), _POINTS, l)
-    bands = []
-    nodes: list[Tensor] = []
-    error = 0.0
-    rest = _mergeable(l, low, tolerance) if merge else 0
-    for part in _bands(l[rest:], grid, tolerance):
-        band = slice(part.start + rest, part.stop + rest)
-        found = _fewest(
-            float(l[band.start]) if band.start else 0.0,
-            float(l[band.stop - 1]),
-            l[band],
-            grid,
-            tolerance,
-        )
-        if found is None:
+    high = min(float(a.max()), 1e4 * max(top, low))  # 1 / (a + l) is flat beyond
+    grid = _geometric(low, max(high, 1.01 * low), _GRID_SIZE, l)
+    n_merged = _count_mergeable(l, low, tolerance) if merge else 0
+    dtype, bands, nodes, error = blocks[0].H.values.dtype, [], [], 0.0
+    for part in _cut_bands(l[n_merged:], grid, tolerance):
+        band = slice(part.start + n_merged, part.stop + n_merged)
+        bottom = float(l[band.start]) if band.start else 0.0
+        terms = _fewest_terms((bottom, float(l[band.stop - 1])), l[band], grid, tolerance)
+        if terms is None:
             return None
-        h, off, own = found
-        bands.append((band, h.T.to(dtype).contiguous()))
-        nodes.append(own)
-        error = max(error, off)
-    if rest:
-        nodes.append(l[rest - 1 : rest] / 2)
-        error = max(error, float(l[rest - 1]) / 2 / low)
-    every = torch.cat(nodes)
-    return Separable(
-        tuple((1 / (tau + nm.unsqueeze(1) * every)).to(dtype) for nm, tau in pairs),
-        tuple(bands),
-        error,
-        rest,
-    )
+        bands.append((band, terms.h.T.to(dtype).contiguous()))
+        nodes.append(terms.nodes)
+        error = max(error, terms.error)
+    if n_merged:  # half the largest of them represents them all
+        nodes.append(l[n_merged - 1 : n_merged] / 2)
+        error = max(error, float(l[n_merged - 1]) / 2 / low)
+    beta = torch.cat(nodes)
+    F = tuple((1 / (tau + nm.unsqueeze(1) * beta)).to(dtype) for nm, tau in curvatures)
+    return Separable(F, tuple(bands), error, n_merged)
 
 
-def _mergeable(l: Tensor, low: float, tolerance: float) -> int:
-    """How many of the ascending eigenvalues half the largest of them can stand for, beside ``low``; none if that saves nothing.
+def _kronecker(posterior: Posterior, names: list[str]) -> Separable:
+    """The paper's form, the inverse of a Kronecker product: one term."""
+    blocks = [posterior.blocks[name] for name in names]
+    dtype, jitter = blocks[0].H.values.dtype, posterior.jitter
+    h = 1 / blocks[0].Q.jittered(jitter)[0].double()
+    F = [1 / block.H.jittered(jitter)[0].double() for block in blocks]
+    band = slice(0, len(h)), h.unsqueeze(0).to(dtype)
+    return Separable(tuple(own.unsqueeze(1).to(dtype) for own in F), (band,), 0.0)
 
-    What is kept is a multiple of four, and there is always some.
+
+def _count_mergeable(l: Tensor, low: float, tolerance: float) -> int:
+    """How many of the ascending eigenvalues may share one variance; 0 if that saves nothing.
+
+    The number of the others is a multiple of four, and at least four.
     """
     kept = max(len(l) - int((l.clamp(min=0) <= 2 * tolerance * low).sum()), 1)
     kept += -kept % 4
     return len(l) - kept if 2 * kept < 0.9 * len(l) else 0
 
 
-def _bands(l: Tensor, grid: Tensor, tolerance: float) -> list[slice]:
-    """How to cut the ascending eigenvalues so that the terms, counted over all columns, are fewest: the shortest way over the edges."""
+def _cut_bands(l: Tensor, grid: Tensor, tolerance: float) -> list[slice]:
+    """Cut the ascending eigenvalues into bands of least cost: a shortest path over the edges."""
     low = float(grid[0])
-    # in fours: a GPU's fast products take no other sizes
+    # multiples of four: a GPU's fast products need such sizes
     edges = sorted({0, len(l), *(int((l < low * edge).sum()) // 4 * 4 for edge in _EDGES)})
     best: dict[int, tuple[float, list[slice]]] = {0: (0.0, [])}
     for j, stop in enumerate(edges[1:], 1):
-        ways = []
+        paths = []
         for start in edges[:j]:
             bottom, top = (float(l[start]) if start else 0.0), float(l[stop - 1])
-            found = _fewest(bottom, top, _sample(bottom, top, low, l), grid, tolerance)
-            if found is not None and start in best:
-                cost, before = best[start]
-                ways.append(
-                    (
-                        cost + (stop - start + _BAND) * (len(found[2]) + 0.5),
-                        [*before, slice(start, stop)],
-                    )
-                )
-        if ways:
-            best[stop] = min(ways, key=lambda way: way[0])
+            ends = bottom + low, max(top + low, (bottom + low) * (1 + 1e-9))
+            sample = _geometric(*ends, 12, l) - low
+            terms = _fewest_terms((bottom, top), sample, grid, tolerance)
+            if terms is not None and start in best:
+                cost, bands = best[start]
+                cost += (stop - start + _TERM_COST) * (len(terms.nodes) + 0.5)
+                paths.append((cost, [*bands, slice(start, stop)]))
+        if paths:
+            best[stop] = min(paths, key=lambda path: path[0])
     return best[len(l)][1] if len(l) in best else [slice(0, len(l))]
 
 
-def _sample(bottom: float, top: float, low: float, like: Tensor) -> Tensor:
-    """A few numbers from bottom to top, at equal ratios where they are far above ``low``."""
-    return _spread(bottom + low, max(top + low, (bottom + low) * (1 + 1e-9)), 12, like) - low
+@dataclass(frozen=True)
+class _Terms:
+    """``1 / (a + l) = sum over s of h_s / (a + beta_s)`` for n eigenvalues l."""
+
+    h: Tensor  # (n, S)
+    nodes: Tensor  # (S,) beta
+    error: float  # relative, the largest
 
 
-def _fewest(
-    bottom: float, top: float, l: Tensor, grid: Tensor, tolerance: float
-) -> tuple[Tensor, float, Tensor] | None:
-    """Coefficients (n, S), their error, and the nodes (S,), for eigenvalues between bottom and top: the fewest nodes that do."""
+def _fewest_terms(
+    ends: tuple[float, float], l: Tensor, grid: Tensor, tolerance: float
+) -> _Terms | None:
+    """The terms for eigenvalues l between two ends, at the fewest Chebyshev nodes that suffice."""
     low = float(grid[0])
-    middle, half = (log((top + low) * (bottom + low)) / 2, log((top + low) / (bottom + low)) / 2)
-    for count in range(1, _MOST + 1):
-        around = torch.cos(
-            (2 * torch.arange(count, dtype=l.dtype, device=l.device) + 1) * pi / (2 * count)
-        )  # Chebyshev's
-        nodes = ((middle + half * around).exp() - low).clamp(min=0)
-        h, error = _coefficients(grid, l, nodes, 1e-2 * tolerance)
-        if error <= tolerance:
-            return h, error, nodes
+    bottom, top = (log(end + low) for end in ends)
+    for count in range(1, _MAX_TERMS + 1):
+        k = torch.arange(count, dtype=l.dtype, device=l.device)
+        chebyshev = torch.cos((2 * k + 1) * pi / (2 * count))
+        nodes = ((top + bottom) / 2 + (top - bottom) / 2 * chebyshev).exp() - low
+        terms = _fit_terms(grid, l, nodes.clamp(min=0), ridge=1e-2 * tolerance)
+        if terms.error <= tolerance:
+            return terms
     return None
 
 
-def _spread(low: float, high: float, count: int, like: Tensor) -> Tensor:
-    """``count`` numbers from low to high, at equal ratios."""
-    return torch.logspace(log10(low), log10(high), count, dtype=like.dtype, device=like.device)
-
-
-def _coefficients(a: Tensor, l: Tensor, nodes: Tensor, ridge: float) -> tuple[Tensor, float]:
-    """h (n, S) of ``1 / (a + l) = sum over s of h_s / (a + beta_s)`` by least squares of the relative error, and the largest one.
-
-    The ridge keeps coefficients small: large ones that cancel would cost digits.
-    """
+def _fit_terms(a: Tensor, l: Tensor, nodes: Tensor, ridge: float) -> _Terms:
+    """Least squares of the relative error over a; the ridge avoids large terms that cancel."""
     system = (a + l.unsqueeze(1)).unsqueeze(2) / (a.unsqueeze(1) + nodes)  # (n, A, S)
     small = ridge * torch.eye(len(nodes), dtype=l.dtype, device=l.device)
     Q, R = torch.linalg.qr(torch.cat([system, small.expand(len(l), -1, -1)], 1))
     h = torch.linalg.solve_triangular(R, Q[:, : len(a)].sum(1).unsqueeze(2), upper=True)
-    return h.squeeze(2), float(((system @ h).squeeze(2) - 1).abs().max())
+    error = float(((system @ h).squeeze(2) - 1).abs().max())
+    return _Terms(h.squeeze(2), nodes, error)
+
+
+def _geometric(low: float, high: float, count: int, like: Tensor) -> Tensor:
+    """``count`` numbers from low to high at equal ratios."""
+    return torch.logspace(log10(low), log10(high), count, dtype=like.dtype, device=like.device)

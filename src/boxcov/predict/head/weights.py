@@ -1,6 +1,8 @@
-"""The weights and the posterior of a staged head, stacked and turned once, so that every frame is matrix products alone.
+"""Weights and posterior of a staged head, arranged once so that a frame takes matrix products only.
 
-Inputs of a layer are ordered tap by tap here, then by channel, as they are gathered; with a bias, a 1 comes last.
+G is the number of box kinds, B the number of branches per kind; a stage of the stem has one of
+each. The inputs of a layer are ordered tap by tap, then by channel, as ``products.gather_inputs``
+gathers them. The 1 of a bias follows, then, on a GPU, zeros up to a multiple of four.
 """
 
 from __future__ import annotations
@@ -10,91 +12,115 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from boxcov.head_stages import HeadStages, Stage
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.head.separable_variances import separable
+from boxcov.predict.head.separable_variances import fit_separable
 
-TOLERANCE = 1e-5  # of the variances' separable form unless said otherwise, in float32; in float64 they are taken as they are
-
+# relative error of the separable variances in float32; float64 uses the variances as they are
+TOLERANCE = 1e-5
 
 Bands = tuple[tuple[slice, Tensor | None], ...]
 
 
 @dataclass(frozen=True)
-class Turned:
-    """The posterior of the layers of a stage; layers with fewer outputs are filled up with zeros."""
+class StagePosterior:
+    """Posterior of the layers of a stage in its eigenbasis, zero-padded to the most outputs.
 
-    U: Tensor  # (n_in, n_in) where all layers share one input factor, else (G, B, n_in, n_in); with a rest, (n_in, kept)
+    With ``F`` the variances are also given as ``v[p, q] = sum over s of F[p, s] h[s, q]``, where a
+    band of q has its own h. See ``separable_variances.py``.
+    """
+
+    U: Tensor  # (n_in, n_in) where all layers share one input factor, else (G, B, n_in, n_in)
     V: Tensor  # (G, B, n_out, n_out)
     variances: Tensor  # (G, B, n_out, n_in)
-    rows: Tensor | None  # (G, B, n_out, S): with ``bands``, the variances in separable form
-    bands: Bands  # inputs q, and (S of the band, their number); None for ones
-    rest: bool = False  # whether what the kept columns of U leave of an input comes behind them, as a vector of its own length
+    F: Tensor | None = None  # (G, B, n_out, S)
+    bands: Bands = ()  # q, and h (S of the band, number of q); None stands for ones
+    has_remainder: bool = False  # U is (n_in, kept), and ``a - U U^T a`` is appended to ``U^T a``
 
-    def of(self, kinds: slice | Tensor) -> Turned:
-        U = self.U if self.U.dim() == 2 else self.U[kinds]
-        rows = None if self.rows is None else self.rows[kinds]
-        return Turned(U, self.V[kinds], self.variances[kinds], rows, self.bands, self.rest)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Directions in the place of a posterior: k of them for every layer of a stage."""
-
-    U: Tensor  # (n_in, k n_out) for a stem, else (G, B, n_in, k n_out)
-    count: int
-
-    def of(self, kinds: slice | Tensor) -> Drawn:
-        return Drawn(self.U[kinds], self.count)
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The layers of a stage: G kinds of B branches. A stage of the stem has one of each."""
-
-    W: Tensor  # (G, B, n_in, n_out)
-    scale: Tensor  # (G, B, n_out) of the norm
-    shift: Tensor
-    activation: Callable[[Tensor], Tensor] | None
-    has_bias: bool
-    behind: (
-        int  # columns of inputs behind those that are read: the 1 of a bias, and zeros that fill up
-    )
-    reach: int
-    picked: Tensor  # (R,) which of the B n_out outputs are real
-    branch_of: Tensor  # (R,) the branch of each
-    turned: Turned | Drawn | None  # None: not in the posterior
-    parameters: tuple[str, ...]  # of the posterior, among those of the layers
-    joined: Tensor | None = None  # of a stem, on a CPU: U and W side by side, one product for both
-
-    def of(self, kinds: slice | Tensor) -> Layers:
-        """Those of some kinds."""
-        turned = None if self.turned is None else self.turned.of(kinds)
+    def select(self, kinds: slice | Tensor) -> StagePosterior:
+        """The layers of some kinds."""
         return replace(
-            self, W=self.W[kinds], scale=self.scale[kinds], shift=self.shift[kinds], turned=turned
+            self,
+            U=self.U if self.U.dim() == 2 else self.U[kinds],
+            V=self.V[kinds],
+            variances=self.variances[kinds],
+            F=None if self.F is None else self.F[kinds],
         )
 
 
 @dataclass(frozen=True)
+class StageDirections:
+    """k directions for each layer of a stage, in place of its posterior."""
+
+    eta: Tensor  # (G, B, n_in, k n_out); for a stage of the stem (n_in, k n_out)
+    count: int  # k
+
+
+@dataclass(frozen=True)
+class StageWeights:
+    """The layers of a stage: G kinds of B branches."""
+
+    W: Tensor  # (G, B, n_in, n_out)
+    scale: Tensor  # (G, B, n_out) of the batch norm
+    shift: Tensor  # (G, B, n_out)
+    activation: Callable[[Tensor], Tensor] | None
+    reach: int  # cells that the kernel covers to each side
+    has_bias: bool
+    n_extra: int  # input columns behind the gathered ones: the 1 of a bias, then zeros
+    output_index: Tensor  # (R,) the outputs among the B n_out padded ones
+    branch_index: Tensor  # (R,) the branch of each output
+    parameters: tuple[str, ...]  # those that the posterior contains
+    # at most one of the two; neither if the posterior does not contain the stage
+    posterior: StagePosterior | None
+    directions: StageDirections | None
+    UW: Tensor | None = None  # stem on a CPU: U (or eta) and W side by side, for a single product
+
+    def select(self, kinds: slice | Tensor) -> StageWeights:
+        """The layers of some kinds."""
+        own = self.directions
+        return replace(
+            self,
+            W=self.W[kinds],
+            scale=self.scale[kinds],
+            shift=self.shift[kinds],
+            posterior=None if self.posterior is None else self.posterior.select(kinds),
+            directions=None if own is None else replace(own, eta=own.eta[kinds]),
+        )
+
+    @property
+    def basis(self) -> Tensor | None:
+        """What inputs are multiplied with to get alpha: U, or the directions."""
+        if self.posterior is not None:
+            return self.posterior.U
+        return None if self.directions is None else self.directions.eta
+
+
+@dataclass(frozen=True)
 class HeadWeights:
-    stem: tuple[Layers, ...]
-    branches: tuple[Layers, ...]
+    """All stages of a head."""
+
+    stem: tuple[StageWeights, ...]
+    branches: tuple[StageWeights, ...]
+
+    @property
+    def stages(self) -> tuple[StageWeights, ...]:
+        return (*self.stem, *self.branches)
 
     @property
     def radius(self) -> int:
-        """Cells that a box sees to each side."""
-        return sum(layers.reach for layers in (*self.stem, *self.branches))
+        """Cells to each side that a box depends on."""
+        return sum(stage.reach for stage in self.stages)
 
     @property
     def parameters(self) -> set[str]:
-        """Of the posterior, by name: those that it accounts for."""
-        return {name for layers in (*self.stem, *self.branches) for name in layers.parameters}
+        """Names of the posterior's parameters in the head."""
+        return {name for stage in self.stages for name in stage.parameters}
 
     @property
     def has_directions(self) -> bool:
-        """Whether it holds directions in the place of a posterior."""
-        return any(isinstance(layers.turned, Drawn) for layers in (*self.stem, *self.branches))
+        return any(stage.directions is not None for stage in self.stages)
 
     @property
     def n_kinds(self) -> int:
@@ -102,8 +128,8 @@ class HeadWeights:
 
     @property
     def reaches(self) -> list[int]:
-        """Of the stages whose input does not depend on the kind of the box."""
-        return [layers.reach for layers in (*self.stem, self.branches[0])]
+        """Reach of the stages whose input does not depend on the kind of the box."""
+        return [stage.reach for stage in (*self.stem, self.branches[0])]
 
 
 def build_head_weights(
@@ -113,171 +139,144 @@ def build_head_weights(
     etas: Mapping[str, Tensor] | None = None,
     tolerance: float = TOLERANCE,
 ) -> HeadWeights | None:
-    """None if the head, or what the posterior holds of it, is not of the form that can be stacked.
+    """Arrange a head for ``head_covariance``; None if its layers or posterior cannot be stacked.
 
-    names: of the parameters, by id. etas: directions (k, *shape) by parameter name; with them, derivatives along these are prepared
-    instead of the posterior's covariance. tolerance: the relative error that the variances may have in float32.
+    names: parameter names by ``id``.
+    etas: directions (k, *shape) by parameter name; ``head_covariance`` then returns the directional
+        derivatives along them instead of the covariance.
+    tolerance: relative error that the variances may have in float32.
     """
     stages = (*staged.stem, *staged.branches)
     if not staged.stem or not staged.branches or not all(stage.fits() for stage in stages):
         return None
     if any(len(stage.layers) > 1 or len(stage.layers[0]) > 1 for stage in staged.stem):
         return None
-    made = [
-        _layers(
-            stage,
-            posterior,
-            names,
-            etas,
-            stage is stages[-1],
-            tolerance,
-            stage not in staged.branches[1:],
+    source = _Source(posterior, names, etas, tolerance)
+    built = [
+        _stage_weights(
+            stage, source, is_last=stage is stages[-1], merge=stage not in staged.branches[1:]
         )
         for stage in stages
     ]
-    found = [layers for layers in made if layers is not None]
-    if (
-        len(found) < len(made)
-        or len({tuple(layers.W.shape[:2]) for layers in found[len(staged.stem) :]}) > 1
-    ):
+    stacked = [stage for stage in built if stage is not None]
+    stem, branches = stacked[: len(staged.stem)], stacked[len(staged.stem) :]
+    if len(stacked) < len(built) or len({stage.W.shape[:2] for stage in branches}) > 1:
         return None
-    return HeadWeights(
-        tuple(_joined(layers) for layers in found[: len(staged.stem)]),
-        tuple(found[len(staged.stem) :]),
-    )
+    return HeadWeights(tuple(_join_basis(stage) for stage in stem), tuple(branches))
 
 
-def _joined(layers: Layers) -> Layers:
-    """U in the form that the stem's product takes. On a CPU it becomes a part of the joined matrix, so that it is kept once."""
-    if layers.turned is None:
-        return layers
-    U = layers.turned.U if layers.turned.U.dim() == 2 else layers.turned.U[0, 0]
-    if U.is_cuda:
-        return replace(layers, turned=replace(layers.turned, U=U))
-    joined = torch.cat([U, layers.W[0, 0]], 1)
-    return replace(layers, joined=joined, turned=replace(layers.turned, U=joined[:, : U.shape[1]]))
+@dataclass(frozen=True)
+class _Source:
+    """Where the posterior, or the directions, of a stage come from."""
+
+    posterior: Posterior
+    names: Mapping[int, str]
+    etas: Mapping[str, Tensor] | None
+    tolerance: float
+
+    def block_names(self, layers: list[nn.Conv2d]) -> list[str] | None:
+        """Names of the layers' posterior blocks, [] if there are none; None if they do not fit."""
+        names = [self.names.get(id(layer.weight), "").removesuffix(".weight") for layer in layers]
+        names = [name for name in names if name in self.posterior.blocks]
+        blocks = [self.posterior.blocks[name] for name in names]
+        has_bias = layers[0].bias is not None
+        if names and len(names) < len(layers):
+            return None
+        if any(block.full is not None for block in blocks):  # no eigenbases of inputs and outputs
+            return None
+        if any((block.layer.bias is not None) != has_bias for block in blocks):
+            return None
+        return names
 
 
-def _layers(
-    stage: Stage,
-    posterior: Posterior,
-    names: Mapping[int, str],
-    etas: Mapping[str, Tensor] | None,
-    last: bool,
-    tolerance: float,
-    merge: bool,
-) -> Layers | None:
+def _stage_weights(
+    stage: Stage, source: _Source, *, is_last: bool, merge: bool
+) -> StageWeights | None:
+    """The weights of a stage; None if its layers or its posterior cannot be stacked.
+
+    merge: whether the smallest eigenvalues of the inputs may share one variance.
+    """
     layers = [layer for row in stage.layers for layer in row]
     G, B = len(stage.layers), len(stage.layers[0])
-    shapes = {tuple(layer.weight.shape[1:]) for layer in layers}
-    biases = {layer.bias is not None for layer in layers}
-    outputs = [tuple(layer.out_channels for layer in row) for row in stage.layers]
-    if len(shapes) > 1 or len(biases) > 1 or len(set(outputs)) > 1:
+    channels = [tuple(layer.out_channels for layer in row) for row in stage.layers]
+    forms = {(tuple(layer.weight.shape[1:]), layer.bias is not None) for layer in layers}
+    blocks = source.block_names(layers)
+    if len(forms) > 1 or len(set(channels)) > 1 or blocks is None:
         return None
-    blocks = [names.get(id(layer.weight), "").removesuffix(".weight") for layer in layers]
-    known = [name for name in blocks if name in posterior.blocks]
-    if known and len(known) < len(layers):
-        return None
-    if any(
-        posterior.blocks[name].full is not None for name in known
-    ):  # no bases of inputs and outputs to turn into
-        return None
-    has_bias = biases == {True}
-    if any((posterior.blocks[name].layer.bias is not None) != has_bias for name in known):
-        return None
-    most = max(outputs[0])
-    most += missing(most, layers[0].weight) if last and stage.norms is None else 0
-    weights = torch.stack([_filled(_by_taps(layer), most) for layer in layers]).unflatten(
-        0, (G, B)
-    )  # (G, B, n_out, n_in)
-    extra = missing(weights.shape[3], weights)
-    weights = _filled(weights, weights.shape[3] + extra, 3)
-    scale, shift = _norm(stage, weights)
-    turned: Turned | Drawn | None = None
-    if known:
-        turned = (
-            _turned(posterior, known, layers[0], most, (G, B), tolerance, merge)
-            if etas is None
-            else _drawn(posterior, known, etas, most, (G, B))
-        )
-    matrices = [posterior.blocks[name].layer for name in known]
-    parameters = tuple(
-        name for layer in matrices for name in (layer.weight, layer.bias) if name is not None
-    )
-    real = torch.arange(most) < torch.tensor(outputs[0]).unsqueeze(1)  # (B, n_out)
-    picked = real.flatten().nonzero()[:, 0].to(weights.device)
-    W = weights.transpose(2, 3).contiguous()
-    behind = has_bias + extra
-    return Layers(
-        W,
-        scale,
-        shift,
-        stage.activation,
-        has_bias,
-        behind,
-        stage.reach,
-        picked,
-        picked // most,
-        turned,
-        parameters,
+    n_out, has_bias = max(channels[0]), layers[0].bias is not None
+    if is_last and stage.norms is None:
+        n_out += padding_to_four(n_out, layers[0].weight)
+    matrices = [_weight_matrix(layer.weight.detach(), _bias(layer)) for layer in layers]
+    n_extra = has_bias + padding_to_four(matrices[0].shape[1], matrices[0])
+    n_in = matrices[0].shape[1] + n_extra - has_bias
+    W = torch.stack([_pad_matrix(matrix, n_out, n_in) for matrix in matrices]).unflatten(0, (G, B))
+    scale, shift = _norm(stage, W)
+    posterior = directions = None
+    if blocks and source.etas is None:
+        posterior = _stage_posterior(source, blocks, layers[0], W, merge)
+    elif blocks:
+        directions = _stage_directions(source, blocks, W)
+    is_output = torch.arange(n_out) < torch.tensor(channels[0]).unsqueeze(1)  # (B, n_out)
+    output_index = is_output.flatten().nonzero()[:, 0].to(W.device)
+    return StageWeights(
+        W=W.transpose(2, 3).contiguous(),
+        scale=scale,
+        shift=shift,
+        activation=stage.activation,
+        reach=stage.reach,
+        has_bias=has_bias,
+        n_extra=n_extra,
+        output_index=output_index,
+        branch_index=output_index // n_out,
+        parameters=tuple(_parameters(source.posterior, blocks)),
+        posterior=posterior,
+        directions=directions,
     )
 
 
-def missing(size: int, like: Tensor) -> int:
-    """What fills a size up to a multiple of four on a GPU: its fast products take no other sizes."""
+def _parameters(posterior: Posterior, blocks: list[str]) -> list[str]:
+    layers = [posterior.blocks[name].layer for name in blocks]
+    return [name for layer in layers for name in (layer.weight, layer.bias) if name is not None]
+
+
+def _join_basis(stage: StageWeights) -> StageWeights:
+    """A stage of the stem with its basis as a matrix, on a CPU as a view of ``UW``."""
+    basis = stage.basis
+    if basis is None:
+        return stage
+    basis = basis if basis.dim() == 2 else basis[0, 0]
+    UW = None if basis.is_cuda else torch.cat([basis, stage.W[0, 0]], 1)
+    basis = basis if UW is None else UW[:, : basis.shape[1]]
+    if stage.posterior is not None:
+        return replace(stage, UW=UW, posterior=replace(stage.posterior, U=basis))
+    assert stage.directions is not None
+    return replace(stage, UW=UW, directions=replace(stage.directions, eta=basis))
+
+
+def padding_to_four(size: int, like: Tensor) -> int:
+    """What is missing to a multiple of four on a GPU: its fast products need such sizes."""
     return -size % 4 if like.is_cuda else 0
 
 
-def _by_taps(layer: nn.Conv2d) -> Tensor:
-    return _matrix(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+def _bias(layer: nn.Conv2d) -> Tensor | None:
+    return None if layer.bias is None else layer.bias.detach()
 
 
-def _matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
+def _weight_matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
     """Weights (..., n_out, channels, k, k) as (..., n_out, n_in), tap by tap, the bias last."""
     matrix = weight.flatten(-2).transpose(-1, -2).flatten(-2)
     return matrix if bias is None else torch.cat([matrix, bias.unsqueeze(-1)], -1)
 
 
-def _drawn(
-    posterior: Posterior,
-    names: list[str],
-    etas: Mapping[str, Tensor],
-    most: int,
-    form: tuple[int, int],
-) -> Drawn:
-    layers = [posterior.blocks[name].layer for name in names]
-    matrices = [
-        _matrix(etas[layer.weight], None if layer.bias is None else etas[layer.bias])
-        for layer in layers
-    ]  # (k, n_out, n_in)
-    matrices = [
-        _filled(matrix, matrix.shape[2] + missing(matrix.shape[2], matrix), 2)
-        for matrix in matrices
-    ]
-    U = torch.stack([_filled(matrix, most, 1).flatten(0, 1).T for matrix in matrices]).unflatten(
-        0, form
-    )
-    return Drawn(U.contiguous(), len(matrices[0]))
+def _pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
+    """Matrices (..., n, k) zero-padded to (..., rows, columns)."""
+    return pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))
 
 
-def _filled(x: Tensor, most: int, dim: int = 0) -> Tensor:
-    """Zeros behind, up to ``most``."""
-    missing = most - x.shape[dim]
-    if not missing:
-        return x
-    shape = list(x.shape)
-    shape[dim] = missing
-    return torch.cat([x, x.new_zeros(shape)], dim)
-
-
-def _square(U: Tensor, size: int) -> Tensor:
-    return _filled(_filled(U, size), size, 1)
-
-
-def _norm(stage: Stage, like: Tensor) -> tuple[Tensor, Tensor]:
-    G, B, n_out = like.shape[:3]
+def _norm(stage: Stage, W: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and shift (G, B, n_out) of the batch norms in eval mode, for W (G, B, n_out, n_in)."""
     if stage.norms is None:
-        return like.new_ones(G, B, n_out), like.new_zeros(G, B, n_out)
+        return W.new_ones(W.shape[:3]), W.new_zeros(W.shape[:3])
     scales, shifts = [], []
     for norm in (norm for row in stage.norms for norm in row):
         assert norm.running_mean is not None
@@ -286,52 +285,61 @@ def _norm(stage: Stage, like: Tensor) -> tuple[Tensor, Tensor]:
         scale = scale if norm.weight is None else scale * norm.weight.detach()
         scales.append(scale)
         shifts.append((0 if norm.bias is None else norm.bias.detach()) - norm.running_mean * scale)
-    return torch.stack(scales).unflatten(0, (G, B)), torch.stack(shifts).unflatten(0, (G, B))
+    return torch.stack(scales).view(W.shape[:3]), torch.stack(shifts).view(W.shape[:3])
 
 
-def _turned(
-    posterior: Posterior,
-    names: list[str],
-    layer: nn.Conv2d,
-    most: int,
-    form: tuple[int, int],
-    tolerance: float,
-    merge: bool,
-) -> Turned:
+def _stage_directions(source: _Source, blocks: list[str], W: Tensor) -> StageDirections:
+    """The directions of a stage with weights W (G, B, n_out, n_in)."""
+    assert source.etas is not None
+    G, B, n_out, n_in = W.shape
+    etas = []
+    for name in blocks:
+        layer = source.posterior.blocks[name].layer
+        bias = None if layer.bias is None else source.etas[layer.bias]
+        matrix = _weight_matrix(source.etas[layer.weight], bias)  # (k, n_out, n_in)
+        etas.append(_pad_matrix(matrix, n_out, n_in).flatten(0, 1).T)
+    eta = torch.stack(etas).unflatten(0, (G, B)).contiguous()
+    return StageDirections(eta, eta.shape[3] // n_out)
+
+
+def _stage_posterior(
+    source: _Source, names: list[str], layer: nn.Conv2d, W: Tensor, merge: bool
+) -> StagePosterior:
+    """The posterior of a stage with weights W (G, B, n_out, n_in); layer: any of its layers."""
+    posterior, (G, B, n_out, n_in) = source.posterior, W.shape
+
+    def stack(matrices: list[Tensor], rows: int, columns: int) -> Tensor:
+        padded = [_pad_matrix(matrix, rows, columns) for matrix in matrices]
+        return torch.stack(padded).view(G, B, rows, columns)
+
     blocks = [posterior.blocks[name] for name in names]
-    taps = layer.kernel_size[0] * layer.kernel_size[1]
-    order = (
-        torch.arange(layer.in_channels * taps, device=layer.weight.device)
-        .reshape(-1, taps)
-        .T.flatten()
+    order = _tap_order(layer)
+    V = stack([block.H.vectors[0] for block in blocks], n_out, n_out)
+    variances = stack([posterior.variances(name)[0] for name in names], n_out, n_in)
+    if len({id(block.Q) for block in blocks}) > 1:
+        U = stack([block.Q.vectors[0][order] for block in blocks], n_in, n_in)
+        return StagePosterior(U, V, variances)
+    U = _pad_matrix(blocks[0].Q.vectors[0][order], n_in, n_in).contiguous()
+    found = (
+        fit_separable(posterior, names, source.tolerance, merge)
+        if U.dtype == torch.float32
+        else None
     )
-    if layer.bias is not None:
-        order = torch.cat([order, order.new_tensor([len(order)])])
-    V = torch.stack(
-        [_filled(_filled(block.H.vectors[0], most), most, 1) for block in blocks]
-    ).unflatten(0, form)
-    n_in = len(order) + missing(len(order), V)
-    variances = torch.stack(
-        [_filled(_filled(posterior.variances(name)[0], most), n_in, 1) for name in names]
-    ).unflatten(0, form)
-    shared = len({id(block.Q) for block in blocks}) == 1
-    if not shared:
-        U = torch.stack([_square(block.Q.vectors[0][order], n_in) for block in blocks]).unflatten(
-            0, form
-        )
-        return Turned(U, V, variances, None, ())
-    U = _square(blocks[0].Q.vectors[0][order], n_in).contiguous()
-    found = separable(posterior, names, tolerance, merge) if U.dtype == torch.float32 else None
     if found is None:
-        return Turned(U, V, variances, None, ())
-    rows = torch.stack([_filled(row, most) for row in found.rows]).unflatten(0, form)
-    if not found.rest:
-        return Turned(U, V, variances, rows, found.bands)
-    kept = len(order) - found.rest
-    bands: Bands = tuple(
-        (slice(q.start - found.rest, q.stop - found.rest), columns) for q, columns in found.bands
-    )
-    behind = slice(kept, kept + n_in), None
-    return Turned(
-        U[:, found.rest : len(order)].contiguous(), V, variances, rows, (*bands, behind), True
-    )
+        return StagePosterior(U, V, variances)
+    F = stack(list(found.F), n_out, found.F[0].shape[1])
+    if not found.n_merged:
+        return StagePosterior(U, V, variances, F, found.bands)
+    first, kept = found.n_merged, len(order) - found.n_merged
+    bands = [(slice(q.start - first, q.stop - first), h) for q, h in found.bands]
+    remainder = slice(kept, kept + n_in), None
+    U = U[:, first : len(order)].contiguous()
+    return StagePosterior(U, V, variances, F, (*bands, remainder), has_remainder=True)
+
+
+def _tap_order(layer: nn.Conv2d) -> Tensor:
+    """Where the inputs in tap order stand among a block's inputs, which go channel by channel."""
+    taps = layer.kernel_size[0] * layer.kernel_size[1]
+    order = torch.arange(layer.in_channels * taps, device=layer.weight.device)
+    order = order.view(-1, taps).T.flatten()
+    return order if layer.bias is None else pad(order, (0, 1), value=len(order))
