@@ -11,7 +11,7 @@ import time
 import torch
 
 from boxcov.data import simulated
-from boxcov.data.simulated.draw import Draw, generator
+from boxcov.data.simulated.rng import make_rng
 from boxcov.data.simulated.scenarios import SCENARIOS
 from boxcov.data.simulated.scene import build
 
@@ -43,7 +43,7 @@ def streets(seconds: float) -> float:
     """Streets laid out a second, always on the CPU: the bound on what a GPU can reach."""
     made, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        build(Draw(generator(1, made, "cpu")), SCENARIOS["clear"])
+        build(make_rng(1, made, "cpu"), SCENARIOS["clear"])
         made += 1
     return made / (time.perf_counter() - start)
 

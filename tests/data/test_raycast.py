@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov.data.simulated import ground
-from boxcov.data.simulated.draw import Draw, generator
+from boxcov.data.simulated import sweeps
 from boxcov.data.simulated.raycast import Fan, Prisms, cast
+from boxcov.data.simulated.rng import make_rng
 
 
 def prisms_of(*rows: tuple[float, ...]) -> Prisms:
@@ -124,18 +124,18 @@ def brute_force(fan: Fan, prisms: Prisms) -> np.ndarray:
 
 @pytest.mark.parametrize("is_round", [0.0, 1.0])
 def test_first_hits_equal_brute_force(is_round):
-    draw = Draw(generator(4, int(is_round), "cpu"))
+    rng = make_rng(4, int(is_round), "cpu")
     n = 60
-    centre, yaw = draw.uniform(-45, 45, 2, n), draw.uniform(-7, 7, 1, n)
-    extent = torch.cat([draw.uniform(0.05, 3, 1, n), draw.uniform(0.03, 6, 1, n)])
-    bottom = draw.uniform(-2, 0, 1, n)
+    centre, yaw = rng.uniform(-45, 45, 2, n), rng.uniform(-7, 7, 1, n)
+    extent = torch.cat([rng.uniform(0.05, 3, 1, n), rng.uniform(0.03, 6, 1, n)])
+    bottom = rng.uniform(-2, 0, 1, n)
     rows = torch.cat(
         [
             centre,
             yaw,
             extent,
             bottom,
-            bottom + draw.uniform(0.1, 3, 1, n),
+            bottom + rng.uniform(0.1, 3, 1, n),
             torch.full((1, n), is_round),
             torch.zeros(1, n),
         ]
@@ -154,12 +154,12 @@ def test_first_hits_equal_brute_force(is_round):
 def test_beams_meet_flat_ground_where_trigonometry_says():
     fan = fan_of(8, (-0.5, -0.1, -0.03, 0.1), origin=(1.0, 2.0, 0.16))
     expected = torch.tensor([4.0, 20.0, 2 / 0.03, torch.inf]).expand(1, 8, 4)
-    torch.testing.assert_close(ground.meet(fan, torch.zeros(1, 2, 4)), expected)
+    torch.testing.assert_close(sweeps.ground_distance(fan, torch.zeros(1, 2, 4)), expected)
 
 
 def test_beams_meet_undulating_ground_on_its_surface():
     waves = torch.tensor([[[0.15, 0.05, 1.0, 0.09], [-0.02, 0.2, 2.0, 0.08]]])
     fan = fan_of(90, tuple(torch.linspace(-0.6, -0.04, 20).tolist()), origin=(5.0, 3.0, 0.1))
-    distance, angle = ground.meet(fan, waves), fan.angles()[..., None]
+    distance, angle = sweeps.ground_distance(fan, waves), fan.angles()[..., None]
     x, y, z = 5 + distance * angle.cos(), 3 + distance * angle.sin(), 0.1 + distance * fan.tangents
-    torch.testing.assert_close(ground.height(waves, x, y), z, atol=2e-3, rtol=0)
+    torch.testing.assert_close(sweeps.ground_height(waves, x, y), z, atol=2e-3, rtol=0)

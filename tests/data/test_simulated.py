@@ -11,12 +11,13 @@ from torch import Tensor
 
 import boxcov
 from boxcov.data import batched, simulated
-from boxcov.data.simulated import bodies, unseen, views
-from boxcov.data.simulated.draw import Draw, generator
-from boxcov.data.simulated.frame import TOLERANCE, observe
+from boxcov.data.simulated import catalogue
+from boxcov.data.simulated import sweeps as views
 from boxcov.data.simulated.raycast import cast
+from boxcov.data.simulated.rng import make_rng
 from boxcov.data.simulated.scenarios import Scenario
 from boxcov.data.simulated.scene import Scene, build, stack
+from boxcov.data.simulated.sensor import TOLERANCE, observe
 
 PERFECT = Scenario(dropout=0.0, noise=0.0)
 FAR_ROAD = [pi / 2, 0.0, 3.6, 1e3]
@@ -28,7 +29,7 @@ FAR_ROAD = [pi / 2, 0.0, 3.6, 1e3]
 def scene_of(*objects: tuple[float, ...], ego: tuple[float, float] = (0.0, 0.0)) -> Scene:
     """Flat ground, the ego car, and bright boxes that are cars: each x y yaw w l h speed rate."""
     rows = torch.tensor([(0.0, 0.0, pi / 2, 1.2, 1.8, 1.54, *ego), *objects])
-    kind = torch.tensor([bodies.KINDS.index("ego")] + [0] * len(objects))
+    kind = torch.tensor([catalogue.KINDS.index("ego")] + [0] * len(objects))
     width, length, height = rows[:, 3:6].T
     edges = torch.stack([-length / 2, length / 2, -width / 2, width / 2, 0 * height, height], 1)
     surface = torch.tensor([[0.0, 1.0, 0.0]]).repeat(len(rows), 1)
@@ -50,7 +51,7 @@ def scene_of(*objects: tuple[float, ...], ego: tuple[float, float] = (0.0, 0.0))
 def look(
     scene: Scene, sweeps: int, scenario: Scenario = PERFECT
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    clouds, targets = observe(scene, [Draw(generator(1, 1, "cpu"))], scenario, sweeps)
+    clouds, targets = observe(scene, [make_rng(1, 1, "cpu")], scenario, sweeps)
     return clouds[0], targets[0]
 
 
@@ -86,7 +87,7 @@ def test_what_moves_is_smeared_by_its_velocity():
 def test_a_turning_object_is_where_its_arc_puts_it():
     speed, rate, past = 6.0, 0.5, 9 * 0.05
     scene = scene_of((0.0, 15.0, 0.3, 2.0, 4.0, 1.5, speed, rate))
-    prisms = views.prisms(scene, 10)
+    prisms = views.body_prisms(scene, 10)
     before = 0.3 - rate * past
     x = 0.0 - speed / rate * (np.sin(0.3) - np.sin(before))
     y = 15.0 + speed / rate * (np.cos(0.3) - np.cos(before))
@@ -138,7 +139,9 @@ def test_returns_grow_rare_with_range_and_grazing_angle():
 # --- bodies and scenes
 
 
-@pytest.mark.parametrize("body", [*bodies.SEEN, *unseen.UNSEEN], ids=lambda body: body.kind)
+@pytest.mark.parametrize(
+    "body", [*catalogue.BODIES, *catalogue.UNSEEN_BODIES], ids=lambda body: body.kind
+)
 def test_the_parts_of_a_body_reach_every_face_of_its_box_and_no_farther(body):
     edges = np.array([part[:6] for part in body.parts])
     low, high = edges[:, ::2].min(0), edges[:, 1::2].max(0)
@@ -149,12 +152,12 @@ def test_the_parts_of_a_body_reach_every_face_of_its_box_and_no_farther(body):
 
 def test_every_kind_has_a_body_and_the_unseen_ones_are_new():
     assert (
-        {body.kind for body in bodies.SEEN}
-        == {body.kind for body in unseen.UNSEEN}
-        == set(bodies.KINDS)
+        {body.kind for body in catalogue.BODIES}
+        == {body.kind for body in catalogue.UNSEEN_BODIES}
+        == set(catalogue.KINDS)
     )
-    seen = {body.parts for body in bodies.SEEN if body.kind in bodies.CLASSES}
-    assert not seen & {body.parts for body in unseen.UNSEEN}
+    seen = {body.parts for body in catalogue.BODIES if body.kind in catalogue.CLASSES}
+    assert not seen & {body.parts for body in catalogue.UNSEEN_BODIES}
 
 
 def test_no_bicycle_rides_alone():
@@ -167,17 +170,17 @@ def test_no_bicycle_rides_alone():
 
 @pytest.mark.parametrize("scenario", ["clear", "unseen"])
 def test_label_boxes_enclose_bodies_exactly_and_all_hits_lie_inside(scenario):
-    scene = stack([build(Draw(generator(2, 0, "cpu")), simulated.SCENARIOS[scenario])], "cpu")
+    scene = stack([build(make_rng(2, 0, "cpu"), simulated.SCENARIOS[scenario])], "cpu")
     size, owner = scene.size[0][:, [1, 0, 2]], scene.owner[0]
     index = owner[:, None].expand(-1, 3)
     high = torch.zeros_like(size).scatter_reduce(0, index, scene.edges[0, :, 1::2], "amax")
     torch.testing.assert_close(high, size * torch.tensor([0.5, 0.5, 1.0]))
-    fan, _ = views.fan(scene, 1, torch.zeros(1), 1)
-    hits = cast(fan, views.prisms(scene, 1), torch.zeros(1, views.COLUMNS, views.BEAMS), 70.0)
+    fan, _ = views.sensor_rays(scene, 1, torch.zeros(1), 1)
+    hits = cast(fan, views.body_prisms(scene, 1), torch.zeros(1, views.COLUMNS, views.BEAMS), 70.0)
     met = hits.prism >= 0
     angle = fan.angles()[..., None]
     x, y, z = hits.distance * angle.cos(), hits.distance * angle.sin(), hits.distance * fan.tangents
-    boxes = views.boxes(scene)[0][owner[hits.prism[met]]]
+    boxes = views.key_boxes(scene)[0][owner[hits.prism[met]]]
     assert float(distance_outside(torch.stack([x[met], y[met], z[met]], 1), boxes).max()) < 1e-3
 
 

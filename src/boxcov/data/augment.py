@@ -1,4 +1,4 @@
-"""Turning, mirroring and scaling LiDAR frames, so that a few frames teach like many."""
+"""Data augmentation of LiDAR frames: rotation, reflection and scaling."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from boxcov.data.poses import wrap_angle
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far frames may be changed.
+    """Ranges of the random transforms.
 
-    >>> Augmentation(turn=0.0, scale=0.0, mirror_x=False, mirror_y=False)([torch.ones(1, 5)], [], torch.Generator())[0]
+    >>> identity = Augmentation(turn=0.0, scale=0.0, mirror_x=False, mirror_y=False)
+    >>> identity([torch.ones(1, 5)], [], torch.Generator())[0]
     [tensor([[1., 1., 1., 1., 1.]])]
     """
 
-    turn: float = pi / 4  # radians about the vertical, either way
-    scale: float = 0.05  # part of the size, either way
-    mirror_x: bool = True  # left and right, where x is to the right
+    turn: float = pi / 4  # largest rotation about the vertical, radians
+    scale: float = 0.05  # largest relative change of the size
+    mirror_x: bool = True  # whether x may change its sign
     mirror_y: bool = True
 
     def __call__(
         self, points: list[Tensor], targets: list[dict[str, Any]], generator: torch.Generator
     ) -> tuple[list[Tensor], list[Any]]:
-        """Each frame of a batch changed by its own draw: points (N, 5), boxes (n, 9) as x y z w l h yaw vx vy."""
-        changed = [self._draw(generator) for _ in points]
-        moved = [_points(cloud, *change) for cloud, change in zip(points, changed)]
+        """Transform each frame of a batch at random.
+
+        Points are (N, 5), boxes (n, 9) ``x y z w l h yaw vx vy``.
+        """
+        transforms = [self._draw(generator) for _ in points]
+        clouds = [_points(cloud, *transform) for cloud, transform in zip(points, transforms)]
         boxes = [
-            {**target, "boxes": _boxes(target["boxes"], *change)}
-            for target, change in zip(targets, changed)
+            {**target, "boxes": _boxes(target["boxes"], *transform)}
+            for target, transform in zip(targets, transforms)
         ]
-        return moved, boxes
+        return clouds, boxes
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, float]:
-        """A map of the plane (2, 2), and the scale."""
+        """Draw a map of the plane (2, 2), and a scale."""
         u = torch.rand(4, generator=generator).tolist()
         angle, scale = (2 * u[0] - 1) * self.turn, 1 + (2 * u[1] - 1) * self.scale
         cos, sin = torch.tensor(angle).cos(), torch.tensor(angle).sin()
@@ -57,10 +61,10 @@ def _points(cloud: Tensor, plane: Tensor, scale: float) -> Tensor:
 
 
 def _boxes(boxes: Tensor, plane: Tensor, scale: float) -> Tensor:
-    """Centres, sizes and velocities follow the map; the heading is that of the mapped direction."""
+    """Transform centres, sizes, headings and velocities."""
     plane = plane.to(boxes)
     yaw = boxes[:, 6]
     heading = torch.stack([yaw.cos(), yaw.sin()], 1) @ plane.T
-    turned = wrap_angle(torch.atan2(heading[:, 1], heading[:, 0])).unsqueeze(1)
+    new_yaw = wrap_angle(torch.atan2(heading[:, 1], heading[:, 0])).unsqueeze(1)
     velocity = boxes[:, 7:9] @ plane.T * scale
-    return torch.cat([boxes[:, :2] @ plane.T * scale, boxes[:, 2:6] * scale, turned, velocity], 1)
+    return torch.cat([boxes[:, :2] @ plane.T * scale, boxes[:, 2:6] * scale, new_yaw, velocity], 1)

@@ -1,4 +1,4 @@
-"""Point files as the data sets have them: float32 numbers, a fixed count a point, nothing else."""
+"""Point files of float32 numbers, and which points lie in which boxes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from boxcov.errors import BoxcovError, BoxcovWarning
 
 
 def read_points(path: Path, columns: int) -> Tensor:
-    """The points (N, columns) of one file; points with a NaN or infinite number among their first four are dropped, with a warning.
+    """Return the points (N, columns) of a file.
+
+    Points with a NaN or infinity in their first four columns are dropped with a warning.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -32,14 +34,16 @@ def read_points(path: Path, columns: int) -> Tensor:
         raise BoxcovError(f"{path}: an empty point file: unpack it again")
     if len(data) % (4 * columns):
         raise BoxcovError(
-            f"{path}: {len(data)} bytes are no whole number of points of {4 * columns} bytes ({columns} float32 numbers): "
-            "the file is cut off or of another format; unpack it again"
+            f"{path}: {len(data)} bytes are not a whole number of points of {4 * columns} bytes "
+            f"({columns} float32 numbers): the file is truncated or of another format; unpack it "
+            "again"
         )
     points = torch.from_numpy(np.frombuffer(data, dtype="<f4").reshape(-1, columns).copy())
     usable = points[:, :4].isfinite().all(1)
     if not bool(usable.all()):
         warn(
-            f"{path}: {int((~usable).sum())} of {len(points)} points are NaN or infinite and were dropped",
+            f"{path}: {int((~usable).sum())} of {len(points)} points are NaN or infinite and were "
+            "dropped",
             BoxcovWarning,
             stacklevel=2,
         )
@@ -48,9 +52,12 @@ def read_points(path: Path, columns: int) -> Tensor:
 
 
 def points_in_boxes(points: Tensor, boxes: Tensor) -> Tensor:
-    """Which points (N, 3 or more) lie in which upright boxes (n, 7 or more) ``x y z w l h yaw``: a mask (n, N), surfaces included.
+    """Return a mask (n, N): which points lie in or on which upright boxes.
 
-    >>> points_in_boxes(torch.tensor([[0.0, 1.9, 0.0], [1.9, 0.0, 0.0]]), torch.tensor([[0.0, 0.0, 0.0, 2.0, 4.0, 2.0, torch.pi / 2]]))
+    Points are (N, 3 or more), boxes (n, 7 or more) ``x y z w l h yaw``.
+
+    >>> points = torch.tensor([[0.0, 1.9, 0.0], [1.9, 0.0, 0.0]])
+    >>> points_in_boxes(points, torch.tensor([[0.0, 0.0, 0.0, 2.0, 4.0, 2.0, torch.pi / 2]]))
     tensor([[ True, False]])
     """
     offset = points[None, :, :3].to(boxes.dtype) - boxes[:, None, :3]  # (n, N, 3)

@@ -29,6 +29,9 @@ class FrameSequence(Sequence[Any], ABC):
         part.indices = self.indices[item]
         return part
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} items)"
+
     @abstractmethod
     def load(self, index: int) -> Any:
         """Load frame ``index`` of the data set."""

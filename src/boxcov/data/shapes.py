@@ -1,14 +1,13 @@
-"""Endless little scenes seen from above, for tests and examples: boxes with a bright front, on 32 m x 32 m."""
+"""Small synthetic images for tests and examples: boxes with a bright front, seen from above."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import pi
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError
 
 PIXELS = 64
@@ -19,43 +18,38 @@ _SIZES = torch.tensor([[1.9, 4.6], [0.9, 1.1]])  # w, l
 Frame = tuple[Tensor, list[dict[str, Tensor]]]
 
 
-class Shapes(Sequence[Frame]):
-    """Scenes: images (1, 1, 64, 64) and a list of one dict with ``boxes`` (n, 5) as x y w l yaw in metres, and ``labels`` (n,).
+class Shapes(FrameSequence):
+    """Scenes with boxes; made by ``frames``. A frame depends on the seed and its index only."""
 
-    A frame is made when it is asked for, from ``seed`` and its index alone. ``noise`` is the standard deviation of the pixels' noise.
+    def __init__(self, count: int, *, seed: int, noise: float, objects: int) -> None:
+        super().__init__(count)
+        self.seed, self.noise, self.objects = seed, noise, objects
 
-    >>> inputs, targets = Shapes(3, seed=1, noise=0.1, objects=6)[0]
-    >>> inputs.shape, targets[0]["boxes"].shape[1]
-    (torch.Size([1, 1, 64, 64]), 5)
-    """
-
-    def __init__(self, size: int, seed: int, noise: float, objects: int) -> None:
-        self.size, self.seed, self.noise, self.objects = size, seed, noise, objects
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: Any) -> Any:
-        number = range(self.size)[index]
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + number)
+    def load(self, index: int) -> Frame:
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + index)
         boxes, labels = _scene(self.objects, generator)
         image = render(boxes) + self.noise * torch.randn(PIXELS, PIXELS, generator=generator)
         return image[None, None], [{"boxes": boxes, "labels": labels}]
 
 
 def frames(count: int = 100, seed: int = 0, noise: float = 0.1, objects: int = 6) -> Shapes:
-    """``count`` scenes of up to ``objects`` objects.
+    """Return ``count`` scenes of 32 m x 32 m with up to ``objects`` objects.
 
-    >>> len(frames(count=3))
-    3
+    A frame is ``(inputs, targets)``: an image (1, 1, 64, 64) whose pixels have noise of this
+    standard deviation, and a list of one dict with ``boxes`` (n, 5) x y w l yaw in metres and
+    ``labels`` (n,).
+
+    >>> inputs, targets = frames(count=3)[0]
+    >>> inputs.shape, targets[0]["boxes"].shape[1]
+    (torch.Size([1, 1, 64, 64]), 5)
     """
     if count < 0 or objects < 0:
         raise BoxcovError(f"count and objects must be at least 0, got {count} and {objects}")
-    return Shapes(count, seed, noise, objects)
+    return Shapes(count, seed=seed, noise=noise, objects=objects)
 
 
 def render(boxes: Tensor) -> Tensor:
-    """The image (64, 64) of boxes (n, 5): 1 inside, 2 at the front, soft at the edges.
+    """Return the image (64, 64) of boxes (n, 5): 1 inside, 2 at the front, with soft edges.
 
     >>> float(render(torch.tensor([[16.0, 16.0, 4.0, 8.0, 0.0]])).max())
     2.0
@@ -79,7 +73,7 @@ def render(boxes: Tensor) -> Tensor:
 def _scene(objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     n = int(torch.randint(objects // 2, objects + 1, (), generator=generator)) if objects else 0
     labels = torch.randint(0, 2, (n,), generator=generator)
-    # no two in the same 6 m square, so that they do not overlap
+    # at most one object per 6 m square, so that they do not overlap
     side = int(METRES // 6)
     squares = torch.randperm(side * side, generator=generator)[:n]
     centres = (

@@ -13,8 +13,8 @@ from math import pi
 import torch
 from torch import Tensor
 
-from boxcov.data.simulated.bodies import KINDS
-from boxcov.data.simulated.draw import Draw
+from boxcov.data.simulated.catalogue import KINDS
+from boxcov.data.simulated.rng import Rng
 from boxcov.data.simulated.scenarios import Scenario
 
 LANE = 3.6  # metres
@@ -56,59 +56,59 @@ class Placed:
         )
 
 
-def lay_out(draw: Draw, scenario: Scenario) -> tuple[Road, Placed]:
+def lay_out(rng: Rng, scenario: Scenario) -> tuple[Road, Placed]:
     """A road and all that is on and beside it, in the LiDAR's axes (x right, y forward); the ego car comes first.
 
-    >>> from boxcov.data.simulated.draw import generator
-    >>> road, placed = lay_out(Draw(generator(0, 0, "cpu")), Scenario())
+    >>> from boxcov.data.simulated.rng import make_rng
+    >>> road, placed = lay_out(make_rng(0, 0, "cpu"), Scenario())
     >>> len(placed.kind) > 60, KINDS[placed.kind[0]]
     (True, 'ego')
     """
-    road = _road(draw)
+    road = _road(rng)
     groups = [
-        _traffic(draw, road),
-        *_roadworks(draw, road),
-        _people(draw, road, scenario.people),
-        _cycles(draw, road, scenario.people),
+        _traffic(rng, road),
+        *_roadworks(rng, road),
+        _people(rng, road, scenario.people),
+        _cycles(rng, road, scenario.people),
     ]
-    groups += [_parked(draw, road), *_yards(draw, road), *_backdrop(draw, road)]
+    groups += [_parked(rng, road), *_yards(rng, road), *_backdrop(rng, road)]
     beside = joined(groups)
     # beside the road, nothing stands on the road that crosses
     beside = beside.where(
         (beside.y.abs() < road.edge) | ((beside.x - road.crossing).abs() > 2 * LANE)
     )
     return road, joined(
-        [_ego(draw, road), _turned(road, joined([_crossing_traffic(draw, road), beside]))]
+        [_ego(rng, road), _turned(road, joined([_crossing_traffic(rng, road), beside]))]
     )
 
 
-def _road(draw: Draw) -> Road:
-    bend = draw.number(-0.7, 0.7) if draw.maybe(0.2) else float(draw.normal(0, 0.04))
-    lanes = 2 if draw.maybe(0.5) else 1
-    ego = -LANE * (0.5 + (lanes - 1) * float(draw.maybe(0.5))) + float(draw.normal(0, 0.2))
-    crossing = draw.number(-40, 40) if draw.maybe(0.45) else 1e3
+def _road(rng: Rng) -> Road:
+    bend = rng.number(-0.7, 0.7) if rng.flag(0.2) else float(rng.normal(0, 0.04))
+    lanes = 2 if rng.flag(0.5) else 1
+    ego = -LANE * (0.5 + (lanes - 1) * float(rng.flag(0.5))) + float(rng.normal(0, 0.2))
+    crossing = rng.number(-40, 40) if rng.flag(0.45) else 1e3
     return Road(pi / 2 + bend, lanes, ego, crossing)
 
 
-def _ego(draw: Draw, road: Road) -> Placed:
-    moving = float(draw.maybe(0.75))
+def _ego(rng: Rng, road: Road) -> Placed:
+    moving = float(rng.flag(0.75))
     speed, rate = (
-        moving * draw.uniform(1, 13, 1),
-        moving * (draw.normal(0, 0.03, 1) + 0.3 * (road.heading - pi / 2)),
+        moving * rng.uniform(1, 13, 1),
+        moving * (rng.normal(0, 0.03, 1) + 0.3 * (road.heading - pi / 2)),
     )
     zero = torch.zeros(1)
     return Placed(torch.tensor([_ID["ego"]]), zero, zero, zero + pi / 2, speed, rate)
 
 
-def _traffic(draw: Draw, road: Road) -> Placed:
+def _traffic(rng: Rng, road: Road) -> Placed:
     slots, lanes = 9, 2 * road.lanes
     side = torch.tensor([-1.0, 1.0]).repeat(road.lanes)[:, None]  # -1: right, going our way
-    t = side * LANE * (0.5 + torch.arange(lanes)[:, None] // 2) + draw.normal(0, 0.2, lanes, slots)
-    s = torch.arange(slots) * 13.5 - 54 + draw.uniform(-3.5, 3.5, lanes, slots)
+    t = side * LANE * (0.5 + torch.arange(lanes)[:, None] // 2) + rng.normal(0, 0.2, lanes, slots)
+    s = torch.arange(slots) * 13.5 - 54 + rng.uniform(-3.5, 3.5, lanes, slots)
     speed = (
-        draw.uniform(2, 14, lanes, 1)
-        * draw.chance(0.7, lanes, 1)
-        * draw.uniform(0.9, 1.1, lanes, slots)
+        rng.uniform(2, 14, lanes, 1)
+        * rng.chance(0.7, lanes, 1)
+        * rng.uniform(0.9, 1.1, lanes, slots)
     )
     shares = {
         "car": 0.62,
@@ -119,131 +119,129 @@ def _traffic(draw: Draw, road: Road) -> Placed:
         "motorcycle": 0.09,
         "bicycle": 0.06,
     }
-    kind = draw.choice(_numbers(shares), lanes * slots)
-    yaw = (side > 0) * pi + draw.normal(0, 0.03, lanes, slots)
-    return _moving(draw, kind, s, t, yaw, speed).where(draw.chance(0.42, lanes * slots))
+    kind = rng.choice(_numbers(shares), lanes * slots)
+    yaw = (side > 0) * pi + rng.normal(0, 0.03, lanes, slots)
+    return _moving(rng, kind, s, t, yaw, speed).where(rng.chance(0.42, lanes * slots))
 
 
-def _crossing_traffic(draw: Draw, road: Road) -> Placed:
+def _crossing_traffic(rng: Rng, road: Road) -> Placed:
     if road.crossing > _END:
         return _standing(
             torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0), torch.zeros(0)
         )
     side = torch.tensor([-1.0, 1.0])[:, None]
-    t = torch.arange(8) * 13 - 45 + draw.uniform(-3.5, 3.5, 2, 8)
-    s = road.crossing + side * LANE / 2 + draw.normal(0, 0.15, 2, 8)
-    speed = draw.uniform(1, 10, 2, 8) * draw.chance(0.6, 2, 1)
-    kind = draw.choice(
+    t = torch.arange(8) * 13 - 45 + rng.uniform(-3.5, 3.5, 2, 8)
+    s = road.crossing + side * LANE / 2 + rng.normal(0, 0.15, 2, 8)
+    speed = rng.uniform(1, 10, 2, 8) * rng.chance(0.6, 2, 1)
+    kind = rng.choice(
         _numbers({"car": 0.68, "truck": 0.1, "bus": 0.07, "motorcycle": 0.09, "bicycle": 0.06}), 16
     )
-    placed = _moving(draw, kind, s, t, side * pi / 2 + draw.normal(0, 0.03, 2, 8), speed)
-    return placed.where(draw.chance(0.4, 16) & (placed.y.abs() > road.edge + 3))
+    placed = _moving(rng, kind, s, t, side * pi / 2 + rng.normal(0, 0.03, 2, 8), speed)
+    return placed.where(rng.chance(0.4, 16) & (placed.y.abs() > road.edge + 3))
 
 
-def _parked(draw: Draw, road: Road) -> Placed:
+def _parked(rng: Rng, road: Road) -> Placed:
     slots = 17
     side = torch.tensor([-1.0, 1.0])[:, None]
-    s = torch.arange(slots) * 6.9 - 55 + draw.uniform(-0.5, 0.5, 2, slots)
-    t = side * (road.edge + 1.3 + draw.normal(0, 0.12, 2, slots).abs())
-    yaw = (side > 0) * pi * draw.chance(0.8, 2, 1) + draw.normal(0, 0.03, 2, slots)
-    kind = draw.choice(
+    s = torch.arange(slots) * 6.9 - 55 + rng.uniform(-0.5, 0.5, 2, slots)
+    t = side * (road.edge + 1.3 + rng.normal(0, 0.12, 2, slots).abs())
+    yaw = (side > 0) * pi * rng.chance(0.8, 2, 1) + rng.normal(0, 0.03, 2, slots)
+    kind = rng.choice(
         _numbers({"car": 0.84, "truck": 0.08, "motorcycle": 0.04, "trailer": 0.02, "bus": 0.02}),
         2 * slots,
     )
-    full = draw.uniform(-0.35, 0.7, 2, 1).expand(2, slots).flatten()
-    return _standing(kind, s, t, yaw).where(draw.chance(full, 2 * slots))
+    full = rng.uniform(-0.35, 0.7, 2, 1).expand(2, slots).flatten()
+    return _standing(kind, s, t, yaw).where(rng.chance(full, 2 * slots))
 
 
-def _people(draw: Draw, road: Road, many: float) -> Placed:
-    n = int(draw.number(8, 20) * many)
+def _people(rng: Rng, road: Road, many: float) -> Placed:
+    n = int(rng.number(8, 20) * many)
     # in twos and threes: each near one of n / 2 meeting points
     groups = max(1, n // 2)
-    member = torch.randint(groups, (n,), generator=draw.generator)
-    on_road = draw.chance(0.15, groups)
-    s = draw.uniform(-40, 40, groups)[member] + draw.normal(0, 0.9, n)
-    beside = draw.sign(groups) * (road.edge + draw.uniform(2.8, 6.5, groups))
-    t = torch.where(on_road, draw.uniform(-road.edge, road.edge, groups), beside)[
+    member = torch.randint(groups, (n,), generator=rng.generator)
+    on_road = rng.chance(0.15, groups)
+    s = rng.uniform(-40, 40, groups)[member] + rng.normal(0, 0.9, n)
+    beside = rng.sign(groups) * (road.edge + rng.uniform(2.8, 6.5, groups))
+    t = torch.where(on_road, rng.uniform(-road.edge, road.edge, groups), beside)[
         member
-    ] + draw.normal(0, 0.6, n)
-    along = draw.chance(0.5, groups)[member] * pi
-    yaw = torch.where(on_road[member], along + pi / 2, along) + draw.normal(0, 0.25, n)
-    yaw = torch.where(draw.chance(0.2, n), draw.uniform(-pi, pi, n), yaw)
-    walking = draw.chance(0.7, groups)[member]
+    ] + rng.normal(0, 0.6, n)
+    along = rng.chance(0.5, groups)[member] * pi
+    yaw = torch.where(on_road[member], along + pi / 2, along) + rng.normal(0, 0.25, n)
+    yaw = torch.where(rng.chance(0.2, n), rng.uniform(-pi, pi, n), yaw)
+    walking = rng.chance(0.7, groups)[member]
     kind = torch.full((n,), _ID["pedestrian"])
-    return _moving(draw, kind, s, t, yaw, walking * draw.normal(1.3, 0.25, n).clamp(0.5, 2.2))
+    return _moving(rng, kind, s, t, yaw, walking * rng.normal(1.3, 0.25, n).clamp(0.5, 2.2))
 
 
-def _cycles(draw: Draw, road: Road, many: float) -> Placed:
-    n = int(draw.number(4, 8) * (1 + many) / 2)
-    side = draw.sign(n)
-    riding = draw.chance(0.5, n)
-    s = draw.uniform(-42, 42, n)
-    t = side * (
-        road.edge + torch.where(riding, draw.uniform(-0.9, -0.2, n), draw.uniform(2.6, 6, n))
-    )
-    yaw = torch.where(riding, (side > 0) * pi + draw.normal(0, 0.06, n), draw.uniform(-pi, pi, n))
-    kind = draw.choice(_numbers({"bicycle": 0.55, "motorcycle": 0.45}), n)
-    return _moving(draw, kind, s, t, yaw, riding * draw.uniform(2, 7, n))
+def _cycles(rng: Rng, road: Road, many: float) -> Placed:
+    n = int(rng.number(4, 8) * (1 + many) / 2)
+    side = rng.sign(n)
+    riding = rng.chance(0.5, n)
+    s = rng.uniform(-42, 42, n)
+    t = side * (road.edge + torch.where(riding, rng.uniform(-0.9, -0.2, n), rng.uniform(2.6, 6, n)))
+    yaw = torch.where(riding, (side > 0) * pi + rng.normal(0, 0.06, n), rng.uniform(-pi, pi, n))
+    kind = rng.choice(_numbers({"bicycle": 0.55, "motorcycle": 0.45}), n)
+    return _moving(rng, kind, s, t, yaw, riding * rng.uniform(2, 7, n))
 
 
-def _roadworks(draw: Draw, road: Road) -> list[Placed]:
+def _roadworks(rng: Rng, road: Road) -> list[Placed]:
     """Up to two rows of cones and two of barriers, and machines between them, on one side of the road."""
-    if draw.maybe(0.15):
+    if rng.flag(0.15):
         return []
-    side, s0 = float(draw.sign()), draw.number(-28, 28)
-    t0 = side * (road.edge + draw.number(-1.5, 5.0))
-    cones = _row(draw, _ID["traffic_cone"], 2, 8, s0, t0, draw.number(1.4, 4.0), 0.0)
-    barriers = _row(draw, _ID["barrier"], 2, 8, s0, t0, 2.95, pi / 2)
+    side, s0 = float(rng.sign()), rng.number(-28, 28)
+    t0 = side * (road.edge + rng.number(-1.5, 5.0))
+    cones = _row(rng, _ID["traffic_cone"], 2, 8, s0, t0, rng.number(1.4, 4.0), 0.0)
+    barriers = _row(rng, _ID["barrier"], 2, 8, s0, t0, 2.95, pi / 2)
     n = 3
-    kind = draw.choice(_numbers({"construction_vehicle": 0.75, "truck": 0.25}), n)
-    s, t = s0 + draw.uniform(-14, 14, n), t0 + side * draw.uniform(2, 12, n)
-    machines = _standing(kind, s, t, draw.uniform(-pi, pi, n)).where(draw.chance(0.55, n))
+    kind = rng.choice(_numbers({"construction_vehicle": 0.75, "truck": 0.25}), n)
+    s, t = s0 + rng.uniform(-14, 14, n), t0 + side * rng.uniform(2, 12, n)
+    machines = _standing(kind, s, t, rng.uniform(-pi, pi, n)).where(rng.chance(0.55, n))
     return [cones, barriers, machines]
 
 
 def _row(
-    draw: Draw, kind: int, rows: int, most: int, s0: float, t0: float, gap: float, turn: float
+    rng: Rng, kind: int, rows: int, most: int, s0: float, t0: float, gap: float, turn: float
 ) -> Placed:
     """Up to ``most`` of a kind in each row, ``gap`` apart; ``turn`` is their yaw against the row's direction."""
     step = torch.arange(most)[None]
     direction = torch.where(
-        draw.chance(0.7, rows, 1), draw.normal(0, 0.12, rows, 1), draw.uniform(-pi, pi, rows, 1)
+        rng.chance(0.7, rows, 1), rng.normal(0, 0.12, rows, 1), rng.uniform(-pi, pi, rows, 1)
     )
     s = (
         s0
-        + draw.uniform(-16, 16, rows, 1)
+        + rng.uniform(-16, 16, rows, 1)
         + (step - most / 2) * gap * direction.cos()
-        + draw.normal(0, 0.05, rows, most)
+        + rng.normal(0, 0.05, rows, most)
     )
     t = (
         t0
-        + draw.uniform(-2.5, 2.5, rows, 1)
+        + rng.uniform(-2.5, 2.5, rows, 1)
         + (step - most / 2) * gap * direction.sin()
-        + draw.normal(0, 0.05, rows, most)
+        + rng.normal(0, 0.05, rows, most)
     )
-    there = step < draw.uniform(0.35, 1.05, rows, 1) * most
-    keep = there & draw.chance(0.8, rows, 1) & draw.chance(0.95, rows, most)
-    yaw = direction + turn + draw.normal(0, 0.04, rows, most)
+    there = step < rng.uniform(0.35, 1.05, rows, 1) * most
+    keep = there & rng.chance(0.8, rows, 1) & rng.chance(0.95, rows, most)
+    yaw = direction + turn + rng.normal(0, 0.04, rows, most)
     return _standing(torch.full((rows * most,), kind), s, t, yaw).where(keep.flatten())
 
 
-def _yards(draw: Draw, road: Road) -> list[Placed]:
+def _yards(rng: Rng, road: Road) -> list[Placed]:
     """Parking for large things beside the road: bays in two rows."""
     yards = []
     for side in (-1.0, 1.0):
-        if not draw.maybe(0.45):
+        if not rng.flag(0.45):
             continue
         bays, rows = 6, 2
         s = (
-            draw.number(-25, 25)
+            rng.number(-25, 25)
             + (torch.arange(bays) - bays / 2) * 4.6
-            + draw.normal(0, 0.2, rows, bays)
+            + rng.normal(0, 0.2, rows, bays)
         )
         t = side * (
-            road.edge + 15 + torch.arange(rows)[:, None] * 15.0 + draw.normal(0, 0.4, rows, bays)
+            road.edge + 15 + torch.arange(rows)[:, None] * 15.0 + rng.normal(0, 0.4, rows, bays)
         )
-        yaw = pi / 2 * draw.sign(rows, bays) + draw.normal(0, 0.04, rows, bays)
-        kind = draw.choice(
+        yaw = pi / 2 * rng.sign(rows, bays) + rng.normal(0, 0.04, rows, bays)
+        kind = rng.choice(
             _numbers(
                 {
                     "trailer": 0.3,
@@ -255,20 +253,20 @@ def _yards(draw: Draw, road: Road) -> list[Placed]:
             ),
             rows * bays,
         )
-        yards.append(_standing(kind, s, t, yaw).where(draw.chance(0.4, rows * bays)))
+        yards.append(_standing(kind, s, t, yaw).where(rng.chance(0.4, rows * bays)))
     return yards
 
 
-def _backdrop(draw: Draw, road: Road) -> list[Placed]:
+def _backdrop(rng: Rng, road: Road) -> list[Placed]:
     def beside(kind: str, n: int, near: float, far: float, share: float = 0.7) -> Placed:
         s = (
             (torch.arange(n) + 0.5) * (2 * _END / n)
             - _END
-            + draw.uniform(-0.3, 0.3, 2, n) * (2 * _END / n)
+            + rng.uniform(-0.3, 0.3, 2, n) * (2 * _END / n)
         )
-        t = torch.tensor([[-1.0], [1.0]]) * (road.edge + draw.uniform(near, far, 2, n))
-        return _standing(torch.full((2 * n,), _ID[kind]), s, t, draw.normal(0, 0.03, 2, n)).where(
-            draw.chance(share, 2 * n)
+        t = torch.tensor([[-1.0], [1.0]]) * (road.edge + rng.uniform(near, far, 2, n))
+        return _standing(torch.full((2 * n,), _ID[kind]), s, t, rng.normal(0, 0.03, 2, n)).where(
+            rng.chance(share, 2 * n)
         )
 
     return [
@@ -287,9 +285,9 @@ def _numbers(shares: dict[str, float]) -> dict[int, float]:
     return {_ID[kind]: share for kind, share in shares.items()}
 
 
-def _moving(draw: Draw, kind: Tensor, s: Tensor, t: Tensor, yaw: Tensor, speed: Tensor) -> Placed:
+def _moving(rng: Rng, kind: Tensor, s: Tensor, t: Tensor, yaw: Tensor, speed: Tensor) -> Placed:
     x, y, yaw, speed = (field.expand(s.shape).flatten() for field in (s, t, yaw, speed))
-    return Placed(kind, x, y, yaw, speed, (speed > 0) * draw.normal(0, 0.06, len(kind)))
+    return Placed(kind, x, y, yaw, speed, (speed > 0) * rng.normal(0, 0.06, len(kind)))
 
 
 def _standing(kind: Tensor, s: Tensor, t: Tensor, yaw: Tensor) -> Placed:

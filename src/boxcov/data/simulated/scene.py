@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from boxcov.data.nuscenes.classes import CLASSES
-from boxcov.data.simulated.bodies import KINDS, SEEN
-from boxcov.data.simulated.draw import Draw
+from boxcov.data.simulated.catalogue import BODIES, KINDS, UNSEEN_BODIES
 from boxcov.data.simulated.layout import Placed, Road, joined, lay_out
+from boxcov.data.simulated.rng import Rng
 from boxcov.data.simulated.scenarios import Scenario
-from boxcov.data.simulated.unseen import UNSEEN
 
 HISTORY = (
     0.45  # seconds that nine sweeps at 20 Hz reach back: nothing may collide on the way here either
@@ -70,22 +69,22 @@ class _Things:
         )
 
 
-def build(draw: Draw, scenario: Scenario) -> Scene:
+def build(rng: Rng, scenario: Scenario) -> Scene:
     """A scene of a scenario.
 
-    >>> from boxcov.data.simulated.draw import generator
-    >>> scene = build(Draw(generator(0, 0, "cpu")), Scenario())
+    >>> from boxcov.data.simulated.rng import make_rng
+    >>> scene = build(make_rng(0, 0, "cpu"), Scenario())
     >>> scene.pose.shape[1], scene.edges.shape[1]
     (3, 6)
     """
-    road, placed = lay_out(draw, scenario)
+    road, placed = lay_out(rng, scenario)
     catalogue = _catalogue(scenario.unseen)
     body = torch.multinomial(
-        catalogue.shares[(placed.speed > 0).long(), placed.kind], 1, generator=draw.generator
+        catalogue.shares[(placed.speed > 0).long(), placed.kind], 1, generator=rng.generator
     )[:, 0]  # (n,)
-    size = _sizes(draw, catalogue, body, (placed.kind < len(CLASSES)) & scenario.unseen)
+    size = _sizes(rng, catalogue, body, (placed.kind < len(CLASSES)) & scenario.unseen)
     # drawn before anything is taken out, so that the draws that follow do not depend on what is
-    things = _Things(body, size, draw.normal(0, 0.6, len(body)), draw.uniform(-1, 1, len(body), 3))
+    things = _Things(body, size, rng.normal(0, 0.6, len(body)), rng.uniform(-1, 1, len(body), 3))
     keep = _apart(placed, size)
     placed, things = placed.where(keep), things.where(keep)
     if scenario.wet:
@@ -96,15 +95,15 @@ def build(draw: Draw, scenario: Scenario) -> Scene:
         torch.stack([placed.speed, placed.rate], 1),
     )
     return Scene(
-        placed.kind, pose, things.size, motion, owner, edges, surface, _waves(draw), _numbers(road)
+        placed.kind, pose, things.size, motion, owner, edges, surface, _waves(rng), _numbers(road)
     )
 
 
 def stack(scenes: Sequence[Scene], device: str | torch.device) -> Scene:
     """Scenes as one batch on a device.
 
-    >>> from boxcov.data.simulated.draw import generator
-    >>> stack([build(Draw(generator(0, i, "cpu")), Scenario()) for i in range(2)], "cpu").waves.shape
+    >>> from boxcov.data.simulated.rng import make_rng
+    >>> stack([build(make_rng(0, i, "cpu"), Scenario()) for i in range(2)], "cpu").waves.shape
     torch.Size([2, 2, 4])
     """
     padding = {"kind": -1.0}
@@ -119,12 +118,12 @@ def stack(scenes: Sequence[Scene], device: str | torch.device) -> Scene:
     return Scene(*(merged(field.name).to(device, non_blocking=True) for field in fields(Scene)))
 
 
-def _sizes(draw: Draw, catalogue: _Catalogue, body: Tensor, odd: Tensor) -> Tensor:
+def _sizes(rng: Rng, catalogue: _Catalogue, body: Tensor, odd: Tensor) -> Tensor:
     n, spread = len(body), catalogue.spread[body, None]
     # as a whole and each way, in equal parts
-    factor = 1 + spread * 0.7 * (draw.normal(0, 1, n, 1) + draw.normal(0, 1, n, 3)).clamp(-2.5, 2.5)
-    dwarf = draw.chance(0.5, n, 1)
-    giant = torch.where(dwarf, draw.uniform(0.6, 0.8, n, 1), draw.uniform(1.25, 1.6, n, 1))
+    factor = 1 + spread * 0.7 * (rng.normal(0, 1, n, 1) + rng.normal(0, 1, n, 3)).clamp(-2.5, 2.5)
+    dwarf = rng.chance(0.5, n, 1)
+    giant = torch.where(dwarf, rng.uniform(0.6, 0.8, n, 1), rng.uniform(1.25, 1.6, n, 1))
     return catalogue.sizes[body] * factor.clamp(min=0.3) * torch.where(odd[:, None], giant, 1.0)
 
 
@@ -210,12 +209,12 @@ def _parts(catalogue: _Catalogue, things: _Things) -> tuple[Tensor, Tensor, Tens
     )
 
 
-def _waves(draw: Draw) -> Tensor:
-    number = 2 * pi / draw.uniform(30, 70, _WAVES)
-    way = draw.uniform(-pi, pi, _WAVES)
-    amplitude = draw.uniform(0.0, 0.09, _WAVES)
+def _waves(rng: Rng) -> Tensor:
+    number = 2 * pi / rng.uniform(30, 70, _WAVES)
+    way = rng.uniform(-pi, pi, _WAVES)
+    amplitude = rng.uniform(0.0, 0.09, _WAVES)
     return torch.stack(
-        [number * way.cos(), number * way.sin(), draw.uniform(-pi, pi, _WAVES), amplitude], 1
+        [number * way.cos(), number * way.sin(), rng.uniform(-pi, pi, _WAVES), amplitude], 1
     )
 
 
@@ -225,7 +224,7 @@ def _numbers(road: Road) -> Tensor:
 
 @cache
 def _catalogue(unseen: bool) -> _Catalogue:
-    bodies = UNSEEN if unseen else SEEN
+    bodies = UNSEEN_BODIES if unseen else BODIES
     most = max(len(body.parts) for body in bodies)
     shares = torch.zeros(2, len(KINDS), len(bodies))
     edges, surface = torch.zeros(len(bodies), most, 6), torch.zeros(len(bodies), most, 4)

@@ -1,4 +1,4 @@
-"""What comes back of each ray: whether, from how far, and how bright."""
+"""What the sensor measures of a scene: points with intensities, and the labels of the objects."""
 
 from __future__ import annotations
 
@@ -8,84 +8,111 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from boxcov.data.simulated.draw import Draw
+from boxcov.data.nuscenes.classes import CLASSES
+from boxcov.data.simulated import sweeps as views
 from boxcov.data.simulated.layout import LANE
-from boxcov.data.simulated.raycast import Fan, Hits
+from boxcov.data.simulated.raycast import Fan, Hits, cast, rows, seen
+from boxcov.data.simulated.rng import Rng, make_rng
 from boxcov.data.simulated.scenarios import Scenario
-from boxcov.data.simulated.scene import Scene
+from boxcov.data.simulated.scene import Scene, build, stack
 
-# metres: a return is as likely as not where sqrt(reflectivity * cosine) of it is the range. Ground is lost at 40 to 50 m, dark cars at 60 m
+RANGE = 51.2  # metres: objects beyond it in x or y have no label
+TOLERANCE = 0.05  # metres: points this far outside a box count; range noise moves half of them out
+_EGO = 1.0  # metres around the sensor: points of earlier sweeps there are on the ego car
+# metres. A return has probability 1/2 at the range _GAIN * sqrt(reflectivity * cosine): the ground
+# is lost at 40 to 50 m, dark cars at 60 m
 _GAIN = 480.0
 _ASPHALT, _PAVEMENT, _MARKING, _DROP = 0.09, 0.12, 0.35, 0.012  # reflectivities
 
+Frame = tuple[list[Tensor], list[dict[str, Tensor]]]
+
 
 @dataclass(frozen=True)
-class Chance:
+class RayNoise:
     """The random numbers of every ray; every field but ``phase`` is (V, C, b)."""
 
-    phase: Tensor  # (V,) of the sensor's turn, in columns
-    penetration: Tensor  # mean free paths into what is not solid
-    lost: Tensor  # uniform: the return's own luck
-    scattered: Tensor  # uniform: whether a drop is met
-    drop: Tensor  # how far away, in units of the mean
-    noise: Tensor  # standard normal, of the range
-    flicker: Tensor  # standard normal, of the intensity
+    phase: Tensor  # (V,) of the sensor's rotation, in columns
+    penetration: Tensor  # mean free paths into a body that is not solid
+    loss: Tensor  # uniform; compared with the probability of a return
+    scatter: Tensor  # uniform; compared with the probability of a drop on the way
+    drop: Tensor  # distance of the drop, in units of the mean
+    range: Tensor  # standard normal
+    intensity: Tensor  # standard normal
 
 
-def chance(draws: Sequence[Draw], sweeps: int, columns: int, beams: int) -> Chance:
-    """The random numbers of the rays of one frame after the other, each frame from its own draw.
+def make_frames(
+    scenario: Scenario, seed: int, indices: Sequence[int], sweeps: int, device: str | torch.device
+) -> Frame:
+    """Return the point clouds and targets of these frames, computed as one batch.
 
-    >>> from boxcov.data.simulated.draw import generator
-    >>> chance([Draw(generator(0, 0, "cpu"))], 2, 1080, 32).lost.shape
-    torch.Size([2, 1080, 32])
+    >>> points, targets = make_frames(Scenario(), 0, [0, 5], 1, "cpu")
+    >>> len(points), points[0].shape[1], sorted(targets[1])
+    (2, 5, ['boxes', 'labels', 'points'])
     """
-    phase = torch.cat([draw.uniform(0, 1, sweeps) for draw in draws])
-    uniform = torch.cat([draw.uniform(0, 1, 4, sweeps, columns, beams) for draw in draws], 1)
-    normal = torch.cat([draw.normal(0, 1, 2, sweeps, columns, beams) for draw in draws], 1)
+    # scenes are drawn on the CPU, so that every device shows the same; rays on the device
+    scenes = [build(make_rng(seed, 2 * index, "cpu"), scenario) for index in indices]
+    rngs = [make_rng(seed, 2 * index + 1, device) for index in indices]
+    return observe(stack(scenes, device), rngs, scenario, sweeps)
+
+
+def observe(scene: Scene, rngs: Sequence[Rng], scenario: Scenario, sweeps: int) -> Frame:
+    """Return point clouds and targets of a batch of scenes, with one ``Rng`` per scene."""
+    beams = len(range(0, views.BEAMS, scenario.beam_step))
+    noise = _draw_noise(rngs, sweeps, beams)
+    fan, heading = views.sensor_rays(scene, sweeps, noise.phase, scenario.beam_step)
+    hits = cast(fan, views.body_prisms(scene, sweeps), noise.penetration, scenario.reach)
+    ground = views.ground_distance(fan, scene.waves.repeat_interleave(sweeps, 0))
+    returned, points, intensity = _measure(fan, scene, (hits, ground), noise, scenario)
+    age = torch.arange(sweeps, device=points.device).repeat(len(scene.kind))  # (V,) in sweeps
+    age = age[:, None, None].expand_as(intensity)
+    returned = returned & ((age == 0) | ~_on_ego_car(fan, heading, points))
+    boxes = views.key_boxes(scene)  # (B, n, 9)
+    count = _count_points(fan, boxes, scene.kind, (points[::sweeps], returned[::sweeps]), sweeps)
+    cloud = torch.cat([points, intensity[..., None], age[..., None] * views.PERIOD], -1)
+    lengths = returned.reshape(len(scene.kind), -1).sum(1)  # (B,)
+    return list(cloud[returned].split(lengths.tolist())), _targets(boxes, scene.kind, count)
+
+
+def _draw_noise(rngs: Sequence[Rng], sweeps: int, beams: int) -> RayNoise:
+    shape = (sweeps, views.COLUMNS, beams)
+    phase = torch.cat([rng.uniform(0, 1, sweeps) for rng in rngs])
+    uniform = torch.cat([rng.uniform(0, 1, 4, *shape) for rng in rngs], 1)
+    normal = torch.cat([rng.normal(0, 1, 2, *shape) for rng in rngs], 1)
     penetration, drop = -torch.log1p(-uniform[:2])
-    return Chance(phase, penetration, uniform[2], uniform[3], drop, normal[0], normal[1])
+    return RayNoise(phase, penetration, uniform[2], uniform[3], drop, normal[0], normal[1])
 
 
-def measure(
-    fan: Fan, scene: Scene, hits: Hits, ground: Tensor, luck: Chance, scenario: Scenario
+def _measure(
+    fan: Fan, scene: Scene, met: tuple[Hits, Tensor], noise: RayNoise, scenario: Scenario
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Whether each ray returns, its point x y z, and its intensity: (V, C, b), (V, C, b, 3), (V, C, b).
+    """Return whether each ray returns (V, C, b), its point (V, C, b, 3) and intensity (V, C, b).
 
-    ``hits`` is what the rays meet of the scene's bodies, ``ground`` (V, C, b) how far away in the plane they meet the ground.
-
-    >>> from boxcov.data.simulated import draw, raycast, scene, views
-    >>> street = scene.stack([scene.build(Draw(draw.generator(0, 0, "cpu")), Scenario())], "cpu")
-    >>> luck = chance([Draw(draw.generator(0, 1, "cpu"))], 1, 1080, 32)
-    >>> rays, _ = views.fan(street, 1, luck.phase, 1)
-    >>> hits = raycast.cast(rays, views.prisms(street, 1), luck.penetration, 70.0)
-    >>> returned, points, intensity = measure(rays, street, hits, torch.full_like(luck.lost, torch.inf), luck, Scenario())
-    >>> points.shape, bool((intensity[returned] <= 255).all())
-    (torch.Size([1, 1080, 32, 3]), True)
+    ``met`` holds the hits on bodies, and the horizontal distance to the ground.
     """
-    floor = ground <= hits.distance
+    hits, ground = met
+    is_ground = ground <= hits.distance
     flat = 1 / (1 + fan.tangents.square()).sqrt()  # cosine of the elevation
-    distance = torch.minimum(ground, hits.distance).clamp(
-        max=1e4
-    )  # in the plane; rays into the sky are out of reach
+    # horizontal; the bound puts rays into the sky out of reach
+    distance = torch.minimum(ground, hits.distance).clamp(max=1e4)
     reflectivity = torch.where(
-        floor, _floor(fan, scene, distance, scenario.wet), _body(scene, hits.prism, scenario.wet)
+        is_ground,
+        _ground_reflectivity(fan, scene, distance, scenario.wet),
+        _body_reflectivity(scene, hits.prism, scenario.wet),
     )
-    cosine = torch.where(floor, (fan.tangents * flat).abs().expand_as(distance), hits.cosine)
+    cosine = torch.where(is_ground, (fan.tangents * flat).abs().expand_as(distance), hits.cosine)
     length = distance / flat  # of the ray
     fading = (-2 * scenario.extinction * length).exp()
     signal = (reflectivity * cosine * fading * (_GAIN / length).square()).clamp(min=1e-9)
-    # likelihood of a return: signal^2 / (1 + signal^2), a logistic in the signal's logarithm
-    likely = signal.square() / (1 + signal.square()) * (1 - scenario.dropout)
-    returned = (luck.lost < likely) & (length < scenario.reach)
+    # probability of a return: signal^2 / (1 + signal^2), a logistic of the signal's logarithm
+    probability = signal.square() / (1 + signal.square()) * (1 - scenario.dropout)
+    returned = (noise.loss < probability) & (length < scenario.reach)
     brightness = reflectivity * (0.4 + 0.6 * cosine) * fading
-    drop = 1 + luck.drop * scenario.scatter_distance
-    scattered = (luck.scattered < scenario.scatter) & (drop < length) & (drop < scenario.reach)
-    length, brightness = (
-        torch.where(scattered, drop, length),
-        torch.where(scattered, _DROP, brightness),
-    )
-    distance = (length + scenario.noise * luck.noise).clamp(min=0.05) * flat
-    intensity = (255 * brightness * (0.2 * luck.flicker).exp()).round().clamp(0, 255)
+    drop = 1 + noise.drop * scenario.scatter_distance
+    scattered = (noise.scatter < scenario.scatter) & (drop < length) & (drop < scenario.reach)
+    length = torch.where(scattered, drop, length)
+    brightness = torch.where(scattered, _DROP, brightness)
+    distance = (length + scenario.noise * noise.range).clamp(min=0.05) * flat
+    intensity = (255 * brightness * (0.2 * noise.intensity).exp()).round().clamp(0, 255)
     angle = fan.angles()[..., None]
     x, y, z = (fan.origins[:, i, None, None] for i in range(3))
     points = torch.stack(
@@ -94,22 +121,20 @@ def measure(
     return returned | scattered, points, intensity
 
 
-def _body(scene: Scene, prism: Tensor, wet: bool) -> Tensor:
-    frames, parts = scene.owner.shape
-    first = (
-        torch.arange(frames, device=prism.device).repeat_interleave(len(prism) // frames) * parts
-    )
-    # rays that meet nothing read the first part; they are out of reach
+def _body_reflectivity(scene: Scene, prism: Tensor, wet: bool) -> Tensor:
+    scenes, parts = scene.owner.shape
+    first = torch.arange(scenes, device=prism.device) * parts
+    first = first.repeat_interleave(len(prism) // scenes)
+    # rays without a hit read the first part; they are out of reach
     reflectivity = scene.surface[..., 1].flatten()[prism.clamp(min=0) + first[:, None, None]]
     return reflectivity * (0.8 if wet else 1.0)
 
 
-def _floor(fan: Fan, scene: Scene, distance: Tensor, wet: bool) -> Tensor:
-    """Reflectivity of the ground: asphalt with lane markings, and pavement beside it."""
+def _ground_reflectivity(fan: Fan, scene: Scene, distance: Tensor, wet: bool) -> Tensor:
+    """Return the reflectivity of asphalt with lane markings, and of the pavement."""
     sweeps = len(distance) // len(scene.road)
-    heading, ego, edge, crossing = scene.road.repeat_interleave(sweeps, 0)[:, :, None, None].unbind(
-        1
-    )
+    road = scene.road.repeat_interleave(sweeps, 0)[:, :, None, None]
+    heading, ego, edge, crossing = road.unbind(1)
     angle = fan.angles()[..., None] - heading
     ox, oy = fan.origins[:, 0, None, None], fan.origins[:, 1, None, None]
     s = ox * heading.cos() + oy * heading.sin() + distance * angle.cos()
@@ -123,3 +148,51 @@ def _floor(fan: Fan, scene: Scene, distance: Tensor, wet: bool) -> Tensor:
         line & (dashed | border) & (t.abs() < edge + 0.1) & open_road, _MARKING, reflectivity
     )
     return reflectivity * (0.3 if wet else 1.0)
+
+
+def _on_ego_car(fan: Fan, heading: Tensor, points: Tensor) -> Tensor:
+    """Return which points lie within 1 m of the sensor along both axes of their own sweep."""
+    dx, dy = (
+        points[..., 0] - fan.origins[:, 0, None, None],
+        points[..., 1] - fan.origins[:, 1, None, None],
+    )
+    cos, sin = heading.cos()[:, None, None], heading.sin()[:, None, None]
+    return ((dx * cos + dy * sin).abs() < _EGO) & ((dy * cos - dx * sin).abs() < _EGO)
+
+
+def _count_points(
+    fan: Fan, boxes: Tensor, kind: Tensor, key_frame: tuple[Tensor, Tensor], sweeps: int
+) -> Tensor:
+    """Return the number of key frame points in each box, (B, n).
+
+    ``key_frame`` holds its points and which of them returned. Boxes are tested only in columns
+    in which they can be seen.
+    """
+    key = Fan(fan.origins[::sweeps], fan.starts[::sweeps], fan.tangents, fan.columns)
+    x, y, z, width, length, height, yaw = boxes[..., :7].unbind(-1)
+    half = [side / 2 + TOLERANCE for side in (length, width, height)]
+    first, count = seen(key, x, y, yaw, half[0], half[1], reach=1e3)
+    owner, column = rows(first, count * ((kind >= 0) & (kind < len(CLASSES))), fan.columns)  # (P,)
+    frame = owner // boxes.shape[1]
+    near, returned = (values[frame, column] for values in key_frame)  # (P, b, 3), (P, b)
+    fields = torch.stack([x, y, z, yaw.cos(), yaw.sin(), *half]).flatten(1)[:, owner, None]
+    x, y, z, cos, sin, half_length, half_width, half_height = fields  # (P, 1) each
+    dx, dy, dz = near[..., 0] - x, near[..., 1] - y, near[..., 2] - z
+    inside = (
+        ((dx * cos + dy * sin).abs() <= half_length)
+        & ((dy * cos - dx * sin).abs() <= half_width)
+        & (dz.abs() <= half_height)
+    )
+    total = torch.zeros(boxes.shape[0] * boxes.shape[1], dtype=torch.long, device=boxes.device)
+    return total.index_add_(0, owner, (inside & returned).sum(1)).reshape(boxes.shape[:2])
+
+
+def _targets(boxes: Tensor, kind: Tensor, count: Tensor) -> list[dict[str, Tensor]]:
+    in_range = boxes[..., :2].abs().amax(-1) <= RANGE
+    labelled = (kind >= 0) & (kind < len(CLASSES)) & (count > 0) & in_range
+    keep = labelled.cpu()  # one transfer per batch, not one per frame
+    where = [mask.nonzero()[:, 0].to(boxes.device) for mask in keep]
+    return [
+        {"boxes": b[i], "labels": k[i], "points": c[i]}
+        for b, k, c, i in zip(boxes, kind, count, where)
+    ]

@@ -1,8 +1,8 @@
-"""The street behind the ten classes, and the roof below the sensor."""
+"""Bodies without a label: the ego car, buildings, plants, street furniture and spray."""
 
 from __future__ import annotations
 
-from boxcov.data.simulated.parts import (
+from boxcov.data.simulated.catalogue.body import (
     BARK,
     CONCRETE,
     GLASS,
@@ -17,7 +17,7 @@ from boxcov.data.simulated.parts import (
     tube,
 )
 
-STREET = (
+BACKDROP_BODIES = (
     Body("ego", (1.1, 1.4, 1.54), (box(-0.5, 0.5, 1.0, 0.0, 1.0, PAINT),), spread=0.0),
     Body("building", (10.0, 15.0, 8.0), (box(-0.5, 0.5, 1.0, 0.0, 1.0, CONCRETE),), spread=0.25),
     Body(

@@ -1,8 +1,8 @@
-"""The bodies of people, of what they ride, and of what is put up around roadworks."""
+"""Bodies of pedestrians, cycles, barriers and traffic cones."""
 
 from __future__ import annotations
 
-from boxcov.data.simulated.parts import (
+from boxcov.data.simulated.catalogue.body import (
     CLOTH,
     LATTICE,
     METAL,
@@ -28,7 +28,7 @@ _WALKER = (
     *pair(tube(-0.14, 0.2, 0.18, 0.45, 0.8, CLOTH, y=0.41)),
 )
 
-SMALL = (
+ROAD_USERS = (
     Body(
         "pedestrian",
         (0.66, 0.74, 1.74),

@@ -1,8 +1,8 @@
-"""The bodies of cars, trucks, buses, trailers and construction vehicles."""
+"""Bodies of cars, trucks, buses, trailers and construction vehicles."""
 
 from __future__ import annotations
 
-from boxcov.data.simulated.parts import (
+from boxcov.data.simulated.catalogue.body import (
     GLASS,
     METAL,
     PAINT,

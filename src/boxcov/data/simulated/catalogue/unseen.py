@@ -1,8 +1,9 @@
-"""Bodies and sizes that no other scenario has: the same ten classes as a detector trained on those never met them."""
+"""Bodies of the ten classes that no other scenario has: novel shapes for a trained detector."""
 
 from __future__ import annotations
 
-from boxcov.data.simulated.parts import (
+from boxcov.data.simulated.catalogue.backdrop import BACKDROP_BODIES
+from boxcov.data.simulated.catalogue.body import (
     CLOTH,
     CONCRETE,
     GLASS,
@@ -18,7 +19,6 @@ from boxcov.data.simulated.parts import (
     pair,
     tube,
 )
-from boxcov.data.simulated.street import STREET
 
 _PERSON = (
     *pair(tube(-0.12, 0.12, 0.2, 0.0, 0.45, CLOTH, y=0.14)),
@@ -26,7 +26,7 @@ _PERSON = (
     tube(-0.1, 0.1, 0.2, 0.76, 0.9, CLOTH),
 )
 
-UNSEEN = (
+UNSEEN_BODIES = (
     Body(  # roadster without a roof
         "car",
         (1.75, 3.9, 1.1),
@@ -228,5 +228,5 @@ UNSEEN = (
         (0.2, 0.2, 1.5),
         (box(-0.5, 0.5, 1.0, 0.0, 0.04, RUBBER), tube(-0.25, 0.25, 0.5, 0.04, 1.0, PLASTIC)),
     ),  # post
-    *STREET,
+    *BACKDROP_BODIES,
 )
