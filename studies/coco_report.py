@@ -29,7 +29,7 @@ from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summary import compare, table
 from boxcov.pipeline.calibrate import compared
-from boxcov.report.photo import picture
+from boxcov.report.pictures import write_images
 
 
 def main() -> None:
@@ -345,7 +345,7 @@ def draw(given: argparse.Namespace) -> None:
         frames.append(
             (shown, each[i], targets[0]["boxes"].numpy() if given.photos else np.zeros((0, 4)))
         )
-    picture(given.out / "boxes.png", frames, [f"image {images.image_ids[i]}" for i in many])
+    write_images(given.out / "boxes.png", frames, [f"image {images.image_ids[i]}" for i in many])
     if (given.out / "corrupted.jsonl").exists():
         chart(given.out / "corruptions.png", corruptions(given.out / "corrupted.jsonl"))
 

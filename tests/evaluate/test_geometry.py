@@ -5,7 +5,7 @@ import pytest
 import shapely
 from shapely.affinity import rotate, translate
 
-from boxcov.evaluate.geometry import iou_2d, iou_3d, iou_bev
+from boxcov.evaluate.geometry import corners, iou_2d, iou_3d, iou_bev
 
 
 def rectangle(w: float, length: float, yaw: float) -> shapely.Polygon:
@@ -147,3 +147,8 @@ def test_end_to_end_they_share_nothing() -> None:
     ahead = moved(*FRONT, 0, 0, 0, 0, 0)[None]
     assert iou_bev(CAR[None], ahead)[0] == pytest.approx(0, abs=1e-15)
     assert iou_3d(ahead, CAR[None])[0] == pytest.approx(0, abs=1e-15)
+
+
+def test_corners_turn_with_the_heading() -> None:
+    (corner,) = corners(np.array([[1.0, 2.0, 2.0, 4.0, np.pi / 2]]))
+    np.testing.assert_allclose(corner, [[0, 4], [2, 4], [2, 0], [0, 0], [0, 4]], atol=1e-12)

@@ -3,21 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from boxcov.evaluate.covariance_metrics import coverage, gaussian_fit
-from boxcov.evaluate.curves import curves
-from boxcov.evaluate.geometry import corners
-from boxcov.report.charts import bar_chart, line_chart
 from boxcov.report.figures import write_figures
-from boxcov.report.series import (
-    COVERAGES,
-    Bar,
-    Line,
-    reliability_lines,
-    runtime_bars,
-    threshold_lines,
-)
 from boxcov.report.study import Method, Scene, Study
 from helpers.studies import random_records, random_study
 
@@ -44,7 +31,7 @@ def test_figures_are_written(tmp_path: Path) -> None:
     )
 
 
-def test_figures_of_little(tmp_path: Path) -> None:
+def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     assert write_figures(tmp_path, Study("Nothing")) == []
     empty = Scene("empty", np.zeros((0, 2)), np.zeros((0, 9)), np.zeros(0, int))
     bare = Study(
@@ -68,60 +55,3 @@ def test_figures_of_little(tmp_path: Path) -> None:
         "curves.png",
         "reliability.png",
     ]
-
-
-def test_lines_are_those_of_evaluate() -> None:
-    study = random_study(seed=2)
-    records = study.methods[1].records
-    line = threshold_lines(study)["P(U|I)", "l2"][1]
-    assert line.name == "sampled"
-    np.testing.assert_array_equal(
-        line.y, curves(records.iou, records.l2, records.uncertainty).values["P(U|I)"]["l2"]
-    )
-    panels = reliability_lines(study)
-    assert [line.name for line in panels["Covariance from the weights"]] == [
-        "exact",
-        "sampled",
-    ]  # the baseline has none
-    observed = coverage(gaussian_fit(records.errors, records.covariance), COVERAGES)
-    np.testing.assert_array_equal(panels["Covariance from the weights"][1].y, observed)
-    assert [line.style for line in panels["Covariance from the weights"]] == [0, 1]
-
-
-def test_a_line_has_gaps_where_nothing_is_known() -> None:
-    y = np.array([np.nan, 0.0, 0.5, np.nan, 1.0])
-    drawn = line_chart("t", "x", [Line("a", np.linspace(0, 1, 5), y, 0)])
-    path = drawn.split("<title>a</title>")[1].split('d="')[1].split('"')[0]
-    assert path.count("M") == 2
-    assert path.count("L") == 1
-    assert "nan" not in drawn
-
-
-def test_bars_are_in_proportion() -> None:
-    drawn = bar_chart(
-        "t", [Bar("a", 1.0, "", 0), Bar("b", 4.0, "", 1), Bar("c", float("nan"), "not measured", 2)]
-    )
-    widths = [
-        float(part.split('"')[0])
-        for part in drawn.split("<rect ")[1:]
-        for part in [part.split('width="')[1]]
-    ]
-    assert widths[1] == pytest.approx(4 * widths[0], abs=0.3)
-    assert widths[2] < 2
-
-
-def test_runtime_names_and_colours() -> None:
-    rows = [
-        {"method": "new", "device": "gpu", "samples": 10, "ms": 2000.0},
-        {"method": "MC-GLM, k = 10", "device": "gpu", "samples": 10},
-        {"method": "new", "ms": 3},
-    ]
-    bars = runtime_bars(Study("x", methods=[Method("exact", random_records(0))], runtime=rows))
-    assert [bar.name for bar in bars["gpu"]] == ["new, k = 10", "MC-GLM, k = 10"]
-    assert [bar.text for bar in bars["gpu"]] == ["2,000 ms", "not measured"]
-    assert bars["gpu"][0].style == bars[""][0].style == 1  # 0 is that of exact
-
-
-def test_corners_turn_with_the_heading() -> None:
-    (corner,) = corners(np.array([[1.0, 2.0, 2.0, 4.0, np.pi / 2]]))
-    np.testing.assert_allclose(corner, [[0, 4], [2, 4], [2, 0], [0, 0], [0, 4]], atol=1e-12)

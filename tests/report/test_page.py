@@ -14,8 +14,8 @@ from boxcov.evaluate.quality import partitions
 from boxcov.evaluate.summary import table as metric_table
 from boxcov.report import page as module
 from boxcov.report.page import write
-from boxcov.report.payload import POINTS, pack, readable
 from boxcov.report.study import Method, Scene, Study
+from boxcov.report.viewer import MAX_POINTS, deviations_and_correlations, pack
 from helpers.studies import random_records, random_study
 
 HOSTILE = "</script><b>&\"'$x_1$"
@@ -156,7 +156,7 @@ def test_points_are_thinned_and_far_ones_left_out() -> None:
     kept = np.frombuffer(
         base64.b64decode(data["blobs"][data["scenes"][0]["points"]]), "<i2"
     ).reshape(-1, 2)
-    assert len(kept) == POINTS // 10
+    assert len(kept) == MAX_POINTS // 10
     assert {tuple(point) for point in kept.tolist()} == {(100, 200), (-32700, 500)}
     assert data["scenes"][0]["pointsTotal"] == 120_000
 
@@ -170,7 +170,7 @@ def test_covariances_that_are_not_sound_are_readable() -> None:
             [[1.0, 2.0], [2.0, 1.0]],
         ]
     )
-    deviations, correlations = readable(odd)
+    deviations, correlations = deviations_and_correlations(odd)
     np.testing.assert_array_equal(deviations, [[0, 1], [np.nan, 1], [np.nan, 1], [1, 1]])
     np.testing.assert_array_equal(correlations, [[0], [0], [0], [1]])
     records = replace(
@@ -224,7 +224,9 @@ def test_studies_that_cannot_be(tmp_path) -> None:
         Study(
             "x", methods=[Method("minus", records.with_uncertainty(np.array([-0.1] + [0.0] * 47)))]
         )
-    with pytest.raises(BoxcovError, match="scene 3: truth has 5 numbers a box, the records have 9"):
+    with pytest.raises(
+        BoxcovError, match="scene 3: truth has 5 fields per box, the records have 9"
+    ):
         Study(
             "x",
             methods=[Method("m", records)],

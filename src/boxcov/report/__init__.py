@@ -1,1 +1,1 @@
-"""What is filed: a study as one HTML page, and as figures for papers. Figures need the packages of ``pip install boxcov[cli]``."""
+"""A study as one HTML page, and as PNG figures. Figures need ``pip install 'boxcov[cli]'``."""

@@ -1,133 +1,124 @@
-"""Charts as SVG text for the page: colours come from its style sheet, so that they suit light, dark and paper."""
+"""The charts of a study, described once; ``svg`` draws them for the page, ``figures`` for papers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from boxcov.report.series import Bar, Line
+from boxcov.evaluate.covariance_metrics import coverage, gaussian_fit
+from boxcov.evaluate.curves import curves
+from boxcov.evaluate.quality import ERRORS, METRICS
+from boxcov.report.study import Study
+from boxcov.report.tables import ERROR_NAMES, format_value
 
-WIDTH, HEIGHT = 330, 240
-LEFT, RIGHT, TOP, BOTTOM = 44, 10, 28, 40
-STYLES = 8  # colours in the style sheet; further series repeat them with other dashes
-
-
-def style_class(number: int) -> str:
-    """The class of the n-th method: a colour, then a dash for each further round of the colours.
-
-    >>> style_class(1), style_class(9)
-    ('c1 d0', 'c1 d1')
-    """
-    return f"c{number % STYLES} d{number // STYLES % 3}"
+Array = NDArray[Any]
+COVERAGES = np.array([0.05, *np.arange(1, 10) / 10, 0.95, 0.99])
+COLOURS = 8  # number of distinct colours; further methods repeat them with other dashes
 
 
-def line_chart(
-    title: str, across: str, lines: Sequence[Line], up: str = "", diagonal: bool = False
-) -> str:
-    """Lines over [0, 1] x [0, 1].
+@dataclass(frozen=True)
+class Line:
+    """One line; ``style`` is the number of its method, so that a method always looks the same."""
 
-    >>> line_chart("AvU", "threshold", [Line("a < b", np.array([0.0, 1.0]), np.array([0.0, 1.0]), 0)]).count("a &lt; b")
-    1
-    """
-    wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    parts = [f'<text class="title" x="{LEFT}" y="16">{escape(title)}</text>']
-    for tick in np.linspace(0, 1, 6):
-        x, y = LEFT + tick * wide, TOP + (1 - tick) * high
-        parts.append(f'<path class="grid" d="M{LEFT},{y:.1f}h{wide}"/>')
-        parts.append(
-            f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{tick:.2g}</text>'
-        )
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{TOP + high + 15}" text-anchor="middle">{tick:.2g}</text>'
-        )
-    parts.append(f'<path class="axis" d="M{LEFT},{TOP + high}h{wide}"/>')
-    parts.append(
-        f'<text class="label" x="{LEFT + wide / 2}" y="{HEIGHT - 7}" text-anchor="middle">{escape(across)}</text>'
-    )
-    if up:
-        parts.append(
-            f'<text class="label" transform="translate(11 {TOP + high / 2}) rotate(-90)" text-anchor="middle">{escape(up)}</text>'
-        )
-    if diagonal:
-        parts.append(
-            f'<path class="ideal" d="M{LEFT},{TOP + high}L{LEFT + wide},{TOP}"><title>ideal</title></path>'
-        )
-    parts += [_line(line, wide, high) for line in lines]
-    return _svg(WIDTH, HEIGHT, title, parts)
+    name: str
+    x: Array  # (n,)
+    y: Array  # (n,), NaN leaves a gap
+    style: int
+    with_markers: bool = False
 
 
-def _line(line: Line, wide: float, high: float) -> str:
-    x, y = LEFT + np.asarray(line.x) * wide, TOP + (1 - np.asarray(line.y)) * high
-    path, pen = [], "M"
-    for a, b in zip(x, y):
-        if not np.isfinite(a + b):
-            pen = "M"
-            continue
-        path.append(f"{pen}{a:.1f},{b:.1f}")
-        pen = "L"
-    marks = "".join(
-        f'<circle class="mark" cx="{a:.1f}" cy="{b:.1f}" r="3"/>'
-        for a, b in zip(x, y)
-        if line.marks and np.isfinite(a + b)
-    )
-    return f'<g class="series {style_class(line.style)}"><title>{escape(line.name)}</title><path d="{"".join(path)}"/>{marks}</g>'
+@dataclass(frozen=True)
+class LineChart:
+    """Lines over [0, 1] x [0, 1]."""
+
+    title: str
+    x_label: str
+    lines: Sequence[Line]
+    y_label: str = ""
+    with_diagonal: bool = False
 
 
-def bar_chart(title: str, bars: Sequence[Bar], width: int = 680) -> str:
-    """Bars from the left, a name before and a text behind each; a value that is not finite has no bar.
+@dataclass(frozen=True)
+class Bar:
+    """One horizontal bar; a value of NaN has no bar."""
 
-    >>> bar_chart("ms", [Bar("exact", 2.0, "2 ms", 0), Bar("paper", 4.0, "4 ms", 1)]).count("<rect")
-    2
-    """
-    names, values = (
-        190,
-        max(120, 8 * max((len(bar.text) for bar in bars), default=0)),
-    )  # room for the longest text
-    finite = [bar.value for bar in bars if np.isfinite(bar.value)]
-    top = max(finite, default=1.0) or 1.0
-    parts = [f'<text class="title" x="0" y="16">{escape(title)}</text>']
-    for i, bar in enumerate(bars):
-        y = 30 + 24 * i
-        long = (width - names - values) * bar.value / top if np.isfinite(bar.value) else 0.0
-        parts.append(
-            f'<text class="name" x="{names - 8}" y="{y + 12}" text-anchor="end">{escape(shortened(bar.name))}</text>'
-        )
-        parts.append(
-            f'<rect class="{style_class(bar.style)}" x="{names}" y="{y}" width="{max(long, 1.5):.1f}" height="16" rx="2">'
-        )
-        parts.append(f"<title>{escape(bar.name)}</title></rect>")
-        parts.append(
-            f'<text class="value" x="{names + max(long, 1.5) + 6:.1f}" y="{y + 12}">{escape(bar.text)}</text>'
-        )
-    return _svg(width, 34 + 24 * len(bars), title, parts)
+    name: str
+    value: float
+    text: str  # behind the bar
+    style: int
 
 
-def legend(names: Sequence[str], ideal: bool = False) -> str:
-    """What the colours and dashes of the methods mean.
+@dataclass(frozen=True)
+class BarChart:
+    title: str
+    bars: Sequence[Bar]
 
-    >>> legend(["exact"]).count("exact")
-    1
-    """
-    sample = '<svg class="chart sample" viewBox="0 0 26 10" aria-hidden="true">{}</svg>'
-    entries = [
-        f'<li>{sample.format(f"""<g class="series {style_class(i)}"><path d="M1,5h24"/></g>""")}{escape(name)}</li>'
-        for i, name in enumerate(names)
+
+def threshold_charts(study: Study) -> list[LineChart]:
+    """Return the paper's charts: each metric over the Gamma quantile of u, error by error."""
+    if not study.has_boxes:
+        return []
+    found = [curves(m.records.iou, m.records.l2, m.records.uncertainty) for m in study.methods]
+    charts = []
+    for error in ERRORS:
+        for metric in METRICS:
+            lines = [
+                Line(method.name, curve.thresholds, curve.values[metric][error], i)
+                for i, (method, curve) in enumerate(zip(study.methods, found))
+            ]
+            title = f"{metric}, {ERROR_NAMES[error]}"
+            charts.append(LineChart(title, "threshold (quantile of u)", lines))
+    return charts
+
+
+def reliability_charts(study: Study) -> list[LineChart]:
+    """Return observed over nominal coverage, for epistemic and for calibrated covariances."""
+    charts = []
+    for title, name in (
+        ("Epistemic covariance", "covariance"),
+        ("Calibrated covariance", "predictive"),
+    ):
+        lines = []
+        for i, method in enumerate(study.methods):
+            covariance, errors = getattr(method.records, name), method.records.errors
+            if covariance is not None and method.records.paired.any():
+                observed = coverage(gaussian_fit(errors, covariance), COVERAGES)
+                lines.append(Line(method.name, COVERAGES, observed, i, with_markers=True))
+        if lines:
+            labels = ("nominal coverage", lines, "observed coverage")
+            charts.append(LineChart(title, *labels, with_diagonal=True))
+    return charts
+
+
+def runtime_charts(study: Study) -> list[BarChart]:
+    """Return milliseconds per frame, one chart per device; evaluated methods keep their colour."""
+    styles = {method.name: i for i, method in enumerate(study.methods)}
+    bars: dict[str, list[Bar]] = {}
+    for row in study.runtime:
+        style = styles.setdefault(str(row.get("method", "")), len(styles))
+        bar = Bar(_runtime_name(row), _number(row.get("ms")), _runtime_text(row), style)
+        bars.setdefault(str(row.get("device") or ""), []).append(bar)
+    return [
+        BarChart(f"Milliseconds per frame, {device}" if device else "Milliseconds per frame", some)
+        for device, some in bars.items()
     ]
-    if ideal:
-        entries.append(f'<li>{sample.format("""<path class="ideal" d="M1,5h24"/>""")}ideal</li>')
-    return f'<ul class="legend">{"".join(entries)}</ul>'
 
 
-def shortened(name: str, length: int = 30) -> str:
-    """A name that fits beside a bar.
-
-    >>> shortened("abcdef", 4)
-    'abc…'
-    """
-    return name if len(name) <= length else name[: length - 1] + "…"
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)
 
 
-def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    return f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+def _runtime_name(row: Mapping[str, Any]) -> str:
+    name, samples = str(row.get("method", "")), row.get("samples")
+    return name if not samples or f"k = {samples}" in name else f"{name}, k = {samples}"
+
+
+def _runtime_text(row: Mapping[str, Any]) -> str:
+    ms, ratio = _number(row.get("ms")), _number(row.get("ratio"))
+    if np.isnan(ms):
+        return "not measured"
+    return f"{format_value(ms)} ms" + ("" if np.isnan(ratio) else f" ({format_value(ratio)} ×)")

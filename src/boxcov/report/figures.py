@@ -1,4 +1,4 @@
-"""PNG figures for papers: the plots of the page and bird's-eye pictures, by matplotlib."""
+"""Write the charts and bird's-eye pictures of a study as PNG files for papers, by matplotlib."""
 
 from __future__ import annotations
 
@@ -8,46 +8,48 @@ from typing import Any
 
 import numpy as np
 
-from boxcov.evaluate.quality import ERRORS, METRICS, clipped_mean
+from boxcov.evaluate.matching import PLANE
+from boxcov.evaluate.quality import METRICS, clipped_mean
 from boxcov.files import made_folder, replacing
-from boxcov.report.bev import draw_scene
-from boxcov.report.payload import PLANE
-from boxcov.report.series import Bar, Line, reliability_lines, runtime_bars, threshold_lines
+from boxcov.report.charts import (
+    COLOURS,
+    BarChart,
+    LineChart,
+    reliability_charts,
+    runtime_charts,
+    threshold_charts,
+)
+from boxcov.report.pictures import draw_scene
 from boxcov.report.study import Study
 
 # the page's colours on white, in the same order
-COLOURS = ("#2a78d6", "#e0592a", "#159c6c", "#b87f00", "#d4588c", "#0a7a0a", "#4a3aa7", "#c93a3a")
+PALETTE = ("#2a78d6", "#e0592a", "#159c6c", "#b87f00", "#d4588c", "#0a7a0a", "#4a3aa7", "#c93a3a")
 DASHES = ("-", "--", ":")
-SCENES = 3  # pictures at most
-SCORE = 0.3  # of a box in a picture: those below it would cover the others
+MAX_SCENES = 3
+MIN_SCORE = 0.3  # of a box in a picture: boxes of lower score would cover the others
 
 
 def write_figures(folder: str | Path, study: Study) -> list[Path]:
-    """The figures that the study has something for, as PNG files in ``folder``, which is made if it is not there.
+    """Write the figures that the study has data for into ``folder``, and return their paths.
 
     >>> import tempfile
+    >>> study = Study("Speed", runtime=[{"method": "exact", "ms": 2.0}])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in write_figures(folder, Study("Speed", runtime=[{"method": "exact", "ms": 2.0}]))]
+    ...     [path.name for path in write_figures(folder, study)]
     ['runtime.png']
     """
     folder = made_folder(Path(folder))
-    made = [(name, figure) for name, figure in _figures(study) if figure is not None]
-    return [_saved(folder / f"{name}.png", figure) for name, figure in made]
+    figures = {
+        "curves": _draw_line_charts(threshold_charts(study), len(METRICS), size=(3.0, 2.5)),
+        "reliability": _draw_line_charts(reliability_charts(study), 2, size=(3.6, 3.5)),
+        "runtime": _draw_bar_charts(runtime_charts(study)),
+    }
+    figures |= {f"bev-{n}": _draw_scene(study, n) for n in sorted(study.scenes)[:MAX_SCENES]}
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    return [_save(folder / f"{name}.png", figure) for name, figure in drawn.items()]
 
 
-def _figures(study: Study) -> list[tuple[str, Any]]:
-    named = [
-        ("curves", _curves(study)),
-        ("reliability", _reliability(study)),
-        ("runtime", _runtime(study)),
-    ]
-    return [
-        *named,
-        *((f"bev-{frame}", _scene(study, frame)) for frame in sorted(study.scenes)[:SCENES]),
-    ]
-
-
-def _saved(path: Path, figure: Any) -> Path:
+def _save(path: Path, figure: Any) -> Path:
     from matplotlib import pyplot as plt
 
     with replacing(path) as temporary:
@@ -56,7 +58,7 @@ def _saved(path: Path, figure: Any) -> Path:
     return path
 
 
-def _axes(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
+def _subplots(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -65,125 +67,82 @@ def _axes(rows: int, columns: int, width: float, height: float) -> tuple[Any, An
     return plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
 
 
-def _curves(study: Study) -> Any:
-    if not any(len(method.records) for method in study.methods):
+def _draw_line_charts(
+    charts: Sequence[LineChart], columns: int, size: tuple[float, float]
+) -> Any | None:
+    """Draw charts in a grid, with one legend below; None without charts."""
+    if not charts:
         return None
-    figure, axes = _axes(len(ERRORS), len(METRICS), 9.0, 5.4)
-    lines = threshold_lines(study)
-    for row, error in zip(axes, ERRORS):
-        for ax, metric in zip(row, METRICS):
-            _draw_lines(ax, lines[metric, error])
-            ax.set_title(f"{metric}, {_error_name(error)}", fontsize=10)
-            ax.set_ylim(-0.02, 1.02)
-    for ax in axes[-1]:
-        ax.set_xlabel("threshold (quantile of u)")
-    _legend(figure, axes[0][0])
-    return figure
-
-
-def _reliability(study: Study) -> Any:
-    panels = reliability_lines(study)
-    if not panels:
-        return None
-    figure, axes = _axes(1, len(panels), 3.6 * len(panels), 3.7)
-    for ax, (title, lines) in zip(axes[0], panels.items()):
-        ax.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":", label="ideal")
-        _draw_lines(ax, lines)
-        ax.set_title(title, fontsize=10)
-        ax.set(
-            xlabel="nominal coverage",
-            ylabel="observed coverage",
-            xlim=(0, 1),
-            ylim=(0, 1),
-            aspect="equal",
-        )
-    _legend(figure, axes[0][0])
-    return figure
-
-
-def _runtime(study: Study) -> Any:
-    devices = runtime_bars(study)
-    if not devices:
-        return None
-    figure, axes = _axes(
-        len(devices), 1, 6.5, 0.8 + sum(0.5 + 0.28 * len(bars) for bars in devices.values())
-    )
-    for ax, (device, bars) in zip(axes[:, 0], devices.items()):
-        _draw_bars(ax, bars)
-        ax.set_title(device, fontsize=10, loc="left")
-    axes[-1][0].set_xlabel("milliseconds a frame")
-    return figure
-
-
-def _scene(study: Study, frame: int) -> Any:
-    """The first method with covariances, else the first; the paper's threshold."""
-    if not study.methods or not all(name in study.fields for name in PLANE):
-        return None
-    method = next(
-        (method for method in study.methods if method.records.covariance is not None),
-        study.methods[0],
-    )
-    figure, axes = _axes(1, 1, 6.5, 6.8)
-    records = method.records
-    shown = records[(records.frame == frame) & (records.scores >= SCORE)]
-    draw_scene(axes[0][0], study.scenes[frame], shown, clipped_mean(records.uncertainty))
-    title = f"{study.scenes[frame].name}: {method.name}, scores from {SCORE}. Green: objects; numbers: u"
-    axes[0][0].set_title(title.replace("$", r"\$"), fontsize=9)
-    return figure
-
-
-def _draw_lines(ax: Any, lines: Sequence[Line]) -> None:
-    for line in lines:
-        ax.plot(
-            line.x,
-            line.y,
-            label=_plain(line.name),
-            marker="o" if line.marks else None,
-            markersize=3,
-            **_style(line.style),
-        )
-    ax.grid(color="#e4e4e4", linewidth=0.6)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_bars(ax: Any, bars: Sequence[Bar]) -> None:
-    values = [0.0 if np.isnan(bar.value) else bar.value for bar in bars]
-    drawn = ax.barh(
-        range(len(bars)),
-        values,
-        height=0.65,
-        color=[COLOURS[bar.style % len(COLOURS)] for bar in bars],
-    )
-    ax.bar_label(drawn, [_plain(bar.text) for bar in bars], padding=4, fontsize=8)
-    ax.set_yticks(range(len(bars)), [_plain(bar.name) for bar in bars], fontsize=8)
-    ax.invert_yaxis()
-    ax.margins(x=0.22)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def _style(number: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": DASHES[number // len(COLOURS) % len(DASHES)],
-        "linewidth": 1.6,
-    }
-
-
-def _plain(name: str) -> str:
-    return (
-        name.replace("$", r"\$").lstrip("_") or " "
-    )  # matplotlib reads $ as mathematics, and hides names that begin with _
-
-
-def _error_name(error: str) -> str:
-    return r"$\ell_2$" if error == "l2" else error
-
-
-def _legend(figure: Any, ax: Any) -> None:
+    columns = min(columns, len(charts))
+    rows = -(-len(charts) // columns)
+    figure, axes = _subplots(rows, columns, size[0] * columns, size[1] * rows + 0.3)
+    for number, (ax, chart) in enumerate(zip(axes.flat, charts)):
+        if chart.with_diagonal:
+            ax.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":", label="ideal")
+        for line in chart.lines:
+            ax.plot(
+                line.x,
+                line.y,
+                label=_escape(line.name),
+                marker="o" if line.with_markers else None,
+                markersize=3,
+                color=PALETTE[line.style % COLOURS],
+                linestyle=DASHES[line.style // COLOURS % len(DASHES)],
+                linewidth=1.6,
+            )
+        ax.set_title(chart.title, fontsize=10)
+        ax.set(ylabel=chart.y_label, xlim=(0, 1), ylim=(-0.02, 1.02))
+        if number >= len(charts) - columns:  # last row
+            ax.set_xlabel(chart.x_label)
+        ax.grid(color="#e4e4e4", linewidth=0.6)
+        ax.spines[["top", "right"]].set_visible(False)
     figure.legend(
-        *ax.get_legend_handles_labels(),
+        *axes[0][0].get_legend_handles_labels(),
         loc="outside lower center",
         ncols=3,
         frameon=False,
         fontsize=9,
     )
+    return figure
+
+
+def _draw_bar_charts(charts: Sequence[BarChart]) -> Any | None:
+    """Draw charts below each other; None without charts."""
+    if not charts:
+        return None
+    height = 0.8 + sum(0.5 + 0.28 * len(chart.bars) for chart in charts)
+    figure, axes = _subplots(len(charts), 1, 6.5, height)
+    for ax, chart in zip(axes[:, 0], charts):
+        values = [0.0 if np.isnan(bar.value) else bar.value for bar in chart.bars]
+        colours = [PALETTE[bar.style % COLOURS] for bar in chart.bars]
+        drawn = ax.barh(range(len(values)), values, height=0.65, color=colours)
+        texts = [_escape(bar.text) for bar in chart.bars]
+        ax.bar_label(drawn, texts, padding=4, fontsize=8)
+        names = [_escape(bar.name) for bar in chart.bars]
+        ax.set_yticks(range(len(values)), names, fontsize=8)
+        ax.invert_yaxis()
+        ax.margins(x=0.22)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.set_title(_escape(chart.title), fontsize=10, loc="left")
+    return figure
+
+
+def _draw_scene(study: Study, frame: int) -> Any | None:
+    """Draw a frame from above: the first method with covariances, at the paper's threshold."""
+    if not study.methods or not all(name in study.fields for name in PLANE):
+        return None
+    with_covariance = (m for m in study.methods if m.records.covariance is not None)
+    method = next(with_covariance, study.methods[0])
+    figure, axes = _subplots(1, 1, 6.5, 6.8)
+    records = method.records
+    shown = records[(records.frame == frame) & (records.scores >= MIN_SCORE)]
+    threshold = clipped_mean(records.uncertainty)
+    draw_scene(axes[0][0], study.scenes[frame], shown, threshold)
+    title = f"{study.scenes[frame].name}: {method.name}, scores from {MIN_SCORE}"
+    axes[0][0].set_title(f"{_escape(title)}. Green: objects; numbers: u", fontsize=9)
+    return figure
+
+
+def _escape(name: str) -> str:
+    """Keep matplotlib from reading $ as mathematics and from hiding names that begin with _."""
+    return name.replace("$", r"\$").lstrip("_") or " "

@@ -1,4 +1,4 @@
-"""Study: everything that a report shows, in plain arrays. Made by the evaluation, read by the page and the figures."""
+"""Study: everything that a report shows, in plain arrays."""
 
 from __future__ import annotations
 
@@ -17,31 +17,29 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Scene:
-    """One frame to look at.
-
-    >>> Scene("street 7", points=np.zeros((100, 5)), truth=np.zeros((2, 9)), truth_labels=np.zeros(2, int)).name
-    'street 7'
-    """
+    """One frame to show."""
 
     name: str
     points: Array  # (p, 2 or more) x y ...; may be empty
-    truth: Array  # (k, D) the objects, in the fields of the records
+    truth: Array  # (k, D) the objects, with the fields of the records
     truth_labels: Array  # (k,) index into classes
 
     def __post_init__(self) -> None:
         if self.points.ndim != 2 or self.points.shape[1] < 2:
             raise BoxcovError(
-                f"scene {self.name!r}: points have shape {self.points.shape}, expected (p, 2 or more): x y ..."
+                f"scene {self.name!r}: points have shape {self.points.shape}, "
+                "expected (p, 2 or more)"
             )
         if self.truth.ndim != 2 or len(self.truth) != len(self.truth_labels):
             raise BoxcovError(
-                f"scene {self.name!r}: truth has shape {self.truth.shape} with {len(self.truth_labels)} labels, expected (k, D) with k labels"
+                f"scene {self.name!r}: truth has shape {self.truth.shape} "
+                f"with {len(self.truth_labels)} labels, expected (k, D) with k labels"
             )
 
 
 @dataclass(frozen=True)
 class Method:
-    """The predictions of one method on all frames; ``note`` says how it was set up."""
+    """The predictions of one method on all frames; ``note`` describes its settings."""
 
     name: str
     records: Records
@@ -50,53 +48,74 @@ class Method:
 
 @dataclass(frozen=True)
 class Study:
-    """What was compared, on what.
+    """Methods compared on the same frames.
 
-    >>> Study("Nothing yet").methods
+    >>> Study("Empty").methods
     ()
     """
 
     title: str
-    about: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # provenance: versions, checkpoints, data, seeds ...
+    about: Mapping[str, Any] = field(default_factory=dict)  # versions, checkpoints, data, seeds ...
     methods: Sequence[Method] = ()
     scenes: Mapping[int, Scene] = field(default_factory=dict)  # by frame number of the records
-    runtime: Sequence[
-        Mapping[str, Any]
-    ] = ()  # each with method, device, boxes, samples, ms, ratio, peak_mib, as far as known
+    # rows with any of method, device, boxes, samples, ms, ratio, peak_mib
+    runtime: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
         names = [method.name for method in self.methods]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise BoxcovError(
-                f"the methods of a study need different names, {twice[0]!r} occurs {names.count(twice[0])} times"
-            )
-        for method in self.methods[1:]:
-            first, other = self.methods[0].records, method.records
-            if (first.fields, first.classes) != (other.fields, other.classes):
+        for name in names:
+            if names.count(name) > 1:
                 raise BoxcovError(
-                    f"method {method.name!r} has other box fields or classes than {names[0]!r}: "
-                    f"{', '.join(other.fields)} of {len(other.classes)} classes, {', '.join(first.fields)} of {len(first.classes)}"
+                    f"the methods of a study need different names: {name!r} occurs "
+                    f"{names.count(name)} times"
                 )
         for method in self.methods:
-            odd = int((~(np.asarray(method.records.uncertainty) >= 0)).sum())
-            if odd:
-                raise BoxcovError(
-                    f"method {method.name!r}: {odd} of {len(method.records)} uncertainties are negative or NaN; leave those boxes out"
-                )
+            _check_method(method, self.methods[0])
         for number, scene in self.scenes.items():
             if self.methods and len(scene.truth) and scene.truth.shape[1] != len(self.fields):
                 raise BoxcovError(
-                    f"scene {number}: truth has {scene.truth.shape[1]} numbers a box, the records have {len(self.fields)}"
+                    f"scene {number}: truth has {scene.truth.shape[1]} fields per box, "
+                    f"the records have {len(self.fields)}"
                 )
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of a box's numbers; none where there is no method."""
+        """Names of the box fields; empty without a method."""
         return self.methods[0].records.fields if self.methods else ()
 
     @property
     def classes(self) -> tuple[str, ...]:
         return self.methods[0].records.classes if self.methods else ()
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether any method has a prediction."""
+        return any(len(method.records) for method in self.methods)
+
+
+def thin_points(points: Array, count: int) -> Array:
+    """Return at most ``count`` of the points (p, 2), evenly spaced in the list.
+
+    >>> thin_points(np.arange(20.0).reshape(10, 2), 3)[:, 0].tolist()
+    [0.0, 8.0, 18.0]
+    """
+    if len(points) <= count:
+        return points
+    kept: Array = points[np.linspace(0, len(points) - 1, count).astype(int)]
+    return kept
+
+
+def _check_method(method: Method, first: Method) -> None:
+    own, other = method.records, first.records
+    if (own.fields, own.classes) != (other.fields, other.classes):
+        raise BoxcovError(
+            f"method {method.name!r} has other box fields or classes than {first.name!r}: "
+            f"{', '.join(own.fields)} of {len(own.classes)} classes, "
+            f"{', '.join(other.fields)} of {len(other.classes)}"
+        )
+    wrong = int((~(np.asarray(own.uncertainty) >= 0)).sum())
+    if wrong:
+        raise BoxcovError(
+            f"method {method.name!r}: {wrong} of {len(own)} uncertainties are negative or NaN: "
+            "remove those boxes"
+        )

@@ -1,4 +1,4 @@
-"""HTML tables from plain values: everything escaped, numbers to a sensible number of digits."""
+"""HTML tables: everything escaped, numbers rounded; and the tables of metrics."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 
-Cell = str | tuple[str, str]
+from boxcov.evaluate.quality import ERRORS, METRICS
+from boxcov.evaluate.summary import COVARIANCE_METRICS, RANKINGS
+
+Cell = str | tuple[str, str]  # text, or text and small text below it
+ERROR_NAMES = {"IoU": "IoU", "l2": "ℓ₂"}
+_MEASURES = METRICS + RANKINGS
 
 
-def shown(value: Any, digits: int = 3) -> str:
-    """A value as text, not yet escaped: three digits of a number, a dash for what is not known.
+def format_value(value: Any, digits: int = 3) -> str:
+    """Return a value as text, not escaped: rounded numbers, a dash for unknown ones.
 
-    >>> shown(0.12345), shown(float("nan")), shown(12), shown(None), shown(123456.0), shown(2.5e-5), shown("as it is"), shown(1.0)
-    ('0.123', '–', '12', '–', '123,456', '2.5e-05', 'as it is', '1')
+    >>> [format_value(v) for v in (0.12345, float("nan"), 12, None, 123456.0, 2.5e-5, "text", 1.0)]
+    ['0.123', '–', '12', '–', '123,456', '2.5e-05', 'text', '1']
     """
-    if isinstance(value, str):
-        return value
     if value is None:
         return "–"
     if isinstance(value, (bool, np.bool_)):
@@ -32,57 +35,126 @@ def shown(value: Any, digits: int = 3) -> str:
     return str(value)
 
 
-def table(
+def html_table(
     head: Sequence[str],
     rows: Sequence[Sequence[Cell]],
-    over: Sequence[tuple[str, int]] = (),
+    groups: Sequence[tuple[str, int]] = (),
     quiet: Container[int] = (),
 ) -> str:
-    """A table of texts, the first column naming the row; of a pair of texts the second is small, below the first.
+    """Return a table whose first column names the row.
 
-    ``over`` is a line above the head, texts and how many columns each spans; ``quiet`` are the numbers of rows that stand back.
+    groups: a line above the head, as texts and the number of columns each spans.
+    quiet: numbers of rows to show in smaller type.
 
-    >>> "<td>&lt;b&gt;<small>0 to 1</small></td>" in table(["method", "AvU"], [["exact", ("<b>", "0 to 1")]])
+    >>> "<td>&lt;b&gt;<small>0 to 1</small></td>" in html_table(["", "AvU"], [["", ("<b>", "0 to 1")]])
     True
     """
     spans = "".join(
-        f'<th colspan="{width}" scope="colgroup">{escape(text)}</th>' for text, width in over
+        f'<th colspan="{width}" scope="colgroup">{escape(text)}</th>' for text, width in groups
     )
-    top = f'<tr class="over">{spans}</tr>' if over else ""
+    top = f'<tr class="over">{spans}</tr>' if groups else ""
     names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    body = "".join(
-        f"""<tr{' class="quiet"' if i in quiet else ""}><th scope="row">{_inside(row[0])}</th>"""
-        + "".join(f"<td>{_inside(cell)}</td>" for cell in row[1:])
-        + "</tr>\n"
-        for i, row in enumerate(rows)
-    )
-    return f'<div class="wide"><table class="grid"><thead>{top}<tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
+    body = "".join(_html_row(row, i in quiet) for i, row in enumerate(rows))
+    header = f"<thead>{top}<tr>{names}</tr></thead>"
+    return f'<div class="wide"><table class="grid">{header}<tbody>{body}</tbody></table></div>'
 
 
-def _inside(cell: Cell) -> str:
-    if isinstance(cell, str):
-        return escape(cell)
-    return escape(cell[0]) + (f"<small>{escape(cell[1])}</small>" if cell[1] else "")
-
-
-def pairs(entries: Mapping[str, Any]) -> str:
-    """Names and values, nested ones indented line by line: the provenance.
-
-    >>> pairs({"data": {"name": "a<b", "frames": 3}}).count("a&lt;b")
-    1
-    """
+def key_value_table(entries: Mapping[str, Any]) -> str:
+    """Return a table of names and values; nested values take one line each."""
     rows = "".join(
-        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_told(value))}</td></tr>'
+        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(_nested_text(value))}</td></tr>'
         for name, value in entries.items()
     )
     return f'<table class="about"><tbody>{rows}</tbody></table>'
 
 
-def _told(value: Any) -> str:
+def metric_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the metrics of u; ``rows`` are those of ``evaluate.summary.table``."""
+    lines = [
+        _metric_row(_method_cell(row), row, [row[f"{m} {e}"] for m in _MEASURES for e in ERRORS])
+        for row in rows
+    ]
+    quiet = {i for i, row in enumerate(rows) if row["kind"] == "chance"}
+    return html_table(_metric_head("method"), lines, _metric_groups(), quiet)
+
+
+def covariance_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the covariance metrics, before and after calibration; "" without any."""
+    lines: list[list[Cell]] = []
+    for row in rows:
+        for suffix, words in (("", "epistemic"), (" calibrated", "calibrated")):
+            cells = [row.get(name + suffix) for name in COVARIANCE_METRICS]
+            if any(cell is not None for cell in cells):
+                lines.append([row["method"], words, *(_metric_cell(cell) for cell in cells)])
+    return html_table(["method", "covariance", *COVARIANCE_METRICS], lines) if lines else ""
+
+
+def group_table(kind: str, summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return one row per class or range; ``summaries`` are those of ``by_class`` or ``by_range``."""
+    lines = []
+    for name, summary in summaries.items():
+        measures = {**summary["quality"], **{ranking: summary[ranking] for ranking in RANKINGS}}
+        cells = [measures[measure][error] for measure in _MEASURES for error in ERRORS]
+        lines.append(_metric_row(name, summary, cells))
+    return html_table(_metric_head(kind), lines, _metric_groups())
+
+
+def format_rate(value: float) -> str:
+    """Return two decimals, or fewer digits for large values.
+
+    >>> format_rate(0.615), format_rate(-3.14159), format_rate(12345.6)
+    ('0.61', '-3.14', '12,346')
+    """
+    return f"{value:.2f}" if abs(value) < 100 else format_value(value)
+
+
+def _html_row(row: Sequence[Cell], is_quiet: bool) -> str:
+    cells = "".join(f"<td>{_html_cell(cell)}</td>" for cell in row[1:])
+    start = '<tr class="quiet">' if is_quiet else "<tr>"
+    return f'{start}<th scope="row">{_html_cell(row[0])}</th>{cells}</tr>\n'
+
+
+def _html_cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return escape(cell)
+    return escape(cell[0]) + (f"<small>{escape(cell[1])}</small>" if cell[1] else "")
+
+
+def _nested_text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {_told(entry)}" for name, entry in value.items()) or "–"
+        return "\n".join(f"{name}: {_nested_text(entry)}" for name, entry in value.items()) or "–"
     if isinstance(value, (list, tuple, set, frozenset)):
-        return ", ".join(_told(entry) for entry in value) or "–"
-    return (
-        str(value) if isinstance(value, (int, np.integer)) else shown(value, digits=6)
-    )  # a seed has no thousands
+        return ", ".join(_nested_text(entry) for entry in value) or "–"
+    if isinstance(value, (int, np.integer)):
+        return str(value)  # a seed has no thousands separator
+    return format_value(value, digits=6)
+
+
+def _method_cell(row: Mapping[str, Any]) -> Cell:
+    if row["kind"] == "chance":
+        return "chance level"  # of the row above
+    return row["method"], row["kind"] if row["kind"] in ("baseline", "difference") else ""
+
+
+def _metric_head(first: str) -> list[str]:
+    return [first, "boxes", "paired", *(ERROR_NAMES[error] for _ in _MEASURES for error in ERRORS)]
+
+
+def _metric_groups() -> list[tuple[str, int]]:
+    return [("", 3), *((name, len(ERRORS)) for name in _MEASURES)]
+
+
+def _metric_row(
+    name: Cell, counts: Mapping[str, Any], cells: Sequence[Mapping[str, Any] | None]
+) -> list[Cell]:
+    numbers = [format_value(counts["boxes"]), format_value(counts["paired"])]
+    return [name, *numbers, *(_metric_cell(cell) for cell in cells)]
+
+
+def _metric_cell(cell: Mapping[str, Any] | None) -> Cell:
+    """Return a value with its interval below it."""
+    if cell is None or cell["value"] is None:
+        return "–"
+    low, high = cell.get("low"), cell.get("high")
+    interval = "" if low is None or high is None else f"{format_rate(low)} – {format_rate(high)}"
+    return format_rate(cell["value"]), interval

@@ -105,7 +105,7 @@ function showScene(refit) {
 function pointsNote() {
   const kept = array(scene().points, Int16Array).length / 2;
   const total = scene().pointsTotal;
-  return kept < total ? `${kept.toLocaleString("en")} of ${total.toLocaleString("en")} points drawn` : `${total.toLocaleString("en")} points`;
+  return kept < total ? `${kept.toLocaleString("en")} of ${total.toLocaleString("en")} points drawn.` : `${total.toLocaleString("en")} points.`;
 }
 
 function fitScene() {

@@ -8,7 +8,7 @@ from PIL import Image
 
 from boxcov.data import coco
 from boxcov.errors import BoxcovError
-from boxcov.report.photo import picture
+from boxcov.report.pictures import write_images
 from helpers.coco_cases import coco_root, found_in
 
 
@@ -19,8 +19,8 @@ def test_boxes_and_objects_are_drawn_where_they_are(tmp_path: Path) -> None:
         (image[0].numpy(), boxes, targets[0]["boxes"].numpy())
         for (image, targets), boxes in zip(frames, found)
     ]
-    picture(tmp_path / "three.png", shown, ["one", "two", "three"])
-    picture(
+    write_images(tmp_path / "three.png", shown, ["one", "two", "three"])
+    write_images(
         tmp_path / "plain.png",
         [(image, boxes[:0], truth[:0]) for image, boxes, truth in shown],
         ["one", "two", "three"],
@@ -42,5 +42,5 @@ def test_boxes_and_objects_are_drawn_where_they_are(tmp_path: Path) -> None:
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    with pytest.raises(BoxcovError, match=r"x\.png: no frames to draw"):
-        picture(tmp_path / "x.png", [])
+    with pytest.raises(BoxcovError, match=r"x\.png: there are no frames to draw"):
+        write_images(tmp_path / "x.png", [])
