@@ -51,9 +51,9 @@ def main(name: str) -> None:
     found = {kind: [model(points) for _ in range(5)][-1] for kind, model in models.items()}
     runs: dict[Any, Callable[[], Any]] = {"plain": lambda: detector.detect(points)}
     for kind, model in models.items():
-        at = model.linearized.at(points, remember=False)
+        at = model.linearized.at(points, cache_trunk=False)
         runs[kind] = lambda model=model: model(points)
-        runs[kind, "stages"] = lambda model=model, at=at: model._stages.found(at)
+        runs[kind, "stages"] = lambda model=model, at=at: model.router.staged_head.run(at)
     times: dict[Any, list[float]] = {key: [] for key in runs}
     with torch.no_grad():
         for turn in range(2 * ROUNDS + 3):

@@ -76,9 +76,7 @@ def test_what_was_not_given_is_not_there(pair: tuple[TinyCenter, Detector]) -> N
     model, detector = pair
     plain = wrapped(model)
     assert boxcov.check(plain, FRAMES[0])["instances"].passed is None
-    with pytest.raises(
-        BoxcovError, match=r"WrappedTinyCenter does not say what its scores are made from"
-    ):
+    with pytest.raises(BoxcovError, match=r"WrappedTinyCenter has no logits"):
         boxcov.ExactGLM(plain, fitted(detector), with_logit=True)
     with pytest.raises(BoxcovError, match=r"has no candidates\(\)"):
         boxcov.NMSSpread(plain)

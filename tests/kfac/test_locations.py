@@ -136,8 +136,9 @@ def test_layers_that_read_the_same_tensor_have_their_own_factor(tmp_path) -> Non
     model = ExactGLM(detector, again)
     inputs = frames[0][0]
     first_time = model(inputs).covariance
-    assert model._stages.trusted  # the stacked way, though the branches share no factor
-    assert relative(first_time, model._by_instance(model.linearized.at(inputs))[0]) < 1e-5
+    assert model.router.route.head == "stages"  # though the branches share no factor
+    part = model.router._head_by_instance(model.linearized.at(inputs))
+    assert relative(first_time, part.covariance) < 1e-5
 
 
 def test_unfolding_some_locations_alone() -> None:

@@ -84,7 +84,7 @@ NUMBERS = [
     ),
     Mutant(
         "same seed, same draws",
-        "predict/mcglm.py",
+        "predict/forward_mode/jvp.py",
         "torch.Generator().manual_seed(seed)",
         "torch.Generator().manual_seed(torch.seed())",
         SAME,

@@ -162,9 +162,9 @@ def both_ways(make, image):
     """By instance, and over the whole map."""
     fast, whole = make(), make()
     fast(image)
-    whole._by_instance = False
-    assert fast._by_instance
-    assert not fast.asks()
+    whole.router.instances_check.refuse()
+    assert fast.router.route.head == "instances"
+    assert not fast.router.needs_trunk()
     return fast(image), whole(image)
 
 
@@ -196,5 +196,5 @@ def test_dropout_by_instance_has_the_same_law(tiny, image) -> None:
 def test_dropout_below_the_head_goes_over_the_whole_map(tiny, image) -> None:
     model = MCI(tiny, dropout=0.1, samples=2, depth="backbone")
     model(image)
-    assert model._by_instance is False
-    assert model.asks()
+    assert model.router.route.head == "the whole network"
+    assert model.router.needs_trunk()

@@ -139,6 +139,7 @@ def test_no_boxes_no_covariance() -> None:
 
 def test_a_detector_that_does_not_tell_is_refused() -> None:
     with pytest.raises(
-        BoxcovError, match=r"TinyCenter does not say what NMS removes: it has no candidates\(\)"
+        BoxcovError,
+        match=r"NMSSpread needs the boxes that NMS removes: TinyCenter has no candidates\(\)",
     ):
         NMSSpread(TinyCenter())

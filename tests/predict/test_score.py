@@ -198,7 +198,7 @@ def test_a_detector_without_logits(tiny, train_frames) -> None:
     posterior = fit(plain, train_frames[:2])
     with pytest.raises(
         BoxcovError,
-        match=r"with_logit=True, but Plain does not say what its scores are made from: it has no logits\(\)",
+        match=r"with_logit=True needs the logits of the scores: Plain has no logits\(\)",
     ):
         MCGLM(plain, posterior, with_logit=True)
 

@@ -13,9 +13,9 @@ from boxcov.detector import Candidates, Detector
 from boxcov.errors import join_names
 from boxcov.kfac.fit import fit
 from boxcov.predict.exact import ExactGLM
-from boxcov.predict.forward_mode.directions import directional_derivatives
+from boxcov.predict.finite_difference import finite_differences
+from boxcov.predict.forward_mode.jvp import directional_derivatives
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
-from boxcov.predict.mcglm import finite_differences
 
 _LARGEST = 2500  # size of a factor that is decomposed in a few seconds
 _ROWS = 6  # boxes whose dependence on the raw outputs is traced
@@ -167,7 +167,7 @@ def stages(subject: Subject) -> Outcome:
     if detector.stages(subject.needed_raw(), subject.needed_selection()) is None:
         raise NotChecked("not implemented (optional, for speed)")
     model = _exact(detector, subject)
-    if not model._stages.parameters():
+    if not model.router.staged_head.parameters:
         return bad(
             "the stages cannot be computed as one batch",
             "use odd square convolutions of stride 1 that keep the map's size, no groups",

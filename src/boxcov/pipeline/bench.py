@@ -23,7 +23,7 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.sources import Source, detector_named, kept, unseen_split
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.predictor import sample_covariance
+from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.route import EngineOptions
 
 Progress = Callable[[int, int], None]
@@ -205,10 +205,10 @@ def _as_published(model: MCGLM) -> Callable[[Any], object]:
 
     def call(inputs: Any) -> object:
         with torch.no_grad():
-            point = linearized.at(inputs, remember=False)
+            point = linearized.at(inputs, cache_trunk=False)
             columns = []
             for i in range(model.samples):
-                answer = linearized.exchanged(
+                answer = linearized.substitute(
                     {name: theta[name] + epsilon * eta[i] for name, eta in etas.items()}
                 )
                 with LayerCallMode(linearized.names, answer):

@@ -1,4 +1,4 @@
-"""GLM as in the paper: one backward pass for each output scalar. Kept as the honest baseline; ``ExactGLM`` gives the same numbers faster."""
+"""GLM as in the paper: one backward pass per output number. ``ExactGLM`` is the faster one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint
-from boxcov.predict.predictor import PosteriorPredictor, score_parts
+from boxcov.predict.predictor import PosteriorPredictor, logit_fields
 
 
 class GLM(PosteriorPredictor):
-    """``J Sigma J^T`` of every box, from D backward passes a box; ``calibrated`` fills ``Detections.predictive``, too.
+    """``J Sigma J^T`` of every box, from D backward passes per box: the paper's baseline.
 
-    with_logit: also the variance of each score's logit, and its covariance with the box: one backward pass more a box.
-
-    max_boxes: only the first so many boxes of an input, those of the highest scores where the detector sorts them; the others are left out.
+    max_boxes: compute only so many boxes of an input, the first ones; the others are left out.
+    calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
+    with_logit: also return the variance of each score's logit and its covariance with the box.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -50,34 +50,31 @@ class GLM(PosteriorPredictor):
             )
         super().__init__(detector, posterior, calibrated, with_logit)
         self.max_boxes = max_boxes
+        self.router = self.build_router()
+        self.router.settle("one backward pass per number", "the same")
 
     def predict(self, point: LinearizationPoint) -> Detections:
         with torch.enable_grad():
             weights = {name: w.requires_grad_() for name, w in point.linearized.theta().items()}
             z = point.z_at(weights)
-            found = [
+            parts = [
                 self._of_box(_gradients(box, weights), point.boxes.shape[1])
                 for box in z[: self.max_boxes]
             ]
-        covariance, row = (torch.stack(parts) for parts in zip(*found))
-        score = score_parts(row if self.with_logit else None)
-        return replace(
-            point.detections()[: self.max_boxes],
-            covariance=covariance,
-            meta=self.settings(),
-            **score,
-        )
+        covariance, row = (torch.stack(rows) for rows in zip(*parts))
+        fields = logit_fields(row if self.with_logit else None)
+        found = point.detections()[: self.max_boxes]
+        return replace(found, covariance=covariance, meta=self.settings(), **fields)
 
     def _of_box(self, gradients: dict[str, Tensor], D: int) -> tuple[Tensor, Tensor]:
-        """The covariance of the box (D, D), and the last row of that of all that is asked about."""
+        """The covariance of the box (D, D), and the last row of that of z."""
         covariance = self.posterior.quadratic({name: g[:D] for name, g in gradients.items()})
-        return covariance, self.posterior.quadratic(gradients)[
-            -1
-        ] if self.with_logit else covariance[-1]
+        joint = self.posterior.quadratic(gradients) if self.with_logit else covariance
+        return covariance, joint[-1]
 
 
 def _gradients(box: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients (D, *shape) of the D numbers of one box, or D + 1, one backward pass each."""
+    """Gradients (D, *shape) of the numbers of one box, one backward pass each."""
     rows = []
     for number in box:
         grads = torch.autograd.grad(

@@ -1,4 +1,4 @@
-"""NMSSpread: a baseline without a posterior, the spread of the boxes that NMS removed in favour of each reported one."""
+"""NMSSpread: a baseline without a posterior, the spread of the boxes that NMS removed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from boxcov.predict.predictor import Predictor
 
 
 class NMSSpread(Predictor):
-    """The covariance of each box is that of the boxes that NMS removed because of it, around it, weighted by their scores; 0 where none was.
+    """The covariance of each box is the spread of the boxes that NMS removed in its favour.
 
-    It costs a second NMS and no other pass. It is no covariance of the detector's weights: it says how much neighbouring cells disagree.
-    A cell that scores for two classes of a task has one box for both, so that one of the two adds its score and no distance.
+    The spread is taken around the reported box and weighted by the scores; it is 0 where NMS
+    removed none. It costs a second NMS and no other pass. It is not a covariance under the
+    posterior: it measures how much neighbouring cells disagree. A cell that scores for two classes
+    of a task has one box for both, so that one of the two adds its score and no distance.
 
     >>> import torch
     >>> from boxcov.detectors.centerpoint import CenterPoint, Config
@@ -30,9 +32,11 @@ class NMSSpread(Predictor):
     def __init__(self, detector: Detector) -> None:
         if type(detector).candidates is Detector.candidates:
             raise BoxcovError(
-                f"{type(detector).__name__} does not say what NMS removes: it has no candidates() for NMSSpread to ask"
+                f"NMSSpread needs the boxes that NMS removes: {type(detector).__name__} has no "
+                "candidates()"
             )
         super().__init__(detector, [])
+        self.router = self.build_router()
 
     def settings(self) -> dict[str, Any]:
         return {"method": self.method, "weights_sha256": self._fingerprint}
@@ -42,7 +46,8 @@ class NMSSpread(Predictor):
         found = detector.candidates(point.raw)
         if found is None:
             raise BoxcovError(
-                f"{type(detector).__name__}.candidates() gave None: NMSSpread needs what NMS chose from"
+                f"{type(detector).__name__}.candidates() gave None: NMSSpread needs the boxes that NMS "
+                "chose from"
             )
         removed = (found.removed_by >= 0).nonzero()[:, 0]
         by = found.removed_by[removed]  # (c,)

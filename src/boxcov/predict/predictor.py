@@ -1,4 +1,4 @@
-"""What all methods share: the checks, the plain pass, and that the detector stays as it is."""
+"""Base classes of the methods: checks, calibration, and the call that runs a frame."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from boxcov._torch.fingerprint import (
     fingerprint,
 )
 from boxcov._torch.inputs import ready
-from boxcov._torch.precision import at_least_float32, full_precision
+from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.posterior.calibration import Calibration, CalibrationTables
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.psd_check import check_covariance
-from boxcov.predict.route import EngineOptions
+from boxcov.predict.route import EngineOptions, Router
 
 
 class Predictor(ABC):
-    """A method at work: ``model(inputs)`` gives ``Detections`` with a covariance."""
+    """A method: ``model(inputs)`` returns ``Detections`` with a covariance for each box."""
 
     method: ClassVar[str]
+    router: Router
 
     def __init__(
         self,
@@ -47,73 +47,86 @@ class Predictor(ABC):
         check_finite_weights(detector)
         if with_logit and type(detector).logits is Detector.logits:
             raise BoxcovError(
-                f"with_logit=True, but {type(detector).__name__} does not say what its scores are made from: it has no logits()"
+                f"with_logit=True needs the logits of the scores: {type(detector).__name__} has no "
+                "logits()"
             )
         self.with_logit = with_logit
-        self._calibration = calibration
-        self._tables: CalibrationTables | None = (
-            None  # the calibration on the device, known after the first boxes
-        )
-        self._detector = detector
-        self._fingerprint = fingerprint(detector)
-        self._held = WeightSnapshot(detector)
-        self.device = next(detector.parameters()).device
         self.engine = engine or EngineOptions()
-        self.linearized = LinearizedDetector(detector, parameters, self.engine.cuda_graphs)
-        self._lock = Lock()  # the shadow remembers one frame at a time
+        self.device = next(detector.parameters()).device
+        self._calibration = calibration
+        self._tables: CalibrationTables | None = None  # on the device of the first boxes
+        self._detector, self._parameters = detector, parameters
+        self._fingerprint = fingerprint(detector)
+        self._snapshot = WeightSnapshot(detector)
+        self._lock = Lock()  # the trunk cache holds one frame at a time
 
     def __call__(self, inputs: Any) -> Detections:
-        """The detector's boxes, scores and labels, and what it does not know of each box."""
+        """The detector's boxes, scores and labels, with a covariance for each box."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._check_weights()
             inputs = ready(inputs, self.device)
             try:
-                point = self._at(inputs)
-                point = point.scored() if self.with_logit else point
+                point = self.router.plain_pass(inputs)
+                point = point.with_logits() if self.with_logit else point
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearized.trunk.forget()
             self._check(result)
-            return (
-                result if self._calibration is None else self._calibrated(result, self._calibration)
+            if self._calibration is None:
+                return result
+            return self._calibrated(result, self._calibration)
+
+    def __repr__(self) -> str:
+        detector = self._detector
+        shown = ("samples", "derivative", "epsilon", "seed", "dropout", "max_boxes")
+        arguments = [f"{name}={getattr(self, name)!r}" for name in shown if hasattr(self, name)]
+        posterior = getattr(self, "posterior", None)
+        lines = [
+            f"{type(self).__name__}({', '.join(arguments)})",
+            f"  detector: {type(detector).__name__}, {len(detector.box_fields)} box fields, "
+            f"{len(detector.classes)} classes, on {self.device}",
+        ]
+        if posterior is not None:
+            lines.append(
+                f"  posterior: depth {posterior.depth!r}, {len(posterior.blocks)} layers, "
+                f"n_data {posterior.n_data:g}"
             )
+        return "\n".join([*lines, f"  route: {self.router.route or 'not chosen: no boxes yet'}"])
 
-    def _at(self, inputs: Any) -> LinearizationPoint:
-        along = self.along()
-        try:
-            return self.linearized.at(inputs, self.asks(), along)
-        except NoRule:  # this frame takes a way that the frames before did not
-            return self.linearized.at(inputs)
+    @property
+    def linearized(self) -> LinearizedDetector:
+        """The detector as a function of the weights."""
+        return self.router.linearized
 
-    def along(self) -> Tangents | None:
-        """Derivatives to carry beside the plain pass of the coming frame."""
-        return None
+    def linearize(self) -> LinearizedDetector:
+        return LinearizedDetector(self._detector, self._parameters)
 
-    def asks(self) -> bool:
-        """Whether it will ask what other weights would give, for which the trunk must be remembered."""
-        return True
+    def build_router(self) -> Router:
+        """A router that has verified nothing yet."""
+        return Router(self.linearize(), self.engine)
 
     @abstractmethod
     def predict(self, point: LinearizationPoint) -> Detections:
-        """For at least one box."""
+        """The detections of a frame with at least one box."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What a reader of the result should know of how it was made."""
+        """Settings that a reader of the result needs; they become ``Detections.meta``."""
 
     def _check_weights(self) -> None:
-        """The detector must still be the one that this was made for."""
-        if not self._held.is_unchanged():
+        """Raise if the detector's weights are not those that the model was built for."""
+        if not self._snapshot.is_unchanged():
             check_fingerprint(self._fingerprint, self._detector, self.method)
-            self._held = WeightSnapshot(self._detector)
-            own = self.linearized  # the tensors may be others, if equal ones
-            self.linearized = LinearizedDetector(self._detector, list(own.weights), own.graphs)
+            self._snapshot = WeightSnapshot(self._detector)
+            self.router = self.build_router()  # equal weights, but other tensors
 
     def _empty(self, point: LinearizationPoint) -> Detections:
         D = point.boxes.shape[1]
         zeros = at_least_float32(point.boxes).new_zeros
         row = zeros(0, D + 1) if self.with_logit else None
-        return point.detections(covariance=zeros(0, D, D), meta=self.settings(), **score_parts(row))
+        return point.detections(
+            covariance=zeros(0, D, D), meta=self.settings(), **logit_fields(row)
+        )
 
     def _calibrated(self, result: Detections, calibration: Calibration) -> Detections:
         """The same detections with ``predictive`` filled."""
@@ -123,45 +136,41 @@ class Predictor(ABC):
             own = estimator(self.settings())
             if own != calibration.estimator:
                 warn(
-                    f"the calibration was fitted to covariances of {calibration.estimator}, these are of {own}, with other noise: "
-                    "fit one for them with `boxcov calibrate`",
+                    f"the calibration was fitted to covariances of {calibration.estimator}, these "
+                    f"are of {own}, with other noise: fit one for them with `boxcov calibrate`",
                     BoxcovWarning,
                     stacklevel=4,
                 )
             self._tables = calibration.tables(covariance)
+        dtype = covariance.dtype
         predictive = self._tables(
-            covariance,
-            result.boxes.to(covariance.dtype),
-            result.scores.to(covariance.dtype),
-            result.labels,
+            covariance, result.boxes.to(dtype), result.scores.to(dtype), result.labels
         )
         return replace(result, predictive=predictive)
 
-    def _score_settings(self) -> dict[str, Any]:
-        return {"with_logit": True} if self.with_logit else {}
-
-    def _calibration_settings(self) -> dict[str, Any]:
-        known = self._calibration
-        return (
-            {}
-            if known is None
-            else {"calibration": {"kind": known.kind, "estimator": known.estimator}}
-        )
+    def _optional_settings(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"with_logit": True} if self.with_logit else {}
+        if self._calibration is not None:
+            known = self._calibration
+            found["calibration"] = {"kind": known.kind, "estimator": known.estimator}
+        return found
 
     def _check(self, result: Detections) -> None:
         check_covariance(result, self.method, self.settings())
-        for name, part in (
-            ("variance", result.score_variance),
-            ("covariance with the box", result.score_covariance),
-        ):
+        parts = {
+            "variance": result.score_variance,
+            "covariance with the box": result.score_covariance,
+        }
+        for name, part in parts.items():
             if part is not None and not bool(part.isfinite().all()):
                 raise NotFiniteError(
-                    f"{self.method}: the {name} of a score's logit is not finite under {self.settings()}"
+                    f"{self.method}: the {name} of a score's logit is not finite under "
+                    f"{self.settings()}"
                 )
 
 
 class PosteriorPredictor(Predictor):
-    """A method that needs a posterior: it must belong to the detector, and so must its calibration, if asked for."""
+    """A method with a posterior, which must belong to the detector."""
 
     def __init__(
         self,
@@ -192,13 +201,12 @@ class PosteriorPredictor(Predictor):
             "prior_precision": posterior.prior_precision,
             "fisher": posterior.fisher,
             "weights_sha256": posterior.fingerprint,
-            **self._score_settings(),
-            **self._calibration_settings(),
+            **self._optional_settings(),
         }
 
 
 def calibration_of(posterior: Posterior, detector: Detector) -> Calibration:
-    """The posterior's calibration, if it has one and it is for such boxes and classes.
+    """The posterior's calibration, checked against the detector's boxes and classes.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -218,31 +226,21 @@ def calibration_of(posterior: Posterior, detector: Detector) -> Calibration:
 
 
 def estimator(settings: Mapping[str, Any]) -> str:
-    """In a few words what computed a covariance, as far as its noise goes: the method and the samples. GLM and ExactGLM give the same.
+    """Name of what computed a covariance, by its noise: the method and the number of samples.
 
-    >>> estimator({"method": "mcglm", "samples": 10}), estimator({"method": "glm"}), estimator({"method": "exact", "samples": None})
-    ('mcglm, 10 samples', 'exact', 'exact')
+    GLM and ExactGLM give the same covariance and share a name.
+
+    >>> estimator({"method": "mcglm", "samples": 10}), estimator({"method": "glm"})
+    ('mcglm, 10 samples', 'exact')
     """
     method = "exact" if settings["method"] == "glm" else settings["method"]
     return method if settings.get("samples") is None else f"{method}, {settings['samples']} samples"
 
 
-@full_precision
-def sample_covariance(A: Tensor) -> Tensor:
-    """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (16) and (17) of the paper.
+def logit_fields(row: Tensor | None) -> dict[str, Any]:
+    """Fields of ``Detections`` from each logit's covariance with box and logit (m, D + 1).
 
-    >>> sample_covariance(torch.tensor([[[1.0, 2.0, 3.0]]]))
-    tensor([[[1.]]])
-    """
-    A = A.contiguous()  # in one layout: some rows of a larger array come out the same
-    A = A - A.mean(2, keepdim=True)
-    return A @ A.transpose(1, 2) / (A.shape[2] - 1)
-
-
-def score_parts(row: Tensor | None) -> dict[str, Any]:
-    """What ``Detections`` says of the scores, from each logit's covariance with the box and with itself (m, D + 1); nothing for None.
-
-    >>> score_parts(torch.tensor([[0.1, 0.2, 4.0]]))
+    >>> logit_fields(torch.tensor([[0.1, 0.2, 4.0]]))
     {'score_variance': tensor([4.]), 'score_covariance': tensor([[0.1000, 0.2000]])}
     """
     if row is None:
@@ -251,7 +249,7 @@ def score_parts(row: Tensor | None) -> dict[str, Any]:
 
 
 def check_samples(samples: int) -> None:
-    """A covariance takes two samples at least.
+    """Raise unless there are at least two samples, which a covariance needs.
 
     >>> check_samples(1)
     Traceback (most recent call last):

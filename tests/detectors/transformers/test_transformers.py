@@ -15,7 +15,7 @@ import transformers
 from boxcov import GLM, MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, Selection, fit
 from boxcov.data import coco
 from boxcov.detectors.transformers import QueryDetector, wrap
-from boxcov.predict import exact
+from boxcov.predict import exact_route, instances
 from helpers.transformers_cases import (
     MODELS,
     NAMES,
@@ -114,11 +114,11 @@ def test_exact_is_one_backward_pass_a_number_at_d_passes(
     def slow(*given: Any) -> None:
         raise AssertionError("not by instance")
 
-    monkeypatch.setattr(exact, "_vectorised", slow)
+    monkeypatch.setattr(exact_route, "autograd_covariance", slow)
     batched: list[int] = []
-    passes = exact._gradients_by_field
+    passes = instances._gradients_by_field
     monkeypatch.setattr(
-        exact,
+        instances,
         "_gradients_by_field",
         lambda boxes, edges: batched.append(boxes.shape[1]) or passes(boxes, edges),
     )

@@ -18,13 +18,14 @@ from boxcov.detectors.centerpoint.decode import CellIndex
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.head_stages import Stage
 from boxcov.kfac.ekfac import apply_ekfac
-from boxcov.predict.forward_mode.directions import directional_derivatives
+from boxcov.predict.covariance import sample_covariance
+from boxcov.predict.forward_mode.jvp import directional_derivatives
 from boxcov.predict.head import products, stages
 from boxcov.predict.head import weights as prepared
 from boxcov.predict.head.cells import BoxPositions, group_by_kind, plan_own_cells, window_tables
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.separable_variances import fit_separable
-from boxcov.predict.predictor import sample_covariance
+from boxcov.predict.verification import State
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
 from oracles.dense import relative
 
@@ -64,15 +65,19 @@ def posterior(data):
     return boxcov.fit(chosen(1), data, n_data=1e6)
 
 
+def kinds_verified(model: ExactGLM) -> set[int]:
+    return {kind for _, kind in model.router.stages_check.subjects}
+
+
 def both_ways(detector, posterior, inputs) -> tuple[Tensor, Tensor]:
     """By stages, from a model that has seen a frame, and by instances."""
     model = ExactGLM(detector, posterior)
     model(inputs)
-    assert model._stages.trusted
+    assert model.router.stages_check.state is State.VERIFIED
     fast = model(inputs)
     assert torch.equal(fast.boxes, detector.detect(inputs).boxes)
     with torch.no_grad():
-        plain, _, _ = model._by_instance(model.linearized.at(inputs))
+        plain = model.router._head_by_instance(model.linearized.at(inputs)).covariance
     return fast.covariance, plain
 
 
@@ -98,10 +103,10 @@ def test_kinds_that_come_later_are_compared_when_they_come(posterior, data) -> N
     detector = chosen(10, 0)
     model = ExactGLM(detector, posterior)
     model(data[0][0])
-    assert model._stages._compared == {0}
+    assert kinds_verified(model) == {0}
     model.linearized.shadow.only = None
     found = model(data[0][0])
-    assert model._stages._compared == {0, 1, 2}
+    assert kinds_verified(model) == {0, 1, 2}
     assert relative(found.covariance, GLM(chosen(10), posterior)(data[0][0]).covariance) < 1e-4
 
 
@@ -170,7 +175,7 @@ def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
         model(data[0][0])
         point = model.linearized.at(data[0][0])
         staged = point.linearized.shadow.stages(point.raw, point.selection)
-        head = model._stages._prepared
+        head = model.router.staged_head.weights
         at = BoxPositions(
             *(
                 nn.functional.pad(t, (0, 11), value=v)
@@ -188,7 +193,7 @@ def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
             group_by_kind(at.kind, head.n_kinds, 16),
             ready,
         )
-        (C,) = model._stages._decoded(
+        (C,) = model.router.staged_head.decoded(
             *head_covariance(head, plan, pixels),
             lambda numbers: staged.decode(numbers, at.row, at.column),
         )
@@ -212,11 +217,10 @@ def test_derivatives_along_directions(posterior, data, count: int) -> None:
     detector = chosen(count)
     model = MCGLM(detector, posterior, samples=6, cross_box=True)
     model(data[0][0])
-    along = model._directions
-    assert along.suffice or count == 1
+    assert not model.router.needs_trunk() or count == 1
     found = model(data[0][0])
     assert torch.equal(found.boxes, detector.detect(data[0][0]).boxes)
-    A = directional_derivatives(model.linearized.at(data[0][0]), along.etas)
+    A = directional_derivatives(model.linearized.at(data[0][0]), model._samples.etas)
     assert relative(found.covariance, sample_covariance(A)) < 1e-4
     assert found.factor.shape == (count, 9, 6)
 
@@ -228,11 +232,10 @@ def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> N
     detector = chosen(count)
     model = MCGLM(detector, boxcov.fit(detector, data, depth=depth), samples=4)
     first, found = model(data[0][0]), model(data[0][0])
-    along = model._directions
-    assert along._stages.below
-    assert along._carried.trusted
+    assert model.router._has_below
+    assert model.router.tangents_check.state is State.VERIFIED
     assert torch.equal(first.covariance, found.covariance)
-    A = directional_derivatives(model.linearized.at(data[0][0]), along.etas)
+    A = directional_derivatives(model.linearized.at(data[0][0]), model._samples.etas)
     assert relative(found.covariance, sample_covariance(A)) < 1e-4
 
 
@@ -241,9 +244,9 @@ def test_exact_head_and_sampled_rest(data) -> None:
     posterior = boxcov.fit(detector, data, depth="backbone")
     model = ExactGLM(detector, posterior, samples=6)
     first, found = model(data[0][0]), model(data[0][0])
-    assert model._carried.trusted
+    assert model.router.tangents_check.state is State.VERIFIED
     assert torch.equal(first.covariance, found.covariance)
-    below = {name: eta for name, eta in model._etas.items() if not name.startswith("head")}
+    below = {name: eta for name, eta in model._samples.etas.items() if not name.startswith("head")}
     A = directional_derivatives(model.linearized.at(data[0][0]), below)
     head = ExactGLM(
         detector,
@@ -324,7 +327,7 @@ def test_a_head_that_cannot_be_stacked_is_served_all_the_same(tiny, train_frames
 
 @pytest.mark.parametrize("count", range(1, 600, 37))
 def test_buckets_hold_what_they_must(count: int) -> None:
-    full = stages._bucket(count, 32)
+    full = stages._round_up(count, 32)
     assert count <= full < count + max(32, count / 4)
 
 
@@ -345,7 +348,7 @@ def test_sizes_filled_up_to_fours_give_the_same(monkeypatch, posterior, data, co
         monkeypatch.setattr(module, "padding_to_four", lambda size, like: -size % 4)
     model = ExactGLM(detector, posterior)
     assert relative(model(data[0][0]).covariance, plain) < 1e-5
-    assert model._stages._prepared.branches[-1].W.shape[2] % 4 == 0
+    assert model.router.staged_head.weights.branches[-1].W.shape[2] % 4 == 0
     assert relative(MCGLM(detector, posterior, samples=5)(data[0][0]).covariance, sampled) < 1e-5
 
 
@@ -355,7 +358,7 @@ def test_a_truncated_posterior_stays_within_its_bound(data, posterior) -> None:
     smaller = posterior.truncated(0.01)
     exact, found = (ExactGLM(detector, p) for p in (posterior, smaller))
     first, again = found(inputs), found(inputs)
-    assert found._stages.suffice
+    assert not found.router.needs_trunk()
     assert torch.equal(first.covariance, again.covariance)
     diagonals = [d.covariance.diagonal(dim1=1, dim2=2) for d in (again, exact(inputs))]
     assert float((diagonals[0] / diagonals[1] - 1).abs().max()) <= smaller.error + 1e-4
@@ -376,7 +379,7 @@ def test_directions_of_which_the_data_say_nothing_are_taken_together(
             monkeypatch.setattr(module, "padding_to_four", lambda size, like: -size % 4)
     model = ExactGLM(detector, wide, engine=EngineOptions(tolerance=1e-2))
     found = model(data[0][0]).covariance
-    stem = model._stages._prepared.stem[0].posterior
+    stem = model.router.staged_head.weights.stem[0].posterior
     assert stem.has_remainder
     assert stem.U.shape[1] < 0.45 * stem.U.shape[0]
     assert not torch.equal(found, exact)

@@ -12,13 +12,14 @@ from torch.utils._pytree import tree_map_only
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.exact import Checked, ExactGLM, Uses
-from boxcov.predict.forward_mode.directions import directional_derivatives
+from boxcov.predict.covariance import sample_covariance
+from boxcov.predict.exact import ExactGLM
+from boxcov.predict.forward_mode.jvp import directional_derivatives
 from boxcov.predict.head.cells import BoxPositions, group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import decode_jacobian, head_covariance
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
+from boxcov.predict.instances import check_items
 from boxcov.predict.linearize import LinearizationPoint
-from boxcov.predict.predictor import sample_covariance
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
@@ -193,18 +194,16 @@ def _by_kind(
             raise BoxcovError(
                 f"{type(point.linearized.shadow).__name__}.instances() must run boxes of one kind as one group: {len(groups)} of {n} boxes"
             )
-        uses: Uses = {}
-        boxes = model.watched(groups[0][1], uses, n)
-        out = torch.where(
-            (kind == number)[:, None, None],
-            model.group(boxes, uses, None if seen is None else Checked()),
-            out,
-        )
+        run = model.router.instances.run(*groups[0])
+        part = model.router.instances.covariance(run, is_traced=seen is None)
+        out = torch.where((kind == number)[:, None, None], part, out)
         if seen is not None:
+            if n > 1 and run.uses:
+                check_items(run, type(point.linearized.shadow).__name__)
             layers = [
                 block.layer
                 for block in model.posterior.blocks.values()
-                if block.layer.weight in uses
+                if block.layer.weight in run.uses
             ]
             seen |= {
                 name for layer in layers for name in (layer.weight, layer.bias) if name is not None

@@ -85,7 +85,7 @@ class Tangent:
     def multiplier(self) -> Tensor:
         """The factor in the type and layout of what it multiplies: strides that differ cost more than the product."""
         assert self.factor is not None
-        return laid_out(self.factor.to(self.t.dtype))
+        return channels_last(self.factor.to(self.t.dtype))
 
     def scaled(self, factor: Tensor) -> Tangent:
         return Tangent(self.t, factor if self.factor is None else self.factor * factor)
@@ -106,7 +106,7 @@ class Etas:
     ) -> None:
         self.names, self.precision = {id(weights[name]): name for name in etas}, precision
         self.dtype = torch.bfloat16 if precision == "half" else None
-        self.etas, self.scale = normalised(etas, weights)
+        self.etas, self.scale = normalise(etas, weights)
         self.count = len(self.scale)
         self._stacked: dict[tuple[str, int], Tensor] = {}
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}
@@ -127,7 +127,7 @@ class Etas:
                 joined = eta.unflatten(1, (call.geometry.groups, -1)).transpose(0, 1).flatten(0, 2)
             else:
                 joined = eta.flatten(0, 1)
-            self._stacked[key] = laid_out(joined)
+            self._stacked[key] = channels_last(joined)
         return self._stacked[key]
 
     def cast(self, weight: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Etas:
         if self.dtype is None or weight.dtype == self.dtype:
             return weight.detach()
         if id(weight) not in self._cast:
-            self._cast[id(weight)] = weight, laid_out(weight.detach().to(self.dtype))
+            self._cast[id(weight)] = weight, channels_last(weight.detach().to(self.dtype))
         return self._cast[id(weight)][1]
 
     def norm(self, variance: Tensor, weight: Tensor | None, eps: float, dims: int) -> Tensor:
@@ -260,11 +260,14 @@ class Tangents(TorchFunctionMode):
         directions, t, groups = self.directions, None, call.geometry.groups
         if x is not None:
             t = call.func(
-                laid_out(x.whole().flatten(0, 1)), directions.cast(call.weight), None, **call.rest
+                channels_last(x.whole().flatten(0, 1)),
+                directions.cast(call.weight),
+                None,
+                **call.rest,
             )
             t = t.unflatten(0, (directions.count, -1))
         if eta is not None:
-            plain = laid_out(call.x.to(directions.dtype or call.x.dtype))
+            plain = channels_last(call.x.to(directions.dtype or call.x.dtype))
             own = call.func(plain, directions.stacked(call, eta), None, **call.rest)
             own = (
                 own.unflatten(1, (groups, directions.count, -1)).movedim(2, 0).flatten(2, 3)
@@ -337,7 +340,7 @@ class Tangents(TorchFunctionMode):
         first = next(self._held[x].t for x in tensors if x in self._held)
         whole = first.new_empty((len(first), *out.shape))
         if whole.dim() == 5:
-            whole = laid_out(whole.flatten(0, 1)).unflatten(0, (len(first), -1))
+            whole = channels_last(whole.flatten(0, 1)).unflatten(0, (len(first), -1))
         start = 0
         for x in tensors:
             part = whole.narrow(dim, start, x.shape[dim - 1])
@@ -381,19 +384,19 @@ class Tangents(TorchFunctionMode):
 
         primals = tuple(leaves[i].detach() for i in moving)
         tangents = tuple(self._held[leaves[i]].whole().to(leaves[i].dtype) for i in moving)
-        for leaf, t in zip(into, pushed(again, primals, tangents)):
+        for leaf, t in zip(into, push_forward(again, primals, tangents)):
             self._hold(
                 leaf, Tangent(t if self.directions.dtype is None else t.to(self.directions.dtype))
             )
         return out
 
 
-def pushed(
+def push_forward(
     function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
 ) -> list[Tensor]:
     """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input.
 
-    >>> (out,) = pushed(lambda x: [x * x], (torch.tensor([3.0]),), (torch.tensor([[1.0], [2.0]]),))
+    >>> (out,) = push_forward(lambda x: [x * x], (torch.tensor([3.0]),), (torch.tensor([[1.0], [2.0]]),))
     >>> out
     tensor([[ 6.],
             [12.]])
@@ -415,12 +418,12 @@ def pushed(
         raise NoRule(str(error)) from error
 
 
-def normalised(
+def normalise(
     etas: Mapping[str, Tensor], like: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Etas of a size that every float type can hold, and the factors (k,) that the derivatives are multiplied by in turn.
 
-    >>> etas, scale = normalised({"weight": torch.tensor([[3.0, -4.0]])}, {"weight": torch.zeros(2)})
+    >>> etas, scale = normalise({"weight": torch.tensor([[3.0, -4.0]])}, {"weight": torch.zeros(2)})
     >>> etas["weight"], scale
     (tensor([[ 0.7500, -1.0000]]), tensor([4.]))
     """
@@ -436,7 +439,7 @@ def normalised(
     return scaled, largest
 
 
-def laid_out(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     """Channels last, where convolutions of two dimensions are fastest."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 

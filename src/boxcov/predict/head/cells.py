@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from boxcov.predict.layer_covariance import MEMORY
+from boxcov.predict.covariance import MEMORY
 
 _CACHE_SIZE = 2**20  # bytes of intermediates on a CPU: they should fit its second-level cache
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import boxcov
-from boxcov.predict.cuda import dense_graph as module
+from boxcov.predict.cuda import static_graph as module
 from boxcov.predict.cuda.graphs import Graphs
+from boxcov.predict.verification import State
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 
 
@@ -60,8 +61,8 @@ def kept(monkeypatch):
     monkeypatch.setattr(module, "Graphs", Stand)
 
     def on(model):
-        model.linearized._dense.usable = True
-        model.linearized._dense.graphs = Stand(2)
+        model.router.graph_check.state = State.UNVERIFIED
+        model.router.graph.graphs = Stand(2)
         return model
 
     return on
@@ -76,7 +77,7 @@ def test_deep_derivatives_and_boxes_are_those_without(detector, deep, frames, ke
         assert torch.equal(found.scores, expected.scores)
         torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-5, atol=1e-9)
         results.append((found, found.covariance.clone(), found.boxes.clone()))
-    assert model.linearized._dense.graphs.replayed
+    assert model.router.graph.graphs.replayed
     assert all(
         torch.equal(found.covariance, c) and torch.equal(found.boxes, b) for found, c, b in results
     )  # no later frame wrote over them
@@ -91,7 +92,7 @@ def test_exact_head(detector, frames, kept):
         found, expected = model(frames[i][0]), plain(frames[i][0])
         assert torch.equal(found.boxes, expected.boxes)
         torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-5, atol=1e-9)
-    assert model.linearized._dense.graphs.replayed
+    assert model.router.graph.graphs.replayed
 
 
 def test_other_bits_are_noticed(detector, deep, frames, kept, monkeypatch):
@@ -103,7 +104,7 @@ def test_other_bits_are_noticed(detector, deep, frames, kept, monkeypatch):
     model(frames[0][0])
     with pytest.warns(boxcov.BoxcovWarning, match="gives other bits as a CUDA graph"):
         found = [model(frames[0][0]) for _ in range(2)][-1]
-    assert not model.linearized._dense.usable
+    assert model.router.graph_check.is_refused
     assert torch.equal(found.boxes, detector.detect(frames[0][0]).boxes)
 
 
@@ -116,7 +117,7 @@ def test_what_cannot_be_captured_runs_as_it_is(detector, deep, frames, kept, mon
     monkeypatch.setattr(Stand, "_captured", refuse)
     with pytest.warns(
         boxcov.BoxcovWarning,
-        match=r"cannot be kept as a CUDA graph \(operation not permitted when stream is capturing\)",
+        match=r"cannot be captured as a CUDA graph \(operation not permitted when stream is capturing\)",
     ):
         found = [model(frames[0][0]) for _ in range(4)]
     assert all(torch.equal(f.boxes, detector.detect(frames[0][0]).boxes) for f in found)
@@ -138,26 +139,26 @@ def test_weights_before_the_dense_part_are_not_forgotten(detector, frames, kept)
     torch.testing.assert_close(
         found.covariance, expected(frames[0][0]).covariance, rtol=1e-3, atol=1e-7
     )
-    assert not model.linearized._dense.graphs.replayed
+    assert not model.router.graph.graphs.replayed
 
 
 def test_hooks_are_called(detector, deep, frames):
     twin = detector_of(pillar_config())
     twin.neck.register_forward_hook(lambda *_: None)
     model = boxcov.MCGLM(twin, deep, 2)
-    assert not model.linearized._dense.usable
+    assert model.router.graph_check.is_refused
 
 
 def test_flags_that_change_bits_make_another_graph(detector, deep, frames, kept):
     model = kept(boxcov.MCGLM(detector, deep, 2))
     for _ in range(5):
         model(frames[0][0])
-    assert len(model.linearized._dense.graphs._kept) == 1
+    assert len(model.router.graph.graphs._kept) == 1
     before = torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = not before
         model(frames[0][0])
-        assert not model.linearized._dense.graphs.replayed
+        assert not model.router.graph.graphs.replayed
     finally:
         torch.backends.cudnn.allow_tf32 = before
 
@@ -168,13 +169,13 @@ def test_other_directions_make_another_graph_which_is_compared_anew(
     model = kept(boxcov.MCGLM(detector, deep, 2))
     for _ in range(4):
         model(frames[0][0])
-    dense, compared = model.linearized._dense, []
+    graph, compared = model.router.graph, []
     monkeypatch.setattr(
-        type(dense), "_same", lambda self, tensors, given: not compared.append(len(tensors))
+        type(graph), "matches_plain", lambda self, done: not compared.append(len(done.tensors))
     )
-    model._directions.draw(deep.sample(2, torch.Generator().manual_seed(5)))
+    model._samples._etas = deep.sample(2, torch.Generator().manual_seed(5))
     found = [model(frames[0][0]) for _ in range(4)]
-    assert dense.graphs.replayed
+    assert graph.graphs.replayed
     assert len(compared) == 1
     assert not torch.equal(
         found[0].covariance, boxcov.MCGLM(detector, deep, 2)(frames[0][0]).covariance
@@ -183,9 +184,5 @@ def test_other_directions_make_another_graph_which_is_compared_anew(
 
 
 def test_without_graphs_nothing_is_kept(detector, deep):
-    assert (
-        boxcov.MCGLM(
-            detector, deep, 2, engine=boxcov.EngineOptions(cuda_graphs=False)
-        ).linearized._dense
-        is None
-    )
+    model = boxcov.MCGLM(detector, deep, 2, engine=boxcov.EngineOptions(cuda_graphs=False))
+    assert model.router.graph_check.is_refused

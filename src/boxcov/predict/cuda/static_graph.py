@@ -1,0 +1,146 @@
+"""Engine: the static part of the plain pass, with tangents, as one CUDA graph.
+
+A detector's network is about a thousand small kernels, and a GPU waits for most of their launches.
+A graph is one launch. ``predict/route.py`` compares it with the plain pass before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from boxcov._torch.inputs import fresh
+from boxcov._torch.shadow import shadow
+from boxcov.detector import Detector
+from boxcov.predict.cuda.graphs import Graphs, Many
+from boxcov.predict.forward_mode.tangents import Etas, Tangents
+
+_MAX_GRAPHS = 2  # each holds all intermediates of a pass
+
+
+class CaptureError(Exception):
+    """The static part cannot be captured as a CUDA graph."""
+
+
+@dataclass(frozen=True)
+class GraphPass:
+    """Result of a pass; the next pass may write over its tensors."""
+
+    raw: Any
+    tensors: list[Tensor]  # of ``raw``
+    inputs: Tensor  # of the static part
+    key: Hashable  # names the graph
+    is_replay: bool
+
+
+class StaticGraph:
+    """The plain pass of a detector that declares its static part (``Detector.static_inputs``).
+
+    weights: along which tangents may be propagated; tangents of weights before the static part
+    cannot enter the graph.
+
+    >>> from boxcov.detectors import centerpoint
+    >>> StaticGraph(centerpoint.load("small")).is_available()  # on a CPU a graph gains nothing
+    False
+    """
+
+    def __init__(self, detector: Detector, weights: Iterable[Tensor] = ()) -> None:
+        self._shadow = shadow(detector)
+        self._static_part = self._shadow.static_part()
+        own = {id(p) for p in self._static_part.parameters()}
+        self._takes_tangents = all(id(p) in own for p in weights)
+        self.graphs = Graphs(_MAX_GRAPHS)
+        self._directions: Etas | None = None
+        self._directions_number = 0
+        self._outputs: dict[Hashable, tuple[TreeSpec, list[Any], list[int]]] = {}
+        self._storages: set[int] = set()  # of the last replay's outputs
+
+    def is_available(self) -> bool:
+        """Whether the detector is on a GPU, declares a static part and has no hooks to call."""
+        has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in self._shadow.modules())
+        declared = type(self._shadow).static_inputs is not Detector.static_inputs
+        return next(self._shadow.parameters()).is_cuda and declared and not has_hooks
+
+    def run(self, inputs: Any, tangents: Tangents | None = None) -> GraphPass | None:
+        """Run a pass, and fill ``tangents``; None if this frame cannot be run as a graph."""
+        if torch.is_autocast_enabled("cuda"):
+            return None
+        if tangents is not None and not self._takes_tangents:
+            return None
+        if tangents is not None and tangents.directions is not self._directions:
+            self._directions, self.graphs = tangents.directions, Graphs(_MAX_GRAPHS)
+            self._directions_number += 1
+            self._outputs.clear()
+        given = self._shadow.static_inputs(fresh(inputs))
+        if given is None:
+            return None
+        ends = None if tangents is None else tangents.ends
+        key = (ends, self._directions_number, *_backend_flags())
+        try:
+            made = self.graphs(key, lambda x: self._compute(key, x, tangents), given)
+        except RuntimeError as error:
+            if not self.graphs.capturing:
+                raise
+            raise CaptureError(str(error).splitlines()[0]) from error
+        return self._unpack(key, made, given, tangents)
+
+    def matches_plain(self, done: GraphPass) -> bool:
+        """Whether a replay gave the same bits as the plain pass."""
+        plain = [
+            t for t in tree_flatten(self._static_part(done.inputs))[0] if isinstance(t, Tensor)
+        ]
+        return len(plain) == len(done.tensors) and all(map(torch.equal, plain, done.tensors))
+
+    def detach(self, tensor: Tensor) -> Tensor:
+        """A tensor that the next replay does not write over."""
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in self._storages else tensor
+
+    def release(self) -> None:
+        """Free all graphs."""
+        self.graphs = Graphs(_MAX_GRAPHS)
+
+    def _compute(self, key: Hashable, given: Tensor, tangents: Tangents | None) -> Many:
+        """The tensors of the raw outputs, and then the tangents of those that have some."""
+        own = None if tangents is None else Tangents(tangents.directions, tangents.ends)
+        with nullcontext() if own is None else own:
+            raw = self._static_part(given)
+        leaves, form = tree_flatten(raw)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        found = [None if own is None else own.of(tensor) for tensor in tensors]
+        moving = [i for i, t in enumerate(found) if t is not None]
+        others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._outputs[key] = form, others, moving
+        return (*tensors, *(t for t in found if t is not None))
+
+    def _unpack(
+        self, key: Hashable, made: Many, given: Tensor, tangents: Tangents | None
+    ) -> GraphPass:
+        form, others, moving = self._outputs[key]
+        count = len(made) - len(moving)
+        # new tensor objects per frame: tangents are found by the object
+        tensors = [tensor.view(tensor.shape) for tensor in made[:count]]
+        is_replay = self.graphs.replayed
+        storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        self._storages = storages if is_replay else set()
+        if tangents is not None:
+            for i, t in zip(moving, made[count:]):
+                tangents.put(tensors[i], t)
+        remaining = iter(tensors)
+        leaves = [next(remaining) if leaf is None else leaf for leaf in others]
+        return GraphPass(tree_unflatten(leaves, form), tensors, given, key, is_replay)
+
+
+def _backend_flags() -> tuple[Hashable, ...]:
+    """Settings that change the bits of a pass and may change between two frames."""
+    cudnn = torch.backends.cudnn
+    return (
+        *(cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic),
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+    )

@@ -1,0 +1,327 @@
+"""Engine: the covariance of the head's layers with the instance as the batch dimension.
+
+``Detector.instances`` runs the head once with every instance as one item of the batch. D backward
+passes, batched, then give the gradients of all instances at every layer. This file computes, and
+compares with ``Detector.decode``; ``route.py`` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from boxcov._torch.layer_calls import LayerCall, LayerCallMode
+from boxcov._torch.precision import at_least_float32
+from boxcov._torch.unfold import columns, rows
+from boxcov.detector import Detector, InstanceGroup
+from boxcov.errors import BoxcovError
+from boxcov.posterior.posterior import Posterior
+from boxcov.predict.covariance import layer_covariance
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
+
+LayerUses = dict[str, list[tuple[LayerCall, GradientEdge]]]
+"""By weight, the layer calls that used it, and where the gradient enters each."""
+
+
+@dataclass(frozen=True)
+class InstanceRun:
+    """One group of instances after its forward pass."""
+
+    index: Tensor  # (g,) rows of the frame's boxes
+    z: Tensor  # (g, D), with the logit (g, D + 1)
+    uses: LayerUses
+
+
+class InstanceEngine:
+    """Covariances of boxes from the layers that ``instances()`` runs."""
+
+    def __init__(self, linearized: LinearizedDetector, posterior: Posterior) -> None:
+        self.linearized, self.posterior = linearized, posterior
+        self.block_of = {block.layer.weight: name for name, block in posterior.blocks.items()}
+        self._variances = {name: posterior.variances(name) for name in posterior.blocks}
+
+    def runs(self, point: LinearizationPoint) -> Iterator[InstanceRun]:
+        """Forward passes of all instances, group by group."""
+        for index, run in instance_groups(point):
+            yield self.run(index, run)
+
+    def run(self, index: Tensor, run: Callable[[], Tensor]) -> InstanceRun:
+        """Run one group, recording every use of a weight of the posterior."""
+        uses: LayerUses = {}
+        theta = {name: w.requires_grad_() for name, w in self.linearized.theta().items()}
+        substitute = self.linearized.substitute(theta)
+
+        def on_call(name: str, call: LayerCall) -> Tensor:
+            items = call.batched_x.shape[0]
+            if items != len(index):
+                raise BoxcovError(
+                    f"{type(self.linearized.shadow).__name__}.instances() runs {name} on {items} "
+                    f"items for {len(index)} instances: every layer must see each instance as one "
+                    "item of the batch"
+                )
+            out = substitute(name, call)
+            # the edge is taken here, before anything changes the output in place
+            edge = get_gradient_edge(out)
+            uses.setdefault(name, []).append((replace(call, x=call.x.detach()), edge))
+            return out
+
+        with torch.enable_grad(), LayerCallMode(self.linearized.names, on_call):
+            return InstanceRun(index, run(), uses)
+
+    def covariance(
+        self, run: InstanceRun, *, last_row: bool = False, is_traced: bool = False
+    ) -> Tensor:
+        """(g, D, D) of the run's numbers (g, D); with ``last_row`` only that row (g, D).
+
+        is_traced: inside a traced graph no value may be read, so zero gradients are not skipped.
+        """
+        g, D = run.z.shape
+        total = at_least_float32(run.z.detach()).new_zeros((g, D) if last_row else (g, D, D))
+        layers = self._layers(run)
+        every = [list(range(D))] * len(layers)
+        reached = every if is_traced else _fields_reached([d for _, d in layers.values()])
+        for (name, (a, d)), fields in zip(layers.items(), reached):
+            if last_row and fields[-1] != D - 1:
+                continue
+            block, variances = self.posterior.blocks[name], self._variances[name]
+            if len(fields) == D:
+                C = layer_covariance(a, d, block, variances)
+                total += C[:, -1] if last_row else C
+                continue
+            C = layer_covariance(a, d[fields], block, variances)
+            at = torch.tensor(fields, device=total.device)
+            if last_row:
+                total[:, at] += C[:, -1]
+            else:
+                total[:, at[:, None], at] += C
+        return total
+
+    def _layers(self, run: InstanceRun) -> dict[str, tuple[Tensor, Tensor]]:
+        """By layer of the posterior, its inputs (g, G, n_in, T) and gradients (D, g, G, n_out, T)."""
+        edges = [edge for calls in run.uses.values() for _, edge in calls]
+        gradients = iter(_gradients_by_field(run.z, edges) if edges else [])
+        layers = {}
+        for name, calls in run.uses.items():
+            pairs = [(call, d) for (call, _), d in zip(calls, gradients) if d is not None]
+            if pairs:
+                a = [columns(at_least_float32(call.batched_x), call.geometry) for call, _ in pairs]
+                d = [
+                    rows(call.batched_out(at_least_float32(d), lead=1), call.geometry)
+                    for call, d in pairs
+                ]
+                layers[self.block_of[name]] = torch.cat(a, 3), torch.cat(d, 4)
+        return layers
+
+
+def instance_groups(point: LinearizationPoint) -> list[InstanceGroup]:
+    """The instances of a frame, group by group; every instance must occur once."""
+    found = [(index, run) for index, run in _given_groups(point) or [] if len(index)]
+    index = torch.cat([index for index, _ in found]) if found else torch.zeros(0)
+    if sorted(index.tolist()) != list(range(len(point.selection))):
+        raise BoxcovError(
+            f"{method_name(point)} must give each of the {len(point.selection)} instances once, "
+            f"it gave {len(index)}"
+        )
+    return found
+
+
+def has_instances(point: LinearizationPoint) -> bool:
+    """Whether the detector can run this frame's boxes by instance."""
+    return _given_groups(point) is not None
+
+
+def method_name(point: LinearizationPoint) -> str:
+    """The detector's method to name in an error message."""
+    with_logit = "" if point.logits is None else "with_logit=True"
+    kind = type(point.linearized.shadow)
+    if kind.instances is Detector.instances:  # derived from the stages, so these are wrong
+        return f"{kind.__name__}.stages()"
+    return f"{kind.__name__}.instances({with_logit})"
+
+
+def _given_groups(point: LinearizationPoint) -> Iterable[InstanceGroup] | None:
+    detector = point.linearized.shadow
+    if point.logits is None:
+        return detector.instances(point.raw, point.selection)
+    return detector.instances(point.raw, point.selection, with_logit=True)
+
+
+def with_leaves(point: LinearizationPoint) -> LinearizationPoint:
+    """The same point with raw outputs that are leaves of a new autograd graph."""
+    leaves = tree_map_only(
+        Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw
+    )
+    return replace(point, raw=leaves)
+
+
+def leaves_read(z: Tensor) -> set[int]:
+    """Ids of the leaves that ``z`` depends on.
+
+    >>> x, y = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    >>> leaves_read(2 * x) == {id(x)}
+    True
+    """
+    found: set[int] = set()
+    seen: set[Any] = set()
+    todo: list[Any] = [z.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        todo += [following for following, _ in node.next_functions]
+    return found
+
+
+# comparison with decode()
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """For each floating-point tensor of the raw outputs, in order, the weights it depends on."""
+
+    upstream: tuple[frozenset[str], ...]
+
+    def matches(self, raw: Any) -> bool:
+        """Whether other raw outputs have the same structure."""
+        return len(_float_tensors(raw)) == len(self.upstream)
+
+    def upstream_of(self, raw: Any, read: set[int]) -> set[str]:
+        """The weights upstream of those tensors of ``raw`` that were ``read`` (by id)."""
+        return {
+            name
+            for tensor, names in zip(_float_tensors(raw), self.upstream)
+            if id(tensor) in read
+            for name in names
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``instances()`` and ``decode()`` on the same raw outputs."""
+
+    dependence: Dependence
+    by_instance: Tensor  # (m, D) numbers by instance
+    decoded: Tensor  # (m, D) numbers by decode()
+    gradient_errors: dict[str, float]  # relative, by weight, of a weighted sum of all numbers
+
+    def value_errors(self, point: LinearizationPoint) -> Tensor:
+        """Largest relative difference (m,) of each box, the short way in fields that wrap."""
+        delta = short_way(self.by_instance - self.decoded, point.linearized.shadow).abs()
+        return (delta / (1 + self.decoded.abs())).amax(1)
+
+
+def compare_with_decode(point: LinearizationPoint) -> Comparison:
+    """Numbers and gradients of a frame by instance and by ``decode()``, from one pass.
+
+    Both use the raw outputs of this pass: in another precision than the plain pass they are not
+    exactly those of the point.
+    """
+    linearized = point.linearized
+    with torch.enable_grad():
+        theta = {name: w.requires_grad_() for name, w in linearized.theta().items()}
+        substitute = linearized.substitute(theta)
+        raw, decoded = linearized.run(point.inputs, substitute, lambda raw: (raw, point.z_of(raw)))
+        dependence = Dependence(tuple(_weights_behind(t, theta) for t in _float_tensors(raw)))
+        own = with_leaves(replace(point, raw=raw))
+        z = torch.zeros_like(decoded)
+        with LayerCallMode(linearized.names, substitute):
+            for index, run in instance_groups(own):
+                z = z.index_copy(0, index, run())
+        probe = torch.linspace(-1, 1, z.numel(), device=z.device).cos().reshape(z.shape)
+        gradients = [
+            _gradients((numbers * probe.to(numbers.dtype)).sum(), list(theta.values()))
+            for numbers in (decoded, z)
+        ]
+    # the gradient of a weight upstream of what instances() reads does not pass the instances
+    upstream = dependence.upstream_of(own.raw, leaves_read(z))
+    errors = {
+        name: _gradient_error(whole, by_instance)
+        for name, whole, by_instance in zip(theta, *gradients)
+        if name not in upstream
+    }
+    return Comparison(dependence, z.detach(), decoded.detach(), errors)
+
+
+def check_items(run: InstanceRun, detector_name: str) -> None:
+    """Check that box i depends on item i of every layer and on no other item.
+
+    Doubling some of the boxes must double the gradients of the same items. A factor of two is exact
+    in every floating-point format, so rounding cannot make a correct detector fail. One pass for
+    each binary digit of the box number tells any two boxes apart.
+    """
+    g, D = run.z.shape
+    number = torch.arange(g, device=run.z.device)
+    calls = [call for pairs in run.uses.values() for call, _ in pairs]
+    edges = [edge for pairs in run.uses.values() for _, edge in pairs]
+
+    def gradients(weight: Tensor) -> tuple[Tensor | None, ...]:
+        seed = weight.to(run.z.dtype).unsqueeze(1).expand(g, D)
+        return torch.autograd.grad(run.z, edges, seed, retain_graph=True, allow_unused=True)
+
+    with torch.enable_grad():
+        plain = gradients(torch.ones_like(number))
+        for digit in range((g - 1).bit_length()):
+            weight = 1 + (number >> digit) % 2
+            for call, once, weighted in zip(calls, plain, gradients(weight)):
+                if once is None or weighted is None:
+                    continue
+                expected = at_least_float32(call.batched_out(once))
+                factor = weight.to(expected.dtype).reshape(-1, *[1] * (expected.dim() - 1))
+                expected = expected * factor
+                off = at_least_float32(call.batched_out(weighted)) - expected
+                if float(off.norm()) > 1e-2 * float(expected.norm()):
+                    raise BoxcovError(
+                        f"{detector_name}.instances(): box i must depend on item i of every layer "
+                        "alone, but items are mixed or in another order than the boxes"
+                    )
+
+
+def _gradients_by_field(z: Tensor, edges: list[GradientEdge]) -> list[Tensor | None]:
+    """Gradients (D, g, ...) at the edges: D backward passes, batched."""
+    g, D = z.shape
+    ones = torch.eye(D, dtype=z.dtype, device=z.device).unsqueeze(1).expand(D, g, D)
+    with torch.enable_grad():
+        return list(
+            torch.autograd.grad(
+                z, edges, ones, is_grads_batched=True, allow_unused=True, retain_graph=True
+            )
+        )
+
+
+def _fields_reached(gradients: list[Tensor]) -> list[list[int]]:
+    """For each layer, the fields with a gradient: the size branch does not move the heading."""
+    if not gradients:
+        return []
+    # one synchronisation with the device for all layers
+    reached = torch.stack([d.flatten(1).abs().amax(1) > 0 for d in gradients]).tolist()
+    return [[j for j, is_reached in enumerate(row) if is_reached] or [0] for row in reached]
+
+
+def _float_tensors(raw: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def _weights_behind(tensor: Tensor, theta: dict[str, Tensor]) -> frozenset[str]:
+    gradients = _gradients(tensor.sum(), list(theta.values()))
+    return frozenset(name for name, g in zip(theta, gradients) if g is not None)
+
+
+def _gradients(number: Tensor, weights: list[Tensor]) -> list[Tensor | None]:
+    if not number.requires_grad:
+        return [None] * len(weights)
+    return list(torch.autograd.grad(number, weights, retain_graph=True, allow_unused=True))
+
+
+def _gradient_error(whole: Tensor | None, own: Tensor | None) -> float:
+    if whole is None or float(whole.norm()) == 0:
+        return 0.0
+    return 1.0 if own is None else float((whole - own).norm()) / float(whole.norm())
