@@ -12,7 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-from boxcov.pipeline.bench import run, shown
+from boxcov.pipeline.bench import format_table, run
+from boxcov.pipeline.options import BenchOptions
 
 RECORD = Path(__file__).with_name("ratios.json")
 WORSE = 1.5
@@ -40,8 +41,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
-    rows = run(device=options.device)
-    print(shown(rows))
+    rows = run(BenchOptions(device=options.device))
+    print(format_table(rows))
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if options.record:
         kept = {

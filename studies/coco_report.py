@@ -28,7 +28,7 @@ from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summary import compare, table
-from boxcov.pipeline.calibrate import compared
+from boxcov.pipeline.calibrate import compare_calibrations
 from boxcov.report.pictures import write_images
 
 
@@ -146,7 +146,7 @@ def calibrations(records: Mapping[str, Records]) -> dict[str, Any]:
         fitted = rows[rows.frame < cut]
         baseline = fit_calibration(fitted, "score", estimator=name)
         product = fit_calibration(fitted, estimator=name)
-        out[f"{name}, product"] = compared(rows[rows.frame >= cut], product, baseline)
+        out[f"{name}, product"] = compare_calibrations(rows[rows.frame >= cut], product, baseline)
     return out
 
 

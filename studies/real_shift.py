@@ -21,9 +21,10 @@ from boxcov.data.augment import Augmentation
 from boxcov.detectors import centerpoint
 from boxcov.detectors.training import Recipe, train
 from boxcov.evaluate.ranking import auroc
-from boxcov.pipeline.reproduce.runs import posterior_of
-from boxcov.pipeline.reproduce.setting import DEPTHS, Run
-from boxcov.pipeline.sources import frames_named, kept
+from boxcov.pipeline.frames import load_frames, preload_frames
+from boxcov.pipeline.options import DataOptions
+from boxcov.pipeline.reproduce.plan import DEPTHS, Run
+from boxcov.pipeline.reproduce.workspace import restrict_posterior
 
 Row = tuple[str, str, float, float, float]
 
@@ -47,7 +48,7 @@ def measured(
     rows = []
     for short, depth in zip("HNB", DEPTHS.values()):
         model = boxcov.MCGLM(
-            detector, posterior_of(Run("mcglm", "paper", depth, alone=True), whole, detector)
+            detector, restrict_posterior(whole, Run("mcglm", "paper", depth, alone=True), detector)
         )
         rows.append(
             _row(
@@ -108,9 +109,11 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=500)
     given = parser.parse_args()
     found = {
-        "nuscenes": kept(
-            frames_named(f"nuscenes:{given.nuscenes}", "train", sweeps=3), given.device
+        "nuscenes": preload_frames(
+            load_frames(DataOptions(f"nuscenes:{given.nuscenes}", "train", sweeps=3)), given.device
         ),
-        "kitti": kept(frames_named(f"kitti:{given.kitti}", "training"), given.device),
+        "kitti": preload_frames(
+            load_frames(DataOptions(f"kitti:{given.kitti}", "training")), given.device
+        ),
     }
     show(compare(found["nuscenes"], found["kitti"], given.device, given.steps))

@@ -27,7 +27,7 @@ from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import accurate_iou, clipped_mean
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
-from boxcov.pipeline.calibrate import half_turns
+from boxcov.pipeline.calibrate import half_turn_share
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
 SHARES = {"1 %": 1, "10 %": 10, "100 %": 100}  # frames behind each posterior
@@ -172,7 +172,8 @@ def report(given: argparse.Namespace) -> None:
     paired = rows["head"].paired
     frame = rows["head"].frame[paired]
     print(
-        "\nheading as it is: off by more than a quarter turn are", f"{half_turns(rows['head']):.3f}"
+        "\nheading as it is: off by more than a quarter turn are",
+        f"{half_turn_share(rows['head']):.3f}",
     )
     show_nats(nats(rows), frame, FIELDS)
     show_coverage(rows["head"])

@@ -145,9 +145,9 @@ def test_torchrun(tmp_path) -> None:
     assert done.stdout.count("written to") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net0.safetensors", "p.safetensors"]
     assert boxcov("fit", *words, "--out", tmp_path / "one").code == 0
-    from boxcov.pipeline.sources import detector_named
+    from boxcov.pipeline.detectors import load_detector
 
-    found, one = (Posterior.load(path, detector_named(word)) for path in (out, tmp_path / "one"))
+    found, one = (Posterior.load(path, load_detector(word)) for path in (out, tmp_path / "one"))
     for name, block in one.blocks.items():
         assert relative(found.blocks[name].H.matrix, block.H.matrix) < 1e-6
     refused = subprocess.run(

@@ -9,6 +9,7 @@ import torch
 
 import boxcov as package
 from boxcov.cli import app as cli
+from boxcov.cli.command import typer_command
 from boxcov.evaluate.geometry import corners, ellipse
 from helpers.command_line import boxcov
 
@@ -22,13 +23,12 @@ def test_help_has_an_example(verb) -> None:
 
 def test_the_examples_are_words_that_the_verbs_know() -> None:
     for verb, example in cli.EXAMPLES.items():
-        known = set(inspect.signature(verb).parameters)
+        known = set(inspect.signature(typer_command(verb)).parameters)
         words = {
             word.removeprefix("--").replace("-", "_")
             for word in example.split()
             if word.startswith("--")
         }
-        assert example.split()[1] == verb.__name__
         assert words <= known
 
 
@@ -51,7 +51,7 @@ import sys, warnings
 from boxcov.cli import app as cli
 from boxcov import BoxcovWarning
 
-def warned():
+def warned() -> None:
     warnings.warn("look", BoxcovWarning)
 
 cli.EXAMPLES[warned] = ""

@@ -14,6 +14,7 @@ import torch
 import boxcov
 from boxcov.errors import BoxcovError
 from boxcov.pipeline import bench as benchmarking
+from boxcov.pipeline.options import BenchOptions
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
 
 
@@ -21,11 +22,11 @@ from helpers.centerpoint_cases import detector_of, frames, pillar_config
 def measured():
     config = pillar_config()
     detector, data = detector_of(config), frames(config)
-    found = benchmarking.entries(detector, boxcov.fit(detector, data), samples=[3], seed=0)
+    found = benchmarking.method_entries(detector, boxcov.fit(detector, data), samples=[3], seed=0)
     return (
         detector,
         found,
-        benchmarking._measured(detector, found, [data[0][0]], repeats=2, device="cpu"),
+        benchmarking.measure(detector, found, [data[0][0]], repeats=2, device="cpu"),
     )
 
 
@@ -47,7 +48,7 @@ def test_every_method_has_its_row(measured) -> None:
         assert row["ratio"] == pytest.approx(row["ms"] / rows[0]["ms"])
     assert json.loads(json.dumps(rows)) == rows
     assert "extrapolated" in rows[-1]["note"]
-    assert "glm as published" in benchmarking.shown(rows)
+    assert "glm as published" in benchmarking.format_table(rows)
 
 
 @pytest.mark.skipif(
@@ -61,7 +62,7 @@ def test_memory_is_counted_on_a_cpu(measured) -> None:
     CDLL(None).malloc_trim(0)
     greedy = benchmarking.Entry("greedy", None, lambda _: torch.ones(300, 2**18).sum())
     entries = [benchmarking.Entry("plain", None, detector.detect), greedy]
-    plain, found = benchmarking._measured(
+    plain, found = benchmarking.measure(
         detector, entries, [frames(pillar_config())[0][0]], 2, "cpu"
     )
     assert 250 < found["peak_mib"] - plain["peak_mib"] < 350
@@ -91,22 +92,22 @@ def test_laplace_torch_has_a_row_where_it_is_installed(measured, monkeypatch) ->
     detector, _, _ = measured
     frame = frames(pillar_config())[0]
     monkeypatch.setattr(benchmarking, "find_spec", lambda name: None)
-    assert benchmarking.laplace_torch(detector, frame) is None
+    assert benchmarking.laplace_torch_entries(detector, frame) == []
     monkeypatch.setattr(benchmarking, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "laplace", SimpleNamespace(Laplace=Laplace))
-    entry = benchmarking.laplace_torch(detector, frame)
+    (entry,) = benchmarking.laplace_torch_entries(detector, frame)
     assert entry.call is not None
     monkeypatch.setattr(Laplace, "fit", lambda self, loader: {}.shape)
-    entry = benchmarking.laplace_torch(detector, frame)
+    (entry,) = benchmarking.laplace_torch_entries(detector, frame)
     assert (
         entry.note
         == "cannot take this detector: AttributeError: 'dict' object has no attribute 'shape'"
     )
-    rows = benchmarking._measured(
+    rows = benchmarking.measure(
         detector, [benchmarking.Entry("plain", None, detector.detect), entry], [frame[0]], 1, "cpu"
     )
     assert rows[1]["ms"] is rows[1]["ratio"] is None
-    assert "cannot take this detector" in benchmarking.shown(rows)
+    assert "cannot take this detector" in benchmarking.format_table(rows)
     assert json.loads(json.dumps(rows)) == rows
 
 
@@ -144,15 +145,15 @@ def test_the_papers_mcglm_is_its_finite_difference(measured) -> None:
 @pytest.mark.parametrize("count", [6, 30])
 def test_a_detector_is_told_how_many_boxes(count: int) -> None:
     config = pillar_config()
-    told = benchmarking.reporting(detector_of(config), count)
+    told = benchmarking.with_box_count(detector_of(config), count)
     assert 0.3 * count <= len(told.detect(frames(config, 1)[0][0])) <= count
 
 
 def test_no_repeats_are_refused() -> None:
     with pytest.raises(
-        BoxcovError, match="at least one frame and one repeat, got frames 3 and repeats 0"
+        BoxcovError, match="at least one frame and one repetition, got frames 3 and repeats 0"
     ):
-        benchmarking.run(repeats=0)
+        BenchOptions(repeats=0)
 
 
 def test_a_ratio_that_worsens_by_more_than_half_is_noticed() -> None:

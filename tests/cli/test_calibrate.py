@@ -11,8 +11,10 @@ import boxcov as package
 from boxcov import Detections, Posterior
 from boxcov.error_model.fit import apply_calibration
 from boxcov.evaluate.covariance_metrics import covariance_metrics
-from boxcov.pipeline.records import records_of
-from boxcov.pipeline.sources import Source, detector_named
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.frames import load_frames
+from boxcov.pipeline.ground_truth import GroundTruth, match_detections
+from boxcov.pipeline.options import DataOptions
 from helpers.command_line import boxcov
 
 WORD = "centerpoint:small"
@@ -63,18 +65,20 @@ def made(posterior: Path) -> tuple[Path, dict]:
 
 def test_the_report_is_about_the_frames_that_were_not_fitted(made) -> None:
     out, report = made
-    detector = detector_named(WORD)
+    detector = load_detector(WORD)
     loaded = Posterior.load(out, detector)
     found = loaded.calibration
     assert (found.kind, found.estimator, found.provenance["frames"]) == ("product", "exact", 2)
-    frames = Source("simulated:clear", "val", 4, 0, 2).frames()
+    frames = load_frames(DataOptions("simulated:clear", "val", 4, 0, 2))
     model = package.ExactGLM(detector, loaded)
     boxes, unseen = [], []
     for number in (2, 3):
         inputs, targets = frames[number]
         boxes.append(model(inputs))
         unseen.append((None, targets))
-    records = [records_of(one, [frame]) for one, frame in zip(boxes, unseen)]
+    records = [
+        match_detections(one, GroundTruth.from_frames([frame])) for one, frame in zip(boxes, unseen)
+    ]
     errors = np.concatenate([r[r.paired].errors for r in records])
     after = np.concatenate([apply_calibration(r[r.paired], found).predictive for r in records])
     expected = covariance_metrics(errors, after, found.fields)
@@ -114,10 +118,8 @@ def test_predict_uses_it(made, posterior: Path, tmp_path) -> None:
     assert plain.predictive is None
     assert found.predictive.shape == found.covariance.shape
     assert found.meta["calibration"] == {"kind": "product", "estimator": "exact"}
-    assert (
-        records_of(found, Source("simulated:clear", "test", 1, 0, 2).frames()).predictive
-        is not None
-    )
+    frames = load_frames(DataOptions("simulated:clear", "test", 1, 0, 2))
+    assert match_detections(found, GroundTruth.from_frames(frames)).predictive is not None
     done = boxcov(
         "predict",
         "--detector",
@@ -143,7 +145,7 @@ def test_in_place_and_for_people(made, tmp_path) -> None:
     assert done.code == 0, done.err
     assert "mcglm, 3 samples" in done.out
     assert "NLL no better than score and size alone: 0.000 (0.000 to 0.000)" in done.out
-    assert Posterior.load(same, detector_named(WORD)).calibration.kind == "score"
+    assert Posterior.load(same, load_detector(WORD)).calibration.kind == "score"
 
 
 def test_the_variances_as_factors_and_the_heading_as_an_axis(posterior: Path, tmp_path) -> None:
@@ -152,7 +154,7 @@ def test_the_variances_as_factors_and_the_heading_as_an_axis(posterior: Path, tm
     done = boxcov("calibrate", "--posterior", posterior, "--out", out, *words, *FRAMES, "--json")
     assert done.code == 0, done.err
     report = json.loads(done.out)
-    found = Posterior.load(out, detector_named(WORD)).calibration
+    found = Posterior.load(out, load_detector(WORD)).calibration
     assert found.kind == "product"
     assert found.features[-1] == "variance vy"
     assert set(report["variances"]) == set(found.fields)
@@ -168,8 +170,8 @@ def test_the_variances_as_factors_and_the_heading_as_an_axis(posterior: Path, tm
     ("words", "message"),
     [
         (["--fit-share", 1.0], "--fit-share must lie between 0 and 1, got 1.0"),
-        (["--count", 1], "1 frames cannot be parted with --fit-share 0.5"),
-        (["--method", "nms"], "a calibration is kept inside a posterior"),
+        (["--count", 1], "1 frames cannot be split with --fit-share 0.5"),
+        (["--method", "nms"], "the calibration is stored in a posterior"),
         (["--out", "nowhere/p.safetensors"], "there is no folder nowhere"),
     ],
 )

@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
+from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.detector import CenterPoint
-from boxcov.pipeline import sources
+from boxcov.pipeline import check
 from helpers.command_line import boxcov, small_network
 
 
@@ -29,11 +30,11 @@ def test_a_broken_one_ends_with_exit_code_1(word: str, monkeypatch: pytest.Monke
             return super().loss(raw, targets).mean()
 
     def named(word: str, device: str) -> CenterPoint:
-        found = sources.centerpoint.load(word.partition(":")[2])
+        found = centerpoint.load(word.partition(":")[2])
         found.__class__ = Broken
         return found
 
-    monkeypatch.setattr(sources, "detector_named", named)
+    monkeypatch.setattr(check, "load_detector", named)
     done = boxcov("check", "--detector", word, "--sweeps", 1)
     assert done.code == 1
     assert "  FAIL  loss  " in done.out

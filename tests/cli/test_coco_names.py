@@ -15,8 +15,16 @@ from boxcov.errors import BoxcovError
 from boxcov.pipeline import evaluate as evaluation
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline import predict as prediction
-from boxcov.pipeline.records import records_of
-from boxcov.pipeline.sources import Source, detector_named, frames_named, unseen_split
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.frames import default_test_split, load_frames
+from boxcov.pipeline.ground_truth import GroundTruth, match_detections
+from boxcov.pipeline.options import (
+    DataOptions,
+    EstimatorOptions,
+    EvaluateOptions,
+    FitOptions,
+    PredictOptions,
+)
 from helpers.coco_cases import coco_root, edited
 
 
@@ -45,11 +53,19 @@ def weights(tmp_path: Path) -> Path:
     "ignore::boxcov.errors.BoxcovWarning"
 )  # three objects do not reach all levels
 def test_from_a_fit_to_coco_s_results(root: Path, weights: Path, tmp_path: Path) -> None:
-    source = Source(f"coco:{root}@64", "val2017")
-    fitting.run(tmp_path / "p.safetensors", f"yolox:{weights}", source, n_data=100)
-    how = prediction.How("exact", tmp_path / "p.safetensors")
+    source, detector = DataOptions(f"coco:{root}@64", "val2017"), f"yolox:{weights}"
+    posterior = tmp_path / "p.safetensors"
+    fitting.run(FitOptions(out=posterior, detector=detector, source=source, n_data=100))
+    estimator = EstimatorOptions("exact", posterior)
     for format, name in (("coco", "found.json"), ("native", "found.safetensors")):
-        report = prediction.run(tmp_path / name, f"yolox:{weights}", how, source, format=format)
+        options = PredictOptions(
+            out=tmp_path / name,
+            detector=detector,
+            source=source,
+            estimator=estimator,
+            format=format,
+        )
+        report = prediction.run(options)
     assert report["frames"] == 3
     frames = coco.frames(root, size=64)
     native = Detections.load(tmp_path / "found.safetensors")
@@ -61,25 +77,33 @@ def test_from_a_fit_to_coco_s_results(root: Path, weights: Path, tmp_path: Path)
     assert (
         json.loads((tmp_path / "found.meta.json").read_text())["uncertainty"]["method"] == "exact"
     )
-    assert records_of(native, frames).fields == ("x1", "y1", "x2", "y2")
-    study = evaluation.study_of([tmp_path / "found.safetensors"], out=tmp_path / "page.html")
-    assert [
-        row["method"] for row in evaluation.rows_of(study, replicates=3) if row["kind"] == "method"
-    ] == ["found"]
+    assert match_detections(native, GroundTruth.from_frames(frames)).fields == (
+        "x1",
+        "y1",
+        "x2",
+        "y2",
+    )
+    found = evaluation.run(
+        EvaluateOptions(
+            predictions=(tmp_path / "found.safetensors",), out=tmp_path / "page.html", replicates=3
+        )
+    )
+    assert [row["method"] for row in found.rows if row["kind"] == "method"] == ["found"]
 
 
 def test_words_for_images(root: Path, weights: Path) -> None:
-    assert detector_named(f"yolox:{weights}").box_fields == ("x1", "y1", "x2", "y2")
-    part = frames_named(f"coco:{root}", "val2017[1:]", classes=coco.CLASSES)
+    assert load_detector(f"yolox:{weights}").box_fields == ("x1", "y1", "x2", "y2")
+    part = load_frames(DataOptions(f"coco:{root}", "val2017[1:]"), classes=coco.CLASSES)
     assert (len(part), part[0][0].shape) == (2, (1, 3, 416, 416))
-    assert unseen_split("coco:ROOT") == "val2017"
+    assert default_test_split("coco:ROOT") == "val2017"
     with pytest.raises(BoxcovError, match="no detector 'yolox:': give centerpoint:small"):
-        detector_named("yolox:")
+        load_detector("yolox:")
     with pytest.raises(
-        BoxcovError, match=r"coco:.*, split val2017: labels mean person, .*; the detector knows car"
+        BoxcovError,
+        match=r"coco:.*, split val2017: the labels are person, .*; the detector has car",
     ):
-        frames_named(f"coco:{root}", "val2017", classes=("car",))
+        load_frames(DataOptions(f"coco:{root}", "val2017"), classes=("car",))
     with pytest.raises(
         BoxcovError, match="give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT"
     ):
-        frames_named("coco:")
+        load_frames(DataOptions("coco:"))

@@ -10,8 +10,8 @@ import torch
 
 from boxcov import BoxcovError, Detections
 from boxcov.data import coco, kitti, nuscenes
-from boxcov.pipeline import formats
-from boxcov.pipeline.sources import Turned
+from boxcov.pipeline import output_format
+from boxcov.pipeline.kitti_axes import KittiAsNuScenes
 from helpers.coco_cases import coco_root
 from helpers.command_line import boxcov, small_network
 from helpers.data_roots import kitti_root, nuscenes_root
@@ -71,7 +71,7 @@ def test_messages_in_images(tmp_path: Path) -> None:
         "convert", tmp_path / "d.safetensors", "--format", "autoware", "--out", tmp_path / "e.json"
     )
     assert (
-        "the format autoware holds boxes x y z w l h yaw; those of this detector are x1 y1 x2 y2"
+        "the format autoware has the box fields x y z w l h yaw; this detector has x1 y1 x2 y2"
         in done.err
     )
 
@@ -81,10 +81,7 @@ def test_an_epistemic_covariance_is_not_passed_off_as_that_of_the_errors(tmp_pat
     words = ("convert", tmp_path / "d.safetensors", "--format", "ros", "--out", tmp_path / "d.json")
     done = boxcov(*words)
     assert done.code == 1
-    assert (
-        "the format ros is for trackers, which take its covariance for that of the errors"
-        in done.err
-    )
+    assert "the format ros is read by trackers, which need the covariance of the errors" in done.err
     assert boxcov(*words, "--covariance", "epistemic").code == 0
     assert json.loads((tmp_path / "d.json").read_text())["covariance"] == "epistemic"
 
@@ -159,9 +156,9 @@ def test_results_of_nuscenes_with_its_time(tmp_path: Path) -> None:
 
 
 def test_messages_of_kitti_are_in_kittis_axes(tmp_path: Path) -> None:
-    frames = Turned(kitti.frames(kitti_root(tmp_path))[:1])
+    frames = KittiAsNuScenes(kitti.frames(kitti_root(tmp_path))[:1])
     found = in_space(3)
-    formats.write("ros", tmp_path / "m.json", frames, found)
+    output_format.write_detections("ros", tmp_path / "m.json", frames, found)
     (message,) = json.loads((tmp_path / "m.json").read_text())["messages"]
     one = message["detections"][0]["results"][0]["pose"]
     x, y, *_ = found.boxes[0].tolist()
@@ -173,11 +170,8 @@ def test_messages_of_kitti_are_in_kittis_axes(tmp_path: Path) -> None:
 def test_what_cannot_be_converted(stored: tuple[Path, Detections], tmp_path: Path) -> None:
     path, _ = stored
     done = boxcov("convert", path, "--format", "kitti", "--out", tmp_path / "r")
-    assert "does not say which frames it was made from" in done.err
-    assert (
-        "is the file to be converted"
-        in boxcov("convert", path, "--format", "csv", "--out", path).err
-    )
+    assert "does not state which frames it was computed on" in done.err
+    assert "is the input file" in boxcov("convert", path, "--format", "csv", "--out", path).err
     assert (
         "no such file"
         in boxcov("convert", tmp_path / "none", "--format", "csv", "--out", tmp_path / "x").err
@@ -190,17 +184,17 @@ def test_a_missing_package_is_named_before_the_work(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        formats, "find_spec", lambda name: None if name in ("pyarrow", "rerun") else object()
+        output_format, "find_spec", lambda name: None if name in ("pyarrow", "rerun") else object()
     )
     for format, extra in (("parquet", "analysis"), ("rerun", "rerun")):
         with pytest.raises(BoxcovError, match=rf"pip install 'boxcov\[{extra}\]'"):
-            formats.check(format, None, in_space())
+            output_format.check_format(format, None, in_space().fields)
 
 
 def test_cocos_other_names_are_written(tmp_path: Path) -> None:
     frames = coco.frames(coco_root(tmp_path / "set"), size=96)
     boxes = in_image(2)
     found = replace(boxes, classes=frames.classes, labels=torch.zeros(2, dtype=torch.long))
-    formats.write("coco", tmp_path / "r.json", frames, found)
+    output_format.write_detections("coco", tmp_path / "r.json", frames, found)
     entry = json.loads((tmp_path / "r.json").read_text())[0]
     assert {"covariance", "predictive", "bbox_covar", "covars"} <= set(entry)

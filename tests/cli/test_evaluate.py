@@ -11,12 +11,21 @@ from boxcov import BoxcovError, Detections
 from boxcov.data import simulated
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.evaluate.scalar_uncertainty import uncertainty_of
-from boxcov.pipeline.evaluate import study_of
-from boxcov.pipeline.records import records_of, truth_of
-from boxcov.pipeline.sources import Source
+from boxcov.pipeline.evaluate import build_study
+from boxcov.pipeline.frames import load_frames
+from boxcov.pipeline.ground_truth import GroundTruth, match_detections
+from boxcov.pipeline.options import DataOptions, EvaluateOptions
 from helpers.command_line import boxcov
 
 SOURCE = {"data": "simulated:clear", "split": "test", "count": 4, "seed": 0, "sweeps": 1}
+
+
+def matched(found: Detections, frames):
+    return match_detections(found, GroundTruth.from_frames(frames))
+
+
+def study_of(paths, **options):
+    return build_study(EvaluateOptions(predictions=tuple(paths), **options))
 
 
 def noisy(frames, noise: float = 0.4, seed: int = 0) -> Detections:
@@ -52,7 +61,7 @@ def noisy(frames, noise: float = 0.4, seed: int = 0) -> Detections:
 
 @pytest.fixture(scope="module")
 def frames() -> list:
-    return list(Source(**SOURCE).frames())
+    return list(load_frames(DataOptions(**SOURCE)))
 
 
 @pytest.fixture
@@ -72,7 +81,7 @@ def test_records_are_those_of_a_loop(frames) -> None:
     hidden = [dict(targets[0], points=targets[0]["points"].clone()) for _, targets in frames]
     for target in hidden:
         target["points"][::3] = 0  # such objects do not count
-    records = records_of(found, [([], [target]) for target in hidden])
+    records = matched(found, [([], [target]) for target in hidden])
     scored = found[found.scores > 0.1]
     assert np.array_equal(records.boxes, scored.boxes.double().numpy())
     expected = np.full(len(scored), np.nan)
@@ -113,12 +122,12 @@ def test_boxes_with_fewer_fields_meet_the_objects_columns(frames) -> None:
         found.covariance[:, :7, :7],
         meta=found.meta,
     )
-    assert np.allclose(records_of(flat, frames).l2, records_of(found, frames).l2, equal_nan=True)
+    assert np.allclose(matched(flat, frames).l2, matched(found, frames).l2, equal_nan=True)
     strange = replace(flat, fields=("x1", "y1", "x2", "y2", "a", "b", "c"))
     with pytest.raises(
-        BoxcovError, match=r"the detections have boxes of x1, y1, .* do not belong together"
+        BoxcovError, match=r"the detections have the box fields x1, y1, .* do not belong together"
     ):
-        records_of(strange, frames)
+        matched(strange, frames)
 
 
 def test_frames_without_objects_and_frames_that_are_not_there(frames) -> None:
@@ -134,14 +143,16 @@ def test_frames_without_objects_and_frames_that_are_not_there(frames) -> None:
             ],
         )
     ] * 4
-    assert truth_of(empty).frames == 4
-    assert not records_of(noisy(frames), empty).paired.any()
-    with pytest.raises(BoxcovError, match="of frame 3 and those before it, the data has 2 frames"):
-        records_of(noisy(frames), frames[:2])
+    assert GroundTruth.from_frames(empty).frames == 4
+    assert not matched(noisy(frames), empty).paired.any()
+    with pytest.raises(
+        BoxcovError, match="last frame of the detections is 3, but the data has 2 frames"
+    ):
+        matched(noisy(frames), frames[:2])
     with pytest.raises(BoxcovError, match="without a covariance"):
-        records_of(replace(noisy(frames), covariance=None), frames)
+        matched(replace(noisy(frames), covariance=None), frames)
     with pytest.raises(BoxcovError, match="no frames to compare"):
-        truth_of([])
+        GroundTruth.from_frames([])
 
 
 def test_a_script_gets_every_number(saved, frames) -> None:
@@ -156,7 +167,7 @@ def test_a_script_gets_every_number(saved, frames) -> None:
         *(name + shuffled for name in names for shuffled in ("", ", shuffled")),
         *differences,
     ]
-    assert rows["exact"]["boxes"] == len(records_of(noisy(frames), frames))
+    assert rows["exact"]["boxes"] == len(matched(noisy(frames), frames))
     assert (
         rows["exact"]["AUROC l2"]["value"] > rows["nms"]["AUROC l2"]["value"]
     )  # the covariances that belong to the boxes
@@ -183,8 +194,8 @@ def test_people_get_a_table_and_a_page(tmp_path, saved) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"source": {**SOURCE, "count": 3}}, "3 frames, and the predictions are of 4"),
-        ({"source": None}, "does not say which frames it was made from"),
+        ({"source": {**SOURCE, "count": 3}}, "has 3 frames, but the predictions have 4"),
+        ({"source": None}, "does not state which frames it was computed on"),
         ({"source": {**SOURCE, "data": "nuscenes:nowhere"}}, "nowhere: no such folder"),
     ],
 )

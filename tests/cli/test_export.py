@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from boxcov import fit
-from boxcov.pipeline.sources import detector_named
+from boxcov.pipeline.detectors import load_detector
 from helpers.centerpoint_cases import cloud
 from helpers.centerpoint_cases import frames as clouds
 from helpers.command_line import boxcov, small_network
@@ -20,7 +20,7 @@ runtime = pytest.importorskip("onnxruntime")
 @pytest.mark.slow
 def test_a_file_that_runs(tmp_path) -> None:
     word = small_network(tmp_path)
-    detector = detector_named(word)
+    detector = load_detector(word)
     fit(detector, clouds(detector.config, 1)).save(tmp_path / "p.safetensors")
     cloud(detector.config, 4).numpy().astype("<f4").tofile(tmp_path / "x.bin")
     words = (

@@ -2,19 +2,20 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import get_args
+from typing import get_type_hints
 
 import pytest
 import torch
 
 import boxcov as package
-from boxcov.cli import options
 from boxcov.data import shapes, simulated
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty
 from boxcov.kfac.fit import NonFinite
 from boxcov.pipeline import fit as fitting
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.options import EstimatorOptions, EvaluateOptions, FitOptions
 from boxcov.pipeline.progress import Progress
-from boxcov.pipeline.sources import detector_named
 from boxcov.posterior.posterior import FisherKind, Form, Locations
 from boxcov.predict.mcglm import Derivative
 from helpers.command_line import boxcov, small_network
@@ -38,7 +39,7 @@ def test_the_posterior_is_that_of_the_library(tmp_path) -> None:
     done = boxcov("fit", "--detector", word, "--out", out, *words)
     assert done.code == 0, done.err
     report = json.loads(done.out)
-    detector = detector_named(word)
+    detector = load_detector(word)
     found = package.Posterior.load(out, detector)
     frames = simulated.frames("clear", seed=0, count=3, sweeps=1)
     expected = package.fit(detector, frames, n_data=50, prior_precision=2.0, fisher="mc")
@@ -75,14 +76,14 @@ def test_better_posteriors(tmp_path) -> None:
         "mc",
         "--locations",
         "gradient",
-        "--corrected",
+        "--ekfac",
         "--json",
     ]
     done = boxcov("fit", "--detector", word, "--out", out, *words)
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert (report["locations"], report["corrected"]) == ("gradient", True)
-    detector = detector_named(word)
+    detector = load_detector(word)
     found = package.Posterior.load(out, detector)
     frames = simulated.frames("clear", seed=0, count=2, sweeps=1)
     expected = package.fit(
@@ -107,13 +108,13 @@ def test_a_smaller_file(tmp_path) -> None:
     ]
     done = boxcov("fit", "--detector", word, "--out", out, *words)
     assert done.code == 0, done.err
-    found = package.Posterior.load(out, detector_named(word))
+    found = package.Posterior.load(out, load_detector(word))
     assert 0 < found.error <= 0.01
     assert f"no variance more than {found.error:.2%} off" in done.out
     assert out.stat().st_size < 0.5 * found.storage().factors
-    refused = boxcov("fit", "--detector", word, "--out", out, *words, "--corrected")
+    refused = boxcov("fit", "--detector", word, "--out", out, *words, "--ekfac")
     assert refused.code != 0
-    assert "--compress goes with a plain fit" in refused.err
+    assert "--compress needs a plain fit" in refused.err
 
 
 def test_what_people_read(tmp_path) -> None:
@@ -139,8 +140,8 @@ def test_what_people_read(tmp_path) -> None:
         "posterior of 1 layers (head.shared) from 2 frames, standing for 4, in 0."
     )
     assert second.startswith("factors 0.0")
-    assert third.startswith("condition number of the covariance: ")
-    assert third.endswith(" at most, in head.shared.0")
+    assert third.startswith("largest condition number of the covariance: ")
+    assert third.endswith(" in head.shared.0")
     assert fourth == f"written to {out}"
 
 
@@ -154,7 +155,7 @@ def test_what_people_read(tmp_path) -> None:
         (["--data", "nuscenes:nowhere"], "nowhere: no such folder"),
         (["--data", "kitti:nowhere"], "nowhere/training/velodyne: no such folder"),
         (["--split", "night"], "no split 'night' of simulated frames: there are train, test, val"),
-        (["--split", "train[:3]"], "simulated frames have no parts"),
+        (["--split", "train[:3]"], "simulated splits have no ranges"),
         (["--depth", "hed"], "depth 'hed' is not a part of this detector"),
         (["--fraction", "0"], "fraction must be above 0"),
         (["--device", "abacus"], "no device 'abacus' on this machine"),
@@ -210,7 +211,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
     assert done.code == 130
     assert (
         done.err
-        == f"boxcov: stopped; the same command with --resume goes on from {out}.checkpoint\n"
+        == f"boxcov: interrupted; the same command with --resume continues from {out}.checkpoint\n"
     )
     assert not out.exists()
     refused = boxcov(*words)
@@ -229,14 +230,16 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
 def test_the_worst_condition_number_is_said() -> None:
     posterior = package.fit(TinyCenter(), shapes.frames(count=2))
     conditions = {name: posterior.condition(name) for name in posterior.blocks}
-    said = fitting.report(posterior, 0.0)
+    said = fitting.summarize(posterior, 0.0)
     assert len(conditions) > 1
     assert said["condition"] == conditions[said["worst"]] == max(conditions.values())
 
 
 def test_the_choices_are_the_librarys() -> None:
-    assert [kind.value for kind in options.FisherKind] == list(get_args(FisherKind))
-    assert [kind.value for kind in options.NonFiniteKind] == list(get_args(NonFinite))
-    assert [kind.value for kind in options.FormKind] == list(get_args(Form))
-    assert [kind.value for kind in options.LocationsKind] == list(get_args(Locations))
-    assert [kind.value for kind in options.DerivativeKind] == list(get_args(Derivative))
+    fit, estimator = get_type_hints(FitOptions), get_type_hints(EstimatorOptions)
+    assert fit["fisher"] == FisherKind
+    assert fit["nonfinite"] == NonFinite
+    assert fit["form"] == Form
+    assert fit["locations"] == Locations
+    assert estimator["derivative"] == Derivative | None
+    assert get_type_hints(EvaluateOptions)["uncertainty"] == ScalarUncertainty

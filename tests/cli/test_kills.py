@@ -52,7 +52,7 @@ def told(run: Killed, capsys) -> None:
 
 def test_a_few_kills_lose_nothing(tmp_path) -> None:
     """Of both passes, with a process that reads ahead."""
-    killed(fitted(tmp_path, 6, "--corrected", "--workers", 1), kills=3)
+    killed(fitted(tmp_path, 6, "--ekfac", "--workers", 1), kills=3)
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_fifty_kills_lose_nothing(tmp_path, capsys) -> None:
 
 @pytest.mark.slow
 def test_kills_in_both_passes(tmp_path, capsys) -> None:
-    run = killed(fitted(tmp_path, 20, "--corrected"), kills=20)
+    run = killed(fitted(tmp_path, 20, "--ekfac"), kills=20)
     told(run, capsys)
     assert max(run.counted) > 20  # in the second one, too
 

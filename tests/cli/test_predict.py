@@ -11,10 +11,11 @@ import boxcov as package
 from boxcov import BoxcovError, Detections
 from boxcov.data import kitti, nuscenes, simulated
 from boxcov.data.poses import BOX_FIELDS
-from boxcov.pipeline import formats
 from boxcov.pipeline import predict as prediction
-from boxcov.pipeline.predict import How
-from boxcov.pipeline.sources import Source, Turned, detector_named
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.frames import load_frames
+from boxcov.pipeline.kitti_axes import KittiAsNuScenes, detections_to_kitti, frame_to_nuscenes
+from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictOptions
 from helpers.command_line import boxcov, small_network
 from helpers.data_roots import kitti_root, nuscenes_root
 
@@ -48,7 +49,7 @@ def made(tmp_path_factory) -> tuple[str, Path]:
 METHODS = {
     "exact": ([], lambda detector, posterior: package.ExactGLM(detector, posterior)),
     "glm": (
-        ["--most", 2],
+        ["--max-boxes", 2],
         lambda detector, posterior: package.GLM(detector, posterior, max_boxes=2),
     ),
     "mcglm": (
@@ -66,7 +67,7 @@ METHODS = {
 @pytest.mark.parametrize("method", ["exact", "glm", "mcglm", "mci"])
 def test_the_scores_variance(tmp_path, made, method) -> None:
     word, posterior = made
-    few = ["--most", 2] if method == "glm" else []
+    few = ["--max-boxes", 2] if method == "glm" else []
     common = (
         "predict",
         "--detector",
@@ -78,7 +79,7 @@ def test_the_scores_variance(tmp_path, made, method) -> None:
         *TINY,
         *few,
     )
-    for name, words in (("plain", []), ("scored", ["--score"])):
+    for name, words in (("plain", []), ("scored", ["--with-logit"])):
         done = boxcov(*common, *words, "--out", tmp_path / f"{name}.safetensors")
         assert done.code == 0, done.err
     plain, scored = (
@@ -87,7 +88,7 @@ def test_the_scores_variance(tmp_path, made, method) -> None:
     assert torch.equal(plain.covariance, scored.covariance)
     assert plain.score_variance is None
     assert bool((scored.score_variance > 0).all())
-    assert scored.meta["score"] is True
+    assert scored.meta["with_logit"] is True
 
 
 def test_no_variance_of_the_score_by_nms(tmp_path, made) -> None:
@@ -97,13 +98,13 @@ def test_no_variance_of_the_score_by_nms(tmp_path, made) -> None:
         made[0],
         "--method",
         "nms",
-        "--score",
+        "--with-logit",
         "--out",
         tmp_path / "d.safetensors",
         *TINY,
     )
     assert done.code != 0
-    assert "--score means nothing to the method nms" in done.err
+    assert "the method nms has no option --with-logit" in done.err
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -127,7 +128,7 @@ def test_the_file_is_what_the_library_gives(tmp_path, made, method) -> None:
     )
     assert done.code == 0, done.err
     found, report = Detections.load(out), json.loads(done.out)
-    detector = detector_named(word)
+    detector = load_detector(word)
     model = build(detector, package.Posterior.load(posterior, detector))
     seed = 3 if method == "mcglm" else 0
     frames = simulated.frames("clear", seed=seed + 1000, count=3, sweeps=1)
@@ -137,7 +138,7 @@ def test_the_file_is_what_the_library_gives(tmp_path, made, method) -> None:
         for name in ("boxes", "scores", "labels", "covariance"):
             assert torch.equal(getattr(mine, name), getattr(theirs, name))
     assert found.meta["method"] == method
-    assert Source(**found.meta["source"]) == Source("simulated:clear", "test", 3, seed, 1)
+    assert DataOptions(**found.meta["source"]) == DataOptions("simulated:clear", "test", 3, seed, 1)
     assert found.meta["frames"] == len(found.meta["milliseconds"]) == 3
     assert ("posterior_sha256" in found.meta) == (method != "nms")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["d.safetensors"]
@@ -180,12 +181,15 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(
         prediction, "clock", lambda: 0.0
     )  # of all that is written, only the time differs
     word, posterior = made
-    how, source = (
-        How(method, posterior if method == "exact" else None),
-        Source("simulated:rain", "val", 7, 0, 1),
+    out = tmp_path / "cut.safetensors"
+    options = PredictOptions(
+        out=out,
+        detector=word,
+        source=DataOptions("simulated:rain", "val", 7, 0, 1),
+        estimator=EstimatorOptions(method, posterior if method == "exact" else None),
     )
-    whole, out = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
-    prediction.run(whole, word, how, source, block=2)
+    whole = tmp_path / "whole.safetensors"
+    prediction.run(replace(options, out=whole), block=2)
     seen: list[int] = []
 
     def killed(done: int, total: int) -> None:
@@ -193,7 +197,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prediction.run(out, word, how, source, block=2, progress=killed)
+        prediction.run(options, killed, block=2)
     parts = tmp_path / "cut.safetensors.parts"
     assert sorted(p.name for p in parts.iterdir()) == [
         "00000000.safetensors",
@@ -202,14 +206,13 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(
     (parts / ".00000004.safetensors.x1").write_text("half")
     with pytest.raises(
         BoxcovError,
-        match=r"cut\.safetensors\.parts: blocks of a run that was cut off: go on with it by --resume",
+        match=r"cut\.safetensors\.parts: blocks of an interrupted run: continue it with --resume",
     ):
-        prediction.run(out, word, how, source, block=2)
-    with pytest.raises(BoxcovError, match=r"of another run \(source was"):
-        prediction.run(out, word, how, replace(source, seed=9), block=2, resume=True)
-    prediction.run(
-        out, word, how, source, block=2, resume=True, progress=lambda done, total: seen.append(done)
-    )
+        prediction.run(options, block=2)
+    other = replace(options, source=replace(options.source, seed=9), resume=True)
+    with pytest.raises(BoxcovError, match=r"of another run \(seed was 0, is 9"):
+        prediction.run(other, block=2)
+    prediction.run(replace(options, resume=True), lambda done, total: seen.append(done), block=2)
     assert seen == [2, 4, 5, 6, 7]
     assert out.read_bytes() == whole.read_bytes()
     assert not parts.exists()
@@ -291,19 +294,17 @@ def test_kitti_results_are_turned_back(tmp_path, made) -> None:
 
 
 def test_turning_there_and_back_changes_nothing() -> None:
-    from boxcov.pipeline.sources import as_nuscenes
-
     boxes = torch.tensor(
         [
             [10.0, 2.0, -1.0, 1.6, 4.0, 1.5, 0.3, 3.0, 1.0],
             [5.0, -7.0, 0.0, 1.0, 1.0, 2.0, -3.1, 0.0, 0.0],
         ]
     )
-    _, (target,) = as_nuscenes(
+    _, (target,) = frame_to_nuscenes(
         ([torch.zeros(1, 5)], [{"boxes": boxes, "labels": torch.tensor([0, 2])}])
     )
     n = torch.zeros(2, dtype=torch.long)
-    back = formats.as_kitti(
+    back = detections_to_kitti(
         Detections(
             target["boxes"], torch.ones(2), target["labels"], n, BOX_FIELDS, simulated.CLASSES
         )
@@ -319,14 +320,14 @@ def test_turning_there_and_back_changes_nothing() -> None:
         (["--format", "kitti"], "the format kitti is for frames of KITTI"),
         (
             ["--format", "coco"],
-            "the format coco holds boxes x1 y1 x2 y2 in images; those of this detector are x y z",
+            "the format coco has the box fields x1 y1 x2 y2; this detector has x y z",
         ),
         (["--out", "absent/d"], "absent/d: there is no folder absent"),
         (["--out", "."], "is a folder; give the name of a file"),
-        (["--samples", 5], "--samples means nothing to the method nms"),
-        (["--method", "exact"], "the method exact needs a posterior: make one with boxcov fit"),
+        (["--samples", 5], "the method nms has no option --samples"),
+        (["--method", "exact"], "the method exact needs a posterior: run boxcov fit"),
         (["--method", "mcglm", "--posterior", "nope"], "nope: no such file"),
-        (["--method", "mci", "--epsilon", 0.1], "--epsilon means nothing to the method mci"),
+        (["--method", "mci", "--epsilon", 0.1], "the method mci has no option --epsilon"),
         (["--method", "mcglm", "--epsilon", 0.1], "--epsilon is the step of --derivative fd"),
         (["--method", "mci", "--samples", 1], "samples must be at least 2"),
         (["--data", "carla:town"], "no data 'carla:town'"),
@@ -334,7 +335,9 @@ def test_turning_there_and_back_changes_nothing() -> None:
 )
 def test_mistakes_are_told_before_the_work(tmp_path, made, monkeypatch, words, message) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(prediction, "_block", lambda *given: pytest.fail("the work has begun"))
+    monkeypatch.setattr(
+        prediction, "_predict_block", lambda *given: pytest.fail("the work has begun")
+    )
     done = boxcov("predict", "--detector", made[0], "--method", "nms", "--out", "d", *TINY, *words)
     assert done.code == 1
     assert done.out == ""
@@ -360,19 +363,18 @@ def test_a_posterior_of_other_weights_is_refused(tmp_path, made) -> None:
 
 
 def test_a_detector_that_knows_other_classes_is_refused(tmp_path) -> None:
-    from boxcov.pipeline.sources import frames_named
-
     with pytest.raises(
-        BoxcovError, match=r"labels mean car, truck, .*; the detector knows car, bus"
+        BoxcovError, match=r"the labels are car, truck, .*; the detector has car, bus"
     ):
-        frames_named("simulated:clear", classes=("car", "bus"))
+        load_frames(DataOptions("simulated:clear"), classes=("car", "bus"))
     root = kitti_root(tmp_path)
-    assert isinstance(frames_named(f"kitti:{root}"), Turned)
+    assert isinstance(load_frames(DataOptions(f"kitti:{root}")), KittiAsNuScenes)
     assert isinstance(
-        frames_named(f"kitti:{root}", classes=("car", "pedestrian", "cyclist")), kitti.Kitti
+        load_frames(DataOptions(f"kitti:{root}"), classes=("car", "pedestrian", "cyclist")),
+        kitti.Kitti,
     )
     with pytest.raises(BoxcovError, match=r"split training\[90:\]: there are no frames"):
-        frames_named(f"kitti:{root}", split="training[90:]")
+        load_frames(DataOptions(f"kitti:{root}", "training[90:]"))
 
 
 def test_nothing_found_is_a_file_all_the_same(tmp_path) -> None:
@@ -397,4 +399,4 @@ def test_nothing_found_is_a_file_all_the_same(tmp_path) -> None:
     assert Detections.load(tmp_path / "d.safetensors").covariance.shape == (0, 9, 9)
     again = boxcov("evaluate", tmp_path / "d.safetensors")
     assert again.code == 1
-    assert "d.safetensors: holds no box scored above 0.1: there is nothing to evaluate" in again.err
+    assert "d.safetensors: no box has a score above 0.1: there is nothing to evaluate" in again.err

@@ -6,23 +6,24 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from boxcov import Detections
+from boxcov import BoxcovError, Detections
 from boxcov.pipeline import predict as prediction
-from boxcov.pipeline.predict import How
-from boxcov.pipeline.sources import Source
+from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictOptions
 from helpers.command_line import boxcov, small_network
 from helpers.forked import forked
 from helpers.kills import undated
 
-RAIN = Source("simulated:rain", "val", 7, 0, 1)
+RAIN = DataOptions("simulated:rain", "val", 7, 0, 1)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> tuple[str, How]:
+def made(tmp_path_factory) -> PredictOptions:
+    """Options without a proper output."""
     folder = tmp_path_factory.mktemp("net")
     word, out = small_network(folder), folder / "p.safetensors"
     done = boxcov(
@@ -41,7 +42,9 @@ def made(tmp_path_factory) -> tuple[str, How]:
         1e4,
     )
     assert done.code == 0, done.err
-    return word, How("exact", out)
+    return PredictOptions(
+        out=folder / "d", detector=word, source=RAIN, estimator=EstimatorOptions("exact", out)
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +59,7 @@ def no_time():
 def alone(made, tmp_path_factory) -> bytes:
     """What one process writes."""
     out = tmp_path_factory.mktemp("alone") / "d.safetensors"
-    prediction.run(out, *made, RAIN, block=2)
+    prediction.run(replace(made, out=out), block=2)
     return out.read_bytes()
 
 
@@ -64,7 +67,7 @@ def alone(made, tmp_path_factory) -> bytes:
 def test_ranks_together_write_the_file_of_one(tmp_path, made, alone, count) -> None:
     """Four blocks: one too many, two too many, fewer than ranks."""
     out = tmp_path / "d.safetensors"
-    ended = forked(count, lambda rank: prediction.run(out, *made, RAIN, block=2))
+    ended = forked(count, lambda rank: prediction.run(replace(made, out=out), block=2))
     assert [code for code, _ in ended] == [0] * count, ended
     assert [said == "{}" for _, said in ended] == [False] + [True] * (count - 1)  # one speaks
     assert out.read_bytes() == alone
@@ -80,7 +83,7 @@ def test_a_rank_that_dies_ends_all_and_leaves_whole_blocks(tmp_path, made, alone
 
     ended = forked(
         2,
-        lambda rank: prediction.run(out, *made, RAIN, block=2, progress=die if rank == 1 else None),
+        lambda rank: prediction.run(replace(made, out=out), die if rank == 1 else None, block=2),
     )
     assert ended[1][0] == -signal.SIGKILL
     assert ended[0][0] == 1
@@ -93,10 +96,10 @@ def test_a_rank_that_dies_ends_all_and_leaves_whole_blocks(tmp_path, made, alone
         f"0000000{start}.safetensors" for start in (0, 2, 4)
     ]
     assert sum(map(len, map(Detections.load, parts.iterdir()))) > 0
-    refused = forked(2, lambda rank: prediction.run(out, *made, RAIN, block=2))
-    assert "blocks of a run that was cut off" in refused[0][1]
+    refused = forked(2, lambda rank: prediction.run(replace(made, out=out), block=2))
+    assert "blocks of an interrupted run" in refused[0][1]
     ended = forked(
-        3, lambda rank: prediction.run(out, *made, RAIN, block=2, resume=True)
+        3, lambda rank: prediction.run(replace(made, out=out, resume=True), block=2)
     )  # any number goes on
     assert [code for code, _ in ended] == [0] * 3
     assert out.read_bytes() == alone
@@ -104,12 +107,12 @@ def test_a_rank_that_dies_ends_all_and_leaves_whole_blocks(tmp_path, made, alone
 
 def test_errors_have_the_name_of_their_rank(tmp_path, made) -> None:
     def fail(done: int, total: int) -> None:
-        raise prediction.BoxcovError("a frame is damaged")
+        raise BoxcovError("a frame is damaged")
 
     ended = forked(
         2,
         lambda rank: prediction.run(
-            tmp_path / "d", *made, RAIN, block=2, progress=fail if rank == 1 else None
+            replace(made, out=tmp_path / "d"), fail if rank == 1 else None, block=2
         ),
     )
     assert ended[1] == (1, "BoxcovError: rank 1 of 2: a frame is damaged")
@@ -119,9 +122,11 @@ def test_errors_have_the_name_of_their_rank(tmp_path, made) -> None:
 def test_folders_that_are_not_shared(tmp_path, made) -> None:
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
-    ended = forked(2, lambda rank: prediction.run(tmp_path / str(rank) / "d", *made, RAIN, block=2))
+    ended = forked(
+        2, lambda rank: prediction.run(replace(made, out=tmp_path / str(rank) / "d"), block=2)
+    )
     assert (
-        "00000002.safetensors: is not there, though a process has made it: all must write to the same folder"
+        "00000002.safetensors: is missing although a process wrote it: all processes must write to the same folder"
         in ended[0][1]
     )
     assert not (tmp_path / "0" / "d").exists()
@@ -130,7 +135,7 @@ def test_folders_that_are_not_shared(tmp_path, made) -> None:
 @pytest.fixture(scope="module")
 def saved(made, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("saved") / "exact.safetensors"
-    prediction.run(out, *made, Source("simulated:clear", "test", 20, 0, 1))
+    prediction.run(replace(made, out=out, source=DataOptions(count=20, split="test", sweeps=1)))
     return out
 
 
@@ -171,12 +176,12 @@ def test_evaluate_that_was_cut_off_goes_on(tmp_path, saved, monkeypatch) -> None
     whole = undated(page)
     page.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "rows_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            evaluation, "quality_rows", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         assert evaluated(saved, page).code == 130
     assert [path.name for path in tmp_path.iterdir()] == ["page.html.parts"]
-    assert (
-        "blocks of a run that was cut off: go on with it by --resume" in evaluated(saved, page).err
-    )
+    assert "blocks of an interrupted run: continue it with --resume" in evaluated(saved, page).err
     (tmp_path / "page.html.parts" / "00000016.safetensors").unlink()
     assert evaluated(saved, page, "--resume").out == one.out
     assert undated(page) == whole
@@ -187,7 +192,7 @@ def test_workers_give_the_same_file_and_a_lost_one_leaves_none(
     tmp_path, made, alone, monkeypatch
 ) -> None:
     out = tmp_path / "d.safetensors"
-    prediction.run(out, *made, RAIN, block=2, workers=2)
+    prediction.run(replace(made, out=out, workers=2), block=2)
     assert out.read_bytes() == alone
     out.unlink()
     from boxcov.data.simulated import Simulated
@@ -202,7 +207,7 @@ def test_workers_give_the_same_file_and_a_lost_one_leaves_none(
         done = boxcov(
             "predict",
             "--detector",
-            made[0],
+            made.detector,
             "--method",
             "nms",
             "--out",
@@ -236,9 +241,9 @@ def test_torchrun(tmp_path, made, alone) -> None:
     words = [
         "predict",
         "--detector",
-        made[0],
+        made.detector,
         "--posterior",
-        str(made[1].posterior),
+        str(made.estimator.posterior),
         "--count",
         "40",
         "--sweeps",

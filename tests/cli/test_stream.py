@@ -17,7 +17,7 @@ import torch
 
 from boxcov import MCGLM, Detections, Posterior, fit
 from boxcov.pipeline import stream as streaming
-from boxcov.pipeline.sources import detector_named
+from boxcov.pipeline.detectors import load_detector
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.centerpoint_cases import frames as clouds
 from helpers.command_line import boxcov, small_network
@@ -29,7 +29,7 @@ def made(tmp_path_factory) -> tuple[str, Path, Path]:
     """A detector, its posterior, and a folder of three clouds."""
     folder = tmp_path_factory.mktemp("net")
     word = small_network(folder)
-    detector = detector_named(word)
+    detector = load_detector(word)
     config = pillar_config()
     fit(detector, clouds(config, 1), fisher="mc").save(folder / "p.safetensors")
     frames = folder / "frames"
@@ -54,6 +54,8 @@ def test_a_line_a_frame_with_the_numbers_of_the_model(made) -> None:
         posterior,
         "--points",
         "plain",
+        "--method",
+        "mcglm",
         "--samples",
         4,
         "--warmup",
@@ -62,7 +64,7 @@ def test_a_line_a_frame_with_the_numbers_of_the_model(made) -> None:
     assert done.code == 0, done.err
     found = lines(done.out)
     assert [Path(line["frame"]).name for line in found] == ["0.bin", "1.bin", "2.bin"]
-    detector = detector_named(word)
+    detector = load_detector(word)
     model = MCGLM(detector, Posterior.load(posterior, detector), 4)
     for seed, line in enumerate(found):
         expected = model([cloud(detector.config, seed)])
@@ -95,6 +97,8 @@ def test_a_bad_frame_is_an_error_line_and_the_stream_goes_on(made, tmp_path) -> 
             posterior,
             "--points",
             "plain",
+            "--method",
+            "mcglm",
             "--samples",
             2,
         )
@@ -103,7 +107,7 @@ def test_a_bad_frame_is_an_error_line_and_the_stream_goes_on(made, tmp_path) -> 
     assert ["error" in line for line in found] == [False, True, True, False]
     assert "3 bytes are no whole number of points" in found[1]["error"]
     assert "cannot be read" in found[2]["error"]
-    assert done.err.endswith("boxcov: 2 of 4 frames gave an error: see their lines\n")
+    assert done.err.endswith("boxcov: 2 of 4 frames failed: see the errors in their lines\n")
 
 
 def test_numbers_that_are_not_finite_are_an_error_line(tmp_path) -> None:
@@ -113,9 +117,9 @@ def test_numbers_that_are_not_finite_are_an_error_line(tmp_path) -> None:
     found = Detections(
         box, torch.ones(1), torch.zeros(1), torch.zeros(1), ("x", "y"), ("car",), torch.eye(2)[None]
     )
-    line = streaming.one(
+    line = streaming.predict_line(
         lambda inputs: found,
-        streaming.Reader(detector_of(pillar_config()), "plain"),
+        streaming.FrameReader(detector_of(pillar_config()), "plain"),
         tmp_path / "x.bin",
     )
     assert line == {"frame": str(tmp_path / "x.bin"), "error": "boxes are not finite"}
@@ -123,7 +127,7 @@ def test_numbers_that_are_not_finite_are_an_error_line(tmp_path) -> None:
 
 def test_kitti_points_give_boxes_in_kittis_axes(made, tmp_path) -> None:
     word, posterior, _ = made
-    detector = detector_named(word)
+    detector = load_detector(word)
     there = cloud(detector.config, 3)
     x, y = there[:, 1], -there[:, 0]  # the same place, in KITTI's axes
     np.stack([x, y, there[:, 2], there[:, 3] / 255], 1).astype("<f4").tofile(tmp_path / "k.bin")
@@ -136,6 +140,8 @@ def test_kitti_points_give_boxes_in_kittis_axes(made, tmp_path) -> None:
         posterior,
         "--points",
         "kitti",
+        "--method",
+        "mcglm",
         "--samples",
         2,
     )
@@ -164,7 +170,9 @@ def test_images_give_boxes_in_pixels_of_the_image(tmp_path) -> None:
     pixels = (np.random.default_rng(0).random((48, 96, 3)) * 255).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     model = MCGLM(detector, posterior, 3)
-    line = streaming.one(model, streaming.Reader(detector, size=64), tmp_path / "a.png")
+    line = streaming.predict_line(
+        model, streaming.FrameReader(detector, size=64), tmp_path / "a.png"
+    )
     assert "error" not in line, line
     square, scale = streaming.letterbox(streaming.read_image(tmp_path / "a.png"), 64)
     expected = model(square.unsqueeze(0))
@@ -175,7 +183,7 @@ def test_images_give_boxes_in_pixels_of_the_image(tmp_path) -> None:
 
 def test_a_folder_that_is_watched(tmp_path) -> None:
     (tmp_path / "b.bin").write_bytes(b"1")
-    paths = streaming.folder_paths(tmp_path, (".bin",), watch=True, poll=0.01)
+    paths = streaming.paths_in_folder(tmp_path, (".bin",), watch=True, poll=0.01)
     assert next(paths).name == "b.bin"
     (tmp_path / "a.bin").write_bytes(b"2")
     (tmp_path / "x.txt").write_bytes(b"3")
@@ -186,7 +194,7 @@ def test_a_folder_that_is_watched(tmp_path) -> None:
     ("words", "message"),
     [
         (["nowhere"], "nowhere: no such folder"),
-        (["-", "--watch"], "--watch is for a folder"),
+        (["-", "--watch"], "--watch needs a folder"),
         ([".", "--size", 33], "--size must be a multiple of 32"),
     ],
 )

@@ -9,8 +9,11 @@ import torch
 
 from boxcov import BoxcovError
 from boxcov.detectors import centerpoint
-from boxcov.pipeline import sources
 from boxcov.pipeline import train as training
+from boxcov.pipeline.detectors import centerpoint_config
+from boxcov.pipeline.frames import load_frames, preload_frames
+from boxcov.pipeline.kitti_axes import frame_to_nuscenes
+from boxcov.pipeline.options import DataOptions, TrainOptions
 
 
 def test_a_run_writes_weights_and_report(tmp_path) -> None:
@@ -47,9 +50,11 @@ def test_the_shipped_detector_detects() -> None:
     """On unseen seeds, in little time: cars well, and far better than on shapes that it was never shown."""
     detector = centerpoint.load("small")
     clear, unseen = (
-        training.precision(
+        training.measure_precision(
             detector,
-            sources.kept(sources.frames_named(f"simulated:{scenario}", count=4, seed=4000), "cpu"),
+            preload_frames(
+                load_frames(DataOptions(f"simulated:{scenario}", count=4, seed=4000)), "cpu"
+            ),
         )
         for scenario in ("clear", "unseen")
     )
@@ -59,23 +64,23 @@ def test_the_shipped_detector_detects() -> None:
 
 def test_a_folder_that_is_not_there_is_noticed_before_the_work(tmp_path) -> None:
     with pytest.raises(BoxcovError, match="there is no folder"):
-        training.run(tmp_path / "absent" / "x.safetensors", data="nothing")
+        training.run(TrainOptions(out=tmp_path / "absent" / "x.safetensors", data="nothing"))
 
 
 def test_words_of_the_command_line() -> None:
-    assert len(sources.frames_named("simulated:fog", count=2)) == 2
+    assert len(load_frames(DataOptions("simulated:fog", count=2))) == 2
     with pytest.raises(BoxcovError, match="no data 'carla:town'"):
-        sources.frames_named("carla:town")
+        load_frames(DataOptions("carla:town"))
     with pytest.raises(BoxcovError, match="no configuration 'tiny'"):
-        sources.config_named("tiny")
+        centerpoint_config("tiny")
     with pytest.raises(BoxcovError, match=r"split 'train\[a\]'"):
-        sources.frames_named("nuscenes:x", split="train[a]")
+        load_frames(DataOptions("nuscenes:x", split="train[a]"))
 
 
 def test_kitti_frames_turn_into_the_axes_of_nuscenes() -> None:
     boxes = torch.tensor([[10.0, 2.0, -1.0, 1.6, 4.0, 1.5, 0.3, float("nan"), float("nan")]])
     cloud = torch.tensor([[10.0, 2.0, -1.0, 7.0, 0.0]])
-    (points,), (target,) = sources.as_nuscenes(
+    (points,), (target,) = frame_to_nuscenes(
         ([cloud], [{"boxes": boxes, "labels": torch.tensor([0])}])
     )
     assert points[0].tolist() == [-2.0, 10.0, -1.0, 7.0, 0.0]

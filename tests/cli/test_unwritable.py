@@ -122,14 +122,14 @@ class Full(io.StringIO):
 
 def test_a_stream_whose_disk_is_full_ends_with_one_line(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
-        streaming, "one", lambda model, reader, path: {"frame": str(path), "ms": 1.0}
+        streaming, "predict_line", lambda model, reader, path: {"frame": str(path), "ms": 1.0}
     )
     out, seen, paths = Full(tmp_path), streaming.Latencies(0), iter(map(Path, "abc"))
     with pytest.raises(
         BoxcovError,
         match=r"^the line of frame 2 cannot be written to stdout \(No space left on device\)",
     ):
-        streaming.run(None, None, paths, out, seen)
+        streaming.write_lines(None, None, paths, out, seen)
     assert json.loads(out.getvalue().splitlines()[0]) == {"frame": "a", "ms": 1.0}
     assert next(paths) == Path("c")  # it did not go on
     out.file.close()

@@ -26,8 +26,8 @@ from boxcov.data import coco, kitti, nuscenes, shapes
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.detectors.training import Recipe, train
-from boxcov.pipeline.predict import blocks_of, merged
-from boxcov.pipeline.records import Truth, joined, truth_of
+from boxcov.pipeline.ground_truth import GroundTruth
+from boxcov.pipeline.predict import block_store, read_blocks
 from helpers.calibration_cases import make_calibration
 from helpers.centerpoint_cases import detector_of, pillar_config
 from helpers.centerpoint_foreign import Foreign
@@ -93,14 +93,14 @@ def _own(folder: Path) -> Iterable[Kind]:
         "safetensors",
         lambda path: Detections.load(path).numpy(),
     )
-    parts = blocks_of(folder / "x")
+    store = block_store(folder / "x")
     about = {"method": "mcglm"}
-    parts.save(0, found, {**about, "milliseconds": [1.0, 2.0]})
+    store.save(0, found, {**about, "milliseconds": [1.0, 2.0]})
     yield Kind(
         "part",
-        tuple(parts._files()),
+        tuple(store._files()),
         "safetensors",
-        lambda path: (parts.holds(0, about), merged(parts, 2)),
+        lambda path: (store.has_block(0, about), read_blocks(store, 2)),
     )
     _cut_off(folder / "fit.checkpoint", tiny, frames)
     resumed = {"depth": ["head.shared"], "resume": True, "every": 1e9}
@@ -119,14 +119,14 @@ def _own(folder: Path) -> Iterable[Kind]:
         lambda path: fit(tiny, frames, resume=True, every=1e9, **two),
     )
     objects = {"boxes": torch.rand(3, 9), "labels": torch.arange(3)}
-    truth_of([(None, [objects]), (None, [objects])]).save(
+    GroundTruth.from_frames([(None, [objects]), (None, [objects])]).save(
         folder / "objects.safetensors", {"source": "x"}
     )
     yield Kind(
         "objects",
         (folder / "objects.safetensors",),
         "safetensors",
-        lambda path: joined([Truth.load(path)[0]] * 2),
+        lambda path: GroundTruth.concatenate([GroundTruth.load(path)[0]] * 2),
     )
     recipe = Recipe(steps=1, batch=2)
     train(TinyCenter(width=4), frames, recipe, checkpoint=folder / "training.safetensors")

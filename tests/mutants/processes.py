@@ -33,7 +33,7 @@ PROCESSES = [
     Mutant(
         "one rank writes",
         "pipeline/predict.py",
-        "    if ranks.rank:",
+        "    if world.rank:",
         "    if False:",
         f"{SPREAD}test_ranks_together_write_the_file_of_one[2]",
     ),
@@ -53,7 +53,7 @@ PROCESSES = [
     ),
     Mutant(
         "folders that are not shared",
-        "pipeline/blocks.py",
+        "pipeline/block_store.py",
         "            if not path.exists():\n                raise",
         "            if False:\n                raise",
         f"{SPREAD}test_folders_that_are_not_shared",

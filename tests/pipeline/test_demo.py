@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from boxcov.pipeline import demo
-from boxcov.pipeline import evaluate as evaluation
+from boxcov.pipeline import demo, evaluate
+from boxcov.pipeline.options import EvaluateOptions
 from helpers.command_line import boxcov, small_network
 
 # a 12.8 m network on two frames: few classes occur
@@ -20,9 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the loss of 2 frames has a zero 
 @pytest.fixture
 def out(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(demo, "DETECTOR", small_network(tmp_path))
-    monkeypatch.setattr(
-        demo, "run", partial(demo.run, fit_frames=2, frames=2, slow=1, replicates=5)
-    )
+    monkeypatch.setattr(demo, "run", partial(demo.run, size=demo.Size(2, 2, 1, 5)))
     return tmp_path / "out"
 
 
@@ -32,10 +30,9 @@ def test_the_tables_are_those_of_the_files_and_the_report(out) -> None:
     printed = json.loads(done.out)
     kept = json.loads((out / "demo.json").read_text())
     assert printed["quality"] == kept["quality"]
-    study = evaluation.study_of(
-        [out / f"{name}.safetensors" for name in ("exact", "MC-GLM", "NMS", "MCI")]
-    )
-    assert evaluation.rows_of(study, replicates=5) == printed["quality"]
+    files = tuple(out / f"{name}.safetensors" for name in ("exact", "MC-GLM", "NMS", "MCI"))
+    evaluation = evaluate.run(EvaluateOptions(predictions=files, replicates=5))
+    assert evaluation.rows == printed["quality"]
     page = (out / "report.html").read_text()
     exact = next(row for row in printed["quality"] if row["method"] == "exact")
     assert f"{exact['AvU IoU']['value']:.2f}" in page

@@ -14,12 +14,12 @@ import torch
 from boxcov import BoxcovError, BoxcovWarning, Detections
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.pipeline.reproduce import runs as runs_module
-from boxcov.pipeline.reproduce import study
-from boxcov.pipeline.reproduce.runs import Progress, Workshop, part_of, posterior_of
-from boxcov.pipeline.reproduce.setting import FORMS, Run, Setting, published, runs
-from boxcov.pipeline.reproduce.tables import quality
-from boxcov.pipeline.sources import Source
+from boxcov.pipeline.options import DataOptions
+from boxcov.pipeline.reproduce import workspace as workspace_module
+from boxcov.pipeline.reproduce.comparison import quality
+from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm, planned_runs
+from boxcov.pipeline.reproduce.study import reproduce
+from boxcov.pipeline.reproduce.workspace import Progress, Workspace, part_of, restrict_posterior
 
 SETTING = Setting(
     "tiny",
@@ -45,39 +45,36 @@ TABLES = [
 ]
 
 
-def frames(self: Source, device: str = "cpu", classes: tuple = ()) -> list:
-    seed = {"shapes:train": 0, "shapes:test": 31, "shapes:noisy": 31}[self.data]
-    return list(
-        shapes.frames(
-            count=self.count, seed=seed, noise=0.4 if self.data == "shapes:noisy" else 0.1
-        )
-    )
+def load_shapes(source: DataOptions, device: str, classes: tuple) -> list:
+    seed = {"shapes:train": 0, "shapes:test": 31, "shapes:noisy": 31}[source.data]
+    noise = 0.4 if source.data == "shapes:noisy" else 0.1
+    return list(shapes.frames(count=source.count, seed=seed, noise=noise))
 
 
 @pytest.fixture
 def on_shapes(monkeypatch, tiny) -> None:
-    monkeypatch.setattr(runs_module, "detector_named", lambda word, device: tiny)
-    monkeypatch.setattr(Source, "frames", frames)
+    monkeypatch.setattr(workspace_module, "load_detector", lambda word, device: tiny)
+    monkeypatch.setattr(workspace_module, "load_frames", load_shapes)
 
 
 @pytest.fixture
 def untrained(monkeypatch) -> None:
     monkeypatch.setattr(
-        runs_module, "detector_named", lambda word, device: TinyCenter(threshold=0.05, most=3)
+        workspace_module, "load_detector", lambda word, device: TinyCenter(threshold=0.05, most=3)
     )
-    monkeypatch.setattr(Source, "frames", frames)
+    monkeypatch.setattr(workspace_module, "load_frames", load_shapes)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny) -> Path:
     """A finished reproduction, cut off once on its way."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs_module, "detector_named", lambda word, device: tiny)
-        patch.setattr(Source, "frames", frames)
+        patch.setattr(workspace_module, "load_detector", lambda word, device: tiny)
+        patch.setattr(workspace_module, "load_frames", load_shapes)
         out = tmp_path_factory.mktemp("reproduction")
         _cut_off_after(out, 9)
         before = {path: path.stat().st_mtime_ns for path in (out / "predictions").iterdir()}
-        assert 0 < len(before) < len(list(runs(SETTING)))
+        assert 0 < len(before) < len(planned_runs(SETTING))
         _quietly(out)
         assert all(path.stat().st_mtime_ns == when for path, when in before.items()), "made twice"
         return out
@@ -102,16 +99,16 @@ def _quietly(out: Path, progress: Progress | None = None) -> None:
     """Without the warnings of finite differences, which the paper's steps deserve."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BoxcovWarning)
-        study.reproduce(out, SETTING, progress)
+        reproduce(Workspace(out, SETTING, progress))
 
 
 @pytest.mark.usefixtures("untrained")
 def test_what_is_there_is_not_made_again(tmp_path) -> None:
     made = []
     for _ in range(2):
-        workshop = Workshop(tmp_path, SETTING, lambda what, done, total: made.append(what))
-        if not workshop.done(Run("mci")):
-            workshop.make(Run("mci"))
+        workspace = Workspace(tmp_path, SETTING, lambda what, done, total: made.append(what))
+        if not workspace.is_done(Run("mci")):
+            workspace.execute(Run("mci"))
     assert made == ["mci-k10-test"] * SETTING.test_count
 
 
@@ -127,13 +124,13 @@ def test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing(tmp_path) -> None:
         if len(done) == 3:
             raise Cut
 
-    Workshop(tmp_path / "whole", SETTING).posterior()
+    Workspace(tmp_path / "whole", SETTING).posterior()
     out = tmp_path / "cut"
     with pytest.raises(Cut):
-        Workshop(out, SETTING, progress).posterior()
+        Workspace(out, SETTING, progress).posterior()
     assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors.checkpoint"]
     (out / "posteriors" / ".1.safetensors.abcd_123").write_text("half")
-    Workshop(out, SETTING, progress).posterior()
+    Workspace(out, SETTING, progress).posterior()
     assert done == [1, 2, 3, 4]
     assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors"]
     assert (out / "posteriors" / "1.safetensors").read_bytes() == (
@@ -172,14 +169,14 @@ def test_the_text_the_page_and_the_figures_are_there(folder) -> None:
 
 @pytest.mark.usefixtures("on_shapes")
 def test_the_tables_come_from_the_files(folder) -> None:
-    workshop = Workshop(folder, SETTING)
-    path = workshop.path(published("prior"))
-    before, content = quality(workshop, "prior")[0], path.read_bytes()
+    workspace = Workspace(folder, SETTING)
+    path = workspace.path(paper_mcglm("prior"))
+    before, content = quality(workspace, "prior")[0], path.read_bytes()
     found = Detections.load(path)
     try:
         torch.manual_seed(0)
         replace(found, covariance=found.covariance[torch.randperm(len(found))]).save(path)
-        after = quality(workshop, "prior")[0]
+        after = quality(workspace, "prior")[0]
     finally:
         path.write_bytes(content)
     changed = {row[0] for row, other in zip(before.rows, after.rows) if row != other}
@@ -188,11 +185,11 @@ def test_the_tables_come_from_the_files(folder) -> None:
 
 @pytest.mark.usefixtures("on_shapes")
 def test_glm_and_exact_agree(folder) -> None:
-    note = quality(Workshop(folder, SETTING), "prior")[0].notes[1]
-    boxes = len(Detections.load(Workshop(folder, SETTING).path(Run("glm", "prior"))))
+    note = quality(Workspace(folder, SETTING), "prior")[0].notes[1]
+    boxes = len(Detections.load(Workspace(folder, SETTING).path(Run("glm", "prior"))))
     assert boxes == SETTING.slow
     assert f"on the {boxes} boxes" in note
-    assert float(note.split(" to ")[1].split()[0]) < 1e-3
+    assert float(note.split("agrees to ")[1].split()[0]) < 1e-3
 
 
 @pytest.mark.usefixtures("on_shapes")
@@ -201,28 +198,28 @@ def test_another_setting_does_not_mix_in(folder) -> None:
         BoxcovError,
         match=r"another setting \(test_count 4 there and 7 now\): choose another folder",
     ):
-        Workshop(folder, replace(SETTING, test_count=7))
+        Workspace(folder, replace(SETTING, test_count=7))
 
 
 def test_a_setting_that_nothing_was_made_with_is_forgotten(tmp_path) -> None:
     """A mistyped word must not keep the right one out."""
-    Workshop(tmp_path, replace(SETTING, test_count=7))
-    Workshop(tmp_path, SETTING)
+    Workspace(tmp_path, replace(SETTING, test_count=7))
+    Workspace(tmp_path, SETTING)
     (tmp_path / "posteriors" / "1.safetensors.checkpoint").touch()
     with pytest.raises(BoxcovError, match="another setting"):
-        Workshop(tmp_path, replace(SETTING, test_count=7))
+        Workspace(tmp_path, replace(SETTING, test_count=7))
 
 
 @pytest.mark.usefixtures("on_shapes")
 def test_posteriors_of_the_runs(folder, tiny) -> None:
-    whole = Workshop(folder, SETTING).posterior()
+    whole = Workspace(folder, SETTING).posterior()
     sizes = [
-        len(posterior_of(Run("mcglm", "prior", depth), whole, tiny).blocks)
+        len(restrict_posterior(whole, Run("mcglm", "prior", depth), tiny).blocks)
         for depth in ("head", "neck", "backbone")
     ]
     assert sizes[0] < sizes[1] < sizes[2] == len(whole.blocks)
-    alone = posterior_of(Run("mcglm", "paper", "neck", alone=True), whole, tiny)
+    alone = restrict_posterior(whole, Run("mcglm", "paper", "neck", alone=True), tiny)
     assert {part_of(name, tiny) for name in alone.blocks} == {"neck"}
     assert alone.form == "paper"
-    counted = posterior_of(Run("exact", "prior", share=0.1, counted=True), whole, tiny)
+    counted = restrict_posterior(whole, Run("exact", "prior", share=0.1, counted=True), tiny)
     assert counted.n_data == pytest.approx(0.1 * SETTING.n_data)

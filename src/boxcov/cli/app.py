@@ -1,4 +1,4 @@
-"""The command line: one function a verb in ``boxcov.cli``. Needs the packages of ``pip install boxcov[cli]``."""
+"""The command line of boxcov; it needs the packages of ``pip install boxcov[cli]``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ except ImportError:
 from boxcov.cli.bench import bench
 from boxcov.cli.calibrate import calibrate
 from boxcov.cli.check import check
+from boxcov.cli.command import typer_command
 from boxcov.cli.convert import convert
 from boxcov.cli.demo import demo
 from boxcov.cli.evaluate import evaluate
@@ -29,26 +30,23 @@ from boxcov.cli.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
 
 EXAMPLES: dict[Callable[..., None], str] = {
-    fit: "boxcov fit --detector centerpoint:small --data simulated:clear --count 64 --depth head --out posterior.safetensors",
-    predict: "boxcov predict --detector centerpoint:small --posterior posterior.safetensors --data simulated:rain --count 20 --out rain.safetensors",
-    convert: "boxcov convert rain.safetensors --format csv --out rain.csv",
-    evaluate: "boxcov evaluate exact.safetensors nms.safetensors --out report.html",
-    calibrate: "boxcov calibrate --posterior posterior.safetensors --data simulated:clear --count 40 --out calibrated.safetensors",
-    check: "boxcov check --detector centerpoint:small --data simulated:clear",
-    train: "boxcov train --config small --data simulated:clear --device cuda --out small.safetensors",
-    bench: "boxcov bench --boxes 10 --boxes 100 --samples 10",
-    export: "boxcov export --detector centerpoint:small --posterior posterior.safetensors --out centerpoint.onnx",
-    stream: "boxcov stream sweeps/LIDAR_TOP --posterior posterior.safetensors > boxes.jsonl",
-    reproduce: "boxcov reproduce --quick --out reproduction",
-    demo: "boxcov demo --out demo",
-}
+    fit: "--detector centerpoint:small --data simulated:clear --count 64 --out p.safetensors",
+    predict: "--posterior p.safetensors --data simulated:rain --count 20 --out rain.safetensors",
+    convert: "rain.safetensors --format csv --out rain.csv",
+    evaluate: "exact.safetensors nms.safetensors --out report.html",
+    calibrate: "--posterior p.safetensors --data simulated:clear --count 40 --out c.safetensors",
+    check: "--detector centerpoint:small --data simulated:clear",
+    train: "--config small --data simulated:clear --device cuda --out small.safetensors",
+    bench: "--boxes 10 --boxes 100 --samples 10",
+    export: "--detector centerpoint:small --posterior p.safetensors --out centerpoint.onnx",
+    stream: "sweeps/LIDAR_TOP --posterior p.safetensors > boxes.jsonl",
+    reproduce: "--quick --out reproduction",
+    demo: "--out demo",
+}  # every command, with the arguments of an example
 
 
-def main() -> None:
-    """Run the command line: 0 where all went well, 1 with one line on stderr for an error of the user's, 2 for a wrong option.
-
-    130 after SIGINT, 143 after SIGTERM: as shells have it, with all that a ``finally`` cleans up.
-    """
+def build_app() -> typer.Typer:
+    """Return the typer application with all commands."""
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
@@ -56,13 +54,23 @@ def main() -> None:
         help="Covariances for the boxes of a detector.",
     )
     app.callback()(_callback)
-    for verb, example in EXAMPLES.items():
-        app.command(epilog=f"Example: {example}")(verb)
+    for command, arguments in EXAMPLES.items():
+        example = f"Example: boxcov {command.__name__} {arguments}"
+        app.command(epilog=example)(typer_command(command))
+    return app
+
+
+def main() -> None:
+    """Run the command line.
+
+    Exit codes: 0 for success, 1 with one line on stderr for an error of the user, 2 for a wrong
+    option, 130 after SIGINT and 143 after SIGTERM, both after cleaning up.
+    """
     before = signal.signal(signal.SIGTERM, _terminate)
     with warnings.catch_warnings():
-        warnings.showwarning = _show
+        warnings.showwarning = _show_warning
         try:
-            app()
+            build_app()()
         except BoxcovError as error:
             sys.exit(f"boxcov: {error}")
         finally:
@@ -74,10 +82,10 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _callback() -> None:
-    """For every box of a frozen object detector, the covariance of that box under what the detector does not know."""
+    """Covariances for the boxes of a frozen object detector: how uncertain is each box?"""
 
 
-def _show(
+def _show_warning(
     message: Warning | str,
     category: type[Warning],
     filename: str,
@@ -85,13 +93,10 @@ def _show(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning as a user reads it; those of other packages with their place."""
-    where = (
-        "boxcov: "
-        if issubclass(category, BoxcovWarning)
-        else f"{filename}:{lineno}: {category.__name__}: "
-    )
-    print(f"{where}{message}", file=sys.stderr if file is None else file)
+    """Print a warning in one line; warnings of other packages with their place."""
+    ours = issubclass(category, BoxcovWarning)
+    prefix = "boxcov" if ours else f"{filename}:{lineno}: {category.__name__}"
+    print(f"{prefix}: {message}", file=sys.stderr if file is None else file)
 
 
 if __name__ == "__main__":

@@ -1,120 +1,82 @@
-"""``boxcov calibrate``: from covariances of what the weights do not know to covariances of the errors, kept inside the posterior."""
+"""``boxcov calibrate``: from epistemic covariances to covariances of the errors."""
 
 from __future__ import annotations
 
 import json
-from enum import Enum
 from math import isfinite
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from boxcov.cli.command import AsJson
+from boxcov.pipeline.options import CalibrateOptions
 
-from boxcov.cli.options import (
-    AsJson,
-    Count,
-    DataWord,
-    DetectorWord,
-    Device,
-    Method,
-    Seed,
-    Split,
-    Sweeps,
-)
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LEVELS = ("0.5", "0.9", "0.95")
 
 
-class CalibrationKind(str, Enum):
-    score = "score"
-    product = "product"
+def calibrate(options: CalibrateOptions, as_json: AsJson = False) -> None:
+    """Fit a calibration on labelled frames, and report its quality on other frames.
 
-
-class HeadingKind(str, Enum):
-    direction = "direction"
-    axis = "axis"
-
-
-def calibrate(
-    posterior: Annotated[Path, typer.Option(metavar="FILE", help="What boxcov fit wrote.")],
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="File for the posterior with the calibration inside; may be the same.",
-        ),
-    ],
-    detector: DetectorWord = "centerpoint:small",
-    data: DataWord = "simulated:clear",
-    split: Split = None,
-    count: Count = None,
-    method: Annotated[
-        Method, typer.Option(help="What the covariances will be computed by; nms has no posterior.")
-    ] = Method.exact,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            help="Of mcglm and mci (10), and of what exact is to estimate below the head."
-        ),
-    ] = None,
-    kind: Annotated[
-        CalibrationKind,
-        typer.Option(
-            help="product: variance from score, size, range, class and the epistemic variances; "
-            "score: without the epistemic variances."
-        ),
-    ] = CalibrationKind.product,
-    heading: Annotated[
-        HeadingKind,
-        typer.Option(
-            help="What yaw's variance is of: axis leaves half turns out, which no variance tells."
-        ),
-    ] = HeadingKind.direction,
-    fit_share: Annotated[
-        float,
-        typer.Option(
-            help="Share of the frames, from the first on, to fit; the rest is reported on."
-        ),
-    ] = 0.5,
-    sweeps: Sweeps = 10,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    as_json: AsJson = False,
-) -> None:
-    """Fit a calibration on labelled frames that the detector was not trained on, and report on others what it is worth."""
-    from boxcov.pipeline import calibrate as calibration
-    from boxcov.pipeline.predict import How
+    The frames must not be training frames of the detector.
+    """
+    from boxcov.pipeline.calibrate import run
     from boxcov.pipeline.progress import Progress
-    from boxcov.pipeline.sources import Source, held_out_split
 
     with Progress("predicting") as progress:
-        report = calibration.run(
-            out,
-            detector,
-            How(method.value, posterior, samples, seed=seed),
-            Source(data, split or held_out_split(data), count, seed, sweeps),
-            kind.value,
-            heading=heading.value,
-            fit_share=fit_share,
-            device=device,
-            progress=progress,
-        )
+        report = run(options, progress)
     if as_json:
-        print(json.dumps(finite(report)))
+        print(json.dumps(_finite(report)))
         return
     from rich.console import Console
 
     console = Console()
-    console.print(calibration.shown(report))
-    console.print(
-        f"{calibration.verdict(report)}\nwritten to {out}", highlight=False, soft_wrap=True
+    console.print(_table(report))
+    text = f"{_verdict(report)}\nwritten to {report['out']}"
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _table(report: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    held_out = report["held_out"]
+    title = (
+        f"{report['kind']} for {report['estimator']}: "
+        f"{held_out['boxes']} boxes of {held_out['frames']} frames not used in the fit"
     )
+    table = Table("covariance", "NLL", "50 %", "90 %", "95 %", "ENCE", "ANEES", title=title)
+    for name, row in held_out["rows"].items():
+        nll, ence, anees = (f"{row[key]:.3f}" for key in ("NLL", "ENCE", "ANEES"))
+        table.add_row(name, nll, *_percentages(row["coverage"]), ence, anees)
+    table.add_row("after, conformal regions", "", *_percentages(held_out["regions"]), "", "")
+    return table
 
 
-def finite(value: Any) -> Any:
-    """Ready for JSON: null for a number that is not finite, such as the NLL of a singular covariance.
+def _percentages(coverage: dict[str, float]) -> list[str]:
+    return [f"{100 * coverage[level]:.1f}" for level in LEVELS]
 
-    >>> finite({"NLL": float("inf"), "ANEES": 1.0})
+
+def _verdict(report: dict[str, Any]) -> str:
+    """Return a sentence: is the NLL better than that of score and size alone?
+
+    >>> _verdict({"held_out": {"gain": {"mean": 0.5, "low": 0.3, "high": 0.7}}})
+    'NLL 0.500 (0.300 to 0.700) better than score and size alone'
+    >>> _verdict({"held_out": {"gain": {"mean": 0.0, "low": -0.1, "high": 0.1}}})
+    'NLL no better than score and size alone: 0.000 (-0.100 to 0.100)'
+    """
+    gain = report["held_out"]["gain"]
+    interval = f"{gain['mean']:.3f} ({gain['low']:.3f} to {gain['high']:.3f})"
+    if gain["low"] > 0:
+        return f"NLL {interval} better than score and size alone"
+    return f"NLL no better than score and size alone: {interval}"
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that are not finite by None, for JSON: the NLL of a singular covariance.
+
+    >>> _finite({"NLL": float("inf"), "ANEES": 1.0})
     {'NLL': None, 'ANEES': 1.0}
     """
     if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,111 +1,81 @@
-"""``boxcov demo``: see ``boxcov.pipeline.demo`` for what it does."""
+"""``boxcov demo``: all steps on the detector and the simulated frames inside the package."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from boxcov.cli.options import AsJson
-from boxcov.pipeline.progress import Steps
+from boxcov.cli.command import AsJson
+from boxcov.pipeline.options import DemoOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+METRICS = ("AvU", "P(A|C)", "P(U|I)", "AUROC")
+INACCURATE = {
+    "IoU": "boxes whose IoU with an object is below 0.4",
+    "l2": "boxes whose error is above the mean",
+}
 
-def demo(
-    out: Annotated[
-        Path,
-        typer.Option(help="Folder for the posterior, the predictions, the figures and the report."),
-    ] = Path("demo"),
-    as_json: AsJson = False,
-) -> None:
-    """The trained CenterPoint inside boxcov on simulated LiDAR: fit its posterior, run every method, and report. No download, no GPU."""
+
+def demo(options: DemoOptions, as_json: AsJson = False) -> None:
+    """Fit a posterior, run every method and write a report: no download, no GPU.
+
+    The detector is the trained CenterPoint inside the package, on simulated LiDAR frames.
+    """
     from rich.console import Console
 
-    from boxcov.pipeline import demo as steps
+    from boxcov.pipeline import demo as pipeline
+    from boxcov.pipeline.progress import Steps
 
     console = Console(stderr=as_json)
-    console.print(
-        f"detector: {steps.DETECTOR}, trained and frozen; frames: simulated LiDAR", highlight=False
-    )
+    console.print(f"detector: {pipeline.DETECTOR}; frames: simulated LiDAR", highlight=False)
     with Steps() as step:
-        result = steps.run(out, step)
+        result = pipeline.run(options, step)
     if as_json:
-        print(
-            json.dumps(
-                {"quality": result.rows, "runtime": result.runtime, "report": str(result.report)}
-            )
-        )
+        report = str(result.report)
+        print(json.dumps({"quality": result.rows, "runtime": result.runtime, "report": report}))
         return
-    for error, what in (
-        ("IoU", "boxes that overlap no object by 0.4"),
-        ("l2", "boxes further off than the mean"),
-    ):
-        console.print(
-            brief(result.rows, error, f"does u find the {what}? By chance: (in brackets)")
-        )
-    console.print(runtime_table(result.runtime))
+    for error, boxes in INACCURATE.items():
+        title = f"does u find {boxes}? (in brackets: chance level, u shuffled)"
+        console.print(_quality_table(result.rows, error, title))
+    console.print(_runtime_table(result.runtime))
     console.print(result.check, highlight=False)
-    console.print(
-        f"report: {result.report}",
-        f"figures: {out}/figures",
-        f"predictions: {out}/*.safetensors",
-        sep="\n",
-        highlight=False,
-        soft_wrap=True,
+    text = (
+        f"report: {result.report}\nfigures: {options.out}/figures\n"
+        f"predictions: {options.out}/*.safetensors"
     )
+    console.print(text, highlight=False, soft_wrap=True)
 
 
-def brief(rows: list[dict[str, Any]], error: str, title: str) -> Table:
-    """The paper's metrics and AUROC for one error, a line a method, what chance gives in brackets; intervals are in the report.
-
-    >>> cell = {"value": 0.62, "low": None, "high": None}
-    >>> row = {"method": "exact", "kind": "method", **{f"{name} IoU": cell for name in ("AvU", "P(A|C)", "P(U|I)", "AUROC")}}
-    >>> brief([row, {**row, "kind": "chance", "method": "exact, shuffled"}], "IoU", "quality").row_count
-    1
-    """
+def _quality_table(rows: list[dict[str, Any]], error: str, title: str) -> Table:
+    """Return the paper's metrics and AUROC for one error, with one line per method."""
     from rich.table import Table
 
-    names = ("AvU", "P(A|C)", "P(U|I)", "AUROC")
-    table = Table("u of", *names, title=title)
-    random = {
+    table = Table("u of", *METRICS, title=title)
+    chance = {
         row["method"].removesuffix(", shuffled"): row for row in rows if row["kind"] == "chance"
     }
     for row in rows:
-        own = row["kind"] in ("method", "baseline") and not row["method"].endswith(
-            "(MCI)"
-        )  # whose boxes are others, and so its baselines
-        if own or row["method"] == "score + size + covariance (exact)":
-            cells = [
-                (row[f"{name} {error}"], random[row["method"]][f"{name} {error}"]) for name in names
-            ]
-            table.add_row(
-                row["method"], *(f"{_two(value)} ({_two(chance)})" for value, chance in cells)
-            )
+        method = row["method"]
+        # MCI reports other boxes, so its baselines differ from those of all other methods
+        own = row["kind"] in ("method", "baseline") and not method.endswith("(MCI)")
+        if own or method == "score + size + covariance (exact)":
+            keys = [f"{name} {error}" for name in METRICS]
+            cells = (f"{_cell(row[key])} ({_cell(chance[method][key])})" for key in keys)
+            table.add_row(method, *cells)
     return table
 
 
-def _two(cell: dict[str, float | None]) -> str:
+def _cell(cell: dict[str, float | None]) -> str:
     return "-" if cell["value"] is None else f"{cell['value']:.2f}"
 
 
-def runtime_table(rows: list[dict[str, Any]]) -> Table:
-    """Milliseconds a frame, for a terminal.
-
-    >>> runtime_table([{"method": "exact", "ms": 12.34, "ratio": 1.5, "boxes": 97}]).row_count
-    1
-    """
+def _runtime_table(rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    table = Table(
-        "method",
-        "ms a frame",
-        "times the plain detector",
-        title=f"run time, {rows[0]['boxes']} boxes a frame",
-    )
+    title = f"run time, {rows[0]['boxes']} boxes per frame"
+    table = Table("method", "ms per frame", "relative to the plain detector", title=title)
     for row in rows:
         samples = f", k = {row['samples']}" if row.get("samples") else ""
         table.add_row(f"{row['method']}{samples}", f"{row['ms']:.0f}", f"{row['ratio']:.1f}")

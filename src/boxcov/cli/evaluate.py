@@ -1,81 +1,106 @@
-"""``boxcov evaluate``: how good the covariances of one or more files of predictions are, as a table and as a page."""
+"""``boxcov evaluate``: the quality of the covariances of one or more files of predictions."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import typer
+from boxcov.cli.command import AsJson
+from boxcov.pipeline.options import EvaluateOptions
 
-from boxcov.cli.options import AsJson, Resume, SummaryKind, Workers
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = Mapping[str, Any]
 
 
-def evaluate(
-    predictions: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="What boxcov predict wrote, one file a method."),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND:WHERE",
-            help="Where the frames are now; unless given, where the file says they were.",
-        ),
-    ] = None,
-    uncertainty: Annotated[
-        SummaryKind,
-        typer.Option(
-            help="u of the tables: what is made of each covariance, or the variance of the score's logit."
-        ),
-    ] = SummaryKind.trace,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report there: one HTML page.")
-    ] = None,
-    scenes: Annotated[int, typer.Option(min=0, help="Frames to look at in the report.")] = 6,
-    replicates: Annotated[
-        int, typer.Option(min=2, help="Of the frames drawn anew, for the intervals.")
-    ] = 200,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of what is drawn for intervals and chance.")
-    ] = 0,
-    workers: Workers = 0,
-    resume: Resume = False,
-    as_json: AsJson = False,
-) -> None:
-    """Compare predictions with the objects of their frames: the metrics of each file, beside baselines and chance."""
-    from boxcov._torch.distributed import join_process_group
-    from boxcov.pipeline import evaluate as evaluation
+def evaluate(options: EvaluateOptions, as_json: AsJson = False) -> None:
+    """Compare predictions with the objects of their frames.
+
+    Prints the metrics of each file next to baselines and the chance level.
+    """
+    from boxcov.pipeline.evaluate import run
     from boxcov.pipeline.progress import Progress
 
-    with Progress("reading frames") as reading, join_process_group("cpu") as (ranks, _):
-        parts = evaluation.blocks_of(out, ranks)
-        if parts is not None:
-            evaluation.read_objects(parts, predictions, data, ranks, resume, workers, reading)
-        if ranks.rank:  # one of several goes on
-            return
-        study = evaluation.study_of(
-            predictions, data, out, scenes, uncertainty.value, parts, workers, progress=reading
-        )
-    rows = evaluation.rows_of(study, replicates, seed)
-    if out is not None and parts is not None:
-        evaluation.write(out, study)
-        parts.remove()
+    with Progress("reading frames") as progress:
+        result = run(options, progress)
+    if result is None:  # another rank prints
+        return
+    out = None if options.out is None else str(options.out)
     if as_json:
-        print(
-            json.dumps(
-                {"about": dict(study.about), "rows": rows, "out": None if out is None else str(out)}
-            )
-        )
+        print(json.dumps({"about": dict(result.study.about), "rows": result.rows, "out": out}))
         return
     from rich.console import Console
 
     console = Console()
-    console.print(evaluation.shown(rows))
-    more = evaluation.added(rows)
-    if more is not None:
-        console.print(more)
+    console.print(quality_table(result.rows))
+    if any(row["kind"] == "difference" for row in result.rows):
+        console.print(difference_table(result.rows))
     if out is not None:
-        console.print(
-            f"report: {out}", highlight=False, soft_wrap=True
-        )  # a path in one piece, whatever the width
+        # soft_wrap: the path stays in one line, whatever the width of the terminal
+        console.print(f"report: {out}", highlight=False, soft_wrap=True)
+
+
+def quality_table(rows: Sequence[Row]) -> Table:
+    """Return a table with one column per method and two lines per metric: value and chance."""
+    from boxcov.evaluate.summary import COLUMNS
+
+    methods = [row for row in rows if row["kind"] not in ("chance", "difference")]
+    chance = [row for row in rows if row["kind"] == "chance"]
+    names = [str(row["method"]) for row in methods]
+    table = _table("quality of the covariances, with 95 % intervals over frames", names)
+    for name in ("boxes", "paired"):
+        table.add_row(name, *(str(row[name]) for row in methods))
+    for name in COLUMNS:
+        _add_metric(table, name, name, methods)
+        _add_metric(table, "  chance", name, chance, style="dim")
+    return table
+
+
+def difference_table(rows: Sequence[Row]) -> Table:
+    """Return a table of what the covariance adds to score + size, with one column per method."""
+    from boxcov.evaluate.summary import COLUMNS
+
+    differences = [row for row in rows if row["kind"] == "difference"]
+    names = [str(row["method"]).partition(", minus ")[0] for row in differences]
+    title = "what the covariance adds to score + size, with 95 % intervals of the difference"
+    table = _table(title, names)
+    for name in COLUMNS:
+        _add_metric(table, name, name, differences)
+    return table
+
+
+def _table(title: str, names: Sequence[str]) -> Table:
+    from rich.table import Table
+
+    return Table("", *names, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def _add_metric(
+    table: Table, label: str, name: str, rows: Sequence[Row], style: str | None = None
+) -> None:
+    if any(row[name] is not None for row in rows):
+        table.add_row(label, *(_format_cell(row[name]) for row in rows), style=style)
+
+
+def _format_cell(cell: Mapping[str, float | None] | None) -> str:
+    """Return a value with its interval; a dash if the value is not finite.
+
+    >>> _format_cell({"value": 0.7123, "low": 0.6, "high": 1.0})
+    '0.71 .60-1.00'
+    >>> _format_cell({"value": 0.02, "low": -0.01, "high": 0.05})
+    '0.02 -.01 to .05'
+    """
+    if cell is None:
+        return ""
+    if cell["value"] is None:
+        return "-"
+    low, high = cell["low"], cell["high"]
+    if low is None or high is None:
+        return f"{cell['value']:.3g}"
+    return f"{cell['value']:.2f} {_short(low)}{' to ' if low < 0 else '-'}{_short(high)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""Every method on the same frames on the same device: milliseconds, and what they are in passes of the plain detector."""
+"""``boxcov bench``: time every method on the same frames, relative to the plain detector."""
 
 from __future__ import annotations
 
@@ -21,104 +21,86 @@ from boxcov._torch.layer_calls import LayerCallMode
 from boxcov.detector import Detector
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError
-from boxcov.pipeline.sources import Source, detector_named, kept, unseen_split
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
+from boxcov.pipeline.options import BenchOptions, DataOptions
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.route import EngineOptions
 
-Progress = Callable[[int, int], None]
-_SCALARS = 9  # of the paper's GLM: so many outputs are timed, the rest is extrapolated
+GLM_OUTPUTS = 9  # outputs of the paper's GLM that are timed; the rest is extrapolated
+FIT_FRAMES = 4
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One method: what is timed, a note on how the figure came about, and whether it takes too long for many repeats."""
+    """One method to be timed."""
 
     method: str
     samples: int | None
-    call: Callable[[Any], object] | None  # None: it cannot be timed, the note says why
+    call: Callable[[Any], object] | None  # None if it cannot be timed; the note states why
     note: str = ""
-    slow: bool = False
+    slow: bool = False  # timed once per frame
 
 
-def run(
-    detector: str = "centerpoint:small",
-    data: str = "simulated:clear",
-    boxes: Sequence[int] = (),
-    samples: Sequence[int] = (10,),
-    depths: Sequence[str] = ("head",),
-    device: str = "cpu",
-    frames: int = 3,
-    repeats: int = 7,
-    fit_frames: int = 4,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> list[dict[str, Any]]:
-    """One row a method: ``method``, ``device``, ``boxes``, ``samples``, ``depth``, ``ms``, ``low`` and ``high`` (quartiles), ``ratio``, ``peak_mib``
-    and ``note``.
+def run(options: BenchOptions, progress: Progress | None = None) -> list[dict[str, Any]]:
+    """Time all methods and return one row per method.
 
-    boxes: numbers of boxes to report, where the detector can be told; as many as it reports unless given. All methods are timed in turn,
-    after a warm-up, on ``frames`` frames, ``repeats`` times; ratios are to the plain detector in the same run. ``peak_mib`` is the most that torch
-    held on a GPU, or that the whole process held on a CPU (Linux; None elsewhere).
+    Columns: ``method``, ``device``, ``boxes``, ``samples``, ``depth``, ``ms``, ``low`` and ``high``
+    (quartiles), ``ratio`` to the plain detector, ``peak_mib`` and ``note``. The methods take turns
+    after a warm-up. ``peak_mib`` is the peak of torch on a GPU, and of the process on a CPU (on
+    Linux; None elsewhere).
     """
-    if repeats < 1 or frames < 1:
-        raise BoxcovError(
-            f"a benchmark needs at least one frame and one repeat, got frames {frames} and repeats {repeats}"
-        )
-    model = detector_named(detector, device).eval()
-    items = kept(
-        Source(data, unseen_split(data), frames + fit_frames, seed).frames(device, model.classes),
-        device,
-    )
-    inputs = [ready(given, torch.device(device)) for given, _ in items[:frames]]
+    device = options.device
+    detector = load_detector(options.detector, device).eval()
+    split = default_test_split(options.data)
+    source = DataOptions(options.data, split, options.frames + FIT_FRAMES, options.seed)
+    items = preload_frames(load_frames(source, device, detector.classes), device)
+    inputs = [ready(frame, torch.device(device)) for frame, _ in items[: options.frames]]
     rows: list[dict[str, Any]] = []
-    counts: list[int | None] = [*boxes] or [None]
-    for depth in depths:
+    box_counts = options.boxes or (None,)
+    total = len(options.depth) * len(box_counts)
+    for depth in options.depth:
         with catch_warnings():
             simplefilter("ignore")  # few frames reach few classes: the speed is the same
-            posterior = fit(model, items[frames:], depth, n_data=3000)
-        for count in counts:
-            told = model if count is None else reporting(model, count)
-            others = [entry for entry in (laplace_torch(told, items[0]),) if entry is not None]
-            rows += _measured(
-                told,
-                [*entries(told, posterior, samples, seed), *others],
-                inputs,
-                repeats,
-                device,
-                depth,
-            )
+            posterior = fit(detector, items[options.frames :], depth, n_data=3000)
+        for count in box_counts:
+            model = detector if count is None else with_box_count(detector, count)
+            entries = method_entries(model, posterior, options.samples, options.seed)
+            entries += laplace_torch_entries(model, items[0])
+            rows += measure(model, entries, inputs, options.repeats, device, depth)
             if progress is not None:
-                progress(
-                    depths.index(depth) * len(counts) + counts.index(count) + 1,
-                    len(counts) * len(depths),
-                )
+                progress(sum(row["method"] == "plain" for row in rows), total)
     return rows
 
 
-def reporting(detector: Detector, count: int) -> Detector:
-    """The same detector, reporting about ``count`` boxes a frame, whatever their score."""
+def with_box_count(detector: Detector, count: int) -> Detector:
+    """Return a copy of the detector that reports about ``count`` boxes per frame."""
     if not isinstance(detector, CenterPoint):
         raise BoxcovError(
-            f"a {type(detector).__name__} cannot be told how many boxes to report: leave --boxes away"
+            f"a {type(detector).__name__} has no fixed number of boxes: remove --boxes"
         )
     config = detector.config
-    most = -(-count // len(config.tasks))
+    per_task = -(-count // len(config.tasks))
     rules = replace(
         config.reporting,
         threshold=1e-9,
-        most=most,
-        candidates=max(config.reporting.candidates, 4 * most),
+        most=per_task,
+        candidates=max(config.reporting.candidates, 4 * per_task),
     )
     other = CenterPoint(replace(config, reporting=rules))
     other.load_state_dict(detector.state_dict())
     return other.to(next(detector.parameters()).device).eval()
 
 
-def entries(
+def method_entries(
     detector: Detector, posterior: Posterior, samples: Sequence[int], seed: int
 ) -> list[Entry]:
-    """What is compared. Below the head the exact covariance takes a backward pass a number: there it is joined with k samples instead."""
+    """Return the methods to compare.
+
+    Below the head the exact covariance takes one backward pass per output, so it is combined with k
+    samples there.
+    """
     deep = posterior.depth != "head"
     found = [Entry("plain", None, detector.detect)]
     if not deep:
@@ -147,7 +129,7 @@ def entries(
             Entry(
                 "mcglm as published",
                 k,
-                _as_published(ours),
+                _paper_mcglm(ours),
                 f"{k + 1} whole passes, finite differences",
                 slow=True,
             )
@@ -165,18 +147,18 @@ def entries(
         Entry(
             "glm as published",
             None,
-            _some_backwards(glm),
-            f"extrapolated from {_SCALARS} backward passes",
+            _paper_glm(glm),
+            f"extrapolated from {GLM_OUTPUTS} backward passes",
             slow=True,
         )
     )
     return found
 
 
-def laplace_torch(detector: Detector, frame: tuple[Any, Any]) -> Entry | None:
-    """laplace-torch with Kronecker factors on the same detector, where it is installed; its row says so if it cannot take the detector."""
+def laplace_torch_entries(detector: Detector, frame: tuple[Any, Any]) -> list[Entry]:
+    """Return laplace-torch with Kronecker factors if installed; the note states a failure."""
     if find_spec("laplace") is None:
-        return None
+        return []
     try:
         from laplace import Laplace  # type: ignore[import-not-found,unused-ignore]
 
@@ -185,18 +167,17 @@ def laplace_torch(detector: Detector, frame: tuple[Any, Any]) -> Entry | None:
         )
         model.fit(DataLoader(cast(Any, [frame]), batch_size=None))
         model(frame[0])
-    except Exception as error:  # whatever comes is what there is to say of it
-        what = (
-            "cannot be imported" if isinstance(error, ImportError) else "cannot take this detector"
-        )
-        return Entry(
-            "laplace-torch", None, None, f"{what}: {type(error).__name__}: {error}".splitlines()[0]
-        )
-    return Entry("laplace-torch", None, model, "as a regression: not the training loss", slow=True)
+    except Exception as error:  # any error is a result
+        is_missing = isinstance(error, ImportError)
+        problem = "cannot be imported" if is_missing else "cannot take this detector"
+        note = f"{problem}: {type(error).__name__}: {error}".splitlines()[0]
+        return [Entry("laplace-torch", None, None, note)]
+    note = "as a regression: not the training loss"
+    return [Entry("laplace-torch", None, model, note, slow=True)]
 
 
-def _as_published(model: MCGLM) -> Callable[[Any], object]:
-    """Algorithm 1 of the paper by the letter: the plain detector, then a whole pass for each direction, a finite difference, a covariance."""
+def _paper_mcglm(model: MCGLM) -> Callable[[Any], object]:
+    """Return algorithm 1 of the paper: a full pass and a finite difference per direction."""
     linearized, epsilon = model.linearized, 1e-5
     theta, etas = (
         linearized.theta(),
@@ -221,8 +202,8 @@ def _as_published(model: MCGLM) -> Callable[[Any], object]:
     return call
 
 
-def _some_backwards(model: GLM) -> Callable[[Any], float]:
-    """The paper's GLM, one backward pass a number, for the first numbers: gives the seconds that all of them would take."""
+def _paper_glm(model: GLM) -> Callable[[Any], float]:
+    """Return the paper's GLM for a few outputs; a call returns the extrapolated seconds."""
     linearized = model.linearized
 
     def call(inputs: Any) -> float:
@@ -232,55 +213,54 @@ def _some_backwards(model: GLM) -> Callable[[Any], float]:
             weights = {name: w.requires_grad_() for name, w in linearized.theta().items()}
             z = point.z_at(weights).flatten()
             before = _clock(model.device.type)
-            for number in z[:_SCALARS]:
+            for number in z[:GLM_OUTPUTS]:
                 torch.autograd.grad(
                     number, list(weights.values()), retain_graph=True, allow_unused=True
                 )
         linearized.trunk.forget()
         done = _clock(model.device.type)
-        return before - start + (done - before) * len(z) / max(min(_SCALARS, len(z)), 1)
+        return before - start + (done - before) * len(z) / max(min(GLM_OUTPUTS, len(z)), 1)
 
     return call
 
 
-def _measured(
+def measure(
     detector: Detector,
-    found: list[Entry],
+    entries: list[Entry],
     inputs: list[Any],
     repeats: int,
     device: str,
     depth: str = "head",
 ) -> list[dict[str, Any]]:
-    times: list[list[float]] = [[] for _ in found]
-    peaks: list[float | None] = [None for _ in found]
-    count = statistics.mean(len(detector.detect(given)) for given in inputs)
-    for turn in range(
-        -3 - len(inputs), repeats * len(inputs)
-    ):  # for warming up: first boxes are checked, graphs are captured
-        for number, entry in enumerate(found):
+    """Time the entries in turns on all inputs and return one row per entry."""
+    times: list[list[float]] = [[] for _ in entries]
+    peaks: list[float | None] = [None for _ in entries]
+    count = statistics.mean(len(detector.detect(frame)) for frame in inputs)
+    # negative turns warm up: the first boxes are checked, graphs are captured
+    for turn in range(-3 - len(inputs), repeats * len(inputs)):
+        for number, entry in enumerate(entries):
             if entry.call is None or (entry.slow and not -1 <= turn < len(inputs)):
-                continue  # once a frame is enough
-            counted = _forget_peak(device)
+                continue
+            is_counted = _reset_peak(device)
             start = _clock(device)
-            told = entry.call(inputs[turn % len(inputs)])
-            spent = told if isinstance(told, float) else _clock(device) - start
+            result = entry.call(inputs[turn % len(inputs)])
+            seconds = result if isinstance(result, float) else _clock(device) - start
             if turn >= 0:
-                times[number].append(spent)
-                peaks[number] = max(peaks[number] or 0.0, _peak_mib(device)) if counted else None
+                times[number].append(seconds)
+                peak = max(peaks[number] or 0.0, _peak_mib(device)) if is_counted else None
+                peaks[number] = peak
     plain = statistics.median(times[0])
-    about = {"device": device, "boxes": round(count), "depth": depth}
+    common = {"device": device, "boxes": round(count), "depth": depth}
     return [
-        _row(entry, taken, plain, peak, about) for entry, taken, peak in zip(found, times, peaks)
+        {**_row(entry, seconds, plain, peak), **common}
+        for entry, seconds, peak in zip(entries, times, peaks)
     ]
 
 
-def _row(
-    entry: Entry, taken: list[float], plain: float, peak: float | None, about: dict[str, Any]
-) -> dict[str, Any]:
-    low, middle, high = _quartiles(taken) if taken else (None, None, None)
+def _row(entry: Entry, times: list[float], plain: float, peak: float | None) -> dict[str, Any]:
+    low, middle, high = _quartiles(times) if times else (None, None, None)
     return {
         "method": entry.method,
-        **about,
         "samples": entry.samples,
         "ms": None if middle is None else 1e3 * middle,
         "low": None if low is None else 1e3 * low,
@@ -291,13 +271,13 @@ def _row(
     }
 
 
-def _forget_peak(device: str) -> bool:
-    """Count the peak from here; whether it is counted at all."""
+def _reset_peak(device: str) -> bool:
+    """Reset the peak memory; return whether it is counted on this system."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
         return True
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak becomes what is held now
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: resets VmHWM
     except OSError:
         return False
     return True
@@ -306,19 +286,11 @@ def _forget_peak(device: str) -> bool:
 def _peak_mib(device: str) -> float:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated() / 2**20
-    line = next(
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmHWM")
-    )
-    return int(line.split()[1]) / 1024  # it says kB
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def _quartiles(values: list[float]) -> tuple[float, float, float]:
-    """
-    >>> _quartiles([3.0, 1.0, 2.0])
-    (1.5, 2.0, 2.5)
-    """
     if len(values) == 1:
         return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -331,24 +303,29 @@ def _clock(device: str) -> float:
     return time.perf_counter()
 
 
-def shown(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table for people.
-
-    >>> row = {"method": "exact", "depth": "head", "boxes": 9, "samples": None, "ms": 3.21, "low": 3.0, "high": 4.0, "ratio": 1.5}
-    >>> print(shown([{**row, "peak_mib": None, "note": ""}]).splitlines()[1])
-    exact                     head      9         -                3.2 (3.0 to 4.0)      1.50         -
-    """
-    lines = [
-        f"{'method':20}{'depth':>10}{'boxes':>7}{'samples':>10}{'ms (quartiles)':>32}{'ratio':>10}{'peak MiB':>10}"
-    ]
+def format_table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a table for a terminal."""
+    header = ("method", "depth", "boxes", "samples", "ms (quartiles)", "ratio", "peak MiB")
+    lines = [_format_line(header)]
     for row in rows:
-        samples = "-" if row["samples"] is None else str(row["samples"])
-        timed = row["ms"] is not None
-        ms = f"{row['ms']:.1f} ({row['low']:.1f} to {row['high']:.1f})" if timed else "-"
-        ratio = f"{row['ratio']:.2f}" if timed else "-"
-        peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
-        note = f"  {row['note']}" if row["note"] else ""
-        lines.append(
-            f"{row['method']:20}{row['depth']:>10}{row['boxes']:>7}{samples:>10}{ms:>32}{ratio:>10}{peak:>10}{note}"
-        )
+        ms = ratio = peak = "-"
+        if row["ms"] is not None:
+            ms = f"{row['ms']:.1f} ({row['low']:.1f} to {row['high']:.1f})"
+            ratio = f"{row['ratio']:.2f}"
+        if row["peak_mib"] is not None:
+            peak = f"{row['peak_mib']:.0f}"
+        samples = "-" if row["samples"] is None else row["samples"]
+        cells = (row["method"], row["depth"], row["boxes"], samples, ms, ratio, peak)
+        lines.append(f"{_format_line(cells)}  {row['note']}".rstrip())
     return "\n".join(lines)
+
+
+def _format_line(cells: Sequence[object]) -> str:
+    """Return the cells in columns of fixed width.
+
+    >>> _format_line(("exact", "head", 9, "-", "3.2 (3.0 to 4.0)", "1.50", "-"))[:50]
+    'exact                     head      9         -   '
+    """
+    first, *others = cells
+    widths = (10, 7, 10, 32, 10, 10)
+    return f"{first:20}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(others, widths))

@@ -1,44 +1,47 @@
-"""The work of ``boxcov convert``."""
+"""``boxcov convert``: write a file of detections in another format."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.export.choose import Which
-from boxcov.pipeline import formats
-from boxcov.pipeline.sources import check_folder, source_of
+from boxcov.pipeline.frames import load_frames, source_of_detections
+from boxcov.pipeline.options import ConvertOptions
+from boxcov.pipeline.output_format import (
+    FORMATS_WITH_FRAMES,
+    MESSAGE_FORMATS,
+    check_format,
+    write_detections,
+)
+from boxcov.pipeline.paths import check_output
 
 
-def run(
-    path: Path,
-    out: Path,
-    format: str,
-    data: str | None = None,
-    frame_id: str = "lidar",
-    covariance: Which = "predictive",
-) -> dict[str, Any]:
-    """Write the detections of ``path`` to ``out`` in another format, with the frames that it was made from where the format has a use for them."""
-    check_folder(out, folder=format == "kitti")
-    if out.exists() and out.samefile(path):
-        raise BoxcovError(f"{out}: is the file to be converted; give another name")
-    found = Detections.load(path)
+def run(options: ConvertOptions) -> dict[str, Any]:
+    """Write the detections in another format; return the number of boxes and frames."""
+    out, format = options.out, options.format
+    check_output(out, folder=format == "kitti")
+    if out.exists() and out.samefile(options.detections):
+        raise BoxcovError(f"{out}: is the input file; give another name")
+    found = Detections.load(options.detections)
     count = found.meta.get("frames", int(found.frame.max()) + 1 if len(found) else 0)
-    frames = _frames(path, found, format, data, count)
-    words = formats.Words(frame_id, covariance)
-    formats.check(format, frames, found, found.predictive is not None, words)
-    formats.write(format, out, frames, found, words)
+    frames = _load_frames(options, found, count)
+    has_predictive = found.predictive is not None
+    check_format(format, frames, found.fields, has_predictive, options.message)
+    write_detections(format, out, frames, found, options.message)
     return {"out": str(out), "format": format, "boxes": len(found), "frames": count}
 
 
-def _frames(path: Path, found: Detections, format: str, data: str | None, count: int) -> Any:
-    if format not in formats.FRAMES or (format in formats.MESSAGES and "source" not in found.meta):
+def _load_frames(options: ConvertOptions, found: Detections, count: int) -> Any:
+    """Return the frames of the detections, or None if the format does not need them."""
+    optional = options.format in MESSAGE_FORMATS and "source" not in found.meta
+    if options.format not in FORMATS_WITH_FRAMES or optional:
         return None
-    frames = source_of(path, found.meta, data).frames("cpu", found.classes)
+    source = source_of_detections(options.detections, found.meta, options.data)
+    frames = load_frames(source, "cpu", found.classes)
     if len(frames) != count:
         raise BoxcovError(
-            f"{path}: of {count} frames, and there are {len(frames)} where they were made from: they are not the same"
+            f"{options.detections}: has {count} frames, but {source.data} has {len(frames)}: "
+            "these are not the same frames"
         )
     return frames

@@ -1,4 +1,4 @@
-"""``boxcov demo``: the verbs of the command line one after another, small: fit, predict by every method, evaluate, report."""
+"""``boxcov demo``: fit, predict, evaluate and report on a few simulated frames."""
 
 from __future__ import annotations
 
@@ -14,149 +14,139 @@ import torch
 
 from boxcov.detections import Detections
 from boxcov.files import made_folder, replacing
-from boxcov.pipeline import evaluate as evaluation
-from boxcov.pipeline import fit as fitting
-from boxcov.pipeline import predict as prediction
-from boxcov.pipeline.sources import Source, detector_named
+from boxcov.pipeline import evaluate, fit, predict
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.frames import load_frames
+from boxcov.pipeline.options import (
+    DataOptions,
+    DemoOptions,
+    EstimatorOptions,
+    EvaluateOptions,
+    FitOptions,
+    PredictOptions,
+)
+from boxcov.pipeline.paths import checkpoint_path
 from boxcov.report.figures import write_figures
+from boxcov.report.page import write
 from boxcov.report.study import Study
 
 DETECTOR = "centerpoint:small"
-TRAINED_ON = 3500  # frames behind the weights of the detector
-PRIOR_PRECISION = 100.0  # a prior as wide as the weights are large: their RMS is 0.1
-Step = Callable[
-    [str], Callable[[int, int | None], None]
-]  # says what is done next, and gives its progress
+TRAINED_ON = 3500  # frames that the detector was trained on
+PRIOR_PRECISION = 100.0  # a prior as wide as the weights, whose RMS is 0.1
+Step = Callable[[str], Callable[[int, int | None], None]]  # starts a step, returns its progress
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much the demo computes."""
+
+    fit_frames: int = 16
+    frames: int = 10
+    glm_boxes: int = 4  # GLM takes nine backward passes per box; its time is extrapolated
+    replicates: int = 200
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the demo found, for its tables."""
+    """The results of the demo, for its tables."""
 
-    study: Study
     rows: list[dict[str, Any]]  # of the quality table, as in the report
     runtime: list[dict[str, Any]]
-    check: str  # GLM against the exact covariance
+    check: str  # GLM compared with the exact covariance
     report: Path
 
 
-def run(
-    out: Path,
-    step: Step,
-    fit_frames: int = 16,
-    frames: int = 10,
-    slow: int = 4,
-    replicates: int = 200,
-) -> Result:
-    """Everything into ``out``: a posterior, one file of predictions a method, tables as JSON, figures and the report.
-
-    slow: boxes for GLM, which costs nine backward passes each; its time is extrapolated from them.
-    """
-    made_folder(out)
+def run(options: DemoOptions, step: Step, size: Size | None = None) -> Result:
+    """Write a posterior, predictions per method, tables, figures and a report to a folder."""
+    size = size or Size()
+    out = made_folder(options.out)
     posterior = out / "posterior.safetensors"
-    learned, unseen = (
-        Source("simulated:clear", "train", fit_frames),
-        Source("simulated:clear", "test", frames),
+    checkpoint_path(posterior).unlink(missing_ok=True)  # of an interrupted demo
+    fit.run(
+        FitOptions(
+            out=posterior,
+            detector=DETECTOR,
+            source=DataOptions("simulated:clear", "train", size.fit_frames),
+            n_data=TRAINED_ON,
+            prior_precision=PRIOR_PRECISION,
+        ),
+        step(f"fit: posterior of the head from {size.fit_frames} frames"),
     )
-    fitting.checkpoint_of(posterior).unlink(missing_ok=True)  # of a demo that was cut off
-    fitting.run(
-        posterior,
-        DETECTOR,
-        learned,
-        "head",
-        n_data=TRAINED_ON,
-        prior_precision=PRIOR_PRECISION,
-        progress=step(f"fit: the head's posterior from {fit_frames} frames"),
-    )
-    methods = {
-        "exact": prediction.How("exact", posterior),
-        "MC-GLM": prediction.How("mcglm", posterior),
-        "NMS": prediction.How("nms"),
-        "MCI": prediction.How("mci"),
+    test = DataOptions("simulated:clear", "test", size.frames)
+    estimators = {
+        "exact": EstimatorOptions("exact", posterior),
+        "MC-GLM": EstimatorOptions("mcglm", posterior),
+        "NMS": EstimatorOptions("nms"),
+        "MCI": EstimatorOptions("mci"),
     }
-    paths = []
-    for name, how in methods.items():
-        paths.append(out / f"{name}.safetensors")
-        _remove_parts(paths[-1])
-        prediction.run(
-            paths[-1],
-            DETECTOR,
-            how,
-            unseen,
-            progress=step(f"predict: {name} on {frames} unseen frames"),
+    files = tuple(out / f"{name}.safetensors" for name in estimators)
+    for file, (name, estimator) in zip(files, estimators.items()):
+        _predict(
+            PredictOptions(out=file, detector=DETECTOR, source=test, estimator=estimator),
+            step(f"predict: {name} on {size.frames} test frames"),
         )
-    slowly = out / "GLM.safetensors"
-    _remove_parts(slowly)
-    how = prediction.How("glm", posterior, most=slow)
-    prediction.run(
-        slowly,
-        DETECTOR,
-        how,
-        replace(unseen, count=1),
-        progress=step(f"predict: GLM on {slow} boxes of one frame"),
+    glm_file = out / "GLM.safetensors"
+    _predict(
+        PredictOptions(
+            out=glm_file,
+            detector=DETECTOR,
+            source=replace(test, count=1),
+            estimator=EstimatorOptions("glm", posterior),
+            max_boxes=size.glm_boxes,
+        ),
+        step(f"predict: GLM on {size.glm_boxes} boxes of one frame"),
     )
-    study = evaluation.study_of(paths, progress=step("evaluate"))
-    study = replace(
-        study, runtime=runtime(study, Detections.load(slowly), plain_milliseconds(unseen))
-    )
+    study = evaluate.build_study(EvaluateOptions(predictions=files), step("evaluate"))
+    glm = Detections.load(glm_file)
+    study = replace(study, runtime=runtime_rows(study, glm, plain_milliseconds(test)))
     step("report")
-    report = out / "report.html"
-    evaluation.write(report, study)
+    write(out / "report.html", study)
     write_figures(out / "figures", study)
-    rows = evaluation.rows_of(study, replicates)
+    rows = evaluate.quality_rows(study, size.replicates)
+    runtime = [dict(row) for row in study.runtime]
     with replacing(out / "demo.json") as file:
-        file.write_text(
-            json.dumps({"quality": rows, "runtime": list(study.runtime)}, indent=1) + "\n"
-        )
-    return Result(
-        study,
-        rows,
-        [dict(row) for row in study.runtime],
-        glm_check(Detections.load(slowly), Detections.load(paths[0])),
-        report,
-    )
+        file.write_text(json.dumps({"quality": rows, "runtime": runtime}, indent=1) + "\n")
+    return Result(rows, runtime, compare_glm(glm, Detections.load(files[0])), out / "report.html")
 
 
-def plain_milliseconds(source: Source) -> float:
-    """The plain detector, median over the frames but the first."""
-    detector, spent = detector_named(DETECTOR), []
-    for inputs, _ in source.frames():
+def _predict(options: PredictOptions, progress: Callable[[int, int | None], None]) -> None:
+    predict.block_store(options.out).remove()  # of an interrupted demo
+    predict.run(options, progress)
+
+
+def plain_milliseconds(source: DataOptions) -> float:
+    """Return the median time of the plain detector, without the first frame."""
+    detector, spent = load_detector(DETECTOR), []
+    for inputs, _ in load_frames(source):
         began = perf_counter()
         detector.detect(inputs)
         spent.append(1e3 * (perf_counter() - began))
     return median(spent[1:] or spent)
 
 
-def runtime(study: Study, slow: Detections, plain: float) -> list[dict[str, Any]]:
-    """The plain detector, GLM extrapolated to as many boxes as the others have, and the others; ``ratio`` is to the plain detector."""
-    each = slow.meta["milliseconds"][0] / max(1, len(slow))
+def runtime_rows(study: Study, glm: Detections, plain: float) -> list[dict[str, Any]]:
+    """Return the time per frame of every method; ``ratio`` is relative to the plain detector.
+
+    glm: detections of a few boxes, from which the time of all boxes is extrapolated.
+    """
+    per_box = glm.meta["milliseconds"][0] / max(1, len(glm))
     boxes = next(row["boxes"] for row in study.runtime if row["method"] == "exact")
-    device = slow.meta["device"]
+    common = {"device": glm.meta["device"], "boxes": boxes}
     rows = [
-        {"method": "plain detector", "device": device, "boxes": boxes, "ms": plain},
-        {
-            "method": f"GLM, from {len(slow)} boxes",
-            "device": device,
-            "boxes": boxes,
-            "ms": each * boxes,
-        },
+        {"method": "plain detector", **common, "ms": plain},
+        {"method": f"GLM, from {len(glm)} boxes", **common, "ms": per_box * boxes},
         *(dict(row) for row in study.runtime),
     ]
     return [{**row, "ratio": row["ms"] / plain} for row in rows]
 
 
-def glm_check(slow: Detections, exact: Detections) -> str:
-    """How far GLM, one backward pass a number, is from the exact covariance on the boxes where it was run."""
-    assert slow.covariance is not None
+def compare_glm(glm: Detections, exact: Detections) -> str:
+    """Return a sentence with the largest relative difference of the covariances."""
+    assert glm.covariance is not None
     assert exact.covariance is not None
-    if not len(slow):
+    if not len(glm):
         return "GLM was run on no box"
-    off = torch.linalg.matrix_norm(
-        slow.covariance - exact.covariance[: len(slow)]
-    ) / torch.linalg.matrix_norm(exact.covariance[: len(slow)])
-    return f"GLM on {len(slow)} boxes: the same covariance as exact to {float(off.max()):.1g}"
-
-
-def _remove_parts(path: Path) -> None:
-    """What a demo that was cut off left behind."""
-    prediction.blocks_of(path).clear()
+    reference = exact.covariance[: len(glm)]
+    norm = torch.linalg.matrix_norm
+    difference = float((norm(glm.covariance - reference) / norm(reference)).max())
+    return f"GLM on {len(glm)} boxes: the same covariance as exact to {difference:.1g}"

@@ -1,9 +1,10 @@
-"""The work of ``boxcov predict``: frame by frame, in blocks that are kept beside the output until all are done."""
+"""``boxcov predict``: the boxes of every frame with their covariances, in one file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -15,15 +16,22 @@ import torch
 from boxcov._torch.distributed import join_process_group
 from boxcov.detections import Detections, concatenated
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
 from boxcov.files import reading, remove_leftovers
-from boxcov.pipeline import formats
-from boxcov.pipeline.blocks import BLOCK, Parts, Progress, blocks, parts_of
-from boxcov.pipeline.sources import Source, ahead, check_folder, detector_named
+from boxcov.pipeline.block_store import BLOCK, BlockStore
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.frames import (
+    Progress,
+    default_test_split,
+    load_frames,
+    load_in_background,
+)
+from boxcov.pipeline.options import EstimatorOptions, PredictOptions
+from boxcov.pipeline.output_format import check_format, write_detections
+from boxcov.pipeline.paths import blocks_folder, check_output
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
-from boxcov.predict.mcglm import MCGLM, Derivative
+from boxcov.predict.mcglm import MCGLM
 from boxcov.predict.mci import MCI
 from boxcov.predict.nms_spread import NMSSpread
 from boxcov.predict.predictor import Predictor
@@ -32,221 +40,162 @@ from boxcov.version import __version__
 clock = perf_counter
 
 
-@dataclass(frozen=True)
-class How:
-    """A method and its settings, as the command line has them; what a method has no use for must not be given.
-
-    >>> How("glm", Path("p.safetensors"), samples=10)
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: --samples means nothing to the method glm: leave it out
-    """
-
-    method: str = "exact"
-    posterior: Path | None = None
-    samples: int | None = None
-    derivative: str | None = None
-    epsilon: float | None = None
-    seed: int = 0
-    calibrated: bool = False
-    most: int | None = None
-    score: bool = False
-
-    def __post_init__(self) -> None:
-        uses = {
-            "mcglm": {"samples", "derivative", "epsilon"},
-            "exact": {"samples"},
-            "mci": {"samples"},
-            "glm": {"most"},
-        }
-        used = uses.get(self.method, set())
-        for name in ("samples", "derivative", "epsilon", "most"):
-            if getattr(self, name) is not None and name not in used:
-                raise BoxcovError(
-                    f"--{name} means nothing to the method {self.method}: leave it out"
-                )
-        if self.epsilon is not None and self.derivative != "fd":
-            raise BoxcovError("--epsilon is the step of --derivative fd: forward mode needs none")
-        if self.posterior is None and self.method in ("mcglm", "glm", "exact"):
-            raise BoxcovError(
-                f"the method {self.method} needs a posterior: make one with boxcov fit, and give it as --posterior FILE"
-            )
-        if self.calibrated and (self.posterior is None or self.method == "nms"):
-            raise BoxcovError(
-                "--calibrated takes a posterior that carries a calibration: make one with boxcov calibrate"
-            )
-        if self.score and self.method == "nms":
-            raise BoxcovError("--score means nothing to the method nms: leave it out")
-        if self.posterior is not None and not self.posterior.is_file():
-            raise BoxcovError(f"{self.posterior}: no such file: make a posterior with boxcov fit")
-
-    def model(self, detector: Detector) -> Predictor:
-        """The method at work on ``detector``."""
-        if self.method == "nms":
-            return NMSSpread(detector)
-        posterior = None if self.posterior is None else Posterior.load(self.posterior, detector)
-        samples = 10 if self.samples is None else self.samples
-        if self.method == "mci":
-            return MCI(
-                detector,
-                posterior,
-                samples=samples,
-                seed=self.seed,
-                calibrated=self.calibrated,
-                with_logit=self.score,
-            )
-        assert posterior is not None
-        if self.method == "glm":
-            return GLM(
-                detector,
-                posterior,
-                calibrated=self.calibrated,
-                max_boxes=self.most,
-                with_logit=self.score,
-            )
-        if self.method == "exact":
-            return ExactGLM(
-                detector,
-                posterior,
-                self.samples,
-                self.seed,
-                calibrated=self.calibrated,
-                with_logit=self.score,
-            )
-        epsilon = 1e-7 if self.epsilon is None else self.epsilon
-        derivative: Derivative = "fd" if self.derivative == "fd" else "jvp"
-        return MCGLM(
-            detector,
-            posterior,
-            samples,
-            derivative,
-            epsilon,
-            self.seed,
-            calibrated=self.calibrated,
-            with_logit=self.score,
-        )
-
-    def about(self) -> dict[str, Any]:
-        """Which posterior, by name and content."""
-        if self.posterior is None or self.method == "nms":
-            return {}
-        with self.posterior.open("rb") as file:
-            digest = sha256()
-            while piece := file.read(2**20):
-                digest.update(piece)
-        return {"posterior": str(self.posterior), "posterior_sha256": digest.hexdigest()}
-
-
 def run(
-    out: Path,
-    detector: str,
-    how: How,
-    source: Source,
-    *,
-    format: str = "native",
-    device: str = "cpu",
-    resume: bool = False,
-    workers: int = 0,
-    progress: Progress | None = None,
-    block: int = BLOCK,
-    words: formats.Words | None = None,
+    options: PredictOptions, progress: Progress | None = None, block: int = BLOCK
 ) -> dict[str, Any]:
-    """Predict the frames of ``source`` and write them to ``out``; gives what there is to say of the run.
+    """Predict every frame, write the boxes to ``options.out`` and return a summary.
 
-    Blocks of frames are kept in a folder beside ``out`` until all are done: ``resume`` goes on with those that are missing, and the processes of
-    torchrun share them, of which the first one writes ``out`` and the others give nothing. ``frame`` of a box is the
-    number of its frame; ``meta`` says how all was made, where the frames are from, and how many milliseconds each took.
+    The finished blocks of frames are stored next to the output until the run is complete. Under
+    torchrun the ranks share the blocks; rank 0 writes the output and the others return {}.
+    ``meta`` of the output states the options, the frames and the milliseconds per frame.
     """
-    check_folder(out, folder=format == "kitti")
+    out, source = options.out, options.source
+    source = replace(source, split=source.split or default_test_split(source.data))
+    check_output(out, folder=options.format == "kitti")
     remove_leftovers(out)
-    parts = blocks_of(out)
-    with join_process_group(device) as (ranks, device):
-        parts.check(resume, ranks)
-        network = detector_named(detector, device)
-        frames = source.frames(device, network.classes)
-        formats.check(format, frames, network, how.calibrated, words)
-        model = how.model(network)
-        made = {
+    store = block_store(out, block)
+    with join_process_group(options.device) as (world, device):
+        store.refuse_leftovers(options.resume, world)
+        detector = load_detector(options.detector, device)
+        frames = load_frames(source, device, detector.classes)
+        fields = tuple(detector.box_fields)
+        check_format(options.format, frames, fields, options.calibrated, options.message)
+        model = build_predictor(
+            detector,
+            options.estimator,
+            source.seed,
+            max_boxes=options.max_boxes,
+            calibrated=options.calibrated,
+            with_logit=options.with_logit,
+        )
+        meta = {
             **model.settings(),
-            **how.about(),
-            "detector": detector,
+            **_posterior_meta(options.estimator),
+            "detector": options.detector,
             "source": asdict(source),
             "frames": len(frames),
+            "device": model.device.type,
+            "boxcov": __version__,
+            "torch": torch.__version__,
         }
-        about = formats.plain(
-            {**made, "device": model.device.type, "boxcov": __version__, "torch": torch.__version__}
-        )
+        meta = json.loads(json.dumps(meta))  # tuples become lists, as when read from a file
 
-        def predicted(numbers: range, items: Iterator[Any]) -> Detections:
-            return _block(
-                model,
-                numbers,
-                items,
-                (lambda done: None)
-                if progress is None
-                else lambda done: progress(done, len(frames)),
-            )
+        def predict_block(numbers: range, items: Iterator[Any]) -> Detections:
+            return _predict_block(model, numbers, items, len(frames), progress)
 
-        parts.fill(
-            ahead(frames, workers, device, source.seed), about, predicted, ranks, block, progress
-        )
-    if ranks.rank:
+        loaded = load_in_background(frames, options.workers, device, source.seed)
+        store.fill(loaded, meta, predict_block, world, progress)
+    if world.rank:
         return {}
-    found = merged(parts, len(frames), block)
+    found = read_blocks(store, len(frames))
     milliseconds = found.meta["milliseconds"]
-    found = replace(found, meta={**about, "milliseconds": milliseconds})
-    formats.write(format, out, frames, found, words)
-    parts.remove()
-    known = float(found.uncertainty.median()) if len(found) else None
+    found = replace(found, meta={**meta, "milliseconds": milliseconds})
+    write_detections(options.format, out, frames, found, options.message)
+    store.remove()
     return {
         "out": str(out),
         "boxes": len(found),
         "frames": len(frames),
         "milliseconds": median(milliseconds),
-        "uncertainty": known,
-        **about,
+        "uncertainty": float(found.uncertainty.median()) if len(found) else None,
+        **meta,
     }
 
 
-def blocks_of(out: Path) -> Parts[Detections]:
-    """The blocks of a run that is to write ``out``."""
+def build_predictor(
+    detector: Detector,
+    options: EstimatorOptions,
+    seed: int = 0,
+    *,
+    max_boxes: int | None = None,
+    calibrated: bool = False,
+    with_logit: bool = False,
+) -> Predictor:
+    """Return the predictor that ``options`` describe."""
+    if options.method == "nms":
+        return NMSSpread(detector)
+    posterior = None if options.posterior is None else Posterior.load(options.posterior, detector)
+    samples = 10 if options.samples is None else options.samples
+    if options.method == "mci":
+        return MCI(
+            detector,
+            posterior,
+            samples=samples,
+            seed=seed,
+            calibrated=calibrated,
+            with_logit=with_logit,
+        )
+    assert posterior is not None
+    if options.method == "glm":
+        return GLM(
+            detector, posterior, calibrated=calibrated, max_boxes=max_boxes, with_logit=with_logit
+        )
+    if options.method == "exact":
+        return ExactGLM(
+            detector, posterior, options.samples, seed, calibrated=calibrated, with_logit=with_logit
+        )
+    return MCGLM(
+        detector,
+        posterior,
+        samples,
+        options.derivative or "jvp",
+        1e-7 if options.epsilon is None else options.epsilon,
+        seed,
+        calibrated=calibrated,
+        with_logit=with_logit,
+    )
 
-    def write(path: Path, part: Detections, about: dict[str, Any]) -> None:
-        replace(part, meta={**about, **part.meta}).save(path)
+
+def _posterior_meta(options: EstimatorOptions) -> dict[str, Any]:
+    """Return the path and the hash of the posterior."""
+    if options.posterior is None or options.method == "nms":
+        return {}
+    digest = sha256()
+    with options.posterior.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return {"posterior": str(options.posterior), "posterior_sha256": digest.hexdigest()}
+
+
+def block_store(out: Path, block: int = BLOCK) -> BlockStore[Detections]:
+    """Return the store for the blocks of the run that writes ``out``."""
+
+    def write(path: Path, found: Detections, meta: dict[str, Any]) -> None:
+        replace(found, meta={**meta, **found.meta}).save(path)
 
     def read(path: Path) -> tuple[Detections, Mapping[str, Any]]:
         found = Detections.load(path)
         return found, found.meta
 
-    return Parts(parts_of(out), write, read)
+    return BlockStore(blocks_folder(out), write, read, block)
 
 
-def merged(parts: Parts[Detections], count: int, block: int = BLOCK) -> Detections:
-    """All blocks of ``count`` frames as one, with the ``milliseconds`` of each frame."""
-    found = parts.all(count, block)
+def read_blocks(store: BlockStore[Detections], count: int) -> Detections:
+    """Return the detections of ``count`` frames, with the milliseconds per frame in ``meta``."""
+    found = store.read_all(count)
     milliseconds: list[float] = []
-    for numbers, (_, about) in zip(blocks(count, block), found):
-        with reading(parts.path(numbers.start), "a block of a run"):
-            milliseconds += map(float, about["milliseconds"])
-    return replace(concatenated([part for part, _ in found]), meta={"milliseconds": milliseconds})
+    for numbers, (_, meta) in zip(store.ranges(count), found):
+        with reading(store.path(numbers.start), "a block of a run"):
+            milliseconds += map(float, meta["milliseconds"])
+    return replace(concatenated([block for block, _ in found]), meta={"milliseconds": milliseconds})
 
 
-def _block(
-    model: Predictor, numbers: range, items: Iterator[Any], progress: Callable[[int], None]
+def _predict_block(
+    model: Predictor, numbers: range, items: Iterator[Any], total: int, progress: Progress | None
 ) -> Detections:
-    """The boxes of some frames, on the CPU, with ``milliseconds`` of each frame in their meta."""
     found, milliseconds = [], []
     for number, (inputs, _) in zip(numbers, items):
-        _wait(model.device)
+        _synchronize(model.device)
         began = clock()
         boxes = model(inputs)
-        _wait(model.device)
+        _synchronize(model.device)
         milliseconds.append(round(1e3 * (clock() - began), 3))
         found.append(replace(boxes, frame=boxes.frame + number).to("cpu"))
-        progress(number + 1)
+        if progress is not None:
+            progress(number + 1, total)
     return replace(concatenated(found), meta={"milliseconds": milliseconds})
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

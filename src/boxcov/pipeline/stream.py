@@ -1,9 +1,10 @@
-"""The work of ``boxcov stream``: frames in, one JSON line a frame out, latencies at the end."""
+"""``boxcov stream``: frames in, one JSON line per frame out, latencies at the end."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from boxcov.data import kitti
 from boxcov.data.coco.images import letterbox, read_image
@@ -23,22 +23,43 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
-from boxcov.pipeline.formats import TURN_BACK
-from boxcov.pipeline.sources import turned
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
+from boxcov.pipeline.options import StreamOptions
+from boxcov.pipeline.predict import build_predictor
 from boxcov.predict.predictor import Predictor
 
-POINTS = ("nuscenes", "kitti", "plain")
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-KEPT = 100_000  # latencies, the last ones: an endless stream takes no more memory
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+MAX_LATENCIES = 100_000  # only the last ones are stored, so that an endless stream fits in memory
 clock = time.perf_counter
 
 
-@dataclass(frozen=True)
-class Reader:
-    """Files of one kind as inputs of the detector, and its boxes as they lie in the file.
+def run(options: StreamOptions, out: TextIO, latencies: Latencies) -> None:
+    """Write one JSON line per frame to ``out``, and add the time of each frame to ``latencies``.
 
-    points: the numbers of a point in a .bin file. "nuscenes": x y z intensity and the beam's; "kitti": x y z and an intensity up to 1, x forward;
-    "plain": x y z intensity and age, as boxcov has them. size: pixels of the square that an image is letterboxed to.
+    A frame that cannot be read gives a line with an error, and the stream continues; raise at the
+    end if there was one.
+    """
+    detector = load_detector(options.detector, options.device)
+    model = build_predictor(detector, options.estimator, options.seed)
+    read = FrameReader(detector, options.points, options.size)
+    paths = (
+        paths_from_lines(sys.stdin)
+        if options.frames == "-"
+        else paths_in_folder(Path(options.frames), read.suffixes, options.watch)
+    )
+    done, failed = write_lines(model, read, paths, out, latencies, options.count)
+    if failed:
+        raise BoxcovError(f"{failed} of {done} frames failed: see the errors in their lines")
+
+
+@dataclass(frozen=True)
+class FrameReader:
+    """Reads a file as an input of the detector.
+
+    points: layout of a point in a .bin file. "nuscenes": x y z intensity ring; "kitti": x y z and
+    an intensity up to 1, x ahead; "plain": x y z intensity age. size: side of the square that an
+    image is letterboxed to, in pixels.
     """
 
     detector: Detector
@@ -47,13 +68,13 @@ class Reader:
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        return PICTURES if isinstance(self.detector, YOLOX) else (".bin",)
+        return IMAGE_SUFFIXES if isinstance(self.detector, YOLOX) else (".bin",)
 
     def __call__(self, path: Path) -> tuple[Any, Callable[[Detections], Detections]]:
-        """The inputs, and how to bring boxes back into the file's own axes or pixels."""
+        """Return the inputs, and a function that maps boxes to the axes or pixels of the file."""
         if isinstance(self.detector, YOLOX):
             square, scale = letterbox(read_image(path), self.size or self.detector.config.size)
-            return square.unsqueeze(0), lambda found: enlarged(found, 1 / scale)
+            return square.unsqueeze(0), lambda found: scale_boxes(found, 1 / scale)
         cloud = read_points(path, 4 if self.points == "kitti" else 5)
         if self.points == "plain":
             return [cloud], lambda found: found
@@ -61,48 +82,50 @@ class Reader:
         if self.points == "nuscenes":
             return [torch.cat([cloud[:, :4], age], 1)], lambda found: found
         cloud = torch.cat([cloud[:, :3], 255 * cloud[:, 3:], age], 1)
-        if tuple(name.lower() for name in self.detector.classes) == tuple(
-            name.lower() for name in kitti.CLASSES
-        ):
+        classes = [name.lower() for name in self.detector.classes]
+        if classes == [name.lower() for name in kitti.CLASSES]:
             return [cloud], lambda found: found
-        return [turned(cloud)], lambda found: transform_detections(found, TURN_BACK)
+        return [points_to_nuscenes(cloud)], lambda found: transform_detections(found, TO_KITTI)
 
 
-def enlarged(found: Detections, factor: float) -> Detections:
-    """Boxes x1 y1 x2 y2 and what goes with them, in pixels of another size.
+def scale_boxes(found: Detections, factor: float) -> Detections:
+    """Return boxes x1 y1 x2 y2 and their covariances in pixels of another size.
 
-    >>> one = Detections(torch.ones(1, 4), torch.ones(1), torch.zeros(1), torch.zeros(1), ("x1", "y1", "x2", "y2"), ("cat",), torch.ones(1, 4, 4))
-    >>> enlarged(one, 2.0).boxes[0, 0], enlarged(one, 2.0).covariance[0, 0, 0]
+    >>> zero, fields = torch.zeros(1), ("x1", "y1", "x2", "y2")
+    >>> box, covariance = torch.ones(1, 4), torch.ones(1, 4, 4)
+    >>> one = Detections(box, torch.ones(1), zero, zero, fields, ("cat",), covariance)
+    >>> scale_boxes(one, 2.0).boxes[0, 0], scale_boxes(one, 2.0).covariance[0, 0, 0]
     (tensor(2.), tensor(4.))
     """
-    by = torch.tensor(
-        [factor if name in ("x1", "y1", "x2", "y2") else 1.0 for name in found.fields]
-    )
+    pixels = ("x1", "y1", "x2", "y2")
+    factors = torch.tensor([factor if name in pixels else 1.0 for name in found.fields])
     covariance, predictive = (
-        None if C is None else C * by * by.unsqueeze(1)
+        None if C is None else C * factors * factors.unsqueeze(1)
         for C in (found.covariance, found.predictive)
     )
-    return replace(found, boxes=found.boxes * by, covariance=covariance, predictive=predictive)
+    return replace(found, boxes=found.boxes * factors, covariance=covariance, predictive=predictive)
 
 
-def listed_paths(lines: TextIO) -> Iterator[Path]:
-    """The paths that come in, a line each, until there are no more.
+def paths_from_lines(lines: TextIO) -> Iterator[Path]:
+    """Yield one path per line as soon as the line is written.
 
     >>> import io
-    >>> [str(path) for path in listed_paths(io.StringIO("a.bin\\n\\nb.bin\\n"))]
+    >>> [str(path) for path in paths_from_lines(io.StringIO("a.bin\\n\\nb.bin\\n"))]
     ['a.bin', 'b.bin']
     """
-    for line in iter(lines.readline, ""):  # readline: a line is there as soon as it is written
+    for line in iter(lines.readline, ""):  # iterating over the file itself would read ahead
         if line.strip():
             yield Path(line.strip())
 
 
-def folder_paths(
+def paths_in_folder(
     folder: Path, suffixes: tuple[str, ...], watch: bool, poll: float = 0.1
 ) -> Iterator[Path]:
-    """The files of a folder by name; with ``watch`` new ones, too, without an end, each once it has stopped growing."""
+    """Yield the files of a folder by name; ``watch``: also new files once they stop growing."""
     if not folder.is_dir():
-        raise BoxcovError(f"{folder}: no such folder: give one of frames, or - for paths on stdin")
+        raise BoxcovError(
+            f"{folder}: no such folder: give a folder of frames, or - for paths on stdin"
+        )
     done: set[str] = set()
     sizes: dict[str, int] = {}
     while True:
@@ -113,7 +136,7 @@ def folder_paths(
         )
         for name in names:
             size = (folder / name).stat().st_size if watch else 0
-            if watch and sizes.get(name) != size:  # not before it was seen twice with the same size
+            if watch and sizes.get(name) != size:  # not yet seen twice with the same size
                 sizes[name] = size
                 continue
             done.add(name)
@@ -127,110 +150,97 @@ def folder_paths(
 
 
 class Latencies:
-    """Milliseconds of the frames so far, those of the first few apart: they pay for what is made once.
+    """Milliseconds per frame; the first frames are counted separately because they warm up.
 
-    >>> seen = Latencies(warmup=1)
+    >>> latencies = Latencies(warmup=1)
     >>> for ms in (90.0, 10.0, 20.0, 30.0):
-    ...     seen.add(ms)
-    >>> seen.shown()
-    '3 frames after 1 of warm-up: p50 20.0 ms, p95 29.0 ms, p99 29.8 ms, most 30.0 ms'
+    ...     latencies.add(ms)
+    >>> print(latencies)
+    3 frames after 1 of warm-up: p50 20.0 ms, p95 29.0 ms, p99 29.8 ms, maximum 30.0 ms
     """
 
     def __init__(self, warmup: int) -> None:
         self.warmup, self.count = warmup, 0
         self._first: list[float] = []
-        self._steady: deque[float] = deque(maxlen=KEPT)
+        self._steady: deque[float] = deque(maxlen=MAX_LATENCIES)
 
     def add(self, milliseconds: float) -> None:
         (self._first if self.count < self.warmup else self._steady).append(milliseconds)
         self.count += 1
 
-    def shown(self) -> str:
+    def __str__(self) -> str:
         if not self.count:
             return "no frames"
         numbers = list(self._steady) or self._first
-        half, most, nearly = np.percentile(numbers, [50, 95, 99])
-        what = (
+        p50, p95, p99 = np.percentile(numbers, [50, 95, 99])
+        frames = (
             f"{self.count - self.warmup} frames after {self.warmup} of warm-up"
             if self._steady
             else f"{self.count} frames, all of them warm-up"
         )
-        return f"{what}: p50 {half:.1f} ms, p95 {most:.1f} ms, p99 {nearly:.1f} ms, most {max(numbers):.1f} ms"
+        return (
+            f"{frames}: p50 {p50:.1f} ms, p95 {p95:.1f} ms, p99 {p99:.1f} ms, "
+            f"maximum {max(numbers):.1f} ms"
+        )
 
 
-def run(
+def write_lines(
     model: Predictor,
-    reader: Reader,
+    read: FrameReader,
     paths: Iterator[Path],
     out: TextIO,
-    seen: Latencies,
+    latencies: Latencies,
     count: int | None = None,
 ) -> tuple[int, int]:
-    """A line for every frame, as soon as it is there; how many frames there were, and how many of them gave an error."""
-    done = bad = 0
+    """Write a line for each path; return the number of frames and of failed frames."""
+    done = failed = 0
     for path in paths:
-        line = one(model, reader, path)
-        bad += "error" in line
+        line = predict_line(model, read, path)
         done += 1
-        if "error" not in line:
-            seen.add(line["ms"])
-        _print(line, out, done)
+        if "error" in line:
+            failed += 1
+        else:
+            latencies.add(line["ms"])
+        _print_line(line, out, done)
         if count is not None and done >= count:
             break
-    return done, bad
+    return done, failed
 
 
-def _print(line: dict[str, Any], out: TextIO, number: int) -> None:
+def _print_line(line: dict[str, Any], out: TextIO, number: int) -> None:
     try:
         print(json.dumps(line), file=out, flush=True)
     except OSError as error:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), out.fileno()
-        )  # what is left in the buffer has nowhere to go
-        if isinstance(error, BrokenPipeError):  # whoever read has gone
+        # without this Python tries to write the buffer once more at exit, and complains
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        if isinstance(error, BrokenPipeError):
             raise
         raise BoxcovError(
-            f"the line of frame {number} cannot be written to stdout ({error.strerror or error}): make room, and go on from there"
+            f"the line of frame {number} cannot be written to stdout "
+            f"({error.strerror or error}): free some space and continue from there"
         ) from None
 
 
-def one(model: Predictor, reader: Reader, path: Path) -> dict[str, Any]:
-    """What there is to say of one frame; a frame that cannot be read, or whose numbers are none, says why."""
+def predict_line(model: Predictor, read: FrameReader, path: Path) -> dict[str, Any]:
+    """Return the boxes of one frame, or the error if it cannot be read or is not finite."""
     began = clock()
     try:
-        inputs, back = reader(path)
-        found = back(model(inputs).to("cpu"))
+        inputs, to_file = read(path)
+        found = to_file(model(inputs).to("cpu"))
         ms = 1e3 * (clock() - began)
-        return {"frame": str(path), **_numbers(found), "ms": round(ms, 3)}
+        return {"frame": str(path), **_box_lists(found), "ms": round(ms, 3)}
     except (BoxcovError, OSError, RuntimeError, ValueError) as error:
-        return {
-            "frame": str(path),
-            "error": str(error)
-            if isinstance(error, BoxcovError)
-            else f"{type(error).__name__}: {error}",
-        }
+        kind = "" if isinstance(error, BoxcovError) else f"{type(error).__name__}: "
+        return {"frame": str(path), "error": f"{kind}{error}"}
 
 
-def _numbers(found: Detections) -> dict[str, Any]:
-    tensors = {
-        "boxes": found.boxes,
-        "scores": found.scores,
-        "covariance": found.covariance,
-        "predictive": found.predictive,
-    }
-    lists = {
-        name: tensor.tolist()
-        for name, tensor in tensors.items()
-        if tensor is not None and _finite(name, tensor)
-    }
-    return {
-        "fields": list(found.fields),
-        **lists,
-        "labels": [found.classes[label] for label in found.labels.tolist()],
-    }
-
-
-def _finite(name: str, tensor: Tensor) -> bool:
-    if not bool(tensor.isfinite().all()):
-        raise BoxcovError(f"{name} are not finite")
-    return True
+def _box_lists(found: Detections) -> dict[str, Any]:
+    lists: dict[str, Any] = {"fields": list(found.fields)}
+    for name in ("boxes", "scores", "covariance", "predictive"):
+        tensor = getattr(found, name)
+        if tensor is None:
+            continue
+        if not bool(tensor.isfinite().all()):
+            raise BoxcovError(f"{name} are not finite")
+        lists[name] = tensor.tolist()
+    return {**lists, "labels": [found.classes[label] for label in found.labels.tolist()]}

@@ -21,7 +21,8 @@ from boxcov.data import coco
 from boxcov.detectors.transformers import QueryDetector, load, wrap
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline import predict as prediction
-from boxcov.pipeline.sources import Source, detector_named
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.options import DataOptions, EstimatorOptions, FitOptions, PredictOptions
 from helpers.coco_cases import coco_root
 from helpers.transformers_cases import MODELS, PROCESSORS, made, pixels, yolos
 
@@ -76,18 +77,22 @@ def test_a_folder_gives_the_model_and_its_image_processor(
 
 def test_from_a_fit_to_coco_s_results(folder: Path, tmp_path: Path) -> None:
     root = coco_root(tmp_path / "set")
-    source = Source(f"coco:{root}@whole", "val2017")
+    source = DataOptions(f"coco:{root}@whole", "val2017")
     words = f"transformers:{folder}"
-    fitting.run(tmp_path / "p.safetensors", words, source, n_data=100)
-    how = prediction.How("exact", tmp_path / "p.safetensors")
+    posterior = tmp_path / "p.safetensors"
+    fitting.run(FitOptions(out=posterior, detector=words, source=source, n_data=100))
+    estimator = EstimatorOptions("exact", posterior)
     for format, out in (("coco", "found.json"), ("native", "found.safetensors")):
-        report = prediction.run(tmp_path / out, words, how, source, format=format)
+        options = PredictOptions(
+            out=tmp_path / out, detector=words, source=source, estimator=estimator, format=format
+        )
+        report = prediction.run(options)
     assert report["frames"] == 3
     frames = coco.frames(root, size=None)
     assert [x.shape[2:] for x, _ in frames] == [(50, 100), (80, 40), (64, 64)]
     assert frames[0][1][0]["boxes"].tolist()[0] == [10, 5, 30, 35]
     entries = json.loads((tmp_path / "found.json").read_text())
-    first = detector_named(words).detect(frames[0][0])
+    first = load_detector(words).detect(frames[0][0])
     box = next(entry["bbox"] for entry in entries if entry["image_id"] == 11)
     torch.testing.assert_close(torch.tensor(box[:2]), first.boxes[0, :2], rtol=1e-5, atol=1e-4)
 

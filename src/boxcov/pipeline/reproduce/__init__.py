@@ -1,1 +1,1 @@
-"""Every table and figure of the paper, one run each: which runs, their files, and the tables made from those files."""
+"""``boxcov reproduce``: the runs behind every table and figure of the paper, and the tables."""

@@ -1,13 +1,15 @@
-"""The paper's own figures, as printed: "Instance-Level Post Hoc Uncertainty Quantification in Object Detection", tables I to VI."""
+"""The numbers of the paper, tables I to VI.
+
+"Instance-Level Post Hoc Uncertainty Quantification in Object Detection".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-Figures = Mapping[
-    str, Mapping[str, Mapping[str, float]]
-]  # by column of the paper's table, metric and error
+# by column of the paper's table, metric and error
+Figures = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def _columns(
@@ -50,22 +52,22 @@ SAMPLES = _columns(
     pac=((0.92, 0.92, 0.92), (0.95, 0.95, 0.95)),
     pui=((0.40, 0.39, 0.38), (0.40, 0.40, 0.39)),
 )
-RUNTIME = {"MCI": 525.0, "GLM": 10636.0, "MC-GLM": 542.0}  # ms a frame, 97.3 boxes on average
+RUNTIME = {"MCI": 525.0, "GLM": 10636.0, "MC-GLM": 542.0}  # ms per frame, 97.3 boxes on average
 STORAGE = {"H": 173.0, "N+H": 497.0, "B+N+H": 651.0}  # MB
 
 
 class Shares(NamedTuple):
-    """What three metrics give away of the predictions behind them."""
+    """Shares of the predictions that three metrics determine."""
 
     P_U: float  # uncertain
     P_A: float  # accurate
 
 
 def shares(avu: float, pac: float, pui: float) -> Shares:
-    """P(U) and P(A), which the paper does not print, from its AvU, P(A|C) and P(U|I): three equations for the 2 x 2 partition.
+    """Return P(U) and P(A), which the paper does not state, from its AvU, P(A|C) and P(U|I).
 
-    With p = P(I): P(A, C) = AvU - P(U|I) p and P(C) = P(A, C) + (1 - P(U|I)) p, whose ratio is P(A|C). A u that knows nothing has
-    P(U|I) = P(U) and P(A|C) = P(A).
+    With p = P(I): P(A, C) = AvU - P(U|I) p and P(C) = P(A, C) + (1 - P(U|I)) p, whose ratio is
+    P(A|C). At chance level P(U|I) = P(U) and P(A|C) = P(A).
 
     >>> found = shares(avu=0.62, pac=0.92, pui=0.40)  # MC-GLM, IoU
     >>> round(found.P_U, 2), round(found.P_A, 2)
@@ -76,7 +78,7 @@ def shares(avu: float, pac: float, pui: float) -> Shares:
 
 
 def bounds(avu: float, pac: float, pui: float, rounding: float = 0.005) -> tuple[Shares, Shares]:
-    """The least and the largest shares that are compatible with figures rounded to two digits.
+    """Return the smallest and largest shares compatible with numbers rounded to two digits.
 
     >>> low, high = bounds(0.62, 0.92, 0.40)
     >>> round(low.P_U, 2), round(high.P_U, 2)
@@ -88,6 +90,5 @@ def bounds(avu: float, pac: float, pui: float, rounding: float = 0.005) -> tuple
         for b in (-1, 1)
         for c in (-1, 1)
     ]
-    return Shares(min(e.P_U for e in ends), min(e.P_A for e in ends)), Shares(
-        max(e.P_U for e in ends), max(e.P_A for e in ends)
-    )
+    low = Shares(min(e.P_U for e in ends), min(e.P_A for e in ends))
+    return low, Shares(max(e.P_U for e in ends), max(e.P_A for e in ends))

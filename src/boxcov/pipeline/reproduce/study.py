@@ -1,78 +1,86 @@
-"""``boxcov reproduce``: all runs that are not there yet, then every table and figure from their files."""
+"""``boxcov reproduce``: execute the missing runs, then write every table and figure."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from boxcov.files import replacing
-from boxcov.pipeline.evaluate import key_sweep
-from boxcov.pipeline.reproduce.measures import records
-from boxcov.pipeline.reproduce.runs import Progress, Workshop
-from boxcov.pipeline.reproduce.setting import TEST, Run, Setting, runs
-from boxcov.pipeline.reproduce.shift import scenarios, with_data
-from boxcov.pipeline.reproduce.table import Table, write
-from boxcov.pipeline.reproduce.tables import tables
-from boxcov.pipeline.reproduce.why import glm_and_mcglm, published_chance
+from boxcov.pipeline.evaluate import last_sweep
+from boxcov.pipeline.options import ReproduceOptions
+from boxcov.pipeline.reproduce.analysis import (
+    amount_of_data,
+    distribution_shift,
+    paper_chance,
+    sampling_noise,
+)
+from boxcov.pipeline.reproduce.comparison import paper_tables
+from boxcov.pipeline.reproduce.plan import TEST, Run, Setting, planned_runs
+from boxcov.pipeline.reproduce.result_table import Table
+from boxcov.pipeline.reproduce.workspace import Progress, Workspace
 from boxcov.report.figures import write_figures
-from boxcov.report.page import write as write_page
+from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study
 from boxcov.version import __version__
 
-SCENES = 8  # frames to step through in the report
+SCENES = 8  # frames to show in the report
 
 
-def reproduce(folder: Path, setting: Setting, progress: Progress | None = None) -> list[Table]:
-    """Everything: runs, tables, figures and the report, in ``folder``. What is there already is not done again."""
-    workshop = Workshop(folder, setting, progress)
-    for run in runs(setting):
-        if not workshop.done(run):
-            workshop.make(run)
-    made = [*tables(workshop), published_chance(), glm_and_mcglm(workshop), with_data(workshop)]
+def run(options: ReproduceOptions, progress: Progress | None = None) -> list[Table]:
+    """Write runs, tables, figures and the report to a folder; return the tables."""
+    return reproduce(Workspace(options.out, Setting.from_options(options), progress))
+
+
+def reproduce(workspace: Workspace) -> list[Table]:
+    """Write what is missing in ``workspace``; return the tables."""
+    folder, setting = workspace.folder, workspace.setting
+    for planned in planned_runs(setting):
+        if not workspace.is_done(planned):
+            workspace.execute(planned)
+    tables = [*paper_tables(workspace), paper_chance(), sampling_noise(workspace)]
+    tables.append(amount_of_data(workspace))
     if setting.shifts:
-        made.append(scenarios(workshop))
-    for table in made:
-        write(folder / "tables", table)
-    text = "\n\n".join(table.markdown() for table in made)
+        tables.append(distribution_shift(workspace))
+    for table in tables:
+        table.write(folder / "tables")
+    text = "\n\n".join(table.markdown() for table in tables)
+    title = f"# Reproduction\n\nboxcov {__version__}, {setting.detector}, {setting.test}."
     with replacing(folder / "reproduction.md") as file:
-        file.write_text(
-            f"# Reproduction\n\nboxcov {__version__}, {setting.detector}, {setting.test}.\n\n{text}\n"
-        )
-    study = shown(workshop, made)
+        file.write_text(f"{title}\n\n{text}\n")
+    study = _build_study(workspace, tables)
     write_figures(folder / "figures", study)
-    write_page(folder / "report.html", study)
-    return made
+    write(folder / "report.html", study)
+    return tables
 
 
-def shown(workshop: Workshop, made: list[Table]) -> Study:
-    """The methods of table I under the paper's posterior, for curves, pictures and the report."""
-    exact = records(workshop, Run("exact", "paper"))
+def _build_study(workspace: Workspace, tables: list[Table]) -> Study:
+    """Return the methods of table I with the paper's posterior, for the figures and the report."""
     methods = [
-        Method("MCI", records(workshop, Run("mci")), "MC dropout, k = 10"),
-        Method("MC-GLM", records(workshop, Run("mcglm", "paper")), "k = 10, exact derivatives"),
-        Method("GLM", exact, "by ExactGLM: the covariance that MC-GLM estimates"),
+        Method("MCI", workspace.records(Run("mci")), "MC dropout, k = 10"),
+        Method("MC-GLM", workspace.records(Run("mcglm", "paper")), "k = 10, exact derivatives"),
+        Method(
+            "GLM",
+            workspace.records(Run("exact", "paper")),
+            "by ExactGLM: the covariance that MC-GLM estimates",
+        ),
     ]
-    runtime = next(table for table in made if table.name == "runtime").json()["rows"]
-    bars = [
+    rows = next(table for table in tables if table.name == "runtime").json()["rows"]
+    runtime = [
         {
             "method": row["method"],
-            "device": workshop.setting.device,
+            "device": workspace.setting.device,
             "ms": row["ms"],
             "ratio": row["times the plain detector"],
         }
-        for row in runtime
+        for row in rows
     ]
-    about = {"boxcov": __version__, **workshop.setting.json(), "posterior": "paper's form, head"}
-    return Study("Reproduction of MC-GLM", about, methods, _scenes(workshop), bars)
+    about = {"boxcov": __version__, **workspace.setting.json(), "posterior": "paper's form, head"}
+    return Study("Reproduction of MC-GLM", about, methods, _scenes(workspace), runtime)
 
 
-def _scenes(workshop: Workshop) -> dict[int, Scene]:
-    """The first frames, where they are point clouds."""
-    truth, scenes = workshop.truth(TEST), {}
-    for number, (inputs, _) in enumerate(workshop.frames(TEST)[:SCENES]):
+def _scenes(workspace: Workspace) -> dict[int, Scene]:
+    """Return the first frames if they are point clouds."""
+    truth, scenes = workspace.truth(TEST), {}
+    for number, (inputs, _) in enumerate(workspace.frames(TEST)[:SCENES]):
         if not isinstance(inputs, list):
             break
-        mine = truth.frame == number
-        scenes[number] = Scene(
-            f"frame {number}", key_sweep(inputs[0].cpu()), truth.boxes[mine], truth.labels[mine]
-        )
+        boxes, labels = truth.of_frame(number)
+        scenes[number] = Scene(f"frame {number}", last_sweep(inputs[0].cpu()), boxes, labels)
     return scenes

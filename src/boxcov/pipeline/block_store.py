@@ -1,0 +1,121 @@
+"""Results of a long run in blocks of frames, one file per block until the run is complete.
+
+An interrupted run continues with the missing blocks, and several processes share the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from boxcov._torch.distributed import World
+from boxcov.data.loader import load_items
+from boxcov.errors import BoxcovError
+from boxcov.files import made_folder, reading
+from boxcov.pipeline.frames import Progress
+
+T = TypeVar("T")
+BLOCK = 16  # frames per block: an interrupted run loses at most this many
+
+
+class BlockStore(Generic[T]):
+    """A folder with the finished blocks of a run, which exists only until the run is complete.
+
+    write: writes a block and its metadata to a file; read: returns both from the file.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        write: Callable[[Path, T, dict[str, Any]], None],
+        read: Callable[[Path], tuple[T, Mapping[str, Any]]],
+        size: int = BLOCK,
+    ):
+        self.folder, self.write, self.read, self.size = folder, write, read, size
+
+    def refuse_leftovers(self, resume: bool, world: World) -> None:
+        """Raise if blocks of another run exist; rank 0 looks before any rank writes."""
+        if world.rank == 0 and not resume and self._files():
+            raise BoxcovError(
+                f"{self.folder}: blocks of an interrupted run: continue it with --resume, "
+                "or delete that folder to start again"
+            )
+        world.barrier()
+
+    def fill(
+        self,
+        frames: Sequence[Any],
+        meta: Mapping[str, Any],
+        compute: Callable[[range, Iterator[Any]], T],
+        world: World,
+        progress: Progress | None = None,
+    ) -> None:
+        """Compute the missing blocks of this rank, then wait for the other ranks.
+
+        compute: returns the block of the given frame numbers, whose frames the iterator yields.
+        """
+        meta = {**meta, "block": self.size}
+        missing = []
+        for numbers in self.ranges(len(frames))[world.rank :: world.size]:
+            if not self.has_block(numbers.start, meta):
+                missing.append(numbers)
+            elif progress is not None:
+                progress(numbers.stop, len(frames))
+        with world.label_errors():
+            items = load_items(frames, [number for numbers in missing for number in numbers])
+            for numbers in missing:
+                self.save(numbers.start, compute(numbers, items), meta)
+        world.barrier()
+
+    def has_block(self, start: int, meta: Mapping[str, Any]) -> bool:
+        """Return whether the block at frame ``start`` exists; raise if other options made it."""
+        path = self.path(start)
+        if not path.exists():
+            return False
+        stored = self.read(path)[1]
+        for name in meta:
+            if stored.get(name) != meta[name]:
+                raise BoxcovError(
+                    f"{path}: of another run ({name} was {stored.get(name)!r}, is {meta[name]!r}): "
+                    "give the same options, or delete that folder"
+                )
+        return True
+
+    def save(self, start: int, block: T, meta: Mapping[str, Any]) -> None:
+        """Write the block that starts at this frame."""
+        made_folder(self.folder)
+        self.write(self.path(start), block, dict(meta))
+
+    def read_all(self, count: int) -> list[tuple[T, Mapping[str, Any]]]:
+        """Return every block of ``count`` frames with its metadata, in order."""
+        found = []
+        for numbers in self.ranges(count):
+            path = self.path(numbers.start)
+            if not path.exists():
+                raise BoxcovError(
+                    f"{path}: is missing although a process wrote it: "
+                    "all processes must write to the same folder on a shared disk"
+                )
+            with reading(path, "a block of a run"):
+                found.append(self.read(path))
+        return found
+
+    def remove(self) -> None:
+        """Delete the folder and its blocks, if it exists."""
+        if self.folder.is_dir():
+            for path in (*self._files(), *self.folder.glob(".*")):  # hidden: cut off by a kill
+                path.unlink()
+            self.folder.rmdir()
+
+    def ranges(self, count: int) -> list[range]:
+        """Return the frame numbers of each block of ``count`` frames."""
+        starts = range(0, count, self.size)
+        return [range(start, min(start + self.size, count)) for start in starts]
+
+    def path(self, start: int) -> Path:
+        """Return the file of the block that starts at this frame."""
+        return self.folder / f"{start:08}.safetensors"
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.safetensors"))

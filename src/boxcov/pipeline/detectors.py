@@ -1,0 +1,66 @@
+"""Load the detector that ``--detector KIND:WHICH`` names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from boxcov.detector import Detector
+from boxcov.detectors import centerpoint, transformers, yolox
+from boxcov.detectors.centerpoint import Config
+from boxcov.errors import BoxcovError
+
+D = TypeVar("D", bound=Detector)
+
+
+def load_detector(name: str, device: str = "cpu") -> Detector:
+    """Return the detector ``name`` on ``device``.
+
+    name: ``centerpoint:small``, ``centerpoint:CHECKPOINT``, ``yolox:CHECKPOINT`` or
+    ``transformers:FOLDER``.
+
+    >>> len(load_detector("centerpoint:small").classes)
+    10
+    """
+    kind, _, which = name.partition(":")
+    loaders: dict[str, Callable[[str], Detector]] = {
+        "centerpoint": centerpoint.load,
+        "yolox": yolox.load,
+        "transformers": transformers.load,
+    }
+    if kind not in loaders or not which:
+        raise BoxcovError(
+            f"no detector {name!r}: give centerpoint:small, centerpoint:CHECKPOINT, "
+            "yolox:CHECKPOINT or transformers:FOLDER"
+        )
+    return move_to_device(loaders[kind](which), device)
+
+
+def move_to_device(detector: D, device: str) -> D:
+    """Return the detector on ``device``; raise if this machine has no such device."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise BoxcovError(
+            f"no device {device!r} on this machine: give cpu, or cuda if torch finds a GPU"
+        ) from None
+    return detector.to(device)
+
+
+def centerpoint_config(name: str) -> Config:
+    """Return the CenterPoint configuration that ``boxcov train --config`` names.
+
+    >>> centerpoint_config("pillar") == Config.mmdet3d_pillar()
+    True
+    """
+    configs = {
+        "small": Config.small,
+        "pillar": Config.mmdet3d_pillar,
+        "voxel": Config.voxel,
+        "kitti": Config.kitti,
+    }
+    if name not in configs:
+        raise BoxcovError(f"no configuration {name!r}: there are {', '.join(configs)}")
+    return configs[name]()

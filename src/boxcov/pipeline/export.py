@@ -1,0 +1,49 @@
+"""``boxcov export``: write a detector with its covariances to one ONNX file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from boxcov.data import simulated
+from boxcov.detectors.yolox import YOLOX
+from boxcov.export import onnx
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.options import ExportOptions
+from boxcov.pipeline.paths import check_output
+from boxcov.pipeline.stream import FrameReader
+from boxcov.posterior.posterior import Posterior
+
+
+def run(options: ExportOptions) -> dict[str, Any]:
+    """Write the ONNX file, check it in onnxruntime and return a description of it."""
+    check_output(options.out)
+    detector = load_detector(options.detector)
+    posterior = Posterior.load(options.posterior, detector)
+    input_name, inputs = _example_input(detector, options)
+    report = onnx.export(
+        detector,
+        posterior,
+        options.out,
+        inputs,
+        "exact" if options.exact else options.samples,
+        options.seed,
+        onnx.StaticLimits(options.boxes, options.candidates, options.pairs),
+        input_name=input_name,
+    )
+    return {"out": str(options.out), "bytes": options.out.stat().st_size, **report}
+
+
+def _example_input(detector: Any, options: ExportOptions) -> tuple[str, Any]:
+    """Return the name of the graph's input and an example of it."""
+    if isinstance(detector, YOLOX):
+        size = options.size or detector.config.size
+        if options.example is not None:
+            return "image", FrameReader(detector, size=size)(options.example)[0]
+        generator = torch.Generator().manual_seed(0)
+        return "image", 255 * torch.rand(1, 3, size, size, generator=generator)
+    path = options.example
+    clouds = simulated.frames(count=1)[0][0] if path is None else FrameReader(detector)(path)[0]
+    with torch.no_grad():
+        return "map", detector.encoder(clouds).contiguous()

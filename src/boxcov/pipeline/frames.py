@@ -1,0 +1,216 @@
+"""Load the frames that ``--data KIND:WHERE`` names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
+from boxcov.errors import BoxcovError
+from boxcov.pipeline.kitti_axes import KittiAsNuScenes
+from boxcov.pipeline.options import DataOptions
+
+Progress = Callable[[int, int], None]  # frames done, frames in total
+SIMULATED_SPLITS = {"train": 0, "test": 1000, "val": 2000}  # added to the seed
+PRELOAD_BATCH = 8  # simulated frames that a GPU generates at once
+
+
+def load_frames(
+    source: DataOptions, device: str = "cpu", classes: Sequence[str] = simulated.CLASSES
+) -> Sequence[Any]:
+    """Return the frames of ``source``, a sequence of (inputs, targets).
+
+    COCO images are letterboxed to 416 pixels, or as in ``coco:ROOT@640``; ``coco:ROOT@whole`` keeps
+    their size. KITTI frames are converted to the axes and classes of nuScenes for a detector that
+    has those classes. Simulated frames are generated on ``device``.
+
+    classes: those of the detector; raise if the labels of the data mean other classes.
+
+    >>> len(load_frames(DataOptions("simulated:rain", count=3)))
+    3
+    """
+    kind, _, where = source.data.partition(":")
+    if kind == "simulated":
+        return _simulated_frames(source, where, device, classes)
+    name, frame_range = _parse_split(source.split)
+    frames: Any
+    labels: Sequence[str]
+    if kind == "nuscenes" and where:
+        name = name or "train"
+        frames = nuscenes.frames(where, _nuscenes_version(name), name, source.sweeps)
+        labels = simulated.CLASSES
+    elif kind == "kitti" and where:
+        name = name or "training"
+        frames, labels = kitti.frames(where, split=name), kitti.CLASSES
+    elif kind == "coco" and where:
+        name = name or "train2017"
+        root, size = _image_size(where)
+        frames = coco.frames(root, name, size)
+        labels = frames.classes
+    else:
+        raise BoxcovError(
+            f"no data {source.data!r}: give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT "
+            "or coco:ROOT"
+        )
+    frames = frames[frame_range][: source.count]
+    if kind == "kitti" and not _same_names(classes, kitti.CLASSES):
+        frames, labels = KittiAsNuScenes(frames), simulated.CLASSES
+    elif kind == "kitti":
+        classes = kitti.CLASSES  # the same names in another case
+    return _check_frames(frames, labels, classes, f"{source.data}, split {source.split or name}")
+
+
+def _simulated_frames(
+    source: DataOptions, scenario: str, device: str, classes: Sequence[str]
+) -> Sequence[Any]:
+    split = source.split or "train"
+    if "[" in split:
+        raise BoxcovError(
+            f"split {split!r}: simulated splits have no ranges: use --count, and --split with one "
+            f"of {', '.join(SIMULATED_SPLITS)}"
+        )
+    if split not in SIMULATED_SPLITS:
+        splits = ", ".join(SIMULATED_SPLITS)
+        raise BoxcovError(f"no split {split!r} of simulated frames: there are {splits}")
+    frames = simulated.frames(
+        scenario or "clear",
+        seed=source.seed + SIMULATED_SPLITS[split],
+        count=100 if source.count is None else source.count,
+        sweeps=source.sweeps,
+        device=device,
+    )
+    return _check_frames(frames, simulated.CLASSES, classes, source.data)
+
+
+def _nuscenes_version(split: str) -> str:
+    if split.startswith("mini"):
+        return "v1.0-mini"
+    return "v1.0-test" if split == "test" else "v1.0-trainval"
+
+
+def _image_size(where: str) -> tuple[str, int | None]:
+    """Return the folder of the images and the side of the letterboxed squares, None for as is.
+
+    >>> _image_size("data/coco"), _image_size("data/coco@640"), _image_size("data/coco@whole")
+    (('data/coco', 416), ('data/coco', 640), ('data/coco', None))
+    """
+    root, _, size = where.rpartition("@")
+    if root and size == "whole":
+        return root, None
+    return (root, int(size)) if root and size.isdecimal() else (where, 416)
+
+
+def _parse_split(split: str | None) -> tuple[str, slice]:
+    name, bracket, rest = (split or "").partition("[")
+    if not bracket:
+        return name, slice(None)
+    try:
+        start, stop = (int(end) if end else None for end in rest.removesuffix("]").split(":"))
+    except ValueError:
+        raise BoxcovError(
+            f"split {split!r}: give a range of frames as in train[:28] or train[28:40]"
+        ) from None
+    return name, slice(start, stop)
+
+
+def _same_names(a: Sequence[str], b: Sequence[str]) -> bool:
+    return [name.lower() for name in a] == [name.lower() for name in b]
+
+
+def _check_frames(
+    frames: Sequence[Any], labels: Sequence[str], classes: Sequence[str], where: str
+) -> Sequence[Any]:
+    if not len(frames):
+        raise BoxcovError(f"{where}: there are no frames: give another range, or a higher count")
+    if tuple(labels) != tuple(classes):
+        raise BoxcovError(
+            f"{where}: the labels are {', '.join(labels)}; the detector has {', '.join(classes)}"
+        )
+    return frames
+
+
+def load_in_background(
+    frames: Sequence[Any], workers: int, device: str, seed: int, batch: int = 1
+) -> Sequence[Any]:
+    """Return the frames in batches, loaded ahead by ``workers`` processes if there are any."""
+    if workers and isinstance(frames, simulated.Simulated) and device.startswith("cuda"):
+        raise BoxcovError(
+            "--workers is for frames that are read from files: simulated frames are generated "
+            "on the GPU, so remove it"
+        )
+    batches = frames if batch == 1 else batched(frames, batch)
+    return loaded(batches, workers, seed) if workers else batches
+
+
+def preload_frames(
+    frames: Sequence[Any], device: str, progress: Progress | None = None
+) -> list[Any]:
+    """Return all frames as a list of tensors on ``device``, for several passes over them.
+
+    >>> len(preload_frames(simulated.frames(count=3, sweeps=1), "cpu"))
+    3
+    """
+    items: list[Any] = []
+    for start in range(0, len(frames), PRELOAD_BATCH):
+        numbers = range(start, min(start + PRELOAD_BATCH, len(frames)))
+        if isinstance(frames, simulated.Simulated):
+            points, targets = frames.batch(list(numbers))
+            new = [([cloud], [target]) for cloud, target in zip(points, targets)]
+        else:
+            new = [frames[i] for i in numbers]
+        items += tree_map_only(Tensor, lambda t: t.to(torch.device(device)), new)
+        if progress is not None:
+            progress(len(items), len(frames))
+    return items
+
+
+def default_test_split(data: str) -> str:
+    """Return the split for predictions: frames that a detector is usually not trained on.
+
+    >>> default_test_split("simulated:fog"), default_test_split("nuscenes:ROOT")
+    ('test', 'val')
+    """
+    kind = data.partition(":")[0]
+    # training is the only split of KITTI with labels
+    return {"nuscenes": "val", "kitti": "training", "coco": "val2017"}.get(kind, "test")
+
+
+def default_calibration_split(data: str) -> str:
+    """Return the split for calibration: another than that of ``boxcov predict`` if there is one.
+
+    >>> default_calibration_split("simulated:fog"), default_calibration_split("nuscenes:ROOT")
+    ('val', 'val')
+    """
+    return "val" if data.startswith("simulated") else default_test_split(data)
+
+
+def source_of_detections(path: Path, meta: Mapping[str, Any], data: str | None) -> DataOptions:
+    """Return the frames that a file of detections was computed on.
+
+    data: where these frames are now, if they have moved.
+
+    >>> meta = {"source": {"data": "kitti:old", "split": "training"}}
+    >>> source_of_detections(Path("d.safetensors"), meta, "kitti:new").data
+    'kitti:new'
+    """
+    stored = meta.get("source")
+    if not isinstance(stored, Mapping):
+        raise BoxcovError(
+            f"{path}: does not state which frames it was computed on: write it with boxcov predict"
+        )
+    source = DataOptions(**stored)
+    if data is None:
+        return source
+    same_kind = data.partition(":")[0] == source.data.partition(":")[0]
+    if not same_kind or (data.startswith("simulated") and data != source.data):
+        raise BoxcovError(
+            f"{path}: predictions for {source.data}, not for {data}: "
+            "--data only states where a data set is now"
+        )
+    return replace(source, data=data)

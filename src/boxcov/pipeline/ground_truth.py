@@ -1,0 +1,158 @@
+"""The objects of a sequence of frames, and the matching of detections with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from boxcov.data.poses import BOX_FIELDS
+from boxcov.detections import Detections
+from boxcov.errors import BoxcovError
+from boxcov.evaluate.matching import match
+from boxcov.evaluate.records import Records
+from boxcov.files import reading, write_safetensors
+
+Array = NDArray[Any]
+_ARRAYS = ("boxes", "labels", "frame")
+_KEY = "boxcov.truth"
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """The k objects of all frames."""
+
+    boxes: Array  # (k, E), the fields of the data set
+    labels: Array  # (k,)
+    frame: Array  # (k,) index of the frame
+    frames: int  # number of frames, including those without objects
+
+    @staticmethod
+    def from_frames(frames: Iterable[Any]) -> GroundTruth:
+        """Collect the targets of ``frames``.
+
+        Objects without a LiDAR point are left out, as in the nuScenes evaluation.
+
+        >>> labels, points = torch.tensor([0, 3]), torch.tensor([0, 7])
+        >>> target = {"boxes": torch.zeros(2, 9), "labels": labels, "points": points}
+        >>> GroundTruth.from_frames([([], [target])]).labels
+        array([3])
+        """
+        boxes, labels, numbers = [], [], []
+        count = 0
+        for _, targets in frames:
+            for target in targets:
+                seen = np.ones(len(target["labels"]), dtype=bool)
+                if "points" in target:
+                    seen = target["points"].cpu().numpy() > 0
+                boxes.append(target["boxes"].cpu().numpy().astype(float)[seen])
+                labels.append(target["labels"].cpu().numpy()[seen])
+                numbers.append(np.full(int(seen.sum()), count))
+                count += 1
+        if not count:
+            raise BoxcovError("there are no frames to compare the detections with")
+        return GroundTruth(
+            np.concatenate(boxes), np.concatenate(labels), np.concatenate(numbers), count
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[GroundTruth]) -> GroundTruth:
+        """Join the objects of consecutive blocks of frames.
+
+        >>> one = GroundTruth(np.zeros((1, 9)), np.array([3]), np.array([1]), 2)
+        >>> GroundTruth.concatenate([one, one]).frame
+        array([1, 3])
+        """
+        starts = np.cumsum([0, *(part.frames for part in parts)])
+        return GroundTruth(
+            np.concatenate([part.boxes for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+            np.concatenate([part.frame + start for part, start in zip(parts, starts)]),
+            int(starts[-1]),
+        )
+
+    def save(self, path: Path, meta: Mapping[str, Any]) -> None:
+        """Write the objects and ``meta`` to a safetensors file."""
+        tensors = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
+        write_safetensors(path, tensors, {_KEY: json.dumps({**meta, "count": self.frames})})
+
+    @staticmethod
+    def load(path: Path) -> tuple[GroundTruth, dict[str, Any]]:
+        """Return the objects and the metadata that ``save`` wrote."""
+        with reading(path, "objects of frames"), safe_open(path, framework="np") as file:
+            meta: dict[str, Any] = json.loads((file.metadata() or {})[_KEY])
+            boxes, labels, frame = (file.get_tensor(name) for name in _ARRAYS)
+            shapes = {boxes.shape[:1], labels.shape, frame.shape}
+            kinds = "".join(array.dtype.kind for array in (boxes, labels, frame))
+            if boxes.ndim != 2 or len(shapes) != 1 or kinds != "fii":
+                raise ValueError(f"arrays of shapes {shapes} and kinds {kinds}")
+            count = meta.pop("count")
+            if type(count) is not int or not 0 < count < 1 << 40:
+                raise ValueError(f"number of frames {count}")
+            if len(frame) and not 0 <= frame.min() <= frame.max() < count:
+                raise ValueError(f"objects of frames that are not among {count}")
+            return GroundTruth(boxes, labels, frame, count), meta
+
+    def columns(self, fields: tuple[str, ...]) -> Array:
+        """Return the boxes (k, D) in the fields of a detector, which may have fewer fields."""
+        E = self.boxes.shape[1]
+        if len(fields) == E:
+            return self.boxes
+        if not set(fields) <= set(BOX_FIELDS[:E]):
+            raise BoxcovError(
+                f"the detections have the box fields {', '.join(fields)}, "
+                f"the objects of the data have {E} fields: they do not belong together"
+            )
+        return self.boxes[:, [BOX_FIELDS.index(name) for name in fields]]
+
+    def of_frame(self, number: int) -> tuple[Array, Array]:
+        """Return the boxes and labels of one frame."""
+        return self.boxes[self.frame == number], self.labels[self.frame == number]
+
+
+def match_detections(detections: Detections, truth: GroundTruth, threshold: float = 0.1) -> Records:
+    """Return the detections with a score above ``threshold``, each matched with its object.
+
+    ``detections.frame`` is the index of a frame of ``truth``.
+
+    >>> car = torch.tensor([[9.0, 2.0, 0.0, 1.8, 4.2, 1.5, 0.0, 0.0, 0.0]])
+    >>> zero, one = torch.zeros(1, dtype=torch.long), torch.ones(1)
+    >>> covariance = torch.eye(9)[None]
+    >>> found = Detections(car + 0.1, one, zero, zero, BOX_FIELDS, ("car",), covariance)
+    >>> truth = GroundTruth.from_frames([([], [{"boxes": car, "labels": zero}])])
+    >>> match_detections(found, truth).l2.round(2)
+    array([0.17])
+    """
+    arrays = detections.numpy()
+    last = int(detections.frame.max()) if len(detections) else -1
+    if last >= truth.frames:
+        raise BoxcovError(
+            f"the last frame of the detections is {last}, but the data has {truth.frames} frames"
+        )
+    if "uncertainty" not in arrays:
+        raise BoxcovError(
+            "these are plain detections without a covariance: write them with boxcov predict"
+        )
+    return match(
+        arrays["boxes"],
+        arrays["scores"],
+        arrays["labels"],
+        arrays["frame"],
+        truth.columns(detections.fields),
+        truth.labels,
+        truth.frame,
+        fields=detections.fields,
+        classes=detections.classes,
+        uncertainty=arrays["uncertainty"],
+        covariance=arrays["covariance"],
+        predictive=arrays.get("predictive"),
+        threshold=threshold,
+        score_variance=arrays.get("score_variance"),
+    )

@@ -1,0 +1,85 @@
+"""KITTI frames for a detector of nuScenes: other axes (y ahead instead of x) and other classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boxcov.data import kitti, simulated
+from boxcov.data.poses import Pose, transform_detections, wrap_angle
+from boxcov.detections import Detections
+
+NUSCENES_CLASS = {"Car": "car", "Pedestrian": "pedestrian", "Cyclist": "bicycle"}
+TO_KITTI = Pose(
+    torch.tensor([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), torch.zeros(3)
+)  # from the axes of nuScenes to those of KITTI
+
+
+class KittiAsNuScenes(Sequence[Any]):
+    """KITTI frames in the axes and classes of nuScenes, converted when they are read."""
+
+    def __init__(self, frames: kitti.Kitti) -> None:
+        self.frames = frames
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, item: Any) -> Any:
+        found = self.frames[item]
+        return KittiAsNuScenes(found) if isinstance(item, slice) else frame_to_nuscenes(found)
+
+
+def frame_to_nuscenes(frame: Any) -> Any:
+    """Return a KITTI frame in the axes and classes of nuScenes.
+
+    >>> box = torch.tensor([[10.0, 0.0, 0.0, 1.8, 4.2, 1.5, 0.0, float("nan"), float("nan")]])
+    >>> frame = [torch.zeros(1, 5)], [{"boxes": box, "labels": torch.tensor([2])}]
+    >>> _, targets = frame_to_nuscenes(frame)
+    >>> targets[0]["boxes"][0, :2].tolist(), simulated.CLASSES[targets[0]["labels"][0]]
+    ([-0.0, 10.0], 'bicycle')
+    """
+    clouds, targets = frame
+    classes = torch.tensor(
+        [simulated.CLASSES.index(NUSCENES_CLASS[name]) for name in kitti.CLASSES]
+    )
+    converted = []
+    for target in targets:
+        b = target["boxes"]
+        yaw = wrap_angle(b[:, 6:7] + pi / 2)
+        boxes = torch.cat([-b[:, 1:2], b[:, :1], b[:, 2:6], yaw, b[:, 7:]], 1)
+        converted.append({**target, "boxes": boxes, "labels": classes[target["labels"]]})
+    return [points_to_nuscenes(cloud) for cloud in clouds], converted
+
+
+def points_to_nuscenes(cloud: Tensor) -> Tensor:
+    """Return points (N, 3 or more) with the axes of KITTI in those of nuScenes.
+
+    >>> points_to_nuscenes(torch.tensor([[10.0, 0.0, 1.0]]))
+    tensor([[-0., 10.,  1.]])
+    """
+    return torch.cat([-cloud[:, 1:2], cloud[:, :1], cloud[:, 2:]], 1)
+
+
+def detections_to_kitti(found: Detections) -> Detections:
+    """Return the cars, pedestrians and bicycles of ``found`` in the axes and classes of KITTI.
+
+    >>> boxes = torch.tensor([[-2.0, 10, 0, 1.8, 4.2, 1.5, 1.6, 0, 5], [0.0, 9, 0, 1, 1, 1, 0, 0, 0]])
+    >>> fields = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
+    >>> labels, frame = torch.tensor([1, 0]), torch.zeros(2)
+    >>> two = Detections(boxes, torch.ones(2), labels, frame, fields, ("barrier", "car"))
+    >>> there = detections_to_kitti(two)
+    >>> there.boxes[0, :2].tolist(), there.classes[there.labels[0]], len(there)
+    ([10.0, 2.0], 'Car', 1)
+    """
+    kitti_class = {theirs: name for name, theirs in NUSCENES_CLASS.items()}
+    names = [kitti_class.get(found.classes[label]) for label in found.labels.tolist()]
+    known = found[[row for row, name in enumerate(names) if name is not None]]
+    labels = torch.tensor(
+        [kitti.CLASSES.index(name) for name in names if name is not None], dtype=torch.long
+    )
+    return transform_detections(replace(known, labels=labels, classes=kitti.CLASSES), TO_KITTI)

@@ -1,0 +1,219 @@
+"""Tables beyond the paper: chance levels, sampling noise, the amount of data, and shifts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcov.evaluate.quality import ERRORS
+from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.records import Records
+from boxcov.pipeline.reproduce import paper
+from boxcov.pipeline.reproduce.metrics import measure, nan_to_none, spearman
+from boxcov.pipeline.reproduce.plan import (
+    DEPTHS,
+    FORMS,
+    SHARES,
+    TEST,
+    Form,
+    Run,
+    paper_mcglm,
+    part_alone,
+)
+from boxcov.pipeline.reproduce.result_table import Table
+from boxcov.pipeline.reproduce.workspace import Workspace
+
+DRAWS = 20  # of the sampling noise
+
+
+def paper_chance() -> Table:
+    """Compare P(U|I) of each column of the paper with P(U), which its metrics determine."""
+    tables = {
+        "I": paper.QUALITY,
+        "III": paper.DEPTH,
+        "IV": paper.SHARE,
+        "V": paper.EPSILON,
+        "VI": paper.SAMPLES,
+    }
+    rows: list[tuple[Any, ...]] = []
+    for number, figures in tables.items():
+        for column, metrics in figures.items():
+            for error in ERRORS:
+                avu, pac, pui = (metrics[name][error] for name in ("AvU", "P(A|C)", "P(U|I)"))
+                low, high = paper.bounds(avu, pac, pui)
+                shares = paper.shares(avu, pac, pui)
+                verdict = "at chance"
+                if pui - 0.005 > high.P_U:
+                    verdict = "above"
+                elif pui + 0.005 < low.P_U:
+                    verdict = "below"
+                rows.append(
+                    (f"{number}: {column}", error, pui, shares.P_U, verdict, pac, shares.P_A)
+                )
+    columns = (
+        "table: column",
+        "error",
+        "P(U|I)",
+        "its chance, P(U)",
+        "verdict",
+        "P(A|C)",
+        "its chance, P(A)",
+    )
+    note = (
+        "From the paper's numbers alone. The verdict allows for all of them being rounded to two "
+        "digits."
+    )
+    return Table("chance-paper", "The paper's numbers against chance", columns, rows, (note,))
+
+
+def sampling_noise(workspace: Workspace) -> Table:
+    """Compare the exact u, the same with the noise of ten samples, and the u of MC-GLM."""
+    rows: list[tuple[Any, ...]] = []
+    for form in FORMS:
+        found = _noise_cases(workspace, form)
+        for error in ERRORS:
+            rows += [
+                (form, name, error, *_noise_cells(cases, error)) for name, cases in found.items()
+            ]
+    columns = (
+        "posterior",
+        "u",
+        "error",
+        "P(U)",
+        "P(U|I)",
+        "P(U|I) - P(U)",
+        "AUROC",
+        "rank correlation with size",
+    )
+    note = (
+        "The sample covariance of k directional derivatives is Wishart distributed around the "
+        "exact one; the second row samples it, independently for each box. MC-GLM itself uses the "
+        "same directions for all boxes. The last row of each block takes the size of the box (the "
+        "product of its sides) for u: no uncertainty at all."
+    )
+    return Table("why", "What sampling and the step do to P(U|I)", columns, rows, (note,))
+
+
+def _noise_cases(workspace: Workspace, form: Form) -> dict[str, list[Records]]:
+    exact = workspace.records(Run("exact", form))
+    rng = np.random.default_rng(0)
+    noisy = [exact.with_uncertainty(noisy_trace(exact, 10, rng)) for _ in range(DRAWS)]
+    found = {"exact (= GLM)": [exact], f"exact + noise of k = 10, {DRAWS} draws": noisy}
+    runs = {
+        "MC-GLM, jvp": Run("mcglm", form),
+        "MC-GLM, fd 1e-7": paper_mcglm(form),
+        "MC-GLM, fd 1": paper_mcglm(form, 1.0),
+    }
+    for name, run in runs.items():
+        if workspace.refusal(run) is None:
+            found[name] = [workspace.records(run)]
+    return {**found, "size of the box": [exact.with_uncertainty(box_size(exact))]}
+
+
+def noisy_trace(records: Records, k: int, rng: np.random.Generator) -> NDArray[Any]:
+    """Return the trace (n,) of a sample covariance of k draws from each box's exact covariance.
+
+    The sample covariance is Wishart distributed, so its trace is a sum over the eigenvalues, each
+    times a chi-square variable with k - 1 degrees of freedom, divided by k - 1.
+
+    >>> zeros = np.zeros(5000)
+    >>> records = Records(
+    ...     ("x",), ("car",), zeros[:, None], zeros, zeros, zeros, zeros, zeros[:, None],
+    ...     zeros, zeros, covariance=np.full((5000, 1, 1), 4.0),
+    ... )
+    >>> traces = noisy_trace(records, 10, np.random.default_rng(0))
+    >>> bool(abs(traces.mean() - 4) < 0.1), bool(abs(traces.std() - 4 * (2 / 9) ** 0.5) < 0.1)
+    (True, True)
+    """
+    assert records.covariance is not None
+    values = np.linalg.eigvalsh(records.covariance).clip(min=0)  # (n, D)
+    trace: NDArray[Any] = (values * rng.chisquare(k - 1, values.shape)).sum(1) / (k - 1)
+    return trace
+
+
+def box_size(records: Records) -> NDArray[Any]:
+    """Return the product of the sides of each box (n,)."""
+    sides = [records.fields.index(name) for name in ("w", "l", "h") if name in records.fields]
+    size: NDArray[Any] = np.prod(records.boxes[:, sides], axis=1)
+    return size
+
+
+def _noise_cells(cases: list[Records], error: str) -> tuple[Any, ...]:
+    found = [measure(records)[error] for records in cases]
+
+    def mean(name: str) -> float:
+        return float(np.mean([one[name]["value"] for one in found]))
+
+    correlation = np.mean([spearman(records.uncertainty, box_size(records)) for records in cases])
+    difference = mean("P(U|I)") - mean("P(U)")
+    cells = mean("P(U)"), mean("P(U|I)"), difference, mean("AUROC"), float(correlation)
+    return tuple(nan_to_none(cell) for cell in cells)
+
+
+def amount_of_data(workspace: Workspace) -> Table:
+    """Compare the exact u of posteriors from 100, 10 and 5 % of the frames."""
+    found = {
+        name: workspace.records(Run("exact", "prior", share=part, counted=part < 1)).uncertainty
+        for name, part in SHARES.items()
+    }
+    whole = found["100 %"]
+    rows = [
+        (name, float(np.median(u)), float(np.median(u / whole)), float((u > whole).mean()))
+        for name, u in found.items()
+        if len(u)
+    ]
+    columns = (
+        "share of the data",
+        "median u",
+        "median ratio to all data",
+        "share of the boxes whose u is larger",
+    )
+    note = (
+        "Factors from that share of the frames, n_data that share of the training frames; head, "
+        "exact."
+    )
+    return Table("data", "Uncertainty and the amount of data", columns, rows, (note,))
+
+
+def distribution_shift(workspace: Workspace) -> Table:
+    """Return how much u rises under each shift, and how well it detects the shift."""
+    setting = workspace.setting
+    rows: list[tuple[Any, ...]] = []
+    for on in setting.shifts:
+        for name, clear, shifted in _shift_cases(workspace, on):
+            u, shifted_u = clear.uncertainty, shifted.uncertainty
+            rise = float(np.median(shifted_u) / np.median(u)) if np.median(u) > 0 else None
+            by_frame = (_mean_per_frame(one, log=name != "1 - score") for one in (clear, shifted))
+            scenario = on.partition(":")[2] or on
+            rows.append((scenario, name, rise, _shift_auroc(u, shifted_u), _shift_auroc(*by_frame)))
+    columns = ("shift", "u", "median u, times clear", "AUROC, boxes", "AUROC, frames")
+    note = (
+        f"{setting.shift_count} shifted frames per row against the test frames, predictions above "
+        f"a score of {setting.threshold}. Frames by the mean of log u over their boxes (of "
+        "1 - score itself). H, N, B: the posterior of head, neck and backbone, each alone, paper's "
+        "form, k = 10."
+    )
+    return Table("shift", "Uncertainty under a shift", columns, rows, (note,))
+
+
+def _shift_cases(workspace: Workspace, on: str) -> list[tuple[str, Records, Records]]:
+    """Return the records of the test frames and of the shifted frames, for each kind of u."""
+    found = []
+    for name, depth in zip(("H", "N", "B"), DEPTHS.values()):
+        clear, shifted = (workspace.records(part_alone(depth, frames)) for frames in (TEST, on))
+        found.append((name, clear, shifted))
+    found.append(("MCI", workspace.records(Run("mci")), workspace.records(Run("mci", on=on))))
+    clear, shifted = (one.with_uncertainty(1 - one.scores) for one in (clear, shifted))
+    return [*found, ("1 - score", clear, shifted)]
+
+
+def _mean_per_frame(records: Records, log: bool) -> NDArray[Any]:
+    u = np.log(np.maximum(records.uncertainty, 1e-300)) if log else records.uncertainty
+    return np.array([u[records.frame == number].mean() for number in np.unique(records.frame)])
+
+
+def _shift_auroc(clear: NDArray[Any], shifted: NDArray[Any]) -> float:
+    is_shifted = np.repeat([False, True], [len(clear), len(shifted)])
+    return auroc(is_shifted, np.concatenate([clear, shifted]))

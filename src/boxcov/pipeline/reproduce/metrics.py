@@ -1,0 +1,66 @@
+"""The metrics of the paper's tables, with their chance levels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from boxcov.evaluate.quality import METRICS, accurate_iou, accurate_l2, partitions
+from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.records import Records
+from boxcov.evaluate.resampling import partition_chance
+
+
+def measure(records: Records) -> dict[str, dict[str, dict[str, float]]]:
+    """Return value and chance level by error ("IoU", "l2") and metric.
+
+    The paper's metrics, AUROC, and the shares P(U) and P(A) of uncertain and accurate boxes. The
+    chance level comes with an interval of 95 %.
+
+    >>> zeros = np.zeros(4)
+    >>> rows = Records(
+    ...     ("x",), ("car",), np.zeros((4, 1)), np.array([1.0, 1.0, 1.0, 5.0]), np.ones(4),
+    ...     zeros, zeros, np.zeros((4, 1)),
+    ...     iou=np.array([0.9, 0.8, 0.1, 0.0]), l2=np.array([0.1, 0.1, 1.0, np.nan]),
+    ... )
+    >>> measure(rows)["IoU"]["P(U|I)"]["value"], measure(rows)["IoU"]["P(U|I)"]["chance"]
+    (0.5, 0.25)
+    """
+    out = {}
+    for error, partition in partitions(records.iou, records.l2, records.uncertainty).items():
+        levels, values = partition_chance(partition), partition.metrics()
+        found = {
+            name: {
+                "value": values[name],
+                "chance": levels[name].mean,
+                "low": levels[name].low,
+                "high": levels[name].high,
+            }
+            for name in METRICS
+        }
+        found["AUROC"] = {"value": auroc(*_inaccurate(records, error)), "chance": 0.5}
+        out[error] = {**found, **{name: {"value": values[name]} for name in ("P(U)", "P(A)")}}
+    return out
+
+
+def _inaccurate(records: Records, error: str) -> tuple[Any, Any]:
+    """Return which predictions are inaccurate, and their u."""
+    if error == "IoU":
+        return ~accurate_iou(records.iou), records.uncertainty
+    return ~accurate_l2(records.l2[records.paired]), records.uncertainty[records.paired]
+
+
+def spearman(a: Any, b: Any) -> float:
+    """Return the rank correlation of two arrays (n,).
+
+    >>> spearman(np.array([1, 2, 3]), np.array([1, 4, 9]))
+    1.0
+    """
+    ranks = np.stack([np.unique(x, return_inverse=True)[1].astype(float) for x in (a, b)])
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def nan_to_none(value: float) -> float | None:
+    """Return None for NaN: P(U|I) without an inaccurate prediction, for example."""
+    return value if value == value else None

@@ -1,0 +1,155 @@
+"""What a reproduction runs on, and which runs its tables need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from boxcov.pipeline.frames import default_test_split
+from boxcov.pipeline.options import ReproduceOptions
+
+Form = Literal["paper", "prior"]
+FORMS: tuple[Form, ...] = ("paper", "prior")
+DEPTHS = {"H": "head", "N+H": "neck", "B+N+H": "backbone"}  # the paper's names, and ours
+SHARES = {"100 %": 1.0, "10 %": 0.1, "5 %": 0.05}
+EPSILONS = {"1": 1.0, "1e-3": 1e-3, "1e-7": 1e-7}
+SAMPLES = {"10": 10, "20": 20, "30": 30}
+TEST = "test"  # the frames of every table but that of the shifts
+SCENARIOS = ("rain", "fog", "sparse", "crowd", "unseen")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Detector, frames and sizes; by default the detector and the frames inside the package."""
+
+    detector: str = "centerpoint:small"
+    data: str = "simulated:clear"  # frames for the posterior
+    split: str | None = "train"
+    count: int | None = 100
+    n_data: float | None = 3500.0  # training frames of the detector; None: as many as ``count``
+    test: str = "simulated:clear"
+    test_split: str | None = "test"
+    test_count: int | None = 24
+    slow: int = 40  # boxes of the first test frame for GLM: D backward passes per box
+    shifts: tuple[str, ...] = tuple(f"simulated:{scenario}" for scenario in SCENARIOS)
+    shift_count: int = 8
+    prior_precision: float = 100.0  # a prior as wide as the weights, whose RMS is 0.1
+    threshold: float = 0.1  # of the score
+    sweeps: int = 10
+    seed: int = 0
+    device: str = "cpu"
+
+    @staticmethod
+    def from_options(options: ReproduceOptions) -> Setting:
+        """Fill in what the command line leaves open.
+
+        >>> from pathlib import Path
+        >>> Setting.from_options(ReproduceOptions(out=Path("r"))) == Setting()
+        True
+        """
+        count, test_count, slow, shift_count = (
+            (12, 2, 2, 1)
+            if options.quick
+            else (Setting.count, Setting.test_count, Setting.slow, Setting.shift_count)
+        )
+        own_detector = options.detector == Setting.detector
+        test = options.test or options.data
+        own_shifts = Setting.shifts if options.data.startswith("simulated") else ()
+        return Setting(
+            detector=options.detector,
+            data=options.data,
+            split=options.split,
+            count=options.count or count,
+            n_data=options.n_data or (Setting.n_data if own_detector else None),
+            test=test,
+            test_split=options.test_split or default_test_split(test),
+            test_count=options.test_count or test_count,
+            slow=slow,
+            shifts=options.shift or own_shifts,
+            shift_count=options.shift_count or shift_count,
+            threshold=options.threshold,
+            sweeps=options.sweeps,
+            seed=options.seed,
+            device=options.device,
+        )
+
+    def json(self) -> dict[str, Any]:
+        return {**asdict(self), "shifts": list(self.shifts)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method on the frames ``on``: one file of predictions."""
+
+    method: Literal["mci", "nms", "glm", "mcglm", "exact"]
+    form: Form | None = None  # of the posterior; None without a posterior
+    depth: str = "head"  # of the posterior: "head", "neck" or "backbone"
+    alone: bool = False  # only this part of the network, without those between it and the output
+    share: float = 1.0  # of the frames for the posterior
+    counted: bool = False  # n_data is multiplied by the share
+    samples: int = 10
+    derivative: Literal["jvp", "fd"] = "jvp"
+    epsilon: float = 1e-7
+    on: str = TEST
+
+    @property
+    def key(self) -> str:
+        """The name of the file.
+
+        >>> Run("mcglm", "paper", derivative="fd").key
+        'mcglm-paper-head-k10-fd1e-07-test'
+        """
+        parts: list[str] = [self.method]
+        if self.form is not None:
+            parts += [self.form, self.depth + ("-alone" if self.alone else "")]
+        if self.share != 1:
+            parts.append(f"{self.share:g}of1" + ("-counted" if self.counted else ""))
+        if self.method in ("mcglm", "mci"):
+            parts.append(f"k{self.samples}")
+        if self.method == "mcglm":
+            parts.append("jvp" if self.derivative == "jvp" else f"fd{self.epsilon:g}")
+        return "-".join([*parts, file_name(self.on)])
+
+
+def file_name(data: str) -> str:
+    """Return a data name that can be part of a file name."""
+    return data.replace(":", "-").replace("/", "-")
+
+
+def paper_mcglm(form: Form, epsilon: float = 1e-7) -> Run:
+    """Return MC-GLM as in the paper: finite differences, ten samples, the head."""
+    return Run("mcglm", form, derivative="fd", epsilon=epsilon)
+
+
+def part_alone(depth: str, on: str) -> Run:
+    """Return MC-GLM for one part of the network alone, with the paper's posterior."""
+    return Run("mcglm", "paper", depth, alone=True, on=on)
+
+
+def planned_runs(setting: Setting) -> list[Run]:
+    """Return all runs that the tables need, each once.
+
+    >>> keys = [run.key for run in planned_runs(Setting())]
+    >>> len(keys) == len(set(keys))
+    True
+    """
+    return list(dict.fromkeys(_runs_of_tables(setting)))
+
+
+def _runs_of_tables(setting: Setting) -> Iterator[Run]:
+    yield from (Run("mci"), Run("nms"))
+    for form in FORMS:
+        yield from (Run("exact", form), Run("glm", form), Run("mcglm", form), paper_mcglm(form))
+        for depth in DEPTHS.values():
+            yield Run("mcglm", form, depth)
+        for share in SHARES.values():
+            yield Run("mcglm", form, "backbone", share=share)
+            yield Run("exact", form, share=share, counted=share < 1)
+        for epsilon in EPSILONS.values():
+            yield paper_mcglm(form, epsilon)
+        for samples in SAMPLES.values():
+            yield Run("mcglm", form, samples=samples)
+    for depth in DEPTHS.values():  # one depth after the other: the predictor is reused
+        yield from (part_alone(depth, on) for on in (TEST, *setting.shifts))
+    yield from (Run("mci", on=on) for on in setting.shifts)

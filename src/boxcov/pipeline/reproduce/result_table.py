@@ -1,0 +1,80 @@
+"""A table of results, written as JSON, CSV and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from boxcov.files import replacing
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of plain values under named columns; None where there is no value.
+
+    >>> print(Table("t", "A table", ("method", "ms"), [("GLM", 10636.0), ("x", None)]).markdown())
+    **A table**
+    <BLANKLINE>
+    | method | ms |
+    | --- | ---: |
+    | GLM | 10636 |
+    | x |  |
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Any, ...]]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        numeric = (
+            not any(isinstance(value, str) for value in column) for column in zip(*self.rows)
+        )
+        rules = ["---:" if right else "---" for right in numeric]
+        rows = [self.columns, rules, *([_format(value) for value in row] for row in self.rows)]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        return "\n".join([f"**{self.title}**", "", *lines, *(f"\n{note}" for note in self.notes)])
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+    def json(self) -> dict[str, Any]:
+        rows = [dict(zip(self.columns, row)) for row in self.rows]
+        return {"name": self.name, "title": self.title, "rows": rows, "notes": list(self.notes)}
+
+    def write(self, folder: Path) -> None:
+        """Write ``NAME.md``, ``NAME.csv`` and ``NAME.json``."""
+        texts = {
+            "md": self.markdown() + "\n",
+            "csv": self.csv(),
+            "json": json.dumps(self.json(), indent=1) + "\n",
+        }
+        for suffix, text in texts.items():
+            with replacing(folder / f"{self.name}.{suffix}") as file:
+                file.write_text(text)
+
+
+def _format(value: Any) -> str:
+    """Return a value for people: two decimals below 10, three significant digits above.
+
+    >>> [_format(value) for value in (0.4, 12.34, 10636.2, 3, None, "H", 3.2e9)]
+    ['0.40', '12.3', '10636', '3', '', 'H', '3.2e+09']
+    """
+    if value is None:
+        return ""
+    if isinstance(value, str | int):
+        return str(value)
+    if abs(value) >= 1e6 or 0 < abs(value) < 5e-3:
+        return f"{value:.2g}"
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:.{decimals}f}"

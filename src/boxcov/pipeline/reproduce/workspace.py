@@ -1,0 +1,259 @@
+"""The folder of a reproduction: posteriors, predictions and objects, each file written once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from boxcov.data import batched
+from boxcov.detections import Detections, concatenated
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError, NotFiniteError
+from boxcov.evaluate.records import Records
+from boxcov.files import made_folder, reading, replacing
+from boxcov.kfac.fit import fit
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.frames import load_frames, preload_frames
+from boxcov.pipeline.ground_truth import GroundTruth, match_detections
+from boxcov.pipeline.options import DataOptions
+from boxcov.pipeline.paths import checkpoint_path
+from boxcov.pipeline.reproduce.plan import TEST, Run, Setting, file_name
+from boxcov.posterior.posterior import Posterior
+from boxcov.predict.exact import ExactGLM
+from boxcov.predict.glm import GLM
+from boxcov.predict.mcglm import MCGLM
+from boxcov.predict.mci import MCI
+from boxcov.predict.nms_spread import NMSSpread
+from boxcov.version import __version__
+
+Progress = Callable[[str, int, int], None]  # name of the step, done, total
+FOLDERS = ("posteriors", "predictions", "truth", "tables", "figures")
+
+
+class Workspace:
+    """Reads the files of a reproduction; missing ones are computed and written first."""
+
+    def __init__(self, folder: Path, setting: Setting, progress: Progress | None = None) -> None:
+        self.folder, self.setting = folder, setting
+        self.progress = progress or (lambda what, done, total: None)
+        self._detector: Detector | None = None
+        self._frames: dict[str, Sequence[Any]] = {}
+        self._posteriors: dict[float, Posterior] = {}
+        self._last_model: tuple[Run, Callable[[Any], Detections]] | None = None
+        for name in FOLDERS:
+            made_folder(folder / name)
+        self._check_setting()
+        for within in (folder, *folder.iterdir()):
+            for leftover in within.glob(".*.????????"):
+                leftover.unlink()  # a file that a killed run was writing
+
+    def _check_setting(self) -> None:
+        """Raise if the folder has results of another setting or version."""
+        path, mine = self.folder / "setting.json", {"version": __version__, **self.setting.json()}
+        empty = not any(any((self.folder / name).iterdir()) for name in FOLDERS)
+        if empty or not path.exists():
+            with replacing(path) as file:
+                file.write_text(json.dumps(mine, indent=1) + "\n")
+            return
+        try:
+            stored = json.loads(path.read_text())
+        except ValueError:
+            raise BoxcovError(
+                f"{path}: damaged; delete the folder or choose another with --out"
+            ) from None
+        other = sorted(name for name in {*mine, *stored} if mine.get(name) != stored.get(name))
+        if other:
+            differences = ", ".join(
+                f"{name} {stored.get(name)!r} there and {mine.get(name)!r} now" for name in other
+            )
+            raise BoxcovError(
+                f"{self.folder} has a reproduction of another setting ({differences}): "
+                "choose another folder with --out"
+            )
+
+    @property
+    def detector(self) -> Detector:
+        if self._detector is None:
+            self._detector = load_detector(self.setting.detector, self.setting.device)
+        return self._detector
+
+    def frames(self, on: str) -> Sequence[Any]:
+        """Return the test frames, or those of a shift; they are loaded once."""
+        if on not in self._frames:
+            s = self.setting
+            source = DataOptions(s.test, s.test_split, s.test_count, s.seed, s.sweeps)
+            if on != TEST:
+                source = replace(source, data=on, count=s.shift_count)
+            frames = load_frames(source, s.device, self.detector.classes)
+            self._frames[on] = preload_frames(frames, s.device)
+        return self._frames[on]
+
+    # Posteriors
+
+    def posterior(self, share: float = 1.0) -> Posterior:
+        """Return the posterior of the whole network from a share of the frames."""
+        if share not in self._posteriors:
+            path = self.folder / "posteriors" / f"{share:g}.safetensors"
+            checkpoint = checkpoint_path(path)
+            if not path.exists():
+                self._fit(share, checkpoint).save(path)
+            checkpoint.unlink(missing_ok=True)
+            self._posteriors[share] = Posterior.load(path, self.detector)
+        return self._posteriors[share]
+
+    def _fit(self, share: float, checkpoint: Path) -> Posterior:
+        s, step = self.setting, f"posterior from {share:.0%} of the frames"
+        source = DataOptions(s.data, s.split, s.count, s.seed, s.sweeps)
+        frames = load_frames(source, s.device, self.detector.classes)
+        return fit(
+            self.detector,
+            batched(frames, 2),
+            depth="backbone",
+            n_data=s.n_data,
+            prior_precision=s.prior_precision,
+            fraction=share,
+            checkpoint=checkpoint,
+            resume=True,
+            progress=lambda done, total: self.progress(step, done, total or done),
+        )
+
+    # Runs
+
+    def path(self, run: Run) -> Path:
+        return self.folder / "predictions" / f"{run.key}.safetensors"
+
+    def is_done(self, run: Run) -> bool:
+        """Return whether the files exist, or the detector does not support the run."""
+        if run.method == "nms" and type(self.detector).candidates is Detector.candidates:
+            return True
+        return self.path(run).exists() and self._truth_path(run.on).exists()
+
+    def execute(self, run: Run) -> None:
+        """Write the predictions of a run and the objects of its frames."""
+        if not self._truth_path(run.on).exists():
+            truth = GroundTruth.from_frames(self.frames(run.on))
+            truth.save(self._truth_path(run.on), {"on": run.on})
+        if self.path(run).exists():
+            return
+        frames = self.frames(run.on)
+        try:
+            found = self._predict(
+                self._predictor(run), frames[:1] if run.method == "glm" else frames, run.key
+            )
+        except NotFiniteError as error:  # a result too: this setting gives no covariance
+            found = self._predict(self.detector.detect, frames, run.key)
+            reason = str(error).partition(" (box")[0]
+            found = replace(found, meta={**found.meta, "refused": reason})
+        found.save(self.path(run))
+
+    def _predict(
+        self, model: Callable[[Any], Detections], frames: Sequence[Any], step: str
+    ) -> Detections:
+        found, times = [], []
+        for number, (inputs, _) in enumerate(frames):
+            start = _now(self.setting.device)
+            one = model(inputs)
+            times.append(1e3 * (_now(self.setting.device) - start))
+            found.append(replace(one, frame=torch.full_like(one.frame, number)))
+            self.progress(step, number + 1, len(frames))
+        joined = concatenated(found).to("cpu")
+        return replace(joined, meta={**joined.meta, "ms": times, "frames": len(frames)})
+
+    def _predictor(self, run: Run) -> Callable[[Any], Detections]:
+        """Return the predictor of a run; the last one is reused if only the frames differ."""
+        kind = replace(run, on=TEST)
+        if self._last_model is None or self._last_model[0] != kind:
+            self._last_model = kind, self._build_predictor(run)
+        return self._last_model[1]
+
+    def _build_predictor(self, run: Run) -> Callable[[Any], Detections]:
+        if run.method == "mci":
+            return MCI(self.detector, samples=run.samples)
+        if run.method == "nms":
+            return NMSSpread(self.detector)
+        posterior = restrict_posterior(self.posterior(run.share), run, self.detector)
+        if run.method == "glm":
+            return GLM(self.detector, posterior, max_boxes=self.setting.slow)
+        if run.method == "exact":
+            return ExactGLM(self.detector, posterior)
+        return MCGLM(self.detector, posterior, run.samples, run.derivative, run.epsilon)
+
+    # Results
+
+    def detections(self, run: Run) -> Detections:
+        return Detections.load(self.path(run))
+
+    def records(self, run: Run) -> Records:
+        """Return the predictions of a run, matched with the objects of its frames."""
+        return match_detections(self.detections(run), self.truth(run.on), self.setting.threshold)
+
+    def refusal(self, run: Run) -> str | None:
+        """Return why a run gave no covariances, or None if it did."""
+        return self.detections(run).meta.get("refused")
+
+    def milliseconds(self, run: Run) -> list[float]:
+        """Return the time of each frame but the first, which warms up."""
+        times: list[float] = self.detections(run).meta["ms"]
+        return times[1:] or times
+
+    def plain_milliseconds(self) -> list[float]:
+        """Return the time of the plain detector on each test frame but the first."""
+        path = self.folder / "predictions" / "plain.json"
+        if not path.exists():
+            times = []
+            for inputs, _ in self.frames(TEST):
+                start = _now(self.setting.device)
+                self.detector.detect(inputs)
+                times.append(1e3 * (_now(self.setting.device) - start))
+            with replacing(path) as file:
+                file.write_text(json.dumps(times) + "\n")
+        with reading(path, "a list of milliseconds"):
+            times = [float(ms) for ms in json.loads(path.read_text())]
+        return times[1:] or times
+
+    def truth(self, on: str) -> GroundTruth:
+        """Return the objects of the frames."""
+        return GroundTruth.load(self._truth_path(on))[0]
+
+    def _truth_path(self, on: str) -> Path:
+        return self.folder / "truth" / f"{file_name(on)}.safetensors"
+
+
+def restrict_posterior(whole: Posterior, run: Run, detector: Detector) -> Posterior:
+    """Return the posterior of a run from that of the whole network.
+
+    The paper's form has no inverse for a layer without gradients, so such layers are left out.
+    """
+    order = ("head", "neck", "backbone")
+    parts = (run.depth,) if run.alone else order[: order.index(run.depth) + 1]
+    names = [name for name in whole.blocks if part_of(name, detector) in parts]
+    posterior = replace(whole.restricted(names), depth=run.depth + (" alone" if run.alone else ""))
+    if run.counted:
+        posterior = replace(posterior, n_data=run.share * posterior.n_data)
+    if run.form == "prior":
+        return posterior
+    return posterior.restricted(
+        [name for name in names if posterior.blocks[name].H.values.amax() > 0]
+    ).paper()
+
+
+def part_of(layer: str, detector: Detector) -> str:
+    """Return the part of the network ("head", "neck" ...) that a layer belongs to."""
+    modules = dict(detector.named_modules())
+    for part, roots in detector.parts().items():
+        for root in roots if isinstance(roots, tuple) else (roots,):
+            if any(modules[layer] is module for module in root.modules()):
+                return part
+    raise BoxcovError(f"the layer {layer} is in no part of {type(detector).__name__}.parts()")
+
+
+def _now(device: str) -> float:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()
