@@ -8,7 +8,7 @@ import torch
 from scipy.ndimage import gaussian_filter
 
 from boxcov.data import coco
-from boxcov.data.corruptions import KINDS, Corruption, Kind, blurred, clouds
+from boxcov.data.corruptions import KINDS, Corruption, Kind, clouds, gaussian_blur
 from boxcov.errors import BoxcovError
 from helpers.coco_cases import coco_root
 
@@ -17,7 +17,7 @@ IMAGE = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 240, 320)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stronger_is_further_from_the_image(kind: Kind) -> None:
-    smooth = blurred(IMAGE.float(), 2.0).round().to(torch.uint8)
+    smooth = gaussian_blur(IMAGE.float(), 2.0).round().to(torch.uint8)
     off = [
         float((Corruption(kind, s)(smooth).float() - smooth.float()).square().mean())
         for s in range(1, 6)
@@ -42,7 +42,7 @@ def test_the_same_each_time_and_another_for_another_seed_or_image(kind: Kind) ->
 
 def test_blur_is_scipy_s() -> None:
     expected = gaussian_filter(IMAGE.double().numpy(), (0, 2.0, 2.0), mode="nearest", radius=6)
-    np.testing.assert_allclose(blurred(IMAGE.double(), 2.0).numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(gaussian_blur(IMAGE.double(), 2.0).numpy(), expected, rtol=1e-6)
 
 
 def test_noise_has_its_width_and_darkness_its_share() -> None:

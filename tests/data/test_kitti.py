@@ -152,7 +152,7 @@ def test_damaged_calibrations(root: Path, change: Callable[[str], str]) -> None:
 def test_a_calibration_that_is_no_rotation(root: Path) -> None:
     path = root / "training/calib/000000.txt"
     path.write_text(re.sub("R0_rect: .*", "R0_rect:" + " 0.0" * 9, path.read_text()))
-    fails(root, str(path), "no rotation")
+    fails(root, str(path), "not a rotation")
 
 
 def test_damaged_point_files(root: Path) -> None:

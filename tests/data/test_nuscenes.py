@@ -251,7 +251,7 @@ def test_a_sample_without_a_key_frame_and_a_chain_that_runs_back(root: Path) -> 
     path = edited(root, "sample_data", lambda rows: rows[0].update(is_key_frame=False))
     fails(root, str(path), "'sample-0'", "no key frame")
     edited(root, "sample_data", lambda rows: rows[0].update(is_key_frame=True, prev="turn 1.00"))
-    fails(root, str(path), "later turn")
+    fails(root, str(path), "later sweep")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Frames: sized, indexable sequences of (inputs, targets), ready for ``detector(inputs)``."""
+"""Data sets: indexable sequences of frames ``(inputs, targets)`` for ``detector(inputs)``."""
 
 from boxcov.data import coco, kitti, nuscenes, shapes, simulated
 from boxcov.data.loader import loaded

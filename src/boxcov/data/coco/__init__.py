@@ -1,4 +1,4 @@
-"""COCO: images to read, letterboxed as YOLOX takes them, and results with covariance to write."""
+"""COCO: images letterboxed as YOLOX expects them, and result files with covariances."""
 
 from boxcov.data.coco.classes import CLASSES
 from boxcov.data.coco.images import letterbox, read_image

@@ -1,4 +1,4 @@
-"""COCO's annotation file: read once, checked, and the objects of each image at hand."""
+"""COCO's annotation file, read and checked."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Picture:
-    """One image and what is in it."""
+    """One image and its objects."""
 
     id: int
     file: str
     width: int
     height: int
-    boxes: tuple[Box, ...]  # x1 y1 x2 y2 in pixels of the image, cut to it
+    boxes: tuple[Box, ...]  # x1 y1 x2 y2 in pixels, clipped to the image
     labels: tuple[int, ...]
-    crowds: tuple[Box, ...]  # regions full of objects of a class, not labelled one by one
+    crowds: tuple[Box, ...]  # regions with several objects of a class
     crowd_labels: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """The images of a file in its order, and its classes."""
+    """The images of a file in their order, and its classes."""
 
     pictures: list[Picture]
     classes: tuple[str, ...]
@@ -39,7 +39,11 @@ class Annotations:
 
 
 def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annotations:
-    """What ``path`` says; ``classes`` are the ones to keep, all by their category id unless given."""
+    """Read an annotation file.
+
+    Objects of other ``classes`` are left out. The default is all classes of the file in the order
+    of their category ids.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -49,7 +53,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         ValueError,
         RecursionError,
     ) as error:  # a JSONDecodeError and a UnicodeDecodeError are ValueErrors
-        raise BoxcovError(f"{path}: not JSON, or a damaged file ({error})") from None
+        raise BoxcovError(f"{path}: not JSON, or damaged ({error})") from None
     try:
         return _annotations(content, classes, path)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
@@ -79,7 +83,8 @@ def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Ann
     stray = sorted(set(objects) - {picture.id for picture in pictures})
     if stray:
         raise BoxcovError(
-            f"{path}: objects in {len(stray)} images that it does not list ({join_names(map(str, stray))})"
+            f"{path}: objects in {len(stray)} images that it does not list "
+            f"({join_names(map(str, stray))})"
         )
     if len({picture.id for picture in pictures}) < len(pictures):
         raise BoxcovError(f"{path}: two images have the same id")
@@ -93,16 +98,13 @@ def _picture(
     known: set[int],
     path: Path,
 ) -> Picture:
-    number, name, width, height = (
-        int(entry["id"]),
-        str(entry["file_name"]),
-        int(entry["width"]),
-        int(entry["height"]),
-    )
+    number, name = int(entry["id"]), str(entry["file_name"])
+    width, height = int(entry["width"]), int(entry["height"])
     parts = PurePosixPath(name.replace("\\", "/"))
     if not name or parts.is_absolute() or ".." in parts.parts or ":" in name:
         raise BoxcovError(
-            f"{path}: image {number} has the file name {name!r}, which leads out of the folder of the images"
+            f"{path}: image {number} has the file name {name!r}, which leads out of the folder of "
+            "the images"
         )
     if width < 1 or height < 1:
         raise BoxcovError(f"{path}: image {number} is {width} x {height} pixels large")
@@ -129,18 +131,22 @@ def _thing(
     known: set[int],
     path: Path,
 ) -> tuple[Box | None, int | None, bool]:
-    """Box, label and whether it is a crowd; None where nothing of the box is in the image, or its class is not asked for."""
+    """Return box, label and whether it is a crowd.
+
+    The box is None if it lies outside the image, the label if its class is left out.
+    """
     category = int(thing["category_id"])
     if category not in known:
         raise BoxcovError(
-            f"{path}: object {thing.get('id')} is of category {category}, which the file does not list"
+            f"{path}: object {thing.get('id')} is of category {category}, which the file does not "
+            "list"
         )
-    box = _cut(thing["bbox"], width, height, f"{path}: object {thing.get('id')}")
+    box = _clip(thing["bbox"], width, height, f"{path}: object {thing.get('id')}")
     return box, label_of.get(category), bool(thing.get("iscrowd"))
 
 
-def _cut(bbox: Any, width: int, height: int, who: str) -> Box | None:
-    """x1 y1 x2 y2 of a box x y w h, cut to the image; None where nothing is left of it."""
+def _clip(bbox: Any, width: int, height: int, who: str) -> Box | None:
+    """Return a box x y w h as x1 y1 x2 y2 clipped to the image; None if it lies outside."""
     x, y, w, h = map(float, bbox)
     if not all(map(isfinite, (x, y, w, h))):
         raise BoxcovError(f"{who} has the box {bbox}")

@@ -1,4 +1,4 @@
-"""Images as detectors take them: read whatever their kind, blue first, letterboxed to a square."""
+"""Images as inputs of a detector: blue, green, red, letterboxed to a square."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from torch.nn import functional as F
 
 from boxcov.errors import BoxcovError
 
-PADDING = 114.0  # the grey beside a letterboxed image
+PADDING = 114.0  # the grey around a letterboxed image
 
 
 def read_image(path: str | Path) -> Tensor:
-    """The image (3, h, w) in bytes, blue, green and red: from JPEG, PNG and what else Pillow reads, grey, with alpha, or of 16 bits.
+    """Return an image (3, h, w) of bytes: blue, green and red.
+
+    All formats of Pillow are read, also grey, transparent or 16-bit images.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -37,7 +39,7 @@ def read_image(path: str | Path) -> Tensor:
             rgb = _bytes(image)
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file: unpack the images there") from None
-    # Pillow raises whatever it likes on damaged files; SyntaxError is for a broken PNG
+    # what Pillow raises on damaged files; SyntaxError means a broken PNG
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise BoxcovError(
             f"{path}: not an image, or a damaged one ({type(error).__name__}: {error})"
@@ -46,17 +48,18 @@ def read_image(path: str | Path) -> Tensor:
 
 
 def _bytes(image: Any) -> Any:
-    """Red, green and blue (h, w, 3); transparent pixels keep the colour below."""
-    if image.mode.startswith("I"):  # 16 bits of grey: the upper eight
+    """Return red, green and blue (h, w, 3); transparency is ignored."""
+    if image.mode.startswith("I"):  # 16-bit grey: the upper eight bits
         grey = np.asarray(image).astype(np.int64).clip(0, 65535) >> 8
         return np.repeat(grey.astype(np.uint8)[:, :, None], 3, 2)
     return np.asarray(image.convert("RGB"))
 
 
 def letterbox(image: Tensor, size: int) -> tuple[Tensor, float]:
-    """An image (3, h, w) of bytes in the upper left of a grey square (3, size, size) of floats, and its scale: new pixels an old one.
+    """Return an image (3, h, w) of bytes, scaled to fit a grey square (3, size, size) of floats.
 
-    Bilinear without smoothing, rounded to whole numbers, as the networks were trained.
+    The image is at the upper left. Also return the scale: pixels of the square per pixel of the
+    image. Bilinear without antialiasing, rounded to whole numbers, as in YOLOX's training.
 
     >>> square, scale = letterbox(torch.zeros(3, 50, 100, dtype=torch.uint8), 64)
     >>> scale, square[0, :, 0].tolist().index(114.0)

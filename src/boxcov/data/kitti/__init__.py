@@ -1,4 +1,4 @@
-"""KITTI's object layout: frames to read, results with covariance to write."""
+"""KITTI's object detection data: frames, and result files with covariances."""
 
 from boxcov.data.kitti.results import read_results, write_results
 from boxcov.data.kitti.sequence import CLASSES, TYPES, Kitti, frames

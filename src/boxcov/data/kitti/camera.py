@@ -1,4 +1,7 @@
-"""Between the LiDAR's boxes and KITTI's: camera frame, bottom centre, sizes h w l, rotation_y; with the Jacobians both ways."""
+"""Boxes in LiDAR coordinates to KITTI's camera coordinates and back, with the Jacobians.
+
+KITTI's boxes are ``h w l x y z rotation_y``; x y z is the centre of the bottom face.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,14 @@ _SIZES = {"R0_rect": 9, "Tr_velo_to_cam": 12, "P2": 12}
 
 @dataclass(frozen=True)
 class CameraCalibration:
-    pose: Pose  # from the LiDAR to the rectified camera frame
-    P2: Tensor  # (3, 4) from there to the left colour image
+    """The poses of KITTI's sensors."""
+
+    pose: Pose  # from LiDAR to rectified camera coordinates
+    P2: Tensor  # (3, 4) projection into the left colour image
 
 
 def read_calibration(path: Path) -> CameraCalibration:
-    """One file of ``calib``.
-
-    >>> read_calibration(Path("000000.txt"))
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: 000000.txt: cannot be read (No such file or directory): unpack the calibration archive there
-    """
+    """Read a file of the folder ``calib``."""
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError as error:
@@ -46,20 +45,22 @@ def read_calibration(path: Path) -> CameraCalibration:
     R = R0 @ Tr[:, :3]
     if not torch.allclose(R @ R.T, torch.eye(3, dtype=R.dtype), atol=1e-2):
         raise BoxcovError(
-            f"{path}: R0_rect and Tr_velo_to_cam make no rotation ({R.tolist()}): damaged; unpack it again"
+            f"{path}: R0_rect and Tr_velo_to_cam are not a rotation ({R.tolist()}): the file is "
+            "damaged; unpack it again"
         )
     return CameraCalibration(Pose(R, R0 @ Tr[:, 3]), P2.reshape(3, 4))
 
 
 def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
-    """Boxes (m, 7) ``x y z w l h yaw`` of the LiDAR as (m, 7) ``h w l x y z rotation_y``, and the Jacobian (m, 7, 7).
+    """Return boxes (m, 7) ``x y z w l h yaw`` in camera coordinates, and the Jacobian (m, 7, 7).
 
-    ``rotation_y`` is that of the box's heading, seen along the camera's y axis: ``-yaw - pi / 2`` where the two sensors are aligned.
+    The result is ``h w l x y z rotation_y``. ``rotation_y`` is the angle of the heading about the
+    camera's y axis: ``-yaw - pi / 2`` if the sensors are aligned.
 
-    >>> aligned = Pose(torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]]).double(), torch.zeros(3).double())
-    >>> to_camera(torch.tensor([[10.0, 2.0, 0.0, 1.8, 4.5, 1.6, 0.0]]).double(), aligned)[0]
-    tensor([[ 1.6000,  1.8000,  4.5000, -2.0000,  0.8000, 10.0000, -1.5708]],
-           dtype=torch.float64)
+    >>> R = torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]])
+    >>> boxes = torch.tensor([[10.0, 2.0, 0.0, 1.8, 4.5, 1.6, 0.0]])
+    >>> to_camera(boxes.double(), Pose(R.double(), torch.zeros(3)))[0].tolist()[0][3:6]
+    [-2.0, 0.800000011920929, 10.0]
     """
     w, l, h = boxes[:, 3:6].unbind(1)
     location = pose(boxes[:, :3]) + torch.stack(
@@ -75,27 +76,28 @@ def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
 
 
 def from_camera(rows: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
-    """The way back: (m, 7) ``h w l x y z rotation_y`` as boxes (m, 7) ``x y z w l h yaw`` of the LiDAR, and the Jacobian (m, 7, 7).
+    """Return camera boxes (m, 7) as LiDAR boxes (m, 7), and the Jacobian (m, 7, 7).
 
-    >>> aligned = Pose(torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]]).double(), torch.zeros(3).double())
-    >>> from_camera(torch.tensor([[1.6, 1.8, 4.5, -2.0, 0.8, 10.0, 0.0]]).double(), aligned)[0]
-    tensor([[10.0000,  2.0000,  0.0000,  1.8000,  4.5000,  1.6000, -1.5708]],
-           dtype=torch.float64)
+    This is the inverse of ``to_camera``.
     """
-    back = pose.inverse()
+    to_lidar = pose.inverse()
     h, w, l = rows[:, :3].unbind(1)
-    centre = back(rows[:, 3:6] - torch.stack([torch.zeros_like(h), h / 2, torch.zeros_like(h)], 1))
-    yaw, slope = rotate_yaw(back.R @ _UPRIGHT, rows[:, 6])
+    centre = to_lidar(
+        rows[:, 3:6] - torch.stack([torch.zeros_like(h), h / 2, torch.zeros_like(h)], 1)
+    )
+    yaw, slope = rotate_yaw(to_lidar.R @ _UPRIGHT, rows[:, 6])
     J = rows.new_zeros(len(rows), 7, 7)
-    J[:, :3, 3:6] = back.R
-    J[:, :3, 0] = -back.R[:, 1] / 2
+    J[:, :3, 3:6] = to_lidar.R
+    J[:, :3, 0] = -to_lidar.R[:, 1] / 2
     J[:, 3, 1] = J[:, 4, 2] = J[:, 5, 0] = 1
     J[:, 6, 6] = slope
     return torch.cat([centre, torch.stack([w, l, h], 1), yaw[:, None]], 1), J
 
 
 def image_boxes(rows: Tensor, P2: Tensor, width: int, height: int) -> Tensor:
-    """Around those corners of boxes (m, 7) ``h w l x y z rotation_y`` that are before the camera: (m, 4) left top right bottom, zeros for none.
+    """Return the projections (m, 4) left top right bottom of camera boxes (m, 7).
+
+    Only corners in front of the camera count; a box without any has zeros.
 
     >>> P2 = torch.tensor([[700.0, 0, 600, 0], [0, 700, 180, 0], [0, 0, 1, 0]]).double()
     >>> image_boxes(torch.tensor([[2.0, 2.0, 2.0, 0.0, 1.0, 11.0, 0.0]]).double(), P2, 1242, 375)
@@ -112,11 +114,11 @@ def image_boxes(rows: Tensor, P2: Tensor, width: int, height: int) -> Tensor:
         + rows[:, None, 3:6]
     )
     u, v, depth = (corner @ P2[:, :3].T + P2[:, 3]).unbind(2)
-    before = depth > 0.1  # (m, 8)
+    in_front = depth > 0.1  # (m, 8)
     u, v = (u / depth).clamp(0, width - 1), (v / depth).clamp(0, height - 1)
-    low = [side.masked_fill(~before, torch.inf).amin(1) for side in (u, v)]
-    high = [side.masked_fill(~before, 0).amax(1) for side in (u, v)]
-    return torch.stack(low + high, 1).where(before.any(1, keepdim=True), 0)
+    low = [side.masked_fill(~in_front, torch.inf).amin(1) for side in (u, v)]
+    high = [side.masked_fill(~in_front, 0).amax(1) for side in (u, v)]
+    return torch.stack(low + high, 1).where(in_front.any(1, keepdim=True), 0)
 
 
 def _matrix(path: Path, name: str, text: str | None, size: int) -> Tensor:
@@ -126,6 +128,7 @@ def _matrix(path: Path, name: str, text: str | None, size: int) -> Tensor:
         values = []
     if len(values) != size or not all(map(isfinite, values)):
         raise BoxcovError(
-            f"{path}: no line '{name}:' of {size} numbers: damaged, or not of KITTI's object set; unpack it again"
+            f"{path}: no line '{name}:' of {size} numbers: the file is damaged, or not of KITTI's "
+            "object detection data; unpack it again"
         )
     return torch.tensor(values, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""nuScenes, straight from its v1.0 tables: frames to read, results with covariance to write."""
+"""nuScenes: frames from its v1.0 tables, and result files with covariances."""
 
 from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.nuscenes.index import scene_names

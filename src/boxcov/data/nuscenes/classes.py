@@ -1,4 +1,4 @@
-"""The ten detection classes: which of the 23 categories they gather, and the attribute a detection of each is given."""
+"""The ten detection classes of nuScenes, their categories and their attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLASSES = (
     "traffic_cone",
 )  # in the order of CenterPoint's tasks
 
-# the official mapping; categories that are not here (animals, strollers, debris, ambulances ...) are no detection class
+# the official mapping; other categories (animals, strollers, debris ...) have no detection class
 CATEGORIES = {
     "vehicle.car": "car",
     "vehicle.truck": "truck",
@@ -35,7 +35,8 @@ CATEGORIES = {
 
 _VEHICLE = ("vehicle.moving", "vehicle.parked")
 _CYCLE = ("cycle.with_rider", "cycle.without_rider")
-_ATTRIBUTES = {  # moving, and not: the likelier of each, as CenterPoint and its successors submit them
+# moving, not moving: the more frequent attributes, as in the submissions of CenterPoint
+_ATTRIBUTES = {
     "car": _VEHICLE,
     "truck": _VEHICLE,
     "construction_vehicle": _VEHICLE,
@@ -50,7 +51,7 @@ _ATTRIBUTES = {  # moving, and not: the likelier of each, as CenterPoint and its
 
 
 def attribute(name: str, speed: float) -> str:
-    """The attribute of a detection, by its class and its speed in m/s; an unknown (NaN) speed counts as none.
+    """Return the attribute of a detection of this class and speed in m/s; NaN means unknown.
 
     >>> attribute("car", 3.0), attribute("pedestrian", 0.0), attribute("barrier", 0.0)
     ('vehicle.moving', 'pedestrian.standing', '')

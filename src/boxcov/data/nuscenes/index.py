@@ -1,4 +1,4 @@
-"""One split's part of the tables as flat arrays: what is needed to find a frame, and no token that is not."""
+"""The frames of one split as flat arrays, extracted from the tables."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from boxcov.data.poses import rotation_matrix
 from boxcov.errors import BoxcovError
 
 Array = np.ndarray[Any, Any]
-_LONGEST_GAP = 1.5  # seconds between two annotations that may still give a velocity, as in the official evaluation
+_LONGEST_GAP = 1.5  # seconds between annotations that give a velocity, as in nuScenes
 
 
 @dataclass(frozen=True)
 class Readings:
-    """The s turns of LIDAR_TOP, key frames and sweeps."""
+    """The s sweeps of LIDAR_TOP, key frames included."""
 
-    file: Array  # (s,) bytes: the path below the root
+    file: Array  # (s,) bytes: path relative to the root
     time: Array  # (s,) microseconds
     R: Array  # (s, 3, 3) from the sensor to the global frame
     t: Array  # (s, 3)
-    previous: Array  # (s,) the turn before, or -1
+    previous: Array  # (s,) the sweep before, or -1
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """The a boxes of the ten classes, in the global frame, those of one sample side by side."""
+    """The a boxes of the ten classes in the global frame, sorted by sample."""
 
     start: Array  # (samples + 1,)
     centre: Array  # (a, 3)
     size: Array  # (a, 3) w l h
-    heading: Array  # (a, 3) where the box's front points to
+    heading: Array  # (a, 3) unit vector
     velocity: Array  # (a, 2) NaN where unknown
     label: Array  # (a,)
     points: Array  # (a,) num_lidar_pts
@@ -46,19 +46,21 @@ class Annotations:
 
 @dataclass(frozen=True)
 class Index:
-    tokens: list[str]  # of the samples, scene by scene, in the order of time
-    key: Array  # (samples,) the turn of LIDAR_TOP that is the key frame
+    """What is known about the samples of a split."""
+
+    tokens: list[str]  # of the samples, by scene and time
+    key: Array  # (samples,) the sweep that is the key frame
     readings: Readings
     annotations: Annotations
 
 
 def read_index(root: Path, version: str, split: str) -> Index:
-    """The samples of one split that the tables of this version hold."""
+    """Read the samples of one split that the tables of this version hold."""
     folder = _folder(root, version)
     tokens, times, place = _samples(folder, split)
     readings, key = _readings(folder, place, len(tokens))
-    for token, turn in zip(tokens, key):
-        if turn < 0:
+    for token, sweep in zip(tokens, key):
+        if sweep < 0:
             raise BoxcovError(
                 f"{folder / 'sample_data.json'}: the sample {token!r} has no key frame of LIDAR_TOP"
             )
@@ -66,7 +68,7 @@ def read_index(root: Path, version: str, split: str) -> Index:
 
 
 def scene_names(split: str) -> list[str]:
-    """The scenes of an official split.
+    """Return the names of the scenes of an official split.
 
     >>> [len(scene_names(split)) for split in ("train", "val", "test", "mini_train", "mini_val")]
     [700, 150, 150, 8, 2]
@@ -86,13 +88,17 @@ def _folder(root: Path, version: str) -> Path:
     if not (root / version).is_dir():
         there = sorted(path.parent.name for path in root.glob("*/sample_data.json"))
         raise BoxcovError(
-            f"{root}: no version {version!r}: it holds {', '.join(there) or 'no tables (v1.0-trainval, v1.0-mini ...)'}"
+            f"{root}: no version {version!r}: it holds "
+            f"{', '.join(there) or 'no tables (v1.0-trainval, v1.0-mini ...)'}"
         )
     return root / version
 
 
 def _samples(folder: Path, split: str) -> tuple[list[str], Array, dict[str, int]]:
-    """The tokens and times (samples,) of the split's samples, and the place among them, or -1, of every sample there is."""
+    """Return tokens and times (samples,) of the split's samples, and the index of each sample.
+
+    The index is -1 for samples of other splits.
+    """
     wanted = set(scene_names(split))
     table = Table(folder, "scene")
     scenes: dict[str, int] = {}
@@ -100,7 +106,8 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, dict[str, int]
         scenes[table.text(row, "token")] = len(scenes) if table.text(row, "name") in wanted else -1
     if all(order < 0 for order in scenes.values()):
         raise BoxcovError(
-            f"{table.path}: none of its {len(scenes)} scenes is of the split {split!r}: choose another version or split"
+            f"{table.path}: none of its {len(scenes)} scenes is of the split {split!r}: choose "
+            "another version or split"
         )
     table = Table(folder, "sample")
     place: dict[str, int] = {}
@@ -123,11 +130,11 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, dict[str, int]
 
 
 def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readings, Array]:
-    """What LIDAR_TOP measured in the split's samples, and which turn is each sample's key frame (samples,), -1 where none is."""
+    """Return the sweeps of the split, and the key sweep (samples,) of each sample, -1 if missing."""
     mounts, mount_R, mount_t = _mounts(folder)
     table = Table(folder, "sample_data")
-    turns: dict[str, int] = {}
-    slots: dict[str, int] = {}  # the ego poses needed
+    sweeps: dict[str, int] = {}
+    slots: dict[str, int] = {}  # the ego poses in use
     files: list[bytes] = []
     previous: list[str] = []
     time, mount, slot = array("q"), array("q"), array("q")
@@ -139,18 +146,19 @@ def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readin
             continue
         if table.flag(row, "is_key_frame"):
             key[sample] = len(files)
-        turns[table.text(row, "token")] = len(files)
-        files.append(_below(table, row))
+        sweeps[table.text(row, "token")] = len(files)
+        files.append(_file_name(table, row))
         previous.append(table.text(row, "prev"))
         time.append(table.integer(row, "timestamp"))
         mount.append(of_lidar)
         slot.append(slots.setdefault(table.text(row, "ego_pose_token"), len(slots)))
     ego_R, ego_t = _ego_poses(folder, slots)
-    order = _chain(table, turns, previous)
+    order = _chain(table, sweeps, previous)
     when = np.array(time)
     if bool((when[order[order >= 0]] >= when[order >= 0]).any()):
         raise BoxcovError(
-            f"{table.path}: a prev token leads to a later turn of LIDAR_TOP: unpack the metadata archive again"
+            f"{table.path}: a prev token leads to a later sweep of LIDAR_TOP: unpack the metadata "
+            "archive again"
         )
     R, t = ego_R[slot], ego_t[slot]
     t = (R @ mount_t[mount][..., None])[..., 0] + t
@@ -158,7 +166,10 @@ def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readin
 
 
 def _mounts(folder: Path) -> tuple[dict[str, int], Array, Array]:
-    """The places where LIDAR_TOP was mounted: (k, 3, 3), (k, 3), and the number of each by token, -1 for those of other sensors."""
+    """Return the k mounts of LIDAR_TOP: index by token, rotations (k, 3, 3), translations (k, 3).
+
+    The index is -1 for other sensors.
+    """
     table = Table(folder, "sensor")
     channels = {table.text(row, "token"): table.text(row, "channel") for row in table}
     table = Table(folder, "calibrated_sensor")
@@ -173,7 +184,7 @@ def _mounts(folder: Path) -> tuple[dict[str, int], Array, Array]:
             translations.append(table.vector(row, "translation", 3))
     if not rotations:
         raise BoxcovError(
-            f"{table.path}: no sensor is called LIDAR_TOP: these are not the tables of nuScenes"
+            f"{table.path}: no sensor is named LIDAR_TOP: these are not the tables of nuScenes"
         )
     return numbers, _rotations(rotations), np.array(translations)
 
@@ -191,7 +202,8 @@ def _ego_poses(folder: Path, slots: dict[str, int]) -> tuple[Array, Array]:
     for token, slot in slots.items():
         if np.isnan(R[slot, 0]):
             raise BoxcovError(
-                f"{table.path}: no pose {token!r}, which sample_data.json refers to: the tables do not belong together"
+                f"{table.path}: no pose {token!r}, which sample_data.json refers to: the tables "
+                "are of different versions"
             )
     return _rotations(R), t
 
@@ -234,7 +246,7 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
 
 
 def _labels(folder: Path) -> dict[str, int]:
-    """The class of each instance, -1 where it is of none."""
+    """Return the class of each instance, -1 if it has none."""
     table = Table(folder, "category")
     names = {table.text(row, "token"): CATEGORIES.get(table.text(row, "name")) for row in table}
     table = Table(folder, "instance")
@@ -246,7 +258,11 @@ def _labels(folder: Path) -> dict[str, int]:
 
 
 def _velocities(centre: Array, time: Array, before: Array, after: Array) -> Array:
-    """From the neighbours in time (a, 2): both where there are both, one and the box itself at the ends, NaN where alone or too far apart."""
+    """Return velocities (a, 2) from the annotations before and after each one.
+
+    At the ends of a track the box itself replaces the missing neighbour. NaN means that there is
+    no neighbour, or that it is too far away in time.
+    """
     itself = np.arange(len(centre))
     first, last = np.where(before < 0, itself, before), np.where(after < 0, itself, after)
     seconds = 1e-6 * (time[last] - time[first])
@@ -260,17 +276,18 @@ def _velocities(centre: Array, time: Array, before: Array, after: Array) -> Arra
 
 
 def _chain(table: Table, rows: dict[str, int], tokens: list[str]) -> Array:
-    """The rows that prev or next tokens lead to, -1 for none."""
+    """Return the rows that prev or next tokens lead to, -1 for none."""
     for token in tokens:
         if token and token not in rows:
             raise BoxcovError(
-                f"{table.path}: a prev or next token leads to {token!r}, which is no row of the same kind and split"
+                f"{table.path}: a prev or next token leads to {token!r}, which is not a row of the "
+                "same kind and split"
             )
     return np.array([rows[token] if token else -1 for token in tokens], dtype=np.int64)
 
 
-def _below(table: Table, row: Row) -> bytes:
-    """The file name of a row, which must lie below the root: a table from elsewhere may not make us read other files."""
+def _file_name(table: Table, row: Row) -> bytes:
+    """Return the file name of a row; raise if it leads out of the root, to files of others."""
     name = table.text(row, "filename")
     if (
         not name

@@ -43,26 +43,26 @@ class NuScenes(FrameSequence):
         target = {"boxes": boxes.float(), "labels": labels, "points": points, "token": token}
         return [self._points(index)], [target]
 
-    def _pose(self, turn: int) -> Pose:
+    def _pose(self, sweep: int) -> Pose:
         readings = self.table_index.readings
-        return Pose(torch.from_numpy(readings.R[turn]), torch.from_numpy(readings.t[turn]))
+        return Pose(torch.from_numpy(readings.R[sweep]), torch.from_numpy(readings.t[sweep]))
 
     def _points(self, number: int) -> Tensor:
         """Return (N, 5) ``x y z intensity dt`` of the key frame and the sweeps before it."""
         readings = self.table_index.readings
-        key = turn = int(self.table_index.key[number])
+        key = sweep = int(self.table_index.key[number])
         to_key = self._pose(key).inverse()
         clouds: list[Tensor] = []
-        while turn >= 0 and len(clouds) < self.sweeps:
-            cloud = read_points(self.root / readings.file[turn].decode(), columns=5)
+        while sweep >= 0 and len(clouds) < self.sweeps:
+            cloud = read_points(self.root / readings.file[sweep].decode(), columns=5)
             # the fifth column of the file is the number of the beam
-            cloud[:, 4] = 1e-6 * float(readings.time[key] - readings.time[turn])
-            if turn != key:
+            cloud[:, 4] = 1e-6 * float(readings.time[key] - readings.time[sweep])
+            if sweep != key:
                 # without the points on the ego car, which would leave a trail
                 cloud = cloud[(cloud[:, :2].abs() >= 1).any(1)]
-                cloud[:, :3] = (to_key @ self._pose(turn))(cloud[:, :3])
+                cloud[:, :3] = (to_key @ self._pose(sweep))(cloud[:, :3])
             clouds.append(cloud)
-            turn = int(readings.previous[turn])
+            sweep = int(readings.previous[sweep])
         return torch.cat(clouds)
 
     def _boxes(self, number: int) -> tuple[Tensor, Tensor, Tensor]:

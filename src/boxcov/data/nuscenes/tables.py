@@ -1,4 +1,4 @@
-"""The v1.0 JSON tables, row by row: those of the full set are too large (sample_data: 2.6 million rows) to be held as they are."""
+"""The v1.0 JSON tables, read row by row: sample_data with 2.6 million rows does not fit memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Row = dict[str, Any]
 T = TypeVar("T")
 
 _CHUNK = 1 << 20  # characters read at a time
-_LONGEST = 1 << 24  # characters of a row; what is longer is no row
-_LARGEST = 1e100  # beyond it, and for NaN, a coordinate is none
+_LONGEST = 1 << 24  # characters of the longest row that is accepted
+_LARGEST = 1e100  # absolute value of the largest coordinate that is accepted
 _GAP = re.compile(r"[\s,]*")
 
 
 class Table:
-    """The rows of one table, read from the file each time it is gone through, and typed access to their entries.
+    """The rows of one table, read again for each iteration, with typed access to their entries.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ class Table:
     def text(self, row: Row, key: str) -> str:
         value = self._entry(row, key)
         if not isinstance(value, str):
-            raise self._unfit(row, key, "text")
+            raise self._wrong_type(row, key, "text")
         return value
 
     def integer(self, row: Row, key: str) -> int:
@@ -56,13 +56,13 @@ class Table:
             not (type(value) is int or (type(value) is float and value.is_integer()))
             or abs(value) >= 1 << 63
         ):
-            raise self._unfit(row, key, "a whole number of 64 bits")
+            raise self._wrong_type(row, key, "a whole number of 64 bits")
         return int(value)
 
     def flag(self, row: Row, key: str) -> bool:
         value = self._entry(row, key)
         if not isinstance(value, bool):
-            raise self._unfit(row, key, "true or false")
+            raise self._wrong_type(row, key, "true or false")
         return value
 
     def vector(self, row: Row, key: str, size: int) -> list[float]:
@@ -72,45 +72,46 @@ class Table:
             or len(value) != size
             or not all(isinstance(v, (int, float)) and abs(v) < _LARGEST for v in value)
         ):
-            raise self._unfit(row, key, f"{size} finite numbers")
+            raise self._wrong_type(row, key, f"{size} finite numbers")
         return value
 
     def size(self, row: Row, key: str) -> list[float]:
         value = self.vector(row, key, 3)
         if min(value) <= 0:
-            raise self._unfit(row, key, "3 lengths above 0")
+            raise self._wrong_type(row, key, "3 lengths above 0")
         return value
 
     def quaternion(self, row: Row, key: str) -> list[float]:
         value = self.vector(row, key, 4)
         if not any(value):
-            raise self._unfit(row, key, "a quaternion")
+            raise self._wrong_type(row, key, "a quaternion")
         return value
 
     def refer(self, row: Row, key: str, index: Mapping[str, T], to: str) -> T:
-        """What the token ``row[key]`` stands for in the index of another table."""
+        """Look up the token ``row[key]`` in the index of another table."""
         token = self.text(row, key)
         if token not in index:
             raise BoxcovError(
-                f"{self._place(row)}: its {key} {token!r} is not in {to}: the tables do not belong together"
+                f"{self._describe(row)}: its {key} {token!r} is not in {to}: the tables are of "
+                "different versions"
             )
         return index[token]
 
     def _entry(self, row: Row, key: str) -> Any:
         if key not in row:
             raise BoxcovError(
-                f"{self._place(row)} has no {key!r}: not a v1.0 table, or a damaged one"
+                f"{self._describe(row)} has no {key!r}: not a v1.0 table, or a damaged one"
             )
         return row[key]
 
-    def _unfit(self, row: Row, key: str, wanted: str) -> BoxcovError:
-        return BoxcovError(f"{self._place(row)}: {key} is {row[key]!r}, expected {wanted}")
+    def _wrong_type(self, row: Row, key: str, wanted: str) -> BoxcovError:
+        return BoxcovError(f"{self._describe(row)}: {key} is {row[key]!r}, expected {wanted}")
 
-    def _place(self, row: Row) -> str:
+    def _describe(self, row: Row) -> str:
         return f"{self.path}: the row of token {row.get('token')!r}"
 
     def _objects(self, file: Any) -> Iterator[Row]:
-        """The objects of a JSON list, with never more than one chunk and one row in memory."""
+        """Yield the objects of a JSON list, with one chunk and one row in memory."""
         decode = json.JSONDecoder().raw_decode
         buffer, count, chunk = file.read(_CHUNK).lstrip(), 0, " "
         if not buffer.startswith("["):
@@ -123,17 +124,17 @@ class Table:
                     return
                 try:
                     row, at = decode(buffer, at)
-                except (ValueError, RecursionError):  # perhaps only cut off by the chunk
+                except (ValueError, RecursionError):  # the chunk may end within the row
                     break
                 if not isinstance(row, dict):
-                    raise self._damaged(f"entry {count} is no object")
+                    raise self._damaged(f"entry {count} is not an object")
                 yield row
                 count += 1
             if len(buffer) - at > _LONGEST:
                 break
             chunk = file.read(_CHUNK)
             buffer, at = buffer[at:] + chunk, 0
-        raise self._damaged(f"it cannot be read on after {count} rows")
+        raise self._damaged(f"it ends or is invalid after {count} rows")
 
     def _damaged(self, why: str) -> BoxcovError:
         return BoxcovError(f"{self.path}: damaged JSON ({why}): unpack the metadata archive again")
