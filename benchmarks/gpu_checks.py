@@ -295,7 +295,7 @@ def steady(count: int = 20_000) -> str:
 
 def voxel_network() -> CenterPoint:
     config = replace(Config.voxel(), point_range=(-25.6, -25.6, -5.0, 25.6, 25.6, 3.0))
-    return CenterPoint(replace(config, reporting=replace(config.reporting, most=8)))
+    return CenterPoint(replace(config, reporting=replace(config.reporting, max_boxes=8)))
 
 
 def checks() -> Iterator[Check]:

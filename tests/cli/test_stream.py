@@ -160,7 +160,7 @@ def test_kitti_points_give_boxes_in_kittis_axes(made, tmp_path) -> None:
 
 def test_images_give_boxes_in_pixels_of_the_image(tmp_path) -> None:
     Image = pytest.importorskip("PIL.Image")
-    detector = small(seed=2, most=5).float()
+    detector = small(seed=2, max_boxes=5).float()
     inputs = torch.zeros(1, 3, 64, 64)
     target = {
         name: value.float() if value.is_floating_point() else value

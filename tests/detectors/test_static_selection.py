@@ -70,7 +70,7 @@ def test_what_there_is_no_room_for_is_counted() -> None:
 
 
 def test_yolox() -> None:
-    detector = small(most=200)
+    detector = small(max_boxes=200)
     x = 40 * images() ** 0.5
     assert check(detector, x, StaticLimits(boxes=200, candidates=200)) == 0
     with torch.no_grad():

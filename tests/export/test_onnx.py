@@ -68,7 +68,7 @@ def check(found: dict[str, Tensor], expected: Detections, slack: float = 1e-3) -
 def pillar() -> tuple[Any, Posterior]:
     config = pillar_config()
     config = replace(
-        config, reporting=replace(config.reporting, threshold=0.1, most=7, candidates=40)
+        config, reporting=replace(config.reporting, threshold=0.1, max_boxes=7, candidates=40)
     )
     detector = detector_of(config)
     return detector, boxcov.fit(detector, clouds(config, 2), n_data=50)
@@ -161,7 +161,7 @@ def photo(seed: int, side: int = 64) -> Tensor:
 
 @pytest.fixture(scope="module")
 def yolo() -> tuple[Any, Posterior]:
-    detector = small(seed=2, threshold=0.35, most=30).float()
+    detector = small(seed=2, threshold=0.35, max_boxes=30).float()
     with torch.no_grad():
         for layers in (detector.head.cls_preds, detector.head.obj_preds, detector.head.reg_preds):
             for layer in layers:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.config import Dense, Pillars, Reporting, Voxels
 
-FEW = Reporting(threshold=0.05, most=2, centre_range=(-99, -99, -99, 99, 99, 99))
+FEW = Reporting(threshold=0.05, max_boxes=2, centre_range=(-99, -99, -99, 99, 99, 99))
 
 
 def pillar_config(**changes: object) -> Config:

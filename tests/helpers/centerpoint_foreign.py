@@ -151,7 +151,7 @@ def pillar_encoder(config):
     widths = config.encoder.widths
     sizes = [
         (n_in, w if i == len(widths) - 1 else w // 2)
-        for i, (n_in, w) in enumerate(zip((config.encoder.decorated, *widths), widths))
+        for i, (n_in, w) in enumerate(zip((config.encoder.point_features, *widths), widths))
     ]
     tree = nn.Module()
     tree.pfn_layers = nn.ModuleList(

@@ -43,6 +43,6 @@ def boxcov(*words: object) -> Done:
 def small_network(folder: Path, seed: int = 0) -> str:
     """The word for a CenterPoint of 12.8 m that reports a few boxes of every task."""
     config = pillar_config()
-    config = replace(config, reporting=replace(config.reporting, threshold=0.1, most=3))
+    config = replace(config, reporting=replace(config.reporting, threshold=0.1, max_boxes=3))
     centerpoint.save(detector_of(config, seed), folder / f"net{seed}.safetensors")
     return f"centerpoint:{folder}/net{seed}.safetensors"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from boxcov.detectors.yolox import YOLOX, Config
 
 SMALL = Config(
-    width=4, depth=1, depthwise=True, classes=("cat", "dog", "cow"), threshold=0.25, most=6
+    width=4, depth=1, depthwise=True, classes=("cat", "dog", "cow"), threshold=0.25, max_boxes=6
 )
 
 

@@ -1,4 +1,4 @@
-"""Reading checkpoints without running any code that they may hold."""
+"""Read checkpoints without running code in them, and compare their tensors with those of a network."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PLACES = (
     "state_dict",
     "model_state",
     "model",
-)  # where frameworks keep the weights among other things
+)  # the keys under which frameworks store the weights
 
 
 def read_weights(path: Path) -> tuple[State, Mapping[str, Any]]:
-    """The tensors of a file, and what it says about itself.
+    """Return the tensors of a file and its metadata.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +37,7 @@ def read_weights(path: Path) -> tuple[State, Mapping[str, Any]]:
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 return tensors, file.metadata() or {}
-        with torch.serialization.safe_globals(_numpy_numbers()):
+        with torch.serialization.safe_globals(_numpy_scalars()):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         code = re.search(r"GLOBAL (\S+)", str(error))
@@ -46,18 +46,19 @@ def read_weights(path: Path) -> tuple[State, Mapping[str, Any]]:
                 f"{path}: not a checkpoint that torch.save wrote, or a damaged one"
             ) from None
         raise BoxcovError(
-            f"{path}: holds more than weights ({code[1]}), and boxcov runs no code from a checkpoint. Keep its tensors alone: "
-            "torch.save({'state_dict': checkpoint['state_dict']}, ...), where you trust the file and have its framework"
+            f"{path}: holds more than weights ({code[1]}), and boxcov runs no code from a checkpoint. "
+            "Where you trust the file and have its framework, save the tensors alone: "
+            "torch.save({'state_dict': checkpoint['state_dict']}, ...)"
         ) from None
-    except Exception as error:  # the unpickler raises whatever it likes on a damaged file
+    except Exception as error:  # a damaged file can raise anything
         raise BoxcovError(
             f"{path}: not a checkpoint, or a damaged one ({type(error).__name__}: {error})"
         ) from None
     return _state(content, path)
 
 
-def _numpy_numbers() -> list[Any]:
-    """A best average precision is often a number of numpy's, which torch takes for code: it is none."""
+def _numpy_scalars() -> list[Any]:
+    """Numpy's scalar types: checkpoints often hold an average precision as one, which torch refuses as code."""
     scalar = np.float64(0).__reduce__()[0]
     return [
         (scalar, "numpy.core.multiarray.scalar"),
@@ -77,11 +78,38 @@ def _state(content: Any, path: Path) -> tuple[State, Mapping[str, Any]]:
     ):
         found = join_names(map(str, inside)) if inside else type(content).__name__
         raise BoxcovError(
-            f"{path}: no weights found; looked for a dict of tensors, alone or under {', '.join(_PLACES[:-1])} or {_PLACES[-1]}, and found {found}"
+            f"{path}: no weights found; looked for a dict of tensors, alone or under "
+            f"{', '.join(_PLACES[:-1])} or {_PLACES[-1]}, and found {found}"
         )
-    if all(
-        name.startswith("module.") for name in state
-    ):  # saved from a network spread over several GPUs
+    if all(name.startswith("module.") for name in state):  # saved from DataParallel
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     meta = inside.get("meta")
     return state, meta if isinstance(meta, dict) else {}
+
+
+def describe_misfit(
+    shapes: Mapping[str, tuple[int, ...]], tensors: State, stored: State | None = None
+) -> str:
+    """Describe what does not fit a network: missing and surplus names, and other shapes; "" if everything fits.
+
+    shapes: by name in the file, those that the network needs. stored: the tensors before conversion, for the message.
+
+    >>> describe_misfit({"a": (2,), "b": (3,)}, {"a": torch.zeros(4), "c": torch.zeros(1)})
+    '1 missing: b; 1 surplus: c; 1 of another shape: a (4,) for (2,)'
+    """
+    stored = tensors if stored is None else stored
+    # a frozen network does not need the number of batches that a norm has seen; old files lack it
+    needed = [name for name in shapes if not name.endswith("num_batches_tracked")]
+    wrong = [
+        f"{name} {tuple(stored[name].shape)} for {shape}"
+        for name, shape in shapes.items()
+        if name in tensors and tuple(tensors[name].shape) != shape
+    ]
+    lists = {
+        "missing": [name for name in needed if name not in tensors],
+        "surplus": sorted(set(tensors) - set(shapes)),
+        "of another shape": wrong,
+    }
+    return "; ".join(
+        f"{len(names)} {kind}: {join_names(names, 20)}" for kind, names in lists.items() if names
+    )

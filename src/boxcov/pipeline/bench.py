@@ -85,7 +85,7 @@ def with_box_count(detector: Detector, count: int) -> Detector:
     rules = replace(
         config.reporting,
         threshold=1e-9,
-        most=per_task,
+        max_boxes=per_task,
         candidates=max(config.reporting.candidates, 4 * per_task),
     )
     other = CenterPoint(replace(config, reporting=rules))

@@ -19,7 +19,7 @@ from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.config import Pillars
 from boxcov.detectors.centerpoint.decode import CellIndex
-from boxcov.detectors.centerpoint.keys import layers
+from boxcov.detectors.centerpoint.frameworks import layer_names
 from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config, voxel_config
 from helpers.centerpoint_foreign import LAYOUTS, Foreign
 
@@ -165,7 +165,7 @@ def exported(detector, framework, legacy=False):
     """A detector in the names, layouts and conventions of a framework: the loader's steps, backwards."""
     own, state = detector.state_dict(), {}
     generator = torch.Generator().manual_seed(0)
-    for layer in layers(detector.config, framework):
+    for layer in layer_names(detector.config, framework):
         module = detector.get_submodule(layer.own)
         weight = own[f"{layer.own}.weight"]
         if hasattr(module, "kernel"):
@@ -399,6 +399,6 @@ def test_values_beyond_half_precision_are_not_saved(tmp_path):
     with torch.no_grad():
         detector.head.shared[0].weight[0, 0, 0, 0] = 1e6
     with pytest.raises(
-        boxcov.BoxcovError, match=r"head\.shared\.0\.weight holds values that half precision cannot"
+        boxcov.BoxcovError, match=r"head\.shared\.0\.weight has values too large for half precision"
     ):
         centerpoint.save(detector, tmp_path / "x.safetensors")

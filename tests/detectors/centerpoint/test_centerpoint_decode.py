@@ -80,7 +80,7 @@ def slow_select(raw, config):
                     continue
                 if not chosen or _apart(box, torch.stack([boxes[m] for m in chosen]), t, rules):
                     chosen.append(n)
-            kept += [(*found[n][:2], t, *found[n][2:]) for n in chosen[: rules.most]]
+            kept += [(*found[n][:2], t, *found[n][2:]) for n in chosen[: rules.max_boxes]]
         out += [(b, *k) for k in sorted(kept, key=lambda k: -k[0])]
     return out
 
@@ -112,7 +112,7 @@ RULES = {
 
 @pytest.mark.parametrize("change", RULES.values(), ids=RULES)
 def test_the_selection_is_that_of_the_loop(change):
-    base = replace(CONFIG.reporting, most=83, threshold=0.2)
+    base = replace(CONFIG.reporting, max_boxes=83, threshold=0.2)
     config = replace(CONFIG, reporting=replace(base, **change))
     detector = detector_of(config, seed=1)
     with torch.no_grad():

@@ -35,7 +35,7 @@ def test_exact_is_one_backward_pass_a_number(changes: dict) -> None:
         ExactGLM(detector, posterior)(frames[0][0]),
         GLM(detector, posterior)(frames[0][0]),
     )
-    assert len(exact) == detector.config.most
+    assert len(exact) == detector.config.max_boxes
     torch.testing.assert_close(exact.covariance, slow.covariance, rtol=1e-5, atol=1e-12)
 
 
@@ -75,7 +75,7 @@ def test_a_fisher_without_labels() -> None:
 
 
 def test_the_spread_of_what_nms_removed() -> None:
-    detector = small(threshold=0.1, overlap=0.2, most=50)
+    detector = small(threshold=0.1, overlap=0.2, max_boxes=50)
     for layer in detector.head.reg_preds:
         layer.bias.data[2:] = 1.0  # large boxes, which overlap
     found = NMSSpread(detector)(images())

@@ -77,7 +77,7 @@ def slow_nms(values: Tensor, config: Config) -> list[tuple[int, int]]:
             for rival, other in kept
         ):
             kept.append((cell, label))
-    return kept[: config.most]
+    return kept[: config.max_boxes]
 
 
 def slow_iou(a: list[float], b: list[float]) -> float:
@@ -91,7 +91,7 @@ def slow_iou(a: list[float], b: list[float]) -> float:
 def test_what_is_reported_is_what_the_greedy_loop_keeps(
     seed: int, overlap: float, most: int
 ) -> None:
-    config = replace(SMALL, threshold=0.2, overlap=overlap, most=most)
+    config = replace(SMALL, threshold=0.2, overlap=overlap, max_boxes=most)
     values = values_of(seed, frames=2)
     found = select(values, grid_of(MAPS), config)
     for frame in range(2):
@@ -104,7 +104,7 @@ def test_what_is_reported_is_what_the_greedy_loop_keeps(
 
 @pytest.mark.parametrize("most", [100, 3])
 def test_candidates_are_removed_by_the_best_reported_box_of_their_class(most: int) -> None:
-    config = replace(SMALL, threshold=0.2, overlap=0.2, most=most)
+    config = replace(SMALL, threshold=0.2, overlap=0.2, max_boxes=most)
     values = values_of(5, frames=2)
     found, every = select(values, grid_of(MAPS), config), candidates(values, grid_of(MAPS), config)
     boxes = reported_boxes(

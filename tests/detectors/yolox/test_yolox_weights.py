@@ -67,14 +67,14 @@ def test_an_upstream_checkpoint_with_what_a_training_leaves_in_it(
         best_ap=np.float64(0.25),
         optimizer=optimiser.state_dict(),
     )
-    loaded = load(path, classes=SMALL.classes, threshold=0.5, most=7).double()
+    loaded = load(path, classes=SMALL.classes, threshold=0.5, max_boxes=7).double()
     assert (
         loaded.config.width,
         loaded.config.depth,
         loaded.config.depthwise,
         loaded.config.norm,
     ) == (4, 2, depthwise, True)
-    assert (loaded.config.threshold, loaded.config.most, loaded.training) == (0.5, 7, False)
+    assert (loaded.config.threshold, loaded.config.max_boxes, loaded.training) == (0.5, 7, False)
     with torch.no_grad():
         torch.testing.assert_close(
             loaded(images())["values"], detector(images())["values"], rtol=1e-4, atol=1e-4
@@ -179,7 +179,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
 def test_names_and_settings_out_of_range() -> None:
     with pytest.raises(BoxcovError, match="no YOLOX 'huge': there are nano, tiny"):
         Config.named("huge")
-    for changes in ({"threshold": 1.5}, {"overlap": 0.0}, {"most": 0}):
+    for changes in ({"threshold": 1.5}, {"overlap": 0.0}, {"max_boxes": 0}):
         with pytest.raises(BoxcovError, match="threshold must be"):
             Config(16, 1, **changes)
     with pytest.raises(BoxcovError, match="a width, a depth and classes"):

@@ -1,9 +1,9 @@
-"""CenterPoint on LiDAR point clouds: pillar and voxel networks, from det3d, mmdetection3d, OpenPCDet or boxcov's own weights."""
+"""CenterPoint on LiDAR point clouds: pillar and voxel networks, with weights of det3d, mmdetection3d, OpenPCDet or boxcov."""
 
 from boxcov.detectors.centerpoint.checkpoints import load, save
 from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.centerpoint.conventions import to_framework
 from boxcov.detectors.centerpoint.detector import CenterPoint
+from boxcov.detectors.centerpoint.frameworks import to_framework
 from boxcov.detectors.centerpoint.loss import object_counts
 
 __all__ = ["CenterPoint", "Config", "load", "object_counts", "save", "to_framework"]

@@ -1,4 +1,7 @@
-"""Weights from det3d, mmdetection3d, OpenPCDet and boxcov's own files: read without running any code, converted, checked name by name."""
+"""Load and save the weights of a CenterPoint: files of det3d, mmdetection3d, OpenPCDet and boxcov.
+
+No code in a file is run. Every tensor is converted and checked by name and shape.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,35 @@ import torch
 from torch import Tensor
 
 from boxcov.detectors.centerpoint.config import Config, Framework, Pillars
-from boxcov.detectors.centerpoint.conventions import head_rows
 from boxcov.detectors.centerpoint.detector import CenterPoint
-from boxcov.detectors.centerpoint.keys import HEADS, SPARSE, Names, layers
+from boxcov.detectors.centerpoint.frameworks import (
+    HEADS,
+    SPARSE,
+    LayerNames,
+    head_rows,
+    layer_names,
+)
 from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
-from boxcov.detectors.weight_file import State, read_weights
+from boxcov.detectors.weight_file import State, describe_misfit, read_weights
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import reading, write_safetensors
 
 _KEY = "boxcov.centerpoint"
 _WEIGHTS = Path(__file__).parent / "weights"
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-_LAYOUTS = (
-    (4, 0, 1, 2, 3),
-    (0, 1, 2, 3, 4),
-    (3, 0, 1, 2, 4),
-)  # of a sparse kernel, to (out, kz, ky, kx, in); the first is spconv 1.x's
+# Permutations of a sparse kernel to (out, kz, ky, kx, in). The first is that of spconv 1.x.
+_LAYOUTS = ((4, 0, 1, 2, 3), (0, 1, 2, 3, 4), (3, 0, 1, 2, 4))
 
 
 def load(
     path_or_name: str | Path, config: Config | None = None, *, legacy: bool | None = None
 ) -> CenterPoint:
-    """A trained CenterPoint in eval mode, from a checkpoint or from the package ("small").
+    """Load a trained CenterPoint in eval mode, from a checkpoint or from the package ("small").
 
-    config: unless given, the file's own, or the framework's for its kind of network; voxels of 0.075 m have the same weights as those of
-    0.1 m, so ask for ``Config.voxel(0.075, framework)``.
-    legacy: whether a mmdetection3d checkpoint was trained before version 1.0, which meant sizes and yaw otherwise; unless given, the version in
-    the file tells, and without one it is a newer one.
+    config: by default the one in the file, or the framework's for this kind of network. Networks on voxels of 0.075 m have
+    weights of the same shapes as those on 0.1 m: pass ``Config.voxel(0.075, framework)``.
+    legacy: whether a mmdetection3d checkpoint was trained before version 1.0, which had another convention for sizes and
+    yaw. By default the version in the file decides; a file without one is taken as newer.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -47,16 +52,16 @@ def load(
     state, about = read_weights(path)
     if _KEY in about:
         with reading(path, "a CenterPoint that boxcov wrote"):
-            return _own(config or Config.from_json(about[_KEY]), state, path).eval()
+            return _load_own(config or Config.from_json(about[_KEY]), state, path).eval()
     framework = _framework(state, path)
     if legacy is None:
         legacy = framework == "mmdet3d" and str(about.get("mmdet3d_version", "1")).startswith("0.")
     detector = CenterPoint(config or _default_config(state, framework))
-    return _converted(detector, state, framework, legacy, path).eval()
+    return _convert(detector, state, framework, legacy, path).eval()
 
 
 def save(detector: CenterPoint, path: str | Path) -> None:
-    """Weights in half precision, norms and biases in single, and the config, in one safetensors file.
+    """Write the weights (in half precision, norms and biases in single) and the config to one safetensors file.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -66,21 +71,17 @@ def save(detector: CenterPoint, path: str | Path) -> None:
     """
     tensors = {}
     for name, tensor in detector.state_dict().items():
-        tensors[name] = (
-            tensor.half()
-            if tensor.dim() > 1
-            else tensor.float()
-            if tensor.is_floating_point()
-            else tensor
-        )
+        dtype = torch.float16 if tensor.dim() > 1 else torch.float32
+        tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
         if not bool(tensors[name].isfinite().all()):
             raise BoxcovError(
-                f"{path}: {name} holds values that half precision cannot (largest: {float(tensor.abs().max()):g})"
+                f"{path}: {name} has values too large for half precision "
+                f"(largest: {float(tensor.abs().max()):g})"
             )
     write_safetensors(path, tensors, {_KEY: detector.config.to_json()})
 
 
-# reading
+# read
 
 
 def _path(path_or_name: str | Path) -> Path:
@@ -88,13 +89,15 @@ def _path(path_or_name: str | Path) -> Path:
         path = _WEIGHTS / "small.safetensors"
         if not path.exists():
             raise BoxcovError(
-                f"{path}: the weights of the small CenterPoint are not in this installation; give the path of a checkpoint"
+                f"{path}: the weights of the small CenterPoint are not in this installation; "
+                "give the path of a checkpoint"
             )
         return path
     path = Path(path_or_name)
     if not path.is_file():
         raise BoxcovError(
-            f"{path}: no such file; give the path of a checkpoint, or the name of one in the package: small"
+            f"{path}: no such file; give the path of a checkpoint, "
+            "or the name of one in the package: small"
         )
     return path
 
@@ -103,9 +106,10 @@ def _framework(state: State, path: Path) -> Framework:
     for framework, head in HEADS.items():
         if any(name.startswith(f"{head}.") for name in state):
             return framework
-    looked = ", ".join(f"{head}. ({framework})" for framework, head in HEADS.items())
+    prefixes = ", ".join(f"{head}. ({framework})" for framework, head in HEADS.items())
     raise BoxcovError(
-        f"{path}: no CenterPoint that boxcov knows: looked for names that start with {looked}, and found {join_names(state, 4)}"
+        f"{path}: no CenterPoint that boxcov knows: looked for names that start with {prefixes}, "
+        f"and found {join_names(state, 4)}"
     )
 
 
@@ -120,23 +124,23 @@ def _default_config(state: State, framework: Framework) -> Config:
     return named[framework]()
 
 
-# converting
+# convert
 
 
-def _converted(
+def _convert(
     detector: CenterPoint, state: State, framework: Framework, legacy: bool, path: Path
 ) -> CenterPoint:
-    """``detector`` with the weights of a framework's checkpoint."""
-    names = list(layers(detector.config, framework))
-    wanted = {own: foreign for layer in names for own, foreign in _keys(layer)}
-    order = _layout(detector, state, names)
+    """Copy the weights of a framework's checkpoint into ``detector``."""
+    names = list(layer_names(detector.config, framework))
+    foreign = {own: there for layer in names for own, there in _tensor_names(layer)}
+    order = _kernel_layout(detector, state, names)
     tensors = {name: tensor for name, tensor in state.items() if name != "global_step"}
     for layer in names:
         key = f"{layer.foreign}.weight"
         if key in tensors:
-            tensors[key] = _weight(detector, layer, tensors[key], framework, order)
+            tensors[key] = _convert_weight(detector, layer, tensors[key], framework, order)
         _fold_bias(tensors, layer)
-    _fill(detector, tensors, wanted, path, like=state)
+    _fill(detector, tensors, foreign, path, stored=state)
     with torch.no_grad():
         for layer in names:
             if layer.own_norm is None:
@@ -146,8 +150,8 @@ def _converted(
     return detector
 
 
-def _fold_bias(tensors: dict[str, Tensor], layer: Names) -> None:
-    """A bias before a norm is a shift of the norm's mean; one that does not fit stays, to be named as surplus."""
+def _fold_bias(tensors: dict[str, Tensor], layer: LayerNames) -> None:
+    """Subtract a bias before a norm from the norm's mean. A bias of another shape stays and is reported as surplus."""
     if layer.foreign_norm is None:
         return
     bias, mean = (
@@ -160,16 +164,16 @@ def _fold_bias(tensors: dict[str, Tensor], layer: Names) -> None:
         )
 
 
-def _keys(layer: Names) -> list[tuple[str, str]]:
-    """Names of a layer's tensors, here and there."""
+def _tensor_names(layer: LayerNames) -> list[tuple[str, str]]:
+    """The names of a layer's tensors, in boxcov and in the framework."""
     if layer.own_norm is None:
         return [(f"{layer.own}.{leaf}", f"{layer.foreign}.{leaf}") for leaf in ("weight", "bias")]
     norms = [(f"{layer.own_norm}.{leaf}", f"{layer.foreign_norm}.{leaf}") for leaf in _NORM]
     return [(f"{layer.own}.weight", f"{layer.foreign}.weight"), *norms]
 
 
-def _layout(detector: CenterPoint, state: State, names: list[Names]) -> tuple[int, ...]:
-    """The layout of the sparse kernels that explains most of their shapes: square ones fit two."""
+def _kernel_layout(detector: CenterPoint, state: State, names: list[LayerNames]) -> tuple[int, ...]:
+    """The layout that explains most shapes of the sparse kernels; kernels with n_in = n_out fit two."""
     if isinstance(detector.config.encoder, Pillars):
         return _LAYOUTS[0]
     votes = dict.fromkeys(_LAYOUTS, 0)
@@ -177,98 +181,64 @@ def _layout(detector: CenterPoint, state: State, names: list[Names]) -> tuple[in
         module, tensor = detector.get_submodule(layer.own), state.get(f"{layer.foreign}.weight")
         if isinstance(module, SparseConv) and tensor is not None and tensor.dim() == 5:
             for order in _LAYOUTS:
-                votes[order] += tuple(tensor.permute(order).shape) == (
-                    module.n_out,
-                    *module.kernel,
-                    module.n_in,
-                )
+                votes[order] += tensor.permute(order).shape == module.kernel_shape
     return max(votes, key=lambda order: votes[order])
 
 
-def _weight(
+def _convert_weight(
     detector: CenterPoint,
-    layer: Names,
+    layer: LayerNames,
     tensor: Tensor,
     framework: Framework,
     order: tuple[int, ...],
 ) -> Tensor:
-    """A weight in the form that it has here; one of an unexpected shape is left as it is, to be named later."""
+    """A weight in boxcov's form. One of an unexpected shape stays as it is and is reported later."""
     module = detector.get_submodule(layer.own)
     if isinstance(module, SparseConv):
-        if tensor.dim() == 5 and tuple(tensor.permute(order).shape) == (
-            module.n_out,
-            *module.kernel,
-            module.n_in,
-        ):
-            return tensor.permute(order).flatten(1)
-        return tensor
+        fits = tensor.dim() == 5 and tensor.permute(order).shape == module.kernel_shape
+        return tensor.permute(order).flatten(1) if fits else tensor
     if (
         framework == "openpcdet"
         and isinstance(module, torch.nn.Conv2d)
         and "deblocks" in layer.own
         and module.stride == (1, 1)
     ):
-        return (
-            tensor.transpose(0, 1) if tensor.dim() == 4 else tensor
-        )  # it writes this one as a transposed convolution
+        # OpenPCDet writes this convolution as a transposed one
+        return tensor.transpose(0, 1) if tensor.dim() == 4 else tensor
     return tensor
 
 
-def _own(config: Config, state: State, path: Path) -> CenterPoint:
-    """The network of a file of boxcov's; what the file says of its sizes is compared with its tensors before any memory is taken."""
+def _load_own(config: Config, state: State, path: Path) -> CenterPoint:
+    """A network from boxcov's own file. The file's sizes are compared with its tensors before memory is allocated."""
     if sum(config.dense.layers) > len(state):
         raise BoxcovError(f"{path}: {len(state)} tensors for {sum(config.dense.layers)} layers")
     with torch.device("meta"):
         planned = CenterPoint(config).state_dict()
     _check_fit(planned, state, {name: name for name in planned}, path, state)
     detector = CenterPoint(config)
-    _fill(detector, state, {name: name for name in planned}, path)
+    _fill(detector, state, {name: name for name in planned}, path, stored=state)
     return detector
 
 
 def _fill(
-    detector: CenterPoint,
-    tensors: State,
-    wanted: Mapping[str, str],
-    path: Path,
-    like: State | None = None,
+    detector: CenterPoint, tensors: State, names: Mapping[str, str], path: Path, stored: State
 ) -> None:
-    """Copy the tensors, whose names are the values of ``wanted``, into the detector; all that does not fit in one error."""
+    """Copy ``tensors`` into the detector. names: the detector's names to those in ``tensors``."""
     own = detector.state_dict()
-    _check_fit(own, tensors, wanted, path, tensors if like is None else like)
+    _check_fit(own, tensors, names, path, stored)
     with torch.no_grad():
-        for here, there in wanted.items():
+        for here, there in names.items():
             if there in tensors:
                 own[here].copy_(tensors[there])
 
 
 def _check_fit(
-    own: State, tensors: State, wanted: Mapping[str, str], path: Path, like: State
+    own: State, tensors: State, names: Mapping[str, str], path: Path, stored: State
 ) -> None:
-    # how many batches a norm has seen is nothing to a frozen network, and old checkpoints do not tell
-    missing = [
-        there
-        for here, there in wanted.items()
-        if there not in tensors and not here.endswith("num_batches_tracked")
-    ]
-    surplus = sorted(set(tensors) - set(wanted.values()))
-    shapes = {
-        there: (tuple(like[there].shape), tuple(own[here].shape))
-        for here, there in wanted.items()
-        if there in tensors
-    }
-    wrong = [
-        f"{there} {shapes[there][0]} for {shapes[there][1]}"
-        for here, there in wanted.items()
-        if there in tensors and tensors[there].shape != own[here].shape
-    ]
-    if missing or surplus or wrong:
-        lists = {"missing": missing, "surplus": surplus, "of another shape": wrong}
-        text = "; ".join(
-            f"{len(names)} {kind}: {join_names(names, 20)}"
-            for kind, names in lists.items()
-            if names
-        )
+    """Raise one error for everything that does not fit. stored: the tensors as they are in the file."""
+    shapes = {there: tuple(own[here].shape) for here, there in names.items()}
+    if misfit := describe_misfit(shapes, tensors, stored):
         raise BoxcovError(
-            f"{path}: the weights do not fit this network. {text}. Is it another one? Give its config"
+            f"{path}: the weights do not fit this network. {misfit}. "
+            "Is it another one? Give its config"
         )

@@ -82,7 +82,7 @@ class Reporting:
     overlap: float = 0.2  # rotated NMS: the largest IoU of two boxes of a task
     # circle NMS: each task's bound on the SQUARED distance, as in the originals
     radii: tuple[float, ...] = (4.0, 12.0, 10.0, 1.0, 0.85, 0.175)
-    most: int = 83  # boxes per task; six tasks make 498, the nuScenes limit is 500
+    max_boxes: int = 83  # boxes per task; six tasks make 498, the nuScenes limit is 500
     centre_range: tuple[float, ...] = (-61.2, -61.2, -10.0, 61.2, 61.2, 10.0)
 
 
@@ -318,6 +318,8 @@ class Config:
         try:
             given = _tuples(json.loads(text))
             encoder = {"Pillars": Pillars, "Voxels": Voxels}[given.pop("kind")]
+            if "most" in given["reporting"]:  # the name in files of version 0.1
+                given["reporting"]["max_boxes"] = given["reporting"].pop("most")
             parts = {"encoder": encoder, "dense": Dense, "reporting": Reporting, "loss": Loss}
             inner = {name: kind(**given.pop(name)) for name, kind in parts.items()}
             return Config(**inner, **given)

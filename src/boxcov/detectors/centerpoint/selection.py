@@ -31,7 +31,7 @@ def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
     """The reported instances, frame by frame, by descending score."""
     ranked = rank_candidates(tasks, config)
     kept = greedy_nms(*_suppressions(ranked, config), ranked.valid)
-    return ranked.selection(ranked.reported(kept, config.reporting.most))
+    return ranked.selection(ranked.reported(kept, config.reporting.max_boxes))
 
 
 def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
@@ -39,7 +39,7 @@ def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
     ranked = rank_candidates(tasks, config)
     first, second = _suppressions(ranked, config)
     kept = greedy_nms(first, second, ranked.valid)
-    reported = ranked.reported(kept, config.reporting.most)
+    reported = ranked.reported(kept, config.reporting.max_boxes)
     none = ranked.valid.numel()  # the index that stands for "no candidate"
     report_row = torch.full((none + 1,), -1, device=reported.device)
     report_row[reported] = torch.arange(len(reported), device=reported.device)
@@ -67,7 +67,7 @@ def select_static(
     suppresses, ignored = _static_suppressions(ranked, config, limits.pairs)
     kept, converged = static_nms(suppresses)
     kept = kept & ranked.valid
-    kept = kept & (kept.cumsum(1) <= config.reporting.most)
+    kept = kept & (kept.cumsum(1) <= config.reporting.max_boxes)
     index, count, excess = best_rows(ranked.scores.flatten(), kept.flatten(), limits.boxes)
     selection = ranked.selection(index)
     at = selection.where

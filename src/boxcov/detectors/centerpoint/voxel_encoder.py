@@ -132,6 +132,11 @@ class SparseConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(n_out, prod(kernel) * n_in))
         nn.init.kaiming_uniform_(self.weight, a=5**0.5)
 
+    @property
+    def kernel_shape(self) -> tuple[int, ...]:
+        """The shape of the weight as a kernel: (n_out, kz, ky, kx, n_in)."""
+        return self.n_out, *self.kernel, self.n_in
+
     def forward(self, features: Tensor, table: Tensor) -> Tensor:
         padded = F.pad(features, (0, 0, 0, 1))  # a row of zeros for "no site"
         elements = _PATCH_ELEMENTS if features.device.type == "cpu" else 64 * _PATCH_ELEMENTS

@@ -1,30 +1,31 @@
-"""Weights of YOLOX: upstream checkpoints, and files with BatchNorm folded into the convolutions. The names of the tensors tell the size."""
+"""Load the weights of a YOLOX: upstream checkpoints, and files with BatchNorm folded into the convolutions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from boxcov.data.coco.classes import CLASSES
-from boxcov.detectors.weight_file import State, read_weights
+from boxcov.detectors.weight_file import State, describe_misfit, read_weights
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.detector import YOLOX
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import reading
 
-_SHORT = {
+_SHORT_NAMES = {  # of the pyramid's modules, in files with folded weights
     "lateral0": "lateral_conv0",
     "c3p4": "C3_p4",
     "reduce1": "reduce_conv1",
     "c3p3": "C3_p3",
     "bu2": "bu_conv2",
+    "c3n3": "C3_n3",
+    "bu1": "bu_conv1",
+    "c3n4": "C3_n4",
 }
-_SHORT |= {"c3n3": "C3_n3", "bu1": "bu_conv1", "c3n4": "C3_n4"}
 _STEM = "backbone.backbone.stem.conv.conv.weight"
 
 
@@ -33,14 +34,15 @@ def load(
     classes: Sequence[str] | None = None,
     threshold: float = 0.3,
     overlap: float = 0.65,
-    most: int = 100,
+    max_boxes: int = 100,
     logit: bool = False,
 ) -> YOLOX:
-    """A trained YOLOX in eval mode, from an upstream checkpoint (.pth) or from safetensors; nano to x, as its weights tell.
+    """Load a trained YOLOX in eval mode, from an upstream checkpoint (.pth) or safetensors; the weights tell the size.
 
-    classes: names of its classes; those of COCO for 80 of them unless given.
-    threshold, overlap, most: what it reports, see ``Config``; the official COCO evaluation takes a threshold of 0.01 or less.
-    logit: whether a box has a fifth number, the logit of its score.
+    classes: names of its classes; by default those of COCO if there are 80.
+    threshold, overlap, max_boxes: which boxes are reported, see ``Config``. The official COCO evaluation uses a threshold
+    of 0.01 or less.
+    logit: whether the score logit is a fifth number of each box.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,12 +56,15 @@ def load(
     state = {_upstream(name): tensor for name, tensor in read_weights(path)[0].items()}
     with reading(path, "a checkpoint of YOLOX"):
         found = _config(state, classes, path)
-    config = replace(found, threshold=threshold, overlap=overlap, most=most, logit=logit)
+    config = replace(found, threshold=threshold, overlap=overlap, max_boxes=max_boxes, logit=logit)
     with reading(path, "a checkpoint of YOLOX"):
-        with torch.device(
-            "meta"
-        ):  # its sizes come from the file: compared before any memory is taken
-            _check_fit(YOLOX(config).state_dict(), state, config, path)
+        # the sizes come from the file: they are compared before memory is allocated
+        with torch.device("meta"):
+            shapes = {n: tuple(t.shape) for n, t in YOLOX(config).state_dict().items()}
+        if misfit := describe_misfit(shapes, state):
+            raise BoxcovError(
+                f"{path}: the weights do not fit a YOLOX of width {config.width}. {misfit}"
+            )
         detector = YOLOX(config)
         with torch.no_grad():
             for name, tensor in detector.state_dict().items():
@@ -69,7 +74,7 @@ def load(
 
 
 def _upstream(name: str) -> str:
-    """A tensor's name upstream, from that or from the short one of folded weights.
+    """The upstream name of a tensor, from that or from the short name in files with folded weights.
 
     >>> _upstream("c3p4.conv1.conv.bias"), _upstream("head.stems.0.conv.weight")
     ('backbone.C3_p4.conv1.conv.bias', 'head.stems.0.conv.weight')
@@ -77,8 +82,8 @@ def _upstream(name: str) -> str:
     first, _, rest = name.partition(".")
     if first == "stem" or re.fullmatch(r"dark\d", first):
         return f"backbone.backbone.{name}"
-    if first in _SHORT:
-        return f"backbone.{_SHORT[first]}.{rest}"
+    if first in _SHORT_NAMES:
+        return f"backbone.{_SHORT_NAMES[first]}.{rest}"
     if re.fullmatch(r"stems|(cls|reg)_convs|(cls|reg|obj)_preds", first):
         return f"head.{name}"
     return name
@@ -88,8 +93,9 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
     stem, named = state.get(_STEM), state.get("head.cls_preds.0.weight")
     if stem is None or named is None or stem.dim() != 4:
         raise BoxcovError(
-            f"{path}: no YOLOX that boxcov knows: looked for {_STEM} and head.cls_preds.0.weight, and found {join_names(state, 4)}. "
-            "YOLOX-Darknet53 and networks before version 0.1 are not among those that it knows"
+            f"{path}: no YOLOX that boxcov knows: looked for {_STEM} and head.cls_preds.0.weight, "
+            f"and found {join_names(state, 4)}. "
+            "YOLOX-Darknet53 and networks before version 0.1 are not supported"
         )
     bottlenecks = {
         match[1] for name in state if (match := re.match(r"backbone\.C3_p4\.m\.(\d+)\.", name))
@@ -99,7 +105,7 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
         classes = CLASSES if count == len(CLASSES) else [f"class {i}" for i in range(count)]
     if len(classes) != count:
         raise BoxcovError(
-            f"{path}: a network for {count} classes, but {len(classes)} names were given for them"
+            f"{path}: a network for {count} classes, but {len(classes)} names were given"
         )
     return Config(
         width=len(stem),
@@ -108,25 +114,3 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
         norm="backbone.backbone.stem.conv.bn.weight" in state,
         classes=tuple(classes),
     )
-
-
-def _check_fit(own: Mapping[str, Tensor], state: State, config: Config, path: Path) -> None:
-    """All that does not fit in one error."""
-    # how many batches a norm has seen is nothing to a frozen network
-    missing = [
-        name for name in own if name not in state and not name.endswith("num_batches_tracked")
-    ]
-    surplus = sorted(set(state) - set(own))
-    wrong = [
-        f"{name} {tuple(state[name].shape)} for {tuple(own[name].shape)}"
-        for name in own
-        if name in state and state[name].shape != own[name].shape
-    ]
-    if missing or surplus or wrong:
-        lists = {"missing": missing, "surplus": surplus, "of another shape": wrong}
-        text = "; ".join(
-            f"{len(names)} {kind}: {join_names(names, 20)}"
-            for kind, names in lists.items()
-            if names
-        )
-        raise BoxcovError(f"{path}: the weights do not fit a YOLOX of width {config.width}. {text}")

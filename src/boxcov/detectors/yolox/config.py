@@ -33,7 +33,7 @@ class Config:
     classes: tuple[str, ...] = CLASSES
     threshold: float = 0.3  # on the score, the product of objectness and class
     overlap: float = 0.65  # IoU from which on a better box of the class suppresses another
-    most: int = 100  # boxes an image
+    max_boxes: int = 100  # per image
     logit: bool = False  # whether a box has a fifth number, the logit of its score, so that this has a variance, too
 
     def __post_init__(self) -> None:
@@ -41,10 +41,10 @@ class Config:
             raise BoxcovError(
                 f"a YOLOX has a width, a depth and classes, got {self.width}, {self.depth} and {self.classes}"
             )
-        if not 0 <= self.threshold <= 1 or not 0 < self.overlap <= 1 or self.most < 1:
+        if not 0 <= self.threshold <= 1 or not 0 < self.overlap <= 1 or self.max_boxes < 1:
             raise BoxcovError(
-                "threshold must be from 0 to 1, overlap above 0 and at most 1, most at least 1, "
-                f"got {self.threshold}, {self.overlap} and {self.most}"
+                "threshold must be from 0 to 1, overlap above 0 and at most 1, max_boxes at least 1, "
+                f"got {self.threshold}, {self.overlap} and {self.max_boxes}"
             )
 
     @staticmethod

@@ -94,7 +94,7 @@ def _of_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -> 
     stays = greedy_nms(
         first, second, torch.ones(1, len(cells), dtype=torch.bool, device=cells.device)
     )[0]
-    return _Ranked(cells, rivals, stays & (stays.cumsum(0) <= config.most))
+    return _Ranked(cells, rivals, stays & (stays.cumsum(0) <= config.max_boxes))
 
 
 def select_static(
@@ -120,7 +120,7 @@ def select_static(
     rivals = rivals_of(boxes, labels[0, cells], config.overlap) & valid & valid.unsqueeze(1)
     stays, settled = static_nms(rivals.to(values.dtype).unsqueeze(0))
     stays = stays[0] & valid
-    reported = stays & (stays.cumsum(0) <= config.most)
+    reported = stays & (stays.cumsum(0) <= config.max_boxes)
     index, count, more = best_rows(scores[0, cells], reported, limits.boxes)
     cell = cells[index]
     frame = torch.zeros_like(cell)

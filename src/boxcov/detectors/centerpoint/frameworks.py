@@ -1,11 +1,16 @@
-"""Where det3d, mmdetection3d and OpenPCDet keep each layer: one network under four naming schemes."""
+"""det3d, mmdetection3d and OpenPCDet: how each names the layers of a CenterPoint, and what its outputs and boxes mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import pi
+
+import torch
+from torch import Tensor
 
 from boxcov.detectors.centerpoint.config import Config, Framework, Pillars
+from boxcov.errors import BoxcovError
 
 HEADS: dict[Framework, str] = {
     "mmdet3d": "pts_bbox_head",
@@ -40,8 +45,8 @@ _BRANCHES: dict[Framework, dict[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Names:
-    """A layer and the norm behind it, if any: their names here, and in a framework."""
+class LayerNames:
+    """The names of a layer and of the norm that follows it, in boxcov and in a framework."""
 
     own: str
     own_norm: str | None
@@ -49,35 +54,35 @@ class Names:
     foreign_norm: str | None
 
 
-def layers(config: Config, framework: Framework) -> Iterator[Names]:
-    """Every layer of the network.
+def layer_names(config: Config, framework: Framework) -> Iterator[LayerNames]:
+    """The names of every layer of the network.
 
-    >>> first = next(layers(Config.mmdet3d_pillar(), "det3d"))
+    >>> first = next(layer_names(Config.mmdet3d_pillar(), "det3d"))
     >>> first.own, first.foreign
     ('encoder.layers.0.linear', 'reader.pfn_layers.0.linear')
     """
     if isinstance(config.encoder, Pillars):
         for i in range(len(config.encoder.widths)):
             own, foreign = f"encoder.layers.{i}", f"{_PILLARS[framework]}.pfn_layers.{i}"
-            yield Names(f"{own}.linear", f"{own}.norm", f"{foreign}.linear", f"{foreign}.norm")
+            yield LayerNames(f"{own}.linear", f"{own}.norm", f"{foreign}.linear", f"{foreign}.norm")
     else:
         yield from _sparse(framework)
     yield from _dense(config, framework)
     yield from _head(config, framework)
 
 
-def _sparse(framework: Framework) -> Iterator[Names]:
+def _sparse(framework: Framework) -> Iterator[LayerNames]:
     root = SPARSE[framework]
     for stage in range(5):
         own = f"encoder.stages.{stage}"
         foreign = f"{root}.{_into_stage(stage, framework)}"
-        yield Names(f"{own}.conv", f"{own}.norm", f"{foreign}.0", f"{foreign}.1")
+        yield LayerNames(f"{own}.conv", f"{own}.norm", f"{foreign}.0", f"{foreign}.1")
         if stage == 4:
             return
         for j in range(2):
             block = f"{root}.{_residual(stage, j, framework)}"
             for n in (1, 2):
-                yield Names(
+                yield LayerNames(
                     f"{own}.blocks.{j}.conv{n}",
                     f"{own}.blocks.{j}.norm{n}",
                     f"{block}.conv{n}",
@@ -98,18 +103,16 @@ def _into_stage(stage: int, framework: Framework) -> str:
 def _residual(stage: int, j: int, framework: Framework) -> str:
     if framework == "mmdet3d":
         return f"encoder_layers.encoder_layer{stage + 1}.{j}"
-    before = (
-        0 if stage == 0 else 3 if framework == "det3d" else 1
-    )  # what the strided convolution takes up
+    before = 0 if stage == 0 else 3 if framework == "det3d" else 1  # of the strided convolution
     return f"conv{stage + 1}.{before + j}"
 
 
-def _dense(config: Config, framework: Framework) -> Iterator[Names]:
-    shift = 0 if framework == "mmdet3d" else 1  # the others pad in a layer of its own
+def _dense(config: Config, framework: Framework) -> Iterator[LayerNames]:
+    shift = 0 if framework == "mmdet3d" else 1  # the others have a layer for the padding
     for i, count in enumerate(config.dense.layers):
         own, foreign = f"backbone.blocks.{i}", f"{_BLOCKS[framework]}.blocks.{i}"
         for j in range(0, 3 * (count + 1), 3):
-            yield Names(
+            yield LayerNames(
                 f"{own}.{j}",
                 f"{own}.{j + 1}",
                 f"{foreign}.{j + shift}",
@@ -117,13 +120,13 @@ def _dense(config: Config, framework: Framework) -> Iterator[Names]:
             )
     for i in range(len(config.dense.up_widths)):
         own, foreign = f"neck.deblocks.{i}", f"{_DEBLOCKS[framework]}.deblocks.{i}"
-        yield Names(f"{own}.0", f"{own}.1", f"{foreign}.0", f"{foreign}.1")
+        yield LayerNames(f"{own}.0", f"{own}.1", f"{foreign}.0", f"{foreign}.1")
 
 
-def _head(config: Config, framework: Framework) -> Iterator[Names]:
+def _head(config: Config, framework: Framework) -> Iterator[LayerNames]:
     root = HEADS[framework]
     inner = ("conv", "bn") if framework == "mmdet3d" else ("0", "1")
-    yield Names(
+    yield LayerNames(
         "head.shared.0",
         "head.shared.1",
         f"{root}.shared_conv.{inner[0]}",
@@ -137,5 +140,54 @@ def _head(config: Config, framework: Framework) -> Iterator[Names]:
                 f"{root}.{tasks}.{t}.{_BRANCHES[framework].get(branch, branch)}",
             )
             first = foreign if framework == "det3d" else f"{foreign}.0"
-            yield Names(f"{own}.0", f"{own}.1", f"{first}.{inner[0]}", f"{first}.{inner[1]}")
-            yield Names(f"{own}.3", None, f"{foreign}.{3 if framework == 'det3d' else 1}", None)
+            yield LayerNames(f"{own}.0", f"{own}.1", f"{first}.{inner[0]}", f"{first}.{inner[1]}")
+            yield LayerNames(
+                f"{own}.3", None, f"{foreign}.{3 if framework == 'det3d' else 1}", None
+            )
+
+
+def head_rows(weight: Tensor, branch: str, framework: Framework, legacy: bool) -> Tensor:
+    """Convert the last layer of a branch, weight or bias (n, ...), to boxcov's outputs: log (l, w, h), (sin, cos) of the yaw.
+
+    legacy: mmdetection3d before 1.0, which had det3d's conventions: (w, l, h) and a rotation of -yaw - pi / 2.
+
+    >>> head_rows(torch.tensor([0.1, 0.2]), "rot", "openpcdet", legacy=False)
+    tensor([0.2000, 0.1000])
+    """
+    if framework == "openpcdet":
+        return weight.flip(0) if branch == "rot" else weight
+    if framework == "det3d" or legacy:
+        if branch == "dim":
+            return weight[[1, 0, 2]]
+        if branch == "rot":  # sin(yaw) = -cos(rot), cos(yaw) = -sin(rot)
+            return -weight.flip(0)
+    return weight
+
+
+def to_framework(
+    boxes: Tensor, covariance: Tensor | None, framework: Framework
+) -> tuple[Tensor, Tensor | None]:
+    """Convert boxes (m, 9) of boxcov and their covariance (m, 9, 9) to a framework's box format.
+
+    mmdet3d: x y z l w h yaw vx vy, z at the bottom of the box; det3d: x y z w l h vx vy rot, rot = -yaw - pi / 2;
+    openpcdet: x y z l w h yaw vx vy.
+
+    >>> box = torch.tensor([[1.0, 2.0, 0.0, 1.8, 4.5, 1.5, 0.3, 5.0, 0.0]])
+    >>> to_framework(box, None, "mmdet3d")[0]
+    tensor([[ 1.0000,  2.0000, -0.7500,  4.5000,  1.8000,  1.5000,  0.3000,  5.0000,
+              0.0000]])
+    """
+    if boxes.shape[1] != 9:
+        raise BoxcovError(
+            f"boxes must be x y z w l h yaw vx vy, got {boxes.shape[1]} numbers per box"
+        )
+    order = [0, 1, 2, 3, 4, 5, 7, 8, 6] if framework == "det3d" else [0, 1, 2, 4, 3, 5, 6, 7, 8]
+    J = torch.eye(9, dtype=boxes.dtype, device=boxes.device)[order]
+    offset = boxes.new_zeros(9)
+    if framework == "det3d":
+        J[8] = -J[8]
+        offset[8] = -pi / 2
+    if framework == "mmdet3d":
+        J[2, 5] = -0.5
+    converted = None if covariance is None else J.to(covariance) @ covariance @ J.to(covariance).T
+    return boxes @ J.T + offset, converted
