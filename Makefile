@@ -1,50 +1,68 @@
-# Both targets set themselves up: a virtual environment in .venv, the pinned packages of constraints.txt, boxcov itself.
+# Every target sets up .venv with the pinned packages of constraints.txt and boxcov itself.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# processes of the tests, one thread each: the cores of the machine, at most 8
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# test processes with one thread each: the number of cores, at most 8
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() or 1))')
-
 WHEEL := .venv/wheel/bin/python
 
-.PHONY: demo test test-slow wheel audit hashes bench clean
+.PHONY: demo test lint docs results walks test-slow wheel audit hashes bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/boxcov demo --out demo
 
 # the tests run against the wheel, the examples in the docstrings against src/
-test: $(INSTALLED) wheel
+test: $(INSTALLED) lint docs wheel
+	OMP_NUM_THREADS=1 $(WHEEL) -m pytest -n $(WORKERS) --dist loadfile tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile src
+
+lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(WHEEL) -m pytest -n $(WORKERS) --dist loadfile tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile src
+	$(BIN)/lint-imports
+	$(BIN)/codespell .
+
+# the documentation site in build/site; needs no network
+docs: $(INSTALLED)
+	$(BIN)/python tools/results.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# write the tables of the documentation from docs/results/data/*.json
+results: $(INSTALLED)
+	$(BIN)/python tools/results.py
+
+# measure which files four typical calls enter, and write them to docs/concepts/architecture.md
+walks: $(INSTALLED)
+	$(BIN)/python tools/walk.py
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow tests
 
-# the wheel in an environment of its own, which has the other packages from .venv: a path in a .pth file, so that the editable boxcov there is not seen
+# The wheel in its own environment. A .pth file adds the other packages of .venv, but not the
+# editable boxcov there.
 wheel: $(INSTALLED)
 	rm -rf dist .venv/wheel
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+	PIP_CONSTRAINT=constraints.txt $(PIP) wheel --no-deps -w dist .
 	$(BIN)/python tools/wheel.py dist/boxcov-*.whl
 	$(BIN)/python -m venv --without-pip .venv/wheel
-	$(BIN)/python -m pip --python $(WHEEL) install --quiet --disable-pip-version-check --no-deps dist/boxcov-*.whl
+	$(PIP) --python $(WHEEL) install --no-deps dist/boxcov-*.whl
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > .venv/packages
 	mv .venv/packages "$$($(WHEEL) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages.pth"
 	$(WHEEL) tools/wheel.py dist/boxcov-*.whl --installed
 
-# known weaknesses of the pinned packages, for which pip-audit must reach pypi.org, and their licences; make audit AUDIT='-s osv' asks OSV
+# licences and known vulnerabilities of the pinned packages; needs pypi.org, or AUDIT='-s osv'
 audit: $(INSTALLED)
 	$(BIN)/python tools/licences.py
 	test -x .venv/audit/bin/pip-audit || $(BIN)/python -m venv .venv/audit
 	.venv/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt $(AUDIT)
 
-# build/requirements.txt, with the hash of every file that this platform would install
+# build/requirements.txt with the hash of every file that this platform would install
 hashes: $(INSTALLED)
 	mkdir -p build
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run --ignore-installed --report build/report.json -c constraints.txt torch==2.13.0 '.[test]'
+	$(PIP) install --dry-run --ignore-installed --report build/report.json -c constraints.txt torch==2.13.0 '.[test]'
 	$(BIN)/python tools/hashes.py build/report.json > build/requirements.txt
 
 bench: $(INSTALLED)
@@ -53,10 +71,11 @@ bench: $(INSTALLED)
 clean:
 	rm -rf .venv demo build dist
 
-# curvlinops and backpack declare torchvision, which has no CPU build: they and the few packages they really use come without dependencies.
+# curvlinops and backpack declare torchvision, which has no CPU build: they are installed without
+# dependencies, together with the packages they use.
 $(INSTALLED): pyproject.toml constraints.txt tests/requirements-oracles.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps -r tests/requirements-oracles.txt
+	$(PIP) install -c constraints.txt torch==2.13.0
+	$(PIP) install -c constraints.txt -e '.[test]'
+	$(PIP) install -c constraints.txt --no-deps -r tests/requirements-oracles.txt
 	touch $@

@@ -1,6 +1,6 @@
 """Time of each method against boxes, samples and depth, on the small CenterPoint.
 
-    python benchmarks/growth.py [--device cpu] [--write docs/performance.md]
+    python benchmarks/growth.py [--device cpu] [--write docs/results/performance.md]
 
 --write replaces the tables between the two marks of that file. Ratios are to the plain detector in
 the same run, with quartiles.

@@ -1,9 +1,10 @@
-"""A watchdog behind a stream of results: an alarm when none came within the budget.
+"""A watchdog for a stream of results: it raises an alarm if no result arrives in time.
 
-    boxcov stream FOLDER --posterior posterior.safetensors --watch | python examples/watchdog.py --budget-ms 200
+    boxcov stream FOLDER --posterior FILE --watch | python examples/watchdog.py --budget-ms 200
 
-It is a process of its own, so that a detector that hangs, is out of memory or has died is noticed as well as one that is slow. Lines go
-through as they are. An alarm is a line on stderr; put in its place what your vehicle does then. The exit code is 1 after any alarm.
+It is a separate process, so it also notices a detector that hangs or has died. Lines pass through
+unchanged. An alarm is a line on stderr: replace it by what your vehicle must do. The exit code is 1
+after any alarm.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from threading import Thread
 from typing import TextIO
 
 
-def watched(
+def watch(
     lines: Iterable[str], budget: float, grace: float, alarm: Callable[[str], None]
 ) -> Iterable[str]:
-    """The lines as they come. ``alarm`` is called once for every wait of more than ``budget`` seconds, ``grace`` before the first line."""
+    """Yield the lines; call ``alarm`` once for every wait of more than ``budget`` seconds.
+
+    The wait for the first line may take ``grace`` seconds.
+    """
     queue: Queue[str | None] = Queue()
 
     def read() -> None:
@@ -34,7 +38,7 @@ def watched(
             line = queue.get(timeout=limit)
         except Empty:
             alarm(f"no result within {1e3 * limit:g} ms, after {number} results")
-            line = queue.get()  # one alarm a wait
+            line = queue.get()  # one alarm per wait
         if line is None:
             return
         number, limit = number + 1, budget
@@ -42,7 +46,7 @@ def watched(
 
 
 def main(source: TextIO = sys.stdin) -> int:
-    parser = argparse.ArgumentParser(description="An alarm when no result came within the budget.")
+    parser = argparse.ArgumentParser(description="Raise an alarm if no result arrives in time.")
     parser.add_argument(
         "--budget-ms", type=float, required=True, help="longest wait between two results"
     )
@@ -50,17 +54,17 @@ def main(source: TextIO = sys.stdin) -> int:
         "--grace-ms",
         type=float,
         default=60_000.0,
-        help="longest wait for the first: the model must be loaded",
+        help="longest wait for the first result, while the model loads",
     )
     given = parser.parse_args()
     alarms = 0
 
-    def alarm(what: str) -> None:
+    def alarm(message: str) -> None:
         nonlocal alarms
         alarms += 1
-        print(f"ALARM: {what}", file=sys.stderr, flush=True)
+        print(f"ALARM: {message}", file=sys.stderr, flush=True)
 
-    for line in watched(
+    for line in watch(
         iter(source.readline, ""), given.budget_ms / 1e3, given.grace_ms / 1e3, alarm
     ):
         print(line, end="", flush=True)

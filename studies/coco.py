@@ -1,4 +1,4 @@
-"""YOLOX on COCO: what the covariances of its boxes are worth. See docs/yolox.md for the commands and what came out.
+"""YOLOX on COCO: what the covariances of its boxes are worth. See docs/results/quality.md for the commands and what came out.
 
 python studies/coco.py fit     --root ROOT --weights WEIGHTS --out OUT    # the posterior, from the split train2017
 python studies/coco.py predict --root ROOT --weights WEIGHTS --out OUT    # covariances by part of the network, and MC dropout, on val2017

@@ -1,4 +1,4 @@
-"""Tables and pictures of what coco.py wrote. See docs/yolox.md for what came out.
+"""Tables and pictures of what coco.py wrote. See docs/results/quality.md for what came out.
 
 python studies/coco_report.py report --root ROOT --weights WEIGHTS --out OUT    # tables
 python studies/coco_report.py prior  --root ROOT --weights WEIGHTS --out OUT    # the head under several prior precisions

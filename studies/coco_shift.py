@@ -1,4 +1,4 @@
-"""YOLOX on bad images: do covariances notice blur, noise, fog and darkness? docs/quality.md has the commands and what came out.
+"""YOLOX on bad images: do covariances notice blur, noise, fog and darkness? docs/results/quality.md has the commands and what came out.
 
 python studies/coco_shift.py predict --root ROOT --weights WEIGHTS --out OUT    # after coco.py fit; goes on where it was cut off
 python studies/coco_shift.py report  --root ROOT --weights WEIGHTS --out OUT    # the table, and a chart

@@ -1,4 +1,4 @@
-"""Is the covariance worth having? YOLOX on COCO: what it adds to score and size, and its coverage; docs/quality.md has what came out.
+"""Is the covariance worth having? YOLOX on COCO: what it adds to score and size, and its coverage; docs/results/quality.md has what came out.
 
 python studies/coco.py predict --root ROOT --weights WEIGHTS --out OUT --threshold 0.1 --samples 48 --methods head backbone    # after coco.py fit
 python studies/coco_worth.py   --root ROOT --weights WEIGHTS --out OUT --threshold 0.1

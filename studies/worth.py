@@ -1,4 +1,4 @@
-"""Is the covariance worth having? The small CenterPoint on simulated LiDAR; docs/quality.md has the commands and what came out.
+"""Is the covariance worth having? The small CenterPoint on simulated LiDAR; docs/results/quality.md has the commands and what came out.
 
 python studies/worth.py fit     --out OUT    # posteriors from 1, 10 and 100 frames
 python studies/worth.py predict --out OUT    # boxes of clear and shifted frames with covariances by part; goes on where it was cut off

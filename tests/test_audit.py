@@ -1,4 +1,4 @@
-"""``make audit`` asks for known weaknesses: its own words, before a server that knows of one, of none, and that cannot be asked."""
+"""``make audit`` looks up known vulnerabilities; here a local server takes the place of OSV."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = [
 
 
 class Advisories(ThreadingHTTPServer):
-    """What OSV would answer, in its own protocol: a weakness of each package in ``weak``, or an error of the server's own."""
+    """Answers as OSV does: one vulnerability per package in ``vulnerable``, or a server error."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
-        self.weak: set[str] = set()
-        self.out_of_order = False
-        self.asked: dict[str, str] = {}  # versions by package
+        self.vulnerable: set[str] = set()
+        self.is_broken = False
+        self.queries: dict[str, str] = {}  # version by package
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -39,16 +39,18 @@ class Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         name = query["package"]["name"]
-        self.server.asked[name] = query["version"]
+        self.server.queries[name] = query["version"]
         package = {"name": name, "ecosystem": "PyPI"}
         fixed = {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "99.0"}]}
-        weakness = {
+        vulnerability = {
             "id": "PYSEC-2099-1",
             "summary": "runs what it reads",
             "affected": [{"package": package, "ranges": [fixed]}],
         }
-        content = json.dumps({"vulns": [weakness]} if name in self.server.weak else {}).encode()
-        self.send_response(503 if self.server.out_of_order else 200)
+        content = json.dumps(
+            {"vulns": [vulnerability]} if name in self.server.vulnerable else {}
+        ).encode()
+        self.send_response(503 if self.server.is_broken else 200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -65,8 +67,8 @@ def advisories() -> Iterator[Advisories]:
         server.shutdown()
 
 
-def audited(server: Advisories, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The line of the Makefile, with the server in the place of the internet's."""
+def audit(server: Advisories, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the line of the Makefile against the local server."""
     (line,) = [
         line.strip()
         for line in (ROOT / "Makefile").read_text().splitlines()
@@ -96,23 +98,23 @@ def pins() -> dict[str, str]:
     }
 
 
-def test_every_pin_is_asked_for_and_none_is_weak(advisories, tmp_path) -> None:
-    done = audited(advisories, tmp_path)
+def test_every_pin_is_looked_up(advisories, tmp_path) -> None:
+    done = audit(advisories, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "No known vulnerabilities found" in done.stderr
-    assert advisories.asked == pins()
+    assert advisories.queries == pins()
 
 
-def test_a_weakness_fails_and_is_named(advisories, tmp_path) -> None:
-    advisories.weak = {"pillow"}
-    done = audited(advisories, tmp_path)
+def test_a_vulnerability_fails_and_is_named(advisories, tmp_path) -> None:
+    advisories.vulnerable = {"pillow"}
+    done = audit(advisories, tmp_path)
     assert done.returncode == 1
     assert "Found 1 known vulnerability in 1 package" in done.stderr
     assert "pillow" in done.stdout
     assert "PYSEC-2099-1" in done.stdout
-    assert "99.0" in done.stdout  # the version that mends it
+    assert "99.0" in done.stdout  # the fixed version
 
 
-def test_a_server_that_cannot_be_asked_fails(advisories, tmp_path) -> None:
-    advisories.out_of_order = True
-    assert audited(advisories, tmp_path).returncode != 0
+def test_a_broken_server_fails(advisories, tmp_path) -> None:
+    advisories.is_broken = True
+    assert audit(advisories, tmp_path).returncode != 0

@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, and its commands exist."""
+"""The README's example runs, its commands exist, and CONTRIBUTING tells the truth."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+import tomllib
 
 ROOT = Path(__file__).parent.parent
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
-def test_the_ten_lines_run(tmp_path, monkeypatch, capsys) -> None:
+def test_the_example_runs(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 11
@@ -28,7 +30,23 @@ def test_the_two_commands_exist(target: str) -> None:
     assert re.search(rf"^{target}: ", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w./]+/[\w./]*)`", CONTRIBUTING))))
+def test_a_path_named_in_contributing_exists(path: str) -> None:
+    assert any((place / path).exists() for place in (ROOT, ROOT / "src" / "boxcov"))
+
+
+def test_contributing_answers_ten_questions() -> None:
+    answers = re.findall(r"^\|(Where .*?\?)\|(.*)\|$", CONTRIBUTING, re.MULTILINE)
+    assert len(answers) >= 10
+    assert all("`" in answer for _, answer in answers)
+
+
+def test_the_import_diagram_is_the_contract() -> None:
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    names = [
+        layer.replace("boxcov.", "")
+        for layer in layers["contracts"][0]["layers"]
+        if layer != "boxcov.__main__"
+    ]
+    for page in (CONTRIBUTING, (ROOT / "docs/concepts/architecture.md").read_text()):
+        assert "\n".join(names) in page

@@ -1,6 +1,10 @@
+"""The tools behind make: licences, wheel, hashes, results, reference pages, hooks."""
+
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 from email.message import Message
 from importlib.metadata import distributions
 from pathlib import Path
@@ -8,11 +12,14 @@ from types import ModuleType
 from zipfile import ZipFile
 
 import pytest
+import yaml
 
-TOOLS = Path(__file__).parents[1] / "tools"
+ROOT = Path(__file__).parents[1]
+TOOLS = ROOT / "tools"
+DATA = ROOT / "docs" / "results" / "data"
 
 
-def tool(name: str) -> ModuleType:
+def load_tool(name: str) -> ModuleType:
     found = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
     assert found is not None
     assert found.loader is not None
@@ -21,11 +28,11 @@ def tool(name: str) -> ModuleType:
     return module
 
 
-licences, wheel, hashes = tool("licences"), tool("wheel"), tool("hashes")
+licences, wheel, hashes, results = map(load_tool, ("licences", "wheel", "hashes", "results"))
 
 
-class Said:
-    """A distribution as far as its licence goes."""
+class FakeDistribution:
+    """A distribution with a name, a version and licence metadata."""
 
     version = "1.0"
 
@@ -54,37 +61,52 @@ class Said:
         ("", False),
     ],
 )
-def test_expressions(expression, passes) -> None:
+def test_licence_expressions(expression, passes) -> None:
     assert licences.allowed(expression) is passes
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("distribution", "line"),
     [
-        (Said(License_Expression="MIT"), None),
-        (Said(License_Expression="AGPL-3.0-only", License="MIT"), "thing 1.0: AGPL-3.0-only"),
-        (Said(Classifier=["Topic :: Software", "License :: OSI Approved :: BSD License"]), None),
+        (FakeDistribution(License_Expression="MIT"), None),
         (
-            Said(Classifier=["License :: OSI Approved", "License :: OSI Approved :: MIT License"]),
+            FakeDistribution(License_Expression="AGPL-3.0-only", License="MIT"),
+            "thing 1.0: AGPL-3.0-only",
+        ),
+        (
+            FakeDistribution(
+                Classifier=["Topic :: Software", "License :: OSI Approved :: BSD License"]
+            ),
             None,
         ),
         (
-            Said(Classifier="License :: OSI Approved :: GNU General Public License v3 (GPLv3)"),
+            FakeDistribution(
+                Classifier=["License :: OSI Approved", "License :: OSI Approved :: MIT License"]
+            ),
+            None,
+        ),
+        (
+            FakeDistribution(
+                Classifier="License :: OSI Approved :: GNU General Public License v3 (GPLv3)"
+            ),
             "thing 1.0: GNU-General-Public-License-v3-GPLv3-",
         ),
-        (Said(License="Apache 2.0"), None),
-        (Said(License="as you like it"), "thing 1.0: as you like it"),
-        (Said(License="Copyright\nof somebody"), "thing 1.0: says nothing of its licence"),
-        (Said(), "thing 1.0: says nothing of its licence"),
-        (Said("hypothesis", License_Expression="MPL-2.0"), None),
-        (Said("other", License_Expression="MPL-2.0"), "other 1.0: MPL-2.0"),
+        (FakeDistribution(License="Apache 2.0"), None),
+        (FakeDistribution(License="as you like it"), "thing 1.0: as you like it"),
+        (
+            FakeDistribution(License="Copyright\nof somebody"),
+            "thing 1.0: no licence in its metadata",
+        ),
+        (FakeDistribution(), "thing 1.0: no licence in its metadata"),
+        (FakeDistribution("hypothesis", License_Expression="MPL-2.0"), None),
+        (FakeDistribution("other", License_Expression="MPL-2.0"), "other 1.0: MPL-2.0"),
     ],
 )
-def test_what_a_distribution_says(said, line) -> None:
-    assert licences.refused([said]) == ([] if line is None else [line])
+def test_refused_distributions(distribution, line) -> None:
+    assert licences.refused([distribution]) == ([] if line is None else [line])
 
 
-def test_what_is_installed_here_may_be_used() -> None:
+def test_licences_of_installed_packages_are_accepted() -> None:
     ours = {
         "torch",
         "numpy",
@@ -100,7 +122,7 @@ def test_what_is_installed_here_may_be_used() -> None:
     assert licences.refused(each for each in distributions() if each.metadata["Name"] in ours) == []
 
 
-def test_hashes_of_all_but_folders() -> None:
+def test_every_archive_has_a_hash_and_folders_are_left_out() -> None:
     def entry(name: str, **info) -> dict:
         return {"metadata": {"name": name, "version": "1"}, "download_info": {"url": "x", **info}}
 
@@ -109,11 +131,11 @@ def test_hashes_of_all_but_folders() -> None:
         "install": [entry("boxcov", dir_info={}), entry("b", **archive), entry("A", **archive)]
     }
     assert hashes.requirements(report) == ["A==1 --hash=sha256:ab", "b==1 --hash=sha256:ab"]
-    with pytest.raises(KeyError):  # better none than one without a hash
+    with pytest.raises(KeyError):  # no requirement without a hash
         hashes.requirements({"install": [entry("b", archive_info={})]})
 
 
-def test_a_wheel_that_lacks_or_adds_a_file(tmp_path) -> None:
+def test_missing_unexpected_and_different_files_in_a_wheel(tmp_path) -> None:
     source = tmp_path / "src"
     (source / "boxcov" / "report").mkdir(parents=True)
     for name in ("__init__.py", "report/page.css", "report/lost.js"):
@@ -124,7 +146,86 @@ def test_a_wheel_that_lacks_or_adds_a_file(tmp_path) -> None:
         file.writestr("boxcov/extra.py", "")
         file.writestr("boxcov-1.dist-info/METADATA", "")
     assert wheel.differences(tmp_path / "x.whl", source) == [
-        "boxcov/extra.py: does not belong there",
-        "boxcov/report/lost.js: is missing",
-        "boxcov/report/page.css: is another one",
+        "boxcov/extra.py: unexpected",
+        "boxcov/report/lost.js: missing",
+        "boxcov/report/page.css: different",
     ]
+
+
+def test_tables_of_the_documentation_are_up_to_date() -> None:
+    pages = (ROOT / "docs").rglob("*.md")
+    stale = [page.name for page in pages if results.updated(page.read_text()) != page.read_text()]
+    assert stale == [], "run make results"
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.json")), ids=lambda path: path.stem)
+def test_result_files_are_complete(path: Path) -> None:
+    content = json.loads(path.read_text())
+    if path.stem == "reproduction-all-tables":
+        assert all(len(row) == len(one["columns"]) for one in content for row in one["rows"])
+        return
+    fields = ["title", "command", "date", "machine", "columns", "digits", "rows", "notes"]
+    assert list(content) == fields
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
+    assert {len(row) for row in content["rows"]} == {len(content["columns"])}
+    assert len(content["digits"]) == len(content["columns"])
+    scripts = re.findall(r"python (\S+\.py)", content["command"])
+    assert [script for script in scripts if not (ROOT / script).exists()] == []
+    used = [
+        page for page in (ROOT / "docs").rglob("*.md") if f"table {path.stem} " in page.read_text()
+    ]
+    assert used, "no page shows this table"
+
+
+def test_a_table_block_is_replaced(tmp_path: Path) -> None:
+    result = {
+        "title": "Speed",
+        "command": "boxcov bench",
+        "date": "2026-01-01",
+        "machine": "CPU",
+        "columns": ["method", "P(U|I)"],
+        "digits": [None, 2],
+        "rows": [["exact", 0.5], ["plain", None]],
+        "notes": ["One run."],
+    }
+    (tmp_path / "speed.json").write_text(json.dumps(result))
+    page = "before\n<!-- table speed -->\nold\n<!-- end -->\nafter"
+    once = results.updated(page, tmp_path)
+    assert "|method|P(U\\|I)|\n|---|---:|\n|exact|0.50|\n|plain||" in once
+    assert "```sh\nboxcov bench\n```" in once
+    assert "old" not in once
+    assert once.startswith("before\n<!-- table speed -->")
+    assert results.updated(once, tmp_path) == once
+
+
+def test_the_command_line_page_lists_every_command() -> None:
+    page = load_tool("command_line").page()
+    commands = re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    assert {"fit", "predict", "evaluate", "calibrate", "demo", "stream"} <= set(commands)
+    assert "|`--detector`|`centerpoint:small`|" in page
+
+
+def test_docstrings_become_markdown() -> None:
+    pytest.importorskip("griffe")
+    to_markdown = load_tool("docstrings").to_markdown
+    text = "Add.\n\nx: a number\nwhich may be negative\n\n>>> add(1)[0]\n2"
+    shown = to_markdown(text, ["x"])
+    assert "\n- `x`: a number\nwhich may be negative" in shown
+    assert shown.endswith("```pycon\n>>> add(1)[0]\n2\n```")
+    assert to_markdown("y: not a parameter", ["x"]) == "y: not a parameter"
+
+
+def test_pre_commit_hooks_run_tools_of_the_environment() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    assert {repo["repo"] for repo in config["repos"]} == {"local"}
+    assert {"ruff", "mypy", "import-linter", "codespell"} <= {hook["id"] for hook in hooks}
+    assert all(hook["entry"].startswith(".venv/bin/") for hook in hooks)
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    import boxcov
+
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == boxcov.__version__
+    release = boxcov.__version__.partition(".dev")[0]
+    assert f"\n## {release}" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,6 +1,7 @@
-"""Requirements with hashes, from what ``pip install --dry-run --report FILE`` would install: ``python tools/hashes.py FILE``, ``make hashes``.
+"""Write requirements with hashes from a report of pip: ``python tools/hashes.py FILE``.
 
-One hash a distribution: that of the file for this platform and Python, which is what ``pip install --require-hashes --no-deps -r`` will take.
+The report comes from ``pip install --dry-run --report FILE``. Each distribution has one hash, that
+of the file for this platform and Python. Part of ``make hashes``.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from typing import Any
 
 
 def requirements(report: Mapping[str, Any]) -> list[str]:
-    """A line for each distribution, in the order of their names; those of a folder, as boxcov itself, are left out.
+    """Return one line per distribution, sorted by name; those installed from a folder are left out.
 
     >>> archive = {"url": "https://x/y.whl", "archive_info": {"hashes": {"sha256": "00ff"}}}
-    >>> requirements({"install": [{"metadata": {"name": "y", "version": "1.0"}, "download_info": archive}]})
+    >>> y = {"metadata": {"name": "y", "version": "1.0"}, "download_info": archive}
+    >>> requirements({"install": [y]})
     ['y==1.0 --hash=sha256:00ff']
     """
     lines = []
     for entry in report["install"]:
         info, about = entry["download_info"], entry["metadata"]
         if "dir_info" not in info:
-            lines.append(
-                f"{about['name']}=={about['version']} --hash=sha256:{info['archive_info']['hashes']['sha256']}"
-            )
+            sha256 = info["archive_info"]["hashes"]["sha256"]
+            lines.append(f"{about['name']}=={about['version']} --hash=sha256:{sha256}")
     return sorted(lines, key=str.lower)
 
 

@@ -1,7 +1,8 @@
-"""Whether every installed distribution may be used beside boxcov: ``python tools/licences.py``, part of ``make audit``.
+"""Check the licences of all installed distributions: ``python tools/licences.py``.
 
-Permissive licences pass; copyleft and anything unknown is refused, by name. Licences are read from the distributions' own metadata: the SPDX
-expression, else the classifiers, else the short text.
+Permissive licences pass; copyleft and unknown ones are refused by name. The licence is read from
+the metadata of a distribution: the SPDX expression, else the classifiers, else the short text.
+Part of ``make audit``.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ PERMISSIVE = {
     "Unlicense",
     "Zlib",
 }
-# what older metadata calls them
-WORDS = {
+# how older metadata names them
+ALIASES = {
     "Apache 2.0": "Apache-2.0",
     "Apache 2.0 License": "Apache-2.0",
     "Apache License 2.0": "Apache-2.0",
@@ -46,12 +47,18 @@ WORDS = {
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
     "Python Software Foundation License": "PSF-2.0",
 }
-# copyleft for changes to their own files only, and no part of boxcov: tools of the tests
-TOOLS = {"hypothesis": "MPL-2.0", "pathspec": "MPL-2.0", "tqdm": "MPL-2.0"}
+# development tools under copyleft licences, which are no part of boxcov
+TOOLS = {
+    "certifi": "MPL-2.0",
+    "codespell": "GPL-2.0-only",
+    "hypothesis": "MPL-2.0",
+    "pathspec": "MPL-2.0",
+    "tqdm": "MPL-2.0",
+}
 
 
 def licence_of(distribution: Distribution) -> str | None:
-    """As an SPDX expression; None where the distribution does not say."""
+    """Return the licence as an SPDX expression, or None if the metadata names none."""
     about = distribution.metadata
     if expression := about.get("License-Expression"):
         return str(expression)
@@ -62,16 +69,16 @@ def licence_of(distribution: Distribution) -> str | None:
     ]
     named = [name for name in named if name != "OSI Approved"]
     if named:
-        return " AND ".join(WORDS.get(name) or _atom(name) for name in named)
+        return " AND ".join(ALIASES.get(name) or _atom(name) for name in named)
     text = str(about.get("License") or "").strip()
-    return WORDS.get(text, text) if text and "\n" not in text else None
+    return ALIASES.get(text, text) if text and "\n" not in text else None
 
 
 def allowed(expression: str, more: Iterable[str] = ()) -> bool:
-    """Whether an SPDX expression can be met with permissive licences alone, and ``more``: of AND every part, of OR one.
+    """Return whether permissive licences, and those in ``more``, satisfy an SPDX expression.
 
-    >>> allowed("MIT AND (GPL-3.0-only OR BSD-3-Clause)"), allowed("MIT AND LGPL-2.1-only"), allowed("MPL-2.0", ["MPL-2.0"])
-    (True, False, True)
+    >>> allowed("MIT AND (GPL-3.0-only OR BSD-3-Clause)"), allowed("MIT AND LGPL-2.1-only")
+    (True, False)
     """
     known = PERMISSIVE | set(more)
     tokens = re.findall(r"\(|\)|\bAND\b|\bOR\b|[^()\s]+(?: WITH [^()\s]+)?", expression)
@@ -103,18 +110,18 @@ def _one(tokens: list[str], known: set[str]) -> tuple[bool, list[str]]:
 
 
 def _atom(name: str) -> str:
-    return re.sub(r"\W+", "-", name)  # one word, which is not known
+    return re.sub(r"\W+", "-", name)  # an unknown licence as one word
 
 
 def refused(installed: Iterable[Distribution]) -> list[str]:
-    """A line for each distribution that may not be used, or does not say."""
+    """Return one line per distribution whose licence is unknown or not permissive."""
     lines = []
     for distribution in installed:
         name, licence = distribution.metadata["Name"], licence_of(distribution)
         tool = TOOLS.get(str(name).lower())
         if licence is None or not allowed(licence, [tool] if tool else []):
             lines.append(
-                f"{name} {distribution.version}: {licence or 'says nothing of its licence'}"
+                f"{name} {distribution.version}: {licence or 'no licence in its metadata'}"
             )
     return sorted(lines)
 
@@ -123,10 +130,9 @@ def main() -> None:
     installed = list(distributions())
     wrong = refused(installed)
     if wrong:
-        sys.exit("licences that are not known to be permissive:\n" + "\n".join(wrong))
-    print(
-        f"licences of {len(installed)} distributions: all permissive, or tools of the tests ({', '.join(TOOLS)})"
-    )
+        sys.exit("licences that are not permissive, or unknown:\n" + "\n".join(wrong))
+    tools = ", ".join(TOOLS)
+    print(f"licences of {len(installed)} distributions: permissive, or development tools ({tools})")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Whether a wheel holds all of src/boxcov and nothing else, and, with --installed, whether it is what ``import boxcov`` finds.
+"""Check that a wheel holds exactly src/boxcov: ``python tools/wheel.py FILE [--installed]``.
 
-``python tools/wheel.py dist/boxcov-*.whl [--installed]``, part of ``make wheel``.
+With ``--installed`` also check that ``import boxcov`` finds the installed wheel. Part of
+``make wheel``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 
 def differences(wheel: Path, source: Path = SOURCE) -> list[str]:
-    """What is missing in the wheel, what it should not hold, and what is not as in ``source``."""
+    """Return one line per file that is missing, unexpected or different in the wheel."""
     there = {
         str(path.relative_to(source)): path
         for path in (source / "boxcov").rglob("*")
@@ -21,10 +22,10 @@ def differences(wheel: Path, source: Path = SOURCE) -> list[str]:
     }
     with ZipFile(wheel) as file:
         inside = {name for name in file.namelist() if ".dist-info/" not in name}
-        missing = [f"{name}: is missing" for name in there if name not in inside]
-        foreign = [f"{name}: does not belong there" for name in inside if name not in there]
+        missing = [f"{name}: missing" for name in there if name not in inside]
+        foreign = [f"{name}: unexpected" for name in inside if name not in there]
         changed = [
-            f"{name}: is another one"
+            f"{name}: different"
             for name in inside
             if name in there and file.read(name) != there[name].read_bytes()
         ]
@@ -35,18 +36,16 @@ def main() -> None:
     wheel = Path(sys.argv[1])
     wrong = differences(wheel)
     if wrong:
-        sys.exit(f"{wheel} is not what src/ holds:\n" + "\n".join(wrong))
+        sys.exit(f"{wheel} differs from src/:\n" + "\n".join(wrong))
     if "--installed" in sys.argv[2:]:
         import boxcov
         from boxcov.detectors import centerpoint
 
         found = Path(boxcov.__file__).resolve()
         if not found.is_relative_to(Path(sys.prefix).resolve()):
-            sys.exit(
-                f"import boxcov finds {found}, which is not in {sys.prefix}: these are not the files of the wheel"
-            )
-        centerpoint.load("small")  # the weights it ships
-        print(f"{wheel.name}: all of src/, and import boxcov finds it in {found.parent}")
+            sys.exit(f"import boxcov finds {found}, which is not the wheel in {sys.prefix}")
+        centerpoint.load("small")  # the weights are in the wheel
+        print(f"{wheel.name}: holds src/, and import boxcov finds it in {found.parent}")
 
 
 if __name__ == "__main__":

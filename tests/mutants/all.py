@@ -1,4 +1,4 @@
-"""All mutants, in the order of docs/reliability.md."""
+"""All mutants, in the order of docs/results/reliability.md."""
 
 from __future__ import annotations
 

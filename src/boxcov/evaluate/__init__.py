@@ -1,4 +1,4 @@
-"""Quality of boxes and covariances, from plain arrays. docs/evaluation.md defines each number.
+"""Quality of boxes and covariances, from plain arrays. docs/guide/evaluate.md defines each number.
 
 The paper's metrics need numpy alone; curves, regressions and chi-square intervals need scipy
 (``pip install 'boxcov[cli]'``).

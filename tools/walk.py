@@ -1,0 +1,128 @@
+"""Measure which files of boxcov four typical calls enter, in order of first entry: ``make walks``.
+
+The lists go to docs/concepts/architecture.md, between ``<!-- walks -->`` and ``<!-- end -->``. A
+file counts as entered when one of its functions runs; imports and class bodies do not count. The
+code of detectors and data sets is left out: it differs from detector to detector.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "architecture.md"
+START, END = "<!-- walks -->", "<!-- end -->"
+LEFT_OUT = ("data/", "detectors/", "__init__.py")
+
+
+def files_entered(call: Callable[[], Any]) -> list[str]:
+    """Return the files of boxcov whose functions ``call`` runs, in order of first entry."""
+    import boxcov
+
+    package = str(Path(boxcov.__file__).parent) + "/"
+    entered: dict[str, None] = {}
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        is_function = code.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or class
+        if event == "call" and is_function and code.co_filename.startswith(package):
+            entered.setdefault(code.co_filename.removeprefix(package))
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    return [path for path in entered if not path.startswith(LEFT_OUT)]
+
+
+def measure() -> dict[str, list[str]]:
+    """Return the walks of fit, exact prediction, evaluate and calibrate, by the call."""
+    import boxcov
+    from boxcov.error_model.fit import fit_calibration
+
+    detector = boxcov.detectors.centerpoint.load("small")
+    frames = boxcov.data.simulated.frames("clear", seed=0, count=8, sweeps=1)
+    items = [frames[k] for k in range(8)]
+    results: list[Any] = []
+
+    def walk(call: Callable[[], Any]) -> list[str]:
+        return files_entered(lambda: results.append(call()))
+
+    walks = {}
+    walks["boxcov.fit(detector, frames)"] = walk(
+        lambda: boxcov.fit(detector, items[:2], n_data=3500, prior_precision=100.0)
+    )
+    posterior = results[-1]
+    walks["boxcov.ExactGLM(detector, posterior)(inputs)"] = walk(
+        lambda: boxcov.ExactGLM(detector, posterior)(items[0][0])
+    )
+    model = boxcov.ExactGLM(detector, posterior)
+    found = [model(inputs) for inputs, _ in items]
+    walks['boxcov.evaluate.table({"exact": match(...)})'] = walk(
+        lambda: boxcov.evaluate.table({"exact": _match(found, items)}, replicates=20)
+    )
+    records = _match(found, items)
+    walks["fit_calibration(records)"] = walk(lambda: fit_calibration(records))
+    return walks
+
+
+def _match(found: Sequence[Any], items: Sequence[Any]) -> Any:
+    """Pair the detections of all frames with their objects."""
+    from boxcov.evaluate import match
+
+    targets = [target for _, batch in items for target in batch]
+    boxes = [target["boxes"].numpy() for target in targets]
+    return match(
+        *(
+            np.concatenate([getattr(one, name).numpy() for one in found])
+            for name in ("boxes", "scores", "labels")
+        ),
+        np.repeat(np.arange(len(found)), [len(one) for one in found]),
+        np.concatenate(boxes),
+        np.concatenate([target["labels"].numpy() for target in targets]),
+        np.repeat(np.arange(len(boxes)), [len(one) for one in boxes]),
+        found[0].fields,
+        found[0].classes,
+        np.concatenate([one.uncertainty.numpy() for one in found]),
+        np.concatenate([one.covariance.numpy() for one in found]),
+    )
+
+
+def markdown(walks: Mapping[str, Sequence[str]]) -> str:
+    """Return one section per walk: the files, grouped where neighbours share a folder."""
+    sections = []
+    for call, paths in walks.items():
+        lines = [f"**`{call}`**: {len(paths)} files", "", "```text"]
+        folder = None
+        for path in paths:
+            parent, _, name = path.rpartition("/")
+            lines.append(f"{parent or '.':<22}{name}" if parent != folder else " " * 22 + name)
+            folder = parent
+        sections.append("\n".join([*lines, "```"]))
+    return "\n\n".join(sections)
+
+
+def main() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        walks = measure()
+    text = PAGE.read_text()
+    start, end = text.index(START) + len(START), text.index(END)
+    PAGE.write_text(f"{text[:start]}\n\n{markdown(walks)}\n\n{text[end:]}")
+    for call, paths in walks.items():
+        print(f"{len(paths):3} files  {call}")
+
+
+if __name__ == "__main__":
+    main()
