@@ -101,14 +101,14 @@ ONLINE = [
         "examples/watchdog.py",
         "queue.get(timeout=limit)",
         "queue.get()",
-        "test_watchdog.py::test_an_alarm_when_no_result_came_within_the_budget",
+        "test_watchdog.py::test_an_alarm_for_a_late_result",
     ),
     Mutant(
         "one that never speaks is noticed",
         "examples/watchdog.py",
         "number, limit = 0, grace",
         "number, limit = 0, 1e6",
-        "test_watchdog.py::test_a_model_that_never_speaks",
+        "test_watchdog.py::test_an_alarm_for_a_model_without_results",
     ),
     Mutant(
         "a graph that differs is not written",
