@@ -21,7 +21,8 @@ from boxcov import Selection
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.subset import chosen_parameters
+from boxcov.kfac.losses import FrameLosses
+from boxcov.kfac.subset import select_parameters
 
 
 class Boxes(TinyCenter):
@@ -94,8 +95,8 @@ def fit_times(
     detector: TinyCenter, inputs: Tensor, targets: object, depth: str, device: str, repeats: int
 ) -> list[float]:
     """Seconds of a plain training step, of our fit step, and of one with plain hooks."""
-    accumulator = Accumulator(detector, chosen_parameters(detector, depth))
-    accumulator.add(inputs, targets, None, 0)  # the first batch is checked, the others are not
+    accumulator = Accumulator(FrameLosses(detector, select_parameters(detector, depth)))
+    accumulator.add(inputs, targets, 0)  # the first batch is checked, the others are not
     names = [sums.layer.name for sums in accumulator.sums.values()]
 
     def train() -> None:
@@ -106,7 +107,7 @@ def fit_times(
         repeats,
         device,
         train,
-        lambda: accumulator.add(inputs, targets, None, 1),
+        lambda: accumulator.add(inputs, targets, 1),
         lambda: plain_kfac(detector, names, inputs, targets),
     )
 

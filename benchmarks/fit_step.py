@@ -20,7 +20,8 @@ from deep import detector_named, timed
 from boxcov._torch.inputs import move, ready
 from boxcov.data import batched, simulated
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.subset import chosen_parameters
+from boxcov.kfac.losses import FrameLosses
+from boxcov.kfac.subset import select_parameters
 
 WARM_UP = 3
 
@@ -31,14 +32,14 @@ def steps(name: str, batch: int, options: argparse.Namespace) -> tuple[float, fl
     detector = detector_named(name, options.device)
     inputs, targets = batched(simulated.frames("clear", seed=11, count=batch), batch)[0]
     inputs, targets = ready(inputs, device), move(targets, device)
-    accumulator = Accumulator(detector, chosen_parameters(detector, options.depth))
+    accumulator = Accumulator(FrameLosses(detector, select_parameters(detector, options.depth)))
     accumulator.together &= not options.one_by_one
-    accumulator.add(inputs, targets, None, 0)  # the first batch is checked, the others are not
+    accumulator.add(inputs, targets, 0)  # the first batch is checked, the others are not
     for parameter in detector.parameters():
         parameter.requires_grad_(True)
 
     def fit() -> None:
-        accumulator.add(ready(inputs, device), move(targets, device), None, 1)
+        accumulator.add(ready(inputs, device), move(targets, device), 1)
 
     def train() -> None:
         detector.zero_grad()

@@ -48,12 +48,17 @@ def rank(words: argparse.Namespace) -> None:
         ranks.barrier()
         began, worked = time.perf_counter(), time.process_time()
         kept = Path(folder, "c")
-        posterior = boxcov.fit(detector, items, checkpoint=kept, every=1e9, **common)
+        posterior = boxcov.fit(
+            detector, items, checkpoint=boxcov.Checkpoint(kept, every_seconds=1e9), **common
+        )
         seconds, worked = time.perf_counter() - began, time.process_time() - worked
         worked = ranks.all_reduce([], [worked])[0]
         posterior.save(Path(folder, "p"))
         boxcov.fit(
-            detector, items[:1], checkpoint=Path(folder, "one"), every=0.0, depth=words.depth
+            detector,
+            items[:1],
+            checkpoint=boxcov.Checkpoint(Path(folder, "one"), every_seconds=0.0),
+            depth=words.depth,
         )
         if ranks.rank == 0:
             row = {

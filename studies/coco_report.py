@@ -42,7 +42,7 @@ def priors(given: argparse.Namespace) -> None:
     images = images_of(given, detector, "val2017")
     inputs = [images[i][0] for i in range(len(images))]
     posterior = Posterior.load(given.out / "posterior.safetensors", detector)
-    likeliest = posterior.tune_prior_precision()
+    likeliest = posterior.optimize_prior_precision()
     print("evidence:", likeliest.prior_precision)
     head = posterior.restricted([name for name in posterior.blocks if name.startswith("head.")])
     for tau in (1.0, 10.0, 100.0, 1e3, 1e4, 1e5):

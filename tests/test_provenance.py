@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from boxcov import GLM, MCGLM, MCI, Detections, ExactGLM, __version__, fit
+from boxcov import GLM, MCGLM, MCI, Detections, ExactGLM, FitOptions, __version__, fit
 from boxcov._torch.fingerprint import fingerprint
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
@@ -31,12 +31,10 @@ def test_results_carry_version_seed_fingerprint_and_settings(tmp_path) -> None:
     posterior = fit(
         detector,
         shapes.frames(count=4),
+        options=FitOptions(seed=3, fraction=0.5, locations="gradient"),
         fisher="mc",
-        seed=3,
-        fraction=0.5,
         n_data=9,
         prior_precision=2.0,
-        locations="gradient",
     )
     posterior.save(tmp_path / "p")
     about = header(tmp_path / "p", "boxcov.posterior")

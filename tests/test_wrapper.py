@@ -55,10 +55,10 @@ def fitted(detector: Detector, **how: Any) -> boxcov.Posterior:
 def test_it_is_the_detector_that_it_wraps(monkeypatch, pair: tuple[TinyCenter, Detector]) -> None:
     model, detector = pair
     seed_of = (
-        posterior._seed_of
+        posterior._layer_seed
     )  # draws go by the names of layers, which have a prefix in the one that wraps
     monkeypatch.setattr(
-        posterior, "_seed_of", lambda seed, name: seed_of(seed, name.removeprefix("model."))
+        posterior, "_layer_seed", lambda seed, name: seed_of(seed, name.removeprefix("model."))
     )
     ours, theirs = (fitted(d, fisher="mc") for d in (detector, model))
     assert {name.removeprefix("model.") for name in ours.blocks} == set(theirs.blocks)

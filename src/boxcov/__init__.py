@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from boxcov.detections import Detections
     from boxcov.detector import Candidates, Detector, Selection
     from boxcov.errors import BoxcovError, BoxcovWarning
+    from boxcov.kfac.checkpoint import Checkpoint
+    from boxcov.kfac.ekfac import apply_ekfac
     from boxcov.kfac.fit import fit
+    from boxcov.kfac.options import FitOptions
     from boxcov.posterior.calibration import Calibration
     from boxcov.posterior.posterior import Posterior
     from boxcov.predict.exact import ExactGLM
@@ -30,6 +33,9 @@ _HOMES = {
     "evaluate": "",
     "Calibration": "posterior.calibration",
     "check": "checks",
+    "Checkpoint": "kfac.checkpoint",
+    "FitOptions": "kfac.options",
+    "apply_ekfac": "kfac.ekfac",
     "fit": "kfac.fit",
     "Posterior": "posterior.posterior",
     "Detections": "detections",
@@ -56,14 +62,17 @@ __all__ = [
     "BoxcovWarning",
     "Calibration",
     "Candidates",
+    "Checkpoint",
     "Detections",
     "Detector",
     "EngineOptions",
     "ExactGLM",
+    "FitOptions",
     "NMSSpread",
     "Posterior",
     "Selection",
     "__version__",
+    "apply_ekfac",
     "check",
     "data",
     "detectors",

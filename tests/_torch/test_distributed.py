@@ -39,17 +39,22 @@ def test_ranks_together_give_the_posterior_of_one(count, tmp_path) -> None:
         for name, block in one.blocks.items():
             assert relative(found.blocks[name].Q.matrix, block.Q.matrix) < 1e-6, (case, name)
             assert relative(found.blocks[name].H.matrix, block.H.matrix) < 1e-6, (case, name)
-            assert (found.blocks[name].full is None) == (block.full is None), (case, name)
-            if block.full is not None:
-                assert relative(found.blocks[name].full.matrix, block.full.matrix) < 1e-6, (
+            assert (found.blocks[name].full_fisher is None) == (block.full_fisher is None), (
+                case,
+                name,
+            )
+            if block.full_fisher is not None:
+                assert (
+                    relative(found.blocks[name].full_fisher.matrix, block.full_fisher.matrix) < 1e-6
+                ), (
                     case,
                     name,
                 )
             if (
-                block.corrected is not None
+                block.ekfac_eigenvalues is not None
             ):  # bases may turn where eigenvalues are equal: the sum is theirs whichever
-                assert float(found.blocks[name].corrected.sum()) == pytest.approx(
-                    float(block.corrected.sum()), rel=1e-5
+                assert float(found.blocks[name].ekfac_eigenvalues.sum()) == pytest.approx(
+                    float(block.ekfac_eigenvalues.sum()), rel=1e-5
                 ), (case, name)
         assert len({id(block.Q) for block in found.blocks.values()}) == len(
             {id(block.Q) for block in one.blocks.values()}

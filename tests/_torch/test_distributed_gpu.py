@@ -7,7 +7,7 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
-from boxcov import Posterior, fit
+from boxcov import FitOptions, Posterior, fit
 from boxcov._torch.distributed import World, choose_backend
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
@@ -40,9 +40,12 @@ def nccl(rank: int, folder: str) -> None:
 
 def shared(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    fit(TinyCenter(width=4).cuda(), shapes.frames(count=5), distributed=True, corrected=True).save(
-        f"{folder}/{rank}"
-    )
+    fit(
+        TinyCenter(width=4).cuda(),
+        shapes.frames(count=5),
+        options=FitOptions(ekfac=True),
+        distributed=True,
+    ).save(f"{folder}/{rank}")
     dist.destroy_process_group()
 
 
@@ -56,7 +59,7 @@ def test_two_ranks_on_one_gpu(tmp_path) -> None:
     detector = TinyCenter(width=4).cuda()
     found, one = (
         Posterior.load(tmp_path / "0", detector),
-        fit(detector, shapes.frames(count=5), corrected=True),
+        fit(detector, shapes.frames(count=5), options=FitOptions(ekfac=True)),
     )
     for name, block in one.blocks.items():
         assert relative(found.blocks[name].H.matrix, block.H.matrix) < 1e-4

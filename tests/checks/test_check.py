@@ -171,8 +171,10 @@ def test_layers_without_factors_are_named_with_the_way_out() -> None:
     assert reasons["net.scale"].startswith("used otherwise")
     assert reasons["net.idle.weight"] == reasons["net.idle.bias"] == "not used in this pass"
     fixed = ["net.scale", "net.idle.weight", "net.idle.bias"]
-    assert f"fixed={fixed!r}" in report["layers"].todo
-    assert list(boxcov.fit(detector, [item], fixed=fixed).blocks) == ["net.conv"]
+    assert f"exclude={fixed!r}" in report["layers"].todo
+    assert list(boxcov.fit(detector, [item], options=boxcov.FitOptions(exclude=fixed)).blocks) == [
+        "net.conv"
+    ]
     assert "bias of a linear layer" in str(report)
 
 

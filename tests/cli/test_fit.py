@@ -11,7 +11,7 @@ import boxcov as package
 from boxcov.data import shapes, simulated
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty
-from boxcov.kfac.fit import NonFinite
+from boxcov.kfac.options import NonFinite
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import EstimatorOptions, EvaluateOptions, FitOptions
@@ -87,7 +87,11 @@ def test_better_posteriors(tmp_path) -> None:
     found = package.Posterior.load(out, detector)
     frames = simulated.frames("clear", seed=0, count=2, sweeps=1)
     expected = package.fit(
-        detector, frames, ["head.shared"], fisher="mc", locations="gradient", corrected=True
+        detector,
+        frames,
+        ["head.shared"],
+        fisher="mc",
+        options=package.FitOptions(locations="gradient", ekfac=True),
     )
     assert torch.equal(found.variances("head.shared.0"), expected.variances("head.shared.0"))
 

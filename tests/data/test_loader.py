@@ -6,17 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from boxcov import BoxcovError, fit
+from boxcov import BoxcovError, Checkpoint, FitOptions, fit
 from boxcov.data import batched, loaded, shapes
 from boxcov.data.loader import load_items
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.kfac.items import digest
+from boxcov.kfac.items import hash_item
 
 
 class Drawn:
@@ -57,18 +58,18 @@ class Odd(Drawn):
 def test_the_same_items_whatever_the_number_of_workers(workers) -> None:
     here = loaded(Drawn(), 0, seed=3)
     there = loaded(Drawn(), workers, seed=3)
-    expected = [digest(item) for item in here]
-    assert [digest(item) for item in there] == expected
-    assert [digest(item) for item in load_items(there, [5, 0, 5])] == [
+    expected = [hash_item(item) for item in here]
+    assert [hash_item(item) for item in there] == expected
+    assert [hash_item(item) for item in load_items(there, [5, 0, 5])] == [
         expected[5],
         expected[0],
         expected[5],
     ]
-    assert digest(there[2]) == digest(there[2]) == expected[2]
-    assert digest(there[-1]) == expected[6]
-    assert [digest(item) for item in there[1:3]] == expected[1:3]
+    assert hash_item(there[2]) == hash_item(there[2]) == expected[2]
+    assert hash_item(there[-1]) == expected[6]
+    assert [hash_item(item) for item in there[1:3]] == expected[1:3]
     assert len({*expected}) == 7
-    assert digest(loaded(Drawn(), 0, seed=4)[2]) != expected[2]
+    assert hash_item(loaded(Drawn(), 0, seed=4)[2]) != expected[2]
     assert list(load_items(there, [])) == []
 
 
@@ -91,7 +92,12 @@ def test_items_of_any_kind_come_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"fraction": 0.5, "seed": 2}, {"corrected": True, "fisher": "mc"}]
+    "settings",
+    [
+        {},
+        {"options": FitOptions(fraction=0.5, seed=2)},
+        {"options": FitOptions(ekfac=True), "fisher": "mc"},
+    ],
 )
 def test_the_same_posterior_whatever_the_number_of_workers(settings, tmp_path) -> None:
     written = []
@@ -107,14 +113,14 @@ def test_the_same_posterior_whatever_the_number_of_workers(settings, tmp_path) -
 
 
 def test_a_lost_worker_is_an_error_that_loses_nothing(tmp_path) -> None:
-    kept = {"checkpoint": tmp_path / "c", "every": 1e9}
+    kept = Checkpoint(tmp_path / "c", every_seconds=1e9)
     with pytest.raises(
         BoxcovError,
         match=r"a worker process ended before it loaded item 4: it was killed, or memory ran out",
     ):
-        fit(TinyCenter(width=4), loaded(Deadly(), 1), **kept)
+        fit(TinyCenter(width=4), loaded(Deadly(), 1), checkpoint=kept)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
-    resumed = fit(TinyCenter(width=4), loaded(Drawn(), 1), resume=True, **kept)
+    resumed = fit(TinyCenter(width=4), loaded(Drawn(), 1), checkpoint=replace(kept, resume=True))
     assert resumed.loss == fit(TinyCenter(width=4), loaded(Drawn(), 0)).loss
 
 

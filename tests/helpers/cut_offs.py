@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from boxcov import Posterior, fit
+from boxcov import Checkpoint, Posterior, fit
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 
@@ -40,7 +40,12 @@ class CutOff:
 
 def cut(path: Path, at: int = 4, frames=FRAMES, **settings) -> None:
     with pytest.raises(Cut):
-        fit(TinyCenter(), CutOff(frames, at), checkpoint=path, every=0, **settings)
+        fit(
+            TinyCenter(),
+            CutOff(frames, at),
+            checkpoint=Checkpoint(path, every_seconds=0),
+            **settings,
+        )
 
 
 def bytes_of(posterior: Posterior, folder: Path) -> bytes:

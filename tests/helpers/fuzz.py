@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from boxcov import BoxcovError, Detections, Posterior, fit
+from boxcov import BoxcovError, Checkpoint, Detections, FitOptions, Posterior, fit
 from boxcov.data import coco, kitti, nuscenes, shapes
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
@@ -63,9 +63,8 @@ def _own(folder: Path) -> Iterable[Kind]:
     posterior = fit(
         tiny,
         frames,
+        options=FitOptions(ekfac=True, full_layers=["head.branches.rot.3"]),
         depth=["head.shared", "head.branches.rot"],
-        corrected=True,
-        full=["head.branches.rot.3"],
     )
     posterior.with_calibration(make_calibration(tiny.box_fields, tiny.classes)).save(
         folder / "posterior.safetensors"
@@ -76,7 +75,7 @@ def _own(folder: Path) -> Iterable[Kind]:
         "safetensors",
         lambda path: _used(Posterior.load(path, tiny)),
     )
-    fit(tiny, frames, depth=["head.shared", "head.branches.rot"], n_data=1000).truncated(0.01).save(
+    fit(tiny, frames, depth=["head.shared", "head.branches.rot"], n_data=1000).compress(0.01).save(
         folder / "truncated.safetensors"
     )
     yield Kind(
@@ -103,20 +102,25 @@ def _own(folder: Path) -> Iterable[Kind]:
         lambda path: (store.has_block(0, about), read_blocks(store, 2)),
     )
     _cut_off(folder / "fit.checkpoint", tiny, frames)
-    resumed = {"depth": ["head.shared"], "resume": True, "every": 1e9}
     yield Kind(
         "fit",
         (folder / "fit.checkpoint",),
         "safetensors",
-        lambda path: fit(tiny, frames, checkpoint=path, **resumed),
+        lambda path: fit(
+            tiny,
+            frames,
+            depth=["head.shared"],
+            checkpoint=Checkpoint(path, every_seconds=1e9, resume=True),
+        ),
     )
-    two = {"depth": ["head.shared"], "corrected": True, "checkpoint": folder / "two"}
-    fit(tiny, frames, every=0, **two)
+    two = {"depth": ["head.shared"], "options": FitOptions(ekfac=True)}
+    fit(tiny, frames, checkpoint=Checkpoint(folder / "two", every_seconds=0), **two)
+    resumed = Checkpoint(folder / "two", every_seconds=1e9, resume=True)
     yield Kind(
         "second",
         (folder / "two.second",),
         "safetensors",
-        lambda path: fit(tiny, frames, resume=True, every=1e9, **two),
+        lambda path: fit(tiny, frames, checkpoint=resumed, **two),
     )
     objects = {"boxes": torch.rand(3, 9), "labels": torch.arange(3)}
     GroundTruth.from_frames([(None, [objects]), (None, [objects])]).save(
@@ -248,7 +252,13 @@ def _cut_off(path: Path, tiny: TinyCenter, frames: list[Any]) -> None:
         raise InterruptedError
 
     try:
-        fit(tiny, frames, depth=["head.shared"], checkpoint=path, every=0, progress=stop)
+        fit(
+            tiny,
+            frames,
+            checkpoint=Checkpoint(path, every_seconds=0),
+            depth=["head.shared"],
+            progress=stop,
+        )
     except InterruptedError:
         return
 

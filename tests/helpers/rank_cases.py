@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import distributed as dist
 
-from boxcov import BoxcovError, BoxcovWarning, Posterior, fit
+from boxcov import BoxcovError, BoxcovWarning, Checkpoint, FitOptions, Posterior, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 
@@ -22,11 +23,20 @@ def spoiled(count: int) -> list:
 CASES = {
     "few": ({"frames": shapes.frames(count=2)}, {}),  # fewer than three ranks
     "uneven": ({"frames": shapes.frames(count=7)}, {"depth": "backbone"}),
-    "batches": ({"frames": batched(shapes.frames(count=7), 2)}, {"fisher": "mc", "seed": 4}),
-    "share": ({"frames": shapes.frames(count=9)}, {"fraction": 0.5}),
-    "skipped": ({"frames": spoiled(5)}, {"nonfinite": "skip"}),
-    "corrected": ({"frames": spoiled(7)}, {"nonfinite": "skip", "corrected": True, "fisher": "mc"}),
-    "full": ({"frames": shapes.frames(count=2)}, {"full": "last"}),  # fewer than three ranks
+    "batches": (
+        {"frames": batched(shapes.frames(count=7), 2)},
+        {"fisher": "mc", "options": FitOptions(seed=4)},
+    ),
+    "share": ({"frames": shapes.frames(count=9)}, {"options": FitOptions(fraction=0.5)}),
+    "skipped": ({"frames": spoiled(5)}, {"options": FitOptions(nonfinite="skip")}),
+    "corrected": (
+        {"frames": spoiled(7)},
+        {"options": FitOptions(nonfinite="skip", ekfac=True), "fisher": "mc"},
+    ),
+    "full": (
+        {"frames": shapes.frames(count=2)},
+        {"options": FitOptions(full_layers="last")},
+    ),  # fewer than three ranks
     "identity": ({"frames": shapes.frames(count=2)}, {"fisher": "identity"}),
 }
 
@@ -48,16 +58,16 @@ def work(rank: int, count: int, folder: str) -> None:
         posterior_of(case, distributed=True).save(f"{folder}/{case}.{rank}")
     stream = (item for item in shapes.frames(count=5))
     fit(TinyCenter(width=4), stream, distributed=True).save(f"{folder}/stream.{rank}")
-    kept = {"checkpoint": f"{folder}/kept", "every": 0, "distributed": True}
-    fit(TinyCenter(width=4), shapes.frames(count=5), **kept)
-    fit(TinyCenter(width=4), shapes.frames(count=5), **kept, resume=True).save(
-        f"{folder}/resumed.{rank}"
-    )
+    kept = Checkpoint(f"{folder}/kept", every_seconds=0)
+    fit(TinyCenter(width=4), shapes.frames(count=5), checkpoint=kept, distributed=True)
+    kept = replace(kept, resume=True)
+    resumed = fit(TinyCenter(width=4), shapes.frames(count=5), checkpoint=kept, distributed=True)
+    resumed.save(f"{folder}/resumed.{rank}")
     try:
         fit(
             TinyCenter(width=4),
             [(torch.zeros(1, 1, 64, 64), None)] * count,
-            **{**kept, "checkpoint": None},
+            distributed=True,
         )
     except BoxcovError as error:
         Path(f"{folder}/error.{rank}").write_text(str(error))

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from boxcov import BoxcovError
 from boxcov._torch.layer_calls import parse
-from boxcov.kfac import batched_factors as together
+from boxcov.kfac import batched_factors
 from boxcov.kfac import input_gram as grams
-from boxcov.kfac.accumulate import Accumulator, Sums
-from boxcov.kfac.subset import chosen_parameters
+from boxcov.kfac.accumulate import Accumulator
+from boxcov.kfac.factors import FactorSums
+from boxcov.kfac.losses import FrameLosses
+from boxcov.kfac.subset import select_parameters
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
 from helpers.nets import CASES, Case, NetDetector
 
@@ -58,17 +60,23 @@ def counted(
     depth: Any = "head",
     **options: Any,
 ) -> Accumulator:
-    accumulator = Accumulator(detector, chosen_parameters(detector, depth), **options)
-    accumulator.together = joined
+    losses = FrameLosses(detector, select_parameters(detector, depth))
+    accumulator = Accumulator(losses, **options)
+    accumulator.batch_layers = joined
     for number, (inputs, targets) in enumerate(items):
-        accumulator.add(inputs, targets, None, number)
+        accumulator.add(inputs, targets, number)
     return accumulator
 
 
-def assert_same(found: dict[str, Sums], expected: dict[str, Sums], rtol: float = 1e-10) -> None:
+def assert_same(
+    found: dict[str, FactorSums], expected: dict[str, FactorSums], rtol: float = 1e-10
+) -> None:
     assert list(found) == list(expected)
     for name, sums in expected.items():
-        assert (found[name].locations, found[name].reached) == (sums.locations, sums.reached)
+        assert (found[name].locations, found[name].has_gradient) == (
+            sums.locations,
+            sums.has_gradient,
+        )
         for one, other in ((found[name].Q, sums.Q), (found[name].H, sums.H)):
             assert float((one - other).norm()) <= rtol * float(other.norm()), name
 
@@ -82,7 +90,7 @@ def joins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(xs))
         return grams.input_grams(xs, *rest)
 
-    monkeypatch.setattr(together, "input_grams", spied)
+    monkeypatch.setattr(batched_factors, "input_grams", spied)
     return sizes
 
 
@@ -95,7 +103,7 @@ def test_every_kind_of_layer(case: Case, locations: Any) -> None:
     one_by_one, joined = (
         counted(detector, items, how, locations=locations) for how in (False, True)
     )
-    assert joined.together  # nothing was in the way
+    assert joined.batch_layers  # nothing was in the way
     assert_same(joined.sums, one_by_one.sums)
 
 
@@ -121,7 +129,7 @@ def test_no_more_than_the_room_at_once(
     one = (
         2 * 2 * 42 * 8 if stride == 1 else 2 * 2 * 9 * 12 * 8
     )  # bytes of a stem's input, or of its columns
-    monkeypatch.setattr(together, "ROOM", 2 * one)
+    monkeypatch.setattr(batched_factors, "MAX_BYTES", 2 * one)
     monkeypatch.setattr(
         grams, "_correlates", lambda x, geometry: all(s == 1 for s in geometry.stride)
     )
@@ -139,7 +147,7 @@ def test_the_work_does_not_grow_with_the_tasks() -> None:
         detector, (first, second) = detector_of(config), frames(config)
         accumulator = counted(detector, [first], joined=True)
         with torch.autograd.profiler.profile() as profile:
-            accumulator.add(*second, None, 1)
+            accumulator.add(*second, 1)
         count = Counter(event.name for event in profile.function_events)
         seen.append(
             [
@@ -172,9 +180,9 @@ def test_an_input_that_is_written_to_later_is_not_taken_for_itself() -> None:
         spoil[0] = False
         accumulator = counted(detector, [batch(0)], joined, depth=["net.heads"])
         spoil[0] = True
-        accumulator.add(*batch(1), None, 1)
-        accumulator.add(*batch(2), None, 2)
-        assert not accumulator.together
+        accumulator.add(*batch(1), 1)
+        accumulator.add(*batch(2), 2)
+        assert not accumulator.batch_layers
         sums.append(accumulator.sums)
     assert_same(*sums)
     spoil[0] = False
@@ -200,7 +208,7 @@ def test_without_gradients_an_input_may_be_written_to() -> None:
     torch.manual_seed(0)
     detector = NetDetector(Gate()).double()
     joined, one_by_one = (counted(detector, [batch(0), batch(1)], how) for how in (True, False))
-    assert joined.together
+    assert joined.batch_layers
     assert_same(joined.sums, one_by_one.sums)
 
 
@@ -221,9 +229,9 @@ def test_a_bad_layer_among_joined_ones_is_named_alone_and_the_batch_leaves_nothi
         BoxcovError,
         match=rf"batch {bad} gives a NaN or infinite input or gradient at net\.stem\.3\.weight, though",
     ):
-        accumulator.add(*items[bad], None, bad)
+        accumulator.add(*items[bad], bad)
     assert accumulator.frames == 2 * bad
-    assert not accumulator.torn
+    assert not accumulator.is_partial
     for name, (Q, H, locations) in before.items():
         now = accumulator.sums[name]
         assert torch.equal(now.Q, Q)
@@ -236,14 +244,16 @@ def test_factors_are_in_full_precision_where_the_forward_is_not(joined: bool) ->
     x, weight = torch.randn(2, 3, 40, 40), torch.randn(4, 3, 3, 3)
     call = parse(torch.conv2d, (x, weight), {"padding": 1})
     assert call is not None
-    inputs = together.Inputs(joined)
+    inputs = batched_factors.InputFactors(joined)
     with torch.autocast("cpu", torch.bfloat16):
         inputs.add(call, has_bias=True, may_wait=True)
         inputs.finish()
-        (found,) = together.output_parts([x.flatten(2).unsqueeze(1).repeat(1, 1, 2, 1)], joined)
+        (found,) = batched_factors.output_terms(
+            [x.flatten(2).unsqueeze(1).repeat(1, 1, 2, 1)], joined
+        )
     expected = (
         grams.input_gram(x.double(), call.geometry, has_bias=True)[0],
         torch.einsum("bnt,bmt->nm", *[x.double().flatten(2)] * 2).repeat(2, 2),
     )
-    for part, Q in zip((inputs.parts[0], found), expected):
-        assert float((part.sum - Q).norm() / Q.norm()) < 1e-6
+    for part, Q in zip((inputs.terms[0], found), expected):
+        assert float((part.value - Q).norm() / Q.norm()) < 1e-6

@@ -7,12 +7,12 @@ from unittest import mock
 
 import pytest
 
-from boxcov import BoxcovError, fit
+from boxcov import BoxcovError, Checkpoint, FitOptions, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac import checkpoint as module
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.ekfac import Moments
+from boxcov.kfac.ekfac import GradientMoments
 from helpers.cut_offs import FRAMES, Cut, CutOff, about, bytes_of, cut
 
 
@@ -20,11 +20,11 @@ from helpers.cut_offs import FRAMES, Cut, CutOff, about, bytes_of, cut
     "settings",
     [
         {},
-        {"fisher": "mc", "seed": 3},
+        {"fisher": "mc", "options": FitOptions(seed=3)},
         {"depth": "backbone"},
-        {"fraction": 0.6, "seed": 1},
+        {"options": FitOptions(fraction=0.6, seed=1)},
         {"depth": ["up", "head.shared"]},
-        {"locations": "gradient"},
+        {"options": FitOptions(locations="gradient")},
     ],
     ids=["head", "mc", "backbone", "fraction", "modules", "by gradient"],
 )
@@ -41,9 +41,11 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, settings) ->
             return self.frames[i]
 
     with pytest.raises(Cut):
-        fit(TinyCenter(), Some(FRAMES, -1), checkpoint=path, every=0, **settings)
+        fit(
+            TinyCenter(), Some(FRAMES, -1), checkpoint=Checkpoint(path, every_seconds=0), **settings
+        )
     reading = CutOff(FRAMES, -1)
-    resumed = fit(TinyCenter(), reading, checkpoint=path, resume=True, **settings)
+    resumed = fit(TinyCenter(), reading, checkpoint=Checkpoint(path, resume=True), **settings)
     assert bytes_of(resumed, tmp_path) == whole
     assert resumed.frames == done
     assert len(reading.read) == done - 2 + 1  # those left, and the last one to compare
@@ -53,7 +55,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, settings) ->
 def test_every_place_to_be_cut_off(tmp_path, at) -> None:
     cut(tmp_path / "c", at)
     assert bytes_of(
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True), tmp_path
+        fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True)), tmp_path
     ) == bytes_of(fit(TinyCenter(), FRAMES), tmp_path)
 
 
@@ -65,9 +67,19 @@ def test_a_stream_is_read_past_what_was_counted(tmp_path) -> None:
             yield item
 
     with pytest.raises(Cut):
-        fit(TinyCenter(), stream(6), checkpoint=tmp_path / "c", every=0, fraction=0.5)
-    resumed = fit(TinyCenter(), stream(), checkpoint=tmp_path / "c", resume=True, fraction=0.5)
-    whole = fit(TinyCenter(), stream(), fraction=0.5)
+        fit(
+            TinyCenter(),
+            stream(6),
+            options=FitOptions(fraction=0.5),
+            checkpoint=Checkpoint(tmp_path / "c", every_seconds=0),
+        )
+    resumed = fit(
+        TinyCenter(),
+        stream(),
+        options=FitOptions(fraction=0.5),
+        checkpoint=Checkpoint(tmp_path / "c", resume=True),
+    )
+    whole = fit(TinyCenter(), stream(), options=FitOptions(fraction=0.5))
     assert resumed.n_data == whole.n_data == 7
     assert bytes_of(resumed, tmp_path) == bytes_of(whole, tmp_path)
 
@@ -84,7 +96,9 @@ def test_the_interval_is_kept_and_an_error_saves_what_was_counted(tmp_path, monk
         lambda path, tensors, about: written.append(json.loads(about["boxcov.checkpoint"])["next"]),
     )
     with pytest.raises(Cut):
-        fit(TinyCenter(), CutOff(FRAMES, 4), checkpoint=tmp_path / "c", every=60)
+        fit(
+            TinyCenter(), CutOff(FRAMES, 4), checkpoint=Checkpoint(tmp_path / "c", every_seconds=60)
+        )
     assert written == [3, 4]
 
 
@@ -92,17 +106,15 @@ def test_a_checkpoint_in_the_way_is_not_overwritten(tmp_path) -> None:
     cut(tmp_path / "c")
     with pytest.raises(
         BoxcovError,
-        match=r"c: of a fit that was cut off: go on with it by resume=True \(--resume\), or remove",
+        match=r"c: checkpoint of an interrupted fit: continue it with resume=True \(--resume\)",
     ):
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c")
+        fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c"))
 
 
 def test_resume_without_a_checkpoint_begins_at_the_beginning(tmp_path) -> None:
-    assert fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True).frames == 7
-    with pytest.raises(BoxcovError, match="resume=True goes on from a file"):
-        fit(TinyCenter(), FRAMES, resume=True)
-    with pytest.raises(BoxcovError, match="every must be a number of seconds, at least 0, got nan"):
-        fit(TinyCenter(), FRAMES, every=float("nan"))
+    assert fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True)).frames == 7
+    with pytest.raises(BoxcovError, match="every_seconds must be a number of at least 0, got nan"):
+        Checkpoint(tmp_path / "c", every_seconds=float("nan"))
 
 
 @pytest.mark.parametrize(
@@ -110,44 +122,54 @@ def test_resume_without_a_checkpoint_begins_at_the_beginning(tmp_path) -> None:
     [
         (FRAMES, {"depth": "neck"}, "depth was 'head', is 'neck'"),
         (FRAMES, {"fisher": "mc"}, "fisher was 'empirical', is 'mc'"),
-        (FRAMES, {"seed": 5}, "seed was 0, is 5"),
-        (FRAMES, {"locations": "gradient"}, "locations was 'all', is 'gradient'"),
-        (FRAMES, {"weight": len}, "weight was None, is 'len'"),
-        (FRAMES, {"fraction": 0.9}, r"fraction was 1\.0, is 0\.9"),
-        (FRAMES, {"fixed": ["head.shared"]}, "parameters was"),
+        (FRAMES, {"options": FitOptions(seed=5)}, "seed was 0, is 5"),
+        (
+            FRAMES,
+            {"options": FitOptions(locations="gradient")},
+            "locations was 'all', is 'gradient'",
+        ),
+        (FRAMES, {"options": FitOptions(frame_weight=len)}, "weight was None, is 'len'"),
+        (FRAMES, {"options": FitOptions(fraction=0.9)}, r"fraction was 1\.0, is 0\.9"),
+        (FRAMES, {"options": FitOptions(exclude=["head.shared"])}, "parameters was"),
         (shapes.frames(count=8), {}, "items was 7, is 8"),
         (batched(FRAMES, 2), {}, "items was 7, is 4"),
         (
             shapes.frames(count=7, seed=1),
             {},
-            "of other data: item 3 is not the one that was counted",
+            "made from other data: item 3 has changed",
         ),
-        ([FRAMES[i] for i in (0, 1, 2, 4, 3, 5, 6)], {}, "item 3 is not the one"),
+        ([FRAMES[i] for i in (0, 1, 2, 4, 3, 5, 6)], {}, "item 3 has changed"),
     ],
 )
 def test_a_checkpoint_of_another_fit_is_refused(tmp_path, frames, settings, message) -> None:
     cut(tmp_path / "c", 4)
     with pytest.raises(BoxcovError, match=message):
-        fit(TinyCenter(), frames, checkpoint=tmp_path / "c", resume=True, **settings)
+        fit(TinyCenter(), frames, checkpoint=Checkpoint(tmp_path / "c", resume=True), **settings)
 
 
 def test_other_weights_are_refused(tmp_path) -> None:
     cut(tmp_path / "c")
     with pytest.raises(
-        BoxcovError, match=r"c: of another fit \(weights_sha256 was '\w{64}', is '\w{64}'\)"
+        BoxcovError,
+        match=r"c: checkpoint of another fit \(weights_sha256 was '\w{64}', is '\w{64}'\)",
     ):
-        fit(TinyCenter(seed=1), FRAMES, checkpoint=tmp_path / "c", resume=True)
+        fit(TinyCenter(seed=1), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True))
 
 
 def test_what_the_sums_do_not_depend_on_may_change(tmp_path) -> None:
     cut(tmp_path / "c")
     resumed = fit(
-        TinyCenter(), FRAMES, n_data=99, prior_precision=5.0, checkpoint=tmp_path / "c", resume=True
+        TinyCenter(),
+        FRAMES,
+        checkpoint=Checkpoint(tmp_path / "c", resume=True),
+        n_data=99,
+        prior_precision=5.0,
     )
     assert (resumed.n_data, resumed.prior_precision, resumed.frames) == (99, 5.0, 7)
 
 
-SECOND = {"corrected": True, "full": ["head.branches.size.3"], "fisher": "mc"}
+SECOND_OPTIONS = FitOptions(ekfac=True, full_layers=["head.branches.size.3"])
+SECOND = {"options": SECOND_OPTIONS, "fisher": "mc"}
 
 
 @pytest.fixture(scope="module")
@@ -164,18 +186,23 @@ def test_a_second_pass_goes_on_where_it_was(tmp_path, done, twice) -> None:
             raise Cut
 
     with pytest.raises(Cut):
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=1e9, progress=stop, **SECOND)
+        fit(
+            TinyCenter(),
+            FRAMES,
+            checkpoint=Checkpoint(tmp_path / "c", every_seconds=1e9),
+            progress=stop,
+            **SECOND,
+        )
     assert about(tmp_path / "c")["next"] == 7
     if done > 7:
         assert about(tmp_path / "c.second")["next"] == done - 7
-        with pytest.raises(BoxcovError, match=r"c: of a fit that was cut off"):
-            fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", **SECOND)
+        with pytest.raises(BoxcovError, match=r"c: checkpoint of an interrupted fit"):
+            fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c"), **SECOND)
     frames, seen = CutOff(FRAMES, -1), []
     resumed = fit(
         TinyCenter(),
         frames,
-        checkpoint=tmp_path / "c",
-        resume=True,
+        checkpoint=Checkpoint(tmp_path / "c", resume=True),
         progress=lambda *now: seen.append(now),
         **SECOND,
     )
@@ -184,32 +211,46 @@ def test_a_second_pass_goes_on_where_it_was(tmp_path, done, twice) -> None:
 
 
 def test_a_second_pass_of_other_settings_is_refused(tmp_path) -> None:
-    fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0, **SECOND)
+    fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", every_seconds=0), **SECOND)
     with pytest.raises(
         BoxcovError,
-        match=r"c\.second: of another fit \(full was \['head\.branches\.size\.3'\], is \[\]\)",
+        match=r"c\.second: checkpoint of another fit \(full was \['head\.branches\.size\.3'\], is \[\]\)",
     ):
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **{**SECOND, "full": []})
+        fit(
+            TinyCenter(),
+            FRAMES,
+            checkpoint=Checkpoint(tmp_path / "c", resume=True),
+            options=FitOptions(ekfac=True),
+            fisher="mc",
+        )
     (tmp_path / "c").unlink()
     with pytest.raises(
-        BoxcovError, match=r"c\.second: of a fit that was cut off"
+        BoxcovError, match=r"c\.second: checkpoint of an interrupted fit"
     ):  # before the first pass
-        fit(TinyCenter(), CutOff(FRAMES, 0), checkpoint=tmp_path / "c", **SECOND)
+        fit(TinyCenter(), CutOff(FRAMES, 0), checkpoint=Checkpoint(tmp_path / "c"), **SECOND)
     (tmp_path / "c.second").write_bytes(b"no")
-    with pytest.raises(
-        BoxcovError, match=r"c\.second: not a checkpoint of a fit, or a damaged one"
-    ):
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **SECOND)
+    with pytest.raises(BoxcovError, match=r"c\.second: not a checkpoint of a fit, or damaged"):
+        fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True), **SECOND)
 
 
 def test_a_second_pass_in_other_bases_is_refused(tmp_path) -> None:
     """The same sums may give other eigenvectors on another machine: what was counted in the old ones means nothing there."""
-    fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0, corrected=True)
+    fit(
+        TinyCenter(),
+        FRAMES,
+        options=FitOptions(ekfac=True),
+        checkpoint=Checkpoint(tmp_path / "c", every_seconds=0),
+    )
     with (
-        mock.patch.object(Moments, "basis", return_value="other"),
-        pytest.raises(BoxcovError, match=r"c\.second: of another fit \(basis was"),
+        mock.patch.object(GradientMoments, "settings", return_value={"basis": "other"}),
+        pytest.raises(BoxcovError, match=r"c\.second: checkpoint of another fit \(basis was"),
     ):
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, corrected=True)
+        fit(
+            TinyCenter(),
+            FRAMES,
+            options=FitOptions(ekfac=True),
+            checkpoint=Checkpoint(tmp_path / "c", resume=True),
+        )
 
 
 class Interrupted(dict):
@@ -224,7 +265,7 @@ class Interrupted(dict):
 
 def test_an_interrupt_between_two_layers_of_an_item_is_not_kept(tmp_path, twice) -> None:
     """Asked twice it ends at once: what is then half counted must not be in the file."""
-    commit, add, calls = Accumulator._commit, Moments._add_frame, []
+    commit, add, calls = Accumulator._commit, GradientMoments._add_frame, []
 
     def half_committed(self, *args) -> None:
         calls.append(1)
@@ -237,14 +278,20 @@ def test_an_interrupt_between_two_layers_of_an_item_is_not_kept(tmp_path, twice)
 
     for patched in (
         mock.patch.object(Accumulator, "_commit", half_committed),
-        mock.patch.object(Moments, "_add_frame", half_added),
+        mock.patch.object(GradientMoments, "_add_frame", half_added),
     ):
         calls.clear()
         with patched, pytest.raises(KeyboardInterrupt):
-            fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=1e9, resume=True, **SECOND)
+            fit(
+                TinyCenter(),
+                FRAMES,
+                checkpoint=Checkpoint(tmp_path / "c", every_seconds=1e9, resume=True),
+                **SECOND,
+            )
     assert (
         bytes_of(
-            fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, **SECOND), tmp_path
+            fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True), **SECOND),
+            tmp_path,
         )
         == twice
     )
@@ -267,13 +314,17 @@ def test_signals_wait_for_the_frame_and_leave_a_checkpoint(tmp_path, number) -> 
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            fit(TinyCenter(), Signalled(FRAMES, -1), checkpoint=tmp_path / "c", every=1e9)
+            fit(
+                TinyCenter(),
+                Signalled(FRAMES, -1),
+                checkpoint=Checkpoint(tmp_path / "c", every_seconds=1e9),
+            )
         assert signal.getsignal(signal.SIGTERM) is terminate
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, before)
     assert about(tmp_path / "c")["next"] == 4
-    resumed = fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True)
+    resumed = fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True))
     assert bytes_of(resumed, tmp_path) == bytes_of(fit(TinyCenter(), FRAMES), tmp_path)
 
 
@@ -287,7 +338,7 @@ def test_asked_twice_it_ends_at_once(tmp_path) -> None:
 
     frames = Twice(FRAMES, -1)
     with pytest.raises(KeyboardInterrupt):
-        fit(TinyCenter(), frames, checkpoint=tmp_path / "c", every=1e9)
+        fit(TinyCenter(), frames, checkpoint=Checkpoint(tmp_path / "c", every_seconds=1e9))
     assert frames.read == [0, 1]
     assert about(tmp_path / "c")["next"] == 2
 
@@ -298,7 +349,12 @@ def test_a_signal_in_the_last_frame_is_not_lost(tmp_path) -> None:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0, progress=progress)
+        fit(
+            TinyCenter(),
+            FRAMES,
+            checkpoint=Checkpoint(tmp_path / "c", every_seconds=0),
+            progress=progress,
+        )
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

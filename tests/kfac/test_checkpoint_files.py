@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import torch
 
-from boxcov import BoxcovError, BoxcovWarning, fit
+from boxcov import BoxcovError, BoxcovWarning, Checkpoint, FitOptions, fit
 from boxcov.detectors.tiny import TinyCenter
 from helpers.cut_offs import FRAMES, CutOff, about, bytes_of, cut, edit
 
@@ -28,13 +28,13 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(
         BoxcovError,
-        match=r"c: cannot be written \(No space left on device\): the 2 items before are kept there",
+        match=r"c: cannot be written \(No space left on device\): the file holds 2 earlier items",
     ):
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0)
+        fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", every_seconds=0))
     monkeypatch.undo()
     assert os.listdir(tmp_path) == ["c"]
     assert about(tmp_path / "c")["next"] == 2
-    resumed = fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True)
+    resumed = fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True))
     assert bytes_of(resumed, tmp_path) == bytes_of(fit(TinyCenter(), FRAMES), tmp_path)
 
 
@@ -57,9 +57,9 @@ def tiny_disk(tmp_path):
 def test_a_disk_that_is_really_full(tiny_disk) -> None:
     with pytest.raises(
         BoxcovError,
-        match=r"No space left on device.*nothing is kept; make room or give another place",
+        match=r"No space left on device.*the file holds 0 earlier items; free some space",
     ):
-        fit(TinyCenter(), FRAMES, checkpoint=tiny_disk / "c", every=0)
+        fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tiny_disk / "c", every_seconds=0))
     assert os.listdir(tiny_disk) == []
 
 
@@ -70,14 +70,14 @@ def test_a_folder_that_is_not_there_or_read_only_is_told_before_the_work(
     with pytest.raises(
         BoxcovError, match=r"absent/c: cannot be written \(No such file or directory\)"
     ):
-        fit(TinyCenter(), frames, checkpoint=tmp_path / "absent" / "c")
+        fit(TinyCenter(), frames, checkpoint=Checkpoint(tmp_path / "absent" / "c"))
 
     def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     with pytest.raises(BoxcovError, match=r"c: cannot be written \(Read-only file system\)"):
-        fit(TinyCenter(), frames, checkpoint=tmp_path / "c")
+        fit(TinyCenter(), frames, checkpoint=Checkpoint(tmp_path / "c"))
     assert frames.read == []
 
 
@@ -90,8 +90,7 @@ def test_a_folder_that_vanishes(tmp_path) -> None:
         fit(
             TinyCenter(),
             FRAMES,
-            checkpoint=folder / "c",
-            every=0,
+            checkpoint=Checkpoint(folder / "c", every_seconds=0),
             progress=lambda done, total: (folder / "c").unlink() or folder.rmdir(),
         )
 
@@ -99,7 +98,7 @@ def test_a_folder_that_vanishes(tmp_path) -> None:
 def test_what_a_kill_left_half_written_is_removed(tmp_path) -> None:
     (tmp_path / ".c.abcdefgh").write_bytes(b"half")
     (tmp_path / ".c.something else").write_bytes(b"not ours")
-    fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c")
+    fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c"))
     assert sorted(os.listdir(tmp_path)) == [".c.something else", "c"]
 
 
@@ -109,14 +108,14 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda told, tensors: told.update(format=9), "in format 9, this one reads 1"),
+        (lambda told, tensors: told.update(format=9), "in format 9, this version reads 1"),
         (
             lambda told, tensors: told.pop("next"),
-            "not a checkpoint of a fit, or a damaged one .*remove it to start anew",
+            "not a checkpoint of a fit, or damaged .*remove it to start again",
         ),
-        (lambda told, tensors: told.update(frames=-1), "damaged one"),
+        (lambda told, tensors: told.update(frames=-1), "or damaged"),
         (lambda told, tensors: told.update(frames=0), "sums of no frame"),
-        (lambda told, tensors: told.update(loss=float("nan")), "damaged one"),
+        (lambda told, tensors: told.update(loss=float("nan")), "or damaged"),
         (
             lambda told, tensors: tensors["0.Q"].fill_(float("nan")),
             "0.Q holds a NaN or an infinity",
@@ -132,7 +131,7 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path) -> None:
         (lambda told, tensors: told["layers"].pop(), "cannot be factored"),
         (
             lambda told, tensors: told["layers"][0]["geometry"].update(groups=0),
-            "no layer has the shape",
+            "invalid layer: shape",
         ),
         (
             lambda told, tensors: told["layers"][0].update(weight="other.weight"),
@@ -144,25 +143,40 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, change, message) -> N
     cut(tmp_path / "c")
     edit(tmp_path / "c", change)
     with pytest.raises(BoxcovError, match=message) as caught:
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True)
+        fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True))
     assert str(tmp_path / "c") in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [{"frames": 0}, {"whole": None}])
 def test_a_second_pass_of_no_frame_is_refused_by_name(tmp_path, change) -> None:
-    fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", every=0, corrected=True)
+    fit(
+        TinyCenter(),
+        FRAMES,
+        options=FitOptions(ekfac=True),
+        checkpoint=Checkpoint(tmp_path / "c", every_seconds=0),
+    )
     edit(tmp_path / "c.second", lambda told, tensors: told.update(change))
     with pytest.raises(
         BoxcovError,
-        match=r"c\.second: not a checkpoint of a fit, or a damaged one \(ValueError: sums of",
+        match=r"c\.second: not a checkpoint of a fit, or damaged \(ValueError: sums of",
     ):
-        fit(TinyCenter(), FRAMES, checkpoint=tmp_path / "c", resume=True, corrected=True)
+        fit(
+            TinyCenter(),
+            FRAMES,
+            options=FitOptions(ekfac=True),
+            checkpoint=Checkpoint(tmp_path / "c", resume=True),
+        )
 
 
 def test_frames_skipped_before_the_cut_stay_skipped(tmp_path) -> None:
     frames = list(FRAMES)
     frames[1] = (torch.full_like(frames[1][0], float("nan")), frames[1][1])
     with pytest.warns(BoxcovWarning, match="batch 1 holds 4096 NaN"):
-        cut(tmp_path / "c", frames=frames, nonfinite="skip")
-    resumed = fit(TinyCenter(), frames, checkpoint=tmp_path / "c", resume=True, nonfinite="skip")
+        cut(tmp_path / "c", frames=frames, options=FitOptions(nonfinite="skip"))
+    resumed = fit(
+        TinyCenter(),
+        frames,
+        options=FitOptions(nonfinite="skip"),
+        checkpoint=Checkpoint(tmp_path / "c", resume=True),
+    )
     assert (resumed.frames, resumed.skipped, resumed.n_data) == (6, 1, 7)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from boxcov import BoxcovError, Posterior, fit
+from boxcov import BoxcovError, FitOptions, Posterior, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac.ekfac import apply_ekfac, last_layers
-from boxcov.kfac.losses import Losses
+from boxcov.kfac.losses import FrameLosses
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
 from helpers.nets import CASES, Case
 from oracles.dense import flat, frame_gradients, relative
@@ -42,7 +42,7 @@ def test_corrected_is_the_fishers_diagonal_in_the_eigenbasis_and_nearer_than_kfa
     detector = case.detector()
     inputs, targets = case.frames(detector, count=7)
     frames = [(inputs[:3], targets[:3]), (inputs[3:], targets[3:])]
-    plain = fit(detector, frames, locations=locations)
+    plain = fit(detector, frames, options=FitOptions(locations=locations))
     posterior = apply_ekfac(plain, detector, frames)
     gradients = frame_gradients(detector, inputs, targets)
     for name, block in posterior.blocks.items():
@@ -61,23 +61,30 @@ def test_whole_fisher(case: Case) -> None:
     inputs, targets = case.frames(detector, count=7)
     plain = fit(detector, [(inputs, targets)])
     posterior = apply_ekfac(
-        plain, detector, [(inputs, targets)], correct=False, full=list(plain.blocks)
+        plain,
+        detector,
+        [(inputs, targets)],
+        options=FitOptions(ekfac=False, full_layers=list(plain.blocks)),
     )
     gradients = frame_gradients(detector, inputs, targets)
     for block in posterior.blocks.values():
-        assert block.corrected is None
+        assert block.ekfac_eigenvalues is None
         assert relative(approximation(block), exact_fisher(block, gradients)) < 1e-10
 
 
-def refined_posterior(kind: str, **arguments) -> Posterior:
+def refined_posterior(kind: str, **more) -> Posterior:
     detector = GROUPED.detector()
     options = {
-        "corrected": {"corrected": True},
-        "full": {"full": ["net.0", "net.2"]},
-        "both": {"corrected": True, "full": "last"},
+        "corrected": FitOptions(ekfac=True),
+        "full": FitOptions(full_layers=["net.0", "net.2"]),
+        "both": FitOptions(ekfac=True, full_layers="last"),
     }[kind]
     return fit(
-        detector, [GROUPED.frames(detector)], n_data=40, prior_precision=0.5, **options, **arguments
+        detector,
+        [GROUPED.frames(detector)],
+        n_data=40,
+        prior_precision=0.5,
+        options=replace(options, **more),
     )
 
 
@@ -93,7 +100,8 @@ def dense(posterior: Posterior, name: str) -> Tensor:
 def test_samples_quadratic_forms_and_evidence_are_those_of_the_dense_matrix(kind: str) -> None:
     posterior = refined_posterior(kind)
     assert [
-        (block.corrected is None, block.full is None) for block in posterior.blocks.values()
+        (block.ekfac_eigenvalues is None, block.full_fisher is None)
+        for block in posterior.blocks.values()
     ] == {
         "corrected": [(False, True)] * 2,
         "full": [(True, False)] * 2,
@@ -121,14 +129,14 @@ def test_samples_quadratic_forms_and_evidence_are_those_of_the_dense_matrix(kind
         )
     assert relative(posterior.quadratic(J), quadratic) < 1e-9
     assert posterior.log_marginal_likelihood() == pytest.approx(evidence, rel=1e-9)
-    tuned = posterior.tune_prior_precision()
+    tuned = posterior.optimize_prior_precision()
     for factor in (0.8, 1.25):
         assert (
             posterior.with_prior(factor * tuned.prior_precision).log_marginal_likelihood()
             < tuned.log_marginal_likelihood()
         )
     assert (
-        posterior.tune_prior_precision(per_layer=True).log_marginal_likelihood()
+        posterior.optimize_prior_precision(per_layer=True).log_marginal_likelihood()
         >= tuned.log_marginal_likelihood()
     )
 
@@ -149,22 +157,22 @@ def test_fit_does_both_passes_over_the_same_frames(fisher: str, sizes: list[int]
     posterior = fit(
         detector,
         items,
+        options=FitOptions(ekfac=True),
         depth=["head.branches.size"],
         fisher=fisher,
-        corrected=True,
         progress=lambda *x: told.append(x),
     )
     assert told == [(i + 1, 2 * len(items)) for i in range(2 * len(items))]
     plain = fit(detector, items, depth=["head.branches.size"], fisher=fisher)
     again = apply_ekfac(plain, detector, items)
     for name, block in posterior.blocks.items():
-        assert torch.equal(block.corrected, again.blocks[name].corrected)
-        assert float(block.corrected.sum()) > 0
+        assert torch.equal(block.ekfac_eigenvalues, again.blocks[name].ekfac_eigenvalues)
+        assert float(block.ekfac_eigenvalues.sum()) > 0
     if fisher == "empirical":  # batches do not matter
-        single = fit(detector, frames, depth=["head.branches.size"], corrected=True)
+        single = fit(detector, frames, options=FitOptions(ekfac=True), depth=["head.branches.size"])
         for name, block in posterior.blocks.items():
-            assert float(block.corrected.sum()) == pytest.approx(
-                float(single.blocks[name].corrected.sum())
+            assert float(block.ekfac_eigenvalues.sum()) == pytest.approx(
+                float(single.blocks[name].ekfac_eigenvalues.sum())
             )
 
 
@@ -173,7 +181,7 @@ def test_a_fraction_takes_the_same_share_twice() -> None:
         GROUPED.detector(),
         [GROUPED.frames(GROUPED.detector(), count=1, seed=seed) for seed in range(10)],
     )
-    posterior = fit(detector, frames, fraction=0.3, seed=4, corrected=True)
+    posterior = fit(detector, frames, options=FitOptions(fraction=0.3, seed=4, ekfac=True))
     order = sorted(torch.randperm(10, generator=torch.Generator().manual_seed(4))[:3].tolist())
     drawn = (
         sum(
@@ -184,7 +192,7 @@ def test_a_fraction_takes_the_same_share_twice() -> None:
         / 3
     )
     assert sum(
-        float(block.corrected.sum()) for block in posterior.blocks.values()
+        float(block.ekfac_eigenvalues.sum()) for block in posterior.blocks.values()
     ) == pytest.approx(drawn)
     assert posterior.n_data == 10
 
@@ -193,24 +201,24 @@ def test_last_layers_are_those_that_no_other_follows() -> None:
     detector, frames = TinyCenter(), shapes.frames(count=1)
     posterior = fit(detector, frames)
     parameters = dict(detector.named_parameters())
-    losses = Losses(detector, {name: parameters[name] for name in posterior.parameters})
+    losses = FrameLosses(detector, {name: parameters[name] for name in posterior.parameters})
     last = [f"head.branches.{name}.3" for name in ("heatmap", "offset", "size", "rot")]
     assert last_layers(posterior, losses, frames[0][0]) == last
-    full = fit(detector, frames, full="last")
-    assert [name for name, block in full.blocks.items() if block.full is not None] == last
-    assert not any(block.corrected is not None for block in full.blocks.values())
+    full = fit(detector, frames, options=FitOptions(full_layers="last"))
+    assert [name for name, block in full.blocks.items() if block.full_fisher is not None] == last
+    assert not any(block.ekfac_eigenvalues is not None for block in full.blocks.values())
 
 
 def test_refining_again_starts_from_the_factors() -> None:
     detector = GROUPED.detector()
     item = GROUPED.frames(detector)
     plain = fit(detector, [item])
-    full = apply_ekfac(plain, detector, [item], full="last")
+    full = apply_ekfac(plain, detector, [item], options=FitOptions(ekfac=True, full_layers="last"))
     twice = apply_ekfac(full, detector, [item])
     once = apply_ekfac(plain, detector, [item])
     for name, block in once.blocks.items():
-        assert twice.blocks[name].full is None
-        assert torch.equal(twice.blocks[name].corrected, block.corrected)
+        assert twice.blocks[name].full_fisher is None
+        assert torch.equal(twice.blocks[name].ekfac_eigenvalues, block.ekfac_eigenvalues)
 
 
 # files
@@ -230,7 +238,9 @@ def test_save_and_load(tmp_path, kind: str) -> None:
     )
     moved = posterior.to("meta").blocks["net.2"]
     assert {
-        t.device.type for t in (moved.corrected, moved.full and moved.full.vectors) if t is not None
+        t.device.type
+        for t in (moved.ekfac_eigenvalues, moved.full_fisher and moved.full_fisher.vectors)
+        if t is not None
     } == {"meta"}
 
 
@@ -284,10 +294,10 @@ def test_wrong_shapes_are_damage(tmp_path) -> None:
 def test_the_papers_form_refuses_a_correction() -> None:
     with pytest.raises(
         BoxcovError,
-        match=r"Fisher of net\.0, net\.2 is eigenvalue-corrected or known whole.*use the form 'eigen'",
+        match=r"Fisher of net\.0, net\.2 comes from a second pass: use form='eigen'",
     ):
         refined_posterior("corrected").paper()
-    with pytest.raises(BoxcovError, match="corrected and full go with the form 'eigen'"):
+    with pytest.raises(BoxcovError, match="ekfac and full_layers need form='eigen'"):
         refined_posterior("full", form="paper")
 
 
@@ -303,33 +313,34 @@ def test_what_cannot_be_refined_is_told() -> None:
     item = GROUPED.frames(detector)
     posterior = fit(detector, [item])
     with pytest.raises(
-        BoxcovError, match="read the frames twice, and a generator can be read once"
+        BoxcovError, match="read the frames twice, but a generator can be read only once"
     ):
-        fit(detector, (item for _ in range(2)), corrected=True)
+        fit(detector, (item for _ in range(2)), options=FitOptions(ekfac=True))
     with pytest.raises(BoxcovError, match="fisher='identity' has none"):
-        fit(detector, [item], fisher="identity", corrected=True)
-    with pytest.raises(BoxcovError, match="nothing to refine"):
+        fit(detector, [item], options=FitOptions(ekfac=True), fisher="identity")
+    with pytest.raises(BoxcovError, match="no gradients to correct it with"):
         apply_ekfac(fit(detector, [item], fisher="identity"), detector, [item])
     with pytest.raises(BoxcovError, match="the data set is empty"):
         apply_ekfac(posterior, detector, [])
     with pytest.raises(BoxcovError, match="made for weights with the fingerprint"):
         apply_ekfac(posterior, GROUPED.detector(seed=5), [item])
     with pytest.raises(
-        BoxcovError, match=r"full must be 'last' or a list of layer names, got the string 'net\.2'"
+        BoxcovError,
+        match=r"full_layers must be 'last' or a list of layer names, got the string 'net\.2'",
     ):
-        fit(detector, [item], full="net.2")
+        fit(detector, [item], options=FitOptions(full_layers="net.2"))
     with pytest.raises(
         BoxcovError,
-        match=r"full names net\.7, which the posterior does not hold: it has net\.0, net\.2",
+        match=r"full_layers names net\.7, which the posterior does not have: it has net\.0, net\.2",
     ):
-        fit(detector, [item], full=["net.7"])
+        fit(detector, [item], options=FitOptions(full_layers=["net.7"]))
 
 
 def test_too_large_a_layer_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr("boxcov.kfac.ekfac.WIDEST", 50)
+    monkeypatch.setattr("boxcov.kfac.ekfac.MAX_FULL", 50)
     with pytest.raises(
         BoxcovError,
-        match=r"the whole Fisher of net\.0 \(57\) is too large: at most 50 weights a group",
+        match=r"the full Fisher of net\.0 \(57\) is too large: at most 50 weights per group",
     ):
         refined_posterior("full")
 
@@ -337,7 +348,9 @@ def test_too_large_a_layer_is_refused(monkeypatch) -> None:
 def test_a_layer_whose_output_is_handed_out_raw_but_followed_is_not_the_last() -> None:
     """CenterPoint's neck is among the raw outputs, for the crops of its head: its layers are not the last."""
     config = pillar_config()
-    posterior = fit(detector_of(config), frames(config), depth="neck", full="last")
-    whole = {name for name, block in posterior.blocks.items() if block.full is not None}
+    posterior = fit(
+        detector_of(config), frames(config), options=FitOptions(full_layers="last"), depth="neck"
+    )
+    whole = {name for name, block in posterior.blocks.items() if block.full_fisher is not None}
     assert whole
     assert not any(name.startswith(("neck", "head.shared")) for name in whole)

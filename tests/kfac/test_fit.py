@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import BoxcovError, BoxcovWarning, fit
+from boxcov import BoxcovError, BoxcovWarning, FitOptions, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from helpers.nets import NetDetector
@@ -76,7 +76,7 @@ def test_what_cannot_be_factored_is_named_in_one_error_with_the_way_out() -> Non
     detector = NetDetector(Unfactored())
     with pytest.raises(
         BoxcovError,
-        match=r"cannot be factored: net\.scale, net\.act\.weight .*fixed=\['net', 'net\.act'\]",
+        match=r"cannot be factored: net\.scale, net\.act\.weight .*exclude=\['net', 'net\.act'\]",
     ):
         fit(detector, [item()])
     assert set(fit(detector, [item()], depth=["net.conv"]).blocks) == {"net.conv"}
@@ -84,7 +84,10 @@ def test_what_cannot_be_factored_is_named_in_one_error_with_the_way_out() -> Non
 
 def test_fixed_modules_are_constants() -> None:
     detector = NetDetector(nn.Sequential(nn.Conv2d(2, 2, 1), nn.PReLU(), nn.Conv2d(2, 2, 1)))
-    assert set(fit(detector, [item()], fixed=["net.1"]).blocks) == {"net.0", "net.2"}
+    assert set(fit(detector, [item()], options=FitOptions(exclude=["net.1"])).blocks) == {
+        "net.0",
+        "net.2",
+    }
 
 
 class Embedding(nn.Module):
@@ -173,12 +176,12 @@ def test_mc_fisher_draws_targets_and_needs_no_labels() -> None:
     torch.manual_seed(0)
     detector = Drawn(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))).double()
     x = torch.randn(4000, 3, dtype=torch.float64)
-    posterior = fit(detector, [(x, None)], fisher="mc", seed=3)
+    posterior = fit(detector, [(x, None)], options=FitOptions(seed=3), fisher="mc")
     upper = detector.net[1].weight.detach()
     assert relative(posterior.blocks["net.1"].H.matrix[0], torch.eye(2, dtype=torch.float64)) < 0.06
     assert relative(posterior.blocks["net.0"].H.matrix[0], upper.T @ upper) < 0.06
-    again = fit(detector, [(x, None)], fisher="mc", seed=3)
-    other = fit(detector, [(x, None)], fisher="mc", seed=4)
+    again = fit(detector, [(x, None)], options=FitOptions(seed=3), fisher="mc")
+    other = fit(detector, [(x, None)], options=FitOptions(seed=4), fisher="mc")
     assert torch.equal(again.blocks["net.0"].H.values, posterior.blocks["net.0"].H.values)
     assert not torch.equal(other.blocks["net.0"].H.values, posterior.blocks["net.0"].H.values)
 
@@ -189,7 +192,7 @@ def test_mc_fisher_of_the_reference_detector(tiny: TinyCenter, train_frames: lis
 
 
 def test_mc_fisher_of_a_detector_that_does_not_say_how(detector: NetDetector) -> None:
-    with pytest.raises(BoxcovError, match="NetDetector does not say how"):
+    with pytest.raises(BoxcovError, match="NetDetector has no method sample_targets"):
         fit(detector, [(item()[0], None)], fisher="mc")
 
 
@@ -212,19 +215,19 @@ def test_fraction_takes_a_seeded_share_and_keeps_n(detector: NetDetector) -> Non
             return super().__getitem__(index)
 
     frames = Frames(item(1) for _ in range(40))
-    posterior = fit(detector, frames, fraction=0.1, seed=1)
+    posterior = fit(detector, frames, options=FitOptions(fraction=0.1, seed=1))
     assert (posterior.frames, posterior.n_data) == (4, 40)
     assert len(read) == 4  # the others are never read
     first, read[:] = list(read), []
-    fit(detector, frames, fraction=0.1, seed=1)
+    fit(detector, frames, options=FitOptions(fraction=0.1, seed=1))
     assert read == first
     read.clear()
-    fit(detector, frames, fraction=0.1, seed=2)
+    fit(detector, frames, options=FitOptions(fraction=0.1, seed=2))
     assert read != first
 
 
 def test_fraction_of_a_stream(detector: NetDetector) -> None:
-    posterior = fit(detector, (item(1) for _ in range(40)), fraction=0.25)
+    posterior = fit(detector, (item(1) for _ in range(40)), options=FitOptions(fraction=0.25))
     assert (posterior.frames, posterior.n_data) == (10, 40)
 
 
@@ -239,11 +242,21 @@ def test_progress_is_told(detector: NetDetector) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "dense"}, "form must be one of eigen, paper, got 'dense'"),
+        ({"fraction": 0.0}, "fraction must be above 0 and at most 1, got 0.0"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(BoxcovError, match=message):
+        FitOptions(**options)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"fisher": "true"}, "fisher must be one of empirical, mc, identity, got 'true'"),
-        ({"form": "dense"}, "form must be one of eigen, paper, got 'dense'"),
-        ({"fraction": 0.0}, "fraction must be above 0 and at most 1, got 0.0"),
         ({"prior_precision": -1.0}, "prior_precision must be at least 0 and finite, got -1.0"),
         (
             {"prior_precision": float("nan")},
@@ -254,7 +267,10 @@ def test_progress_is_told(detector: NetDetector) -> None:
             {"prior_precision": 0.0},
             r"rank-deficient \(net\.0: Q has rank \d+ of 19.*prior_precision above 0",
         ),
-        ({"form": "paper", "jitter": 0.0}, "a jitter of 0.0 does not mend that"),
+        (
+            {"options": FitOptions(form="paper", jitter=0.0)},
+            "a jitter of 0.0 does not change that",
+        ),
     ],
 )
 def test_bad_arguments(detector: NetDetector, arguments: dict, message: str) -> None:
@@ -316,7 +332,7 @@ class FirstChannel(NetDetector):
 
 def test_losses_that_teach_nothing() -> None:
     net = nn.Conv2d(2, 2, 1)
-    with pytest.raises(BoxcovError, match=r"one value a frame, shape \(B,\), got \(\)"):
+    with pytest.raises(BoxcovError, match=r"one value per frame, shape \(B,\), got \(\)"):
         fit(Mean(net), [item()])
     with pytest.raises(BoxcovError, match="no gradient for any chosen layer"):
         fit(Detached(net), [item()])
@@ -338,10 +354,12 @@ class Unused(nn.Module):
 
 def test_a_layer_that_the_loss_does_not_reach_is_named() -> None:
     with pytest.raises(
-        BoxcovError, match=r"no gradient for net\.idle\.weight.*fixed=\['net\.idle'\]"
+        BoxcovError, match=r"no gradient for net\.idle\.weight.*exclude=\['net\.idle'\]"
     ):
         fit(NetDetector(Unused()), [item()])
-    assert set(fit(NetDetector(Unused()), [item()], fixed=["net.idle"]).blocks) == {"net.used"}
+    assert set(
+        fit(NetDetector(Unused()), [item()], options=FitOptions(exclude=["net.idle"])).blocks
+    ) == {"net.used"}
 
 
 def test_half_precision_is_factored_in_float32() -> None:
@@ -373,7 +391,8 @@ def test_the_sums_of_a_half_precision_detector_are_not_rounded_to_it(dtype) -> N
 
 def test_memory_does_not_grow_with_the_number_of_frames(detector: NetDetector) -> None:
     from boxcov.kfac.accumulate import Accumulator
-    from boxcov.kfac.subset import chosen_parameters
+    from boxcov.kfac.losses import FrameLosses
+    from boxcov.kfac.subset import select_parameters
 
     class Tap(nn.Module):
         """Sees the tensors that pass without holding them."""
@@ -386,9 +405,9 @@ def test_memory_does_not_grow_with_the_number_of_frames(detector: NetDetector) -
     detector.net = nn.Sequential(
         Tap(), detector.net[0], Tap(), detector.net[1], Tap(), detector.net[2], Tap()
     )
-    accumulator = Accumulator(detector, chosen_parameters(detector, "head"))
+    accumulator = Accumulator(FrameLosses(detector, select_parameters(detector, "head")))
     for batch in range(3):
-        accumulator.add(*item(), None, batch)
+        accumulator.add(*item(), batch)
         gc.collect()
         assert len(seen) == 4 * (batch + 1)
         assert not [number for number, tensor in enumerate(seen) if tensor() is not None]

@@ -106,7 +106,7 @@ def test_inputs_of_one_shape_together(
     possible &= all(p <= r for pair, r in zip(geometry.padding, geometry.reach) for p in pair)
     with (
         mock.patch.object(grams, "_correlates", return_value=possible),
-        mock.patch.object(grams, "_stretches", return_value=stretches),
+        mock.patch.object(grams, "_count_pieces", return_value=stretches),
     ):
         found = grams.input_grams(xs, geometry, has_bias)
     for Q, x in zip(found, xs, strict=True):
@@ -123,10 +123,10 @@ def test_linear_inputs_together(shape: tuple[int, ...], has_bias: bool) -> None:
 
 def test_long_rows_are_cut_on_a_gpu_alone() -> None:
     x = torch.empty(1, 36 * 64, 128, 128, device="meta")
-    assert grams._stretches(x, 36, 130 * 130, 262) == 8
-    assert grams._stretches(x, 36, 130 * 130, 2620) == 1  # short ones would be all margin
-    assert grams._stretches(x, 1, 130 * 130, 262) == 1  # large products are many tiles
-    assert grams._stretches(torch.empty(1, 64, 8, 8), 1, 100, 1) == 1
+    assert grams._count_pieces(x, 36, 130 * 130, 262) == 8
+    assert grams._count_pieces(x, 36, 130 * 130, 2620) == 1  # short ones would be all margin
+    assert grams._count_pieces(x, 1, 130 * 130, 262) == 1  # large products are many tiles
+    assert grams._count_pieces(torch.empty(1, 64, 8, 8), 1, 100, 1) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import BoxcovError, ExactGLM, Posterior, fit
+from boxcov import BoxcovError, ExactGLM, FitOptions, Posterior, fit
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.unfold import Geometry, columns, columns_at
 from boxcov.data import shapes
@@ -55,7 +55,9 @@ def test_factors_equal_brute_force_and_keep_the_trace(case: Case) -> None:
     detector = case.detector()
     inputs, targets = case.frames(detector)
     posterior = fit(
-        detector, [(inputs[:2], targets[:2]), (inputs[2:], targets[2:])], locations="gradient"
+        detector,
+        [(inputs[:2], targets[:2]), (inputs[2:], targets[2:])],
+        options=FitOptions(locations="gradient"),
     )
     plain = fit(detector, [(inputs, targets)])
     assert posterior.locations == "gradient"
@@ -86,7 +88,9 @@ def test_marked_locations_are_averaged_plainly() -> None:
     detector = Marked(nn.Conv2d(2, 3, 3, padding=1)).double()
     x = torch.randn(4, 2, 6, 7, dtype=torch.float64)
     marks = (torch.rand(4, 1, 42) < 0.2).double()
-    posterior = fit(detector, [(x, marks.expand(4, 3, 42))], locations="gradient")
+    posterior = fit(
+        detector, [(x, marks.expand(4, 3, 42))], options=FitOptions(locations="gradient")
+    )
     a = columns(x, Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)))[:, 0].transpose(1, 2)[
         marks[:, 0] == 1
     ]  # (n, 18)
@@ -99,7 +103,10 @@ def test_a_uniform_gradient_gives_the_plain_factor() -> None:
     torch.manual_seed(0)
     detector = Marked(nn.Conv2d(2, 3, 3, padding=1)).double()
     item = torch.randn(4, 2, 6, 7, dtype=torch.float64), torch.ones(4, 3, 42, dtype=torch.float64)
-    plain, weighted = fit(detector, [item]), fit(detector, [item], locations="gradient")
+    plain, weighted = (
+        fit(detector, [item]),
+        fit(detector, [item], options=FitOptions(locations="gradient")),
+    )
     assert relative(weighted.blocks["net"].Q.matrix, plain.blocks["net"].Q.matrix) < 1e-12
 
 
@@ -109,7 +116,7 @@ def test_a_group_without_gradient_is_left_to_the_prior() -> None:
     posterior = fit(
         detector,
         [(torch.randn(3, 4, 3, 3, dtype=torch.float64), targets)],
-        locations="gradient",
+        options=FitOptions(locations="gradient"),
         prior_precision=4.0,
     )
     assert bool(
@@ -121,7 +128,7 @@ def test_a_group_without_gradient_is_left_to_the_prior() -> None:
 
 def test_layers_that_read_the_same_tensor_have_their_own_factor(tmp_path) -> None:
     detector, frames = TinyCenter(threshold=0.05, most=20), shapes.frames(count=6)
-    posterior = fit(detector, frames, locations="gradient")
+    posterior = fit(detector, frames, options=FitOptions(locations="gradient"))
     first = [
         posterior.blocks[f"head.branches.{name}.0"].Q
         for name in ("heatmap", "offset", "size", "rot")
@@ -162,7 +169,7 @@ def test_weighted_gram_edges(monkeypatch, has_bias: bool) -> None:
     assert weighted_gram(
         x[:0], torch.zeros(0, 1, 16, dtype=torch.float64), geometry, has_bias
     ).shape == (1, 27 + has_bias, 27 + has_bias)
-    monkeypatch.setattr("boxcov.kfac.input_gram._ROOM", 5 * 27 * 8)  # five locations at a time
+    monkeypatch.setattr("boxcov.kfac.input_gram._MAX_BYTES", 5 * 27 * 8)  # five locations at a time
     ones = torch.ones(2, 1, 16, dtype=torch.float64)
     assert (
         relative(
@@ -174,4 +181,4 @@ def test_weighted_gram_edges(monkeypatch, has_bias: bool) -> None:
 
 def test_unknown_locations() -> None:
     with pytest.raises(BoxcovError, match="locations must be one of all, gradient, got 'some'"):
-        fit(TinyCenter(), shapes.frames(count=1), locations="some")
+        fit(TinyCenter(), shapes.frames(count=1), options=FitOptions(locations="some"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import BoxcovError, fit
+from boxcov import BoxcovError, FitOptions, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.centerpoint import object_counts
 from boxcov.detectors.centerpoint.loss import Encoded, box_losses, encode, heat_losses
@@ -36,14 +36,14 @@ def cells(targets: list[dict[str, Tensor]]) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"locations": "gradient"}, {"corrected": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"locations": "gradient"}, {"ekfac": True}], ids=str)
 def test_weights_undo_a_normaliser(options: dict) -> None:
     frames = batched(shapes.frames(count=6, seed=2), 3)
     assert len({float(n) for _, targets in frames for n in cells(targets)}) > 1
-    weighed = fit(TinyCenter(), frames, weight=cells, **options)
-    expected = fit(Undivided(), frames, **options)
+    weighed = fit(TinyCenter(), frames, options=FitOptions(frame_weight=cells, **options))
+    expected = fit(Undivided(), frames, options=FitOptions(**options))
     assert weighed.loss == pytest.approx(expected.loss, rel=1e-6)
-    plain = fit(TinyCenter(), frames, **options)
+    plain = fit(TinyCenter(), frames, options=FitOptions(**options))
     for name, block in expected.blocks.items():
         for found, right, other in (
             (weighed.blocks[name].Q.matrix, block.Q.matrix, None),
@@ -64,7 +64,7 @@ def test_weights_of_drawn_targets_are_those_of_the_loss() -> None:
         return targets.mask.sum((1, 2)).clamp(min=1)
 
     weighed, expected = (
-        fit(TinyCenter(), frames, fisher="mc", weight=weight),
+        fit(TinyCenter(), frames, options=FitOptions(frame_weight=weight), fisher="mc"),
         fit(Undivided(), frames, fisher="mc"),
     )
     assert len(seen) == 3
@@ -78,7 +78,7 @@ def test_a_weight_of_0_leaves_a_frame_out_of_h_alone() -> None:
     torch.manual_seed(0)
     detector = NetDetector(nn.Conv2d(2, 2, 1)).double()
     x, y = torch.randn(4, 2, 5, 5, dtype=torch.float64), torch.randn(4, 2, 25, dtype=torch.float64)
-    half = fit(detector, [(x, y)], weight=lambda _: [1.0, 1.0, 0.0, 0.0])
+    half = fit(detector, [(x, y)], options=FitOptions(frame_weight=lambda _: [1.0, 1.0, 0.0, 0.0]))
     alone = fit(detector, [(x[:2], y[:2])])
     assert relative(2 * half.blocks["net"].H.matrix, alone.blocks["net"].H.matrix) < 1e-12
     assert half.frames == 4
@@ -91,9 +91,13 @@ def test_bad_weights_are_named(given) -> None:
     detector = NetDetector(nn.Conv2d(2, 2, 1))
     with pytest.raises(
         BoxcovError,
-        match="weight must give a finite number of at least 0 for each of the 2 frames of batch 0, got",
+        match="frame_weight must return a finite number of at least 0 for each of the 2 frames of batch 0, got",
     ):
-        fit(detector, [(torch.randn(2, 2, 5, 5), torch.randn(2, 2, 25))], weight=lambda _: given)
+        fit(
+            detector,
+            [(torch.randn(2, 2, 5, 5), torch.randn(2, 2, 25))],
+            options=FitOptions(frame_weight=lambda _: given),
+        )
 
 
 # CenterPoint's objects
@@ -150,7 +154,7 @@ def test_object_counts_undo_the_normaliser_of_one_task() -> None:
     targets = frames[0][1] + frames[1][1]
     raw = detector(inputs)
     losses = detector.loss(raw, targets)
-    posterior = fit(detector, [(inputs, targets)], weight=object_counts)
+    posterior = fit(detector, [(inputs, targets)], options=FitOptions(frame_weight=object_counts))
     assert posterior.loss == pytest.approx(
         float((losses.detach() * torch.tensor([2.0, 4.0])).mean()), rel=1e-5
     )

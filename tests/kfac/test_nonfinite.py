@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import BoxcovError, BoxcovWarning, Posterior, fit
+from boxcov import BoxcovError, BoxcovWarning, FitOptions, Posterior, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from helpers.nets import NetDetector
@@ -69,7 +69,7 @@ def test_skipped_frames_leave_no_trace_but_their_number(detector, kind, place, t
     good = [item(), item(), item()]
     frames = [*good[:place], bad_items()[kind], *good[place:]]
     with pytest.warns(BoxcovWarning, match=f"batch {place} .*: left out"):
-        found = fit(detector, frames, nonfinite="skip")
+        found = fit(detector, frames, options=FitOptions(nonfinite="skip"))
     expected = fit(detector, good, n_data=8)
     assert (found.frames, found.skipped, found.n_data, found.loss) == (6, 1, 8, expected.loss)
     for name, block in expected.blocks.items():
@@ -83,9 +83,11 @@ def test_a_second_pass_leaves_out_the_same_frames(detector) -> None:
     good = [item(), item(), item()]
     with pytest.warns(BoxcovWarning, match="left out"):
         found = fit(
-            detector, [good[0], bad_items()["loss"], *good[1:]], nonfinite="skip", corrected=True
+            detector,
+            [good[0], bad_items()["loss"], *good[1:]],
+            options=FitOptions(nonfinite="skip", ekfac=True),
         )
-    expected = fit(detector, good, n_data=8, corrected=True)
+    expected = fit(detector, good, options=FitOptions(ekfac=True), n_data=8)
     for name in expected.blocks:
         assert torch.equal(found.variances(name), expected.variances(name))
 
@@ -95,7 +97,7 @@ def test_nothing_left(detector) -> None:
         pytest.warns(BoxcovWarning),
         pytest.raises(BoxcovError, match="all 2 items hold a NaN or an infinity"),
     ):
-        fit(detector, [bad_items()["loss"]] * 2, nonfinite="skip")
+        fit(detector, [bad_items()["loss"]] * 2, options=FitOptions(nonfinite="skip"))
 
 
 def test_frames_are_named_as_the_data_set_has_them() -> None:
@@ -107,7 +109,7 @@ def test_frames_are_named_as_the_data_set_has_them() -> None:
 
 def test_other_choices_are_refused(detector) -> None:
     with pytest.raises(BoxcovError, match="nonfinite must be one of error, skip, got 'ignore'"):
-        fit(detector, [item()], nonfinite="ignore")
+        fit(detector, [item()], options=FitOptions(nonfinite="ignore"))
 
 
 # condition numbers
@@ -118,8 +120,8 @@ def test_the_condition_number_is_that_of_the_dense_covariance(detector, form) ->
     posterior = fit(
         detector.double(),
         [(x.double(), y.double()) for x, y in (item(8), item(8))],
+        options=FitOptions(form=form),
         n_data=100,
-        form=form,
     )
     for name in posterior.blocks:
         values = torch.linalg.eigvalsh(posterior.covariance(name))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import BoxcovError, Posterior, fit
+from boxcov import BoxcovError, FitOptions, Posterior, fit
 from boxcov.data import batched
 from helpers.nets import NetDetector
 from helpers.odd_nets import double, item
@@ -175,7 +175,11 @@ def test_a_fraction_of_ragged_batches_keeps_the_number_of_frames(
     detector: NetDetector, seed: int
 ) -> None:
     """Nine frames in batches of 4, 4 and 1: whichever are drawn, they stand for nine."""
-    posterior = fit(detector, batched([item(1, i) for i in range(9)], 4), fraction=0.34, seed=seed)
+    posterior = fit(
+        detector,
+        batched([item(1, i) for i in range(9)], 4),
+        options=FitOptions(fraction=0.34, seed=seed),
+    )
     assert posterior.n_data == 9
     assert posterior.frames in (1, 4)
 
@@ -335,4 +339,6 @@ def test_a_layer_that_never_sees_a_location_is_named(kind: type[Proposals]) -> N
     frames = [(x.clamp(max=0.9), y) for x, y in (item(1), item(1, 1))]
     with pytest.raises(BoxcovError, match=r"net\.second"):
         fit(detector, frames)
-    assert set(fit(detector, frames, fixed=["net.second"]).blocks) == {"net.conv"}
+    assert set(fit(detector, frames, options=FitOptions(exclude=["net.second"])).blocks) == {
+        "net.conv"
+    }

@@ -39,8 +39,8 @@ HOSTILE = [
     ),
     Mutant(
         "sizes of a checkpoint",
-        "kfac/counts.py",
-        'if piece.get_shape() != shape or piece.get_dtype() != "F64":',
+        "kfac/factors.py",
+        'if header.get_shape() != shape or header.get_dtype() != "F64":',
         "if False:",
         f"{DISKS}test_a_damaged_checkpoint_is_refused_by_name",
     ),

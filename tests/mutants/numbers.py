@@ -29,14 +29,14 @@ NUMBERS = [
     Mutant(
         "frames named as the data set does",
         FIT,
-        "{_tokens(targets)}. Mend it",
-        ". Mend it",
+        "{error}{_tokens(item[1])}",
+        "{error}",
         f"{NONFINITE}test_frames_are_named_as_the_data_set_has_them",
     ),
     Mutant(
         "skipped frames are counted",
         FIT,
-        "keeper.skipped.append(number)",
+        "checkpointer.skipped.append(number)",
         "pass",
         f"{NONFINITE}test_skipped_frames_leave_no_trace_but_their_number[loss-0]",
     ),
@@ -117,7 +117,7 @@ NUMBERS = [
         '"version": ""',
         CARRY,
     ),
-    Mutant("a posterior says its seed", FIT, '"seed": str(seed), ', "", CARRY),
+    Mutant("a posterior says its seed", FIT, '"seed": str(options.seed), ', "", CARRY),
     Mutant(
         "results say the weights",
         "predict/predictor.py",

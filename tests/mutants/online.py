@@ -13,15 +13,15 @@ ONLINE = [
     Mutant(
         "draws are a sequence",
         "posterior/posterior.py",
-        "[torch.randn(shape, generator=own, dtype=like.dtype, device=source) for _ in range(count)]",
-        "torch.randn((count, *shape), generator=own, dtype=like.dtype, device=source).unbind()",
+        "[torch.randn(shape, generator=layer_generator, dtype=like.dtype, device=source) for _ in range(count)]",
+        "torch.randn((count, *shape), generator=layer_generator, dtype=like.dtype, device=source).unbind()",
         f"{POSTERIOR}test_fewer_samples_are_the_first_of_more",
     ),
     Mutant(
         "a layer's draws are its own",
         "posterior/posterior.py",
-        "own = torch.Generator(source).manual_seed(_seed_of(seed, name))",
-        "own = generator",
+        "layer_generator = torch.Generator(source).manual_seed(_layer_seed(seed, name))",
+        "layer_generator = generator",
         f"{POSTERIOR}test_samples_of_a_layer_do_not_depend_on_other_layers",
     ),
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from boxcov import GLM, ExactGLM, Selection, fit
+from boxcov import GLM, ExactGLM, FitOptions, Selection, fit
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from helpers.nets import CASES, Case
@@ -21,7 +21,11 @@ def test_glm_and_exact_equal_the_dense_product(case: Case, form: str) -> None:
     inputs, targets = case.frames(detector, count=5)
     # the empirical Fisher of five frames is rank-deficient: the paper's form leans on its jitter
     posterior = fit(
-        detector, [(inputs, targets)], n_data=50, prior_precision=0.3, form=form, jitter=1e-2
+        detector,
+        [(inputs, targets)],
+        options=FitOptions(form=form, jitter=1e-2),
+        n_data=50,
+        prior_precision=0.3,
     )
     expected = box_covariance(detector, posterior, inputs[:2])
     for model in (GLM(detector, posterior), ExactGLM(detector, posterior)):
@@ -87,7 +91,12 @@ def test_instances_as_a_batch_equal_the_dense_product_at_every_cell(
     small: TinyCenter, frames: list, depth: str, form: str
 ) -> None:
     posterior = fit(
-        small, frames, depth=depth, n_data=100, prior_precision=0.5, form=form, jitter=1e-2
+        small,
+        frames,
+        options=FitOptions(form=form, jitter=1e-2),
+        depth=depth,
+        n_data=100,
+        prior_precision=0.5,
     )
     inputs = torch.cat([frames[0][0], frames[1][0]])
     expected = box_covariance(small, posterior, inputs)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac.ekfac import apply_ekfac
-from boxcov.posterior.compress import difference, truncated
+from boxcov.posterior.compress import compress, difference
 from boxcov.posterior.householder import pack
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.calibration_cases import make_calibration
@@ -25,7 +25,7 @@ GROUPED, TRANSPOSED = (
 
 @pytest.fixture(scope="module")
 def smaller(posterior: Posterior) -> Posterior:
-    return posterior.truncated(0.01)
+    return posterior.compress(0.01)
 
 
 def change(new: torch.Tensor, old: torch.Tensor) -> float:
@@ -44,7 +44,7 @@ def test_no_variance_changes_by_more(case, error: float) -> None:
     whole = fit(detector, [case.frames(detector)], n_data=40)
     for tau in (1e-2, 1.0, 1e2, 1e4):
         under = whole.with_prior(tau)
-        found = under.truncated(error)
+        found = under.compress(error)
         changes = [
             change(dense_covariance(found, name), dense_covariance(under, name))
             for name in under.blocks
@@ -57,7 +57,7 @@ def test_the_bound_is_not_far_above_what_happens(posterior: Posterior, smaller: 
     """Some direction of some layer changes by most of what is stated."""
     name = "head.branches.size.3"
     exact, found = posterior.restricted([name]), smaller.restricted([name])
-    own = posterior.restricted([name]).truncated(0.01)
+    own = posterior.restricted([name]).compress(0.01)
     assert (
         change(dense_covariance(found, name), dense_covariance(exact, name)) <= smaller.error + 1e-5
     )  # covariances in float32
@@ -82,14 +82,14 @@ def test_every_predictor_stays_within_the_bound(
 
 def test_a_strong_prior_leaves_little_to_store(posterior: Posterior) -> None:
     sizes = [
-        posterior.with_prior(tau).truncated(0.01).storage().stored for tau in (1e-4, 1.0, 1e4, 1e12)
+        posterior.with_prior(tau).compress(0.01).storage().stored for tau in (1e-4, 1.0, 1e4, 1e12)
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert (
         sizes[0] < 0.55 * posterior.storage().stored
     )  # almost nothing but the prior is lost: reflections, many of them exact
     assert sizes[1] < 0.3 * posterior.storage().stored
-    nothing = posterior.with_prior(1e12).truncated(0.01)
+    nothing = posterior.with_prior(1e12).compress(0.01)
     assert all(block.Q.packed.rank == 0 for block in nothing.blocks.values())
     assert torch.allclose(
         nothing.sample(1)["head.shared.0.weight"].std(), torch.tensor(1e-6), rtol=0.1
@@ -97,9 +97,7 @@ def test_a_strong_prior_leaves_little_to_store(posterior: Posterior) -> None:
 
 
 def test_a_smaller_bound_keeps_more(posterior: Posterior) -> None:
-    ranks = [
-        posterior.truncated(e).blocks["head.shared.0"].Q.packed.rank for e in (0.3, 0.01, 1e-4)
-    ]
+    ranks = [posterior.compress(e).blocks["head.shared.0"].Q.packed.rank for e in (0.3, 0.01, 1e-4)]
     assert ranks == sorted(ranks)
     assert ranks[0] < ranks[2]
 
@@ -150,17 +148,17 @@ def test_what_goes_with_a_truncated_posterior(
     )
     with pytest.raises(BoxcovError, match="lost the small eigenvalues"):
         smaller.paper()
-    with pytest.raises(BoxcovError, match="refine the whole one"):
+    with pytest.raises(BoxcovError, match="apply EKFAC before compressing"):
         apply_ekfac(smaller, tiny, train_frames[:1])
-    with pytest.raises(BoxcovError, match="truncated already"):
-        smaller.truncated()
+    with pytest.raises(BoxcovError, match="already compressed"):
+        smaller.compress()
     shared = apply_ekfac(posterior.restricted(["head.shared.0"]), tiny, train_frames[:1])
     with pytest.raises(BoxcovError, match=r"Fisher of head\.shared\.0 is eigenvalue-corrected"):
-        shared.truncated()
-    with pytest.raises(BoxcovError, match="goes with the form 'eigen'"):
-        posterior.paper().truncated()
+        shared.compress()
+    with pytest.raises(BoxcovError, match="compressing needs form='eigen'"):
+        posterior.paper().compress()
     with pytest.raises(BoxcovError, match=r"above 0 and below 1, got 0"):
-        posterior.truncated(0)
+        posterior.compress(0)
 
 
 def test_a_prior_of_zero_is_refused() -> None:
@@ -173,7 +171,7 @@ def test_a_prior_of_zero_is_refused() -> None:
         depth=["net.2"],
     )
     with pytest.raises(BoxcovError, match=r"needs a prior_precision above 0, and net\.2 has 0"):
-        truncated(whole)
+        compress(whole)
 
 
 def test_reflections_are_a_basis_whatever_they_are(posterior: Posterior) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from boxcov import BoxcovError, Posterior, fit
+from boxcov import BoxcovError, FitOptions, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.nets import CASES
@@ -16,10 +16,14 @@ GROUPED, TRANSPOSED = (
 )
 
 
-def posterior_of(case, **arguments) -> Posterior:
+def posterior_of(case, **options) -> Posterior:
     detector = case.detector()
     return fit(
-        detector, [case.frames(detector)], **{"n_data": 40, "prior_precision": 0.5, **arguments}
+        detector,
+        [case.frames(detector)],
+        n_data=40,
+        prior_precision=0.5,
+        options=FitOptions(**options),
     )
 
 
@@ -128,26 +132,26 @@ def test_log_marginal_likelihood_is_that_of_the_dense_gaussian() -> None:
 
 def test_tuning_finds_the_maximum() -> None:
     posterior = posterior_of(GROUPED)
-    tuned = posterior.tune_prior_precision()
+    tuned = posterior.optimize_prior_precision()
     best = tuned.log_marginal_likelihood()
     assert isinstance(tuned.prior_precision, float)
     for factor in (0.5, 0.9, 1.1, 2.0):
         assert posterior.with_prior(factor * tuned.prior_precision).log_marginal_likelihood() < best
-    layered = posterior.tune_prior_precision(per_layer=True)
+    layered = posterior.optimize_prior_precision(per_layer=True)
     assert set(layered.prior_precision) == set(posterior.blocks)
     assert layered.log_marginal_likelihood() >= best
 
 
 def test_tuning_by_a_score() -> None:
     posterior = posterior_of(GROUPED)
-    tuned = posterior.tune_prior_precision(
+    tuned = posterior.optimize_prior_precision(
         lambda p: (torch.tensor(p.tau("net.0")).log10() - 2.3).square().item()
     )
     assert tuned.prior_precision == pytest.approx(10**2.3, rel=0.01)
     with pytest.raises(BoxcovError, match="per_layer goes with the marginal likelihood"):
-        posterior.tune_prior_precision(lambda p: 0.0, per_layer=True)
+        posterior.optimize_prior_precision(lambda p: 0.0, per_layer=True)
     with pytest.raises(BoxcovError, match="not finite for any prior precision"):
-        posterior.tune_prior_precision(lambda p: float("nan"))
+        posterior.optimize_prior_precision(lambda p: float("nan"))
 
 
 def test_rank_deficient_factors() -> None:
@@ -164,7 +168,7 @@ def test_rank_deficient_factors() -> None:
     assert torch.allclose(flat_posterior.variances(name), torch.tensor(2.0, dtype=torch.float64))
     with pytest.raises(BoxcovError, match=f"{name}: Q has rank"):
         replace(flat_posterior, prior_precision=0.0)
-    with pytest.raises(BoxcovError, match="raise it, leave the layer out, or use the form 'eigen'"):
+    with pytest.raises(BoxcovError, match="raise it, exclude the layer, or use form='eigen'"):
         flat_posterior.paper()
 
 

@@ -60,6 +60,6 @@ def test_bad_controls(control, train_frames) -> None:
     torch.nn.init.zeros_(empty.head.shared[0].weight)
     posterior = fit(empty, train_frames[:1], fisher="identity")
     with pytest.raises(
-        BoxcovError, match=r"all weights of head\.shared\.0 are 0.*fixed=\['head\.shared\.0'\]"
+        BoxcovError, match=r"all weights of head\.shared\.0 are 0.*exclude=\['head\.shared\.0'\]"
     ):
         posterior.weight_scaled(empty)

@@ -45,7 +45,7 @@ def test_a_singular_covariance_is_infinitely_unlikely() -> None:
 
 def test_tuning_by_held_out_boxes_beats_its_neighbours(tiny, posterior) -> None:
     score = held_out_nll(tiny, list(shapes.frames(count=6, seed=11)), pair)
-    tuned = posterior.tune_prior_precision(score)
+    tuned = posterior.optimize_prior_precision(score)
     best = score(tuned)
     for factor in (0.1, 10.0):
         assert score(posterior.with_prior(factor * tuned.prior_precision)) > best

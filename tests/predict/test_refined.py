@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from boxcov import GLM, MCGLM, EngineOptions, ExactGLM, Posterior, fit
+from boxcov import GLM, MCGLM, EngineOptions, ExactGLM, FitOptions, Posterior, fit
 from boxcov.kfac.ekfac import apply_ekfac
 from boxcov.predict.verification import State
 from helpers.nets import CASES, Case
@@ -18,13 +18,17 @@ HEAD_LAST = ["head.branches.offset.3", "head.branches.size.3", "head.branches.ro
 def kinds(tiny, train_frames) -> dict[str, Posterior]:
     frames = train_frames[:60]
     plain = fit(tiny, frames, n_data=2000)
-    weighed = fit(tiny, frames, n_data=2000, locations="gradient")
+    weighed = fit(tiny, frames, options=FitOptions(locations="gradient"), n_data=2000)
     return {
         "corrected": apply_ekfac(plain, tiny, frames),
-        "full": apply_ekfac(plain, tiny, frames, correct=False, full=HEAD_LAST),
+        "full": apply_ekfac(
+            plain, tiny, frames, options=FitOptions(ekfac=False, full_layers=HEAD_LAST)
+        ),
         "gradient": weighed,
         "gradient and corrected": apply_ekfac(weighed, tiny, frames),
-        "all": apply_ekfac(weighed, tiny, frames, full=HEAD_LAST),
+        "all": apply_ekfac(
+            weighed, tiny, frames, options=FitOptions(ekfac=True, full_layers=HEAD_LAST)
+        ),
     }
 
 
@@ -63,8 +67,8 @@ def test_exact_equals_the_dense_product(case: Case) -> None:
     detector = case.detector()
     inputs, targets = case.frames(detector)
     frames = [(inputs, targets)]
-    for options in ({"corrected": True}, {"full": "last"}):
-        posterior = fit(detector, frames, n_data=50, prior_precision=0.3, **options)
+    for options in (FitOptions(ekfac=True), FitOptions(full_layers="last")):
+        posterior = fit(detector, frames, n_data=50, prior_precision=0.3, options=options)
         J = box_jacobian(detector, inputs[:2])
         expected = sum(
             flat(block, J) @ posterior.covariance(name) @ flat(block, J).transpose(1, 2)

@@ -1,8 +1,8 @@
-"""Inputs and targets, made ready for a pass."""
+"""Inputs and targets: checked, moved to a device, copied for one forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,16 +13,12 @@ from boxcov.errors import BoxcovError, NotFiniteFrameError
 
 
 def move(tree: Any, device: torch.device) -> Any:
-    """Every tensor of a pytree on ``device``, free to be differentiated through.
-
-    >>> move({"points": torch.zeros(2)}, torch.device("cpu"))
-    {'points': tensor([0., 0.])}
-    """
+    """Return a pytree with every tensor on ``device``; inference tensors become normal ones."""
     return tree_map_only(Tensor, lambda t: (t.clone() if t.is_inference() else t).to(device), tree)
 
 
 def fresh(tree: Any) -> Any:
-    """A copy for one pass: a forward that works in place, or fills its input's dict, must not spoil the next pass, or the caller's data.
+    """Return a copy of a pytree for one forward pass, which may change its inputs in place.
 
     >>> inputs = {"x": torch.zeros(1)}
     >>> _ = fresh(inputs)["x"].add_(1)
@@ -33,7 +29,7 @@ def fresh(tree: Any) -> Any:
 
 
 def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
-    """The inputs on the detector's device, checked for numbers that are none.
+    """Return ``inputs`` on ``device``; raise if they hold NaN or infinite values.
 
     >>> ready([torch.tensor([1.0, float("nan")])], torch.device("cpu"))
     Traceback (most recent call last):
@@ -57,7 +53,7 @@ def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:
-    """One look at each device."""
+    """Synchronizes once per device."""
     devices = {tensor.device for tensor in tensors}
     return all(
         bool(torch.stack([t.isfinite().all() for t in tensors if t.device == device]).all())
@@ -65,24 +61,21 @@ def _all_finite(tensors: list[Tensor]) -> bool:
     )
 
 
-def pairs(frames: Iterable[Any], device: torch.device) -> Iterator[tuple[int, Any, Any]]:
-    """The number, inputs and targets of every item, on ``device``.
-
-    >>> [(batch, len(inputs)) for batch, inputs, _ in pairs([(torch.zeros(3), None)], torch.device("cpu"))]
-    [(0, 3)]
-    """
-    for batch, item in enumerate(frames):
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise BoxcovError(
-                f"frames must give pairs (inputs, targets); item {batch} is a {type(item).__name__}"
-            )
-        yield batch, ready(item[0], device, f"inputs of batch {batch}"), move(item[1], device)
+def load_item(item: Any, number: int, device: torch.device) -> tuple[Any, Any]:
+    """Return the inputs, checked, and the targets of item ``number``, both on ``device``."""
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise BoxcovError(
+            f"frames must give pairs (inputs, targets); item {number} is a {type(item).__name__}"
+        )
+    inputs, targets = item
+    return ready(inputs, device, f"inputs of batch {number}"), move(targets, device)
 
 
 def most_frames(inputs: Any, targets: Any) -> int | None:
-    """How many frames a batch can have, from its tensors' first dimensions and its lists' lengths; None where that cannot be told.
+    """Return an upper bound of the number of frames of a batch, or None if it is unknown.
 
-    A list of inputs may hold one entry a frame, or the parts of one input: only lists of inputs and of targets together tell.
+    It is read from the first dimension of tensors and the length of lists. A list of inputs may
+    hold one entry per frame or the parts of one input: it counts only with a list of targets.
 
     >>> most_frames(torch.zeros(4, 3, 8, 8), None), most_frames([torch.zeros(900, 5)], [{}])
     (4, 1)

@@ -12,6 +12,7 @@ from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named
 from boxcov.detector import Candidates, Detector
 from boxcov.errors import join_names
 from boxcov.kfac.fit import fit
+from boxcov.kfac.options import FitOptions
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.finite_difference import finite_differences
 from boxcov.predict.forward_mode.jvp import directional_derivatives
@@ -233,11 +234,11 @@ def _exact(detector: Detector, subject: Subject) -> ExactGLM:
     posterior = fit(
         detector,
         [(subject.inputs, None)],
+        options=FitOptions(exclude=fixed),
         depth=part,
         fisher="identity",
         n_data=1,
         prior_precision=1.0,
-        fixed=fixed,
     )
     model = ExactGLM(detector, posterior)
     model(subject.inputs)

@@ -18,8 +18,8 @@ from boxcov.checks.report import DepthCost, LayerRow, MethodCost
 from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
 from boxcov.errors import join_names
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.losses import Losses
-from boxcov.kfac.subset import chosen_parameters
+from boxcov.kfac.losses import FrameLosses
+from boxcov.kfac.subset import select_parameters
 
 _MIB = 2**20
 _SAMPLES = 10
@@ -29,8 +29,8 @@ def trace(subject: Subject) -> Outcome:
     """Which parameters are weights of linear layers or convolutions, and in which part."""
     subject.needed_raw()
     given = subject.original.parts()
-    chosen = chosen_parameters(subject.original, list(given)[-1])
-    losses = Losses(subject.original, chosen)
+    chosen = select_parameters(subject.original, list(given)[-1])
+    losses = FrameLosses(subject.original, chosen)
     used: dict[str, Layer] = {}
     names = {id(alias): name for name, alias in losses.aliases.items()}
 
@@ -64,7 +64,8 @@ def trace(subject: Subject) -> Outcome:
             "name parts whose linear layers and convolutions run in forward()",
         )
     todo = (
-        f"boxcov.fit(..., fixed={lost[:3]!r}{', ...' if len(lost) > 3 else ''}) keeps them constant"
+        f"boxcov.fit(..., options=boxcov.FitOptions(exclude={lost[:3]!r}"
+        f"{', ...' if len(lost) > 3 else ''})) keeps them constant"
         if lost
         else ""
     )
@@ -120,13 +121,13 @@ def loss_gradient(subject: Subject) -> Outcome:
     if subject.loss is None:
         raise NotChecked("needs the loss of the frame")
     chosen = _chosen(subject)
-    accumulator = Accumulator(subject.original, chosen)
-    accumulator.add(fresh(subject.inputs), subject.targets, None, 0)
-    cut_off = [name for name, sums in accumulator.sums.items() if not sums.reached]
+    accumulator = Accumulator(FrameLosses(subject.original, chosen))
+    accumulator.add(fresh(subject.inputs), subject.targets, 0)
+    cut_off = [name for name, sums in accumulator.sums.items() if not sums.has_gradient]
     if cut_off:
         return bad(
             f"the loss has no gradient for {join_names(cut_off, 4)}",
-            "is something detached before loss()? If not, keep these layers constant: fixed=[...]",
+            "is something detached before loss()? If not, exclude these layers from the fit",
         )
     flat = [name for name, sums in accumulator.sums.items() if not bool(sums.H.any())]
     return good(
@@ -139,7 +140,7 @@ def box_gradient(subject: Subject) -> Outcome:
     """Every field of the boxes depends on weights of the parts."""
     chosen_rows = subject.needed_selection()
     subject.needed_boxes()
-    losses = Losses(subject.original, _chosen(subject))
+    losses = FrameLosses(subject.original, _chosen(subject))
     todo = (
         "is the head run under no_grad(), or something detached in forward()? "
         "A field that does not depend on the weights has variance 0"
@@ -171,7 +172,7 @@ def _chosen(subject: Subject) -> dict[str, nn.Parameter]:
     if not any(not row.reason for row in subject.layers):
         raise NotChecked("no layer can be in a posterior")
     out = [row.name for row in subject.layers if row.reason and row.reason != "in no part"]
-    return chosen_parameters(subject.original, list(subject.original.parts())[-1], out)
+    return select_parameters(subject.original, list(subject.original.parts())[-1], out)
 
 
 # cost

@@ -1,8 +1,12 @@
-"""The factors of one pass: on a GPU, those of equal form together.
+"""The terms that one pass adds to the sums of Q and H, batched over layers of equal shape on a GPU.
 
-The head of a detector has dozens of layers of the same few shapes, and a GPU takes less time for one of their factors than for being told to
-compute it. So inputs of one form wait for each other until the pass is over, and become groups of one product; so do gradients. A CPU gains
-nothing by it, and computes each input at once, while it is at hand.
+    term of Q: sum over locations of a a^T    (G, n_in, n_in)
+    term of H: sum over locations of d d^T    (G, n_out, n_out)
+
+A detector's head has dozens of layers of few shapes, and a GPU needs less time for one of their
+products than for its launch. So inputs of equal shape are collected until the pass is over and
+become the groups of one product, and so do gradients. A CPU gains nothing from this and computes
+each product at once.
 """
 
 from __future__ import annotations
@@ -17,36 +21,32 @@ from torch import Tensor
 from boxcov._torch.layer_calls import LayerCall
 from boxcov._torch.precision import at_least_float32, full_precision
 from boxcov._torch.unfold import Geometry, gram
-from boxcov.kfac.input_gram import input_grams, room_for
+from boxcov.kfac.input_gram import input_grams, memory_of
 
-ROOM = 256 * 2**20  # bytes of inputs, or of gradients, that are joined at most
+MAX_BYTES = 256 * 2**20  # of inputs, or of gradients, in one batched product
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one use adds to a sum, and a number that is finite if all of it is.
+class Term:
+    """What one layer call adds to a sum, and its total, which is finite only if the term is."""
 
-    >>> Part.of(torch.ones(1, 3, 3)).total
-    tensor(9., dtype=torch.float64)
-    """
-
-    sum: Tensor  # (G, n, n)
+    value: Tensor  # (G, n, n)
     total: Tensor  # () float64
 
     @staticmethod
-    def of(sum: Tensor) -> Part:
-        return Part(sum, sum.sum(dtype=torch.float64))
+    def of(value: Tensor) -> Term:
+        return Term(value, value.sum(dtype=torch.float64))
 
     @staticmethod
-    def each(sums: Tensor) -> list[Part]:
-        """Of several together (n, G, k, k), in the type of what they are added to."""
-        sums = sums.double()
-        return [Part(*pair) for pair in zip(sums.unbind(), sums.sum((1, 2, 3)).unbind())]
+    def unbind(values: Tensor) -> list[Term]:
+        """Return the terms of several calls (n, G, k, k), in float64 like the sums."""
+        values = values.double()
+        return [Term(*pair) for pair in zip(values.unbind(), values.sum((1, 2, 3)).unbind())]
 
 
 @dataclass(frozen=True)
-class _Form:
-    """What inputs must have in common to be groups of one product."""
+class _InputKind:
+    """Inputs of equal kind can be the groups of one product."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -56,122 +56,117 @@ class _Form:
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _PendingInput:
     number: int
     call: LayerCall
-    version: int  # of its input
+    version: int  # of the input when it was added
 
     @property
-    def changed(self) -> bool:
+    def was_changed(self) -> bool:
         return self.call.x._version != self.version
 
 
-class Inputs:
-    """The sums of ``a a^T`` over the locations of each input of a pass, one for all the layers that read it alike.
+class InputFactors:
+    """The terms of Q of one pass; layers that read the same tensor share one term.
 
     >>> from boxcov._torch.layer_calls import parse
-    >>> calls = [parse(torch.nn.functional.linear, (torch.randn(5, 3), torch.randn(2, 3)), {}) for _ in range(4)]
-    >>> inputs = Inputs(together=True)
+    >>> linear = torch.nn.functional.linear
+    >>> calls = [parse(linear, (torch.randn(5, 3), torch.randn(2, 3)), {}) for _ in range(4)]
+    >>> inputs = InputFactors(batched=True)
     >>> [inputs.add(call, has_bias=False, may_wait=True) for call in (*calls, calls[0])]
     [0, 1, 2, 3, 0]
-    >>> inputs.finish(), [part.sum.shape for part in inputs.parts.values()] == 4 * [(1, 3, 3)]
-    (True, True)
+    >>> inputs.finish(), len(inputs.terms)
+    (True, 4)
     """
 
-    def __init__(self, together: bool) -> None:
-        self.together = together
-        self.parts: dict[int, Part] = {}  # by number
-        self._known: dict[
-            Any, tuple[int, Tensor]
-        ] = {}  # the tensors are held: no other may get the id of one
-        self._waiting: dict[_Form, list[_Waiting]] = {}
-        self._over, self._spoiled = False, False
+    def __init__(self, batched: bool) -> None:
+        self.batched = batched
+        self.terms: dict[int, Term] = {}  # by number
+        # the tensors are kept alive, so that no other tensor gets the id of one of them
+        self._numbers: dict[Any, tuple[int, Tensor]] = {}
+        self._pending: dict[_InputKind, list[_PendingInput]] = {}
+        self._is_finished, self._was_changed = False, False
 
     def add(self, call: LayerCall, has_bias: bool, may_wait: bool) -> int:
-        """The number of the factor of the call's input, to be found in ``parts`` after ``finish``.
+        """Return the number of the term of the call's input, a key of ``terms`` after ``finish``.
 
-        An input that autograd keeps as well ``may_wait``: it takes no memory by it, and is not meant to be written to.
+        may_wait: autograd keeps the input as well, so waiting costs no memory and the detector
+            is not supposed to write to it.
         """
         x = call.x
         key = id(x), x._version, call.geometry, has_bias
-        if key in self._known:
-            return self._known[key][0]
-        number = len(self._known)
-        self._known[key] = number, x
-        form = _Form(x.shape, x.dtype, x.device, call.geometry, has_bias)
-        entry = _Waiting(number, call, x._version)
-        if not (self.together and may_wait) or self._over:
-            self._compute(form, [entry])
+        if key in self._numbers:
+            return self._numbers[key][0]
+        number = len(self._numbers)
+        self._numbers[key] = number, x
+        kind = _InputKind(x.shape, x.dtype, x.device, call.geometry, has_bias)
+        entry = _PendingInput(number, call, x._version)
+        if not (self.batched and may_wait) or self._is_finished:
+            self._compute(kind, [entry])
             return number
-        waiting = self._waiting.setdefault(form, [])
-        waiting.append(entry)
-        if (len(waiting) + 1) * room_for(call.batched_x, call.geometry) > ROOM:
-            self._compute(form, self._waiting.pop(form))
+        pending = self._pending.setdefault(kind, [])
+        pending.append(entry)
+        if (len(pending) + 1) * memory_of(call.batched_x, call.geometry) > MAX_BYTES:
+            self._compute(kind, self._pending.pop(kind))
         return number
 
     def finish(self) -> bool:
-        """Compute what waits, and wait no more. False if an input was written to before its turn came: its factor is lost."""
-        for form, waiting in self._waiting.items():
-            self._compute(form, waiting)
-        self._waiting, self._over = {}, True
-        return not self._spoiled
+        """Compute all pending terms; return False if an input was written to in the meantime."""
+        for kind, pending in self._pending.items():
+            self._compute(kind, pending)
+        self._pending, self._is_finished = {}, True
+        return not self._was_changed
 
     @full_precision
-    def _compute(self, form: _Form, waiting: list[_Waiting]) -> None:
-        self._spoiled |= any(entry.changed for entry in waiting)
-        sums = input_grams(
-            [at_least_float32(entry.call.batched_x) for entry in waiting],
-            form.geometry,
-            form.has_bias,
-        )
-        parts = Part.each(sums) if self.together else [Part.of(sum) for sum in sums]
-        self.parts |= zip((entry.number for entry in waiting), parts)
+    def _compute(self, kind: _InputKind, pending: list[_PendingInput]) -> None:
+        self._was_changed |= any(entry.was_changed for entry in pending)
+        xs = [at_least_float32(entry.call.batched_x) for entry in pending]
+        values = input_grams(xs, kind.geometry, kind.has_bias)
+        terms = Term.unbind(values) if self.batched else [Term.of(value) for value in values]
+        self.terms |= zip((entry.number for entry in pending), terms)
 
 
 @full_precision
-def output_parts(Ds: Sequence[Tensor], together: bool) -> list[Part]:
-    """The sums of ``d d^T`` of each of the gradients (B, G, n_out, T).
+def output_terms(Ds: Sequence[Tensor], batched: bool) -> list[Term]:
+    """Return the term of H of each of the gradients (B, G, n_out, T).
 
-    >>> [part.sum.shape for part in output_parts([torch.ones(2, 1, 3, 5), torch.ones(2, 1, 4, 5), torch.ones(2, 1, 3, 5)], together=True)]
-    [torch.Size([1, 3, 3]), torch.Size([1, 4, 4]), torch.Size([1, 3, 3])]
+    >>> [term.value.shape[1] for term in output_terms([torch.ones(2, 1, 3, 5)] * 2, batched=True)]
+    [3, 3]
     """
-    if not together:
-        return [Part.of(gram(at_least_float32(D))) for D in Ds]
-    forms: dict[Any, list[int]] = {}
+    if not batched:
+        return [Term.of(gram(at_least_float32(D))) for D in Ds]
+    kinds: dict[Any, list[int]] = {}
     for number, D in enumerate(Ds):
-        forms.setdefault((D.shape, D.dtype, D.device), []).append(number)
-    found: dict[int, Part] = {}
-    for numbers in forms.values():
-        for some in _within_room(numbers, Ds[numbers[0]]):
-            joined = (
-                Ds[some[0]] if len(some) == 1 else torch.cat([Ds[number] for number in some], 1)
-            )
-            found |= zip(
-                some, Part.each(gram(at_least_float32(joined)).unflatten(0, (len(some), -1)))
-            )
-    return [found[number] for number in range(len(Ds))]
+        kinds.setdefault((D.shape, D.dtype, D.device), []).append(number)
+    terms: dict[int, Term] = {}
+    for numbers in kinds.values():
+        for chunk in _chunks(numbers, Ds[numbers[0]]):
+            D = Ds[chunk[0]] if len(chunk) == 1 else torch.cat([Ds[n] for n in chunk], 1)
+            values = gram(at_least_float32(D)).unflatten(0, (len(chunk), -1))
+            terms |= zip(chunk, Term.unbind(values))
+    return [terms[number] for number in range(len(Ds))]
 
 
-def _within_room(numbers: list[int], like: Tensor) -> Iterator[list[int]]:
-    step = max(1, ROOM // max(1, like.numel() * max(4, like.element_size())))
+def _chunks(numbers: list[int], like: Tensor) -> Iterator[list[int]]:
+    step = max(1, MAX_BYTES // max(1, like.numel() * max(4, like.element_size())))
     for start in range(0, len(numbers), step):
         yield numbers[start : start + step]
 
 
-def add_up(pairs: Iterable[tuple[Tensor, Part]]) -> None:
-    """Add each part to its sum, many at a time, but no two to the same sum at the same time.
+def add_terms(pairs: Iterable[tuple[Tensor, Term]]) -> None:
+    """Add each term to its sum in place, many sums per kernel but each sum once per kernel.
 
     >>> total = torch.zeros(1, 2, 2, dtype=torch.float64)
-    >>> add_up([(total, Part.of(torch.ones(1, 2, 2))), (total, Part.of(torch.ones(1, 2, 2)))])
+    >>> add_terms([(total, Term.of(torch.ones(1, 2, 2)))] * 2)
     >>> total.sum()
     tensor(8., dtype=torch.float64)
     """
     rounds: list[list[tuple[Tensor, Tensor]]] = []
-    met: dict[int, int] = {}
-    for total, part in pairs:
-        turn = met[id(total)] = met.get(id(total), -1) + 1
+    counts: dict[int, int] = {}
+    for total, term in pairs:
+        turn = counts[id(total)] = counts.get(id(total), -1) + 1
         if turn == len(rounds):
             rounds.append([])
-        rounds[turn].append((total, part.sum))
+        rounds[turn].append((total, term.value))
     for each in rounds:
-        torch._foreach_add_([total for total, _ in each], [part for _, part in each])
+        torch._foreach_add_([total for total, _ in each], [value for _, value in each])

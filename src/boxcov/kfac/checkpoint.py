@@ -1,7 +1,7 @@
-"""What a fit has counted so far, in one file: a run that was cut off goes on from there and ends in the same posterior.
+"""Checkpoints of a fit: an interrupted run continues from the file and gives the same posterior.
 
-The file is replaced as a whole, at an interval, and between two items only: it never holds part of an item. Interrupts (SIGINT, SIGTERM) wait
-for the end of the item under way, and leave a checkpoint.
+The file is replaced as a whole and only between two items, so it never holds part of an item.
+SIGINT and SIGTERM wait for the end of the current item and leave a checkpoint.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import safe_open
+from torch import Tensor
 
+from boxcov._torch.distributed import World
 from boxcov.errors import BoxcovError
 from boxcov.files import DAMAGE, check_writable, remove_leftovers, write_safetensors
-from boxcov.kfac.counts import Counts, whole
-from boxcov.kfac.items import Items, digest
+from boxcov.kfac.factors import check_count
+from boxcov.kfac.items import Items, hash_item
 from boxcov.version import __version__
 
 FORMAT = 1
@@ -29,55 +32,109 @@ _KEY = "boxcov.checkpoint"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Keeper:
-    """Keeps ``counts`` in the file ``path``, at most every ``every`` seconds; without a path it only counts.
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and how often ``boxcov.fit`` saves its sums.
 
-    settings: what decides the sums, by name; a file made with others is refused.
+    path: file of the first pass; each rank appends its number, a second pass appends ".second".
+    every_seconds: interval between two writes. The file is also written when a run is interrupted.
+    resume: continue from the file if it exists. Without it, an existing file is an error.
+
+    Remove the file once the posterior is saved.
 
     >>> import tempfile, boxcov
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = f"{folder}/fit.checkpoint"
-    ...     whole = boxcov.fit(TinyCenter(), shapes.frames(count=3), checkpoint=path, every=0)
-    ...     again = boxcov.fit(TinyCenter(), shapes.frames(count=3), checkpoint=path, resume=True)  # reads one frame, to compare it
-    >>> again.loss == whole.loss
+    ...     kept = Checkpoint(f"{folder}/fit.checkpoint", every_seconds=0)
+    ...     one = boxcov.fit(TinyCenter(), shapes.frames(count=3), checkpoint=kept)
+    ...     again = Checkpoint(f"{folder}/fit.checkpoint", resume=True)
+    ...     two = boxcov.fit(TinyCenter(), shapes.frames(count=3), checkpoint=again)
+    >>> one.loss == two.loss
     True
     """
 
+    path: str | Path
+    every_seconds: float = 60.0
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.every_seconds >= 0:  # NaN included
+            raise BoxcovError(
+                f"every_seconds must be a number of at least 0, got {self.every_seconds}"
+            )
+
+    def for_rank(self, world: World) -> Checkpoint:
+        return replace(self, path=world.rank_path(self.path) or self.path)
+
+    def second_pass(self) -> Checkpoint:
+        return replace(self, path=second_pass_path(self.path))
+
+    def check_path(self) -> None:
+        """Raise if the file exists although the run does not resume from it."""
+        if not self.resume and Path(self.path).exists():
+            raise BoxcovError(
+                f"{self.path}: checkpoint of an interrupted fit: continue it with resume=True "
+                "(--resume), or remove the file to start again"
+            )
+
+
+def second_pass_path(path: str | Path) -> Path:
+    """Return the checkpoint file of the second pass.
+
+    >>> str(second_pass_path("p.safetensors.checkpoint"))
+    'p.safetensors.checkpoint.second'
+    """
+    return Path(path).with_name(f"{Path(path).name}.second")
+
+
+class PassSums(Protocol):
+    """Sums of a pass over the items that a checkpoint can hold."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether part of an item is in the sums; a second interrupt may come at any moment."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors by name, and the rest of the state as JSON."""
+
+    def load_state(self, file: Any, header: Mapping[str, Any]) -> None:
+        """Restore the state from an open safetensors file; raise ValueError if it does not fit."""
+
+
+class Checkpointer:
+    """Saves the sums of one pass at an interval and on interrupts; without a file it only counts.
+
+    settings: everything that decides the sums, by name; a file with other settings is refused.
+    """
+
     def __init__(
-        self,
-        path: str | Path | None,
-        every: float,
-        resume: bool,
-        settings: Mapping[str, Any],
-        counts: Counts,
+        self, checkpoint: Checkpoint | None, settings: Mapping[str, Any], sums: PassSums
     ) -> None:
-        check(path, every, resume)
-        self.path = None if path is None else Path(path)
-        self.every, self.settings, self.counts = every, dict(settings), counts
-        self.next = 0  # number of the item to go on with
+        self.path = None if checkpoint is None else Path(checkpoint.path)
+        self.settings, self.sums = dict(settings), sums
+        self.next_item = 0
         self.skipped: list[int] = []  # numbers of the items left out
-        self._known_digest = ""  # of the last item that a run before this one counted
-        self._last: Any = None  # the last item counted
-        self._saved = monotonic()
-        self._kept = 0  # what the file goes on with
-        self._waiting: int | None = None  # a signal that came
-        self._before: dict[int, Any] = {}
-        if self.path is not None:
-            check_writable(self.path)
-            remove_leftovers(self.path)
-            if resume and self.path.exists():
-                self._resume(self.path)
+        self._item_hash = ""  # of the last item of the run that is resumed
+        self._last_item: Any = None
+        self._saved_at = monotonic()
+        self._saved_items = 0
+        self._signal: int | None = None  # received, not yet handled
+        self._handlers: dict[int, Any] = {}
+        if checkpoint is None or self.path is None:
+            return
+        self._every_seconds = checkpoint.every_seconds
+        checkpoint.check_path()
+        check_writable(self.path)
+        remove_leftovers(self.path)
+        if checkpoint.resume and self.path.exists():
+            self._load(self.path)
 
-    # around the work
-
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> Checkpointer:
         if self.path is not None and threading.current_thread() is threading.main_thread():
-            heard = [
-                number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
-            ]  # nohup means what it says
-            self._before = {number: signal.signal(number, self._wait) for number in heard}
+            # a signal that the parent ignores, as under nohup, stays ignored
+            numbers = [n for n in _SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+            self._handlers = {n: signal.signal(n, self._defer_signal) for n in numbers}
         return self
 
     def __exit__(
@@ -86,137 +143,120 @@ class Keeper:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None and not issubclass(kind, _CannotSave) and not self.counts.torn:
-            with suppress(BoxcovError):  # the error under way says more
+        if kind is not None and not issubclass(kind, _SaveError) and not self.sums.is_partial:
+            with suppress(BoxcovError):  # the original error is more useful
                 self.save()
-        self._release()
-        if kind is None and self._waiting is not None:
-            self._interrupt()
+        self._restore_handlers()
+        if kind is None and self._signal is not None:
+            self._raise_signal()
 
-    def items(self, items: Items) -> Iterator[tuple[int, Any]]:
-        """The items still to be counted. The last one of a run that was cut off is read again, to see that the data are the same."""
-        found = items.after(max(self.next - 1, 0))
-        if self.next:
-            item = next(found, (None, None))[1]
-            if digest(item) != self._known_digest:
+    def remaining(self, items: Items) -> Iterator[tuple[int, Any]]:
+        """Yield the items still to be processed.
+
+        The last item of a resumed run is read again, to check that the data are the same.
+        """
+        remaining = items.starting_at(max(self.next_item - 1, 0))
+        if self.next_item:
+            item = next(remaining, (None, None))[1]
+            if hash_item(item) != self._item_hash:
                 raise BoxcovError(
-                    f"{self.path}: of other data: item {self.next - 1} is not the one that was counted. Give the same frames in the same order, "
-                    "or remove that file to start anew"
+                    f"{self.path}: made from other data: item {self.next_item - 1} has changed. "
+                    "Give the same frames in the same order, or remove the file to start again"
                 )
-            self._last = item
-        return found
+            self._last_item = item
+        return remaining
 
-    def counted(self, number: int, item: Any) -> None:
-        """``number`` is done, into the sums or among the skipped; this is where the file is written, and where interrupts come through."""
-        self.next, self._last = number + 1, item
+    def item_done(self, number: int, item: Any) -> None:
+        """Record that an item was added or skipped; save if it is time, handle signals."""
+        self.next_item, self._last_item = number + 1, item
         if self.path is None:
             return
-        if self._waiting is not None:
+        if self._signal is not None:
             self.save()
-            self._release()
-            self._interrupt()
-        if monotonic() - self._saved >= self.every:
+            self._restore_handlers()
+            self._raise_signal()
+        if monotonic() - self._saved_at >= self._every_seconds:
             self.save()
 
     # signals
 
-    def _wait(self, number: int, frame: FrameType | None) -> None:
-        if self._waiting is not None:  # asked twice: at once
-            self._release()
-            self._interrupt()
-        self._waiting = number
+    def _defer_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is not None:  # the second signal interrupts at once
+            self._restore_handlers()
+            self._raise_signal()
+        self._signal = number
 
-    def _release(self) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        self._before = {}
+    def _restore_handlers(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
 
-    def _interrupt(self) -> None:
-        assert self._waiting is not None
-        number, self._waiting = self._waiting, None
-        signal.raise_signal(number)  # to whoever handled it before
+    def _raise_signal(self) -> None:
+        assert self._signal is not None
+        number, self._signal = self._signal, None
+        signal.raise_signal(number)
 
     # the file
 
     def save(self) -> None:
-        """Write the file, unless it holds all that was counted."""
-        if self.path is None or self.next == self._kept:
+        """Write the file, unless it is up to date."""
+        if self.path is None or self.next_item == self._saved_items:
             return
-        tensors, more = self.counts.packed()
-        about = {
+        tensors, state = self.sums.state()
+        header = {
             "format": FORMAT,
             "version": __version__,
             "settings": self.settings,
-            "next": self.next,
+            "next": self.next_item,
             "skipped": self.skipped,
-            "item_sha256": digest(self._last),
-            **more,
+            "item_sha256": hash_item(self._last_item),
+            **state,
         }
         try:
-            write_safetensors(self.path, tensors, {_KEY: json.dumps(about)})
+            write_safetensors(self.path, tensors, {_KEY: json.dumps(header)})
         except BoxcovError as error:
-            kept = (
-                f"the {self._kept} items before are kept there" if self._kept else "nothing is kept"
-            )
-            raise _CannotSave(
-                f"{error}: {kept}; make room or give another place, and go on with resume=True (--resume)"
+            raise _SaveError(
+                f"{error}: the file holds {self._saved_items} earlier items; free some space or "
+                "choose another path, and continue with resume=True (--resume)"
             ) from error
-        self._kept, self._saved = self.next, monotonic()
+        self._saved_items, self._saved_at = self.next_item, monotonic()
 
-    def _resume(self, path: Path) -> None:
-        """The sums of a run that was cut off, into the accumulator."""
+    def _load(self, path: Path) -> None:
         try:
             with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})[_KEY])
-                if about["format"] != FORMAT:
+                header = json.loads((file.metadata() or {})[_KEY])
+                if header["format"] != FORMAT:
                     raise BoxcovError(
-                        f"written by boxcov {about['version']} in format {about['format']}, this one reads {FORMAT}"
+                        f"written by boxcov {header['version']} in format {header['format']}, "
+                        f"this version reads {FORMAT}"
                     )
-                _compare(about["settings"], self.settings)
-                known, skipped, number = (
-                    str(about["item_sha256"]),
-                    [whole(each) for each in about["skipped"]],
-                    whole(about["next"]),
-                )
-                self.counts.unpack(file, about)
+                _check_settings(header["settings"], self.settings)
+                item_hash = str(header["item_sha256"])
+                skipped = [check_count(number) for number in header["skipped"]]
+                next_item = check_count(header["next"])
+                self.sums.load_state(file, header)
         except BoxcovError as error:
             raise BoxcovError(f"{path}: {error}") from None
         except DAMAGE as error:
             raise BoxcovError(
-                f"{path}: not a checkpoint of a fit, or a damaged one ({type(error).__name__}: {error}): remove it to start anew"
+                f"{path}: not a checkpoint of a fit, or damaged ({type(error).__name__}: {error}): "
+                "remove it to start again"
             ) from None
-        self.next = self._kept = number
-        self.skipped, self._known_digest = skipped, known
+        self.next_item = self._saved_items = next_item
+        self.skipped, self._item_hash = skipped, item_hash
 
 
-class _CannotSave(BoxcovError):
+class _SaveError(BoxcovError):
     """The checkpoint could not be written."""
 
 
-def check(path: str | Path | None, every: float, resume: bool) -> None:
-    """Refuse what cannot be kept or gone on with, before any work.
-
-    >>> check(None, 60.0, True)
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: resume=True goes on from a file: give it as checkpoint=PATH
-    """
-    if not every >= 0:  # nor a NaN
-        raise BoxcovError(f"every must be a number of seconds, at least 0, got {every}")
-    if path is None and resume:
-        raise BoxcovError("resume=True goes on from a file: give it as checkpoint=PATH")
-    if path is not None and not resume and Path(path).exists():
-        raise BoxcovError(
-            f"{path}: of a fit that was cut off: go on with it by resume=True (--resume), or remove that file to start anew"
-        )
-
-
-def _compare(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    differs = [name for name in here if there.get(name) != here[name]]
-    if differs:
+def _check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    changed = [name for name in current if saved.get(name) != current[name]]
+    if changed:
         changes = "; ".join(
-            f"{name} was {there.get(name)!r}, is {here[name]!r}" for name in differs
+            f"{name} was {saved.get(name)!r}, is {current[name]!r}" for name in changed
         )
         raise BoxcovError(
-            f"of another fit ({changes}): give the same again, or remove that file to start anew"
+            f"checkpoint of another fit ({changes}): use the same settings, or remove the file to "
+            "start again"
         )

@@ -1,13 +1,13 @@
-"""What a second pass over the frames adds to a Kronecker-factored posterior.
+"""EKFAC: better eigenvalues for a Kronecker-factored posterior, by a second pass over the frames.
 
-With G_f the gradient matrix of frame f's own loss, KFAC takes the mean over frames of ``vec(G_f) vec(G_f)^T`` to be ``Q (x) H``. The eigenvalue
-correction (EKFAC) keeps the eigenbases U and V of Q and H, and replaces the eigenvalues m_a l_b by the second moments that the gradients
-really have there,
+With G_f the gradient matrix of frame f's loss, KFAC approximates the Fisher, the mean over frames
+of ``vec(G_f) vec(G_f)^T``, by ``Q (x) H``. EKFAC keeps the eigenbases U of Q and V of H and replaces
+the eigenvalues m_a l_b by the second moments of the gradients in that basis,
 
-    lambda_ab = mean over frames of (V^T G_f U)_ab^2:
+    lambda_ab = mean over frames of (V^T G_f U)_ab^2.
 
-the diagonal of the Fisher in that basis, and so, of all matrices that are diagonal in it, the nearest to the Fisher in Frobenius norm. Of a
-small layer the whole Fisher may be kept.
+This is the diagonal of the Fisher in that basis, and so the nearest to the Fisher, in Frobenius
+norm, of all matrices that are diagonal in it. Small layers can keep their full Fisher matrix.
 """
 
 from __future__ import annotations
@@ -23,136 +23,132 @@ from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
 from boxcov._torch.fingerprint import check_fingerprint
-from boxcov._torch.inputs import pairs
+from boxcov._torch.inputs import load_item
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32, full_precision
 from boxcov._torch.unfold import to_matrix
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
-from boxcov.kfac.counts import sums_in, whole
-from boxcov.kfac.losses import Losses, Weight, seeded
+from boxcov.kfac.factors import check_count, read_sum
+from boxcov.kfac.losses import FrameLosses
+from boxcov.kfac.options import FitOptions
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
 from boxcov.posterior.posterior import Posterior
 
-WIDEST = 4096  # weights of a group whose Fisher may be kept whole
+MAX_FULL = 4096  # weights per group of a layer with a full Fisher
+_EKFAC = FitOptions(ekfac=True)
 
 
 def apply_ekfac(
     posterior: Posterior,
     detector: Detector,
     frames: Iterable[Any],
-    *,
-    correct: bool = True,
-    full: str | Sequence[str] = (),
-    weight: Weight | None = None,
-    seed: int = 0,
+    options: FitOptions = _EKFAC,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Posterior:
-    """``posterior`` with what the gradients of single frames say: pass the ``frames``, and the ``weight``, that it was fitted to.
+    """Return ``posterior`` with eigenvalues corrected by a pass over the frames of its fit.
 
-    correct: put the gradients' own second moments in the place of the eigenvalues m_a l_b (EKFAC).
-    full: names of layers to keep the whole Fisher of, each group by itself, or "last" for those that no other layer of the posterior follows.
-    seed: of the targets that the detector draws, for a posterior of fisher="mc".
-
-    One backward pass a frame over its batch: batches of one frame cost least.
+    Of ``options``, ``ekfac``, ``full_layers``, ``frame_weight`` and ``seed`` are used. There is one
+    backward pass per frame over its whole batch: batches of one frame are the fastest.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> detector, frames = TinyCenter(), shapes.frames(count=4)
-    >>> posterior = apply_ekfac(boxcov.fit(detector, frames), detector, frames, full=["head.branches.size.3"])
-    >>> posterior.blocks["head.shared.0"].corrected.shape, posterior.blocks["head.branches.size.3"].full.values.shape
-    (torch.Size([1, 16, 288]), torch.Size([1, 290]))
+    >>> posterior = apply_ekfac(boxcov.fit(detector, frames), detector, frames)
+    >>> posterior.blocks["head.shared.0"].ekfac_eigenvalues.shape
+    torch.Size([1, 16, 288])
     """
-    moments = Moments(posterior, detector, correct, full, weight)
+    check_fingerprint(posterior.fingerprint, detector, "apply_ekfac")
+    parameters = dict(detector.named_parameters())
+    losses = FrameLosses(
+        detector,
+        {name: parameters[name] for name in posterior.parameters},
+        options.frame_weight,
+        options.seed if posterior.fisher == "mc" else None,
+    )
+    moments = GradientMoments(posterior, losses, options)
     total = len(frames) if isinstance(frames, Sized) else None
     with torch.inference_mode(False):
-        for batch, inputs, targets in pairs(frames, moments.device):
-            moments.add(inputs, targets, batch, seed)
+        for batch, item in enumerate(frames):
+            moments.add(*load_item(item, batch, moments.device), batch)
             if progress is not None:
                 progress(batch + 1, total)
     return moments.posterior()
 
 
 @dataclass
-class _Sum:
-    """What has been seen of one layer, in float64."""
+class _MomentSum:
+    """The sum of one layer over frames, in float64; at most one of the two tensors is used."""
 
     block: KroneckerBlock
-    squares: Tensor | None = None  # (G, n_out, n_in) in the eigenbasis of Q and H
-    products: Tensor | None = None  # (G, w, w)
+    squares: Tensor | None = None  # (G, n_out, n_in) of (V^T G_f U)^2
+    products: Tensor | None = None  # (G, w, w) of vec(G_f) vec(G_f)^T
 
     @property
     def total(self) -> Tensor | None:
         return self.products if self.squares is None else self.squares
 
+    def add(self, gradient: Tensor) -> None:
+        """Add the gradient matrix (G, n_out, n_in) of one frame."""
+        if self.squares is not None:
+            self.squares += self.block.rotate(gradient).double().square()
+        if self.products is not None:
+            flat = gradient.flatten(1).double()
+            self.products += flat.unsqueeze(2) * flat.unsqueeze(1)
 
-class Moments:
-    """Second moments of the frames' gradients, in the bases of ``posterior``: what a second pass counts."""
+    def corrected_block(self, frames: int) -> KroneckerBlock:
+        dtype = self.block.Q.values.dtype
+        if self.squares is not None:
+            return replace(self.block, ekfac_eigenvalues=(self.squares / frames).to(dtype))
+        if self.products is not None:
+            fisher = Eigendecomposition.of(self.products / frames, dtype)
+            return replace(self.block, full_fisher=fisher)
+        return self.block
 
-    def __init__(
-        self,
-        posterior: Posterior,
-        detector: Detector,
-        correct: bool = True,
-        full: str | Sequence[str] = (),
-        weight: Weight | None = None,
-    ) -> None:
+
+class GradientMoments:
+    """Sums the second moments of the frames' gradients in the eigenbases of ``posterior``."""
+
+    def __init__(self, posterior: Posterior, losses: FrameLosses, options: FitOptions) -> None:
         if posterior.fisher == "identity":
             raise BoxcovError(
-                "the identity Fisher comes from no gradients, and there is nothing to refine: fit with fisher='empirical' or 'mc'"
+                "the identity Fisher has no gradients to correct it with: "
+                "fit with fisher='empirical' or 'mc'"
             )
         if posterior.error:
             raise BoxcovError(
-                "the small eigenvectors of a truncated posterior are gone, and there is nothing to correct: refine the whole one"
+                "a compressed posterior has lost its small eigenvectors: "
+                "apply EKFAC before compressing"
             )
-        check_fingerprint(posterior.fingerprint, detector, "refining")
-        parameters = dict(detector.named_parameters())
-        self.known, self.correct, self.full = posterior, correct, full
-        self.losses = Losses(
-            detector, {name: parameters[name] for name in posterior.parameters}, weight
-        )
-        self.device = next(iter(self.losses.aliases.values())).device
-        self.generator = torch.Generator(self.device) if posterior.fisher == "mc" else None
+        self.kfac_posterior, self.losses, self.options = posterior, losses, options
+        self.device = losses.device
         self.frames = 0
-        self.torn = False  # whether part of a batch is in the sums
-        self.whole: list[str] | None = (
-            None  # the layers whose Fisher is kept whole, once they are known
-        )
-        self.sums: dict[str, _Sum] = {}
+        self.is_partial = False  # whether part of a batch is in the sums
+        self.full_layers: list[str] | None = None  # "last" is resolved with the first batch
+        self.sums: dict[str, _MomentSum] = {}
 
-    def begin(self, whole: list[str]) -> None:
-        """Nothing seen so far."""
-        self.whole = whole
-        for name, block in self.known.blocks.items():
-            G, w = block.layer.geometry.groups, block.layer.n_out * block.layer.n_in
-            plain = replace(
-                block, corrected=None, full=None
-            )  # so that a posterior can be refined again
-            zeros = torch.zeros((), dtype=torch.float64, device=self.known.device)
-            if name in whole:
-                self.sums[name] = _Sum(plain, products=zeros.repeat(G, w, w))
-            elif self.correct:
-                self.sums[name] = _Sum(
-                    plain, squares=zeros.repeat(G, block.layer.n_out, block.layer.n_in)
-                )
-            else:
-                self.sums[name] = _Sum(block)
+    def settings(self) -> dict[str, Any]:
+        """Return what decides the sums, for a checkpoint; moments depend on the eigenbases."""
+        digest = sha256()
+        for block in self.kfac_posterior.blocks.values():
+            for factor in (block.Q, block.H):
+                digest.update(factor.vectors.detach().cpu().contiguous().numpy().tobytes())
+        full = self.options.full_layers
+        return {
+            "corrected": self.options.ekfac,
+            "full": full if isinstance(full, str) else list(full),
+            "basis": digest.hexdigest(),
+        }
 
-    def totals(self) -> dict[str, Tensor]:
-        """The sums of the layers that have any."""
-        return {name: total for name, s in self.sums.items() if (total := s.total) is not None}
-
-    def add(self, inputs: Any, targets: Any, batch: int, seed: int) -> None:
-        """One batch: it counts whole or not at all."""
-        if self.whole is None:
-            self.begin(_chosen(self.full, self.known, self.losses, inputs))
+    def add(self, inputs: Any, targets: Any, batch: int) -> None:
+        """Add one batch; if anything is raised, the sums stay those of the batches before."""
+        if self.full_layers is None:
+            self._start(self._find_full_layers(inputs))
         aliases = self.losses.aliases
-        generator = seeded(self.generator, seed, batch)
         with torch.enable_grad():
-            losses = self.losses.of(
-                self.losses.raw(inputs), inputs, targets, generator, batch
-            ).unbind()
+            raw = self.losses.raw(inputs)
+            losses = self.losses.compute(raw, inputs, targets, batch).unbind()
         gradients = []
         for frame, loss in enumerate(losses):
             grads = torch.autograd.grad(
@@ -168,79 +164,89 @@ class Moments:
                 }
             )
         _check_finite(gradients, batch)
-        self.torn = True
+        self.is_partial = True
         for each in gradients:
             self._add_frame(each)
         self.frames += len(losses)
-        self.torn = False
+        self.is_partial = False
 
     @full_precision
     def _add_frame(self, gradients: dict[str, Tensor]) -> None:
         for sums in self.sums.values():
             layer = sums.block.layer
             bias = None if layer.bias is None else at_least_float32(gradients[layer.bias])
-            matrix = to_matrix(at_least_float32(gradients[layer.weight]), bias, layer.geometry).to(
-                sums.block.Q.vectors
-            )  # (G, n_out, n_in)
-            if sums.squares is not None:
-                sums.squares += sums.block.rotate(matrix).double().square()
-            if sums.products is not None:
-                flat = matrix.flatten(1).double()
-                sums.products += flat.unsqueeze(2) * flat.unsqueeze(1)
+            matrix = to_matrix(at_least_float32(gradients[layer.weight]), bias, layer.geometry)
+            sums.add(matrix.to(sums.block.Q.vectors))
 
     def posterior(self) -> Posterior:
-        """The one known, with what was seen."""
+        """Return the posterior with the corrected eigenvalues, without its calibration."""
         if not self.frames:
             raise BoxcovError(
-                "the data set is empty: a second pass needs at least one frame; a stream can be read only once"
+                "the data set is empty: the second pass needs at least one frame, and a stream "
+                "can be read only once"
             )
-        found = {}
-        for name, sums in self.sums.items():
-            dtype = sums.block.Q.values.dtype
-            corrected = None if sums.squares is None else (sums.squares / self.frames).to(dtype)
-            full = (
-                None
-                if sums.products is None
-                else Eigendecomposition.of(sums.products / self.frames, dtype)
+        blocks = {name: sums.corrected_block(self.frames) for name, sums in self.sums.items()}
+        return replace(self.kfac_posterior, blocks=blocks, form="eigen", calibration=None)
+
+    def _start(self, full_layers: list[str]) -> None:
+        """Set all sums to zero."""
+        self.full_layers = full_layers
+        zero = torch.zeros((), dtype=torch.float64, device=self.kfac_posterior.device)
+        for name, block in self.kfac_posterior.blocks.items():
+            G, n_out, n_in = block.layer.geometry.groups, block.layer.n_out, block.layer.n_in
+            plain = replace(
+                block, ekfac_eigenvalues=None, full_fisher=None
+            )  # drop an earlier correction
+            if name in full_layers:
+                w = n_out * n_in
+                self.sums[name] = _MomentSum(plain, products=zero.repeat(G, w, w))
+            elif self.options.ekfac:
+                self.sums[name] = _MomentSum(plain, squares=zero.repeat(G, n_out, n_in))
+            else:
+                self.sums[name] = _MomentSum(block)
+
+    def _find_full_layers(self, inputs: Any) -> list[str]:
+        names, blocks = self.options.full_layers, self.kfac_posterior.blocks
+        check_layer_names(names, blocks)
+        if names == "last":
+            names = last_layers(self.kfac_posterior, self.losses, inputs)
+        sizes = {n: blocks[n].layer.n_out * blocks[n].layer.n_in for n in names}
+        large = [f"{name} ({size})" for name, size in sizes.items() if size > MAX_FULL]
+        if large:
+            raise BoxcovError(
+                f"the full Fisher of {join_names(large)} is too large: at most {MAX_FULL} weights "
+                "per group"
             )
-            touched = corrected is not None or full is not None
-            found[name] = (
-                replace(sums.block, corrected=corrected, full=full) if touched else sums.block
-            )
-        return replace(self.known, blocks=found, form="eigen", calibration=None)
+        return list(names)
 
-    # in a file, and over processes
+    # several processes, and checkpoints
 
-    def basis(self) -> str:
-        """SHA-256 of the eigenbases: sums in others mean something else."""
-        found = sha256()
-        for block in self.known.blocks.values():
-            for factor in (block.Q, block.H):
-                found.update(factor.vectors.detach().cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
-
-    def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """See ``boxcov.kfac.counts.Counts``."""
-        return self.totals(), {"frames": self.frames, "whole": self.whole}
-
-    def unpack(self, file: Any, about: Mapping[str, Any]) -> None:
-        whole_layers, frames = about["whole"], whole(about["frames"])
-        if whole_layers is not None:
-            check_names([str(name) for name in whole_layers], self.known.blocks)
-            self.begin([str(name) for name in whole_layers])
-        for name, total in self.totals().items():
-            total.copy_(sums_in(file, name, list(total.shape), total.device))
-        if bool(frames) != any(bool(total.any()) for total in self.totals().values()):
-            raise ValueError(f"sums of {frames} frames")
-        self.frames = frames
+    def _totals(self) -> dict[str, Tensor]:
+        return {name: total for name, s in self.sums.items() if (total := s.total) is not None}
 
     def reduce(self, world: World) -> None:
-        """The sums of all ranks, into those of every one."""
-        if self.whole is None:  # no item was this rank's
-            self.begin(next((names for names in world.gather(None) if names is not None), []))
-        else:
-            world.gather(self.whole)
-        self.frames = int(world.all_reduce(list(self.totals().values()), [self.frames])[0])
+        """Sum over all ranks, in place."""
+        gathered = world.gather(self.full_layers)
+        if self.full_layers is None:  # this rank had no item
+            self._start(next((names for names in gathered if names is not None), []))
+        self.frames = int(world.all_reduce(list(self._totals().values()), [self.frames])[0])
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """See ``boxcov.kfac.checkpoint.PassSums``."""
+        return self._totals(), {"frames": self.frames, "whole": self.full_layers}
+
+    def load_state(self, file: Any, header: Mapping[str, Any]) -> None:
+        """See ``boxcov.kfac.checkpoint.PassSums``."""
+        full_layers, frames = header["whole"], check_count(header["frames"])
+        if full_layers is not None:
+            names = [str(name) for name in full_layers]
+            check_layer_names(names, self.kfac_posterior.blocks)
+            self._start(names)
+        for name, total in self._totals().items():
+            total.copy_(read_sum(file, name, list(total.shape), total.device))
+        if bool(frames) != any(bool(total.any()) for total in self._totals().values()):
+            raise ValueError(f"sums of {frames} frames")
+        self.frames = frames
 
 
 def _check_finite(gradients: list[dict[str, Tensor]], batch: int) -> None:
@@ -252,83 +258,58 @@ def _check_finite(gradients: list[dict[str, Tensor]], batch: int) -> None:
     if not bool(finite.all()):
         bad = [name for name, ok in zip(gradients[0], finite.tolist()) if not ok]
         raise NotFiniteFrameError(
-            f"batch {batch} gives a NaN or infinite gradient at {join_names(bad)}, though its loss is finite"
+            f"batch {batch} gives a NaN or infinite gradient at {join_names(bad)}, "
+            "though its loss is finite"
         )
 
 
-def _chosen(
-    full: str | Sequence[str], posterior: Posterior, losses: Losses, inputs: Any
-) -> list[str]:
-    """The layers whose Fisher is kept whole, checked."""
-    check_names(full, posterior.blocks)
-    if full == "last":
-        full = last_layers(posterior, losses, inputs)
-    layers = {name: posterior.blocks[name].layer for name in full}
-    wide = [
-        f"{name} ({layer.n_out * layer.n_in})"
-        for name, layer in layers.items()
-        if layer.n_out * layer.n_in > WIDEST
-    ]
-    if wide:
-        raise BoxcovError(
-            f"the whole Fisher of {join_names(wide)} is too large: at most {WIDEST} weights a group"
-        )
-    return list(full)
-
-
-def check_names(full: str | Sequence[str], known: Iterable[str]) -> None:
-    """Refuse names of layers that are not ``known``.
-
-    >>> check_names("last", ["head.0"]), check_names(["head.0"], ["head.0"])
-    (None, None)
-    """
-    if full == "last":
+def check_layer_names(full_layers: str | Sequence[str], known: Iterable[str]) -> None:
+    """Raise if ``full_layers`` is neither "last" nor a list of ``known`` layers."""
+    if full_layers == "last":
         return
-    if isinstance(full, str):
+    if isinstance(full_layers, str):
         raise BoxcovError(
-            f"full must be 'last' or a list of layer names, got the string {full!r}: write full=[{full!r}]"
+            f"full_layers must be 'last' or a list of layer names, got the string "
+            f"{full_layers!r}: write full_layers=[{full_layers!r}]"
         )
     known = list(known)
-    lost = [name for name in full if name not in known]
-    if lost:
+    unknown = [name for name in full_layers if name not in known]
+    if unknown:
         raise BoxcovError(
-            f"full names {join_names(lost)}, which the posterior does not hold: it has {join_names(known)}"
+            f"full_layers names {join_names(unknown)}, which the posterior does not have: "
+            f"it has {join_names(known)}"
         )
 
 
-def last_layers(posterior: Posterior, losses: Losses, inputs: Any) -> list[str]:
-    """The layers of the posterior that the raw outputs depend on and that no other follows.
+def last_layers(posterior: Posterior, losses: FrameLosses, inputs: Any) -> list[str]:
+    """Return the layers that the raw outputs depend on and that no other layer follows.
 
-    Found by cutting the graph behind every layer: what a layer's input still depends on is followed by it.
+    The autograd graph is cut behind every layer: layers that a later layer's input still depends
+    on are followed by it.
     """
     ends: list[tuple[str, Tensor]] = []
     followed: set[str] = set()
 
-    def behind(numbers: list[Tensor]) -> set[str]:
-        grads = (
-            torch.autograd.grad(
-                numbers, [end for _, end in ends], allow_unused=True, retain_graph=True
-            )
-            if numbers and ends
-            else []
+    def layers_before(outputs: list[Tensor]) -> set[str]:
+        if not outputs or not ends:
+            return set()
+        grads = torch.autograd.grad(
+            outputs, [end for _, end in ends], allow_unused=True, retain_graph=True
         )
         return {name for (name, _), d in zip(ends, grads) if d is not None}
 
     def run(name: str, call: LayerCall) -> Tensor:
         if call.x.requires_grad:
-            followed.update(behind([call.x.sum()]))
+            followed.update(layers_before([call.x.sum()]))
         end = call().detach().requires_grad_()
         ends.append((name, end))
-        return end.clone()  # so that it may be worked on in place
+        return end.clone()  # the detector may change it in place
 
-    names = {
-        id(losses.aliases[block.layer.weight]): name for name, block in posterior.blocks.items()
-    }
+    aliases = losses.aliases
+    names = {id(aliases[block.layer.weight]): name for name, block in posterior.blocks.items()}
     with torch.enable_grad():
         with LayerCallMode(names, run):
             raw = losses.raw(inputs)
-        found = (
-            behind([t.sum() for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad])
-            - followed
-        )
-    return [name for name in dict.fromkeys(name for name, _ in ends) if name in found]
+        leaves = [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]
+        last = layers_before([t.sum() for t in leaves]) - followed
+    return [name for name in dict.fromkeys(name for name, _ in ends) if name in last]

@@ -1,13 +1,13 @@
-"""The input factor of a convolution, without unfolding it.
+"""The input factor of a convolution, computed without unfolding the input.
 
-Q is the sum over locations t of ``a_t a_t^T``, where ``a_t`` holds the input at the taps ``t + o``. Its block for two taps o, o' is a sum of
-``x[i] x[i + o' - o]^T``: if every location counted whose kernel touches the input at all, that sum would be a correlation of the input with
-itself, which depends on the difference of the taps only. A 3x3 kernel has 81 blocks but 25 differences, 13 up to transposition. The
-locations that do not count are a thin ring around the output; they are unfolded and subtracted. Exact, and for a 3x3 kernel about
-six times less work than unfolding.
+Q is the sum over locations t of ``a_t a_t^T``, where a_t holds the input at the taps ``t + o``. Its
+block for two taps o and o' is a sum of ``x[i] x[i + o' - o]^T``. If every location counted whose
+kernel touches the input, that sum would be the autocorrelation of the input at the lag o' - o: a
+3x3 kernel has 81 blocks but 25 lags, 13 up to transposition. The locations that do not count form
+a thin ring around the output; they are unfolded and subtracted. The result is exact, and a 3x3
+kernel needs about six times less work than unfolding.
 
-Layers of one form are groups of one product: what takes one of them some hundred small operations takes all of them as many. On a GPU that is
-the time it takes.
+Layers of equal shape become the groups of one product, which saves kernel launches on a GPU.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from torch import Tensor
 
 from boxcov._torch.unfold import Geometry, columns, columns_at, gram, plain, stretch
 
-_ROOM = 128 * 2**20  # bytes of columns at once
-_BUSY = 256  # tiles of 64 x 64 outputs that keep a GPU busy: a correlation of fewer is cut into stretches of the row
+_MAX_BYTES = 128 * 2**20  # of columns at once
 _TILE = 64
+_BUSY_TILES = 256  # tiles of 64 x 64 outputs that keep a GPU busy
 
 
 def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, int]:
-    """Sum of ``a a^T`` over all locations (G, n_in, n_in), and the number of locations; with a bias, a has a 1 appended.
+    """Return the sum of ``a a^T`` over all locations (G, n_in, n_in), and the number of locations.
 
-    >>> x = torch.randn(2, 4, 8, 8)
-    >>> Q, locations = input_gram(x, Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), has_bias=True)
+    With a bias, a has a 1 appended.
+
+    >>> geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    >>> Q, locations = input_gram(torch.randn(2, 4, 8, 8), geometry, has_bias=True)
     >>> Q.shape, locations
     (torch.Size([1, 37, 37]), 128)
     """
     locations = x.shape[0] * (
         x.shape[1] if not geometry.kernel else prod(_output_sizes(x, geometry))
     )
-    if not locations:  # no item, or an input smaller than the kernel's reach
+    if not locations:  # an empty batch, or an input smaller than the kernel
         n_in = x.shape[-1] if not geometry.kernel else x.shape[1] // geometry.groups * geometry.taps
         return x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias), 0
     if _correlates(x, geometry):
@@ -60,13 +62,7 @@ def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, i
 
 
 def input_grams(xs: Sequence[Tensor], geometry: Geometry, has_bias: bool) -> Tensor:
-    """The sums of ``a a^T`` of several inputs of one shape (n, G, n_in, n_in), computed as groups of one.
-
-    >>> x, y, geometry = torch.randn(2, 4, 8, 8), torch.randn(2, 4, 8, 8), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
-    >>> Q = input_grams([x, y], geometry, has_bias=True)
-    >>> torch.allclose(Q[1], input_gram(y, geometry, has_bias=True)[0], atol=1e-4)
-    True
-    """
+    """Return the sums of ``a a^T`` of n inputs of equal shape (n, G, n_in, n_in)."""
     n = len(xs)
     if n == 1:
         return input_gram(xs[0], geometry, has_bias)[0].unsqueeze(0)
@@ -79,14 +75,8 @@ def input_grams(xs: Sequence[Tensor], geometry: Geometry, has_bias: bool) -> Ten
     return each
 
 
-def room_for(x: Tensor, geometry: Geometry) -> int:
-    """Bytes of what a factor is computed from: the input, or its columns where it must be unfolded.
-
-    >>> room_for(torch.zeros(1, 4, 64, 64), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)))
-    65536
-    >>> room_for(torch.zeros(1, 4, 64, 64), Geometry((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)))
-    147456
-    """
+def memory_of(x: Tensor, geometry: Geometry) -> int:
+    """Return the bytes that ``input_gram`` reads: the input, or its columns if it is unfolded."""
     size = max(4, x.element_size())
     if not geometry.kernel or _correlates(x, geometry):
         return x.numel() * size
@@ -94,17 +84,14 @@ def room_for(x: Tensor, geometry: Geometry) -> int:
 
 
 def weighted_gram(x: Tensor, weights: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
-    """Sum of ``w a a^T`` (G, n_in, n_in) over all locations, with weights (B, G, T) of at least 0; those of weight 0 cost nothing.
+    """Return the sum of ``w a a^T`` over all locations (G, n_in, n_in).
 
-    >>> x, geometry = torch.randn(2, 4, 8, 8), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
-    >>> same = weighted_gram(x, torch.ones(2, 1, 64), geometry, has_bias=True), input_gram(x, geometry, has_bias=True)[0]
-    >>> torch.allclose(*same, atol=1e-4)
-    True
+    The weights (B, G, T) are at least 0; locations of weight 0 cost nothing.
     """
     n_in = x.shape[-1] if not geometry.kernel else x.shape[1] // geometry.groups * geometry.taps
     Q = x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias)
     items, locations = weights.amax(1).nonzero(as_tuple=True)
-    step = max(1, _ROOM // (geometry.groups * n_in * x.element_size()))
+    step = max(1, _MAX_BYTES // (geometry.groups * n_in * x.element_size()))
     for item, location in zip(items.split(step), locations.split(step)):
         a = columns_at(x, geometry, item, location)  # (m, G, n_in)
         if has_bias:
@@ -115,7 +102,7 @@ def weighted_gram(x: Tensor, weights: Tensor, geometry: Geometry, has_bias: bool
 
 
 def _correlates(x: Tensor, geometry: Geometry) -> bool:
-    """Whether correlating is possible, and less work than unfolding (both counted in products of channel blocks)."""
+    """Return whether the autocorrelation applies and is less work than unfolding."""
     if geometry.taps <= 1 or not (geometry.transposed or all(s == 1 for s in geometry.stride)):
         return False
     if any(p > r for pair, r in zip(geometry.padding, geometry.reach) for p in pair):
@@ -124,7 +111,7 @@ def _correlates(x: Tensor, geometry: Geometry) -> bool:
     extended = prod(s + 2 * r for s, r in zip(sizes, geometry.reach))
     ring = extended - prod(sizes)
     lags = len(_lags(geometry))
-    overhead = 16 * lags  # a small map is not worth many small products
+    overhead = 16 * lags  # many small products do not pay for a small map
     return lags * (extended + overhead) + geometry.taps**2 * ring < geometry.taps**2 * prod(sizes)
 
 
@@ -141,7 +128,11 @@ def _output_sizes(x: Tensor, geometry: Geometry) -> list[int]:
 
 @lru_cache(maxsize=64)
 def _lags(geometry: Geometry) -> tuple[tuple[int, ...], ...]:
-    """Differences of two taps, in pixels, one of each pair of opposites; for a stretched input those that meet pixels."""
+    """Return the differences of two taps, one of each pair of opposites.
+
+    For a transposed convolution, only those that are multiples of the stride: between the pixels
+    of its stretched input are zeros.
+    """
     steps = geometry.stride if geometry.transposed else (1,) * len(geometry.kernel)
     lags = (
         lag
@@ -154,7 +145,7 @@ def _lags(geometry: Geometry) -> tuple[tuple[int, ...], ...]:
 
 
 def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """(G, n_in, n_in) and the sum of the columns (G, n_in)."""
+    """Return the sum of ``a a^T`` (G, n_in, n_in) and of ``a`` (G, n_in)."""
     lags = _lags(geometry)
     if geometry.transposed:
         x, geometry = stretch(x, geometry), plain(geometry)
@@ -163,10 +154,10 @@ def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
         flip = False
     groups, taps = geometry.groups, geometry.taps
     channels = x.shape[1] // groups
-    # one block for each lag, its opposite's behind it, zeros last; then one gather puts them where they belong
-    there = _correlations(x, geometry, lags)  # (lags, G, channels, channels)
-    blocks = torch.cat([there, there.transpose(2, 3), torch.zeros_like(there[:1])])
-    Q = blocks[_places(geometry.kernel, lags, x.device)]  # (taps, taps, G, channels, channels)
+    # blocks of all lags, of their opposites, and zeros; one gather puts them into place
+    lagged = _correlations(x, geometry, lags)  # (lags, G, channels, channels)
+    blocks = torch.cat([lagged, lagged.transpose(2, 3), torch.zeros_like(lagged[:1])])
+    Q = blocks[_block_index(geometry.kernel, lags, x.device)]  # (taps, taps, G, channels, channels)
     Q = Q.permute(2, 3, 0, 4, 1).reshape(
         groups, channels * taps, channels * taps
     )  # n_in runs over (channel, tap)
@@ -189,12 +180,12 @@ def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=64)
-def _places(
+def _block_index(
     kernel: tuple[int, ...], lags: tuple[tuple[int, ...], ...], device: torch.device
 ) -> Tensor:
-    """For each pair of taps (taps, taps) the number of its block: of their lag, of the opposite one, or of none.
+    """Return the block of each pair of taps (taps, taps): of its lag, of the opposite, or zeros.
 
-    >>> _places((2,), ((0,), (1,)), torch.device("cpu"))
+    >>> _block_index((2,), ((0,), (1,)), torch.device("cpu"))
     tensor([[0, 1],
             [3, 0]])
     """
@@ -209,45 +200,46 @@ def _places(
 
 
 def _correlations(x: Tensor, geometry: Geometry, lags: tuple[tuple[int, ...], ...]) -> Tensor:
-    """For each lag the sum over pixels and items of ``x[i] x[i + lag]^T`` (lags, G, channels, channels), the input being 0 outside.
+    """Return the sums over pixels and items of ``x[i] x[i + lag]^T`` (lags, G, channels, channels).
 
-    The pixels lie in one row with enough zeros behind each line that a lag becomes a shift of the row: no copies but this one.
+    The input is 0 outside. All pixels are laid out in one row, with enough zeros behind each line
+    that a lag is a shift of the row: this is the only copy.
     """
     batch, channels = x.shape[:2]
     sizes = [n + r for n, r in zip(x.shape[2:], geometry.reach)]
     strides = [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     shifts = [sum(n * d * s for n, d, s in zip(lag, geometry.dilation, strides)) for lag in lags]
     length, most = batch * prod(sizes), max(shifts)
-    parts = _stretches(x, geometry.groups, length, most)
-    each = -(-length // parts)
-    row = x.new_zeros(channels, parts * each + most)
+    pieces = _count_pieces(x, geometry.groups, length, most)
+    each = -(-length // pieces)
+    row = x.new_zeros(channels, pieces * each + most)
     pixels = row[:, :length].view(channels, batch, *sizes)
     pixels[(slice(None), slice(None), *(slice(n) for n in x.shape[2:]))] = x.transpose(0, 1)
-    if parts > 1:  # each with what its shifts reach behind it
+    if pieces > 1:  # each piece with what its shifts reach
         row = row.unfold(1, each + most, each).transpose(0, 1).contiguous()
-    row = row.view(parts * geometry.groups, channels // geometry.groups, each + most)
+    row = row.view(pieces * geometry.groups, channels // geometry.groups, each + most)
     base = row[..., :each]
-    there = row.new_empty(len(lags), len(row), row.shape[1], row.shape[1])
-    for found, shift in zip(there, shifts):
-        torch.bmm(base, row[..., shift : shift + each].transpose(1, 2), out=found)
-    return there if parts == 1 else there.unflatten(1, (parts, geometry.groups)).sum(1)
+    sums = row.new_empty(len(lags), len(row), row.shape[1], row.shape[1])
+    for out, shift in zip(sums, shifts):
+        torch.bmm(base, row[..., shift : shift + each].transpose(1, 2), out=out)
+    return sums if pieces == 1 else sums.unflatten(1, (pieces, geometry.groups)).sum(1)
 
 
-def _stretches(x: Tensor, groups: int, length: int, most: int) -> int:
-    """Into how many stretches a row of ``length`` is cut: a long sum of few outputs would leave most of a GPU idle."""
+def _count_pieces(x: Tensor, groups: int, length: int, most: int) -> int:
+    """Return into how many pieces to cut the row; few outputs would leave most of a GPU idle."""
     if x.device.type == "cpu":
         return 1
     tiles = groups * (-(-x.shape[1] // (groups * _TILE))) ** 2
-    return max(1, min(-(-_BUSY // tiles), length // (8 * max(most, 1))))
+    return max(1, min(-(-_BUSY_TILES // tiles), length // (8 * max(most, 1))))
 
 
 def _ring(x: Tensor, geometry: Geometry) -> Iterator[Tensor]:
-    """Columns (B, G, n_in, T) of the locations outside the output whose kernel still touches the input, slab by slab."""
+    """Yield the columns (B, G, n_in, T) of the locations outside the output that touch the input."""
     n = len(geometry.kernel)
     reach = geometry.reach
     for axis in range(n):
         size = x.shape[2 + axis]
-        # dimensions before this one: the real locations only; those after: all that touch
+        # in earlier dimensions the real locations only, in later ones all that touch
         around = [geometry.padding[a] if a < axis else (reach[a], reach[a]) for a in range(n)]
         before, after = (reach[axis] - p for p in geometry.padding[axis])
         for start, stop, sides in (
@@ -256,7 +248,7 @@ def _ring(x: Tensor, geometry: Geometry) -> Iterator[Tensor]:
         ):
             if start == stop:
                 continue
-            # a slab thicker than the input is the input, with the zeros that lie beyond it
+            # a slab thicker than the input is the input, padded with zeros
             low, high = max(start, 0), min(stop, size)
             padding = [*around]
             padding[axis] = (sides[0] + low - start, sides[1] + stop - high)

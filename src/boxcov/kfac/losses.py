@@ -1,8 +1,8 @@
-"""The training loss of each frame, as a function of the chosen weights."""
+"""The training loss of each frame, as a function of the posterior's parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,66 +12,78 @@ from boxcov._torch.inputs import fresh, most_frames
 from boxcov._torch.shadow import shadow
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteFrameError
-
-Weight = Callable[[Any], Any]
-"""From the targets of a batch to the weights (B,) of its frames."""
+from boxcov.kfac.options import FrameWeight
 
 
-class Losses:
-    """A shadow of the detector whose chosen weights, and no others, can be differentiated, and the losses of its frames.
+class FrameLosses:
+    """Runs a shadow of the detector in which only the posterior's parameters require gradients.
 
-    The chosen weights are aliases: the detector's own flags stay as they are, and no graph is built before the first chosen layer.
+    The parameters of the shadow are aliases: the detector's own ``requires_grad`` flags stay as
+    they are, and no autograd graph is built before the first layer of the posterior.
+
+    frame_weight: weights of the frames' losses, see ``FitOptions``.
+    sample_seed: if given, targets are sampled from the detector's predictive distribution.
     """
 
     def __init__(
-        self, detector: Detector, chosen: Mapping[str, nn.Parameter], weight: Weight | None = None
+        self,
+        detector: Detector,
+        parameters: Mapping[str, nn.Parameter],
+        frame_weight: FrameWeight | None = None,
+        sample_seed: int | None = None,
     ) -> None:
         everything = dict(detector.named_parameters())
         aliases = {
-            name: nn.Parameter(p.detach(), requires_grad=name in chosen)
+            name: nn.Parameter(p.detach(), requires_grad=name in parameters)
             for name, p in everything.items()
             if p.is_floating_point()
         }
-        self.aliases = {name: aliases[name] for name in chosen}
+        self.parameters = parameters
+        self.aliases = {name: aliases[name] for name in parameters}
         self.detector = shadow(
             detector, {id(p): aliases[name] for name, p in everything.items() if name in aliases}
         )
-        self.weight = weight
+        self.device = next(iter(parameters.values())).device
+        self.frame_weight = frame_weight
+        self.sample_seed = sample_seed
 
     def raw(self, inputs: Any) -> Any:
+        """Return the raw outputs; ``inputs`` are copied, because forward may change them."""
         return self.detector(fresh(inputs))
 
-    def of(
-        self, raw: Any, inputs: Any, targets: Any, generator: torch.Generator | None, batch: int
-    ) -> Tensor:
-        """The loss of each frame (B,), checked, times its weight. A ``generator`` draws the targets ("mc")."""
+    def compute(self, raw: Any, inputs: Any, targets: Any, batch: int) -> Tensor:
+        """Return the checked and weighted loss of each frame (B,) of item number ``batch``."""
         most = most_frames(inputs, targets)
-        if generator is not None:
-            targets = sampled(self.detector, raw, generator)
-        losses = frame_losses(self.detector, raw, targets, batch)
+        if self.sample_seed is not None:
+            generator = torch.Generator(self.device)
+            targets = _sample_targets(
+                self.detector, raw, generator.manual_seed(item_seed(self.sample_seed, batch))
+            )
+        losses = _frame_losses(self.detector, raw, targets, batch)
         if most is not None and len(losses) > most:
             raise BoxcovError(
                 f"loss() returned {len(losses)} values for batch {batch}, which has {most} frames: "
                 "return the sum over each frame's locations or boxes, shape (B,)"
             )
-        return (
-            losses
-            if self.weight is None
-            else losses * _weights(self.weight, targets, losses, batch)
-        )
+        if self.frame_weight is None:
+            return losses
+        weights = torch.as_tensor(
+            self.frame_weight(targets), dtype=losses.dtype, device=losses.device
+        ).detach()
+        if weights.shape != losses.shape or not bool((weights.isfinite() & (weights >= 0)).all()):
+            raise BoxcovError(
+                "frame_weight must return a finite number of at least 0 for each of the "
+                f"{len(losses)} frames of batch {batch}, got {weights.tolist()}"
+            )
+        return losses * weights
 
 
-def _weights(weight: Weight, targets: Any, losses: Tensor, batch: int) -> Tensor:
-    weights = torch.as_tensor(weight(targets), dtype=losses.dtype, device=losses.device).detach()
-    if weights.shape != losses.shape or not bool((weights.isfinite() & (weights >= 0)).all()):
-        raise BoxcovError(
-            f"weight must give a finite number of at least 0 for each of the {len(losses)} frames of batch {batch}, got {weights.tolist()}"
-        )
-    return weights
+def item_seed(seed: int, number: int) -> int:
+    """Return the seed of one item's sampled targets; it does not depend on the items before."""
+    return 1_000_003 * seed + number
 
 
-def frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tensor:
-    """The training loss of each frame (B,), checked."""
+def _frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tensor:
     try:
         losses = detector.loss(raw, targets)
     except (BoxcovError, torch.OutOfMemoryError):
@@ -83,7 +95,8 @@ def frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tens
     if not isinstance(losses, Tensor) or losses.dim() != 1 or not len(losses):
         form = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise BoxcovError(
-            f"loss() must return one value a frame, shape (B,), got {form}: a mean over the batch hides the frames' own gradients"
+            f"loss() must return one value per frame, shape (B,), got {form}: "
+            "a mean over the batch hides the gradients of the frames"
         )
     if not bool(losses.isfinite().all()):
         bad = [i for i, ok in enumerate(losses.isfinite().tolist()) if not ok]
@@ -93,28 +106,18 @@ def frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tens
         )
     if not losses.requires_grad:
         raise BoxcovError(
-            f"the loss of batch {batch} has no gradient for any chosen layer: "
-            "does loss() detach its inputs, or forward() run under no_grad or a reentrant checkpoint?"
+            f"the loss of batch {batch} has no gradient for any chosen layer: does loss() detach "
+            "its inputs, or does forward() run under no_grad or a reentrant checkpoint?"
         )
     return losses
 
 
-def seeded(generator: torch.Generator | None, seed: int, number: int) -> torch.Generator | None:
-    """The generator of one item's drawn targets: each item draws for itself, wherever a run begins and whoever counts the items before.
-
-    >>> seeded(torch.Generator(), 3, 7).initial_seed()
-    3000016
-    """
-    return None if generator is None else generator.manual_seed(1_000_003 * seed + number)
-
-
-def sampled(detector: Detector, raw: Any, generator: torch.Generator) -> Any:
-    """Targets drawn by the detector, for fisher="mc"."""
+def _sample_targets(detector: Detector, raw: Any, generator: torch.Generator) -> Any:
     with torch.no_grad():
         targets = detector.sample_targets(raw, generator)
     if targets is None:
         raise BoxcovError(
-            f'fisher="mc" draws targets from the detector, and {type(detector).__name__} does not say how: '
-            'give it a method sample_targets(raw, generator), or use fisher="empirical" with labelled frames'
+            f'fisher="mc" samples targets, but {type(detector).__name__} has no method '
+            'sample_targets(raw, generator): add it, or use fisher="empirical" with labelled frames'
         )
     return targets

@@ -1,8 +1,8 @@
-"""Which weights are in the posterior."""
+"""The parameters that a posterior covers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -12,37 +12,37 @@ from boxcov.errors import BoxcovError, join_names
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
-def chosen_parameters(
-    detector: Detector, depth: str | Sequence[str], fixed: Sequence[str] = ()
+def select_parameters(
+    detector: Detector, depth: str | Sequence[str], exclude: Sequence[str] = ()
 ) -> dict[str, nn.Parameter]:
-    """The parameters that ``depth`` means, by name: not those of norm layers (constants in eval mode), nor of the modules in ``fixed``.
+    """Return the parameters of ``depth`` by name, without those of norm layers.
 
-    ``fixed`` may name single parameters, too, as one that the detector holds beside its modules.
-    ``depth`` is a part of ``detector.parts()``, which means that part and all between it and the output, or a list of module names.
+    depth: a part of ``detector.parts()``, which means this part and all parts between it and the
+        output, or a list of module names.
+    exclude: names of modules or parameters to leave out.
 
     >>> from boxcov.detectors.tiny import TinyCenter
-    >>> list(chosen_parameters(TinyCenter(), ["head.shared.0"]))
+    >>> list(select_parameters(TinyCenter(), ["head.shared.0"]))
     ['head.shared.0.weight']
     """
-    if isinstance(fixed, str):
+    if isinstance(exclude, str):
         raise BoxcovError(
-            f"fixed must be a list of module names, got the string {fixed!r}: write fixed=[{fixed!r}]"
+            f"exclude must be a list of module names, got the string {exclude!r}: "
+            f"write exclude=[{exclude!r}]"
         )
     modules = _modules(detector, depth)
-    constant = {id(p) for module in modules for p in _constants(module)}
-    single = dict(detector.named_parameters())
-    constant |= {id(single[name]) for name in fixed if name in single}
-    constant |= {
-        id(p)
-        for name in fixed
-        if name not in single
-        for p in _module(detector, name, "fixed").parameters()
-    }
+    parameters = dict(detector.named_parameters())
+    constant = {id(p) for module in modules for p in _norm_parameters(module)}
+    for name in exclude:
+        if name in parameters:
+            constant.add(id(parameters[name]))
+        else:
+            constant |= {id(p) for p in _module(detector, name, "exclude").parameters()}
     inside = {id(p) for module in modules for p in module.parameters()} - constant
-    chosen = {name: p for name, p in detector.named_parameters() if id(p) in inside}
-    if not chosen:
-        raise BoxcovError(f"depth {depth!r} holds no weights that a posterior can be made of")
-    return chosen
+    selected = {name: p for name, p in parameters.items() if id(p) in inside}
+    if not selected:
+        raise BoxcovError(f"depth {depth!r} has no weights for a posterior")
+    return selected
 
 
 def _modules(detector: Detector, depth: str | Sequence[str]) -> list[nn.Module]:
@@ -51,7 +51,8 @@ def _modules(detector: Detector, depth: str | Sequence[str]) -> list[nn.Module]:
     parts = detector.parts()
     if depth not in parts:
         raise BoxcovError(
-            f"depth {depth!r} is not a part of this detector: it has {', '.join(parts)}; a list of module names is taken too"
+            f"depth {depth!r} is not a part of this detector: it has {', '.join(parts)}; "
+            "a list of module names is accepted too"
         )
     modules: list[nn.Module] = []
     for name, part in parts.items():
@@ -65,25 +66,24 @@ def _module(detector: Detector, name: str, argument: str) -> nn.Module:
     try:
         return detector.get_submodule(name)
     except AttributeError:
-        near = [
+        similar = [
             known
             for known, _ in detector.named_modules()
             if known and (name in known or known in name)
         ]
-        hint = (
-            f"did you mean {join_names(near, 4)}?"
-            if near
-            else "detector.named_modules() lists them"
-        )
+        hint = "detector.named_modules() lists them"
+        if similar:
+            hint = f"did you mean {join_names(similar, 4)}?"
         raise BoxcovError(
             f"{argument} names the module {name!r}, which the detector does not have: {hint}"
         ) from None
 
 
-def _constants(module: nn.Module) -> Iterable[nn.Parameter]:
+def _norm_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of norm layers, which are constants in eval mode."""
     for child in module.modules():
-        named = "Norm" in type(child).__name__ and not isinstance(
+        by_name = "Norm" in type(child).__name__ and not isinstance(
             child, (nn.Linear, nn.modules.conv._ConvNd)
         )
-        if isinstance(child, _NORMS) or named:
+        if isinstance(child, _NORMS) or by_name:
             yield from child.parameters(recurse=False)

@@ -7,8 +7,10 @@ from typing import Any
 
 from boxcov._torch.distributed import join_process_group
 from boxcov.files import remove_leftovers
-from boxcov.kfac.fit import Progress, second_of
+from boxcov.kfac.checkpoint import Checkpoint, second_pass_path
+from boxcov.kfac.fit import Progress
 from boxcov.kfac.fit import fit as fit_posterior
+from boxcov.kfac.options import FitOptions as KFACOptions
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames, load_in_background
 from boxcov.pipeline.options import FitOptions
@@ -36,15 +38,15 @@ def run(options: FitOptions, progress: Progress | None = None) -> Posterior:
             options.n_data,
             options.prior_precision,
             options.fisher,
-            fraction=options.fraction,
-            form=options.form,
-            locations=options.locations,
-            corrected=options.ekfac,
-            seed=source.seed,
-            nonfinite=options.nonfinite,
-            checkpoint=checkpoint,
-            every=options.checkpoint_every,
-            resume=options.resume,
+            options=KFACOptions(
+                fraction=options.fraction,
+                form=options.form,
+                locations=options.locations,
+                ekfac=options.ekfac,
+                seed=source.seed,
+                nonfinite=options.nonfinite,
+            ),
+            checkpoint=Checkpoint(checkpoint, options.checkpoint_every, options.resume),
             distributed=not world.is_single,
             progress=progress,
         )
@@ -53,12 +55,12 @@ def run(options: FitOptions, progress: Progress | None = None) -> Posterior:
         posterior = replace(posterior, meta=meta)
         if world.rank == 0:
             if options.compress is not None:
-                posterior = posterior.truncated(options.compress)
+                posterior = posterior.compress(options.compress)
             posterior.save(out)
         world.barrier()  # no rank deletes its checkpoint before the posterior is written
     own = world.rank_path(checkpoint)
-    for path in (own, second_of(own)):
-        assert path is not None
+    assert own is not None
+    for path in (own, second_pass_path(own)):
         path.unlink(missing_ok=True)
     return posterior
 
@@ -85,7 +87,7 @@ def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
         "form": posterior.form,
         "locations": posterior.locations,
         "error": posterior.error,
-        "corrected": any(block.refined for block in posterior.blocks.values()),
+        "corrected": any(not block.is_kronecker for block in posterior.blocks.values()),
         "loss": posterior.loss,
         "condition": conditions[worst],
         "worst": worst,

@@ -31,7 +31,7 @@ _ROUNDING = 6e-5  # of a reflection in 16 bits, relative, about
 _MERGING = 0.9  # the share of delta for eigenvalues that become one; what is left is for the rounding, which needs little
 
 
-def truncated(posterior: Posterior, error: float = 0.01) -> Posterior:
+def compress(posterior: Posterior, error: float = 0.01) -> Posterior:
     """The posterior in less room: no variance of any linear function of the weights changes by more than the share ``error``.
 
     What it came to is ``Posterior.error``. The output factors, which are small, stay as they are.
@@ -40,7 +40,7 @@ def truncated(posterior: Posterior, error: float = 0.01) -> Posterior:
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=4), n_data=1000)
-    >>> smaller = truncated(posterior, error=0.01)
+    >>> smaller = compress(posterior, error=0.01)
     >>> smaller.storage().stored < 0.3 * posterior.storage().stored, 0 < smaller.error <= 0.01
     (True, True)
     """
@@ -64,10 +64,10 @@ def truncated(posterior: Posterior, error: float = 0.01) -> Posterior:
     )
 
 
-def under_prior(error: float, ratio: float) -> float:
+def error_under_prior(error: float, ratio: float) -> float:
     """The bound under a prior precision that is smaller by ``ratio``; infinite where there is none.
 
-    >>> under_prior(0.01, 0.5), round(under_prior(0.01, 10.0), 3), under_prior(0.01, 1000.0)
+    >>> error_under_prior(0.01, 0.5), round(error_under_prior(0.01, 10.0), 3), error_under_prior(0.01, 1000.0)
     (0.01, 0.11, inf)
     """
     return error if ratio <= 1 else _change(error / (1 + error) * ratio)
@@ -83,22 +83,22 @@ def _check(posterior: Posterior, error: float) -> None:
         raise BoxcovError(f"error is a share of the variances, above 0 and below 1, got {error}")
     if posterior.error:
         raise BoxcovError(
-            f"this posterior is truncated already, to {posterior.error:.2g}: truncate the whole one"
+            f"this posterior is already compressed, to {posterior.error:.2g}: compress the original"
         )
     if posterior.form == "paper":
         raise BoxcovError(
-            "truncating goes with the form 'eigen': the paper's form has no prior beside which small eigenvalues are one"
+            "compressing needs form='eigen': the paper's form has no prior beside which small eigenvalues are one"
         )
-    refined = [name for name, block in posterior.blocks.items() if block.refined]
+    refined = [name for name, block in posterior.blocks.items() if not block.is_kronecker]
     if refined:
         raise BoxcovError(
-            f"the Fisher of {join_names(refined)} is eigenvalue-corrected or known whole, no product of two factors, and cannot be truncated: "
-            "fit without corrected and full, or keep it whole"
+            f"the Fisher of {join_names(refined)} is eigenvalue-corrected or known whole, so it cannot be compressed: "
+            "fit without ekfac and full_layers"
         )
     flat = [name for name in posterior.blocks if posterior.tau(name) == 0]
     if flat:
         raise BoxcovError(
-            f"truncating needs a prior_precision above 0, and {join_names(flat)} has 0"
+            f"compressing needs a prior_precision above 0, and {join_names(flat)} has 0"
         )
 
 

@@ -20,7 +20,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.files import reading, write_safetensors
 from boxcov.posterior.calibration import REMOVED_KINDS, Calibration
-from boxcov.posterior.householder import Packed, check_packed
+from boxcov.posterior.householder import PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
 from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
 from boxcov.version import __version__
@@ -93,7 +93,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
 def _format(posterior: Posterior) -> int:
     if any(block.Q.packed is not None for block in posterior.blocks.values()):
         return PACKED
-    return REFINED if any(block.refined for block in posterior.blocks.values()) else FORMAT
+    return REFINED if any(not block.is_kronecker for block in posterior.blocks.values()) else FORMAT
 
 
 def load(path: str | Path, detector: Detector) -> Posterior:
@@ -135,7 +135,7 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
     numbers: dict[int, int] = {}
     tensors = {}
     for block in posterior.blocks.values():
-        for factor in (block.Q, block.H, block.full):
+        for factor in (block.Q, block.H, block.full_fisher):
             if factor is not None and id(factor) not in numbers:
                 number = numbers[id(factor)] = len(numbers)
                 held = (
@@ -144,8 +144,8 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
                     else factor.packed.tensors()
                 )
                 tensors.update({f"factor.{number}.{name}": tensor for name, tensor in held.items()})
-        if block.corrected is not None:
-            tensors[f"corrected.{block.layer.name}"] = block.corrected
+        if block.ekfac_eigenvalues is not None:
+            tensors[f"corrected.{block.layer.name}"] = block.ekfac_eigenvalues
     return tensors, numbers
 
 
@@ -156,8 +156,8 @@ def _about(block: KroneckerBlock, numbers: dict[int, int]) -> dict[str, Any]:
         "H": numbers[id(block.H)],
         "square_norm": block.square_norm,
     }
-    if block.full is not None:
-        about["full"] = numbers[id(block.full)]
+    if block.full_fisher is not None:
+        about["full"] = numbers[id(block.full_fisher)]
     return about
 
 
@@ -244,7 +244,9 @@ def _factor(
     }
     if "vectors" in held:
         return Eigendecomposition(held["vectors"], held["values"])
-    packed = Packed(n, held["exact"], held["rounded"], held["scale"], held["values"], held["rest"])
+    packed = PackedFactor(
+        n, held["exact"], held["rounded"], held["scale"], held["values"], held["rest"]
+    )
     check_packed(packed, groups, what)
     return Eigendecomposition(*packed.opened(), packed)
 

@@ -21,7 +21,7 @@ STEPS = 32767  # of 16 bits, to each side
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedFactor:
     """The eigenvectors of r eigenvalues of a factor, one a group, as reflections: the first c exact, the others rounded."""
 
     size: int  # n
@@ -75,7 +75,7 @@ class Packed:
         return vectors.to(dtype).contiguous(), values.contiguous()
 
 
-def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> Packed:
+def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> PackedFactor:
     """The columns (G, n, r), orthonormal, as reflections; the first ``exact`` are not rounded."""
     n, r = vectors.shape[1:]
     dtype = values.dtype
@@ -99,7 +99,7 @@ def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> Packed:
     rounded = (
         torch.where(steps > 0, numbers / steps, 0).round().clamp(-STEPS, STEPS).to(torch.int16)
     )
-    return Packed(n, kept.to(dtype), rounded, scale, values, rest)
+    return PackedFactor(n, kept.to(dtype), rounded, scale, values, rest)
 
 
 def numbers_of(size: int, start: int, stop: int) -> int:
@@ -111,11 +111,11 @@ def numbers_of(size: int, start: int, stop: int) -> int:
     return (stop - start) * (2 * size - start - stop - 1) // 2
 
 
-def check_packed(packed: Packed, groups: int, what: str) -> None:
+def check_packed(packed: PackedFactor, groups: int, what: str) -> None:
     """Whether what a file holds fits together, before any memory is taken for it.
 
     >>> none = torch.zeros(1, 0)
-    >>> check_packed(Packed(3, none, none.to(torch.int16), none, torch.zeros(1, 2), torch.zeros(1)), 1, "Q of head.0")
+    >>> check_packed(PackedFactor(3, none, none.to(torch.int16), none, torch.zeros(1, 2), torch.zeros(1)), 1, "Q of head.0")
     Traceback (most recent call last):
     ...
     ValueError: Q of head.0 holds 0 numbers of 2 reflections in 3 dimensions, expected 3

@@ -1,4 +1,9 @@
-"""The posterior of one weight matrix, in the basis in which it is diagonal."""
+"""The Fisher of one weight matrix, in the basis in which it is diagonal.
+
+With ``Q = U diag(l) U^T`` and ``H = V diag(m) V^T``, the Fisher ``Q (x) H`` of a weight matrix is
+diagonal in the basis of the matrices ``v_a u_b^T``, with the eigenvalues m_a l_b. A second pass over
+the frames (EKFAC) gives better eigenvalues in this basis, or the full Fisher with its own basis.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +14,16 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.unfold import Layer
-from boxcov.posterior.householder import Packed
+from boxcov.posterior.householder import PackedFactor
 
 
 @dataclass(frozen=True)
 class Eigendecomposition:
-    """A symmetric matrix in its eigenbasis, one a group; layers that read the same tensor share one object."""
+    """Eigenvectors and eigenvalues of G symmetric matrices; layers with equal Q share one object."""
 
     vectors: Tensor  # (G, n, n), in columns
-    values: Tensor  # (G, n), ascending, never negative
-    packed: Packed | None = None  # what a file holds in their place, if they were truncated
+    values: Tensor  # (G, n), ascending, at least 0
+    packed: PackedFactor | None = None  # the compressed form that is written to a file
 
     @staticmethod
     def of(matrix: Tensor, dtype: torch.dtype) -> Eigendecomposition:
@@ -28,7 +33,7 @@ class Eigendecomposition:
         tensor([[1., 4.]])
         """
         values, vectors = torch.linalg.eigh(matrix.double())
-        # contiguous, as a file would give it back: the layout decides how products round
+        # contiguous like tensors from a file, because the layout decides how products round
         return Eigendecomposition(vectors.to(dtype).contiguous(), values.clamp(min=0).to(dtype))
 
     @property
@@ -39,75 +44,67 @@ class Eigendecomposition:
         return Eigendecomposition(self.vectors.to(device), self.values.to(device), self.packed)
 
     def jittered(self, jitter: float) -> Tensor:
-        """Eigenvalues (G, n) of the factor plus ``jitter`` times its mean eigenvalue."""
+        """Return the eigenvalues (G, n) plus ``jitter`` times their mean."""
         return self.values + jitter * self.values.mean(1, keepdim=True)
 
     @property
     def rank(self) -> int:
-        """Of the poorest group, to rounding."""
-        return rank(self.values)
+        return numerical_rank(self.values)
 
 
 @dataclass(frozen=True)
 class KroneckerBlock:
-    """The posterior of one weight matrix.
-
-    It is diagonal in the basis of the matrices ``v_a u_b^T``, eigenvectors of H and Q, or, where the Fisher is known whole, in that one's own
-    eigenbasis, whose w = n_out n_in vectors of a group are numbered as the entries of the matrix are.
-    """
+    """The Fisher of one weight matrix: Kronecker factors and, after a second pass, better values."""
 
     layer: Layer
     Q: Eigendecomposition  # (G, n_in): inputs
-    H: Eigendecomposition  # (G, n_out): gradients
+    H: Eigendecomposition  # (G, n_out): output gradients
     square_norm: float  # of the trained weights, for the marginal likelihood
-    corrected: Tensor | None = (
-        None  # (G, n_out, n_in) second moments of the frames' gradients in the eigenbasis of Q and H
-    )
-    full: Eigendecomposition | None = None  # (G, n_out n_in): the whole Fisher of each group
+    ekfac_eigenvalues: Tensor | None = None  # (G, n_out, n_in) lambda_ab, in place of m_a l_b
+    full_fisher: Eigendecomposition | None = None  # (G, n_out n_in), in place of Q and H
 
     @property
     def size(self) -> int:
+        """Number of weights."""
         return self.layer.geometry.groups * self.layer.n_in * self.layer.n_out
 
     @property
-    def refined(self) -> bool:
-        """Whether it is more than a product of two factors."""
-        return self.corrected is not None or self.full is not None
+    def is_kronecker(self) -> bool:
+        """Whether the Fisher is the product ``Q (x) H``."""
+        return self.ekfac_eigenvalues is None and self.full_fisher is None
 
     @property
     def curvature(self) -> Tensor:
-        """The Fisher on the diagonal of the basis (G, n_out, n_in): m_a l_b unless a second pass made it better."""
-        if self.full is not None:
-            return self.full.values.view(-1, self.layer.n_out, self.layer.n_in)
-        if self.corrected is not None:
-            return self.corrected
+        """The eigenvalues of the Fisher (G, n_out, n_in)."""
+        if self.full_fisher is not None:
+            return self.full_fisher.values.view(-1, self.layer.n_out, self.layer.n_in)
+        if self.ekfac_eigenvalues is not None:
+            return self.ekfac_eigenvalues
         return self.H.values.unsqueeze(2) * self.Q.values.unsqueeze(1)
 
     def rotate(self, matrix: Tensor) -> Tensor:
-        """A weight matrix (..., G, n_out, n_in) in the basis: V^T M U."""
-        if self.full is not None:
-            return torch.einsum("...gw,gwv->...gv", matrix.flatten(-2), self.full.vectors).view(
-                matrix.shape
-            )
-        return self.H.vectors.transpose(1, 2) @ matrix @ self.Q.vectors
+        """Return a weight matrix M (..., G, n_out, n_in) in the eigenbasis: ``V^T M U``."""
+        if self.full_fisher is None:
+            return self.H.vectors.transpose(1, 2) @ matrix @ self.Q.vectors
+        flat = torch.einsum("...gw,gwv->...gv", matrix.flatten(-2), self.full_fisher.vectors)
+        return flat.view(matrix.shape)
 
     def unrotate(self, matrix: Tensor) -> Tensor:
-        """The inverse: V M U^T."""
-        if self.full is not None:
-            return torch.einsum("...gv,gwv->...gw", matrix.flatten(-2), self.full.vectors).view(
-                matrix.shape
-            )
-        return self.H.vectors @ matrix @ self.Q.vectors.transpose(1, 2)
+        """Return the inverse of ``rotate``: ``V M U^T``."""
+        if self.full_fisher is None:
+            return self.H.vectors @ matrix @ self.Q.vectors.transpose(1, 2)
+        flat = torch.einsum("...gv,gwv->...gw", matrix.flatten(-2), self.full_fisher.vectors)
+        return flat.view(matrix.shape)
 
     def basis(self, group: int) -> Tensor:
-        """The basis of one group, dense (n_out n_in, n_out n_in), in columns: for small layers and for tests."""
-        if self.full is not None:
-            return self.full.vectors[group]
-        dense: Tensor = torch.kron(self.H.vectors[group], self.Q.vectors[group])
-        return dense
+        """Return the dense basis of one group (n_out n_in, n_out n_in), for small layers."""
+        if self.full_fisher is not None:
+            return self.full_fisher.vectors[group]
+        basis: Tensor = torch.kron(self.H.vectors[group], self.Q.vectors[group])
+        return basis
 
     def cholesky(self, jitter: float) -> tuple[Tensor, Tensor]:
-        """Lower Cholesky factors of Q and H with their jitter (G, n, n): section III-H of the paper."""
+        """Return the lower Cholesky factors (G, n, n) of Q and H with jitter (paper, III-H)."""
         pair = []
         for factor in (self.Q, self.H):
             values = factor.jittered(jitter).double()
@@ -119,36 +116,37 @@ class KroneckerBlock:
     def to(
         self, device: torch.device | str, moved: dict[int, Eigendecomposition]
     ) -> KroneckerBlock:
-        """On another device; ``moved`` knows the factors that are there already, by id, so that shared ones stay shared."""
+        """Return the block on ``device``; ``moved`` (by id) keeps shared factors shared."""
         for factor in (self.Q, self.H):
             if id(factor) not in moved:
                 moved[id(factor)] = factor.to(device)
-        corrected = None if self.corrected is None else self.corrected.to(device)
-        full = None if self.full is None else self.full.to(device)
+        values, fisher = self.ekfac_eigenvalues, self.full_fisher
         return replace(
-            self, Q=moved[id(self.Q)], H=moved[id(self.H)], corrected=corrected, full=full
+            self,
+            Q=moved[id(self.Q)],
+            H=moved[id(self.H)],
+            ekfac_eigenvalues=None if values is None else values.to(device),
+            full_fisher=None if fisher is None else fisher.to(device),
         )
-
-    # whether it has an inverse without a prior
 
     @property
     def has_full_rank(self) -> bool:
-        if self.refined:
-            return rank(self.curvature.flatten(1)) == self.layer.n_in * self.layer.n_out
-        return self.Q.rank == self.layer.n_in and self.H.rank == self.layer.n_out
+        if self.is_kronecker:
+            return self.Q.rank == self.layer.n_in and self.H.rank == self.layer.n_out
+        return numerical_rank(self.curvature.flatten(1)) == self.layer.n_in * self.layer.n_out
 
-    @property
-    def ranks(self) -> str:
-        """In words."""
-        if self.refined:
-            return f"the Fisher has rank {rank(self.curvature.flatten(1))} of {self.layer.n_in * self.layer.n_out}"
-        return f"Q has rank {self.Q.rank} of {self.layer.n_in}, H has rank {self.H.rank} of {self.layer.n_out}"
+    def describe_rank(self) -> str:
+        n_in, n_out = self.layer.n_in, self.layer.n_out
+        if self.is_kronecker:
+            return f"Q has rank {self.Q.rank} of {n_in}, H has rank {self.H.rank} of {n_out}"
+        rank = numerical_rank(self.curvature.flatten(1))
+        return f"the Fisher has rank {rank} of {n_in * n_out}"
 
 
-def rank(values: Tensor) -> int:
-    """How many of the eigenvalues (G, n) are above rounding, in the poorest group.
+def numerical_rank(values: Tensor) -> int:
+    """Return the smallest number, over groups, of eigenvalues (G, n) above rounding.
 
-    >>> rank(torch.tensor([[0.0, 1e-12, 1.0, 2.0]]))
+    >>> numerical_rank(torch.tensor([[0.0, 1e-12, 1.0, 2.0]]))
     2
     """
     floor = values.shape[1] * torch.finfo(values.dtype).eps * values.amax(1, keepdim=True)
@@ -156,7 +154,11 @@ def rank(values: Tensor) -> int:
 
 
 def log_evidence(block: KroneckerBlock, n_data: float, tau: float) -> float:
-    """What one layer adds to the log marginal likelihood: prior at the weights, and the volume that the data left of the prior's."""
+    """Return a layer's share of the log marginal likelihood.
+
+    With w weights theta and the eigenvalues f_i of the Fisher, this is
+    ``(w log tau - tau |theta|^2 - sum_i log(n f_i + tau)) / 2``.
+    """
     if tau == 0:
         return float("-inf")
     precision = n_data * block.curvature.double() + tau

@@ -1,8 +1,10 @@
-"""The Laplace posterior: factors and a prior, to sample from and to take quadratic forms with.
+"""The Laplace posterior: a Gaussian over the weights of some layers.
 
-With ``Q = U diag(l) U^T`` and ``H = V diag(m) V^T`` the covariance ``(n Q (x) H + tau I)^-1`` of a weight matrix is diagonal in the basis of the
-matrices ``v_a u_b^T``, with variances ``1 / (n m_a l_b + tau)``. The paper's own form, ``Q^-1 (x) H^-1``, is diagonal in the same basis.
-A second pass over the frames (``refine.py``) can put better numbers in the place of ``m_a l_b``, or a better basis.
+    Sigma = (n F + tau I)^-1,    F = Q (x) H per layer
+
+With ``Q = U diag(l) U^T`` and ``H = V diag(m) V^T``, Sigma is diagonal in the basis of the matrices
+``v_a u_b^T`` with variances ``1 / (n m_a l_b + tau)``. A sample is ``eta = V (xi * sd) U^T`` with xi
+standard normal. The paper's own form, ``Sigma = Q^-1 (x) H^-1``, is diagonal in the same basis.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ Locations = Literal["all", "gradient"]
 Form = Literal["eigen", "paper"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Posterior:
-    """A Gaussian over the weights of some layers, around the trained ones. Made by ``boxcov.fit`` or ``Posterior.load``.
+    """A Gaussian over the weights of some layers, centred at the trained weights.
+
+    Made by ``boxcov.fit`` or ``Posterior.load``.
 
     >>> import boxcov, tempfile
     >>> from boxcov.data import shapes
@@ -45,73 +49,117 @@ class Posterior:
     ...     posterior.with_prior(2.0).save(f"{folder}/p.safetensors")
     ...     Posterior.load(f"{folder}/p.safetensors", detector).prior_precision
     2.0
-    >>> posterior.paper(jitter=1e-3).form
-    'paper'
+    >>> posterior
+    Posterior(depth='head.shared.0', form='eigen')
+      layers: 1 (head.shared.0), 4,608 weights
+      prior precision: 1
+      Fisher: empirical, locations='all', 2 frames for n_data=100
+      stored: 0.32 MiB
+      calibration: none
     """
 
     blocks: Mapping[str, KroneckerBlock]  # by layer name
-    n_data: float  # training frames that the curvature stands for
-    prior_precision: float | Mapping[str, float]  # tau, for all layers or for each
+    n_data: float  # number of training frames n
+    prior_precision: float | Mapping[str, float]  # tau, for all layers or per layer
     fisher: FisherKind
-    frames: int  # frames that the factors were computed from
-    loss: float  # mean training loss of those frames, with their weights
+    frames: int  # number of frames that the factors were computed from
+    loss: float  # mean weighted training loss of these frames
     fingerprint: str  # of the detector's weights
     depth: str = "head"
     form: Form = "eigen"
-    jitter: float = 1e-6  # of the paper's form, relative to a factor's mean eigenvalue
+    jitter: float = 1e-6  # of the form "paper", relative to a factor's mean eigenvalue
     meta: Mapping[str, str] = field(default_factory=dict)
-    locations: Locations = "all"  # that Q was taken over
-    calibration: Calibration | None = (
-        None  # from its covariances to those of the errors; other variances of the weights lose it
-    )
-    skipped: int = 0  # items that were left out because of a NaN or an infinity
-    error: float = 0.0  # a share: no variance is further off than this, because of truncated()
+    locations: Locations = "all"  # weights of the locations in Q
+    calibration: Calibration | None = None  # dropped whenever the variances change
+    skipped: int = 0  # items left out because of NaN or infinite values
+    error: float = 0.0  # bound of the relative change of every variance by compress()
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        corrected = [name for name, block in self.blocks.items() if not block.is_kronecker]
+        if corrected and self.form == "paper":
+            raise BoxcovError(
+                f"the paper's form needs Q (x) H, but the Fisher of {join_names(corrected)} comes "
+                "from a second pass: use form='eigen', or fit without ekfac and full_layers"
+            )
+        deficient = [name for name in self.blocks if not self._is_invertible(name)]
+        if deficient:
+            advice = "use a prior_precision above 0"
+            if self.form == "paper":
+                advice = (
+                    f"a jitter of {self.jitter} does not change that: raise it, exclude the layer, "
+                    "or use form='eigen'"
+                )
+            first = deficient[0]
+            raise BoxcovError(
+                f"the factors of {join_names(deficient)} are rank-deficient "
+                f"({first}: {self.blocks[first].describe_rank()}) and have no inverse: {advice}"
+            )
+
+    def _check_numbers(self) -> None:
         if isinstance(self.prior_precision, Mapping):
-            lacking = [name for name in self.blocks if name not in self.prior_precision]
-            if lacking:
+            missing = [name for name in self.blocks if name not in self.prior_precision]
+            if missing:
                 raise BoxcovError(
-                    f"prior_precision has no value for {join_names(lacking)}: give one for each layer, or one number for all"
+                    f"prior_precision has no value for {join_names(missing)}: "
+                    "give one per layer, or one number for all"
                 )
         for name in self.blocks:
             if not 0 <= self.tau(name) < float("inf"):
                 raise BoxcovError(
-                    f"prior_precision must be at least 0 and finite, got {self.tau(name)} for {name}"
+                    "prior_precision must be at least 0 and finite, "
+                    f"got {self.tau(name)} for {name}"
                 )
         if not 0 < self.n_data < float("inf"):
             raise BoxcovError(f"n_data must be above 0 and finite, got {self.n_data}")
-        refined = [name for name, block in self.blocks.items() if block.refined]
-        if refined and self.form == "paper":
-            raise BoxcovError(
-                f"the paper's form is Q^-1 (x) H^-1, and the Fisher of {join_names(refined)} is eigenvalue-corrected or known whole, "
-                "no product of two factors: use the form 'eigen', or fit without corrected and full"
-            )
-        poor = [name for name in self.blocks if not self._invertible(name)]
-        if poor:
-            raise BoxcovError(self._rank_message(poor))
+
+    def _is_invertible(self, name: str) -> bool:
+        block = self.blocks[name]
+        if self.form == "eigen":
+            return self.tau(name) > 0 or block.has_full_rank
+        nonzero = bool((block.Q.values.sum(1) > 0).all() and (block.H.values.sum(1) > 0).all())
+        return block.has_full_rank or (self.jitter > 0 and nonzero)
+
+    def __repr__(self) -> str:
+        tau = self.prior_precision
+        weights = sum(block.size for block in self.blocks.values())
+        bound = f", variances within {self.error:.2%}" if self.error else ""
+        prior = f"{tau:g}" if not isinstance(tau, Mapping) else "one per layer"
+        skipped = f" ({self.skipped} items skipped)" if self.skipped else ""
+        lines = [
+            f"Posterior(depth={self.depth!r}, form={self.form!r})",
+            f"layers: {len(self.blocks)} ({join_names(self.blocks, 3)}), {weights:,} weights",
+            f"prior precision: {prior}",
+            f"Fisher: {self.fisher}, locations={self.locations!r}, "
+            f"{self.frames} frames{skipped} for n_data={self.n_data:g}",
+            f"stored: {self.storage().stored / 2**20:.2f} MiB{bound}",
+            f"calibration: {'none' if self.calibration is None else self.calibration.kind}",
+        ]
+        corrected = sum(not block.is_kronecker for block in self.blocks.values())
+        if corrected:
+            lines.insert(4, f"second pass: {corrected} layers (EKFAC or full Fisher)")
+        return "\n  ".join(lines)
 
     @property
     def parameters(self) -> list[str]:
-        """Names of the parameters that it is about, weights first."""
+        """Names of all parameters, weights first."""
         layers = [block.layer for block in self.blocks.values()]
-        return [layer.weight for layer in layers] + [
-            layer.bias for layer in layers if layer.bias is not None
-        ]
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        return [layer.weight for layer in layers] + biases
 
-    def restricted(self, names: Iterable[str]) -> Posterior:
-        """The same posterior over some of its layers, without its calibration."""
-        return replace(self, blocks={name: self.blocks[name] for name in names}, calibration=None)
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.blocks.values())).H.values.device
 
     # the covariance
 
     def tau(self, name: str) -> float:
-        """The prior precision of one layer."""
+        """Return the prior precision of one layer."""
         tau = self.prior_precision
         return float(tau[name] if isinstance(tau, Mapping) else tau)
 
     def variances(self, name: str) -> Tensor:
-        """Variances in the eigenbasis of one layer (G, n_out, n_in)."""
+        """Return the variances of one layer in its eigenbasis (G, n_out, n_in)."""
         block = self.blocks[name]
         if self.form == "paper":
             h, q = block.H.jittered(self.jitter), block.Q.jittered(self.jitter)
@@ -119,32 +167,27 @@ class Posterior:
         return 1 / (self.n_data * block.curvature + self.tau(name))
 
     def condition(self, name: str) -> float:
-        """The condition number of one layer's covariance: its greatest variance over its least.
+        """Return the condition number of one layer's covariance.
 
-        What depends on it are the paper's Cholesky factors; the exact form divides by each eigenvalue and holds for any condition number.
-
-        >>> import boxcov
-        >>> from boxcov.data import shapes
-        >>> from boxcov.detectors.tiny import TinyCenter
-        >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=2), depth=["head.shared.0"])
-        >>> posterior.condition("head.shared.0") < posterior.with_prior(1e-6).condition("head.shared.0")
-        True
+        Only the paper's Cholesky factors depend on it; the form "eigen" is exact for any value.
         """
         variances = self.variances(name).double()
         return float(variances.max() / variances.min())
 
     @full_precision
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """``count`` draws of eta ~ N(0, Sigma), (count, *shape) by parameter name, on the posterior's device.
+        """Return ``count`` samples eta ~ N(0, Sigma), (count, *shape) by parameter name.
 
-        Normal numbers come from ``generator``, on its device; the same generator gives the same draws wherever the posterior lives. They are
-        a sequence: more draws begin with the same ones, and a layer has the same ones whichever others the posterior has.
+        Random numbers are drawn on the generator's device, so the same generator gives the same
+        samples on every device. More samples begin with the same ones, and the samples of a layer
+        do not depend on the other layers.
 
         >>> import boxcov
         >>> from boxcov.data import shapes
         >>> from boxcov.detectors.tiny import TinyCenter
         >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=2), depth=["head.shared.0"])
-        >>> {name: tuple(eta.shape) for name, eta in posterior.sample(10, torch.Generator().manual_seed(0)).items()}
+        >>> etas = posterior.sample(10, torch.Generator().manual_seed(0))
+        >>> {name: tuple(eta.shape) for name, eta in etas.items()}
         {'head.shared.0.weight': (10, 16, 32, 3, 3)}
         """
         if count < 1:
@@ -154,29 +197,39 @@ class Posterior:
         etas = {}
         for name, block in self.blocks.items():
             layer, like = block.layer, block.H.values
-            own = torch.Generator(source).manual_seed(_seed_of(seed, name))
+            layer_generator = torch.Generator(source).manual_seed(_layer_seed(seed, name))
             shape = (layer.geometry.groups, layer.n_out, layer.n_in)
-            # one by one: torch fills the end of a larger tensor with other numbers
-            each = [
-                torch.randn(shape, generator=own, dtype=like.dtype, device=source)
+            # one by one, because torch fills the end of a larger tensor with other numbers
+            normal = [
+                torch.randn(shape, generator=layer_generator, dtype=like.dtype, device=source)
                 for _ in range(count)
             ]
-            xi = torch.stack(each).to(like.device)
-            if self.form == "paper":
-                L_Q, L_H = self._cholesky[name]
-                half = torch.linalg.solve_triangular(L_Q, xi, upper=False, left=False)
-                eta = torch.linalg.solve_triangular(L_H.transpose(1, 2), half, upper=True)
-            else:
-                eta = block.unrotate(xi * self.variances(name).sqrt())
+            eta = self._scale(name, torch.stack(normal).to(like.device))
             weight, bias = from_matrix(eta, layer.shape, layer.bias is not None, layer.geometry)
             etas[layer.weight] = weight
             if layer.bias is not None and bias is not None:
                 etas[layer.bias] = bias
         return etas
 
+    def _scale(self, name: str, xi: Tensor) -> Tensor:
+        """Return ``Sigma^1/2 xi`` for standard normal xi (count, G, n_out, n_in)."""
+        block = self.blocks[name]
+        if self.form == "eigen":
+            return block.unrotate(xi * self.variances(name).sqrt())
+        L_Q, L_H = self._cholesky[name]
+        half = torch.linalg.solve_triangular(L_Q, xi, upper=False, left=False)
+        eta: Tensor = torch.linalg.solve_triangular(L_H.transpose(1, 2), half, upper=True)
+        return eta
+
+    @cached_property
+    def _cholesky(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return {name: block.cholesky(self.jitter) for name, block in self.blocks.items()}
+
     @full_precision
     def quadratic(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) by parameter name; a parameter without one counts as 0.
+        """Return ``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) by parameter name.
+
+        A missing gradient counts as 0.
 
         >>> import boxcov
         >>> from boxcov.data import shapes
@@ -190,18 +243,13 @@ class Posterior:
             layer = block.layer
             weight = gradients.get(layer.weight)
             bias = None if layer.bias is None else gradients.get(layer.bias)
-            given = bias if weight is None else weight
-            if given is None:
-                continue
-            lead = (
-                given.shape[:-1]
-                if weight is None
-                else given.shape[: given.dim() - len(layer.shape)]
-            )
             if weight is None:
-                weight = given.new_zeros(*lead, *layer.shape)
-            if bias is None and layer.bias is not None:
-                bias = given.new_zeros(*lead, layer.geometry.groups * layer.n_out)
+                if bias is None:
+                    continue
+                weight = bias.new_zeros(*bias.shape[:-1], *layer.shape)
+            elif bias is None and layer.bias is not None:
+                lead = weight.shape[: weight.dim() - len(layer.shape)]
+                bias = weight.new_zeros(*lead, layer.geometry.groups * layer.n_out)
             matrix = to_matrix(weight, bias, layer.geometry).to(block.H.values.dtype)
             G = (block.rotate(matrix) * self.variances(name).sqrt()).flatten(-3)  # (..., D, w)
             C = G @ G.transpose(-1, -2)
@@ -213,7 +261,7 @@ class Posterior:
         return total
 
     def covariance(self, name: str) -> Tensor:
-        """The covariance of one layer's weight matrix, dense (w, w) over (group, output, input): for small layers and for tests."""
+        """Return the dense covariance (w, w) of a small layer, over (group, output, input)."""
         block = self.blocks[name]
         groups = [
             (block.basis(g) * v.flatten()) @ block.basis(g).T
@@ -222,46 +270,54 @@ class Posterior:
         dense: Tensor = torch.block_diag(*groups)
         return dense
 
-    # other posteriors of the same factors
+    # other posteriors with the same factors
+
+    def restricted(self, names: Iterable[str]) -> Posterior:
+        """Return the posterior of some of the layers, without its calibration."""
+        return replace(self, blocks={name: self.blocks[name] for name in names}, calibration=None)
 
     def with_prior(self, prior_precision: float | Mapping[str, float]) -> Posterior:
-        """The same factors under another prior precision, in the exact form, without a calibration.
+        """Return the posterior with another prior precision, in the form "eigen", uncalibrated.
 
-        The bound of a truncated posterior grows as the prior precision falls.
+        The error bound of a compressed posterior grows as the prior precision falls.
         """
         other = replace(self, prior_precision=prior_precision, form="eigen", calibration=None)
         if not self.error:
             return other
-        from boxcov.posterior.compress import under_prior
+        from boxcov.posterior.compress import error_under_prior
 
         ratios = [
             self.tau(name) / tau if (tau := other.tau(name)) else float("inf")
             for name in self.blocks
         ]
-        return replace(other, error=under_prior(self.error, max(ratios)))
-
-    def truncated(self, error: float = 0.01) -> Posterior:
-        """The same posterior in less room, no variance further off than the share ``error``: see ``boxcov.posterior.compress``."""
-        from boxcov.posterior.compress import truncated
-
-        return truncated(self, error)
+        return replace(other, error=error_under_prior(self.error, max(ratios)))
 
     def paper(self, jitter: float = 1e-6) -> Posterior:
-        """The paper's own posterior ``Q^-1 (x) H^-1`` (n = 1, no prior), each factor with ``jitter`` times its mean eigenvalue added."""
+        """Return the paper's form ``Q^-1 (x) H^-1`` (n = 1, no prior).
+
+        jitter: added to the eigenvalues of each factor, relative to their mean.
+        """
         if self.error:
             raise BoxcovError(
-                "a truncated posterior has lost the small eigenvalues that the paper's form divides by: take the whole one"
+                "a compressed posterior has lost the small eigenvalues that the paper's form "
+                "divides by: use the original"
             )
         return replace(self, form="paper", jitter=jitter, calibration=None)
 
+    def compress(self, error: float = 0.01) -> Posterior:
+        """Compress the posterior with an error bound, see ``boxcov.posterior.compress``."""
+        from boxcov.posterior.compress import compress
+
+        return compress(self, error)
+
     def weight_scaled(self, detector: Detector, scale: float = 1.0) -> Posterior:
-        """A control without any data: see ``boxcov.posterior.prior.weight_scaled``."""
+        """Return a control without any data, see ``boxcov.posterior.prior.weight_scaled``."""
         from boxcov.posterior.prior import weight_scaled
 
         return weight_scaled(self, detector, scale)
 
     def with_calibration(self, calibration: Calibration | None) -> Posterior:
-        """The same posterior with a calibration to carry, see ``boxcov.error_model.fit`` and ``boxcov calibrate``."""
+        """Return the posterior with a calibration, see ``boxcov calibrate``."""
         return replace(self, calibration=calibration)
 
     def to(self, device: torch.device | str) -> Posterior:
@@ -270,32 +326,29 @@ class Posterior:
             self, blocks={name: block.to(device, moved) for name, block in self.blocks.items()}
         )
 
-    @property
-    def device(self) -> torch.device:
-        return next(iter(self.blocks.values())).H.values.device
-
-    # evidence
+    # the prior precision
 
     def log_marginal_likelihood(self) -> float:
-        """Laplace's estimate of log p(D), up to a constant that does not depend on the prior.
+        """Return Laplace's approximation of log p(data), up to a constant.
 
-        The log-likelihood at the trained weights, the prior there, and half the log-determinants of prior and posterior precision.
+        The constant does not depend on the prior.
         """
         if self.form == "paper":
             raise BoxcovError(
-                "the paper's form has no prior, so no marginal likelihood: use posterior.with_prior(1.0)"
+                "the paper's form has no prior, so no marginal likelihood: "
+                "use posterior.with_prior(1.0)"
             )
         return -self.n_data * self.loss + sum(
             log_evidence(block, self.n_data, self.tau(name)) for name, block in self.blocks.items()
         )
 
-    def tune_prior_precision(
+    def optimize_prior_precision(
         self, score: Callable[[Posterior], float] | None = None, *, per_layer: bool = False
     ) -> Posterior:
-        """See ``boxcov.posterior.prior.tune_prior_precision``."""
-        from boxcov.posterior.prior import tune_prior_precision
+        """See ``boxcov.posterior.prior.optimize_prior_precision``."""
+        from boxcov.posterior.prior import optimize_prior_precision
 
-        return tune_prior_precision(self, score, per_layer=per_layer)
+        return optimize_prior_precision(self, score, per_layer=per_layer)
 
     # files
 
@@ -306,41 +359,19 @@ class Posterior:
         return storage(self)
 
     def save(self, path: str | Path) -> None:
-        """One safetensors file, there whole or not at all."""
+        """Write the posterior to a safetensors file, which replaces ``path`` as a whole."""
         from boxcov.posterior.file import save
 
         save(self, path)
 
     @staticmethod
     def load(path: str | Path, detector: Detector) -> Posterior:
-        """Read a posterior onto the device of ``detector``; one that was made for other weights is refused."""
+        """Load a posterior onto the detector's device; raise if it belongs to other weights."""
         from boxcov.posterior.file import load
 
         return load(path, detector)
 
-    @cached_property
-    def _cholesky(self) -> dict[str, tuple[Tensor, Tensor]]:
-        return {name: block.cholesky(self.jitter) for name, block in self.blocks.items()}
 
-    # checks
-
-    def _invertible(self, name: str) -> bool:
-        block = self.blocks[name]
-        if self.form == "eigen" and self.tau(name) > 0:
-            return True
-        if self.form == "eigen" or block.has_full_rank:
-            return block.has_full_rank
-        return self.jitter > 0 and bool(
-            (block.Q.values.sum(1) > 0).all() and (block.H.values.sum(1) > 0).all()
-        )
-
-    def _rank_message(self, poor: list[str]) -> str:
-        way = "use a prior_precision above 0"
-        if self.form == "paper":
-            way = f"a jitter of {self.jitter} does not mend that: raise it, leave the layer out, or use the form 'eigen'"
-        return f"the factors of {join_names(poor)} are rank-deficient ({poor[0]}: {self.blocks[poor[0]].ranks}) and have no inverse: {way}"
-
-
-def _seed_of(seed: int, name: str) -> int:
-    """Of the draws of one layer: its own, whatever other layers there are."""
+def _layer_seed(seed: int, name: str) -> int:
+    """Return the random seed of one layer, which does not depend on the other layers."""
     return int.from_bytes(sha256(f"{seed} {name}".encode()).digest()[:7], "big")

@@ -17,7 +17,7 @@ from boxcov.posterior.posterior import Posterior
 DECADES = (-8.0, 8.0)
 
 
-def tune_prior_precision(
+def optimize_prior_precision(
     posterior: Posterior,
     score: Callable[[Posterior], float] | None = None,
     *,
@@ -32,7 +32,7 @@ def tune_prior_precision(
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=4))
-    >>> tuned = tune_prior_precision(posterior)
+    >>> tuned = optimize_prior_precision(posterior)
     >>> tuned.log_marginal_likelihood() >= posterior.log_marginal_likelihood()
     True
     """
@@ -86,14 +86,14 @@ def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) 
     empty = [name for name, square in squares.items() if square == 0]
     if empty:
         raise BoxcovError(
-            f"all weights of {join_names(empty)} are 0, so is their root mean square: leave them out with fixed={empty!r}"
+            f"all weights of {join_names(empty)} are 0, so is their root mean square: leave them out with FitOptions(exclude={empty!r})"
         )
     blocks = {
         name: replace(
             block,
             H=Eigendecomposition(block.H.vectors, torch.zeros_like(block.H.values)),
-            corrected=None,
-            full=None,
+            ekfac_eigenvalues=None,
+            full_fisher=None,
         )
         for name, block in posterior.blocks.items()
     }

@@ -49,13 +49,13 @@ def layer_covariance(a: Tensor, d: Tensor, block: KroneckerBlock, variances: Ten
         a = torch.cat([a, a.new_ones(*a.shape[:2], 1, T)], 2)
     a, d = a.to(variances.dtype), d.to(variances.dtype)
     n_in = a.shape[2]
-    by_pairs = block.full is None and T * T < D * T + D * D / 2
+    by_pairs = block.full_fisher is None and T * T < D * T + D * D / 2
     numbers = a.shape[1] * (n_in * T * T if by_pairs else D * n_out * n_in)
     room = CACHE if a.device.type == "cpu" else MEMORY
     step = max(1, int(room // (numbers * variances.element_size())))
-    if block.full is None:
+    if block.full_fisher is None:
         a, d = rotate(a, block.Q.vectors), rotate(d, block.H.vectors)
-    if block.full is not None:
+    if block.full_fisher is not None:
         contract: Callable[[Tensor, Tensor, Tensor], Tensor] = partial(_by_basis, block)
     else:
         contract = _by_pairs if by_pairs else _by_gradients

@@ -23,7 +23,7 @@ from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.kfac.subset import chosen_parameters
+from boxcov.kfac.subset import select_parameters
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.jvp import PosteriorSamples
@@ -88,7 +88,7 @@ class MCI(Predictor):
         elif dropout is None:
             names = []
         elif 0 < dropout < 1:
-            names = list(chosen_parameters(detector, depth))
+            names = list(select_parameters(detector, depth))
         else:
             raise BoxcovError(
                 f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own "

@@ -135,9 +135,14 @@ def test_forms_of_the_posterior(data, form: str) -> None:
         "no prior": lambda: posterior.with_prior(1e-9),
         "paper": lambda: posterior.paper(jitter=1e-2),
         "corrected": lambda: apply_ekfac(posterior, detector, labelled),
-        "gradient": lambda: boxcov.fit(detector, labelled, n_data=1e4, locations="gradient"),
+        "gradient": lambda: boxcov.fit(
+            detector, labelled, options=boxcov.FitOptions(locations="gradient"), n_data=1e4
+        ),
         "gradient, corrected": lambda: boxcov.fit(
-            detector, labelled, n_data=1e4, locations="gradient", corrected=True
+            detector,
+            labelled,
+            options=boxcov.FitOptions(locations="gradient", ekfac=True),
+            n_data=1e4,
         ),
     }[form]()
     fast, plain = both_ways(detector, posterior, inputs)
@@ -355,7 +360,7 @@ def test_sizes_filled_up_to_fours_give_the_same(monkeypatch, posterior, data, co
 def test_a_truncated_posterior_stays_within_its_bound(data, posterior) -> None:
     """By stages, which are compared with the plain way on the first boxes, and by directions."""
     detector, (inputs, _) = chosen(12), data[0]
-    smaller = posterior.truncated(0.01)
+    smaller = posterior.compress(0.01)
     exact, found = (ExactGLM(detector, p) for p in (posterior, smaller))
     first, again = found(inputs), found(inputs)
     assert not found.router.needs_trunk()

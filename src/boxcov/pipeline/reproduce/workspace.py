@@ -17,7 +17,9 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.evaluate.records import Records
 from boxcov.files import made_folder, reading, replacing
+from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.fit import fit
+from boxcov.kfac.options import FitOptions
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames, preload_frames
 from boxcov.pipeline.ground_truth import GroundTruth, match_detections
@@ -117,9 +119,8 @@ class Workspace:
             depth="backbone",
             n_data=s.n_data,
             prior_precision=s.prior_precision,
-            fraction=share,
-            checkpoint=checkpoint,
-            resume=True,
+            options=FitOptions(fraction=share),
+            checkpoint=Checkpoint(checkpoint, resume=True),
             progress=lambda done, total: self.progress(step, done, total or done),
         )
 

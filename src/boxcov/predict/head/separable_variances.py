@@ -67,7 +67,7 @@ def fit_separable(
     True
     """
     blocks = [posterior.blocks[name] for name in names]
-    if any(block.refined for block in blocks):  # EKFAC variances have no separable form
+    if any(not block.is_kronecker for block in blocks):  # EKFAC variances have no separable form
         return None
     if posterior.form == "paper":
         return _kronecker(posterior, names)

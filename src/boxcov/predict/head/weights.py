@@ -182,7 +182,9 @@ class _Source:
         has_bias = layers[0].bias is not None
         if names and len(names) < len(layers):
             return None
-        if any(block.full is not None for block in blocks):  # no eigenbases of inputs and outputs
+        if any(
+            block.full_fisher is not None for block in blocks
+        ):  # no eigenbases of inputs and outputs
             return None
         if any((block.layer.bias is not None) != has_bias for block in blocks):
             return None
