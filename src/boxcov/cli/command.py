@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from boxcov.pipeline.options import OUTPUT, Option
+from boxcov.pipeline.options.shared import OUTPUT, Help
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=OUTPUT)
@@ -28,72 +28,60 @@ def typer_command(function: Callable[..., None]) -> Callable[..., None]:
     ['out', 'quiet']
     """
     hints = get_type_hints(function, include_extras=True)
-    parameters = inspect.signature(function).parameters
-    flat = {}
-    for name, parameter in parameters.items():
-        for option in _flatten(hints[name]) if is_dataclass(hints[name]) else (parameter,):
-            annotation = hints[name] if option is parameter else option.annotation
-            flat[option.name] = option.replace(
-                annotation=annotation, kind=inspect.Parameter.KEYWORD_ONLY
-            )
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        if is_dataclass(hint):
+            parameters += _flatten(hint)
+        else:
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(parameter.replace(annotation=hint, kind=keyword))
 
     @wraps(function)
     def command(**values: Any) -> None:
-        function(
-            **{
-                name: _build(hints[name], values) if is_dataclass(hints[name]) else values[name]
-                for name in parameters
-            }
-        )
+        names = inspect.signature(function).parameters
+        function(**{name: _value(name, hints[name], values) for name in names})
 
-    command.__signature__ = inspect.Signature(list(flat.values()))  # type: ignore[attr-defined]
-    command.__annotations__ = {name: option.annotation for name, option in flat.items()}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
 
 
 def _flatten(options: Any) -> Iterator[inspect.Parameter]:
     """Yield one parameter per field of a dataclass, nested ones included."""
-    hints = get_type_hints(options, include_extras=True)
+    hints = get_type_hints(options)
     for field in fields(options):
         if is_dataclass(hints[field.name]):
             yield from _flatten(hints[field.name])
         else:
-            yield _parameter(field, *get_args(hints[field.name]))
+            yield _parameter(field, hints[field.name])
 
 
-def _parameter(field: Field[Any], kind: Any, option: Option) -> inspect.Parameter:
+def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
+    shown: Help = field.metadata["help"]
     default = inspect.Parameter.empty if field.default is MISSING else field.default
-    if _is_variadic(kind):
-        kind = list[get_args(kind)[0]]  # type: ignore[misc]
+    if get_origin(hint) is tuple:
+        hint = list[get_args(hint)[0]]  # type: ignore[misc]
         default = list(default) if isinstance(default, tuple) else default
-    shown = {"help": option.help, "metavar": option.metavar, "rich_help_panel": option.panel}
-    if option.positional:
-        info = typer.Argument(**shown)  # type: ignore[arg-type]
+    common: dict[str, Any] = {
+        "help": shown.text,
+        "metavar": shown.metavar,
+        "rich_help_panel": shown.panel,
+    }
+    if shown.positional:
+        info = typer.Argument(**common)
     else:
         name = f"--{field.name.replace('_', '-')}"
-        info = typer.Option(name, min=option.min, show_default=option.default or True, **shown)  # type: ignore[arg-type]
+        info = typer.Option(name, min=shown.min, show_default=shown.default or True, **common)
+    annotation = Annotated[hint, info]
     return inspect.Parameter(
-        field.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, info],
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
-def _build(options: Any, values: Mapping[str, Any]) -> Any:
-    """Return the dataclass filled from the values of its flattened fields."""
-    hints = get_type_hints(options)
-    return options(
-        **{
-            name: _build(kind, values)
-            if is_dataclass(kind)
-            else tuple(values[name])
-            if _is_variadic(kind)
-            else values[name]
-            for name, kind in hints.items()
-        }
-    )
-
-
-def _is_variadic(kind: Any) -> bool:
-    return get_origin(kind) is tuple
+def _value(name: str, hint: Any, values: Mapping[str, Any]) -> Any:
+    """Return the value of a parameter or field, for a dataclass from its flattened fields."""
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return hint(**{name: _value(name, inner, values) for name, inner in hints.items()})  # type: ignore[operator]
+    return tuple(values[name]) if get_origin(hint) is tuple else values[name]

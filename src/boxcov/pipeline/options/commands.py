@@ -1,0 +1,385 @@
+"""The options of each command: one frozen dataclass per command."""
+
+# ruff: noqa: RUF009  (``option`` returns a dataclass field)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from boxcov.errors import BoxcovError
+from boxcov.pipeline.options.shared import (
+    INPUT,
+    METHOD,
+    OUTPUT,
+    REQUIRED,
+    DataOptions,
+    EstimatorOptions,
+    Format,
+    MessageOptions,
+    count_option,
+    data_option,
+    detector_option,
+    device_option,
+    format_option,
+    moved_data_option,
+    option,
+    out_option,
+    resume_option,
+    seed_option,
+    size_option,
+    split_option,
+    sweeps_option,
+    workers_option,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """Options of ``boxcov fit``."""
+
+    out: Path = out_option(REQUIRED, text="File for the posterior.")
+    detector: str = detector_option()
+    source: DataOptions = DataOptions()
+    depth: str = option(
+        "head",
+        METHOD,
+        "head, neck (neck and head), backbone (all three), or module names, comma-separated.",
+    )
+    prior_precision: float = option(
+        1.0, METHOD, "Prior precision tau of (n F + tau I)^-1.", min=0.0
+    )
+    n_data: float | None = option(
+        None,
+        METHOD,
+        "Number n of frames the detector was trained on.",
+        shown="the number of frames of the data",
+    )
+    fisher: Literal["empirical", "mc", "identity"] = option(
+        "empirical", METHOD, "Labels of the data, labels sampled from the detector, or no Fisher."
+    )
+    fraction: float = option(1.0, INPUT, "Use only this fraction of the frames, chosen at random.")
+    form: Literal["eigen", "paper"] = option(
+        "eigen", METHOD, "eigen: (n F + tau I)^-1; paper: Q^-1 (x) H^-1, without n and tau."
+    )
+    locations: Literal["all", "gradient"] = option(
+        "all",
+        METHOD,
+        "Average the inputs of a layer over all locations, or weight them by their squared "
+        "gradient.",
+    )
+    ekfac: bool = option(
+        False, METHOD, "Correct the eigenvalues (EKFAC): a second pass over the frames."
+    )
+    compress: float | None = option(
+        None,
+        OUTPUT,
+        "Write a smaller file: no variance changes by more than this fraction, e.g. 0.01.",
+        metavar="FRACTION",
+    )
+    batch: int = option(1, METHOD, "Frames per batch.", min=1)
+    nonfinite: Literal["error", "skip"] = option(
+        "error", METHOD, "Frames with a NaN or infinity in the input or gradient: stop, or skip."
+    )
+    checkpoint_every: float = option(
+        60.0,
+        OUTPUT,
+        "Write FILE.checkpoint this often, and when interrupted.",
+        metavar="SECONDS",
+        min=0.0,
+    )
+    device: str = device_option()
+    workers: int = workers_option()
+    resume: bool = resume_option()
+
+    def __post_init__(self) -> None:
+        if self.compress is None:
+            return
+        if not 0 < self.compress < 1:
+            raise BoxcovError(f"--compress must lie between 0 and 1, got {self.compress}")
+        if self.ekfac or self.form == "paper" or self.prior_precision == 0:
+            raise BoxcovError(
+                "--compress needs a plain fit: no --ekfac, no --form paper, "
+                "and a --prior-precision above 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """Options of ``boxcov predict``."""
+
+    out: Path = out_option(REQUIRED, text="File for the boxes; a folder with --format kitti.")
+    detector: str = detector_option()
+    source: DataOptions = DataOptions()
+    estimator: EstimatorOptions
+    max_boxes: int | None = option(None, METHOD, "glm: only the first boxes of each frame.", min=1)
+    calibrated: bool = option(
+        False, OUTPUT, "Also write the covariance of the errors; needs boxcov calibrate first."
+    )
+    with_logit: bool = option(
+        False, OUTPUT, "Also write the variance of the score logit and its covariance with the box."
+    )
+    format: Format = format_option("native")
+    message: MessageOptions = MessageOptions()
+    device: str = device_option()
+    workers: int = workers_option()
+    resume: bool = resume_option()
+
+    def __post_init__(self) -> None:
+        method = self.estimator.method
+        if self.max_boxes is not None and method != "glm":
+            raise BoxcovError(f"the method {method} has no option --max-boxes: remove it")
+        if self.calibrated and (self.estimator.posterior is None or method == "nms"):
+            raise BoxcovError(
+                "--calibrated needs a posterior with a calibration: write one with boxcov calibrate"
+            )
+        if self.with_logit and method == "nms":
+            raise BoxcovError("the method nms has no option --with-logit: remove it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Options of ``boxcov convert``."""
+
+    detections: Path = option(
+        REQUIRED,
+        INPUT,
+        "Written by boxcov predict in the native format.",
+        metavar="FILE",
+        positional=True,
+    )
+    out: Path = out_option(REQUIRED, text="File to write; a folder with --format kitti.")
+    format: Format = format_option(REQUIRED)
+    data: str | None = moved_data_option()
+    message: MessageOptions = MessageOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Options of ``boxcov evaluate``."""
+
+    predictions: tuple[Path, ...] = option(
+        REQUIRED,
+        INPUT,
+        "Written by boxcov predict, one file per method.",
+        metavar="FILE...",
+        positional=True,
+    )
+    data: str | None = moved_data_option()
+    uncertainty: Literal["trace", "expected-iou", "relative", "logdet", "score-variance"] = option(
+        "trace", METHOD, "The scalar uncertainty u computed from each covariance."
+    )
+    out: Path | None = out_option(None, text="Write a report: one HTML page.")
+    scenes: int = option(6, OUTPUT, "Frames to show in the report.", min=0)
+    replicates: int = option(200, METHOD, "Bootstrap replicates for the intervals.", min=2)
+    seed: int = seed_option()
+    workers: int = workers_option()
+    resume: bool = resume_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """Options of ``boxcov calibrate``."""
+
+    out: Path = out_option(REQUIRED, text="File for the calibrated posterior; may be the input.")
+    detector: str = detector_option()
+    source: DataOptions = DataOptions()
+    estimator: EstimatorOptions
+    kind: Literal["product", "score"] = option(
+        "product",
+        METHOD,
+        "product: variance from score, size, range, class and the epistemic variances; "
+        "score: without the epistemic variances.",
+    )
+    heading: Literal["direction", "axis"] = option(
+        "direction", METHOD, "axis ignores half turns, which no variance can describe."
+    )
+    fit_share: float = option(
+        0.5, METHOD, "Fraction of the frames, from the first on, for the fit."
+    )
+    device: str = device_option()
+
+    def __post_init__(self) -> None:
+        if self.estimator.posterior is None or self.estimator.method == "nms":
+            raise BoxcovError(
+                "the calibration is stored in a posterior: give --posterior FILE "
+                "and a method that uses it"
+            )
+        if not 0 < self.fit_share < 1:
+            raise BoxcovError(f"--fit-share must lie between 0 and 1, got {self.fit_share}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """Options of ``boxcov check``."""
+
+    detector: str = detector_option()
+    data: str = data_option()
+    split: str | None = split_option()
+    sweeps: int = sweeps_option()
+    seed: int = seed_option()
+    device: str = device_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of ``boxcov train``."""
+
+    out: Path = out_option(REQUIRED, text="File for the weights; a report is written next to it.")
+    config: str = option("small", METHOD, "small, pillar, voxel or kitti.")
+    data: str = data_option()
+    split: str | None = split_option()
+    test: tuple[str, ...] = option(
+        (), INPUT, "Test data; may be repeated.", metavar="KIND:WHERE", shown="as --data"
+    )
+    test_split: str | None = option(None, INPUT, "Split of the test data, e.g. 'train[28:]'.")
+    count: int = option(2000, INPUT, "Frames to train on, if simulated.", min=1)
+    test_count: int = option(100, INPUT, "Frames to test on, if simulated.", min=1)
+    steps: int = option(4000, METHOD, "Training steps.", min=1)
+    batch: int = option(4, METHOD, "Frames per step.", min=1)
+    rate: float = option(2e-3, METHOD, "Highest learning rate.")
+    sweeps: int = sweeps_option()
+    seed: int = seed_option()
+    device: str = device_option()
+    start_from: str | None = option(None, INPUT, "Initial weights: a file, or small.")
+    resume: bool = resume_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options of ``boxcov bench``."""
+
+    detector: str = detector_option()
+    data: str = data_option()
+    boxes: tuple[int, ...] = option(
+        (),
+        METHOD,
+        "Boxes per frame; may be repeated.",
+        min=1,
+        shown="as many as the detector reports",
+    )
+    samples: tuple[int, ...] = option((10,), METHOD, "Monte Carlo samples; may be repeated.", min=2)
+    depth: tuple[str, ...] = option(
+        ("head",), METHOD, "Depth of the posterior: head, neck or backbone; may be repeated."
+    )
+    frames: int = option(3, INPUT, "Frames to time.", min=1)
+    repeats: int = option(7, METHOD, "Repetitions per frame.", min=1)
+    seed: int = seed_option()
+    device: str = device_option()
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or self.frames < 1:
+            raise BoxcovError(
+                "a benchmark needs at least one frame and one repetition, "
+                f"got frames {self.frames} and repeats {self.repeats}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of ``boxcov export``."""
+
+    out: Path = out_option(REQUIRED, text="The .onnx file.")
+    posterior: Path = option(REQUIRED, INPUT, "Posterior written by boxcov fit.", metavar="FILE")
+    detector: str = detector_option()
+    samples: int = option(10, METHOD, "Posterior samples, stored as constants in the file.", min=2)
+    exact: bool = option(False, METHOD, "The exact covariance of the head instead of samples.")
+    boxes: int = option(100, OUTPUT, "Rows of the outputs: the maximal number of boxes.", min=1)
+    candidates: int = option(
+        256, METHOD, "Maximal number of boxes before NMS, per task or image.", min=1
+    )
+    pairs: int = option(
+        8192, METHOD, "Maximal number of overlapping pairs of rotated boxes.", min=1
+    )
+    example: Path | None = option(
+        None,
+        INPUT,
+        "Frame to check the file on, as for boxcov stream.",
+        metavar="FILE",
+        shown="a simulated frame, or noise",
+    )
+    size: int | None = size_option()
+    seed: int = seed_option()
+
+    def __post_init__(self) -> None:
+        _check_image_size(self.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """Options of ``boxcov stream``."""
+
+    frames: str = option(
+        REQUIRED,
+        INPUT,
+        "Folder of .bin point clouds or images, read in order of their names; "
+        "- reads paths from stdin.",
+        metavar="FOLDER",
+        positional=True,
+    )
+    detector: str = detector_option()
+    estimator: EstimatorOptions
+    points: Literal["nuscenes", "kitti", "plain"] = option(
+        "nuscenes", INPUT, "Layout of a point in the .bin files."
+    )
+    size: int | None = size_option()
+    watch: bool = option(False, INPUT, "Wait for new files in the folder, until Ctrl-C.")
+    count: int | None = count_option(text="Stop after this many frames.")
+    warmup: int = option(5, OUTPUT, "First frames to leave out of the latencies.", min=0)
+    seed: int = seed_option()
+    device: str = device_option()
+
+    def __post_init__(self) -> None:
+        _check_image_size(self.size)
+        if self.watch and self.frames == "-":
+            raise BoxcovError("--watch needs a folder: paths on stdin are always waited for")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
+    """Options of ``boxcov reproduce``."""
+
+    out: Path = option(
+        REQUIRED,
+        OUTPUT,
+        "Folder for runs, tables, figures and the report; finished runs are reused.",
+        metavar="DIR",
+    )
+    quick: bool = option(
+        False, METHOD, "Few frames: a check that takes minutes, not numbers to read."
+    )
+    detector: str = detector_option()
+    data: str = option("simulated:clear", INPUT, "Frames for the posterior.", metavar="KIND:WHERE")
+    split: str | None = option("train", INPUT, "Split of --data.")
+    count: int | None = count_option(text="Number of frames of --data.")
+    n_data: float | None = option(
+        None, METHOD, "Frames the detector was trained on; 3500 for centerpoint:small."
+    )
+    test: str | None = option(
+        None, INPUT, "Frames to test on.", metavar="KIND:WHERE", shown="as --data"
+    )
+    test_split: str | None = option(None, INPUT, "Split of --test.")
+    test_count: int | None = count_option(text="Number of frames of --test.")
+    shift: tuple[str, ...] = option(
+        (), INPUT, "Data with a distribution shift; may be repeated.", metavar="KIND:WHERE"
+    )
+    shift_count: int | None = count_option(text="Number of frames of each --shift.")
+    threshold: float = option(0.1, METHOD, "Only predictions with a higher score are evaluated.")
+    sweeps: int = sweeps_option()
+    seed: int = seed_option()
+    device: str = device_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """Options of ``boxcov demo``."""
+
+    out: Path = option(
+        Path("demo"), OUTPUT, "Folder for the posterior, predictions, figures and report."
+    )
+
+
+def _check_image_size(size: int | None) -> None:
+    if size is not None and size % 32:
+        raise BoxcovError(f"--size must be a multiple of 32 pixels, got {size}")

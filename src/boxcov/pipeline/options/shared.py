@@ -1,0 +1,180 @@
+"""Options that several commands share, and the function that declares an option."""
+
+# ruff: noqa: RUF009  (``option`` returns a dataclass field)
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from boxcov.errors import BoxcovError
+
+INPUT, METHOD, OUTPUT = "Input", "Method", "Output"  # the panels of the help text
+REQUIRED: Any = MISSING
+
+
+@dataclass(frozen=True)
+class Help:
+    """What the command line shows for a field."""
+
+    text: str
+    panel: str
+    metavar: str | None
+    min: float | None  # smallest value that is accepted
+    positional: bool
+    default: str | None  # shown instead of the field's own default
+
+
+def option(
+    default: Any,
+    panel: str,
+    text: str,
+    *,
+    metavar: str | None = None,
+    min: float | None = None,
+    positional: bool = False,
+    shown: str | None = None,
+) -> Any:
+    """Return a dataclass field with a default and a help text."""
+    metadata = {"help": Help(text, panel, metavar, min, positional, shown)}
+    return field(default=default, metadata=metadata)
+
+
+# Options that mean the same in every command
+
+out_option = partial(option, panel=OUTPUT, metavar="FILE")
+detector_option = partial(
+    option,
+    "centerpoint:small",
+    INPUT,
+    "centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT or transformers:FOLDER.",
+    metavar="KIND:WHICH",
+)
+data_option = partial(
+    option,
+    "simulated:clear",
+    INPUT,
+    "simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT.",
+    metavar="KIND:WHERE",
+)
+moved_data_option = partial(
+    option,
+    None,
+    INPUT,
+    "Where the frames are now; by default where they were when the file was written.",
+    metavar="KIND:WHERE",
+)
+split_option = partial(
+    option,
+    None,
+    INPUT,
+    "train, test or val for simulated frames; the name of a split otherwise, optionally with a "
+    "range of its frames: 'train[:28]'.",
+)
+count_option = partial(option, None, INPUT, min=1)
+sweeps_option = partial(
+    option, 10, INPUT, "LiDAR sweeps per frame (at most 10 for simulated frames).", min=1
+)
+size_option = partial(
+    option,
+    None,
+    INPUT,
+    "Side of the square input image of a YOLOX in pixels, a multiple of 32.",
+    min=32,
+)
+workers_option = partial(
+    option,
+    0,
+    INPUT,
+    "Processes that load frames in the background; the results are the same.",
+    min=0,
+)
+seed_option = partial(option, 0, METHOD, "Random seed.", min=0)
+device_option = partial(option, "cpu", METHOD, "cpu, cuda, cuda:1 ...")
+resume_option = partial(option, False, OUTPUT, "Continue an interrupted run.")
+format_option = partial(
+    option,
+    panel=OUTPUT,
+    text="File format; native is what boxcov evaluate and boxcov convert read.",
+)
+Format = Literal[
+    "native", "nuscenes", "kitti", "coco", "ros", "autoware", "csv", "parquet", "rerun"
+]
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Which frames: everything that is needed to load the same frames again.
+
+    >>> DataOptions("simulated:rain", "test", count=3).sweeps
+    10
+    """
+
+    data: str = data_option()
+    split: str | None = split_option()
+    count: int | None = count_option(
+        text="Number of frames.", shown="100 simulated frames, or the whole split"
+    )
+    seed: int = seed_option()
+    sweeps: int = sweeps_option()
+
+
+@dataclass(frozen=True)
+class EstimatorOptions:
+    """How covariances are computed. Options that the method does not have are refused.
+
+    >>> EstimatorOptions("glm", Path("p.safetensors"), samples=10)
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: the method glm has no option --samples: remove it
+    """
+
+    method: Literal["mcglm", "glm", "exact", "mci", "nms"] = option(
+        "exact", METHOD, "nms is a baseline: the spread of the boxes that NMS removes."
+    )
+    posterior: Path | None = option(
+        None,
+        INPUT,
+        "Posterior written by boxcov fit; only nms and mci (MC dropout) work without one.",
+        metavar="FILE",
+    )
+    samples: int | None = option(
+        None,
+        METHOD,
+        "Posterior samples of mcglm and mci (10 by default); for exact, estimate the layers below "
+        "the head from this many samples.",
+    )
+    derivative: Literal["jvp", "fd"] | None = option(
+        None, METHOD, "mcglm: forward mode (jvp) or the paper's finite difference (fd)."
+    )
+    epsilon: float | None = option(None, METHOD, "Step of --derivative fd (1e-7 by default).")
+
+    def __post_init__(self) -> None:
+        methods = {"samples": ("mcglm", "exact", "mci"), "derivative": ("mcglm",)}
+        methods["epsilon"] = methods["derivative"]
+        for name, supported in methods.items():
+            if getattr(self, name) is not None and self.method not in supported:
+                raise BoxcovError(f"the method {self.method} has no option --{name}: remove it")
+        if self.epsilon is not None and self.derivative != "fd":
+            raise BoxcovError("--epsilon is the step of --derivative fd: forward mode has no step")
+        if self.posterior is None and self.method in ("mcglm", "glm", "exact"):
+            raise BoxcovError(
+                f"the method {self.method} needs a posterior: "
+                "run boxcov fit and pass its file as --posterior FILE"
+            )
+        if self.posterior is not None and not self.posterior.is_file():
+            raise BoxcovError(f"{self.posterior}: no such file: write a posterior with boxcov fit")
+
+
+@dataclass(frozen=True)
+class MessageOptions:
+    """What the ROS and Autoware messages state besides the boxes."""
+
+    frame_id: str = option("lidar", OUTPUT, "ros and autoware: coordinate frame of the boxes.")
+    covariance: Literal["predictive", "epistemic"] = option(
+        "predictive",
+        OUTPUT,
+        "ros and autoware: covariance of the errors (needs a calibration), or the epistemic one.",
+    )
