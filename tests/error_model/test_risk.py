@@ -61,7 +61,7 @@ def drawn(
     )
 
 
-def test_it_recovers_known_coefficients() -> None:
+def test_known_coefficients_are_recovered() -> None:
     found = drawn(40_000)
     risk = fit_risk(found)
     slopes = dict(zip(risk.columns, np.array(risk.weights) / risk.spread))
@@ -83,7 +83,7 @@ def test_it_recovers_known_coefficients() -> None:
 
 
 @pytest.mark.parametrize("target", ["iou", "l2"])
-def test_its_probabilities_are_right_on_other_frames(target: str) -> None:
+def test_probabilities_are_calibrated_on_other_frames(target: str) -> None:
     risk, other = fit_risk(drawn(), target=target), drawn(seed=1)
     p, bad = risk.probability(other), other.iou < 0.4
     assert p.mean() == pytest.approx(bad.mean(), abs=0.02)
@@ -94,7 +94,7 @@ def test_its_probabilities_are_right_on_other_frames(target: str) -> None:
     assert risk.limit == (0.4 if target == "iou" else pytest.approx(np.mean(drawn().l2)))
 
 
-def test_units_and_powers_of_the_variances_do_not_matter() -> None:
+def test_invariant_to_units_and_powers_of_the_variances() -> None:
     """Log variances, standardised: metres or millimetres, variances or standard deviations."""
     found = drawn(1000)
     plain = fit_risk(found).probability(found)
@@ -104,7 +104,7 @@ def test_units_and_powers_of_the_variances_do_not_matter() -> None:
         assert np.allclose(fit_risk(changed).probability(changed), plain, atol=1e-6)
 
 
-def test_the_covariance_helps_and_so_does_more() -> None:
+def test_covariance_and_extra_columns_improve_the_auroc() -> None:
     found, other = drawn(), drawn(seed=1)
     bad = other.iou < 0.4
     without = fit_risk(found.without_covariance(found.uncertainty))
@@ -122,31 +122,31 @@ def test_the_covariance_helps_and_so_does_more() -> None:
     assert told.columns[-2:] == ("extra 0", "extra 1")
     assert auroc(bad, told.probability(other, extra)) > whole + 0.02
     with pytest.raises(
-        BoxcovError, match="this risk reads extra 0, extra 1, which the records do not have"
+        BoxcovError, match="this risk needs extra 0, extra 1, which the records do not have"
     ):
         told.probability(other)
 
 
-def test_the_scores_variance_is_read_where_it_is() -> None:
+def test_the_variance_of_the_score_is_used_if_present() -> None:
     found = drawn(500)
     scored = replace(found, score_variance=np.exp(5.0 * (found.iou < 0.4)))
     risk = fit_risk(scored)
     assert risk.columns[-1] == "variance of the score"
     assert auroc(found.iou < 0.4, risk.probability(scored)) == 1
     with pytest.raises(
-        BoxcovError, match="reads variance of the score, which the records do not have"
+        BoxcovError, match="needs variance of the score, which the records do not have"
     ):
         risk.probability(found)
 
 
-def test_strength_is_chosen_on_frames_unseen() -> None:
+def test_the_penalty_is_chosen_on_held_out_frames() -> None:
     found = drawn(60, frames=6)
     noise = np.random.default_rng(0).normal(size=(60, 30))
     assert fit_risk(found, noise).penalty > fit_risk(drawn(20_000)).penalty
     assert fit_risk(drawn(50, frames=1)).penalty == max(PENALTIES)  # nothing to choose by
 
 
-def test_one_class_and_one_kind_of_outcome() -> None:
+def test_one_class_and_one_outcome() -> None:
     found = drawn(300, classes=("car",))
     assert 0.5 < auroc(found.iou < 0.4, fit_risk(found).probability(found)) < 1
     for iou in (0.9, 0.1):
@@ -169,11 +169,11 @@ def test_boxes_without_an_object() -> None:
     assert risk.probability(found[:0]).shape == (0,)
 
 
-def test_what_is_not_a_number_is_named() -> None:
+def test_values_that_are_not_finite_are_named() -> None:
     found = drawn(100)
     broken = found.covariance.copy()
     broken[3, 2, 2] = np.nan
-    with pytest.raises(BoxcovError, match="variance z of 1 of 100 boxes is not a finite number"):
+    with pytest.raises(BoxcovError, match="variance z of 1 of 100 boxes is not finite"):
         fit_risk(replace(found, covariance=broken))
     with pytest.raises(BoxcovError, match="variance z of 1 of 100 boxes"):
         fit_risk(found).probability(replace(found, covariance=broken))
@@ -183,7 +183,7 @@ def test_what_is_not_a_number_is_named() -> None:
         fit_risk(found, np.where(np.arange(100) == 5, np.inf, 0.0)[:, None])
 
 
-def test_values_never_seen_count_as_the_nearest_seen() -> None:
+def test_values_outside_the_fit_are_clipped() -> None:
     found = drawn(1000)
     risk = fit_risk(found)
     at = risk.columns.index("variance x")
@@ -195,7 +195,7 @@ def test_values_never_seen_count_as_the_nearest_seen() -> None:
         assert np.allclose(*(risk.probability(replace(found, covariance=C)) for C in (wild, edge)))
 
 
-def test_json_and_back() -> None:
+def test_json_round_trip() -> None:
     found = drawn(300)
     risk = fit_risk(found)
     again = Risk.from_json(risk.to_json())
@@ -206,12 +206,12 @@ def test_json_and_back() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"target": "iou"}'])
-def test_what_is_not_a_risk(text: str) -> None:
-    with pytest.raises(BoxcovError, match="not a risk, or a damaged one"):
+def test_damaged_json_is_refused(text: str) -> None:
+    with pytest.raises(BoxcovError, match="not a risk, or damaged"):
         Risk.from_json(text)
 
 
-def test_errors() -> None:
+def test_mistakes_are_refused() -> None:
     found = drawn(100)
     risk = fit_risk(found)
     damaged = json.loads(risk.to_json()) | {"weights": [1.0]}
@@ -223,5 +223,7 @@ def test_errors() -> None:
         fit_risk(found, penalties=(0.0, 1.0))
     with pytest.raises(BoxcovError, match=r"extra has shape \(3,\), expected \(100, c\)"):
         fit_risk(found, np.zeros(3))
-    with pytest.raises(BoxcovError, match="this risk is for boxes of x y z w l h yaw of car, bus"):
+    with pytest.raises(
+        BoxcovError, match="this risk is for the fields x y z w l h yaw and the classes car, bus"
+    ):
         risk.probability(replace(found, classes=("car", "van")))

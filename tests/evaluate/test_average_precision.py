@@ -71,7 +71,7 @@ def slow_area(hit: list[bool], objects: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_precision_equals_a_slow_one(seed: int) -> None:
+def test_precision_equals_brute_force(seed: int) -> None:
     rng = np.random.default_rng(seed)
     found, truth = frames_of(rng, 12, noise=0.6, miss=0.2, extra=2)
     table = average_precision(found, truth, ["car", "truck"])
@@ -101,7 +101,7 @@ def test_precision_equals_a_slow_one(seed: int) -> None:
             assert ap == pytest.approx(slow_area([p >= 0 for p in pairs], len(objects)))
 
 
-def test_perfect_none_and_absent() -> None:
+def test_perfect_empty_and_absent_classes() -> None:
     truth = [Boxes(np.array([[1.0, 2.0], [30.0, 1.0]]), np.array([0, 1]), np.array([5, 0]))]
     assert (
         mean_precision(average_precision(truth, truth, ["car", "bus"])) == 1.0

@@ -45,7 +45,7 @@ def some_records(rng, n: int = 400, frames: int = 40) -> Records:
 
 
 @pytest.mark.parametrize("penalty", [0.01, 1.0, 30.0])
-def test_regression_as_scipy_minimises_it(penalty: float) -> None:
+def test_regression_minimises_the_penalised_loss(penalty: float) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(150, 4))
     y = rng.random(150) < 1 / (1 + np.exp(-(X @ [3.0, -1, 0, 0.5] + 1)))
@@ -58,7 +58,7 @@ def test_regression_as_scipy_minimises_it(penalty: float) -> None:
     assert np.allclose(logistic_regression(X, y, penalty), best.x, atol=1e-4)
 
 
-def test_regression_of_separable_and_of_useless_columns() -> None:
+def test_regression_of_separable_and_constant_columns() -> None:
     x = np.linspace(-1, 1, 40)
     weights = logistic_regression(
         np.stack([x, np.zeros(40), x], 1), x > 0
@@ -69,7 +69,7 @@ def test_regression_of_separable_and_of_useless_columns() -> None:
     assert auroc(x > 0, np.stack([x, np.zeros(40), x], 1) @ weights[1:]) == 1
 
 
-def test_more_columns_find_more_bad_boxes() -> None:
+def test_more_columns_improve_the_auroc() -> None:
     found = some_records(np.random.default_rng(0), 3000)
     bad = found.iou < 0.4
     plain = auroc(bad, one_minus_score(found).uncertainty)
@@ -86,7 +86,7 @@ def test_more_columns_find_more_bad_boxes() -> None:
 
 
 def test_nothing_is_learnt_from_noise() -> None:
-    """The frame's own number, 30 useless columns and few rows: in the fit's own frames this would look like knowledge."""
+    """Frame number, 30 useless columns and few rows: on its own frames the fit looks good."""
     rng = np.random.default_rng(0)
     frame = np.repeat(np.arange(40), 3)
     bad = (rng.random(40) < 0.5)[frame]  # all boxes of a frame are alike

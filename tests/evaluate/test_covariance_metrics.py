@@ -28,7 +28,7 @@ def sample(rng, n: int, D: int, unknown: float = 0.0) -> tuple[np.ndarray, np.nd
 
 
 @pytest.mark.parametrize("unknown", [0.0, 0.4])
-def test_rows_as_scipy_has_them(unknown: float) -> None:
+def test_rows_agree_with_scipy(unknown: float) -> None:
     errors, covariance = sample(np.random.default_rng(0), 60, 5, unknown)
     errors[3] = NAN
     fit = gaussian_fit(errors, covariance)
@@ -51,7 +51,7 @@ def test_rows_as_scipy_has_them(unknown: float) -> None:
         )
 
 
-def test_right_covariances_look_right_and_others_do_not() -> None:
+def test_metrics_tell_right_from_wrong_covariances() -> None:
     errors, covariance = sample(np.random.default_rng(0), 3000, 3, 0.2)
     right = covariance_metrics(errors, covariance, "abc")
     assert right["ANEES low"] < right["ANEES"] < right["ANEES high"]
@@ -69,7 +69,7 @@ def test_right_covariances_look_right_and_others_do_not() -> None:
     assert large["ENCE"] == pytest.approx(0.5, abs=0.05)
 
 
-def test_anees_interval_as_scipy_has_it() -> None:
+def test_the_anees_interval_agrees_with_scipy() -> None:
     fit = gaussian_fit(*sample(np.random.default_rng(0), 40, 4, 0.3)).known
     value, low, high = anees(fit)
     total = fit.dims.sum()
@@ -79,7 +79,7 @@ def test_anees_interval_as_scipy_has_it() -> None:
     )
 
 
-def test_reliability_counts() -> None:
+def test_coverage_equals_counting() -> None:
     fit = gaussian_fit(*sample(np.random.default_rng(0), 50, 3))
     levels = np.linspace(0, 1, 21)
     expected = [np.mean([fit.nees[i] <= stats.chi2.ppf(p, 3) for i in range(50)]) for p in levels]

@@ -20,7 +20,7 @@ ALL = pytest.mark.parametrize("fields", [SPACE, PLANE, IMAGE], ids=["space", "pl
 def some(
     fields: tuple[str, ...], scale: float, n: int = 12, rank: int | None = None, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes (n, D) and roots (n, D, rank) of covariances: ``scale`` is about the share of the box's size."""
+    """Boxes (n, D) and roots (n, D, rank) of covariances; ``scale`` is relative to the size."""
     rng = np.random.default_rng(seed)
     if fields == IMAGE:
         corner, size = rng.uniform(0, 500, (n, 2)), np.exp(rng.normal(3.5, 0.8, (n, 2)))
@@ -99,7 +99,7 @@ def test_zero_covariance_and_no_boxes(fields: tuple[str, ...]) -> None:
     assert expected_iou(boxes[:0], A[:0] @ A[:0].transpose(0, 2, 1), fields).shape == (0,)
 
 
-def test_more_covariance_is_less_overlap() -> None:
+def test_a_larger_covariance_lowers_the_expected_iou() -> None:
     boxes, A = some(SPACE, 0.02)
     found = [expected_iou(boxes, s**2 * A @ A.transpose(0, 2, 1), SPACE) for s in (0.5, 1, 2, 4, 8)]
     assert (np.diff(found, axis=0) < 0).all()

@@ -15,7 +15,7 @@ def rectangle(w: float, length: float, yaw: float) -> shapely.Polygon:
 
 
 def slow_bev(a, b) -> tuple[float, float]:
-    """The shared area and the IoU of two boxes x y w l yaw, by shapely, around the first box's centre."""
+    """Intersection area and IoU of two boxes x y w l yaw by shapely, around the first centre."""
     first, second = rectangle(*a[2:]), translate(rectangle(*b[2:]), b[0] - a[0], b[1] - a[1])
     shared = first.intersection(second).area
     union = first.area + second.area - shared
@@ -80,7 +80,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_shapely_has_it(name: str) -> None:
+def test_iou_agrees_with_shapely(name: str) -> None:
     a, b = CASES[name]
     plane = [0, 1, 3, 4, 6]
     for first, second in ((a, b), (b, a)):
@@ -93,7 +93,7 @@ def test_as_shapely_has_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 6.0])
-def test_random_boxes_as_shapely_has_it(spread: float) -> None:
+def test_random_boxes_agree_with_shapely(spread: float) -> None:
     rng = np.random.default_rng(int(10 * spread))
     a, b = random_boxes(rng, 300, spread), random_boxes(rng, 300, spread)
     b[::3, 6] = a[::3, 6] + rng.integers(0, 4, 100) * np.pi / 2  # parallel edges
@@ -109,7 +109,7 @@ def test_random_boxes_as_shapely_has_it(spread: float) -> None:
     assert np.allclose(iou_3d(a, b), iou_3d(b, a), atol=1e-12)
 
 
-def test_two_dimensions() -> None:
+def test_iou_of_upright_boxes() -> None:
     rng = np.random.default_rng(0)
     corners = rng.integers(0, 6, (2, 400, 4)).astype(float)
     a, b = np.concatenate(
@@ -132,7 +132,7 @@ def test_two_dimensions() -> None:
     ]  # inside out
 
 
-def test_no_number_and_no_box() -> None:
+def test_nan_and_empty_arrays() -> None:
     odd = np.stack([CAR] * 4)
     odd[0, 0], odd[1, 3], odd[2, 4], odd[3, 5] = np.nan, np.inf, -1.0, -np.inf
     same = np.stack([CAR] * 4)
@@ -142,8 +142,8 @@ def test_no_number_and_no_box() -> None:
         assert iou(np.zeros((0, columns)), np.zeros((0, columns))).shape == (0,)
 
 
-def test_end_to_end_they_share_nothing() -> None:
-    """Not a case for shapely, whose intersection of two turned boxes that touch up to rounding may be one of them, whole."""
+def test_boxes_end_to_end_do_not_overlap() -> None:
+    """shapely fails here: rotated boxes that touch up to rounding may intersect completely."""
     ahead = moved(*FRONT, 0, 0, 0, 0, 0)[None]
     assert iou_bev(CAR[None], ahead)[0] == pytest.approx(0, abs=1e-15)
     assert iou_3d(ahead, CAR[None])[0] == pytest.approx(0, abs=1e-15)

@@ -15,7 +15,7 @@ CLASSES = ("car", "bus", "pedestrian")
 
 
 def scene(rng, n: int, k: int) -> dict:
-    """n predictions and k objects of 9 fields over four frames and three classes, some near one another."""
+    """n predictions and k objects with 9 fields in four frames and three classes, some close."""
     truth = np.concatenate(
         [
             rng.uniform(-6, 6, (k, 2)),
@@ -85,7 +85,7 @@ def test_rows_equal_brute_force(seed: int) -> None:
     assert not np.isnan(found.errors[found.paired][:, :7]).any()
 
 
-def test_shorter_boxes_and_other_orders() -> None:
+def test_fewer_fields_in_another_order() -> None:
     rng = np.random.default_rng(0)
     given = scene(rng, 50, 40)
     whole = match(**given, fields=BOX_FIELDS, classes=CLASSES)
@@ -106,7 +106,7 @@ def test_shorter_boxes_and_other_orders() -> None:
         )
 
 
-def test_images() -> None:
+def test_boxes_in_images() -> None:
     rng = np.random.default_rng(0)
     corner = rng.integers(0, 40, (30, 2))
     truth = np.concatenate([corner, corner + rng.integers(5, 20, (30, 2))], 1).astype(float)
@@ -132,7 +132,7 @@ def test_images() -> None:
     assert np.allclose(found.l2, np.linalg.norm(middle, axis=1), equal_nan=True)
 
 
-def test_nothing_found_and_nothing_there() -> None:
+def test_no_predictions_and_no_objects() -> None:
     given = scene(np.random.default_rng(0), 9, 5)
     nothing = given | {
         name: given[name][:0]

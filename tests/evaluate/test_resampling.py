@@ -40,7 +40,7 @@ def test_replicates_are_whole_frames() -> None:
     assert np.allclose(seen / 400, 1, atol=0.15)
 
 
-def test_interval_of_a_mean_is_that_of_theory() -> None:
+def test_the_interval_of_a_mean_agrees_with_theory() -> None:
     rng = np.random.default_rng(0)
     frame = np.repeat(np.arange(400), 5)
     shared = np.repeat(
@@ -52,7 +52,7 @@ def test_interval_of_a_mean_is_that_of_theory() -> None:
     assert found.low < shared.mean() < found.high
 
 
-def test_pairing_removes_what_both_share() -> None:
+def test_shared_variation_cancels_in_differences() -> None:
     rng = np.random.default_rng(0)
     frame = np.repeat(np.arange(100), 3)
     shared = np.repeat(rng.normal(size=100), 3)
@@ -65,7 +65,7 @@ def test_pairing_removes_what_both_share() -> None:
     assert alone.high - alone.low > 10 * (found.high - found.low)
 
 
-def test_several_numbers_nan_seed_and_nothing() -> None:
+def test_vectors_nan_seeds_and_empty_arrays() -> None:
     values = np.array([[1.0, np.nan], [3.0, np.nan]])
     found = bootstrap(lambda rows: values[rows].mean(0), np.arange(2))
     assert found.low.tolist()[0] == 1
@@ -118,7 +118,7 @@ def test_partition_chance_agrees_with_shuffling(error: str) -> None:
         assert found.low < found.mean < found.high
 
 
-def test_ranks_by_chance() -> None:
+def test_chance_level_of_the_auroc() -> None:
     rng = np.random.default_rng(0)
     bad, u = rng.random(100) < 0.3, rng.random(100)
     assert shuffle_chance(lambda v: auroc(bad, v), u).mean == pytest.approx(0.5, abs=0.01)

@@ -53,7 +53,7 @@ def records(n: int = 60, seed: int = 0) -> Records:
 
 
 @pytest.mark.parametrize("name", ScalarUncertainty.__args__)
-def test_each_serves_as_u_of_every_table_and_curve(name: ScalarUncertainty) -> None:
+def test_each_kind_works_in_tables_and_curves(name: ScalarUncertainty) -> None:
     found = records()
     u = uncertainty_of(found, name)
     assert u.shape == (60,)
@@ -63,7 +63,7 @@ def test_each_serves_as_u_of_every_table_and_curve(name: ScalarUncertainty) -> N
     curves(one.iou, one.l2, one.uncertainty)
 
 
-def test_by_name_is_by_function() -> None:
+def test_names_select_their_functions() -> None:
     found = records()
     assert np.array_equal(uncertainty_of(found), found.uncertainty)
     assert np.array_equal(

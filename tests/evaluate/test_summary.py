@@ -40,7 +40,7 @@ def some_records(n: int = 300, seed: int = 0, useful: bool = True) -> Records:
     )
 
 
-def test_values_are_those_of_the_metrics() -> None:
+def test_summary_holds_the_metrics() -> None:
     records = some_records()
     found = summarise(records, replicates=50)
     expected = quality(records.iou, records.l2, records.uncertainty)
@@ -71,7 +71,7 @@ def test_values_are_those_of_the_metrics() -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
-def test_intervals_hold_the_value_and_chance_what_is_useless() -> None:
+def test_intervals_and_chance_levels() -> None:
     good, useless = summarise(some_records(900)), summarise(some_records(900, useful=False))
     cells = [found["quality"][metric]["l2"] for found in (good, useless) for metric in METRICS]
     cells += [
@@ -157,7 +157,7 @@ def test_table_has_baselines_and_chance() -> None:
     json.dumps(rows, allow_nan=False)
 
 
-def test_other_boxes_have_baselines_of_their_own() -> None:
+def test_each_set_of_boxes_has_its_baselines() -> None:
     rows = table({"exact": some_records(50), "MCI": some_records(40, seed=1)}, replicates=2)
     assert [row["method"] for row in rows[4:12:2]] == [
         "1 - score",
@@ -172,7 +172,7 @@ def test_other_boxes_have_baselines_of_their_own() -> None:
     ]  # each from the score + size of its own boxes
 
 
-def test_what_the_covariance_adds() -> None:
+def test_rows_of_differences_to_score_and_size() -> None:
     """A covariance that knows which boxes are bad, and one that does not."""
     records = some_records(400)
     bad = records.iou < 0.4
@@ -202,7 +202,7 @@ def test_what_the_covariance_adds() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1])
-def test_hardly_any_boxes(n: int) -> None:
+def test_summaries_of_few_boxes(n: int) -> None:
     records = some_records(5)[:n]
     found = summarise(records, replicates=3)
     assert found["boxes"] == n

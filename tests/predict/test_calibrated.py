@@ -74,7 +74,7 @@ def test_no_box_has_an_empty_predictive_covariance() -> None:
     assert found.predictive.shape == (0, 5, 5)
 
 
-def test_another_method_is_warned_of_once(made) -> None:
+def test_another_estimator_warns_once(made) -> None:
     detector, posterior, inputs = made
     other = boxcov.MCGLM(
         detector, posterior.with_calibration(calibration("exact")), samples=7, calibrated=True
@@ -107,7 +107,7 @@ def test_what_is_refused(made) -> None:
         boxcov.MCI(detector, calibrated=True)
 
 
-def test_a_posterior_keeps_it_in_its_file(made, tmp_path) -> None:
+def test_a_posterior_file_carries_the_calibration(made, tmp_path) -> None:
     detector, posterior, _ = made
     fitted = calibration()
     posterior.save(tmp_path / "plain.safetensors")
@@ -152,7 +152,7 @@ def test_calibrations_of_removed_kinds_are_left_out(made, tmp_path) -> None:
         boxcov.ExactGLM(detector, loaded, calibrated=True)
 
 
-def test_other_variances_lose_it(made) -> None:
+def test_changing_the_variances_drops_the_calibration(made) -> None:
     _, posterior, _ = made
     carrying = posterior.with_calibration(calibration())
     assert carrying.to("cpu").calibration is carrying.calibration

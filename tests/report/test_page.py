@@ -71,7 +71,7 @@ def read(study: Study) -> Reader:
     return reader
 
 
-def test_nothing_comes_from_outside() -> None:
+def test_the_page_needs_no_network() -> None:
     text = page(random_study())
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|\bfetch\(|XMLHttp|import\(", text)
     assert "default-src 'none'" in text
@@ -92,7 +92,7 @@ def test_links_lead_to_sections() -> None:
     assert {reference[1:] for reference in reader.references} <= set(reader.ids)
 
 
-def test_table_has_the_summarys_values() -> None:
+def test_the_table_shows_the_summary() -> None:
     study = random_study(seed=5)
     found = metric_table({method.name: method.records for method in study.methods}, replicates=3)[0]
     row = next(row for row in read(study).rows if row and row[0] == "exact" and len(row) == 13)
@@ -121,7 +121,7 @@ def test_names_are_escaped_everywhere() -> None:
 
 
 def test_page_of_twenty_frames_is_light() -> None:
-    """As many boxes as CenterPoint finds on nuScenes: three methods on the detector's own boxes, two with boxes of their own."""
+    """97 boxes per frame, as CenterPoint on nuScenes: three methods share boxes, two do not."""
     study = random_study(frames=21, each=97, points=30_000)
     many = [random_records(seed, frames=21, each=97) for seed in range(5)]
     own = [
@@ -132,7 +132,7 @@ def test_page_of_twenty_frames_is_light() -> None:
     assert len(page(replace(study, methods=methods)).encode()) < 3_000_000
 
 
-def test_data_are_json_and_the_counts_can_be_made_from_them() -> None:
+def test_the_embedded_data_are_json() -> None:
     study = random_study(seed=8)
     text = page(study)
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
@@ -161,7 +161,7 @@ def test_points_are_thinned_and_far_ones_left_out() -> None:
     assert data["scenes"][0]["pointsTotal"] == 120_000
 
 
-def test_covariances_that_are_not_sound_are_readable() -> None:
+def test_invalid_covariances_are_shown() -> None:
     odd = np.array(
         [
             [[0.0, 0.0], [0.0, 1.0]],
@@ -195,7 +195,7 @@ def test_infinite_uncertainty() -> None:
     read(Study("x", methods=[Method("m", records)]))
 
 
-def test_boxes_that_cannot_be_drawn_have_their_tables() -> None:
+def test_boxes_of_unknown_fields_have_tables_only() -> None:
     fields = ("a", "b", "c")
     study = Study(
         "Odd",
@@ -206,7 +206,7 @@ def test_boxes_that_cannot_be_drawn_have_their_tables() -> None:
     assert "quality" in read(study).ids
 
 
-def test_studies_that_cannot_be(tmp_path) -> None:
+def test_inconsistent_studies_are_refused(tmp_path) -> None:
     records = random_records(0)
     with pytest.raises(BoxcovError, match="'twice' occurs 2 times"):
         Study("x", methods=[Method("twice", records), Method("twice", records)])

@@ -1,86 +1,17 @@
-"""The page in a real browser: what it counts is what Python counts."""
+"""The page in a real browser: it counts what Python counts."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from boxcov.evaluate.quality import accurate_iou, accurate_l2, clipped_mean, partition, partitions
-from boxcov.evaluate.records import Records
-from boxcov.report.page import write
-from boxcov.report.study import Method, Scene, Study
+from boxcov.evaluate.quality import clipped_mean, partitions
 from helpers.browser import BINARY, DRIVER, MISSING, Browser
-from helpers.studies import FIELDS, random_records, random_study
+from helpers.studies import FIELDS
+from helpers.viewer_page import STUDY, centre_of, choose, counts, expected, threshold
 
 pytestmark = pytest.mark.skipif(not (BINARY and DRIVER), reason=MISSING)
-LEFT, RIGHT = "\ue012", "\ue014"  # arrow keys, as the protocol writes them
-STUDY = random_study(seed=3, frames=5, each=16)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    window = Browser(tmp_path_factory.mktemp("profile"))
-    yield window
-    window.close()
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("study") / "report.html"
-    write(path, STUDY, replicates=2)
-    return path
-
-
-@pytest.fixture
-def page(browser: Browser, file: Path) -> Iterator[Browser]:
-    """The study's page, opened anew; a word of complaint on the console at any time is a failure."""
-    browser.open(file)
-    yield browser
-    assert browser.complaints() == []
-
-
-@contextmanager
-def shown(browser: Browser, folder: Path, study: Study) -> Iterator[Browser]:
-    """The page of another study."""
-    write(folder / "report.html", study, replicates=2)
-    browser.open(folder / "report.html")
-    yield browser
-    assert browser.complaints() == []
-
-
-def counts(page: Browser, where: str) -> tuple[int, ...]:
-    """AC, IC, AU, IU as the page shows them."""
-    return tuple(int(page.text(f"#{where}-{kind}")) for kind in ("AC", "IC", "AU", "IU"))
-
-
-def expected(
-    records: Records, error: str, threshold: float, frame: int | None = None
-) -> tuple[int, ...]:
-    uncertain = ~(records.uncertainty < threshold)
-    rows = np.ones(len(records), bool) if frame is None else records.frame == frame
-    if error == "IoU":
-        return partition(accurate_iou(records.iou)[rows], uncertain[rows])
-    accurate = np.zeros(len(records), bool)
-    accurate[records.paired] = accurate_l2(records.l2[records.paired])
-    rows &= records.paired
-    return partition(accurate[rows], uncertain[rows])
-
-
-def choose(page: Browser, control: str, value: str | int) -> None:
-    page.run(
-        "const [id, value] = arguments; const control = document.getElementById(id); control.value = value;"
-        "control.dispatchEvent(new Event('input')); control.dispatchEvent(new Event('change'));",
-        control,
-        value,
-    )
-
-
-def threshold(page: Browser) -> float:
-    return float(page.run("return document.getElementById('threshold').value"))
+LEFT, RIGHT = "\ue012", "\ue014"  # arrow keys in the WebDriver protocol
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -97,7 +28,7 @@ def test_starts_at_the_papers_threshold(page: Browser, number: int) -> None:
 
 @pytest.mark.parametrize("error", ["IoU", "l2"])
 @pytest.mark.parametrize("number", range(3))
-def test_slider_counts_as_python_does(page: Browser, number: int, error: str) -> None:
+def test_the_slider_counts_like_python(page: Browser, number: int, error: str) -> None:
     choose(page, "method", number)
     choose(page, "error", error)
     records = STUDY.methods[number].records
@@ -129,7 +60,7 @@ def test_slider_by_hand_and_typed_thresholds(page: Browser) -> None:
     assert counts(page, "all") == before
 
 
-def test_rates_are_those_of_the_counts(page: Browser) -> None:
+def test_rates_follow_from_the_counts(page: Browser) -> None:
     records = STUDY.methods[0].records
     told = partitions(records.iou, records.l2, records.uncertainty)["IoU"].metrics()
     shown = {
@@ -145,7 +76,8 @@ def test_boxes_above_the_threshold_look_different(page: Browser) -> None:
     records = STUDY.methods[0].records
     choose(page, "slider", 400)
     dashed = page.run(
-        "return [...document.querySelectorAll('.box.uncertain')].map((box) => Number(box.dataset.row))"
+        "return [...document.querySelectorAll('.box.uncertain')]"
+        ".map((box) => Number(box.dataset.row))"
     )
     here = np.flatnonzero((records.frame == 0) & (records.uncertainty >= threshold(page)))
     assert sorted(dashed) == here.tolist()
@@ -190,19 +122,10 @@ def test_method_selector(page: Browser) -> None:
         page.run("return document.querySelectorAll('.sigma').length") == 0
     )  # it has no covariance
     numbers = page.run(
-        "return [...document.querySelectorAll('#labels text')].map((text) => Number(text.textContent))"
+        "return [...document.querySelectorAll('#labels text')]"
+        ".map((text) => Number(text.textContent))"
     )
     assert numbers == pytest.approx(STUDY.methods[2].records.uncertainty[:16], rel=0.06)
-
-
-def centre_of(page: Browser, row: int) -> tuple[float, float]:
-    where = page.run(
-        "const box = document.querySelector(`.box[data-row='${arguments[0]}'] .outline`); box.scrollIntoView({block: 'center'});"
-        "box.parentNode.parentNode.append(box.parentNode);"  # on top of its neighbours
-        "const area = box.getBoundingClientRect(); return [area.left + area.width / 2, area.top + area.height / 2]",
-        row,
-    )
-    return where[0], where[1]
 
 
 def test_hover_shows_the_covariance(page: Browser) -> None:
@@ -210,14 +133,16 @@ def test_hover_shows_the_covariance(page: Browser) -> None:
     row = 7
     page.pointer(("move", *centre_of(page, row)))
     fields = page.run(
-        "return [...document.querySelectorAll('.fields tbody tr')].map((line) => [...line.cells].map((c) => c.textContent))"
+        "return [...document.querySelectorAll('.fields tbody tr')].map((line) => [...line.cells]"
+        ".map((c) => c.textContent))"
     )
     deviations = np.sqrt(np.diagonal(records.covariance[row]))
     assert [line[0] for line in fields] == list(FIELDS)
     assert [float(line[1]) for line in fields] == pytest.approx(records.boxes[row], rel=0.006)
     assert [float(line[3]) for line in fields] == pytest.approx(deviations, rel=0.006)
     table = page.run(
-        "return [...document.querySelectorAll('.correlations tr')].map((line) => [...line.cells].map((c) => c.textContent))"
+        "return [...document.querySelectorAll('.correlations tr')].map((line) => [...line.cells]"
+        ".map((c) => c.textContent))"
     )
     assert table[-1][1:] == list(FIELDS)
     for a, line in enumerate(table[:-1]):
@@ -234,11 +159,12 @@ def test_hover_shows_the_covariance(page: Browser) -> None:
     assert records.classes[records.labels[row]] in page.text("#details h3")
 
 
-def test_ellipse_is_the_positions(page: Browser) -> None:
+def test_the_ellipse_shows_the_position_covariance(page: Browser) -> None:
     covariance = STUDY.methods[0].records.covariance[:16, :2, :2]
     axes = page.run(
         "return [...document.querySelectorAll('.sigma1')].map((e) =>"
-        "[Number(e.getAttribute('rx')), Number(e.getAttribute('ry')), Number(/rotate\\((.*)\\)/.exec(e.getAttribute('transform'))[1])])"
+        "[Number(e.getAttribute('rx')), Number(e.getAttribute('ry')), "
+        "Number(/rotate\\((.*)\\)/.exec(e.getAttribute('transform'))[1])])"
     )
     for matrix, (long, short, angle) in zip(covariance, axes):
         turn = np.deg2rad(angle)
@@ -254,7 +180,8 @@ def test_zoom_and_pan(page: Browser) -> None:
         return [float(value) for value in text.removeprefix("matrix(").removesuffix(")").split(" ")]
 
     middle = page.run(
-        "stage.scrollIntoView({block: 'center'}); const a = document.getElementById('stage').getBoundingClientRect();"
+        "stage.scrollIntoView({block: 'center'}); "
+        "const a = document.getElementById('stage').getBoundingClientRect();"
         "return [a.left + a.width / 2, a.top + a.height / 2]"
     )
     start = place()
@@ -273,7 +200,8 @@ def test_zoom_and_pan(page: Browser) -> None:
 
 def test_points_are_drawn_and_can_be_hidden(page: Browser) -> None:
     ink = (
-        "const c = document.getElementById('points'); const copy = new OffscreenCanvas(c.width, c.height).getContext('2d');"
+        "const c = document.getElementById('points'); "
+        "const copy = new OffscreenCanvas(c.width, c.height).getContext('2d');"
         "copy.drawImage(c, 0, 0); const d = copy.getImageData(0, 0, c.width, c.height).data;"
         "let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n"
     )
@@ -289,99 +217,13 @@ def test_click_pins_a_box(page: Browser) -> None:
     title = page.text("#details")
     page.pointer(("move", *centre_of(page, 9)))
     assert page.text("#details") == title
-    choose(page, "slider", 0)  # all uncertain: the pinned box is told anew
+    choose(page, "slider", 0)  # all uncertain: the details of the pinned box follow
     assert page.text("#details .kind")[1] == "U"
     x, y = centre_of(page, 2)
-    page.pointer(("move", x, y), "down", ("move", x + 30, y + 30), "up")  # a drag is no click
+    page.pointer(("move", x, y), "down", ("move", x + 30, y + 30), "up")  # a drag is not a click
     assert page.run("return document.querySelectorAll('.pinned.box').length") == 1
     page.pointer(("move", *centre_of(page, 2)), "down", "up")
     assert page.run("return document.querySelectorAll('.pinned.box').length") == 0
-
-
-HOSTILE = "</script><b id='evil'>&amp;\"'<!--\u2028"
-
-
-def hostile_study() -> Study:
-    records = random_records(1, frames=2, each=6, classes=(HOSTILE, "car"))
-    scene = Scene(HOSTILE, np.zeros((3, 2)), records.boxes[:2], np.array([0, 7]))
-    return Study(
-        HOSTILE,
-        {HOSTILE: {HOSTILE: HOSTILE}},
-        [Method(HOSTILE, records, HOSTILE)],
-        {0: scene},
-        [{"method": HOSTILE, "device": HOSTILE, "ms": 1.0}],
-    )
-
-
-def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
-    with shown(browser, tmp_path, hostile_study()) as page:
-        assert page.run("return document.title") == HOSTILE
-        assert page.run("return document.querySelectorAll('#evil, b#evil').length") == 0
-        assert (
-            page.run("return document.getElementById('method').selectedOptions[0].textContent")
-            == HOSTILE
-        )
-        page.pointer(
-            (
-                "move",
-                *centre_of(
-                    page, int(np.flatnonzero(hostile_study().methods[0].records.labels == 0)[0])
-                ),
-            )
-        )
-        assert (
-            page.run("return document.querySelector('#details h3').firstChild.textContent")
-            == HOSTILE
-        )
-        assert page.run("return document.querySelectorAll('script').length") == 2
-
-
-def empty_studies() -> dict[str, Study]:
-    nothing = random_records(0)[:0]
-    scene = Scene("empty", np.zeros((0, 2)), np.zeros((0, 9)), np.zeros(0, int))
-    plain = random_records(0, covariance=False)
-    return {
-        "nothing": Study("Nothing"),
-        "no box": Study("No box", methods=[Method("none", nothing)], scenes={0: scene}),
-        "no covariance": Study("Plain", methods=[Method("plain", plain)], scenes={0: scene}),
-        "no scene": Study("Blind", methods=[Method("exact", random_records(0))]),
-        "scenes only": Study("Scenes", scenes={0: scene}),
-    }
-
-
-@pytest.mark.parametrize("name", empty_studies())
-def test_studies_without_something(browser: Browser, tmp_path: Path, name: str) -> None:
-    study = empty_studies()[name]
-    with shown(browser, tmp_path, study) as page:
-        assert page.text("h1") == study.title
-        if name == "no scene":
-            choose(page, "slider", 300)
-            assert counts(page, "all") == expected(study.methods[0].records, "IoU", threshold(page))
-        if name == "no box":
-            assert counts(page, "all") == (0, 0, 0, 0)
-
-
-def test_boxes_of_images(browser: Browser, tmp_path: Path) -> None:
-    fields = ("x1", "y1", "x2", "y2")
-    records = random_records(2, frames=1, each=3, fields=fields)
-    records.boxes[:] = [[10, 20, 50, 40], [100, 100, 160, 220], [5, 5, 9, 9]]
-    study = Study(
-        "Images",
-        methods=[Method("exact", records)],
-        scenes={0: Scene("cat.png", np.zeros((0, 2)), records.boxes, records.labels)},
-    )
-    with shown(browser, tmp_path, study) as page:
-        shape = page.run(
-            "const a = document.querySelector('.box[data-row=\"1\"] .outline').getBBox(); return [a.x, a.y, a.width, a.height]"
-        )
-        assert shape == pytest.approx([100, 100, 60, 120])
-        J = np.array([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])
-        rx, ry = page.run(
-            "const e = document.querySelectorAll('.sigma1')[1]; return [e.getAttribute('rx'), e.getAttribute('ry')]"
-        )
-        assert [float(ry) ** 2, float(rx) ** 2] == pytest.approx(
-            np.linalg.eigvalsh(J @ records.covariance[1] @ J.T), rel=1e-2
-        )
 
 
 def test_dark_and_paper(page: Browser) -> None:

@@ -264,7 +264,8 @@ def _predictive_fit(records: Records) -> Any:
 def _covariance(records: Records) -> Array:
     if records.covariance is None:
         raise BoxcovError(
-            "these records have no covariance to calibrate: predict with ExactGLM, MCGLM, GLM or MCI"
+            "these records have no covariance to calibrate: "
+            "predict with ExactGLM, MCGLM, GLM or MCI"
         )
     return records.covariance
 

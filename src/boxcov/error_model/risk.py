@@ -1,7 +1,7 @@
-"""Risk: the probability that a box is inaccurate, from all that is known of it: a number to act on.
+"""Risk: the probability that a box is inaccurate, from score, size, class and covariance.
 
-A variance by itself says how far a box may be off, in units and on a scale of its own. A small logistic regression, fitted on boxes with known
-objects, makes one probability of it together with score, size, range and class; the logarithm of each variance is one column.
+A logistic regression, fitted on boxes with known objects, turns score, size, range, class and the
+log variances of a box into one probability to act on.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ PENALTIES = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 @dataclass(frozen=True)
 class Risk:
-    """What a fit found: weights for standardised columns. Values beyond those that the fit has seen count as the nearest that it has.
+    """A fitted logistic regression on standardised columns, clipped to the range of the fit.
 
-    >>> one = Risk("iou", 0.4, ("x",), ("car",), ("score",), (0.0,), (1.0,), ((-9.0, 9.0),), (-2.0,), 0.0, 1.0)
-    >>> Risk.from_json(one.to_json()) == one
+    >>> columns = {"columns": ("score",), "centre": (0.0,), "spread": (1.0,), "limits": ((-9, 9),)}
+    >>> risk = Risk(
+    ...     "iou", 0.4, ("x",), ("car",), **columns, weights=(-2.0,), intercept=0.0, penalty=1.0
+    ... )
+    >>> Risk.from_json(risk.to_json()) == risk
     True
     """
 
@@ -45,42 +48,48 @@ class Risk:
     limit: float  # a box is inaccurate below this IoU, or from this distance on
     fields: tuple[str, ...]
     classes: tuple[str, ...]
-    columns: tuple[str, ...]  # c names of what it reads
+    columns: tuple[str, ...]  # c names of the inputs
     centre: tuple[float, ...]  # (c,)
     spread: tuple[float, ...]  # (c,)
-    limits: tuple[tuple[float, ...], ...]  # (c, 2) least and greatest seen
+    limits: tuple[tuple[float, ...], ...]  # (c, 2) smallest and largest value in the fit
     weights: tuple[float, ...]  # (c,)
     intercept: float
     penalty: float
-    provenance: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # boxes, frames, share of inaccurate ones, how well it did on frames unseen
+    # boxes, frames, share of inaccurate boxes, log loss and AUROC on held-out frames
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.target not in get_args(Target):
-            raise BoxcovError(
-                f"target must be one of {', '.join(get_args(Target))}, got {self.target!r}"
-            )
+        _check_target(self.target)
         for name in ("centre", "spread", "limits", "weights"):
             if len(getattr(self, name)) != len(self.columns):
                 raise BoxcovError(
-                    f"risk: {name} has {len(getattr(self, name))} entries, expected {len(self.columns)}, one a column"
+                    f"risk: {name} has {len(getattr(self, name))} entries, "
+                    f"expected {len(self.columns)}, one per column"
                 )
 
+    def __repr__(self) -> str:
+        about = ", ".join(f"{key}={value}" for key, value in self.provenance.items())
+        return f"Risk(target={self.target!r}, {len(self.columns)} columns, {about})"
+
     def probability(self, records: Records, extra: Array | None = None) -> Array:
-        """P(the box is inaccurate) (n,); objects and errors in ``records`` are not looked at. ``extra`` (n, c) if the fit had any."""
+        """Return P(the box is inaccurate) (n,).
+
+        The objects in ``records`` are not used. ``extra`` (n, c) is needed if the fit had any.
+        """
         if (records.fields, records.classes) != (self.fields, self.classes):
             raise BoxcovError(
-                f"this risk is for boxes of {' '.join(self.fields)} of {', '.join(self.classes)}; the records have {' '.join(records.fields)} of "
+                f"this risk is for the fields {' '.join(self.fields)} and the classes "
+                f"{', '.join(self.classes)}; the records have {' '.join(records.fields)} and "
                 f"{', '.join(records.classes)}: fit one for them with fit_risk"
             )
-        seen = _columns(records, extra)
-        lacking = [name for name in self.columns if name not in seen]
-        if lacking:
+        values = _named_columns(records, extra)
+        missing = [name for name in self.columns if name not in values]
+        if missing:
             raise BoxcovError(
-                f"this risk reads {', '.join(lacking)}, which the records do not have: make them as those that it was fitted to"
+                f"this risk needs {', '.join(missing)}, which the records do not have: "
+                "predict as for the fit"
             )
-        X = _finite({name: seen[name] for name in self.columns}, len(records))
+        X = _stack_columns({name: values[name] for name in self.columns}, len(records))
         low, high = np.asarray(self.limits, dtype=float).reshape(-1, 2).T
         scaled = (np.clip(X, low, high) - self.centre) / self.spread
         return logistic(scaled @ np.asarray(self.weights) + self.intercept)
@@ -90,25 +99,17 @@ class Risk:
 
     @staticmethod
     def from_json(text: str) -> Risk:
-        """What ``to_json`` wrote.
-
-        >>> Risk.from_json("no JSON")
-        Traceback (most recent call last):
-        ...
-        boxcov.errors.BoxcovError: not a risk, or a damaged one (JSONDecodeError: Expecting value: line 1 column 1 (char 0))
-        """
+        """Read what ``to_json`` wrote."""
         try:
             given = json.loads(text)
-            lacking = [f.name for f in fields(Risk)[:-1] if f.name not in given]
-            if lacking:
-                raise BoxcovError(f"not a risk, or a damaged one (missing: {', '.join(lacking)})")
+            missing = [f.name for f in fields(Risk)[:-1] if f.name not in given]
+            if missing:
+                raise BoxcovError(f"not a risk, or damaged (missing: {', '.join(missing)})")
             return Risk(**{name: _tuples(value) for name, value in given.items()})
+        except BoxcovError:
+            raise
         except (ValueError, TypeError, AttributeError) as error:
-            if isinstance(error, BoxcovError):
-                raise
-            raise BoxcovError(
-                f"not a risk, or a damaged one ({type(error).__name__}: {error})"
-            ) from None
+            raise BoxcovError(f"not a risk, or damaged ({type(error).__name__}: {error})") from None
 
 
 def fit_risk(
@@ -120,80 +121,89 @@ def fit_risk(
     folds: int = 5,
     seed: int = 0,
 ) -> Risk:
-    """A ``Risk`` from boxes whose objects are known.
+    """Fit a ``Risk`` on boxes whose objects are known.
 
-    target: "iou": inaccurate is an IoU below 0.4, so a box without an object is. "l2": paired boxes alone, inaccurate from their mean distance on.
-    extra: more columns (n, c), such as log variances of another part of the network; ``probability`` then needs them, too.
-    penalties: on the squared weights of standardised columns; taken is the one of least log loss on frames that the fit has not seen, in ``folds``.
+    The regression reads the score logit, log sizes, range, class and, if the records have them, the
+    log variances of the fields and of the score logit. If all boxes are accurate, or none is, every
+    box gets the same probability.
 
-    It reads the logit of the score, log sizes, range, class, and, where the records have them, the log variances of the fields and of the
-    score's logit. Where all boxes are accurate, or none is, every box has the same probability.
+    extra: more columns (n, c), such as log variances of another part of the network;
+        ``Risk.probability`` then needs them as well.
+    target: "iou": inaccurate means an IoU below 0.4, which includes boxes without an object. "l2":
+        paired boxes only; inaccurate means at least the mean distance.
+    penalties: candidates for the L2 penalty. The one with the smallest log loss on held-out frames
+        (``folds`` folds) is used.
 
     >>> rng = np.random.default_rng(0)
-    >>> n, variance = 400, rng.gamma(1.0, size=400)
-    >>> boxes = np.concatenate([rng.uniform(-9, 9, (n, 2)), np.ones((n, 2)), np.zeros((n, 1))], 1)
-    >>> found = Records(
-    ...     ("x", "y", "w", "l", "yaw"), ("car",), boxes, variance, rng.uniform(0.2, 0.9, n), np.zeros(n, int), np.arange(n) // 8,
-    ...     boxes, np.where(variance > 1, 0.2, 0.8), np.ones(n), covariance=variance[:, None, None] * np.eye(5),
+    >>> n, one, variance = 400, np.ones(400), rng.gamma(1.0, size=400)
+    >>> boxes = np.concatenate([rng.uniform(-9, 9, (n, 2)), np.ones((n, 3))], 1)
+    >>> records = Records(
+    ...     ("x", "y", "w", "l", "yaw"), ("car",), boxes, variance, scores=one / 2,
+    ...     labels=np.zeros(n, int), frame=np.arange(n) // 8, truth=boxes,
+    ...     iou=np.where(variance > 1, 0.2, 0.8), l2=one,
+    ...     covariance=variance[:, None, None] * np.eye(5),
     ... )
-    >>> p = fit_risk(found).probability(found)
+    >>> p = fit_risk(records).probability(records)
     >>> bool(p[variance > 2].min() > 0.8 > 0.2 > p[variance < 0.5].max())
     True
     """
-    _check(records, target, penalties)
+    _check_target(target)
+    _check_records(records, penalties)
     rows = np.ones(len(records), dtype=bool) if target == "iou" else records.paired
     limit = IOU_THRESHOLD if target == "iou" else clipped_mean(records.l2[rows])
     bad = records.iou[rows] < limit if target == "iou" else ~(records.l2[rows] < limit)
-    named = {name: column[rows] for name, column in _columns(records, extra).items()}
-    X, frame = _finite(named, len(bad)), records.frame[rows]
+    named = {name: column[rows] for name, column in _named_columns(records, extra).items()}
+    X, frame = _stack_columns(named, len(bad)), records.frame[rows]
     centre, spread = X.mean(0), X.std(0)
     spread = np.where(spread > 0, spread, 1.0)
-    weights, penalty, about = np.zeros(1 + X.shape[1]), max(penalties), {}
+    weights, penalty, held_out = np.zeros(1 + X.shape[1]), max(penalties), {}
     weights[0] = log((bad.sum() + 0.5) / (len(bad) - bad.sum() + 0.5))
     if bad.any() and not bad.all():
-        held = {
-            strength: out_of_fold(X, bad, frame, folds=folds, penalty=strength, seed=seed)
-            for strength in sorted(penalties, reverse=True)
+        probability = {
+            candidate: out_of_fold(X, bad, frame, folds=folds, penalty=candidate, seed=seed)
+            for candidate in sorted(penalties, reverse=True)  # of equal ones the largest is taken
         }
-        penalty = min(
-            held, key=lambda strength: _log_loss(held[strength], bad)
-        )  # of equals the strongest
+        penalty = min(probability, key=lambda p: _log_loss(probability[p], bad))
         weights = logistic_regression((X - centre) / spread, bad, penalty)
-        about = {"log loss": _log_loss(held[penalty], bad), "AUROC": auroc(bad, held[penalty])}
+        loss, area = _log_loss(probability[penalty], bad), auroc(bad, probability[penalty])
+        held_out = {"log loss": loss, "AUROC": area}
     return Risk(
-        target,
-        float(limit),
-        records.fields,
-        records.classes,
-        tuple(named),
-        tuple(centre.tolist()),
-        tuple(spread.tolist()),
-        tuple(zip(X.min(0).tolist(), X.max(0).tolist())),
-        tuple(weights[1:].tolist()),
-        float(weights[0]),
-        float(penalty),
-        {
+        target=target,
+        limit=float(limit),
+        fields=records.fields,
+        classes=records.classes,
+        columns=tuple(named),
+        centre=tuple(centre.tolist()),
+        spread=tuple(spread.tolist()),
+        limits=tuple(zip(X.min(0).tolist(), X.max(0).tolist())),
+        weights=tuple(weights[1:].tolist()),
+        intercept=float(weights[0]),
+        penalty=float(penalty),
+        provenance={
             "boxes": len(bad),
             "frames": len(np.unique(frame)),
             "inaccurate": float(bad.mean()),
-            "held out": about,
+            "held out": held_out,
         },
     )
 
 
-def _check(records: Records, target: str, penalties: Sequence[float]) -> None:
+def _check_target(target: str) -> None:
     if target not in get_args(Target):
         raise BoxcovError(f"target must be one of {', '.join(get_args(Target))}, got {target!r}")
+
+
+def _check_records(records: Records, penalties: Sequence[float]) -> None:
     if not penalties or not min(penalties) > 0:
         raise BoxcovError(f"penalties must be above 0, and at least one, got {tuple(penalties)}")
     if not records.paired.any():
         raise BoxcovError(
-            f"none of the {len(records)} boxes is paired with an object, so there is nothing to learn from: are the objects those of the same "
-            "frames, in the same coordinates and with the same classes?"
+            f"none of the {len(records)} boxes is paired with an object: are the objects those of "
+            "the same frames, in the same coordinates and with the same classes?"
         )
 
 
-def _columns(records: Records, extra: Array | None) -> dict[str, Array]:
+def _named_columns(records: Records, extra: Array | None) -> dict[str, Array]:
     found = named_features(records)
     if records.covariance is not None:
         found |= named_covariance_features(records)
@@ -201,19 +211,19 @@ def _columns(records: Records, extra: Array | None) -> dict[str, Array]:
         extra = np.asarray(extra, dtype=float)
         if extra.ndim != 2 or len(extra) != len(records):
             raise BoxcovError(
-                f"extra has shape {extra.shape}, expected ({len(records)}, c): one row a box"
+                f"extra has shape {extra.shape}, expected ({len(records)}, c): one row per box"
             )
         found |= {f"extra {i}": extra[:, i] for i in range(extra.shape[1])}
     return found
 
 
-def _finite(named: Mapping[str, Array], n: int) -> Array:
-    """The columns side by side (n, c), all of them numbers."""
+def _stack_columns(named: Mapping[str, Array], n: int) -> Array:
+    """Return the columns (n, c), all finite."""
     for name, column in named.items():
         wrong = int((~np.isfinite(column)).sum())
         if wrong:
             raise BoxcovError(
-                f"{name} of {wrong} of {n} boxes is not a finite number: leave those boxes out, or find out why"
+                f"{name} of {wrong} of {n} boxes is not finite: remove those boxes, or find out why"
             )
     return np.stack(list(named.values()), 1)
 

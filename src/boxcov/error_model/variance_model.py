@@ -104,7 +104,7 @@ class FieldModel:
         return replace(self, X=self.X[rows], errors=self.errors[rows])
 
     def clip_to(self, seen: FieldModel) -> FieldModel:
-        """Return the model with features clipped to the range of ``seen``, as a calibration does."""
+        """Return the model with features clipped to the range of ``seen``, like a calibration."""
         return replace(self, X=np.clip(self.X, seen.X.min(0), seen.X.max(0)))
 
     def variances(self, theta: Array) -> Array:

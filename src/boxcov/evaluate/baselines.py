@@ -72,7 +72,7 @@ def covariance_features(records: Records) -> Array:
 
 
 def named_covariance_features(records: Records) -> dict[str, Array]:
-    """Return the log variance of each field, and of the score logit if known, each (n,), by name."""
+    """Return the log variances (n,) of the fields, and of the score logit if known, by name."""
     if records.covariance is None:
         raise BoxcovError("these records have no covariance to take variances from")
     variances = np.diagonal(np.asarray(records.covariance, dtype=float), axis1=1, axis2=2)
@@ -123,7 +123,8 @@ def logistic_regression(columns: Array, bad: Array, penalty: float = 1.0) -> Arr
     Minimises the negative log likelihood plus ``penalty / 2`` times the squared weights. The
     intercept is not penalised, so ``bad`` (n,) must contain both values.
 
-    >>> logistic_regression(np.zeros((4, 1)), np.array([True, False, False, False])).round(4).tolist()
+    >>> bad = np.array([True, False, False, False])
+    >>> logistic_regression(np.zeros((4, 1)), bad).round(4).tolist()  # log(1/3)
     [-1.0986, 0.0]
     """
     X = np.concatenate([np.ones((len(columns), 1)), columns], 1)

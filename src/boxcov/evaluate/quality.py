@@ -17,7 +17,7 @@ IOU_THRESHOLD = 0.4
 
 
 class Partition(NamedTuple):
-    """Counts of predictions that are accurate (A) or inaccurate (I) and certain (C) or uncertain (U)."""
+    """Counts of accurate (A) or inaccurate (I) and certain (C) or uncertain (U) predictions."""
 
     AC: int
     IC: int

@@ -55,7 +55,7 @@ class Calibration:
     spread: Row = ()  # (P,) standard deviations of the features
     limits: tuple[Row, ...] = ()  # (P, 2) features are clipped to the range seen in the fit
     floor: Row = ()  # (D,) added to r
-    # (L, 2) a share of the errors and the probability mass of their Gaussians that holds it; ascending
+    # (L, 2) ascending: a share of the errors, and the mass of their Gaussians that holds it
     regions: tuple[Row, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)  # boxes, frames, data, NLL ...
 
@@ -142,13 +142,7 @@ class Calibration:
 
     @staticmethod
     def from_json(text: str) -> Calibration:
-        """Read what ``to_json`` wrote, in this version or in 0.1.
-
-        >>> Calibration.from_json("{}")
-        Traceback (most recent call last):
-        ...
-        boxcov.errors.BoxcovError: not a calibration, or damaged (missing: kind, fields, classes, estimator, log_residual)
-        """
+        """Read what ``to_json`` wrote, in this version or in 0.1."""
         try:
             given = json.loads(text)
             missing = [f.name for f in fields(Calibration)[:5] if f.name not in given]

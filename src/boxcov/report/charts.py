@@ -1,4 +1,4 @@
-"""The charts of a study, described once; ``svg`` draws them for the page, ``figures`` for papers."""
+"""The charts of a study, described once; ``svg`` and ``figures`` draw them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def draw_scene(axes: Any, scene: Scene, records: Records, threshold: float | Non
 
 
 def _draw_box(axes: Any, box: Array, position: Array | None, colour: str, dash: str) -> None:
-    """Draw a box (5,) as x y w l yaw with its heading, and 1 and 3 sigma ellipses of its position."""
+    """Draw a box x y w l yaw with its heading, and 1 and 3 sigma ellipses of its position."""
     axes.plot(*corners(box[None])[0].T, color=colour, linewidth=1, linestyle=dash)
     front = box[:2] + box[3] / 2 * np.array([np.cos(box[4]), np.sin(box[4])])
     axes.plot(*np.stack([box[:2], front]).T, color=colour, linewidth=1)

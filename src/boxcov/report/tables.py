@@ -46,7 +46,7 @@ def html_table(
     groups: a line above the head, as texts and the number of columns each spans.
     quiet: numbers of rows to show in smaller type.
 
-    >>> "<td>&lt;b&gt;<small>0 to 1</small></td>" in html_table(["", "AvU"], [["", ("<b>", "0 to 1")]])
+    >>> "<td>&lt;b&gt;<small>0 to 1</small></td>" in html_table([], [["", ("<b>", "0 to 1")]])
     True
     """
     spans = "".join(
@@ -90,7 +90,7 @@ def covariance_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def group_table(kind: str, summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return one row per class or range; ``summaries`` are those of ``by_class`` or ``by_range``."""
+    """Return one row per class or range, from the result of ``by_class`` or ``by_range``."""
     lines = []
     for name, summary in summaries.items():
         measures = {**summary["quality"], **{ranking: summary[ranking] for ranking in RANKINGS}}

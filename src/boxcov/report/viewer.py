@@ -1,4 +1,4 @@
-"""The interactive bird's-eye viewer of the page: its HTML and its data. ``assets`` has the script."""
+"""The interactive viewer of the page: its HTML and its data. ``assets`` holds its script."""
 
 from __future__ import annotations
 
@@ -206,7 +206,8 @@ def viewer_html(with_stage: bool) -> str:
 
 def _counts_html(scope: str, title: str) -> str:
     cell = {
-        kind: f'<td class="{kind}" title="{words}"><b id="{scope}-{kind}">–</b><small>{kind}</small></td>'
+        kind: f'<td class="{kind}" title="{words}">'
+        f'<b id="{scope}-{kind}">–</b><small>{kind}</small></td>'
         for kind, words in _CELLS.items()
     }
     rates = "".join(f'<dt>{name}</dt><dd id="{scope}-{key}">–</dd>' for key, name in _RATES.items())
