@@ -130,7 +130,7 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, dict[str, int]
 
 
 def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readings, Array]:
-    """Return the sweeps of the split, and the key sweep (samples,) of each sample, -1 if missing."""
+    """Return the sweeps of the split, and the key sweep (samples,) of each sample, or -1."""
     mounts, mount_R, mount_t = _mounts(folder)
     table = Table(folder, "sample_data")
     sweeps: dict[str, int] = {}

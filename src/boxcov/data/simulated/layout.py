@@ -1,7 +1,7 @@
-"""Where things stand: a road with its lanes, parking, pavements, roadworks, yards, and the street behind it.
+"""The layout of a street: traffic, parked cars, pedestrians, roadworks, yards and backdrop.
 
-Everything is laid out along the road first: s runs along it, t to its left, 0 at its middle line; traffic keeps to the right.
-What is laid first has the right of way: what would stand inside something laid earlier is taken out later.
+Objects are placed along the road first: s runs along it, t to its left, with 0 at its middle line;
+traffic keeps to the right. Objects that overlap an earlier one are removed later.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ _ID = {kind: number for number, kind in enumerate(KINDS)}
 
 @dataclass(frozen=True)
 class Road:
+    """The road that the ego car is on."""
+
     heading: float  # of the road's s axis, radians from x
     lanes: int  # in each direction
     ego: float  # t of the sensor
-    crossing: float  # s of the road that crosses, far away where there is none
+    crossing: float  # s of the crossing road, far away if there is none
 
     @property
     def edge(self) -> float:
@@ -35,35 +37,22 @@ class Road:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Things and where they are; every field is (n,). Along the road x is s and y is t."""
+class Placement:
+    """Kinds and poses of n objects; every field is (n,). In road coordinates x is s and y is t."""
 
     kind: Tensor
     x: Tensor
     y: Tensor
     yaw: Tensor
-    speed: Tensor  # along yaw, metres a second
-    rate: Tensor  # of yaw, radians a second
+    speed: Tensor  # along yaw, metres per second
+    rate: Tensor  # of yaw, radians per second
 
-    def where(self, mask: Tensor) -> Placed:
-        return Placed(
-            self.kind[mask],
-            self.x[mask],
-            self.y[mask],
-            self.yaw[mask],
-            self.speed[mask],
-            self.rate[mask],
-        )
+    def where(self, mask: Tensor) -> Placement:
+        return Placement(*(getattr(self, field.name)[mask] for field in fields(self)))
 
 
-def lay_out(rng: Rng, scenario: Scenario) -> tuple[Road, Placed]:
-    """A road and all that is on and beside it, in the LiDAR's axes (x right, y forward); the ego car comes first.
-
-    >>> from boxcov.data.simulated.rng import make_rng
-    >>> road, placed = lay_out(make_rng(0, 0, "cpu"), Scenario())
-    >>> len(placed.kind) > 60, KINDS[placed.kind[0]]
-    (True, 'ego')
-    """
+def lay_out(rng: Rng, scenario: Scenario) -> tuple[Road, Placement]:
+    """Draw a road and all objects in LiDAR coordinates (x right, y forward), ego car first."""
     road = _road(rng)
     groups = [
         _traffic(rng, road),
@@ -72,13 +61,13 @@ def lay_out(rng: Rng, scenario: Scenario) -> tuple[Road, Placed]:
         _cycles(rng, road, scenario.people),
     ]
     groups += [_parked(rng, road), *_yards(rng, road), *_backdrop(rng, road)]
-    beside = joined(groups)
-    # beside the road, nothing stands on the road that crosses
+    beside = concatenate(groups)
+    # off the road, the crossing road stays free
     beside = beside.where(
         (beside.y.abs() < road.edge) | ((beside.x - road.crossing).abs() > 2 * LANE)
     )
-    return road, joined(
-        [_ego(rng, road), _turned(road, joined([_crossing_traffic(rng, road), beside]))]
+    return road, concatenate(
+        [_ego(rng, road), _to_lidar(road, concatenate([_crossing_traffic(rng, road), beside]))]
     )
 
 
@@ -90,19 +79,21 @@ def _road(rng: Rng) -> Road:
     return Road(pi / 2 + bend, lanes, ego, crossing)
 
 
-def _ego(rng: Rng, road: Road) -> Placed:
+def _ego(rng: Rng, road: Road) -> Placement:
     moving = float(rng.flag(0.75))
     speed, rate = (
         moving * rng.uniform(1, 13, 1),
         moving * (rng.normal(0, 0.03, 1) + 0.3 * (road.heading - pi / 2)),
     )
     zero = torch.zeros(1)
-    return Placed(torch.tensor([_ID["ego"]]), zero, zero, zero + pi / 2, speed, rate)
+    return Placement(torch.tensor([_ID["ego"]]), zero, zero, zero + pi / 2, speed, rate)
 
 
-def _traffic(rng: Rng, road: Road) -> Placed:
+def _traffic(rng: Rng, road: Road) -> Placement:
     slots, lanes = 9, 2 * road.lanes
-    side = torch.tensor([-1.0, 1.0]).repeat(road.lanes)[:, None]  # -1: right, going our way
+    side = torch.tensor([-1.0, 1.0]).repeat(road.lanes)[
+        :, None
+    ]  # -1: right, in the ego car's direction
     t = side * LANE * (0.5 + torch.arange(lanes)[:, None] // 2) + rng.normal(0, 0.2, lanes, slots)
     s = torch.arange(slots) * 13.5 - 54 + rng.uniform(-3.5, 3.5, lanes, slots)
     speed = (
@@ -119,12 +110,12 @@ def _traffic(rng: Rng, road: Road) -> Placed:
         "motorcycle": 0.09,
         "bicycle": 0.06,
     }
-    kind = rng.choice(_numbers(shares), lanes * slots)
+    kind = rng.choice(_by_number(shares), lanes * slots)
     yaw = (side > 0) * pi + rng.normal(0, 0.03, lanes, slots)
     return _moving(rng, kind, s, t, yaw, speed).where(rng.chance(0.42, lanes * slots))
 
 
-def _crossing_traffic(rng: Rng, road: Road) -> Placed:
+def _crossing_traffic(rng: Rng, road: Road) -> Placement:
     if road.crossing > _END:
         return _standing(
             torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0), torch.zeros(0)
@@ -134,29 +125,30 @@ def _crossing_traffic(rng: Rng, road: Road) -> Placed:
     s = road.crossing + side * LANE / 2 + rng.normal(0, 0.15, 2, 8)
     speed = rng.uniform(1, 10, 2, 8) * rng.chance(0.6, 2, 1)
     kind = rng.choice(
-        _numbers({"car": 0.68, "truck": 0.1, "bus": 0.07, "motorcycle": 0.09, "bicycle": 0.06}), 16
+        _by_number({"car": 0.68, "truck": 0.1, "bus": 0.07, "motorcycle": 0.09, "bicycle": 0.06}),
+        16,
     )
     placed = _moving(rng, kind, s, t, side * pi / 2 + rng.normal(0, 0.03, 2, 8), speed)
     return placed.where(rng.chance(0.4, 16) & (placed.y.abs() > road.edge + 3))
 
 
-def _parked(rng: Rng, road: Road) -> Placed:
+def _parked(rng: Rng, road: Road) -> Placement:
     slots = 17
     side = torch.tensor([-1.0, 1.0])[:, None]
     s = torch.arange(slots) * 6.9 - 55 + rng.uniform(-0.5, 0.5, 2, slots)
     t = side * (road.edge + 1.3 + rng.normal(0, 0.12, 2, slots).abs())
     yaw = (side > 0) * pi * rng.chance(0.8, 2, 1) + rng.normal(0, 0.03, 2, slots)
     kind = rng.choice(
-        _numbers({"car": 0.84, "truck": 0.08, "motorcycle": 0.04, "trailer": 0.02, "bus": 0.02}),
+        _by_number({"car": 0.84, "truck": 0.08, "motorcycle": 0.04, "trailer": 0.02, "bus": 0.02}),
         2 * slots,
     )
     full = rng.uniform(-0.35, 0.7, 2, 1).expand(2, slots).flatten()
     return _standing(kind, s, t, yaw).where(rng.chance(full, 2 * slots))
 
 
-def _people(rng: Rng, road: Road, many: float) -> Placed:
+def _people(rng: Rng, road: Road, many: float) -> Placement:
     n = int(rng.number(8, 20) * many)
-    # in twos and threes: each near one of n / 2 meeting points
+    # in groups: each near one of n / 2 meeting points
     groups = max(1, n // 2)
     member = torch.randint(groups, (n,), generator=rng.generator)
     on_road = rng.chance(0.15, groups)
@@ -173,19 +165,19 @@ def _people(rng: Rng, road: Road, many: float) -> Placed:
     return _moving(rng, kind, s, t, yaw, walking * rng.normal(1.3, 0.25, n).clamp(0.5, 2.2))
 
 
-def _cycles(rng: Rng, road: Road, many: float) -> Placed:
+def _cycles(rng: Rng, road: Road, many: float) -> Placement:
     n = int(rng.number(4, 8) * (1 + many) / 2)
     side = rng.sign(n)
     riding = rng.chance(0.5, n)
     s = rng.uniform(-42, 42, n)
     t = side * (road.edge + torch.where(riding, rng.uniform(-0.9, -0.2, n), rng.uniform(2.6, 6, n)))
     yaw = torch.where(riding, (side > 0) * pi + rng.normal(0, 0.06, n), rng.uniform(-pi, pi, n))
-    kind = rng.choice(_numbers({"bicycle": 0.55, "motorcycle": 0.45}), n)
+    kind = rng.choice(_by_number({"bicycle": 0.55, "motorcycle": 0.45}), n)
     return _moving(rng, kind, s, t, yaw, riding * rng.uniform(2, 7, n))
 
 
-def _roadworks(rng: Rng, road: Road) -> list[Placed]:
-    """Up to two rows of cones and two of barriers, and machines between them, on one side of the road."""
+def _roadworks(rng: Rng, road: Road) -> list[Placement]:
+    """Return rows of cones and barriers with machines between them, on one side of the road."""
     if rng.flag(0.15):
         return []
     side, s0 = float(rng.sign()), rng.number(-28, 28)
@@ -193,7 +185,7 @@ def _roadworks(rng: Rng, road: Road) -> list[Placed]:
     cones = _row(rng, _ID["traffic_cone"], 2, 8, s0, t0, rng.number(1.4, 4.0), 0.0)
     barriers = _row(rng, _ID["barrier"], 2, 8, s0, t0, 2.95, pi / 2)
     n = 3
-    kind = rng.choice(_numbers({"construction_vehicle": 0.75, "truck": 0.25}), n)
+    kind = rng.choice(_by_number({"construction_vehicle": 0.75, "truck": 0.25}), n)
     s, t = s0 + rng.uniform(-14, 14, n), t0 + side * rng.uniform(2, 12, n)
     machines = _standing(kind, s, t, rng.uniform(-pi, pi, n)).where(rng.chance(0.55, n))
     return [cones, barriers, machines]
@@ -201,8 +193,8 @@ def _roadworks(rng: Rng, road: Road) -> list[Placed]:
 
 def _row(
     rng: Rng, kind: int, rows: int, most: int, s0: float, t0: float, gap: float, turn: float
-) -> Placed:
-    """Up to ``most`` of a kind in each row, ``gap`` apart; ``turn`` is their yaw against the row's direction."""
+) -> Placement:
+    """Return up to ``most`` objects per row, ``gap`` apart, with yaw ``turn`` to the row."""
     step = torch.arange(most)[None]
     direction = torch.where(
         rng.chance(0.7, rows, 1), rng.normal(0, 0.12, rows, 1), rng.uniform(-pi, pi, rows, 1)
@@ -225,8 +217,8 @@ def _row(
     return _standing(torch.full((rows * most,), kind), s, t, yaw).where(keep.flatten())
 
 
-def _yards(rng: Rng, road: Road) -> list[Placed]:
-    """Parking for large things beside the road: bays in two rows."""
+def _yards(rng: Rng, road: Road) -> list[Placement]:
+    """Return parked large vehicles off the road, in bays in two rows."""
     yards = []
     for side in (-1.0, 1.0):
         if not rng.flag(0.45):
@@ -242,7 +234,7 @@ def _yards(rng: Rng, road: Road) -> list[Placed]:
         )
         yaw = pi / 2 * rng.sign(rows, bays) + rng.normal(0, 0.04, rows, bays)
         kind = rng.choice(
-            _numbers(
+            _by_number(
                 {
                     "trailer": 0.3,
                     "bus": 0.17,
@@ -257,8 +249,8 @@ def _yards(rng: Rng, road: Road) -> list[Placed]:
     return yards
 
 
-def _backdrop(rng: Rng, road: Road) -> list[Placed]:
-    def beside(kind: str, n: int, near: float, far: float, share: float = 0.7) -> Placed:
+def _backdrop(rng: Rng, road: Road) -> list[Placement]:
+    def beside(kind: str, n: int, near: float, far: float, share: float = 0.7) -> Placement:
         s = (
             (torch.arange(n) + 0.5) * (2 * _END / n)
             - _END
@@ -281,25 +273,25 @@ def _backdrop(rng: Rng, road: Road) -> list[Placed]:
     ]
 
 
-def _numbers(shares: dict[str, float]) -> dict[int, float]:
+def _by_number(shares: dict[str, float]) -> dict[int, float]:
     return {_ID[kind]: share for kind, share in shares.items()}
 
 
-def _moving(rng: Rng, kind: Tensor, s: Tensor, t: Tensor, yaw: Tensor, speed: Tensor) -> Placed:
+def _moving(rng: Rng, kind: Tensor, s: Tensor, t: Tensor, yaw: Tensor, speed: Tensor) -> Placement:
     x, y, yaw, speed = (field.expand(s.shape).flatten() for field in (s, t, yaw, speed))
-    return Placed(kind, x, y, yaw, speed, (speed > 0) * rng.normal(0, 0.06, len(kind)))
+    return Placement(kind, x, y, yaw, speed, (speed > 0) * rng.normal(0, 0.06, len(kind)))
 
 
-def _standing(kind: Tensor, s: Tensor, t: Tensor, yaw: Tensor) -> Placed:
+def _standing(kind: Tensor, s: Tensor, t: Tensor, yaw: Tensor) -> Placement:
     x, y, yaw = (field.expand(s.shape).flatten() for field in (s, t, yaw))
-    return Placed(kind, x, y, yaw, torch.zeros(len(kind)), torch.zeros(len(kind)))
+    return Placement(kind, x, y, yaw, torch.zeros(len(kind)), torch.zeros(len(kind)))
 
 
-def _turned(road: Road, placed: Placed) -> Placed:
-    """From the road's axes into the LiDAR's."""
+def _to_lidar(road: Road, placed: Placement) -> Placement:
+    """Transform road coordinates into LiDAR coordinates."""
     heading = torch.tensor(road.heading)
     cos, sin, s, t = heading.cos(), heading.sin(), placed.x, placed.y - road.ego
-    return Placed(
+    return Placement(
         placed.kind,
         cos * s - sin * t,
         sin * s + cos * t,
@@ -309,13 +301,11 @@ def _turned(road: Road, placed: Placed) -> Placed:
     )
 
 
-def joined(groups: Sequence[Placed]) -> Placed:
-    """All groups as one.
-
-    >>> one = Placed(*torch.zeros(6, 1))
-    >>> len(joined([one, one]).x)
-    2
-    """
-    return Placed(
-        *(torch.cat([getattr(group, field.name) for group in groups]) for field in fields(Placed))
+def concatenate(groups: Sequence[Placement]) -> Placement:
+    """Return all groups as one."""
+    return Placement(
+        *(
+            torch.cat([getattr(group, field.name) for group in groups])
+            for field in fields(Placement)
+        )
     )

@@ -1,7 +1,8 @@
-"""First hits of a spinning sensor's rays on upright prisms: oriented boxes and elliptic cylinders.
+"""First hits of a rotating sensor's rays on upright prisms: oriented boxes, elliptic cylinders.
 
-All rays of one column (one azimuth of one view) share their direction in the plane, so a prism's outline is intersected once a column,
-and each beam adds its slab in height only. A prism is tested against the columns it can be seen in, and no other.
+All rays of a column (one azimuth of one view) share their horizontal direction: a prism's outline
+is intersected once per column, and its height range once per beam. A prism is tested only against
+the columns in which it can be seen.
 """
 
 from __future__ import annotations
@@ -19,12 +20,7 @@ _ROW = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Prisms:
-    """M upright prisms, each where V views find it; every field is (V, M).
-
-    >>> one = torch.ones(1, 1)
-    >>> Prisms(5 * one, 0 * one, 0 * one, one, one, -one, one, 0 * one, 0 * one).x.shape
-    torch.Size([1, 1])
-    """
+    """M upright prisms in each of V views; every field is (V, M)."""
 
     x: Tensor  # centre
     y: Tensor
@@ -34,12 +30,12 @@ class Prisms:
     bottom: Tensor  # z
     top: Tensor
     round: Tensor  # 1 for an elliptic cylinder, 0 for a box
-    depth: Tensor  # mean free path of a ray inside, metres: 0 for a solid, more for leaves or spray
+    depth: Tensor  # mean free path of a ray inside, metres; 0 for a solid
 
 
 @dataclass(frozen=True)
 class Fan:
-    """The rays of V views: C columns of beams each; ``tangents`` are those of the beams' elevations, never 0.
+    """The rays of V views, with C columns of beams each.
 
     >>> Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([-0.1, 0.1]), columns=4).angles()
     tensor([[0.0000, 1.5708, 3.1416, 4.7124]])
@@ -47,26 +43,29 @@ class Fan:
 
     origins: Tensor  # (V, 3)
     starts: Tensor  # (V,) azimuth of column 0
-    tangents: Tensor  # (b,)
+    tangents: Tensor  # (b,) of the elevations, not 0
     columns: int
 
     def angles(self) -> Tensor:
-        """The azimuth of each column, (V, C)."""
+        """Return the azimuth of each column, (V, C)."""
         steps = torch.arange(self.columns, device=self.starts.device, dtype=self.starts.dtype)
         return self.starts[:, None] + steps * (2 * pi / self.columns)
 
 
 @dataclass(frozen=True)
 class Hits:
-    """What each ray meets first; every field is (V, C, b)."""
+    """The first hit of each ray; every field is (V, C, b)."""
 
-    distance: Tensor  # in the plane; inf where nothing is met
-    prism: Tensor  # index into the M prisms, -1 where nothing is met
+    distance: Tensor  # horizontal; inf without a hit
+    prism: Tensor  # index into the M prisms, -1 without a hit
     cosine: Tensor  # of the angle of incidence
 
 
 def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
-    """The first hit of every ray. ``penetration`` (V, C, b) is how many mean free paths a ray goes into what is not solid.
+    """Return the first hit of every ray.
+
+    ``penetration`` (V, C, b) is the depth in mean free paths that a ray reaches in a prism that is
+    not solid.
 
     >>> one = torch.ones(1, 1)
     >>> cube = Prisms(5 * one, 0 * one, 0 * one, one, one, -one, one, 0 * one, 0 * one)
@@ -75,10 +74,10 @@ def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
     tensor([4., inf, inf, inf])
     """
     views, columns, beams = penetration.shape
-    first, count = seen(
+    first, count = visible_columns(
         fan, prisms.x, prisms.y, prisms.yaw, prisms.half_length, prisms.half_width, reach
     )
-    owner, column = rows(first, count, columns)  # (P,) each
+    owner, column = interval_rows(first, count, columns)  # (P,) each
     entry, leave, cosine = _outline(fan, prisms, owner, column)  # (P,) each
     cell = owner // prisms.x.shape[1] * columns + column  # (P,) which column of which view
     nearest = penetration.new_full((views * columns, beams), _NO_HIT, dtype=torch.int64)
@@ -90,13 +89,16 @@ def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
     for begin in range(0, len(owner), CHUNK):
         part = slice(begin, begin + CHUNK)
         inside = depth[part, None] * penetration.reshape(-1, beams)[cell[part]]
-        distance = _slab(entry[part], leave[part], bottom[part], top[part], fan.tangents, inside)
-        # the distance's bits order as the distance does, since it is positive: one integer minimum finds the hit and its row
+        distance = _slab_distance(
+            entry[part], leave[part], bottom[part], top[part], fan.tangents, inside
+        )
+        # bits of positive floats are ordered as the floats: one integer minimum finds the
+        # nearest hit and its row
         row = torch.arange(begin, begin + len(distance), device=owner.device)
         key = (distance.view(torch.int32).long() << 32) | row[:, None]
         key = torch.where(distance.isfinite(), key, _NO_HIT)
         nearest.scatter_reduce_(0, cell[part, None].expand_as(key), key, "amin")
-    return _read(
+    return _hits(
         nearest.reshape(views, columns, beams),
         fan.tangents,
         owner % prisms.x.shape[1],
@@ -105,7 +107,7 @@ def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
     )
 
 
-def seen(
+def visible_columns(
     fan: Fan,
     x: Tensor,
     y: Tensor,
@@ -114,11 +116,11 @@ def seen(
     half_width: Tensor,
     reach: float,
 ) -> tuple[Tensor, Tensor]:
-    """The columns in which each oriented rectangle (V, M) can be seen: the first of them, and how many.
+    """Return the first column in which each oriented rectangle (V, M) is seen, and their number.
 
     >>> one = torch.ones(1, 1)
     >>> fan = Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([0.1]), columns=360)
-    >>> seen(fan, 10 * one, 0 * one, 0 * one, 1e-3 * one, 1.6 * one, reach=70.0)
+    >>> visible_columns(fan, 10 * one, 0 * one, 0 * one, 1e-3 * one, 1.6 * one, reach=70.0)
     (tensor([[-9]]), tensor([[19]]))
     """
     dx, dy = x - fan.origins[:, :1], y - fan.origins[:, 1:2]
@@ -127,7 +129,7 @@ def seen(
     along, across = half_length[..., None] * signs[0], half_width[..., None] * signs[1]  # (V, M, 4)
     cx = dx[..., None] + cos[..., None] * along - sin[..., None] * across
     cy = dy[..., None] + sin[..., None] * along + cos[..., None] * across
-    # corners' azimuths relative to the centre's: never wrap around for a convex outline seen from outside
+    # azimuths relative to the centre's: they do not wrap around when seen from outside
     turn = torch.atan2(
         dx[..., None] * cy - dy[..., None] * cx, dx[..., None] * cx + dy[..., None] * cy
     )
@@ -137,21 +139,21 @@ def seen(
     near = torch.hypot(dx, dy) - torch.hypot(half_length, half_width) <= reach
     scale = fan.columns / (2 * pi)
     middle = torch.atan2(dy, dx) - fan.starts[:, None]
-    margin = 1e-3  # columns; for rounding
+    margin = 1e-3  # in columns, for rounding
     first = ((middle + turn.amin(-1)) * scale - margin).ceil().long()
     last = ((middle + turn.amax(-1)) * scale + margin).floor().long()
     count = torch.where(within, fan.columns, (last - first + 1).clamp(0, fan.columns))
     return first, count * near
 
 
-def rows(first: Tensor, count: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """One row for each column of each interval: the interval it belongs to (flat index), and the column.
+def interval_rows(first: Tensor, count: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Return one row per column of each interval: the interval's flat index, and the column.
 
-    >>> rows(torch.tensor([-1, 2]), torch.tensor([2, 1]), columns=4)
+    >>> interval_rows(torch.tensor([-1, 2]), torch.tensor([2, 1]), columns=4)
     (tensor([0, 0, 1]), tensor([3, 0, 2]))
     """
     count = count.flatten()
-    total = int(count.sum())  # the one wait for the device
+    total = int(count.sum())  # the only synchronization with the device
     owner = torch.repeat_interleave(
         torch.arange(len(count), device=count.device), count, output_size=total
     )
@@ -163,12 +165,11 @@ def rows(first: Tensor, count: Tensor, columns: int) -> tuple[Tensor, Tensor]:
 def _outline(
     fan: Fan, prisms: Prisms, owner: Tensor, column: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each row's column enters and leaves its prism's outline, and the cosine of incidence in the plane; each (P,)."""
+    """Return each row's entry and exit distance and horizontal cosine of incidence, (P,) each."""
     dx, dy = prisms.x - fan.origins[:, :1], prisms.y - fan.origins[:, 1:2]
     cos, sin = prisms.yaw.cos(), prisms.yaw.sin()
-    px = (
-        -(dx * cos + dy * sin) / prisms.half_length
-    )  # the origin seen from the prism, in half extents
+    # the origin in the prism's axes, in half extents
+    px = -(dx * cos + dy * sin) / prisms.half_length
     py = -(dy * cos - dx * sin) / prisms.half_width
     start = fan.starts[:, None] - prisms.yaw
     fields = torch.stack(
@@ -181,7 +182,7 @@ def _outline(
     tube = _circle(px, py, qx / half_length, qy / half_width)
     is_box = is_round == 0
     entry, leave = torch.where(is_box, box[0], tube[0]), torch.where(is_box, box[1], tube[1])
-    # normals: of a box the axis entered through, of a tube the gradient of the ellipse
+    # normals: the axis of the entry of a box, the gradient of the ellipse of a tube
     nx = torch.where(is_box, box[2], (px + entry * qx / half_length) / half_length)
     ny = torch.where(is_box, 1 - box[2], (py + entry * qy / half_width) / half_width)
     cosine = (nx * qx + ny * qy).abs() / torch.hypot(nx, ny).clamp(min=1e-6)
@@ -189,7 +190,7 @@ def _outline(
 
 
 def _square(px: Tensor, py: Tensor, qx: Tensor, qy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Entry and exit of p + r q in the unit square [-1, 1]^2, and 1 where it enters through x = +-1."""
+    """Return entry and exit of p + r q in [-1, 1]^2, and 1 if it enters through x = +-1."""
     qx, qy = _not_zero(qx), _not_zero(qy)
     x1, x2, y1, y2 = (-1 - px) / qx, (1 - px) / qx, (-1 - py) / qy, (1 - py) / qy
     enter_x, enter_y = torch.minimum(x1, x2), torch.minimum(y1, y2)
@@ -198,8 +199,9 @@ def _square(px: Tensor, py: Tensor, qx: Tensor, qy: Tensor) -> tuple[Tensor, Ten
 
 
 def _circle(px: Tensor, py: Tensor, qx: Tensor, qy: Tensor) -> tuple[Tensor, Tensor]:
-    """Entry and exit of p + r q in the unit circle; the exit lies before the entry where it misses."""
-    # the closest point to the centre first: the textbook discriminant loses all digits of a thin pole far away
+    """Return entry and exit of p + r q in the unit circle; exit < entry if it misses."""
+    # by the point closest to the centre: the discriminant of the quadratic equation loses all
+    # digits for a thin pole far away
     square = qx * qx + qy * qy
     closest = -(px * qx + py * qy) / square
     miss = (px + closest * qx).square() + (py + closest * qy).square()
@@ -211,10 +213,10 @@ def _not_zero(q: Tensor) -> Tensor:
     return torch.where(q.abs() < 1e-9, 1e-9, q)
 
 
-def _slab(
+def _slab_distance(
     entry: Tensor, leave: Tensor, bottom: Tensor, top: Tensor, tangents: Tensor, inside: Tensor
 ) -> Tensor:
-    """Distance in the plane at which each beam of each row meets its prism, inf where it does not, (P, b)."""
+    """Return the horizontal distance (P, b) to each beam's hit on its row's prism, or inf."""
     slope = 1 / tangents
     low, high = bottom[:, None] * slope, top[:, None] * slope
     distance = torch.maximum(torch.minimum(low, high), entry[:, None]) + inside
@@ -222,26 +224,22 @@ def _slab(
     return torch.where((distance < leave) & (distance > 0), distance, torch.inf)
 
 
-def _read(nearest: Tensor, tangents: Tensor, prism: Tensor, entry: Tensor, cosine: Tensor) -> Hits:
+def _hits(nearest: Tensor, tangents: Tensor, prism: Tensor, entry: Tensor, cosine: Tensor) -> Hits:
     hit = nearest != _NO_HIT
-    # one row of no meaning at the end: what rays without a hit read, and all there is where no prism is in sight
+    # rays without a hit read an additional row at the end
     row = torch.where(hit, nearest & _ROW, len(prism))
     prism, entry, cosine = (
         torch.cat([prism, prism.new_full((1,), -1)]),
         torch.cat([entry, entry.new_zeros(1)]),
-        _padded(cosine),
+        torch.cat([cosine, cosine.new_ones(1)]),
     )
     distance = (nearest >> 32).int().view(torch.float32)
     distance = torch.where(hit, distance, torch.inf)
     flat = 1 / (1 + tangents.square()).sqrt()  # (b,) cosine of the elevation
-    # later than the outline was entered: through the top, the bottom, or inside what is not solid
+    # otherwise through the top or bottom, or inside a prism that is not solid
     side = distance <= entry[row] * (1 + 1e-6)
     return Hits(
         distance,
         prism[row],
         torch.where(side, cosine[row] * flat, (tangents * flat).abs().expand_as(distance)),
     )
-
-
-def _padded(values: Tensor) -> Tensor:
-    return torch.cat([values, values.new_ones(1)])

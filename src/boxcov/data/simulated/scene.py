@@ -1,4 +1,4 @@
-"""A scene: what was laid out, given bodies and sizes, cleared of what would stand inside something else."""
+"""A scene: the objects of a layout with bodies and sizes, without those that overlap."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from torch.nn.utils.rnn import pad_sequence
 
 from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.simulated.catalogue import BODIES, KINDS, UNSEEN_BODIES
-from boxcov.data.simulated.layout import Placed, Road, joined, lay_out
+from boxcov.data.simulated.layout import Placement, Road, concatenate, lay_out
 from boxcov.data.simulated.rng import Rng
 from boxcov.data.simulated.scenarios import Scenario
 
-HISTORY = (
-    0.45  # seconds that nine sweeps at 20 Hz reach back: nothing may collide on the way here either
-)
-_MARGIN = 0.1  # metres between things
+HISTORY = 0.45  # seconds: the age of the oldest of ten sweeps, at which nothing may overlap either
+_MARGIN = 0.1  # metres between objects
 _WAVES = 2
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Objects and the parts of their bodies; a batch of scenes has a dimension more in front, padded with things of no extent."""
+    """Objects and the parts of their bodies.
+
+    A batch of scenes has one more dimension in front, padded with objects without extent.
+    """
 
     kind: Tensor  # (n,) index into KINDS, -1 for padding
     pose: Tensor  # (n, 3) x y yaw in the key frame's LiDAR axes
     size: Tensor  # (n, 3) w l h
     motion: Tensor  # (n, 2) speed along yaw, rate of yaw; the ego car is object 0
-    owner: Tensor  # (p,) the object a part belongs to
-    edges: Tensor  # (p, 6) x0 x1 y0 y1 z0 z1 in metres, in the object's axes, z from the ground
+    owner: Tensor  # (p,) the object of each part
+    edges: Tensor  # (p, 6) x0 x1 y0 y1 z0 z1 in metres, in the object's axes
     surface: Tensor  # (p, 3) round, reflectivity, depth
     waves: Tensor  # (W, 4) of the ground
     road: Tensor  # (4,) heading, t of the ego car, edge, s of the crossing
@@ -41,27 +42,29 @@ class Scene:
 
 @dataclass(frozen=True)
 class _Catalogue:
-    shares: Tensor  # (2, kinds, T) of what stands and what moves
+    """The T bodies as tensors."""
+
+    shares: Tensor  # (2, kinds, T) of standing and of moving objects
     sizes: Tensor  # (T, 3)
     spread: Tensor  # (T,)
-    edges: Tensor  # (T, K, 6), 0 for parts a body does not have
+    edges: Tensor  # (T, K, 6), 0 for missing parts
     surface: Tensor  # (T, K, 4) round, reflectivity, depth, shade
 
 
 @dataclass(frozen=True)
-class _Things:
-    """The looks of what was placed."""
+class _Looks:
+    """The appearance of the placed objects."""
 
     body: Tensor  # (n,) index into the catalogue
     size: Tensor  # (n, 3)
-    shade: Tensor  # (n,) logarithm of how much lighter than usual
-    warp: Tensor  # (n, 3) how far each axis is bent, -1 to 1
+    shade: Tensor  # (n,) logarithm of the relative brightness
+    warp: Tensor  # (n, 3) deformation of each axis, -1 to 1
 
-    def where(self, mask: Tensor) -> _Things:
-        return _Things(self.body[mask], self.size[mask], self.shade[mask], self.warp[mask])
+    def where(self, mask: Tensor) -> _Looks:
+        return _Looks(self.body[mask], self.size[mask], self.shade[mask], self.warp[mask])
 
-    def followed_by(self, other: _Things) -> _Things:
-        return _Things(
+    def append(self, other: _Looks) -> _Looks:
+        return _Looks(
             *(
                 torch.cat([getattr(self, field.name), getattr(other, field.name)])
                 for field in fields(self)
@@ -70,42 +73,39 @@ class _Things:
 
 
 def build(rng: Rng, scenario: Scenario) -> Scene:
-    """A scene of a scenario.
-
-    >>> from boxcov.data.simulated.rng import make_rng
-    >>> scene = build(make_rng(0, 0, "cpu"), Scenario())
-    >>> scene.pose.shape[1], scene.edges.shape[1]
-    (3, 6)
-    """
+    """Draw a scene of a scenario."""
     road, placed = lay_out(rng, scenario)
     catalogue = _catalogue(scenario.unseen)
     body = torch.multinomial(
         catalogue.shares[(placed.speed > 0).long(), placed.kind], 1, generator=rng.generator
     )[:, 0]  # (n,)
     size = _sizes(rng, catalogue, body, (placed.kind < len(CLASSES)) & scenario.unseen)
-    # drawn before anything is taken out, so that the draws that follow do not depend on what is
-    things = _Things(body, size, rng.normal(0, 0.6, len(body)), rng.uniform(-1, 1, len(body), 3))
-    keep = _apart(placed, size)
-    placed, things = placed.where(keep), things.where(keep)
+    # drawn before objects are removed, so that later draws do not depend on the removed ones
+    looks = _Looks(body, size, rng.normal(0, 0.6, len(body)), rng.uniform(-1, 1, len(body), 3))
+    keep = _is_free(placed, size)
+    placed, looks = placed.where(keep), looks.where(keep)
     if scenario.wet:
-        placed, things = _with_spray(catalogue, placed, things)
-    owner, edges, surface = _parts(catalogue, things)
+        placed, looks = _add_spray(catalogue, placed, looks)
+    owner, edges, surface = _parts(catalogue, looks)
     pose, motion = (
         torch.stack([placed.x, placed.y, placed.yaw], 1),
         torch.stack([placed.speed, placed.rate], 1),
     )
     return Scene(
-        placed.kind, pose, things.size, motion, owner, edges, surface, _waves(rng), _numbers(road)
+        placed.kind,
+        pose,
+        looks.size,
+        motion,
+        owner,
+        edges,
+        surface,
+        _draw_waves(rng),
+        _road_tensor(road),
     )
 
 
 def stack(scenes: Sequence[Scene], device: str | torch.device) -> Scene:
-    """Scenes as one batch on a device.
-
-    >>> from boxcov.data.simulated.rng import make_rng
-    >>> stack([build(make_rng(0, i, "cpu"), Scenario()) for i in range(2)], "cpu").waves.shape
-    torch.Size([2, 2, 4])
-    """
+    """Return scenes as one padded batch on a device."""
     padding = {"kind": -1.0}
 
     def merged(name: str) -> Tensor:
@@ -120,20 +120,22 @@ def stack(scenes: Sequence[Scene], device: str | torch.device) -> Scene:
 
 def _sizes(rng: Rng, catalogue: _Catalogue, body: Tensor, odd: Tensor) -> Tensor:
     n, spread = len(body), catalogue.spread[body, None]
-    # as a whole and each way, in equal parts
+    # half of the variation is common to all three sides
     factor = 1 + spread * 0.7 * (rng.normal(0, 1, n, 1) + rng.normal(0, 1, n, 3)).clamp(-2.5, 2.5)
-    dwarf = rng.chance(0.5, n, 1)
-    giant = torch.where(dwarf, rng.uniform(0.6, 0.8, n, 1), rng.uniform(1.25, 1.6, n, 1))
-    return catalogue.sizes[body] * factor.clamp(min=0.3) * torch.where(odd[:, None], giant, 1.0)
+    is_small = rng.chance(0.5, n, 1)
+    factor_unseen = torch.where(is_small, rng.uniform(0.6, 0.8, n, 1), rng.uniform(1.25, 1.6, n, 1))
+    return (
+        catalogue.sizes[body]
+        * factor.clamp(min=0.3)
+        * torch.where(odd[:, None], factor_unseen, 1.0)
+    )
 
 
-def _apart(placed: Placed, size: Tensor) -> Tensor:
-    """Which things stand in nothing that was placed before them, now and when the first sweep was taken."""
+def _is_free(placed: Placement, size: Tensor) -> Tensor:
+    """Return which objects overlap no earlier one, now and at the oldest sweep."""
     scale = torch.ones(len(KINDS))
-    scale[KINDS.index("ego")], scale[KINDS.index("tree")] = (
-        3.0,
-        0.15,
-    )  # a car below its roof, a trunk below its crown
+    scale[KINDS.index("ego")] = 3.0  # its body is only the roof of the car
+    scale[KINDS.index("tree")] = 0.15  # the trunk
     half = size[:, :2] * scale[placed.kind, None] / 2 + _MARGIN / 2
     now = _overlap(placed.x, placed.y, placed.yaw, half)
     yaw = placed.yaw - placed.rate * HISTORY
@@ -148,30 +150,28 @@ def _apart(placed: Placed, size: Tensor) -> Tensor:
 
 
 def _overlap(x: Tensor, y: Tensor, yaw: Tensor, half: Tensor) -> Tensor:
-    """Which oriented rectangles overlap, (n, n): no axis of either separates them."""
+    """Return which oriented rectangles overlap, (n, n): no axis of either separates them."""
     width, length = half.unbind(1)
     cos, sin = yaw.cos(), yaw.sin()
     dx, dy = x - x[:, None], y - y[:, None]  # (n, n) from i to j
     turn = yaw - yaw[:, None]
     tc, ts = turn.cos().abs(), turn.sin().abs()
-    along = (dx * cos[:, None] + dy * sin[:, None]).abs() > length[
-        :, None
-    ] + length * tc + width * ts
-    across = (dy * cos[:, None] - dx * sin[:, None]).abs() > width[
-        :, None
-    ] + length * ts + width * tc
+    reach_along = length[:, None] + length * tc + width * ts
+    reach_across = width[:, None] + length * ts + width * tc
+    along = (dx * cos[:, None] + dy * sin[:, None]).abs() > reach_along
+    across = (dy * cos[:, None] - dx * sin[:, None]).abs() > reach_across
     apart = along | across
     return ~(apart | apart.T)
 
 
-def _with_spray(catalogue: _Catalogue, placed: Placed, things: _Things) -> tuple[Placed, _Things]:
-    """A cloud of spray follows each vehicle that moves."""
+def _add_spray(catalogue: _Catalogue, placed: Placement, looks: _Looks) -> tuple[Placement, _Looks]:
+    """Add a cloud of spray behind each moving vehicle."""
     vehicle = (placed.kind < KINDS.index("barrier")) & (placed.speed > 3)
-    cars, clouds = placed.where(vehicle), things.where(vehicle)
+    cars, clouds = placed.where(vehicle), looks.where(vehicle)
     length = 2 + 0.4 * cars.speed
     back = (clouds.size[:, 1] + length) / 2
     kind = torch.full_like(cars.kind, KINDS.index("spray"))
-    spray = Placed(
+    spray = Placement(
         kind,
         cars.x - back * cars.yaw.cos(),
         cars.y - back * cars.yaw.sin(),
@@ -182,34 +182,32 @@ def _with_spray(catalogue: _Catalogue, placed: Placed, things: _Things) -> tuple
     size = torch.stack([clouds.size[:, 0] * 1.1, length, torch.full_like(length, 1.3)], 1)
     plume = int(catalogue.shares[1, KINDS.index("spray")].argmax())
     clouds = replace(clouds, body=torch.full_like(kind, plume), size=size)
-    return joined([placed, spray]), things.followed_by(clouds)
+    return concatenate([placed, spray]), looks.append(clouds)
 
 
-def _parts(catalogue: _Catalogue, things: _Things) -> tuple[Tensor, Tensor, Tensor]:
-    """The parts of all bodies: owner (p,), edges in metres (p, 6), and surface (p, 3)."""
-    edges, surface = (
-        catalogue.edges[things.body],
-        catalogue.surface[things.body],
-    )  # (n, K, 6), (n, K, 4)
-    there = edges[..., 5] > 0  # (n, K)
-    # every body a little different: each axis is bent within itself, so that parts still meet and the ends stay where they are
-    bend_x, bend_y, bend_z = (things.warp[:, i, None, None] for i in range(3))
+def _parts(catalogue: _Catalogue, looks: _Looks) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the parts of all bodies: owner (p,), edges in metres (p, 6) and surface (p, 3)."""
+    edges = catalogue.edges[looks.body]  # (n, K, 6)
+    surface = catalogue.surface[looks.body]  # (n, K, 4)
+    present = edges[..., 5] > 0  # (n, K)
+    # every body is deformed a little along its axes; parts still meet, and the ends stay in place
+    bend_x, bend_y, bend_z = (looks.warp[:, i, None, None] for i in range(3))
     x, y, z = edges[..., :2], edges[..., 2:4], edges[..., 4:]
     x = x + 0.3 * bend_x * (0.25 - x.square())
     y = y.sign() * 0.5 * (2 * y.abs()) ** (1 + 0.1 * bend_y)
     z = z ** (1 + 0.08 * bend_z)
-    width, length, height = (things.size[:, None, i, None] for i in range(3))
-    owner = torch.arange(len(edges))[:, None].expand(there.shape)[there]
+    width, length, height = (looks.size[:, None, i, None] for i in range(3))
+    owner = torch.arange(len(edges))[:, None].expand(present.shape)[present]
     is_round, reflectivity, depth, shade = surface.unbind(-1)
-    reflectivity = (reflectivity * (things.shade[:, None] * shade).exp()).clamp(max=1.0)
+    reflectivity = (reflectivity * (looks.shade[:, None] * shade).exp()).clamp(max=1.0)
     return (
         owner,
-        torch.cat([x * length, y * width, z * height], -1)[there],
-        torch.stack([is_round, reflectivity, depth], -1)[there],
+        torch.cat([x * length, y * width, z * height], -1)[present],
+        torch.stack([is_round, reflectivity, depth], -1)[present],
     )
 
 
-def _waves(rng: Rng) -> Tensor:
+def _draw_waves(rng: Rng) -> Tensor:
     number = 2 * pi / rng.uniform(30, 70, _WAVES)
     way = rng.uniform(-pi, pi, _WAVES)
     amplitude = rng.uniform(0.0, 0.09, _WAVES)
@@ -218,7 +216,7 @@ def _waves(rng: Rng) -> Tensor:
     )
 
 
-def _numbers(road: Road) -> Tensor:
+def _road_tensor(road: Road) -> Tensor:
     return torch.tensor([road.heading, road.ego, road.edge, road.crossing])
 
 

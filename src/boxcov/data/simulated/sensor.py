@@ -11,7 +11,7 @@ from torch import Tensor
 from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.simulated import sweeps as views
 from boxcov.data.simulated.layout import LANE
-from boxcov.data.simulated.raycast import Fan, Hits, cast, rows, seen
+from boxcov.data.simulated.raycast import Fan, Hits, cast, interval_rows, visible_columns
 from boxcov.data.simulated.rng import Rng, make_rng
 from boxcov.data.simulated.scenarios import Scenario
 from boxcov.data.simulated.scene import Scene, build, stack
@@ -171,8 +171,10 @@ def _count_points(
     key = Fan(fan.origins[::sweeps], fan.starts[::sweeps], fan.tangents, fan.columns)
     x, y, z, width, length, height, yaw = boxes[..., :7].unbind(-1)
     half = [side / 2 + TOLERANCE for side in (length, width, height)]
-    first, count = seen(key, x, y, yaw, half[0], half[1], reach=1e3)
-    owner, column = rows(first, count * ((kind >= 0) & (kind < len(CLASSES))), fan.columns)  # (P,)
+    first, count = visible_columns(key, x, y, yaw, half[0], half[1], reach=1e3)
+    owner, column = interval_rows(
+        first, count * ((kind >= 0) & (kind < len(CLASSES))), fan.columns
+    )  # (P,)
     frame = owner // boxes.shape[1]
     near, returned = (values[frame, column] for values in key_frame)  # (P, b, 3), (P, b)
     fields = torch.stack([x, y, z, yaw.cos(), yaw.sin(), *half]).flatten(1)[:, owner, None]
