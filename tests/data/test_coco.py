@@ -116,7 +116,7 @@ def test_letterboxing_is_plain_bilinear_interpolation(height: int, width: int) -
     assert bool((square[:, rows:] == 114).all() and (square[:, :, columns:] == 114).all())
 
 
-def test_a_line_of_pixels_stays_one() -> None:
+def test_a_line_of_pixels_keeps_one_row() -> None:
     square, scale = coco.letterbox(torch.zeros(3, 1, 500, dtype=torch.uint8), 64)
     assert scale == 64 / 500
     assert int((square == 0).sum()) == 3 * 64
@@ -198,7 +198,7 @@ def test_an_image_of_another_size_than_annotated(root: Path) -> None:
         (lambda c: c["categories"].append(7), "damaged ones"),
     ],
 )
-def test_annotations_that_make_no_sense(root: Path, change, message: str) -> None:
+def test_invalid_annotations_are_refused(root: Path, change, message: str) -> None:
     edited(root, change)
     with pytest.raises(BoxcovError, match=message):
         coco.frames(root)
@@ -213,7 +213,7 @@ def test_file_names_cannot_lead_out_of_the_folder(root: Path, name: str) -> None
         coco.frames(root)
 
 
-def test_files_that_are_no_annotations(root: Path) -> None:
+def test_files_that_are_not_annotations_are_refused(root: Path) -> None:
     path = root / "annotations" / "instances_val2017.json"
     for text in ("{", "[1, 2]", "7"):
         path.write_text(text)

@@ -19,9 +19,7 @@ def frames(tmp_path: Path) -> coco.Coco:
     return coco.frames(coco_root(tmp_path / "set"), size=96)
 
 
-def test_what_is_written_is_coco_s_with_covariances_in_place(
-    frames: coco.Coco, tmp_path: Path
-) -> None:
+def test_result_file_is_cocos_with_covariances(frames: coco.Coco, tmp_path: Path) -> None:
     found = found_in(frames)
     coco.write_results(tmp_path / "found.json", frames, found)
     entries = json.loads((tmp_path / "found.json").read_text())
@@ -70,9 +68,7 @@ def test_there_and_back(frames: coco.Coco, tmp_path: Path) -> None:
         )
 
 
-def test_plain_boxes_have_no_covariance_and_leave_no_old_one_behind(
-    frames: coco.Coco, tmp_path: Path
-) -> None:
+def test_boxes_without_covariance_remove_old_meta_files(frames: coco.Coco, tmp_path: Path) -> None:
     coco.write_results(tmp_path / "found.json", frames, found_in(frames))
     coco.write_results(tmp_path / "found.json", frames, found_in(frames, covariance=False))
     assert not (tmp_path / "found.meta.json").exists()
@@ -103,7 +99,7 @@ def test_other_names_for_the_covariance(frames: coco.Coco, tmp_path: Path) -> No
         coco.write_results(tmp_path / "found.json", frames, found, also=["sigma"])
 
 
-def test_other_names_hold_what_draws_of_the_box_give(frames: coco.Coco, tmp_path: Path) -> None:
+def test_aliases_match_sampled_boxes(frames: coco.Coco, tmp_path: Path) -> None:
     """The predictive covariance, where there is one: readers score it as that of the error."""
     found = [replace(f, predictive=3 * f.covariance) for f in found_in(frames)]
     coco.write_results(tmp_path / "found.json", frames, found, also=["bbox_covar", "covars"])
@@ -133,7 +129,7 @@ def test_other_names_hold_what_draws_of_the_box_give(frames: coco.Coco, tmp_path
     )
 
 
-def test_the_logit_stays_behind(frames: coco.Coco, tmp_path: Path) -> None:
+def test_logit_is_not_written(frames: coco.Coco, tmp_path: Path) -> None:
     found = found_in(frames, fields=("x1", "y1", "x2", "y2", "logit"))
     coco.write_results(tmp_path / "found.json", frames, found)
     again = coco.read_results(tmp_path / "found.json", frames)[0]
@@ -142,7 +138,7 @@ def test_the_logit_stays_behind(frames: coco.Coco, tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_written(frames: coco.Coco, tmp_path: Path) -> None:
+def test_unwritable_results_are_refused(frames: coco.Coco, tmp_path: Path) -> None:
     found = found_in(frames)
     bad = [
         (
@@ -166,7 +162,7 @@ def test_what_cannot_be_written(frames: coco.Coco, tmp_path: Path) -> None:
     assert not (tmp_path / "bad.json").exists()
 
 
-def test_files_that_are_no_results(frames: coco.Coco, tmp_path: Path) -> None:
+def test_files_that_are_not_results_are_refused(frames: coco.Coco, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     texts = [
         "{",
@@ -185,9 +181,7 @@ def test_files_that_are_no_results(frames: coco.Coco, tmp_path: Path) -> None:
         coco.read_results(path, frames)
 
 
-def test_the_official_evaluation_gives_the_same_numbers_with_and_without(
-    frames: coco.Coco, tmp_path: Path
-) -> None:
+def test_official_evaluation_ignores_the_covariances(frames: coco.Coco, tmp_path: Path) -> None:
     path = edited(
         tmp_path / "set",
         lambda content: [thing.setdefault("iscrowd", 0) for thing in content["annotations"]],

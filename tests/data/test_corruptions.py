@@ -16,7 +16,7 @@ IMAGE = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 240, 320)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stronger_is_further_from_the_image(kind: Kind) -> None:
+def test_stronger_corruptions_differ_more(kind: Kind) -> None:
     smooth = gaussian_blur(IMAGE.float(), 2.0).round().to(torch.uint8)
     off = [
         float((Corruption(kind, s)(smooth).float() - smooth.float()).square().mean())
@@ -29,7 +29,7 @@ def test_stronger_is_further_from_the_image(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_each_time_and_another_for_another_seed_or_image(kind: Kind) -> None:
+def test_corruption_depends_on_seed_and_image_only(kind: Kind) -> None:
     first = Corruption(kind, 3)(IMAGE)
     assert torch.equal(first, Corruption(kind, 3)(IMAGE))
     random = kind in ("noise", "fog")
@@ -45,7 +45,7 @@ def test_blur_is_scipy_s() -> None:
     np.testing.assert_allclose(gaussian_blur(IMAGE.double(), 2.0).numpy(), expected, rtol=1e-6)
 
 
-def test_noise_has_its_width_and_darkness_its_share() -> None:
+def test_noise_and_darkness_have_the_given_strength() -> None:
     grey = torch.full((3, 200, 200), 128, dtype=torch.uint8)
     assert float(Corruption("noise", 2)(grey).float().std()) == pytest.approx(20, rel=0.02)
     assert bool((Corruption("darkness", 5)(grey) == round(128 * 0.07)).all())

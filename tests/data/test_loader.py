@@ -55,7 +55,7 @@ class Odd(Drawn):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, 9])
-def test_the_same_items_whatever_the_number_of_workers(workers) -> None:
+def test_items_do_not_depend_on_workers(workers) -> None:
     here = loaded(Drawn(), 0, seed=3)
     there = loaded(Drawn(), workers, seed=3)
     expected = [hash_item(item) for item in here]
@@ -73,7 +73,7 @@ def test_the_same_items_whatever_the_number_of_workers(workers) -> None:
     assert list(load_items(there, [])) == []
 
 
-def test_the_process_draws_on_as_if_nothing_had_been_read() -> None:
+def test_loading_leaves_global_random_states_unchanged() -> None:
     torch.manual_seed(0)
     random.seed(0)
     expected = torch.rand(1), random.random()
@@ -83,7 +83,7 @@ def test_the_process_draws_on_as_if_nothing_had_been_read() -> None:
     assert (torch.rand(1), random.random()) == expected
 
 
-def test_items_of_any_kind_come_as_they_are() -> None:
+def test_items_of_any_type_are_unchanged() -> None:
     found = next(load_items(loaded(Odd(), 1), [0]))
     assert found["half"].dtype == torch.bfloat16
     assert found["turned"].stride() == (1, 3)
@@ -99,7 +99,7 @@ def test_items_of_any_kind_come_as_they_are() -> None:
         {"options": FitOptions(ekfac=True), "fisher": "mc"},
     ],
 )
-def test_the_same_posterior_whatever_the_number_of_workers(settings, tmp_path) -> None:
+def test_posterior_does_not_depend_on_workers(settings, tmp_path) -> None:
     written = []
     for workers in (0, 1, 3):
         fit(TinyCenter(width=4), loaded(batched(Drawn(), 2), workers), **settings).save(
@@ -112,7 +112,7 @@ def test_the_same_posterior_whatever_the_number_of_workers(settings, tmp_path) -
     )  # frames, not batches
 
 
-def test_a_lost_worker_is_an_error_that_loses_nothing(tmp_path) -> None:
+def test_killed_worker_raises_and_keeps_the_checkpoint(tmp_path) -> None:
     kept = Checkpoint(tmp_path / "c", every_seconds=1e9)
     with pytest.raises(
         BoxcovError,
@@ -124,7 +124,7 @@ def test_a_lost_worker_is_an_error_that_loses_nothing(tmp_path) -> None:
     assert resumed.loss == fit(TinyCenter(width=4), loaded(Drawn(), 0)).loss
 
 
-def test_errors_of_reading_come_as_they_are() -> None:
+def test_errors_of_workers_keep_type_and_message() -> None:
     with pytest.raises(BoxcovError, match=r"^frames/4\.bin: no such file$"):
         list(loaded(Odd(), 2))
     with pytest.raises(BoxcovError, match="workers must be at least 0, got -1"):
@@ -142,7 +142,7 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look for processes")
-def test_nobody_is_left_behind() -> None:
+def test_no_worker_survives_the_main_process() -> None:
     """Neither when the reader stops early, nor when it is killed."""
     others = children(os.getpid())  # of the tests before
     reading = load_items(loaded(Drawn(100), 2), range(100))

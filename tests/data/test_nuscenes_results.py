@@ -27,7 +27,7 @@ def found(frames: nuscenes.NuScenes, number: int) -> Detections:
     )
 
 
-def test_results_there_and_back(root: Path, tmp_path: Path) -> None:
+def test_results_round_trip(root: Path, tmp_path: Path) -> None:
     frames = nuscenes.frames(root, sweeps=1)
     path = tmp_path / "results.json"
     nuscenes.write_results(path, frames, (found(frames, number) for number in range(len(frames))))
@@ -57,7 +57,7 @@ def test_results_there_and_back(root: Path, tmp_path: Path) -> None:
     assert torch.allclose(car[7:], torch.from_numpy(CAR_SPEED), atol=1e-2)
 
 
-def test_calibrated_covariances_go_with_the_others(root: Path, tmp_path: Path) -> None:
+def test_predictive_covariances_are_written_and_read(root: Path, tmp_path: Path) -> None:
     frames = nuscenes.frames(root, sweeps=1)
     given = [
         replace(one, predictive=3 * one.covariance)
@@ -78,7 +78,7 @@ def test_calibrated_covariances_go_with_the_others(root: Path, tmp_path: Path) -
         )
 
 
-def test_the_500_best_are_written_and_nan_velocities_stay(root: Path, tmp_path: Path) -> None:
+def test_500_best_boxes_are_written_with_nan_velocities(root: Path, tmp_path: Path) -> None:
     frames = nuscenes.frames(root, sweeps=1)[:1]
     boxes = torch.ones(600, 9)
     boxes[:, 7:] = torch.nan
@@ -102,7 +102,7 @@ def test_plain_detections_have_no_covariance_keys(root: Path, tmp_path: Path) ->
     )
 
 
-def test_frames_where_nothing_was_found_are_in_the_file(root: Path, tmp_path: Path) -> None:
+def test_frames_without_detections_are_in_the_file(root: Path, tmp_path: Path) -> None:
     frames = nuscenes.frames(root, sweeps=1)
     nuscenes.write_results(tmp_path / "r.json", frames, [found(frames, i)[:0] for i in range(4)])
     back = nuscenes.read_results(tmp_path / "r.json")

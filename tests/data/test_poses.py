@@ -74,7 +74,7 @@ def test_covariances_move_by_the_jacobian_of_the_map() -> None:
     assert torch.equal(there.covariance, there.covariance.transpose(1, 2))
 
 
-def test_a_planar_move_there_and_back_changes_nothing() -> None:
+def test_planar_round_trip_is_exact() -> None:
     found = random_detections(boxes(), torch.zeros(5, dtype=torch.long), ("car",))
     turn = pose(Rotation.from_euler("z", 70, degrees=True))
     back = transform_detections(transform_detections(found, turn), turn.inverse())
@@ -89,7 +89,7 @@ def test_a_planar_move_there_and_back_changes_nothing() -> None:
     )  # type: ignore[index]
 
 
-def test_what_the_doc_says_of_tilt() -> None:
+def test_round_trip_error_of_a_tilt() -> None:
     found = random_detections(boxes(500), torch.zeros(500, dtype=torch.long), ("car",))
     tilt = pose(Rotation.from_euler("y", 2, degrees=True))
     back = transform_detections(transform_detections(found, tilt), tilt.inverse())

@@ -44,16 +44,17 @@ def test_faces_of_a_box_lie_at_the_analytic_distances():
     )
 
 
-def test_the_top_is_hit_where_the_side_is_passed_over():
+def test_beams_above_the_side_hit_the_top():
     hits = cast_one(
         fan_of(4, (-0.1, -0.3, -0.01)), prisms_of((10.0, 0.0, 0.0, 2.0, 2.0, -2.0, -1.0, 0.0, 0.0))
     )
-    # from 8 to 12 m, top 1 m below: -0.1 meets the top at 10 m, -0.3 the ground before it, -0.01 passes above
+    # from 8 to 12 m, top 1 m below: -0.1 hits the top at 10 m, -0.3 the ground before it,
+    # -0.01 passes above
     torch.testing.assert_close(hits.distance[0, 0], torch.tensor([10.0, torch.inf, torch.inf]))
     assert float(hits.cosine[0, 0, 0]) == pytest.approx(0.1 / np.sqrt(1.01), rel=1e-5)
 
 
-def test_the_nearer_of_two_is_hit_and_hides_the_other():
+def test_nearer_prism_hides_the_other():
     wall, low = (
         (10.0, 0.0, 0.3, 0.5, 5.0, -2.0, 2.0, 0.0, 0.0),
         (5.0, 0.0, 0.0, 0.5, 0.5, -2.0, 0.0, 0.0, 0.0),
@@ -74,7 +75,7 @@ def test_a_sensor_above_a_box_sees_its_top_all_around():
     assert hits.distance[0, :, 1].isinf().all()
 
 
-def test_what_is_not_solid_lets_rays_in_by_its_depth():
+def test_rays_enter_prisms_that_are_not_solid():
     leaves = prisms_of((10.0, 0.0, 0.0, 1.0, 2.0, -5.0, 5.0, 0.0, 0.5))
     assert float(
         cast_one(fan_of(4, (1e-4,)), leaves, penetration=1.5).distance[0, 0, 0]
@@ -89,7 +90,7 @@ def test_no_prism_in_reach_is_no_hit():
 
 
 def brute_force(fan: Fan, prisms: Prisms) -> np.ndarray:
-    """Every ray against every prism, in three dimensions and float64: distance in the plane, (C, b)."""
+    """Horizontal distances (C, b): every ray against every prism, in 3D and float64."""
     azimuth, tangents = fan.angles()[0].double().numpy(), fan.tangents.double().numpy()
     direction = np.stack(
         np.broadcast_arrays(np.cos(azimuth)[:, None], np.sin(azimuth)[:, None], tangents), -1

@@ -35,7 +35,7 @@ def test_batches_hold_every_frame_once() -> None:
     assert torch.equal(batches[1][0][2:], shapes.frames(count=7)[5][0])
 
 
-def test_batches_merge_what_frames_are_made_of() -> None:
+def test_batches_merge_tensors_lists_and_dicts() -> None:
     frames = [({"x": torch.ones(1, 2)}, None), ({"x": torch.zeros(1, 2)}, None)]
     inputs, targets = batched(frames, 2)[0]
     assert inputs["x"].tolist() == [[1, 1], [0, 0]]

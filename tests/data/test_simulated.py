@@ -1,4 +1,4 @@
-"""The simulated LiDAR against exact answers: analytic distances, brute force in float64, counts, and the promises of its docstrings."""
+"""The simulated LiDAR against analytic distances, brute force in float64, and counts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def above_ground(cloud: Tensor) -> Tensor:
     return cloud[(cloud[:, 2] > -1.8) & (cloud[:, :2].abs().amax(1) > 1.5)]
 
 
-def test_what_stands_still_is_sharp_though_the_ego_car_moves_and_turns():
+def test_standing_objects_are_sharp_from_a_moving_ego_car():
     cloud, target = look(
         scene_of((-6.0, 15.0, 0.4, 2.0, 5.0, 3.0, 0.0, 0.0), ego=(12.0, 0.4)), sweeps=10
     )
@@ -70,7 +70,7 @@ def test_what_stands_still_is_sharp_though_the_ego_car_moves_and_turns():
     assert float(outside.abs().max()) < 2e-3  # on the surface, from wherever it was seen
 
 
-def test_what_moves_is_smeared_by_its_velocity():
+def test_moving_objects_are_smeared_by_their_velocity():
     speed = 8.0
     cloud, target = look(
         scene_of((0.0, 15.0, pi / 2, 2.0, 4.0, 1.5, speed, 0.0), ego=(5.0, 0.0)), sweeps=10
@@ -84,7 +84,7 @@ def test_what_moves_is_smeared_by_its_velocity():
         assert float(now[:, 1].min()) == pytest.approx(13 - speed * 0.05 * k, abs=1e-3)  # the rear
 
 
-def test_a_turning_object_is_where_its_arc_puts_it():
+def test_turning_objects_follow_an_arc():
     speed, rate, past = 6.0, 0.5, 9 * 0.05
     scene = scene_of((0.0, 15.0, 0.3, 2.0, 4.0, 1.5, speed, rate))
     prisms = views.body_prisms(scene, 10)
@@ -95,7 +95,7 @@ def test_a_turning_object_is_where_its_arc_puts_it():
     assert found == pytest.approx([x, y, before], abs=0.01)
 
 
-def test_points_on_the_ego_car_are_dropped_from_the_sweeps_only():
+def test_ego_car_points_are_dropped_from_earlier_sweeps():
     cloud, _ = look(scene_of(ego=(10.0, 0.1)), sweeps=3)
     close = cloud[:, :2].abs().amax(1) < 1.0
     assert int((close & (cloud[:, 4] == 0)).sum()) > 1000
@@ -114,7 +114,7 @@ def test_range_noise_has_its_standard_deviation():
     )
 
 
-def test_what_is_hidden_has_no_label_and_what_hides_it_has():
+def test_hidden_objects_have_no_label():
     wall, car = (
         (0.0, 10.0, 0.0, 1.0, 20.0, 4.0, 0.0, 0.0),
         (0.0, 20.0, 0.0, 2.0, 4.0, 1.5, 0.0, 0.0),
@@ -142,7 +142,7 @@ def test_returns_grow_rare_with_range_and_grazing_angle():
 @pytest.mark.parametrize(
     "body", [*catalogue.BODIES, *catalogue.UNSEEN_BODIES], ids=lambda body: body.kind
 )
-def test_the_parts_of_a_body_reach_every_face_of_its_box_and_no_farther(body):
+def test_parts_of_a_body_fill_its_box_exactly(body):
     edges = np.array([part[:6] for part in body.parts])
     low, high = edges[:, ::2].min(0), edges[:, 1::2].max(0)
     assert low.tolist() == pytest.approx([-0.5, -0.5, 0.0])
@@ -160,7 +160,7 @@ def test_every_kind_has_a_body_and_the_unseen_ones_are_new():
     assert not seen & {body.parts for body in catalogue.UNSEEN_BODIES}
 
 
-def test_no_bicycle_rides_alone():
+def test_moving_bicycles_have_riders():
     for i in range(30):
         _, targets = simulated.frames(seed=8, count=30, sweeps=1)[i]
         boxes = targets[0]["boxes"][targets[0]["labels"] == simulated.CLASSES.index("bicycle")]
@@ -169,7 +169,7 @@ def test_no_bicycle_rides_alone():
 
 
 @pytest.mark.parametrize("scenario", ["clear", "unseen"])
-def test_label_boxes_enclose_bodies_exactly_and_all_hits_lie_inside(scenario):
+def test_boxes_enclose_bodies_and_all_hits(scenario):
     scene = stack([build(make_rng(2, 0, "cpu"), simulated.SCENARIOS[scenario])], "cpu")
     size, owner = scene.size[0][:, [1, 0, 2]], scene.owner[0]
     index = owner[:, None].expand(-1, 3)
@@ -194,7 +194,7 @@ def distance_outside(points: Tensor, boxes: Tensor) -> Tensor:
     ).amax(0)
 
 
-def test_objects_do_not_stand_in_each_other():
+def test_objects_do_not_overlap():
     for i in range(20):
         _, targets = simulated.frames("crowd", seed=1, count=20, sweeps=1)[i]
         boxes = targets[0]["boxes"]
@@ -263,7 +263,7 @@ def test_a_frame_depends_on_scenario_seed_and_index_alone():
     )
 
 
-def test_frames_made_together_are_those_made_alone():
+def test_batch_equals_single_frames():
     frames = simulated.frames("rain", seed=5, count=4, sweeps=2)
     together = frames.batch([3, 1])
     for k, i in enumerate((3, 1)):
