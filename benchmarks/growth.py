@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from boxcov.pipeline.bench import run
-from boxcov.pipeline.options import BenchOptions
+from boxcov.pipeline.options import BenchCommand
 
 START, END = "<!-- growth: begin -->", "<!-- growth: end -->"
 
@@ -82,13 +82,13 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     about = {"device": options.device, "repeats": options.repeats, "frames": 2}
-    boxes = run(BenchOptions(boxes=(10, 100, 500), **about))
+    boxes = run(BenchCommand(boxes=(10, 100, 500), **about))
     samples = [
         row
-        for row in run(BenchOptions(samples=(10, 30, 100), **about))
+        for row in run(BenchCommand(samples=(10, 30, 100), **about))
         if row["samples"] is not None
     ]
-    depths = run(BenchOptions(depth=("head", "neck", "backbone"), **about))
+    depths = run(BenchCommand(depth=("head", "neck", "backbone"), **about))
     load = f", load of the machine {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
     tables = "\n\n".join(

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from boxcov.pipeline.bench import format_table, run
-from boxcov.pipeline.options import BenchOptions
+from boxcov.pipeline.options import BenchCommand
 
 RECORD = Path(__file__).with_name("ratios.json")
 WORSE = 1.5
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
-    rows = run(BenchOptions(device=options.device))
+    rows = run(BenchCommand(device=options.device))
     print(format_table(rows))
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if options.record:

@@ -14,7 +14,7 @@ import torch
 import boxcov
 from boxcov.errors import BoxcovError
 from boxcov.pipeline import bench as benchmarking
-from boxcov.pipeline.options import BenchOptions
+from boxcov.pipeline.options import BenchCommand
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
 
 
@@ -153,7 +153,7 @@ def test_no_repeats_are_refused() -> None:
     with pytest.raises(
         BoxcovError, match="at least one frame and one repetition, got frames 3 and repeats 0"
     ):
-        BenchOptions(repeats=0)
+        BenchCommand(repeats=0)
 
 
 def test_a_ratio_that_worsens_by_more_than_half_is_noticed() -> None:

@@ -21,9 +21,9 @@ from boxcov.pipeline.ground_truth import GroundTruth, match_detections
 from boxcov.pipeline.options import (
     DataOptions,
     EstimatorOptions,
-    EvaluateOptions,
-    FitOptions,
-    PredictOptions,
+    EvaluateCommand,
+    FitCommand,
+    PredictCommand,
 )
 from helpers.coco_cases import coco_root, edited
 
@@ -55,10 +55,10 @@ def weights(tmp_path: Path) -> Path:
 def test_from_a_fit_to_coco_s_results(root: Path, weights: Path, tmp_path: Path) -> None:
     source, detector = DataOptions(f"coco:{root}@64", "val2017"), f"yolox:{weights}"
     posterior = tmp_path / "p.safetensors"
-    fitting.run(FitOptions(out=posterior, detector=detector, source=source, n_data=100))
+    fitting.run(FitCommand(out=posterior, detector=detector, source=source, n_data=100))
     estimator = EstimatorOptions("exact", posterior)
     for format, name in (("coco", "found.json"), ("native", "found.safetensors")):
-        options = PredictOptions(
+        options = PredictCommand(
             out=tmp_path / name,
             detector=detector,
             source=source,
@@ -84,7 +84,7 @@ def test_from_a_fit_to_coco_s_results(root: Path, weights: Path, tmp_path: Path)
         "y2",
     )
     found = evaluation.run(
-        EvaluateOptions(
+        EvaluateCommand(
             predictions=(tmp_path / "found.safetensors",), out=tmp_path / "page.html", replicates=3
         )
     )

@@ -14,7 +14,7 @@ from boxcov.evaluate.scalar_uncertainty import uncertainty_of
 from boxcov.pipeline.evaluate import build_study
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.ground_truth import GroundTruth, match_detections
-from boxcov.pipeline.options import DataOptions, EvaluateOptions
+from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from helpers.command_line import boxcov
 
 SOURCE = {"data": "simulated:clear", "split": "test", "count": 4, "seed": 0, "sweeps": 1}
@@ -25,7 +25,7 @@ def matched(found: Detections, frames):
 
 
 def study_of(paths, **options):
-    return build_study(EvaluateOptions(predictions=tuple(paths), **options))
+    return build_study(EvaluateCommand(predictions=tuple(paths), **options))
 
 
 def noisy(frames, noise: float = 0.4, seed: int = 0) -> Detections:

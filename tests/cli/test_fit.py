@@ -14,7 +14,7 @@ from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty
 from boxcov.kfac.options import NonFinite
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.options import EstimatorOptions, EvaluateOptions, FitOptions
+from boxcov.pipeline.options import EstimatorOptions, EvaluateCommand, FitCommand
 from boxcov.pipeline.progress import Progress
 from boxcov.posterior.posterior import FisherKind, Form, Locations
 from boxcov.predict.mcglm import Derivative
@@ -240,10 +240,10 @@ def test_the_worst_condition_number_is_said() -> None:
 
 
 def test_the_choices_are_the_librarys() -> None:
-    fit, estimator = get_type_hints(FitOptions), get_type_hints(EstimatorOptions)
+    fit, estimator = get_type_hints(FitCommand), get_type_hints(EstimatorOptions)
     assert fit["fisher"] == FisherKind
     assert fit["nonfinite"] == NonFinite
     assert fit["form"] == Form
     assert fit["locations"] == Locations
     assert estimator["derivative"] == Derivative | None
-    assert get_type_hints(EvaluateOptions)["uncertainty"] == ScalarUncertainty
+    assert get_type_hints(EvaluateCommand)["uncertainty"] == ScalarUncertainty

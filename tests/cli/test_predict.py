@@ -15,7 +15,7 @@ from boxcov.pipeline import predict as prediction
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, detections_to_kitti, frame_to_nuscenes
-from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictOptions
+from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand
 from helpers.command_line import boxcov, small_network
 from helpers.data_roots import kitti_root, nuscenes_root
 
@@ -182,7 +182,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(
     )  # of all that is written, only the time differs
     word, posterior = made
     out = tmp_path / "cut.safetensors"
-    options = PredictOptions(
+    options = PredictCommand(
         out=out,
         detector=word,
         source=DataOptions("simulated:rain", "val", 7, 0, 1),

@@ -13,7 +13,7 @@ import pytest
 
 from boxcov import BoxcovError, Detections
 from boxcov.pipeline import predict as prediction
-from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictOptions
+from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand
 from helpers.command_line import boxcov, small_network
 from helpers.forked import forked
 from helpers.kills import undated
@@ -22,7 +22,7 @@ RAIN = DataOptions("simulated:rain", "val", 7, 0, 1)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> PredictOptions:
+def made(tmp_path_factory) -> PredictCommand:
     """Options without a proper output."""
     folder = tmp_path_factory.mktemp("net")
     word, out = small_network(folder), folder / "p.safetensors"
@@ -42,7 +42,7 @@ def made(tmp_path_factory) -> PredictOptions:
         1e4,
     )
     assert done.code == 0, done.err
-    return PredictOptions(
+    return PredictCommand(
         out=folder / "d", detector=word, source=RAIN, estimator=EstimatorOptions("exact", out)
     )
 

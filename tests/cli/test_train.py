@@ -13,7 +13,7 @@ from boxcov.pipeline import train as training
 from boxcov.pipeline.detectors import centerpoint_config
 from boxcov.pipeline.frames import load_frames, preload_frames
 from boxcov.pipeline.kitti_axes import frame_to_nuscenes
-from boxcov.pipeline.options import DataOptions, TrainOptions
+from boxcov.pipeline.options import DataOptions, TrainCommand
 
 
 def test_a_run_writes_weights_and_report(tmp_path) -> None:
@@ -64,7 +64,7 @@ def test_the_shipped_detector_detects() -> None:
 
 def test_a_folder_that_is_not_there_is_noticed_before_the_work(tmp_path) -> None:
     with pytest.raises(BoxcovError, match="there is no folder"):
-        training.run(TrainOptions(out=tmp_path / "absent" / "x.safetensors", data="nothing"))
+        training.run(TrainCommand(out=tmp_path / "absent" / "x.safetensors", data="nothing"))
 
 
 def test_words_of_the_command_line() -> None:

@@ -134,7 +134,7 @@ def test_wrong_names_and_missing_arrays_are_refused() -> None:
     found = records(6)
     with pytest.raises(BoxcovError, match="unknown uncertainty 'size': choose from trace, expecte"):
         uncertainty_of(found, "size")  # type: ignore[arg-type]
-    with pytest.raises(BoxcovError, match="boxcov predict --score"):
+    with pytest.raises(BoxcovError, match="boxcov predict --with-logit"):
         uncertainty_of(replace(found, score_variance=None), "score-variance")
     with pytest.raises(BoxcovError, match="no covariance to compute relative from"):
         uncertainty_of(found.without_covariance(found.uncertainty), "relative")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from boxcov.pipeline import demo, evaluate
-from boxcov.pipeline.options import EvaluateOptions
+from boxcov.pipeline.options import EvaluateCommand
 from helpers.command_line import boxcov, small_network
 
 # a 12.8 m network on two frames: few classes occur
@@ -31,7 +31,7 @@ def test_the_tables_are_those_of_the_files_and_the_report(out) -> None:
     kept = json.loads((out / "demo.json").read_text())
     assert printed["quality"] == kept["quality"]
     files = tuple(out / f"{name}.safetensors" for name in ("exact", "MC-GLM", "NMS", "MCI"))
-    evaluation = evaluate.run(EvaluateOptions(predictions=files, replicates=5))
+    evaluation = evaluate.run(EvaluateCommand(predictions=files, replicates=5))
     assert evaluation.rows == printed["quality"]
     page = (out / "report.html").read_text()
     exact = next(row for row in printed["quality"] if row["method"] == "exact")

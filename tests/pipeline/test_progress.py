@@ -26,9 +26,9 @@ def test_short_work_says_nothing() -> None:
 def test_a_log_has_a_line_every_few_seconds() -> None:
     said = told([float(t) for t in range(14)], list(range(1, 14)), 100, io.StringIO()).splitlines()
     assert said == [
-        "working: 2 of 100 frames, loss 0.5, 1 a second, 1:38 left",
-        "working: 7 of 100 frames, loss 0.5, 1 a second, 1:33 left",
-        "working: 12 of 100 frames, loss 0.5, 1 a second, 1:28 left",
+        "working: 2 of 100 frames, loss 0.5, 1 per second, 1:38 left",
+        "working: 7 of 100 frames, loss 0.5, 1 per second, 1:33 left",
+        "working: 12 of 100 frames, loss 0.5, 1 per second, 1:28 left",
     ]
 
 
@@ -40,7 +40,7 @@ def test_a_resumed_run_is_not_credited_with_what_was_there() -> None:
 def test_of_an_unknown_number_no_end_is_promised() -> None:
     assert (
         told([0.0, 1.0, 11.0], [1, 11], None, io.StringIO())
-        == "working: 11 frames, loss 0.5, 1 a second\n"
+        == "working: 11 frames, loss 0.5, 1 per second\n"
     )
 
 
@@ -48,4 +48,4 @@ def test_a_terminal_gets_a_bar() -> None:
     shown = told([0.0, 1.0, 11.0], [1, 11], 20, Terminal())
     assert "working, loss 0.5" in shown
     assert "11/20" in shown
-    assert "1 a second" in shown
+    assert "1 per second" in shown

@@ -6,10 +6,10 @@ import json
 import sys
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import BenchOptions
+from boxcov.pipeline.options import BenchCommand
 
 
-def bench(options: BenchOptions, as_json: AsJson = False) -> None:
+def bench(options: BenchCommand, as_json: AsJson = False) -> None:
     """Time every method on the same frames, relative to the plain detector.
 
     Methods: the exact covariance, MC-GLM and GLM as in the paper, MC dropout, and laplace-torch if

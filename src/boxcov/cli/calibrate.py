@@ -7,7 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import CalibrateOptions
+from boxcov.pipeline.options import CalibrateCommand
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LEVELS = ("0.5", "0.9", "0.95")
 
 
-def calibrate(options: CalibrateOptions, as_json: AsJson = False) -> None:
+def calibrate(options: CalibrateCommand, as_json: AsJson = False) -> None:
     """Fit a calibration on labelled frames, and report its quality on other frames.
 
     The frames must not be training frames of the detector.

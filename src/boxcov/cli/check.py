@@ -7,10 +7,10 @@ import sys
 import typer
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import CheckOptions
+from boxcov.pipeline.options import CheckCommand
 
 
-def check(options: CheckOptions, as_json: AsJson = False) -> None:
+def check(options: CheckCommand, as_json: AsJson = False) -> None:
     """Check a detector before a posterior is fitted, on the first two frames of a split.
 
     The exit code is 1 if a check fails.

@@ -22,8 +22,8 @@ def typer_command(function: Callable[..., None]) -> Callable[..., None]:
 
     Nested dataclasses are flattened. Other parameters stay as they are.
 
-    >>> from boxcov.pipeline.options import DemoOptions
-    >>> def demo(options: DemoOptions, quiet: bool = False) -> None: ...
+    >>> from boxcov.pipeline.options import DemoCommand
+    >>> def demo(options: DemoCommand, quiet: bool = False) -> None: ...
     >>> list(inspect.signature(typer_command(demo)).parameters)
     ['out', 'quiet']
     """

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import ConvertOptions
+from boxcov.pipeline.options import ConvertCommand
 
 
-def convert(options: ConvertOptions, as_json: AsJson = False) -> None:
+def convert(options: ConvertCommand, as_json: AsJson = False) -> None:
     """Write the boxes of a file, with their covariances, in the format of another program."""
     from boxcov.pipeline.convert import run
 

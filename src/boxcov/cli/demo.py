@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import DemoOptions
+from boxcov.pipeline.options import DemoCommand
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,7 @@ INACCURATE = {
 }
 
 
-def demo(options: DemoOptions, as_json: AsJson = False) -> None:
+def demo(options: DemoCommand, as_json: AsJson = False) -> None:
     """Fit a posterior, run every method and write a report: no download, no GPU.
 
     The detector is the trained CenterPoint inside the package, on simulated LiDAR frames.

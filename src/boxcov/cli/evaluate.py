@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import EvaluateOptions
+from boxcov.pipeline.options import EvaluateCommand
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-def evaluate(options: EvaluateOptions, as_json: AsJson = False) -> None:
+def evaluate(options: EvaluateCommand, as_json: AsJson = False) -> None:
     """Compare predictions with the objects of their frames.
 
     Prints the metrics of each file next to baselines and the chance level.

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import ExportOptions
+from boxcov.pipeline.options import ExportCommand
 
 
-def export(options: ExportOptions, as_json: AsJson = False) -> None:
+def export(options: ExportCommand, as_json: AsJson = False) -> None:
     """Write a detector with its covariances to ONNX, with fixed shapes.
 
     For a CenterPoint, the file contains everything after the encoder; for a YOLOX, everything. It

@@ -7,10 +7,10 @@ import sys
 from typing import Any
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import FitOptions
+from boxcov.pipeline.options import FitCommand
 
 
-def fit(options: FitOptions, as_json: AsJson = False) -> None:
+def fit(options: FitCommand, as_json: AsJson = False) -> None:
     """Fit the posterior of a detector's weights to its training frames.
 
     Run once, offline: one pass over the frames, or two with --ekfac.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import PredictOptions
+from boxcov.pipeline.options import PredictCommand
 
 
-def predict(options: PredictOptions, as_json: AsJson = False) -> None:
+def predict(options: PredictCommand, as_json: AsJson = False) -> None:
     """Run a detector over frames and write its boxes with their covariances.
 
     By default the frames are of a split that the detector was not trained on.

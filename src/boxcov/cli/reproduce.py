@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import ReproduceOptions
+from boxcov.pipeline.options import ReproduceCommand
 
 
-def reproduce(options: ReproduceOptions, as_json: AsJson = False) -> None:
+def reproduce(options: ReproduceCommand, as_json: AsJson = False) -> None:
     """Compute every table and figure of the paper, and distribution shifts.
 
     The tables show the paper's numbers next to ours. An interrupted run continues when it is

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from boxcov.pipeline.options import StreamOptions
+from boxcov.pipeline.options import StreamCommand
 
 
-def stream(options: StreamOptions) -> None:
+def stream(options: StreamCommand) -> None:
     """Write the boxes of each frame with their covariances as one JSON line on stdout.
 
     At the end the latencies are printed on stderr. A frame that cannot be read gives a line with an

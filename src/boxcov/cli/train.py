@@ -7,10 +7,10 @@ from statistics import mean
 from typing import Any
 
 from boxcov.cli.command import AsJson
-from boxcov.pipeline.options import TrainOptions
+from boxcov.pipeline.options import TrainCommand
 
 
-def train(options: TrainOptions, as_json: AsJson = False) -> None:
+def train(options: TrainCommand, as_json: AsJson = False) -> None:
     """Train a CenterPoint, print its average precision on test frames, and write its weights."""
     from boxcov.pipeline.progress import Progress
     from boxcov.pipeline.train import run

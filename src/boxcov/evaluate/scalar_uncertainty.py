@@ -84,7 +84,7 @@ def uncertainty_of(records: Records, kind: ScalarUncertainty = "trace") -> Array
         if records.score_variance is None:
             raise BoxcovError(
                 "these records have no variance of the score: predict with with_logit=True, "
-                "or boxcov predict --score"
+                "or boxcov predict --with-logit"
             )
         return records.score_variance
     C = records.covariance

@@ -23,7 +23,7 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
-from boxcov.pipeline.options import BenchOptions, DataOptions
+from boxcov.pipeline.options import BenchCommand, DataOptions
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.route import EngineOptions
@@ -43,7 +43,7 @@ class Entry:
     slow: bool = False  # timed once per frame
 
 
-def run(options: BenchOptions, progress: Progress | None = None) -> list[dict[str, Any]]:
+def run(options: BenchCommand, progress: Progress | None = None) -> list[dict[str, Any]]:
     """Time all methods and return one row per method.
 
     Columns: ``method``, ``device``, ``boxes``, ``samples``, ``depth``, ``ms``, ``low`` and ``high``

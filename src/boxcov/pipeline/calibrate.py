@@ -18,7 +18,7 @@ from boxcov.evaluate.resampling import bootstrap
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import Progress, default_calibration_split, load_frames
 from boxcov.pipeline.ground_truth import GroundTruth, match_detections
-from boxcov.pipeline.options import CalibrateOptions
+from boxcov.pipeline.options import CalibrateCommand
 from boxcov.pipeline.paths import check_output
 from boxcov.pipeline.predict import build_predictor
 from boxcov.posterior.calibration import Calibration
@@ -29,7 +29,7 @@ BASELINE = "score and size alone"
 LEVELS = (0.5, 0.9, 0.95)  # of the regions whose coverage is reported
 
 
-def run(options: CalibrateOptions, progress: Progress | None = None) -> dict[str, Any]:
+def run(options: CalibrateCommand, progress: Progress | None = None) -> dict[str, Any]:
     """Write the posterior with a calibration to ``options.out`` and return a report.
 
     The first ``fit_share`` of the frames are used for the fit, the others for the report. Frames

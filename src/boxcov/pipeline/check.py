@@ -5,10 +5,10 @@ from __future__ import annotations
 from boxcov.checks import Report, check
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
-from boxcov.pipeline.options import CheckOptions, DataOptions
+from boxcov.pipeline.options import CheckCommand, DataOptions
 
 
-def run(options: CheckOptions) -> Report:
+def run(options: CheckCommand) -> Report:
     """Check the detector on the first frame of the data, and the second if there is one."""
     detector = load_detector(options.detector, options.device)
     count = 2 if options.data.startswith("simulated") else None

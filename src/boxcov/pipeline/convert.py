@@ -7,7 +7,7 @@ from typing import Any
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.frames import load_frames, source_of_detections
-from boxcov.pipeline.options import ConvertOptions
+from boxcov.pipeline.options import ConvertCommand
 from boxcov.pipeline.output_format import (
     FORMATS_WITH_FRAMES,
     MESSAGE_FORMATS,
@@ -17,7 +17,7 @@ from boxcov.pipeline.output_format import (
 from boxcov.pipeline.paths import check_output
 
 
-def run(options: ConvertOptions) -> dict[str, Any]:
+def run(options: ConvertCommand) -> dict[str, Any]:
     """Write the detections in another format; return the number of boxes and frames."""
     out, format = options.out, options.format
     check_output(out, folder=format == "kitti")
@@ -32,7 +32,7 @@ def run(options: ConvertOptions) -> dict[str, Any]:
     return {"out": str(out), "format": format, "boxes": len(found), "frames": count}
 
 
-def _load_frames(options: ConvertOptions, found: Detections, count: int) -> Any:
+def _load_frames(options: ConvertCommand, found: Detections, count: int) -> Any:
     """Return the frames of the detections, or None if the format does not need them."""
     optional = options.format in MESSAGE_FORMATS and "source" not in found.meta
     if options.format not in FORMATS_WITH_FRAMES or optional:

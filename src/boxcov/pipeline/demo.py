@@ -19,11 +19,11 @@ from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import (
     DataOptions,
-    DemoOptions,
+    DemoCommand,
     EstimatorOptions,
-    EvaluateOptions,
-    FitOptions,
-    PredictOptions,
+    EvaluateCommand,
+    FitCommand,
+    PredictCommand,
 )
 from boxcov.pipeline.paths import checkpoint_path
 from boxcov.report.figures import write_figures
@@ -56,14 +56,14 @@ class Result:
     report: Path
 
 
-def run(options: DemoOptions, step: Step, size: Size | None = None) -> Result:
+def run(options: DemoCommand, step: Step, size: Size | None = None) -> Result:
     """Write a posterior, predictions per method, tables, figures and a report to a folder."""
     size = size or Size()
     out = made_folder(options.out)
     posterior = out / "posterior.safetensors"
     checkpoint_path(posterior).unlink(missing_ok=True)  # of an interrupted demo
     fit.run(
-        FitOptions(
+        FitCommand(
             out=posterior,
             detector=DETECTOR,
             source=DataOptions("simulated:clear", "train", size.fit_frames),
@@ -82,12 +82,12 @@ def run(options: DemoOptions, step: Step, size: Size | None = None) -> Result:
     files = tuple(out / f"{name}.safetensors" for name in estimators)
     for file, (name, estimator) in zip(files, estimators.items()):
         _predict(
-            PredictOptions(out=file, detector=DETECTOR, source=test, estimator=estimator),
+            PredictCommand(out=file, detector=DETECTOR, source=test, estimator=estimator),
             step(f"predict: {name} on {size.frames} test frames"),
         )
     glm_file = out / "GLM.safetensors"
     _predict(
-        PredictOptions(
+        PredictCommand(
             out=glm_file,
             detector=DETECTOR,
             source=replace(test, count=1),
@@ -96,7 +96,7 @@ def run(options: DemoOptions, step: Step, size: Size | None = None) -> Result:
         ),
         step(f"predict: GLM on {size.glm_boxes} boxes of one frame"),
     )
-    study = evaluate.build_study(EvaluateOptions(predictions=files), step("evaluate"))
+    study = evaluate.build_study(EvaluateCommand(predictions=files), step("evaluate"))
     glm = Detections.load(glm_file)
     study = replace(study, runtime=runtime_rows(study, glm, plain_milliseconds(test)))
     step("report")
@@ -109,7 +109,7 @@ def run(options: DemoOptions, step: Step, size: Size | None = None) -> Result:
     return Result(rows, runtime, compare_glm(glm, Detections.load(files[0])), out / "report.html")
 
 
-def _predict(options: PredictOptions, progress: Callable[[int, int | None], None]) -> None:
+def _predict(options: PredictCommand, progress: Callable[[int, int | None], None]) -> None:
     predict.block_store(options.out).remove()  # of an interrupted demo
     predict.run(options, progress)
 

@@ -26,7 +26,7 @@ from boxcov.pipeline.frames import (
     source_of_detections,
 )
 from boxcov.pipeline.ground_truth import GroundTruth, match_detections
-from boxcov.pipeline.options import DataOptions, EvaluateOptions
+from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from boxcov.pipeline.paths import blocks_folder, check_output
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study
@@ -55,7 +55,7 @@ class Evaluation:
     rows: list[dict[str, Any]]
 
 
-def run(options: EvaluateOptions, progress: Progress | None = None) -> Evaluation | None:
+def run(options: EvaluateCommand, progress: Progress | None = None) -> Evaluation | None:
     """Compare predictions with the objects of their frames; write the report if there is an output.
 
     With an output, the objects of finished blocks of frames are stored next to it until the report
@@ -94,7 +94,7 @@ def _block_store(out: Path | None, world: World) -> BlockStore[GroundTruth] | No
 
 def _read_objects(
     store: BlockStore[GroundTruth],
-    options: EvaluateOptions,
+    options: EvaluateCommand,
     world: World,
     progress: Progress | None,
 ) -> None:
@@ -118,7 +118,7 @@ def _read_objects(
 
 
 def build_study(
-    options: EvaluateOptions,
+    options: EvaluateCommand,
     progress: Progress | None = None,
     store: BlockStore[GroundTruth] | None = None,
 ) -> Study:
@@ -153,7 +153,7 @@ def build_study(
     return Study(f"Box covariances on {about['data']}", about, methods, scenes, runtime)
 
 
-def _uncertainty(path: Path, records: Records, options: EvaluateOptions) -> Any:
+def _uncertainty(path: Path, records: Records, options: EvaluateCommand) -> Any:
     try:
         return (
             records.uncertainty
@@ -178,7 +178,7 @@ def _method_names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _common_source(options: EvaluateOptions, files: Sequence[Detections]) -> DataOptions:
+def _common_source(options: EvaluateCommand, files: Sequence[Detections]) -> DataOptions:
     """Return the frames that all files were computed on."""
     paths = options.predictions
     sources = [
@@ -204,7 +204,7 @@ def _load_frames(source: DataOptions, found: Detections) -> Sequence[Any]:
 
 
 def _read_frames(
-    options: EvaluateOptions,
+    options: EvaluateCommand,
     source: DataOptions,
     found: Detections,
     store: BlockStore[GroundTruth] | None,

@@ -10,13 +10,13 @@ from boxcov.data import simulated
 from boxcov.detectors.yolox import YOLOX
 from boxcov.export import onnx
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.options import ExportOptions
+from boxcov.pipeline.options import ExportCommand
 from boxcov.pipeline.paths import check_output
 from boxcov.pipeline.stream import FrameReader
 from boxcov.posterior.posterior import Posterior
 
 
-def run(options: ExportOptions) -> dict[str, Any]:
+def run(options: ExportCommand) -> dict[str, Any]:
     """Write the ONNX file, check it in onnxruntime and return a description of it."""
     check_output(options.out)
     detector = load_detector(options.detector)
@@ -35,7 +35,7 @@ def run(options: ExportOptions) -> dict[str, Any]:
     return {"out": str(options.out), "bytes": options.out.stat().st_size, **report}
 
 
-def _example_input(detector: Any, options: ExportOptions) -> tuple[str, Any]:
+def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any]:
     """Return the name of the graph's input and an example of it."""
     if isinstance(detector, YOLOX):
         size = options.size or detector.config.size

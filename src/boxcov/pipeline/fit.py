@@ -10,15 +10,15 @@ from boxcov.files import remove_leftovers
 from boxcov.kfac.checkpoint import Checkpoint, second_pass_path
 from boxcov.kfac.fit import Progress
 from boxcov.kfac.fit import fit as fit_posterior
-from boxcov.kfac.options import FitOptions as KFACOptions
+from boxcov.kfac.options import FitOptions
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames, load_in_background
-from boxcov.pipeline.options import FitOptions
+from boxcov.pipeline.options import FitCommand
 from boxcov.pipeline.paths import check_output, checkpoint_path
 from boxcov.posterior.posterior import Posterior
 
 
-def run(options: FitOptions, progress: Progress | None = None) -> Posterior:
+def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
     """Fit the posterior, write it to ``options.out`` and return it.
 
     A checkpoint next to the output exists until the fit is complete. Under torchrun the ranks
@@ -38,7 +38,7 @@ def run(options: FitOptions, progress: Progress | None = None) -> Posterior:
             options.n_data,
             options.prior_precision,
             options.fisher,
-            options=KFACOptions(
+            options=FitOptions(
                 fraction=options.fraction,
                 form=options.form,
                 locations=options.locations,

@@ -25,7 +25,7 @@ from boxcov.pipeline.frames import (
     load_frames,
     load_in_background,
 )
-from boxcov.pipeline.options import EstimatorOptions, PredictOptions
+from boxcov.pipeline.options import EstimatorOptions, PredictCommand
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import blocks_folder, check_output
 from boxcov.posterior.posterior import Posterior
@@ -41,7 +41,7 @@ clock = perf_counter
 
 
 def run(
-    options: PredictOptions, progress: Progress | None = None, block: int = BLOCK
+    options: PredictCommand, progress: Progress | None = None, block: int = BLOCK
 ) -> dict[str, Any]:
     """Predict every frame, write the boxes to ``options.out`` and return a summary.
 

@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a bar in a terminal, a plain line every few seconds in a log, nothing for what is done at once."""
+"""Progress of long work: a bar in a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-QUIET = 2.0  # seconds before anything is shown
-EVERY = 5.0  # seconds between two plain lines
+SILENT_SECONDS = 2.0  # shorter work shows nothing
+LOG_SECONDS = 5.0  # between two lines of a log
 
 
 class Progress:
-    """``with Progress("fitting") as progress: ... progress(done, total)``: description, rate and remaining time, on stderr.
+    """A context manager to be called with the number of items done, and the total if known.
+
+    It prints the rate and the remaining time to stderr. Under torchrun only rank 0 prints.
 
     >>> ticks = iter([0.0, 1.0, 9.0, 10.0, 17.0])
     >>> with Progress("fitting", stream=sys.stdout, clock=lambda: next(ticks)) as progress:
     ...     for done in (1, 17, 18, 33):
     ...         progress(done, 65)
-    fitting: 17 of 65 frames, 2 a second, 0:24 left
-    fitting: 33 of 65 frames, 2 a second, 0:16 left
+    fitting: 17 of 65 frames, 2 per second, 0:24 left
+    fitting: 33 of 65 frames, 2 per second, 0:16 left
     """
 
     def __init__(
@@ -38,9 +40,9 @@ class Progress:
         self.what, self.unit, self.clock = what, unit, clock
         self.stream = sys.stderr if stream is None else stream
         self.began = clock()
-        self.said = self.began - EVERY
-        self.first: tuple[float, int] | None = None
-        self.bars: tuple[Bars, TaskID] | None = None
+        self._last_line = self.began - LOG_SECONDS
+        self._first: tuple[float, int] | None = None  # time and count of the first call
+        self._bar: tuple[Bars, TaskID] | None = None
 
     def __enter__(self) -> Progress:
         return self
@@ -54,73 +56,73 @@ class Progress:
         self.close()
 
     def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
-        """So many are done, of so many if that is known; the first call may start at more than 0, after a resumed run."""
-        if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun, one speaks
+        """Show that ``done`` items are done; a resumed run starts above 0."""
+        if os.environ.get("RANK", "0") != "0":
             return
         now = self.clock()
-        if self.first is None:
-            self.first = now, done
-        seconds, number = now - self.first[0], done - self.first[1]
+        if self._first is None:
+            self._first = now, done
+        seconds, number = now - self._first[0], done - self._first[1]
         rate = number / seconds if seconds > 0 and number > 0 else None
-        if now - self.began >= QUIET:
+        if now - self.began >= SILENT_SECONDS:
             if self.stream.isatty():
-                self._draw(done, total, note, rate)
-            elif now - self.said >= EVERY:
-                self.said = now
-                parts = [
-                    f"{self.what}: {done}{'' if total is None else f' of {total}'} {self.unit}",
-                    note,
-                    pace(rate),
-                ]
-                if rate is not None and total is not None:
-                    parts.append(f"{clock_face((total - done) / rate)} left")
-                print(", ".join(part for part in parts if part), file=self.stream, flush=True)
+                self._draw_bar(done, total, note, rate)
+            elif now - self._last_line >= LOG_SECONDS:
+                self._last_line = now
+                self._print_line(done, total, note, rate)
         if total is not None and done >= total:
             self.close()
 
-    def _draw(self, done: int, total: int | None, note: str, rate: float | None) -> None:
+    def _print_line(self, done: int, total: int | None, note: str, rate: float | None) -> None:
+        count = f"{done}" if total is None else f"{done} of {total}"
+        parts = [f"{self.what}: {count} {self.unit}", note, _format_rate(rate)]
+        if rate is not None and total is not None:
+            parts.append(f"{_format_time((total - done) / rate)} left")
+        print(", ".join(part for part in parts if part), file=self.stream, flush=True)
+
+    def _draw_bar(self, done: int, total: int | None, note: str, rate: float | None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
-        if self.bars is None:
-            shown = (
+        if self._bar is None:
+            bars = Bars(
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[pace]}"),
-            )
-            bars = Bars(
-                *shown, TimeRemainingColumn(), console=Console(file=self.stream), transient=True
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                console=Console(file=self.stream),
+                transient=True,
             )
             bars.start()
-            self.bars = bars, bars.add_task(self.what, total=total, pace="")
-        bars, task = self.bars
-        text = f"{self.what}, {note}" if note else self.what
+            self._bar = bars, bars.add_task(self.what, total=total, rate="")
+        bars, task = self._bar
+        text, rate_text = f"{self.what}, {note}" if note else self.what, _format_rate(rate)
         bars.update(
-            task, completed=done, total=total, description=text, pace=pace(rate), refresh=True
+            task, completed=done, total=total, description=text, rate=rate_text, refresh=True
         )
 
     def close(self) -> None:
-        if self.bars is not None:
-            self.bars[0].stop()
-            self.bars = None
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar[0].stop()
+            self._bar = None
 
 
-def pace(rate: float | None) -> str:
-    """A rate for people.
-
-    >>> pace(12.34), pace(0.25), pace(None)
-    ('12 a second', '4 s each', '')
+def _format_rate(rate: float | None) -> str:
+    """
+    >>> _format_rate(12.34), _format_rate(0.25), _format_rate(None)
+    ('12 per second', '4 s each', '')
     """
     if rate is None:
         return ""
-    return f"{rate:.2g} a second" if rate >= 1 else f"{1 / rate:.2g} s each"
+    return f"{rate:.2g} per second" if rate >= 1 else f"{1 / rate:.2g} s each"
 
 
-def clock_face(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     """
-    >>> clock_face(24.4), clock_face(3725)
+    >>> _format_time(24.4), _format_time(3725)
     ('0:24', '1:02:05')
     """
     minutes, rest = divmod(round(seconds), 60)
@@ -129,7 +131,7 @@ def clock_face(seconds: float) -> str:
 
 
 class Steps:
-    """Several pieces of work one after another, each with its own progress: ``step("fit")`` ends the last one and begins the next.
+    """The progress of several steps: ``step("fit")`` ends the current step and starts the next.
 
     >>> with Steps(stream=sys.stdout) as step:
     ...     fitting = step("fit")
@@ -139,7 +141,7 @@ class Steps:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream
-        self.now: Progress | None = None
+        self.current: Progress | None = None
 
     def __enter__(self) -> Steps:
         return self
@@ -150,20 +152,20 @@ class Steps:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end()
+        self._close()
 
     def __call__(self, what: str) -> Progress:
-        self._end()
-        self.now = Progress(what, stream=self.stream)
-        return self.now
+        self._close()
+        self.current = Progress(what, stream=self.stream)
+        return self.current
 
     def named(self, what: str, done: int, total: int) -> None:
-        """Progress of a piece of work that is named each time."""
-        if self.now is None or self.now.what != what:
+        """Show the progress of the step ``what``; another name starts the next step."""
+        if self.current is None or self.current.what != what:
             self(what)
-        assert self.now is not None
-        self.now(done, total)
+        assert self.current is not None
+        self.current(done, total)
 
-    def _end(self) -> None:
-        if self.now is not None:
-            self.now.close()
+    def _close(self) -> None:
+        if self.current is not None:
+            self.current.close()

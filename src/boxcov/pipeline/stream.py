@@ -25,7 +25,7 @@ from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
-from boxcov.pipeline.options import StreamOptions
+from boxcov.pipeline.options import StreamCommand
 from boxcov.pipeline.predict import build_predictor
 from boxcov.predict.predictor import Predictor
 
@@ -34,7 +34,7 @@ MAX_LATENCIES = 100_000  # only the last ones are stored, so that an endless str
 clock = time.perf_counter
 
 
-def run(options: StreamOptions, out: TextIO, latencies: Latencies) -> None:
+def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
     """Write one JSON line per frame to ``out``, and add the time of each frame to ``latencies``.
 
     A frame that cannot be read gives a line with an error, and the stream continues; raise at the

@@ -19,7 +19,7 @@ from boxcov.evaluate.average_precision import Boxes, average_precision, mean_pre
 from boxcov.files import replacing
 from boxcov.pipeline.detectors import centerpoint_config, move_to_device
 from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
-from boxcov.pipeline.options import DataOptions, TrainOptions
+from boxcov.pipeline.options import DataOptions, TrainCommand
 from boxcov.pipeline.paths import check_output
 
 PrecisionTable = dict[str, dict[float, float]]  # by class and distance in metres
@@ -27,7 +27,7 @@ _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "see
 
 
 def run(
-    options: TrainOptions,
+    options: TrainCommand,
     loading: Progress | None = None,
     training: TrainingProgress | None = None,
 ) -> dict[str, Any]:
@@ -73,13 +73,13 @@ def run(
     return report
 
 
-def _initial_detector(options: TrainOptions) -> CenterPoint:
+def _initial_detector(options: TrainCommand) -> CenterPoint:
     if options.start_from is None:
         return CenterPoint(centerpoint_config(options.config), options.seed)
     return load(options.start_from)
 
 
-def _test(detector: CenterPoint, options: TrainOptions) -> dict[str, Any]:
+def _test(detector: CenterPoint, options: TrainCommand) -> dict[str, Any]:
     """Return mAP and AP for each test data set."""
     results = {}
     for data in options.test or (options.data,):

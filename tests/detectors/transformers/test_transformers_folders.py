@@ -22,7 +22,7 @@ from boxcov.detectors.transformers import QueryDetector, load, wrap
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline import predict as prediction
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.options import DataOptions, EstimatorOptions, FitOptions, PredictOptions
+from boxcov.pipeline.options import DataOptions, EstimatorOptions, FitCommand, PredictCommand
 from helpers.coco_cases import coco_root
 from helpers.transformers_cases import MODELS, PROCESSORS, made, pixels, yolos
 
@@ -80,10 +80,10 @@ def test_from_a_fit_to_coco_s_results(folder: Path, tmp_path: Path) -> None:
     source = DataOptions(f"coco:{root}@whole", "val2017")
     words = f"transformers:{folder}"
     posterior = tmp_path / "p.safetensors"
-    fitting.run(FitOptions(out=posterior, detector=words, source=source, n_data=100))
+    fitting.run(FitCommand(out=posterior, detector=words, source=source, n_data=100))
     estimator = EstimatorOptions("exact", posterior)
     for format, out in (("coco", "found.json"), ("native", "found.safetensors")):
-        options = PredictOptions(
+        options = PredictCommand(
             out=tmp_path / out, detector=words, source=source, estimator=estimator, format=format
         )
         report = prediction.run(options)

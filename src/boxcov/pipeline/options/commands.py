@@ -36,7 +36,7 @@ from boxcov.pipeline.options.shared import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitOptions:
+class FitCommand:
     """Options of ``boxcov fit``."""
 
     out: Path = out_option(REQUIRED, text="File for the posterior.")
@@ -106,7 +106,7 @@ class FitOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions:
+class PredictCommand:
     """Options of ``boxcov predict``."""
 
     out: Path = out_option(REQUIRED, text="File for the boxes; a folder with --format kitti.")
@@ -139,7 +139,7 @@ class PredictOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertOptions:
+class ConvertCommand:
     """Options of ``boxcov convert``."""
 
     detections: Path = option(
@@ -156,7 +156,7 @@ class ConvertOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
+class EvaluateCommand:
     """Options of ``boxcov evaluate``."""
 
     predictions: tuple[Path, ...] = option(
@@ -179,7 +179,7 @@ class EvaluateOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateOptions:
+class CalibrateCommand:
     """Options of ``boxcov calibrate``."""
 
     out: Path = out_option(REQUIRED, text="File for the calibrated posterior; may be the input.")
@@ -211,7 +211,7 @@ class CalibrateOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions:
+class CheckCommand:
     """Options of ``boxcov check``."""
 
     detector: str = detector_option()
@@ -223,7 +223,7 @@ class CheckOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainCommand:
     """Options of ``boxcov train``."""
 
     out: Path = out_option(REQUIRED, text="File for the weights; a report is written next to it.")
@@ -247,7 +247,7 @@ class TrainOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
+class BenchCommand:
     """Options of ``boxcov bench``."""
 
     detector: str = detector_option()
@@ -277,7 +277,7 @@ class BenchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
+class ExportCommand:
     """Options of ``boxcov export``."""
 
     out: Path = out_option(REQUIRED, text="The .onnx file.")
@@ -307,7 +307,7 @@ class ExportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamOptions:
+class StreamCommand:
     """Options of ``boxcov stream``."""
 
     frames: str = option(
@@ -337,7 +337,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceOptions:
+class ReproduceCommand:
     """Options of ``boxcov reproduce``."""
 
     out: Path = option(
@@ -372,7 +372,7 @@ class ReproduceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoOptions:
+class DemoCommand:
     """Options of ``boxcov demo``."""
 
     out: Path = option(

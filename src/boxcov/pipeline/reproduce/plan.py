@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from boxcov.pipeline.frames import default_test_split
-from boxcov.pipeline.options import ReproduceOptions
+from boxcov.pipeline.options import ReproduceCommand
 
 Form = Literal["paper", "prior"]
 FORMS: tuple[Form, ...] = ("paper", "prior")
@@ -41,11 +41,11 @@ class Setting:
     device: str = "cpu"
 
     @staticmethod
-    def from_options(options: ReproduceOptions) -> Setting:
+    def from_options(options: ReproduceCommand) -> Setting:
         """Fill in what the command line leaves open.
 
         >>> from pathlib import Path
-        >>> Setting.from_options(ReproduceOptions(out=Path("r"))) == Setting()
+        >>> Setting.from_options(ReproduceCommand(out=Path("r"))) == Setting()
         True
         """
         count, test_count, slow, shift_count = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boxcov.files import replacing
 from boxcov.pipeline.evaluate import last_sweep
-from boxcov.pipeline.options import ReproduceOptions
+from boxcov.pipeline.options import ReproduceCommand
 from boxcov.pipeline.reproduce.analysis import (
     amount_of_data,
     distribution_shift,
@@ -23,7 +23,7 @@ from boxcov.version import __version__
 SCENES = 8  # frames to show in the report
 
 
-def run(options: ReproduceOptions, progress: Progress | None = None) -> list[Table]:
+def run(options: ReproduceCommand, progress: Progress | None = None) -> list[Table]:
     """Write runs, tables, figures and the report to a folder; return the tables."""
     return reproduce(Workspace(options.out, Setting.from_options(options), progress))
 
