@@ -23,7 +23,7 @@ import torch
 from boxcov import MCGLM, MCI, ExactGLM, NMSSpread, Posterior, fit
 from boxcov.data import coco
 from boxcov.data.corruptions import KINDS, Corruption
-from boxcov.detections import concatenated
+from boxcov.detections import concatenate
 from boxcov.detectors import yolox
 from boxcov.predict.predictor import Predictor
 
@@ -132,7 +132,7 @@ def predict(given: argparse.Namespace) -> None:
             spent.append(time.process_time() - began)
             found.append(replace(boxes, frame=boxes.frame + number))
             print(name, number, len(boxes), f"{spent[-1]:.2f}", flush=True)
-        concatenated(
+        concatenate(
             [replace(f, meta={**f.meta, "seconds": float(np.median(spent))}) for f in found]
         ).save(given.out / f"{name}.safetensors")
 

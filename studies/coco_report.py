@@ -20,7 +20,7 @@ from coco import LOGIT, PARTS, detector_of, images_of, relative_trace, run
 from boxcov import Detections, ExactGLM, Posterior
 from boxcov.data import coco
 from boxcov.data.corruptions import KINDS
-from boxcov.detections import concatenated
+from boxcov.detections import concatenate
 from boxcov.error_model.fit import fit_calibration
 from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.matching import match
@@ -48,7 +48,7 @@ def priors(given: argparse.Namespace) -> None:
     for tau in (1.0, 10.0, 100.0, 1e3, 1e4, 1e5):
         model = ExactGLM(detector, head.with_prior(tau))
         found = [model(image) for image in inputs]
-        plain = concatenated([replace(f, frame=f.frame + number) for number, f in enumerate(found)])
+        plain = concatenate([replace(f, frame=f.frame + number) for number, f in enumerate(found)])
         made = records_of({"head": plain}, images)
         values = [auroc(~accurate_iou(rows.iou), rows.uncertainty) for rows in made.values()]
         paired = made["head"][made["head"].paired]

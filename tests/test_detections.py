@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError, Detections
-from boxcov.detections import concatenated
+from boxcov.detections import concatenate
 
 
 def some(m: int = 4, D: int = 3, seed: int = 0) -> Detections:
@@ -128,7 +128,7 @@ def test_plain_detections_have_no_uncertainty() -> None:
     plain = Detections(
         found.boxes, found.scores, found.labels, found.frame, found.fields, found.classes
     )
-    with pytest.raises(BoxcovError, match="without a covariance"):
+    with pytest.raises(BoxcovError, match="have no covariance"):
         _ = plain.uncertainty
     assert "uncertainty" not in plain.numpy()
 
@@ -190,7 +190,7 @@ def test_damaged_files_are_named(tmp_path, damage: str) -> None:
 def test_parts_are_put_together_in_order() -> None:
     found = some(7)
     parts = [found[:0], found[:3], found[3:3], found[3:]]
-    again = concatenated(parts)
+    again = concatenate(parts)
     for name in ("boxes", "scores", "labels", "frame", "covariance", "factor", "predictive"):
         assert torch.equal(getattr(again, name), getattr(found, name))
     assert again.meta == found.meta
@@ -205,8 +205,21 @@ def test_parts_that_differ_are_refused() -> None:
         BoxcovError,
         match="part 1 has boxes, scores, labels, frame, part 0 boxes, scores, labels, frame, covariance, factor",
     ):
-        concatenated([found, plain])
+        concatenate([found, plain])
     with pytest.raises(BoxcovError, match="part 1 has boxes"):
-        concatenated([found, replace(found, classes=("other",))])
-    with pytest.raises(BoxcovError, match="nothing to put together"):
-        concatenated([])
+        concatenate([found, replace(found, classes=("other",))])
+    with pytest.raises(BoxcovError, match="nothing to concatenate"):
+        concatenate([])
+
+
+def test_repr_is_short_for_any_number_of_boxes() -> None:
+    many = random_many(1000)
+    assert len(repr(many).splitlines()) <= 10
+    assert "1000 boxes" in repr(many)
+    assert "0 boxes" in repr(many[[]])
+
+
+def random_many(count: int) -> Detections:
+    zeros = torch.zeros(count, dtype=torch.long)
+    boxes, eye = torch.randn(count, 2), torch.eye(2).expand(count, 2, 2)
+    return Detections(boxes, torch.rand(count), zeros, zeros, ("x", "y"), ("car",), eye)

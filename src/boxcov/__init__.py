@@ -1,4 +1,4 @@
-"""boxcov: for every box of a frozen object detector, the covariance of that box under what the detector does not know."""
+"""boxcov: epistemic covariances for the boxes of a frozen object detector."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from boxcov.predict.route import EngineOptions
     from boxcov.wrapper import wrap
 
-# each name is imported when it is first asked for, so that ``boxcov --help`` need not wait for torch
+# names are imported on first access, so that ``boxcov --help`` does not import torch
 _HOMES = {
     "data": "",
     "detectors": "",

@@ -1,4 +1,4 @@
-"""Detections: parallel arrays, one row a box, that slice as a whole."""
+"""Detections: parallel arrays, one row per box, that are sliced together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.files import reading, write_safetensors
 from boxcov.version import __version__
 
@@ -21,9 +21,9 @@ _REQUIRED = ("boxes", "scores", "labels", "frame")
 _OPTIONAL = ("covariance", "factor", "predictive", "score_variance", "score_covariance")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Detections:
-    """m boxes of D fields each, with what the detector does not know of them.
+    """m boxes with D fields each, and their covariances.
 
     >>> found = Detections(
     ...     boxes=torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
@@ -37,6 +37,11 @@ class Detections:
     >>> sure = found[found.scores > 0.5]
     >>> len(sure), sure.field("y"), sure.uncertainty
     (1, tensor([2.]), tensor([2.]))
+    >>> sure
+    Detections: 1 boxes in 1 frames, method unknown, with covariance
+      fields: x y
+      classes: 1 car
+      car 0.90: x=1 y=2, u=2
     """
 
     boxes: Tensor  # (m, D)
@@ -46,19 +51,11 @@ class Detections:
     fields: tuple[str, ...]  # D names
     classes: tuple[str, ...]
     covariance: Tensor | None = None  # (m, D, D)
-    factor: Tensor | None = (
-        None  # (m, D, k): the covariance of all boxes together is its (m D, k) matrix times its transpose
-    )
-    predictive: Tensor | None = (
-        None  # (m, D, D) of each box's error: calibrated, with what the weights cannot explain
-    )
-    score_variance: Tensor | None = (
-        None  # (m,) of the logit of the score; ask a predictor for it with with_logit=True
-    )
-    score_covariance: Tensor | None = None  # (m, D) of the box with that logit
-    meta: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # how this was made: method, samples, seed, fingerprint ...
+    factor: Tensor | None = None  # (m, D, k) A: the covariance of all boxes is A A^T, A as (m D, k)
+    predictive: Tensor | None = None  # (m, D, D) calibrated covariance of each box's error
+    score_variance: Tensor | None = None  # (m,) of the score logit, if with_logit=True
+    score_covariance: Tensor | None = None  # (m, D) of the box with the score logit
+    meta: Mapping[str, Any] = field(default_factory=dict)  # method, samples, seed, fingerprint ...
 
     def __post_init__(self) -> None:
         m, D = len(self.scores), len(self.fields)
@@ -73,7 +70,8 @@ class Detections:
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != shape:
                 raise BoxcovError(
-                    f"{name} has shape {tuple(value.shape)}, expected {shape} for {m} boxes of {self.fields}"
+                    f"{name} has shape {tuple(value.shape)}, expected {shape} "
+                    f"for {m} boxes of {self.fields}"
                 )
         if self.factor is not None and tuple(self.factor.shape[:2]) != (m, D):
             raise BoxcovError(
@@ -83,8 +81,30 @@ class Detections:
     def __len__(self) -> int:
         return int(self.scores.shape[0])
 
+    def __repr__(self) -> str:
+        frames = len(self.frame.unique())
+        optional = [name for name in _OPTIONAL if getattr(self, name) is not None]
+        counts = self.labels.bincount(minlength=len(self.classes)).tolist()
+        classes = [f"{n} {name}" for n, name in zip(counts, self.classes) if n]
+        lines = [
+            f"Detections: {len(self)} boxes in {frames} frames, "
+            f"method {self.meta.get('method', 'unknown')}, "
+            f"with {join_names(optional) or 'no covariance'}",
+            f"fields: {' '.join(self.fields)}",
+            f"classes: {join_names(classes) or 'none'}",
+        ]
+        for i in range(min(3, len(self))):
+            pairs = zip(self.fields, self.boxes[i].tolist())
+            values = " ".join(f"{name}={value:.4g}" for name, value in pairs)
+            u = "" if self.covariance is None else f", u={float(self.uncertainty[i]):.3g}"
+            name = self.classes[int(self.labels[i])]
+            lines.append(f"{name} {float(self.scores[i]):.2f}: {values}{u}")
+        if len(self) > 3:
+            lines.append(f"... {len(self) - 3} more")
+        return "\n  ".join(lines)
+
     def __getitem__(self, rows: Any) -> Detections:
-        """Some of the boxes, by number, slice, mask or indices: every array is cut alike."""
+        """Return some of the boxes, by number, slice, mask or indices."""
         if isinstance(rows, (list, np.ndarray, np.integer)):
             rows = (
                 torch.as_tensor(rows, dtype=torch.long)
@@ -100,29 +120,35 @@ class Detections:
 
     @property
     def uncertainty(self) -> Tensor:
-        """The trace of each covariance (m,): the paper's u."""
+        """The trace of each covariance (m,), the paper's u."""
         return self._covariance().diagonal(dim1=1, dim2=2).sum(1)
 
     def field(self, name: str) -> Tensor:
-        """One field of all boxes (m,), by name."""
+        """Return one field of all boxes (m,), by name."""
         return self.boxes[:, self._column(name)]
 
     def std(self, name: str) -> Tensor:
-        """The standard deviation of one field (m,), by name."""
+        """Return the standard deviation of one field (m,), by name."""
         column = self._column(name)
         return self._covariance()[:, column, column].sqrt()
 
     def cross_covariance(self) -> Tensor:
-        """The covariance of all boxes together (m D, m D), of rank k - 1 at most; ask ``MCGLM`` for it with ``cross_box=True``."""
+        """Return the joint covariance of all boxes (m D, m D), for ``MCGLM(..., cross_box=True)``.
+
+        Its rank is at most k - 1.
+        """
         if self.factor is None:
             raise BoxcovError(
-                "these detections carry no cross-box covariance: make them with MCGLM(..., cross_box=True)"
+                "these detections have no cross-box covariance: use MCGLM(..., cross_box=True)"
             )
         A = self.factor.flatten(0, 1)
         return A @ A.T
 
     def frames(self, count: int | None = None) -> list[Detections]:
-        """The detections of each frame of the batch; give the number of frames if the last ones may be empty."""
+        """Return the detections of each frame of the batch.
+
+        Give the number of frames if the last ones may be empty.
+        """
         if count is None:
             count = int(self.frame.max()) + 1 if len(self) else 0
         return [self[self.frame == i] for i in range(count)]
@@ -131,14 +157,14 @@ class Detections:
         return self._with({name: tensor.to(device) for name, tensor in self._tensors()})
 
     def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Plain arrays by name, the uncertainty among them."""
+        """Return numpy arrays by name, including the uncertainty."""
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors()}
         if self.covariance is not None:
             arrays["uncertainty"] = self.uncertainty.detach().cpu().numpy()
         return arrays
 
     def save(self, path: str | Path) -> None:
-        """One safetensors file; nothing is pickled, and the file is there whole or not at all."""
+        """Write one safetensors file, which replaces ``path`` as a whole."""
         about = {
             "version": __version__,
             "fields": self.fields,
@@ -149,7 +175,7 @@ class Detections:
 
     @staticmethod
     def load(path: str | Path) -> Detections:
-        """Read what ``save`` wrote; labels and numbers of frames are checked, too."""
+        """Load detections; raise if the file is damaged or its numbers are out of range."""
         with reading(path, "a file of boxcov detections"):
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["boxcov.detections"])
@@ -163,21 +189,22 @@ class Detections:
                 meta, dict
             ):
                 raise ValueError(
-                    "names of fields or classes that are no text, or a meta that is no object"
+                    "names of fields or classes are not strings, or meta is not an object"
                 )
             found = Detections(**tensors, fields=fields, classes=classes, meta=meta)
             found._check_numbers()
             return found
 
     def _check_numbers(self) -> None:
-        """What a file may hold and a method never gives."""
+        """Raise if numbers from a file are out of range."""
         for name, most in (("labels", len(self.classes)), ("frame", 1 << 40)):
             numbers = getattr(self, name)
             if numbers.is_floating_point() or numbers.dtype == torch.bool:
                 raise ValueError(f"{name} are {numbers.dtype}, expected whole numbers")
             if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < most):
                 raise ValueError(
-                    f"{name} from {int(numbers.min())} to {int(numbers.max())}, expected 0 to {most - 1}"
+                    f"{name} from {int(numbers.min())} to {int(numbers.max())}, "
+                    f"expected 0 to {most - 1}"
                 )
         for name, tensor in self._tensors():
             if name not in ("labels", "frame") and not tensor.is_floating_point():
@@ -198,33 +225,31 @@ class Detections:
     def _covariance(self) -> Tensor:
         if self.covariance is None:
             raise BoxcovError(
-                "these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM or MCI"
+                "these detections have no covariance: use MCGLM, ExactGLM, GLM or MCI"
             )
         return self.covariance
 
 
-def concatenated(parts: Sequence[Detections]) -> Detections:
-    """The boxes of all parts one after another, with the ``meta`` of the first; ``frame`` stays what each part says.
+def concatenate(parts: Sequence[Detections]) -> Detections:
+    """Return the boxes of all parts in one; ``meta`` is that of the first part.
 
-    >>> none = torch.zeros(0)
-    >>> empty = Detections(none.reshape(0, 1), none, none.long(), none.long(), ("x",), ("car",))
-    >>> one = Detections(torch.ones(1, 1), torch.ones(1), torch.tensor([0]), torch.tensor([4]), ("x",), ("car",))
-    >>> concatenated([empty, one, one]).frame
-    tensor([4, 4])
+    The frame numbers of the parts are kept as they are.
     """
     if not parts:
         raise BoxcovError(
-            "there is nothing to put together: give at least one Detections, an empty one where nothing was found"
+            "nothing to concatenate: give at least one Detections, which may be empty"
         )
     first = parts[0]
     names = [name for name, _ in first._tensors()]
     for number, part in enumerate(parts):
         if (part.fields, part.classes) != (first.fields, first.classes):
             raise BoxcovError(
-                f"part {number} has boxes {part.fields} of {part.classes}, part 0 {first.fields} of {first.classes}"
+                f"part {number} has boxes {part.fields} of {part.classes}, "
+                f"part 0 {first.fields} of {first.classes}"
             )
         if [name for name, _ in part._tensors()] != names:
             raise BoxcovError(
-                f"part {number} has {', '.join(name for name, _ in part._tensors())}, part 0 {', '.join(names)}"
+                f"part {number} has {', '.join(name for name, _ in part._tensors())}, "
+                f"part 0 {', '.join(names)}"
             )
     return first._with({name: torch.cat([getattr(part, name) for part in parts]) for name in names})

@@ -1,4 +1,4 @@
-"""What boxcov raises and warns: one message that names the value, the place and the way out."""
+"""Errors and warnings of boxcov. A message names the value, the place and the way out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BoxcovError(ValueError):
-    """A user's mistake or unusable input; nothing was changed.
+    """Invalid arguments or unusable input; nothing was changed.
 
     >>> raise BoxcovError("samples must be at least 2, got 1")
     Traceback (most recent call last):
@@ -18,23 +18,26 @@ class BoxcovError(ValueError):
 
 
 class BoxcovWarning(UserWarning):
-    """Something that gives a right answer to a question you may not have meant to ask.
+    """A result is correct but may not be what was intended.
 
     >>> import warnings
-    >>> warnings.simplefilter("error", BoxcovWarning)  # in a safety case, turn them into errors
+    >>> warnings.simplefilter("error", BoxcovWarning)  # turn the warnings into errors
     """
 
 
 class NotFiniteError(BoxcovError):
-    """A covariance came out as NaN, infinite, or as none at all (not symmetric, a negative variance): the step or the weights are out of range."""
+    """A covariance is not finite, not symmetric, or has a negative variance."""
 
 
 class NotFiniteFrameError(BoxcovError):
-    """A frame's inputs, loss or gradient hold a NaN or an infinity; ``fit(nonfinite="skip")`` leaves such frames out."""
+    """The inputs, loss or gradients of a frame hold NaN or infinite values.
+
+    ``FitOptions(nonfinite="skip")`` leaves such frames out.
+    """
 
 
 def join_names(names: Iterable[str], most: int = 8) -> str:
-    """Names for an error message, the first few of many.
+    """Return the first few names for an error message.
 
     >>> join_names(["a", "b", "c"], most=2)
     'a, b and 1 more'

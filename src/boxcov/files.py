@@ -1,4 +1,4 @@
-"""Writing files so that they are there whole or not at all, and reading damaged ones so that nothing but a clear error comes out."""
+"""Atomic writes, and clear errors for damaged files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from boxcov.errors import BoxcovError
 
-# what readers raise on damaged files; deep nesting is a RecursionError, which is a RuntimeError
+# what readers raise on damaged files; RuntimeError includes the RecursionError of deep nesting
 DAMAGE = (
     SafetensorError,
     LookupError,
@@ -30,14 +30,7 @@ DAMAGE = (
 
 @contextmanager
 def reading(path: str | Path, what: str) -> Iterator[None]:
-    """Whatever a damaged file makes its reader raise, as one error that names the file.
-
-    >>> with reading("x.json", "a list of frames"):
-    ...     [1, 2][3]
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: x.json: not a list of frames, or a damaged one (IndexError: list index out of range)
-    """
+    """Turn whatever a damaged file makes its reader raise into one error that names the file."""
     try:
         yield
     except FileNotFoundError:
@@ -53,12 +46,14 @@ def reading(path: str | Path, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A file beside ``path`` to write to, which takes its place at the end: a crash or a full disk leaves what was there before.
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary file that replaces ``path`` at the end.
+
+    A crash or a full disk leaves the previous file.
 
     >>> import tempfile, os
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with replacing(f"{folder}/x.txt") as temporary:
+    ...     with atomic_write(f"{folder}/x.txt") as temporary:
     ...         _ = temporary.write_text("whole")
     ...     os.listdir(folder)
     ['x.txt']
@@ -86,7 +81,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The new name itself, onto the disk: without it a power cut can bring the old file back."""
+    """Flush the renaming to the disk: without it a power cut can bring the old file back."""
     if os.name == "nt":  # folders cannot be opened there
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -97,7 +92,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Whether a file can be made there: better before an hour's work than after it.
+    """Raise if no file can be created at ``path``: before the work, not after it.
 
     >>> check_writable(Path("nowhere/fit.checkpoint"))
     Traceback (most recent call last):
@@ -111,13 +106,13 @@ def check_writable(path: Path) -> None:
         raise BoxcovError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def made_folder(path: Path) -> Path:
-    """A folder that files can be made in, made if need be.
+def make_folder(path: Path) -> Path:
+    """Create a folder if needed and return it; raise if no file can be created in it.
 
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     made_folder(Path(folder) / "a" / "b").is_dir()
+    ...     make_folder(Path(folder) / "a" / "b").is_dir()
     True
-    >>> made_folder(Path(__file__) / "tables")
+    >>> make_folder(Path(__file__) / "tables")
     Traceback (most recent call last):
     ...
     boxcov.errors.BoxcovError: ...files.py/tables: cannot be written (Not a directory)
@@ -132,7 +127,7 @@ def made_folder(path: Path) -> Path:
 
 
 def remove_leftovers(path: Path) -> None:
-    """What ``replacing`` had begun to write beside ``path`` when it was killed.
+    """Remove the temporary files that a killed ``atomic_write`` of ``path`` left.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = (Path(folder) / ".x.txt.abcd_123").write_text("hal")
@@ -142,26 +137,18 @@ def remove_leftovers(path: Path) -> None:
     """
     start = f".{path.name}."
     for found in path.parent.iterdir():
-        if (
-            found.name.startswith(start) and len(found.name) == len(start) + 8
-        ):  # the letters that tempfile draws
+        # tempfile appends 8 random characters
+        if found.name.startswith(start) and len(found.name) == len(start) + 8:
             found.unlink(missing_ok=True)
 
 
 def write_safetensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Tensors by name and a text by its key, in one file: with more keys than one, their order in the file would be by chance.
-
-    >>> import torch, tempfile, os
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_safetensors(f"{folder}/x.safetensors", {"x": torch.zeros(2)}, {"made": "by hand"})
-    ...     os.listdir(folder)
-    ['x.safetensors']
-    """
+    """Write tensors by name and one metadata entry: the order of several would be random."""
     assert len(metadata) == 1
-    # a clone of each: safetensors refuses tensors that share memory
+    # clones, because safetensors refuses tensors that share memory
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with replacing(path) as temporary:
-        # not save_file, which writes to a file of its own making beside: a kill would leave it, under a name that is nobody's
+    with atomic_write(path) as temporary:
+        # save_file would write to another temporary file, which a kill would leave behind
         temporary.write_bytes(save(plain, metadata=dict(metadata)))

@@ -224,7 +224,7 @@ FITS = [
     Mutant(
         "a folder that cannot be written, before the work",
         "pipeline/reproduce/workspace.py",
-        "made_folder(folder / name)",
+        "make_folder(folder / name)",
         "(folder / name).mkdir(parents=True, exist_ok=True)",
         f"{UNWRITABLE}test_a_read_only_folder[reproduce]",
     ),

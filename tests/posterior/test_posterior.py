@@ -312,3 +312,10 @@ def test_a_generator_gives_new_samples_each_time(posterior) -> None:
     generator = torch.Generator().manual_seed(5)
     first, second = (next(iter(posterior.sample(2, generator).values())) for _ in range(2))
     assert not torch.allclose(first, second)
+
+
+def test_repr_is_at_most_ten_lines() -> None:
+    posterior = posterior_of(GROUPED, ekfac=True)
+    assert len(repr(posterior).splitlines()) <= 10
+    assert "second pass: 2 layers" in repr(posterior)
+    assert "n_data=40" in repr(posterior)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from boxcov import GLM, MCGLM, MCI, BoxcovError, Detections, EngineOptions, ExactGLM, fit
-from boxcov.detections import concatenated
+from boxcov.detections import concatenate
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.tiny import TinyCenter
 from oracles.dense import relative
@@ -221,7 +221,7 @@ def test_saved_sliced_moved_and_put_together(tiny, posterior, image, tmp_path) -
     assert torch.equal(found[1:].score_covariance, found.score_covariance[1:])
     assert found.to("cpu").score_variance.device.type == "cpu"
     assert np.array_equal(found.numpy()["score_variance"], found.score_variance.numpy())
-    assert len(concatenated([found, found]).score_variance) == 2 * len(found)
+    assert len(concatenate([found, found]).score_variance) == 2 * len(found)
     with pytest.raises(BoxcovError, match="score_variance has shape"):
         Detections(
             *(

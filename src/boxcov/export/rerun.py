@@ -13,7 +13,7 @@ from torch import Tensor
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import replacing
+from boxcov.files import atomic_write
 
 Array = NDArray[Any]
 SIGMAS = (1, 3)
@@ -44,7 +44,7 @@ def write_rrd(
     numbers = sorted(
         set(detections.frame.tolist()) | set(range(0 if frames is None else len(frames)))
     )
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         recording = rr.RecordingStream("boxcov")
         recording.save(temporary)
         for number in numbers:

@@ -10,7 +10,7 @@ import numpy as np
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import replacing
+from boxcov.files import atomic_write
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +80,7 @@ def write_csv(path: str | Path, detections: Detections) -> None:
     0,0,car,1,1
     """
     table = columns(detections)
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(table)
         for row in zip(*table.values()):
@@ -117,5 +117,5 @@ def write_parquet(path: str | Path, detections: Detections) -> None:
     about = {
         b"boxcov": json.dumps({"fields": detections.fields, "meta": dict(detections.meta)}).encode()
     }
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         parquet.write_table(table.replace_schema_metadata(about), temporary)

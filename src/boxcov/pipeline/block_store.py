@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from boxcov._torch.distributed import World
 from boxcov.data.loader import load_items
 from boxcov.errors import BoxcovError
-from boxcov.files import made_folder, reading
+from boxcov.files import make_folder, reading
 from boxcov.pipeline.frames import Progress
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class BlockStore(Generic[T]):
 
     def save(self, start: int, block: T, meta: Mapping[str, Any]) -> None:
         """Write the block that starts at this frame."""
-        made_folder(self.folder)
+        make_folder(self.folder)
         self.write(self.path(start), block, dict(meta))
 
     def read_all(self, count: int) -> list[tuple[T, Mapping[str, Any]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from boxcov.detections import concatenated
+from boxcov.detections import concatenate
 from boxcov.error_model.fit import apply_calibration, fit_calibration, region_coverage
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import covariance_metrics, gaussian_fit
@@ -89,7 +89,7 @@ def _predict_records(model: Predictor, frames: Sequence[Any], progress: Progress
         targets.append((None, target))
         if progress is not None:
             progress(number + 1, len(frames))
-    return match_detections(concatenated(found), GroundTruth.from_frames(targets))
+    return match_detections(concatenate(found), GroundTruth.from_frames(targets))
 
 
 def half_turn_share(records: Records) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from boxcov.detections import Detections
-from boxcov.files import made_folder, replacing
+from boxcov.files import atomic_write, make_folder
 from boxcov.pipeline import evaluate, fit, predict
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
@@ -59,7 +59,7 @@ class Result:
 def run(options: DemoCommand, step: Step, size: Size | None = None) -> Result:
     """Write a posterior, predictions per method, tables, figures and a report to a folder."""
     size = size or Size()
-    out = made_folder(options.out)
+    out = make_folder(options.out)
     posterior = out / "posterior.safetensors"
     checkpoint_path(posterior).unlink(missing_ok=True)  # of an interrupted demo
     fit.run(
@@ -104,7 +104,7 @@ def run(options: DemoCommand, step: Step, size: Size | None = None) -> Result:
     write_figures(out / "figures", study)
     rows = evaluate.quality_rows(study, size.replicates)
     runtime = [dict(row) for row in study.runtime]
-    with replacing(out / "demo.json") as file:
+    with atomic_write(out / "demo.json") as file:
         file.write_text(json.dumps({"quality": rows, "runtime": runtime}, indent=1) + "\n")
     return Result(rows, runtime, compare_glm(glm, Detections.load(files[0])), out / "report.html")
 

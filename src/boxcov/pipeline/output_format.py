@@ -16,7 +16,7 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.export import ros, tables
 from boxcov.export.rerun import write_rrd
-from boxcov.files import replacing
+from boxcov.files import atomic_write
 from boxcov.pipeline.kitti_axes import TO_KITTI, KittiAsNuScenes, detections_to_kitti
 from boxcov.pipeline.options import MessageOptions
 
@@ -131,5 +131,5 @@ def _write_messages(
         "uncertainty": dict(found.meta),
         "messages": messages,
     }
-    with replacing(out) as temporary:
+    with atomic_write(out) as temporary:
         temporary.write_text(json.dumps(content), encoding="utf-8")

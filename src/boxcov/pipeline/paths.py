@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from boxcov.errors import BoxcovError
-from boxcov.files import check_writable, made_folder
+from boxcov.files import check_writable, make_folder
 
 
 def check_output(out: Path, folder: bool = False) -> None:
@@ -23,7 +23,7 @@ def check_output(out: Path, folder: bool = False) -> None:
     if not out.absolute().parent.is_dir():
         raise BoxcovError(f"{out}: there is no folder {out.parent}: create it")
     if out.is_dir():
-        made_folder(out)
+        make_folder(out)
     else:
         check_writable(out)
 

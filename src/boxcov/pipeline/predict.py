@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from boxcov._torch.distributed import join_process_group
-from boxcov.detections import Detections, concatenated
+from boxcov.detections import Detections, concatenate
 from boxcov.detector import Detector
 from boxcov.files import reading, remove_leftovers
 from boxcov.pipeline.block_store import BLOCK, BlockStore
@@ -177,7 +177,7 @@ def read_blocks(store: BlockStore[Detections], count: int) -> Detections:
     for numbers, (_, meta) in zip(store.ranges(count), found):
         with reading(store.path(numbers.start), "a block of a run"):
             milliseconds += map(float, meta["milliseconds"])
-    return replace(concatenated([block for block, _ in found]), meta={"milliseconds": milliseconds})
+    return replace(concatenate([block for block, _ in found]), meta={"milliseconds": milliseconds})
 
 
 def _predict_block(
@@ -193,7 +193,7 @@ def _predict_block(
         found.append(replace(boxes, frame=boxes.frame + number).to("cpu"))
         if progress is not None:
             progress(number + 1, total)
-    return replace(concatenated(found), meta={"milliseconds": milliseconds})
+    return replace(concatenate(found), meta={"milliseconds": milliseconds})
 
 
 def _synchronize(device: torch.device) -> None:

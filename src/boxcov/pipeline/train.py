@@ -16,7 +16,7 @@ from boxcov.detectors.centerpoint import CenterPoint, load, save
 from boxcov.detectors.training import Progress as TrainingProgress
 from boxcov.detectors.training import Recipe, train
 from boxcov.evaluate.average_precision import Boxes, average_precision, mean_precision
-from boxcov.files import replacing
+from boxcov.files import atomic_write
 from boxcov.pipeline.detectors import centerpoint_config, move_to_device
 from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
 from boxcov.pipeline.options import DataOptions, TrainCommand
@@ -67,7 +67,7 @@ def run(
         "parameters": sum(p.numel() for p in detector.parameters()),
         "test": _test(detector, options),
     }
-    with replacing(options.out.with_suffix(".json")) as file:
+    with atomic_write(options.out.with_suffix(".json")) as file:
         file.write_text(json.dumps(report, indent=1) + "\n")
     checkpoint.unlink(missing_ok=True)
     return report

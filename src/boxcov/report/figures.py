@@ -10,7 +10,7 @@ import numpy as np
 
 from boxcov.evaluate.matching import PLANE
 from boxcov.evaluate.quality import METRICS, clipped_mean
-from boxcov.files import made_folder, replacing
+from boxcov.files import atomic_write, make_folder
 from boxcov.report.charts import (
     COLOURS,
     BarChart,
@@ -38,7 +38,7 @@ def write_figures(folder: str | Path, study: Study) -> list[Path]:
     ...     [path.name for path in write_figures(folder, study)]
     ['runtime.png']
     """
-    folder = made_folder(Path(folder))
+    folder = make_folder(Path(folder))
     figures = {
         "curves": _draw_line_charts(threshold_charts(study), len(METRICS), size=(3.0, 2.5)),
         "reliability": _draw_line_charts(reliability_charts(study), 2, size=(3.6, 3.5)),
@@ -52,7 +52,7 @@ def write_figures(folder: str | Path, study: Study) -> list[Path]:
 def _save(path: Path, figure: Any) -> Path:
     from matplotlib import pyplot as plt
 
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=200, bbox_inches="tight", format="png")
     plt.close(figure)
     return path

@@ -23,7 +23,7 @@ from boxcov.data.covariance_json import (
 from boxcov.data.poses import propagate
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import reading, replacing
+from boxcov.files import atomic_write, reading
 
 IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
 RESULT_FIELDS = ("x", "y", "w", "h")
@@ -66,12 +66,12 @@ def write_results(
             source = "covariance" if in_image.predictive is None else "predictive"
             meta["also"] = dict.fromkeys(also, source)
         entries += _entries(name, in_image, frames, also)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(entries), encoding="utf-8")
     meta_path = path.with_suffix(".meta.json")
     meta_path.unlink(missing_ok=True)
     if meta:
-        with replacing(meta_path) as temporary:
+        with atomic_write(meta_path) as temporary:
             temporary.write_text(json.dumps(meta), encoding="utf-8")
 
 

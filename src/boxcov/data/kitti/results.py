@@ -29,7 +29,7 @@ from boxcov.data.kitti.sequence import Kitti, read_labels
 from boxcov.data.poses import BOX_FIELDS, propagate, wrap_angle
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import made_folder, reading, replacing
+from boxcov.files import atomic_write, make_folder, reading
 
 COVARIANCES = "covariance.json"
 _IMAGE_SIZE = (1242, 375)  # if the image itself is missing
@@ -46,7 +46,7 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
     with the ``covariance`` (7 x 7, row by row, in camera coordinates and the order of columns 9 to
     15), its trace ``uncertainty`` and, if calibrated, ``predictive``.
     """
-    folder = made_folder(Path(folder))
+    folder = make_folder(Path(folder))
     (folder / COVARIANCES).unlink(missing_ok=True)  # of the files that are replaced below
     meta: dict[str, Any] = {}
     by_frame: dict[str, Any] = {}
@@ -58,13 +58,13 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
         check_finite(token, "score", in_camera.scores[:, None])
         image_size = _image_size(frames.folder / "image_2" / f"{token}.png")
         lines = _lines(in_camera, image_boxes(boxes, calibration.P2, *image_size))
-        with replacing(folder / f"{token}.txt") as temporary:
+        with atomic_write(folder / f"{token}.txt") as temporary:
             temporary.write_text("".join(lines), encoding="ascii")
         if in_camera.covariance is not None:
             meta = covariance_meta(in_camera, CAMERA_FIELDS, "rectified camera")
             by_frame[token] = covariance_rows(token, in_camera)
     if by_frame:
-        with replacing(folder / COVARIANCES) as temporary:
+        with atomic_write(folder / COVARIANCES) as temporary:
             temporary.write_text(json.dumps({"meta": meta, "frames": by_frame}), encoding="utf-8")
 
 

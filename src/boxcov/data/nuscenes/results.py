@@ -23,7 +23,7 @@ from boxcov.data.nuscenes.sequence import NuScenes
 from boxcov.data.poses import BOX_FIELDS, rotation_matrix, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import reading, replacing
+from boxcov.files import atomic_write, reading
 
 MAX_BOXES = 500  # per sample; the official evaluation refuses more
 _SENSORS = {
@@ -47,7 +47,7 @@ def write_results(path: str | Path, frames: NuScenes, detections: Iterable[Detec
     be a generator: only one frame at a time is held in memory.
     """
     meta: dict[str, Any] = {}
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write('{"results": {')
         pairs = pair_with_frames(frames.tokens, detections, CLASSES)
         for item, (token, found) in enumerate(pairs):

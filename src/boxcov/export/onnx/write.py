@@ -19,7 +19,7 @@ from boxcov.export.onnx.builder import OPSET, TYPES, Builder
 from boxcov.export.onnx.frame import OUTPUTS, Frame
 from boxcov.export.onnx.operators import OPERATORS
 from boxcov.export.onnx.trace import traced
-from boxcov.files import reading, replacing
+from boxcov.files import atomic_write, reading
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples
 from boxcov.static_selection import StaticLimits
@@ -84,7 +84,7 @@ def export(
     content = _model(frame, inputs, input_name, expected, said)
     if check:
         _check(content, input_name, inputs, expected)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return said
 

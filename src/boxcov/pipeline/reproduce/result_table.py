@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from boxcov.files import replacing
+from boxcov.files import atomic_write
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Table:
             "json": json.dumps(self.json(), indent=1) + "\n",
         }
         for suffix, text in texts.items():
-            with replacing(folder / f"{self.name}.{suffix}") as file:
+            with atomic_write(folder / f"{self.name}.{suffix}") as file:
                 file.write_text(text)
 
 

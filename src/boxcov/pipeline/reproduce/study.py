@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boxcov.files import replacing
+from boxcov.files import atomic_write
 from boxcov.pipeline.evaluate import last_sweep
 from boxcov.pipeline.options import ReproduceCommand
 from boxcov.pipeline.reproduce.analysis import (
@@ -42,7 +42,7 @@ def reproduce(workspace: Workspace) -> list[Table]:
         table.write(folder / "tables")
     text = "\n\n".join(table.markdown() for table in tables)
     title = f"# Reproduction\n\nboxcov {__version__}, {setting.detector}, {setting.test}."
-    with replacing(folder / "reproduction.md") as file:
+    with atomic_write(folder / "reproduction.md") as file:
         file.write_text(f"{title}\n\n{text}\n")
     study = _build_study(workspace, tables)
     write_figures(folder / "figures", study)

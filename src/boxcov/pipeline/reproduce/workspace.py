@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from boxcov.data import batched
-from boxcov.detections import Detections, concatenated
+from boxcov.detections import Detections, concatenate
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.evaluate.records import Records
-from boxcov.files import made_folder, reading, replacing
+from boxcov.files import atomic_write, make_folder, reading
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.fit import fit
 from boxcov.kfac.options import FitOptions
@@ -49,7 +49,7 @@ class Workspace:
         self._posteriors: dict[float, Posterior] = {}
         self._last_model: tuple[Run, Callable[[Any], Detections]] | None = None
         for name in FOLDERS:
-            made_folder(folder / name)
+            make_folder(folder / name)
         self._check_setting()
         for within in (folder, *folder.iterdir()):
             for leftover in within.glob(".*.????????"):
@@ -60,7 +60,7 @@ class Workspace:
         path, mine = self.folder / "setting.json", {"version": __version__, **self.setting.json()}
         empty = not any(any((self.folder / name).iterdir()) for name in FOLDERS)
         if empty or not path.exists():
-            with replacing(path) as file:
+            with atomic_write(path) as file:
                 file.write_text(json.dumps(mine, indent=1) + "\n")
             return
         try:
@@ -163,7 +163,7 @@ class Workspace:
             times.append(1e3 * (_now(self.setting.device) - start))
             found.append(replace(one, frame=torch.full_like(one.frame, number)))
             self.progress(step, number + 1, len(frames))
-        joined = concatenated(found).to("cpu")
+        joined = concatenate(found).to("cpu")
         return replace(joined, meta={**joined.meta, "ms": times, "frames": len(frames)})
 
     def _predictor(self, run: Run) -> Callable[[Any], Detections]:
@@ -212,7 +212,7 @@ class Workspace:
                 start = _now(self.setting.device)
                 self.detector.detect(inputs)
                 times.append(1e3 * (_now(self.setting.device) - start))
-            with replacing(path) as file:
+            with atomic_write(path) as file:
                 file.write_text(json.dumps(times) + "\n")
         with reading(path, "a list of milliseconds"):
             times = [float(ms) for ms in json.loads(path.read_text())]
