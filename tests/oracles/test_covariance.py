@@ -102,8 +102,8 @@ def test_instances_as_a_batch_equal_the_dense_product_at_every_cell(
     expected = box_covariance(small, posterior, inputs)
     model = ExactGLM(small, posterior)
     below = []
-    rest = model._below
-    model._below = lambda point, names: below.extend(names) or rest(point, names)
+    rest = model.router._below
+    model.router._below = lambda point, head: below.extend(head.below) or rest(point, head)
     found = model(inputs)
     assert len(found) == 2 * 8 * 6
     assert relative(found.covariance, expected) < TOLERANCE

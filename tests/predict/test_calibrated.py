@@ -103,7 +103,7 @@ def test_what_is_refused(made) -> None:
             posterior.with_calibration(calibration(classes=("car", "moon"))),
             calibrated=True,
         )
-    with pytest.raises(BoxcovError, match="MC dropout has none"):
+    with pytest.raises(BoxcovError, match="which MC dropout does not have"):
         boxcov.MCI(detector, calibrated=True)
 
 

@@ -7,7 +7,7 @@ from boxcov import GLM, MCGLM, MCI, BoxcovError, Detections, ExactGLM, FitOption
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.errors import NotFiniteError
-from boxcov.predict.psd_check import _kinds, check_covariance, tolerance
+from boxcov.predict.psd_check import _properties, check_covariance, tolerance
 
 
 def found(C: torch.Tensor) -> Detections:
@@ -45,7 +45,7 @@ def test_the_verdict_is_that_of_the_eigenvalues(seed) -> None:
     )
     spread = C.diagonal(dim1=1, dim2=2).sqrt()
     least = torch.linalg.eigvalsh(C / spread[:, :, None] / spread[:, None])[:, 0]
-    good = _kinds(C)["positive semi-definite"]
+    good = _properties(C)["positive semi-definite"]
     assert good[least > -0.9 * tolerance(C)].all()
     assert not good[least < -1.1 * tolerance(C)].any()
     assert 0 < int(good.sum()) < 40

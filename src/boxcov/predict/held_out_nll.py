@@ -1,4 +1,4 @@
-"""How well a posterior explains the errors of boxes that it has not seen: a score to tune its prior precision with."""
+"""Held-out likelihood of box errors: a score for choosing the prior precision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import ExactGLM
 
 Pairing = Callable[[Detections, Any], tuple[Tensor, Tensor]]
-"""``pair(detections, targets)`` gives the rows (p,) that have a ground truth, and the errors (p, D), box minus truth."""
+"""``pair(detections, targets)`` returns the rows (p,) of boxes with an object, and their errors
+(p, D), box minus object."""
 
 
 def held_out_nll(
@@ -26,10 +27,12 @@ def held_out_nll(
     residual: Tensor | float = 0.0,
     samples: int | None = None,
 ) -> Callable[[Posterior], float]:
-    """A score of a posterior: the mean negative log-likelihood of the errors of held-out boxes under their exact covariance.
+    """A function that scores a posterior by the errors of held-out boxes; lower is better.
 
-    residual: variances (D,) of what the weights cannot explain (noise of sensor and labels), added to every covariance.
-    samples: for a posterior that reaches below the head, as in ``ExactGLM``: estimate what lies below with so many samples.
+    The score is the mean negative log-likelihood of the errors under the exact covariance.
+
+    residual: variances (D,) of sensor and label noise, added to every covariance.
+    samples: as in ``ExactGLM``, for a posterior that reaches below the head.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -40,7 +43,7 @@ def held_out_nll(
     >>> detector = TinyCenter(threshold=0.05, most=3)
     >>> score = held_out_nll(detector, frames, pair)
     >>> posterior = boxcov.fit(detector, frames)
-    >>> score(posterior.with_prior(1e8)) > score(posterior)  # errors this large call for a wide posterior
+    >>> score(posterior.with_prior(1e8)) > score(posterior)  # too narrow for these errors
     True
     """
     frames = list(frames)
@@ -57,7 +60,7 @@ def held_out_nll(
                 count += len(index)
         if not count:
             raise BoxcovError(
-                f"none of the boxes in {len(frames)} held-out frames has a ground truth"
+                f"none of the boxes in {len(frames)} held-out frames is paired with an object"
             )
         return total / count
 
@@ -65,7 +68,9 @@ def held_out_nll(
 
 
 def gaussian_nll(errors: Tensor, covariance: Tensor, residual: Tensor | float = 0.0) -> Tensor:
-    """-log N(error; 0, covariance + diag(residual)) of each row (p,), in float64; infinite where the covariance is singular.
+    """-log N(error; 0, covariance + diag(residual)) of each row (p,), in float64.
+
+    It is infinite where the covariance is singular.
 
     >>> gaussian_nll(torch.zeros(1, 2), torch.eye(2)[None])
     tensor([1.8379], dtype=torch.float64)

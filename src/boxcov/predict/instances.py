@@ -103,7 +103,7 @@ class InstanceEngine:
         return total
 
     def _layers(self, run: InstanceRun) -> dict[str, tuple[Tensor, Tensor]]:
-        """By layer of the posterior, its inputs (g, G, n_in, T) and gradients (D, g, G, n_out, T)."""
+        """By posterior layer, inputs (g, G, n_in, T) and gradients (D, g, G, n_out, T)."""
         edges = [edge for calls in run.uses.values() for _, edge in calls]
         gradients = iter(_gradients_by_field(run.z, edges) if edges else [])
         layers = {}

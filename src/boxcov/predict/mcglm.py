@@ -1,4 +1,4 @@
-"""MC-GLM, algorithm 1 of the paper: the sample covariance of directional derivatives of the boxes."""
+"""MC-GLM, algorithm 1 of the paper: the sample covariance of directional derivatives."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ class NMSSpread(Predictor):
         found = detector.candidates(point.raw)
         if found is None:
             raise BoxcovError(
-                f"{type(detector).__name__}.candidates() gave None: NMSSpread needs the boxes that NMS "
-                "chose from"
+                f"{type(detector).__name__}.candidates() gave None: NMSSpread needs the boxes that "
+                "NMS chose from"
             )
         removed = (found.removed_by >= 0).nonzero()[:, 0]
         by = found.removed_by[removed]  # (c,)

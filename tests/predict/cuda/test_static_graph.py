@@ -26,8 +26,8 @@ class Again:
 
 
 class Stand(Graphs):
-    def _captured(self, run, given):
-        inputs = self._written(given)
+    def _capture(self, run, given):
+        inputs = self._copy_inputs(given)
         graph = Again(run, inputs)
         for tensor in graph.out:
             tensor.fill_(float("nan"))  # as a capture leaves them
@@ -114,7 +114,7 @@ def test_what_cannot_be_captured_runs_as_it_is(detector, deep, frames, kept, mon
     def refuse(self, run, given):
         raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
 
-    monkeypatch.setattr(Stand, "_captured", refuse)
+    monkeypatch.setattr(Stand, "_capture", refuse)
     with pytest.warns(
         boxcov.BoxcovWarning,
         match=r"cannot be captured as a CUDA graph \(operation not permitted when stream is capturing\)",
@@ -153,7 +153,7 @@ def test_flags_that_change_bits_make_another_graph(detector, deep, frames, kept)
     model = kept(boxcov.MCGLM(detector, deep, 2))
     for _ in range(5):
         model(frames[0][0])
-    assert len(model.router.graph.graphs._kept) == 1
+    assert len(model.router.graph.graphs._graphs) == 1
     before = torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = not before

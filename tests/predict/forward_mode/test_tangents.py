@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boxcov.predict.forward_mode.tangents import Etas, NoRule, Tangents
+from boxcov.predict.forward_mode.directions import Directions
+from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 
 
 class Mixed(nn.Module):
@@ -66,7 +67,7 @@ def exact(net: nn.Module, x: Tensor, etas: dict[str, Tensor]) -> Tensor:
 def carried(
     net: nn.Module, x: Tensor, etas: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor | None, Tangents]:
-    directions = Etas(etas, dict(net.named_parameters()))
+    directions = Directions(etas, dict(net.named_parameters()))
     with torch.no_grad(), Tangents(directions) as tangents:
         out = net(x)
     t = tangents.of(out)
@@ -93,7 +94,7 @@ def test_every_layer_alone_and_all_together(named: str, batch: int) -> None:
 def test_what_depends_on_no_weight_has_none() -> None:
     net, x = network(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     etas = {"line.weight": torch.randn(2, 2, 5, 3, dtype=torch.float64)}
-    with torch.no_grad(), Tangents(Etas(etas, dict(net.named_parameters()))) as tangents:
+    with torch.no_grad(), Tangents(Directions(etas, dict(net.named_parameters()))) as tangents:
         before = net.stem(x)
     assert tangents.of(before) is None
 
@@ -102,7 +103,10 @@ def test_behind_an_end_nothing_is_carried() -> None:
     net, x = network(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     etas = {"stem.0.weight": torch.randn(2, *net.stem[0].weight.shape, dtype=torch.float64)}
     ends = frozenset([id(net.groups[0].weight)])
-    with torch.no_grad(), Tangents(Etas(etas, dict(net.named_parameters())), ends) as tangents:
+    with (
+        torch.no_grad(),
+        Tangents(Directions(etas, dict(net.named_parameters())), ends) as tangents,
+    ):
         features = net.stem(x)
         behind = net.groups(features)
     assert tangents.of(features) is not None
@@ -113,10 +117,10 @@ def test_tangents_go_with_their_tensors() -> None:
     net, x = network(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     etas = {"stem.0.weight": torch.randn(2, *net.stem[0].weight.shape, dtype=torch.float64)}
     out, _, tangents = carried(net, x, etas)
-    assert len(tangents._held) == 1
+    assert len(tangents._tangents) == 1
     del out
     gc.collect()
-    assert len(tangents._held) == 0
+    assert len(tangents._tangents) == 0
 
 
 @pytest.mark.parametrize(
@@ -133,7 +137,7 @@ def test_tangents_go_with_their_tensors() -> None:
 def test_what_cannot_be_carried_is_said(step) -> None:
     net, x = network(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
     etas = {"stem.0.weight": torch.randn(2, *net.stem[0].weight.shape, dtype=torch.float64)}
-    with torch.no_grad(), Tangents(Etas(etas, dict(net.named_parameters()))):
+    with torch.no_grad(), Tangents(Directions(etas, dict(net.named_parameters()))):
         y = net.stem[0](x)
         with pytest.raises(NoRule):
             step(x, y)

@@ -1,4 +1,4 @@
-"""On a GPU: which precision products are taken in, and functions kept as CUDA graphs."""
+"""On a GPU: the precision of products, and functions replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 Precision = Literal["float32", "tf32", "half"]
 Many = tuple[Tensor, ...]
-_Kept = tuple[torch.cuda.CUDAGraph, Many]
+_Captured = tuple[torch.cuda.CUDAGraph, Many]
 
 
 @contextmanager
@@ -71,42 +71,39 @@ def _switch(tf32: bool | None) -> None:
 
 
 class Graphs:
-    """Calls a function of tensors that gives some; the second call with the same key is captured, and replayed from then on.
+    """Calls functions of tensors, and replays them as CUDA graphs from the second call on.
 
-    What it gives is written over by the next replay. kept: how many graphs; each holds its own intermediates.
+    Calls with the same key and shapes share a graph. The next replay writes over the outputs.
+    max_graphs: each graph holds its intermediates.
     """
 
-    def __init__(self, kept: int = 16) -> None:
-        self._most = kept
-        self._met: set[Hashable] = set()
-        self._kept: dict[Hashable, _Kept] = {}
-        self._inputs: dict[
-            Hashable, Tensor
-        ] = {}  # what is given is written into these, which graphs of one shape share
-        self.replayed = False  # whether the last call was
-        self.capturing = False  # whether a graph is being made; still true if that failed
+    def __init__(self, max_graphs: int = 16) -> None:
+        self._max_graphs = max_graphs
+        self._called: set[Hashable] = set()
+        self._graphs: dict[Hashable, _Captured] = {}
+        self._inputs: dict[Hashable, Tensor] = {}  # static inputs, shared by graphs of one shape
+        self.replayed = False  # whether the last call was a replay
+        self.capturing = False  # also after a capture that failed
 
     def __call__(self, key: Hashable, run: Callable[..., Many], *given: Tensor) -> Many:
         key = key, tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
-        self.replayed = key in self._met
-        if (
-            not self.replayed
-        ):  # libraries settle on their ways, which must not happen while capturing
-            self._met.add(key)
+        self.replayed = key in self._called
+        if not self.replayed:  # libraries choose their algorithms, which a capture must not do
+            self._called.add(key)
             return run(*given)
-        if key not in self._kept:
-            if len(self._kept) >= self._most:
-                self._kept.pop(next(iter(self._kept)))
+        if key not in self._graphs:
+            if len(self._graphs) >= self._max_graphs:
+                self._graphs.pop(next(iter(self._graphs)))
             self.capturing = True
-            self._kept[key] = self._captured(run, given)
+            self._graphs[key] = self._capture(run, given)
             self.capturing = False
-        graph, out = self._kept[key]
-        self._written(given)
+        graph, out = self._graphs[key]
+        self._copy_inputs(given)
         graph.replay()
         return out
 
-    def _captured(self, run: Callable[..., Many], given: Many) -> _Kept:
-        inputs = self._written(given)
+    def _capture(self, run: Callable[..., Many], given: Many) -> _Captured:
+        inputs = self._copy_inputs(given)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -114,13 +111,12 @@ class Graphs:
                 run(*inputs)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, capture_error_mode="thread_local"
-        ):  # other threads may go on with their own work
+        # other threads may use the GPU meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             out = run(*inputs)
         return graph, out
 
-    def _written(self, given: Many) -> Many:
+    def _copy_inputs(self, given: Many) -> Many:
         inputs = []
         for number, tensor in enumerate(given):
             key = number, tensor.shape, tensor.stride(), tensor.dtype

@@ -19,7 +19,8 @@ from boxcov._torch.inputs import fresh
 from boxcov._torch.shadow import shadow
 from boxcov.detector import Detector
 from boxcov.predict.cuda.graphs import Graphs, Many
-from boxcov.predict.forward_mode.tangents import Etas, Tangents
+from boxcov.predict.forward_mode.directions import Directions
+from boxcov.predict.forward_mode.tangents import Tangents
 
 _MAX_GRAPHS = 2  # each holds all intermediates of a pass
 
@@ -56,7 +57,7 @@ class StaticGraph:
         own = {id(p) for p in self._static_part.parameters()}
         self._takes_tangents = all(id(p) in own for p in weights)
         self.graphs = Graphs(_MAX_GRAPHS)
-        self._directions: Etas | None = None
+        self._directions: Directions | None = None
         self._directions_number = 0
         self._outputs: dict[Hashable, tuple[TreeSpec, list[Any], list[int]]] = {}
         self._storages: set[int] = set()  # of the last replay's outputs

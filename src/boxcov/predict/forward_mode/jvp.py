@@ -8,7 +8,7 @@ from torch import Tensor
 from boxcov._torch.precision import at_least_float32
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.forward_mode.tangents import normalise
+from boxcov.predict.forward_mode.directions import normalise
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
 

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32
 from boxcov.predict.cuda.graphs import Precision, matrix_precision
-from boxcov.predict.forward_mode.tangents import Etas, NoRule, Tangents, push_forward
+from boxcov.predict.forward_mode.directions import Directions
+from boxcov.predict.forward_mode.tangents import NoRule, Tangents, push_forward
 from boxcov.predict.linearize import LinearizationPoint
 
 
@@ -21,7 +22,7 @@ class TangentPropagation:
     def __init__(self, weights: Mapping[str, Tensor], precision: Precision = "float32") -> None:
         self.weights, self.precision = weights, precision
         self._given: Mapping[str, Tensor] = {}
-        self._directions: Etas | None = None
+        self._directions: Directions | None = None
 
     def tangents(
         self, etas: Mapping[str, Tensor], ends: frozenset[int] = frozenset()
@@ -31,7 +32,7 @@ class TangentPropagation:
         if not etas or torch.is_autocast_enabled(device):
             return None
         if self._directions is None or not _are_same(self._given, etas):
-            self._given, self._directions = etas, Etas(etas, self.weights, self.precision)
+            self._given, self._directions = etas, Directions(etas, self.weights, self.precision)
         return Tangents(self._directions, ends)
 
     def derivatives(self, point: LinearizationPoint) -> Tensor | None:
@@ -67,7 +68,7 @@ class TangentPropagation:
 
 
 def check_decode(point: LinearizationPoint) -> None:
-    """Raise ``NoRule`` if decode() uses weights of the posterior: their tangents would be missed."""
+    """Raise ``NoRule`` if decode() uses posterior weights, whose tangents would be missed."""
 
     def refuse(name: str, call: LayerCall) -> Tensor:
         raise NoRule(f"decode() uses {name}")

@@ -1,9 +1,11 @@
-"""Derivatives along k directions at once, beside a plain pass of the network: forward mode, batched by hand.
+"""Propagate the tangents of k directions through a plain pass: forward mode, batched by hand.
 
-Every tensor that depends on a weight of the posterior has its k tangents beside it. A convolution's are one convolution of the k tangents of its
-input with the trained weight (the tangents as a batch), and one of its input with the k directions of its weight (as output channels). Norms in
-eval mode and pointwise functions only scale; their factors, which are the same for all k, are gathered and applied once. What has no rule here
-goes through ``vmap(jvp)`` by itself. The plain tensors are computed as ever, by the calls that the network makes: bit for bit.
+Every tensor that depends on a weight of the posterior has k tangents. Those of a convolution's
+output are one convolution of the k tangents of its input with the trained weight (the tangents as a
+batch) plus one of its input with the k directions of its weight (as output channels). Norms in eval
+mode and pointwise functions only scale: their factors, equal for all k, are collected and applied
+once. Any other operation goes through ``vmap(jvp)`` on its own. The plain tensors are computed by
+the calls that the network makes, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,60 +23,35 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from boxcov._torch.layer_calls import LayerCall, parse
-from boxcov.predict.cuda.graphs import Precision, matrix_precision
+from boxcov.predict.cuda.graphs import matrix_precision
+from boxcov.predict.forward_mode.directions import Directions, channels_last
 
-_POINTWISE: set[Any] = {
-    *(
-        F.relu,
-        torch.relu,
-        torch.relu_,
-        Tensor.relu,
-        Tensor.relu_,
-        F.relu6,
-        F.leaky_relu,
-        F.elu,
-        F.gelu,
-        F.hardtanh,
-    ),
-    *(
-        F.silu,
-        F.mish,
-        F.hardswish,
-        F.hardsigmoid,
-        F.softplus,
-        F.sigmoid,
-        torch.sigmoid,
-        Tensor.sigmoid,
-    ),
-    *(F.tanh, torch.tanh, Tensor.tanh, torch.exp, Tensor.exp),
-}
-_SUMS: set[Any] = {
-    torch.add,
-    Tensor.add,
-    Tensor.add_,
-    Tensor.__add__,
-    Tensor.__radd__,
-    Tensor.__iadd__,
-}
-_IN_PLACE_WORDS = {
-    "__iadd__",
-    "__isub__",
-    "__imul__",
-    "__itruediv__",
-    "__ipow__",
-    "__setitem__",
-    "__iand__",
-    "__ior__",
+
+def _functions(module: Any, names: str) -> set[Any]:
+    return {getattr(module, name) for name in names.split()}
+
+
+_RELUS = _functions(F, "relu") | _functions(torch, "relu relu_") | _functions(Tensor, "relu relu_")
+_POINTWISE = (
+    _RELUS
+    | _functions(F, "relu6 leaky_relu elu gelu hardtanh silu mish hardswish hardsigmoid softplus")
+    | _functions(F, "sigmoid tanh")
+    | _functions(torch, "sigmoid tanh exp")
+    | _functions(Tensor, "sigmoid tanh exp")
+)
+_SUMS = _functions(torch, "add") | _functions(Tensor, "add add_ __add__ __radd__ __iadd__")
+_IN_PLACE = {
+    f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "ipow", "setitem", "iand", "ior")
 }
 
 
 class NoRule(Exception):
-    """A step that tangents cannot be carried over here; the whole network still can be differentiated by ``vmap(jvp)``."""
+    """Tangents cannot pass an operation; ``vmap(jvp)`` of the whole network still can."""
 
 
 @dataclass(frozen=True)
 class Tangent:
-    """The derivatives (k, *shape) of a tensor: ``t``, still to be multiplied by ``factor`` (which broadcasts against a single one)."""
+    """Tangents ``t`` (k, *shape) of a tensor, still to be multiplied by ``factor`` (*shape)."""
 
     t: Tensor
     factor: Tensor | None = None
@@ -83,7 +60,7 @@ class Tangent:
         return self.t if self.factor is None else self.t * self.multiplier()
 
     def multiplier(self) -> Tensor:
-        """The factor in the type and layout of what it multiplies: strides that differ cost more than the product."""
+        """The factor in the dtype and memory format of ``t``: other strides are slow."""
         assert self.factor is not None
         return channels_last(self.factor.to(self.t.dtype))
 
@@ -91,99 +68,44 @@ class Tangent:
         return Tangent(self.t, factor if self.factor is None else self.factor * factor)
 
 
-class Etas:
-    """k directions (k, *shape) of ``weights``, both by name, in the form and type that the products take; kept from frame to frame.
-
-    They are carried in a size that every type can hold: ``scale`` (k,) is what derivatives along them are multiplied by in the end.
-    precision: of the products; "half" carries bfloat16, on a CPU too.
-    """
-
-    def __init__(
-        self,
-        etas: Mapping[str, Tensor],
-        weights: Mapping[str, Tensor],
-        precision: Precision = "float32",
-    ) -> None:
-        self.names, self.precision = {id(weights[name]): name for name in etas}, precision
-        self.dtype = torch.bfloat16 if precision == "half" else None
-        self.etas, self.scale = normalise(etas, weights)
-        self.count = len(self.scale)
-        self._stacked: dict[tuple[str, int], Tensor] = {}
-        self._cast: dict[int, tuple[Tensor, Tensor]] = {}
-        self._factors: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def of(self, parameter: Tensor | None) -> Tensor | None:
-        """(k, *shape), if the parameter is among them."""
-        return None if parameter is None else self.etas.get(self.names.get(id(parameter), ""))
-
-    def stacked(self, call: LayerCall, eta: Tensor) -> Tensor:
-        """The k directions of a call's weight as one weight of k times as many outputs, those of a group together."""
-        key = self.names[id(call.weight)], call.geometry.groups
-        if key not in self._stacked:
-            eta = eta.to(self.dtype or call.weight.dtype)
-            if call.geometry.transposed:  # (k, n_in, n_out, ...)
-                joined = eta.movedim(0, 1).flatten(1, 2)
-            elif call.geometry.kernel:  # (k, n_out, n_in / groups, ...)
-                joined = eta.unflatten(1, (call.geometry.groups, -1)).transpose(0, 1).flatten(0, 2)
-            else:
-                joined = eta.flatten(0, 1)
-            self._stacked[key] = channels_last(joined)
-        return self._stacked[key]
-
-    def cast(self, weight: Tensor) -> Tensor:
-        """A trained weight, in the type of the tangents."""
-        if self.dtype is None or weight.dtype == self.dtype:
-            return weight.detach()
-        if id(weight) not in self._cast:
-            self._cast[id(weight)] = weight, channels_last(weight.detach().to(self.dtype))
-        return self._cast[id(weight)][1]
-
-    def norm(self, variance: Tensor, weight: Tensor | None, eps: float, dims: int) -> Tensor:
-        """What a norm in eval mode multiplies by, channels first (C, 1, ...)."""
-        if id(variance) not in self._factors:
-            scale = (variance + eps).rsqrt()
-            scale = scale if weight is None else scale * weight.detach()
-            self._factors[id(variance)] = variance, scale.reshape(-1, *[1] * (dims - 2))
-        return self._factors[id(variance)][1]
-
-
 class Tangents(TorchFunctionMode):
-    """While active, tangents are carried along; ``of(tensor)`` has those of any tensor of the pass that is still alive.
+    """While active, propagates tangents; ``of(tensor)`` returns those of a tensor of the pass.
 
-    ends: weights, by id, behind whose products nothing is carried: the first of what is differentiated in another way.
+    Tangents live as long as their tensor. ends: ids of weights at whose products propagation stops,
+    because what follows is differentiated by another engine.
 
     >>> linear = torch.nn.Linear(2, 3)
-    >>> directions = Etas({"weight": torch.ones(4, 3, 2)}, {"weight": linear.weight})
+    >>> directions = Directions({"weight": torch.ones(4, 3, 2)}, {"weight": linear.weight})
     >>> with torch.no_grad(), Tangents(directions) as tangents:
     ...     out = linear(torch.ones(1, 2)).relu()
     >>> tangents.of(out).shape
     torch.Size([4, 1, 3])
     """
 
-    def __init__(self, directions: Etas, ends: frozenset[int] = frozenset()) -> None:
+    def __init__(self, directions: Directions, ends: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self.directions, self.ends = directions, ends
-        self._held: Any = WeakTensorKeyDictionary()
-        self._met: set[int] = set()  # ids of all that have been held: a first, quick answer
-        self._over = False  # what is carried has reached its end
+        self._tangents: Any = WeakTensorKeyDictionary()
+        self._ids: set[int] = set()  # of all tensors that had tangents: a fast first test
+        self._is_over = False  # an end has been reached
 
     def of(self, tensor: Tensor) -> Tensor | None:
-        """(k, *shape), or None for a tensor that does not depend on the weights."""
-        found = self._held.get(tensor)
+        """Tangents (k, *shape); None for a tensor that does not depend on the weights."""
+        found = self._tangents.get(tensor)
         return None if found is None else found.whole()
 
     def put(self, tensor: Tensor, t: Tensor) -> None:
-        """The tangents (k, *shape) of a tensor that was computed elsewhere."""
-        self._hold(tensor, Tangent(t))
+        """Set the tangents (k, *shape) of a tensor that was computed elsewhere."""
+        self._set(tensor, Tangent(t))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._over:
+        if self._is_over:
             return func(*args, **kwargs)
         call = parse(func, args, kwargs)
         if call is not None:
             return self._product(call)
-        if not self._met or not self._any_held(args, kwargs):
+        if not self._ids or not self._have_tangents(args, kwargs):
             return func(*args, **kwargs)
         if func is F.batch_norm:
             return self._norm(args, kwargs)
@@ -192,35 +114,38 @@ class Tangents(TorchFunctionMode):
         if func in _SUMS and len(args) == 2 and not kwargs:
             return self._sum(func, args)
         if func is torch.cat:
-            return self._joined(args, kwargs)
-        if _in_place(func) or kwargs.get("out") is not None:
+            return self._cat(args, kwargs)
+        if _is_in_place(func) or kwargs.get("out") is not None:
             raise NoRule(f"{getattr(func, '__name__', func)} writes into a tensor")
         return self._by_jvp(func, args, kwargs)
 
-    def _any_held(self, args: Any, kwargs: Any) -> bool:
+    def _have_tangents(self, args: Any, kwargs: Any) -> bool:
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
-                if id(value) in self._met and value in self._held:
+                if id(value) in self._ids and value in self._tangents:
                     return True
             elif isinstance(value, (list, tuple, dict)):
                 return any(
-                    isinstance(leaf, Tensor) and leaf in self._held
+                    isinstance(leaf, Tensor) and leaf in self._tangents
                     for leaf in tree_leaves((args, kwargs))
                 )
         return False
 
-    def _hold(self, tensor: Tensor, tangent: Tangent) -> None:
-        self._held[tensor] = tangent
-        self._met.add(id(tensor))
+    def _set(self, tensor: Tensor, tangent: Tangent) -> None:
+        self._tangents[tensor] = tangent
+        self._ids.add(id(tensor))
 
     def _product(self, call: LayerCall) -> Tensor:
         out = call()
         if id(call.weight) in self.ends:
-            self._over = True
+            self._is_over = True
             return out
-        directions, x = self.directions, self._held.get(call.x) if id(call.x) in self._met else None
+        directions, x = (
+            self.directions,
+            self._tangents.get(call.x) if id(call.x) in self._ids else None,
+        )
         eta, shift = directions.of(call.weight), directions.of(call.bias)
-        if self._any_held((call.weight, call.bias), {}):
+        if self._have_tangents((call.weight, call.bias), {}):
             raise NoRule("a weight that is computed")
         if x is None and eta is None and shift is None:
             return out
@@ -235,13 +160,13 @@ class Tangents(TorchFunctionMode):
                 else self._linear(call, x, eta)
             )
         if shift is not None:
-            behind = len(call.geometry.kernel)
+            trailing = len(call.geometry.kernel)
             shift = shift.to(directions.dtype or out.dtype).reshape(
-                len(shift), *[1] * (out.dim() - 1 - behind), -1, *[1] * behind
+                len(shift), *[1] * (out.dim() - 1 - trailing), -1, *[1] * trailing
             )
             t = shift.expand(len(shift), *out.shape) if t is None else t.add_(shift)
         assert t is not None
-        self._hold(out, Tangent(t))
+        self._set(out, Tangent(t))
         return out
 
     def _linear(self, call: LayerCall, x: Tangent | None, eta: Tensor | None) -> Tensor | None:
@@ -276,7 +201,7 @@ class Tangents(TorchFunctionMode):
         return t
 
     def _norm(self, args: Any, kwargs: Any) -> Tensor:
-        names = (
+        names = [
             "input",
             "running_mean",
             "running_var",
@@ -285,20 +210,20 @@ class Tangents(TorchFunctionMode):
             "training",
             "momentum",
             "eps",
-        )
+        ]
         given = {**dict(zip(names, args)), **kwargs}
         if given.get("training") or given.get("running_var") is None:
             raise NoRule("a norm over the batch")
         out = F.batch_norm(*args, **kwargs)
-        x = self._held.get(given["input"])
+        x = self._tangents.get(given["input"])
         if x is None or any(
-            isinstance(given.get(n), Tensor) and given[n] in self._held for n in names[1:5]
+            isinstance(given.get(n), Tensor) and given[n] in self._tangents for n in names[1:5]
         ):
             raise NoRule("a norm whose parameters are computed")
-        scale = self.directions.norm(
+        scale = self.directions.norm_factor(
             given["running_var"], given.get("weight"), given.get("eps", 1e-5), out.dim()
         )
-        self._hold(out, x.scaled(scale))
+        self._set(out, x.scaled(scale))
         return out
 
     def _pointwise(self, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -307,37 +232,37 @@ class Tangents(TorchFunctionMode):
             isinstance(leaf, Tensor)
             for leaf in tree_leaves((rest, {k: v for k, v in kwargs.items() if k != "input"}))
         ):
-            raise NoRule("a pointwise function with tensors beside its input")
-        held = self._held[x]
-        inside = (
+            raise NoRule("a pointwise function of several tensors")
+        tangent = self._tangents[x]
+        before = (
             x.detach().clone()
             if func in (torch.relu_, Tensor.relu_) or kwargs.get("inplace") or True in rest
             else x.detach()
         )
         out: Tensor = func(*args, **kwargs)
-        self._hold(out, held.scaled(_slope(func, inside, rest, kwargs, out)))
+        self._set(out, tangent.scaled(_slope(func, before, rest, kwargs, out)))
         return out
 
     def _sum(self, func: Any, args: Any) -> Tensor:
-        tangents = [self._held.get(x) if isinstance(x, Tensor) else None for x in args]
+        tangents = [self._tangents.get(x) if isinstance(x, Tensor) else None for x in args]
         shapes = [x.shape if isinstance(x, Tensor) else () for x in args]
         out: Tensor = func(*args)
         parts = [
-            _aligned(t.whole(), len(shape), out)
+            _broadcast(t.whole(), len(shape), out)
             for t, shape in zip(tangents, shapes)
             if t is not None
         ]
-        self._hold(out, Tangent(parts[0] if len(parts) == 1 else parts[0] + parts[1]))
+        self._set(out, Tangent(parts[0] if len(parts) == 1 else parts[0] + parts[1]))
         return out
 
-    def _joined(self, args: Any, kwargs: Any) -> Tensor:
+    def _cat(self, args: Any, kwargs: Any) -> Tensor:
         out = torch.cat(*args, **kwargs)
         tensors = args[0] if args else kwargs["tensors"]
         dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
         if "out" in kwargs or not isinstance(dim, int):
             raise NoRule("cat with out= or a named dimension")
         dim = dim % out.dim() + 1
-        first = next(self._held[x].t for x in tensors if x in self._held)
+        first = next(self._tangents[x].t for x in tensors if x in self._tangents)
         whole = first.new_empty((len(first), *out.shape))
         if whole.dim() == 5:
             whole = channels_last(whole.flatten(0, 1)).unflatten(0, (len(first), -1))
@@ -345,18 +270,18 @@ class Tangents(TorchFunctionMode):
         for x in tensors:
             part = whole.narrow(dim, start, x.shape[dim - 1])
             start += x.shape[dim - 1]
-            held = self._held.get(x)
-            if held is None:
+            tangent = self._tangents.get(x)
+            if tangent is None:
                 part.zero_()
-            elif held.factor is None:
-                part.copy_(held.t)
+            elif tangent.factor is None:
+                part.copy_(tangent.t)
             else:
-                torch.mul(held.t, held.multiplier(), out=part)
-        self._hold(out, Tangent(whole))
+                torch.mul(tangent.t, tangent.multiplier(), out=part)
+        self._set(out, Tangent(whole))
         return out
 
     def _by_jvp(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Anything else, one operation by itself."""
+        """Any other operation: vmap(jvp) of it alone."""
         out = func(*args, **kwargs)
         into = [
             leaf
@@ -367,7 +292,9 @@ class Tangents(TorchFunctionMode):
             return out
         leaves, form = tree_flatten((args, kwargs))
         moving = [
-            i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf in self._held
+            i
+            for i, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and leaf in self._tangents
         ]
 
         def again(*primals: Tensor) -> list[Tensor]:
@@ -383,9 +310,9 @@ class Tangents(TorchFunctionMode):
             ]
 
         primals = tuple(leaves[i].detach() for i in moving)
-        tangents = tuple(self._held[leaves[i]].whole().to(leaves[i].dtype) for i in moving)
+        tangents = tuple(self._tangents[leaves[i]].whole().to(leaves[i].dtype) for i in moving)
         for leaf, t in zip(into, push_forward(again, primals, tangents)):
-            self._hold(
+            self._set(
                 leaf, Tangent(t if self.directions.dtype is None else t.to(self.directions.dtype))
             )
         return out
@@ -396,7 +323,8 @@ def push_forward(
 ) -> list[Tensor]:
     """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input.
 
-    >>> (out,) = push_forward(lambda x: [x * x], (torch.tensor([3.0]),), (torch.tensor([[1.0], [2.0]]),))
+    >>> tangents = torch.tensor([[1.0], [2.0]])
+    >>> (out,) = push_forward(lambda x: [x * x], (torch.tensor([3.0]),), (tangents,))
     >>> out
     tensor([[ 6.],
             [12.]])
@@ -404,49 +332,19 @@ def push_forward(
 
     def one(*moved: Tensor) -> list[Tensor]:
         found: list[Tensor] = torch.func.jvp(function, primals, moved)[1]
-        # a zero that depends on the direction: vmap cannot stack what does not
+        # vmap can only stack what depends on the direction: add a zero that does
         zero = 0 * (moved[0].flatten()[0] if moved[0].numel() else moved[0].sum())
         return [t + zero.to(t.dtype) for t in found]
 
     try:
         return list(torch.vmap(one)(*tangents))
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-    ) as error:  # torch has no forward mode for it, or cannot batch it
+    except (RuntimeError, ValueError, TypeError) as error:  # no forward mode, or no batching
         raise NoRule(str(error)) from error
-
-
-def normalise(
-    etas: Mapping[str, Tensor], like: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Etas of a size that every float type can hold, and the factors (k,) that the derivatives are multiplied by in turn.
-
-    >>> etas, scale = normalise({"weight": torch.tensor([[3.0, -4.0]])}, {"weight": torch.zeros(2)})
-    >>> etas["weight"], scale
-    (tensor([[ 0.7500, -1.0000]]), tensor([4.]))
-    """
-    largest = (
-        torch.stack([eta.flatten(1).abs().amax(1) for eta in etas.values()])
-        .amax(0)
-        .clamp(min=1e-30)
-    )  # (k,)
-    scaled = {
-        name: (eta / largest.reshape(-1, *[1] * (eta.dim() - 1))).to(like[name].dtype)
-        for name, eta in etas.items()
-    }
-    return scaled, largest
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """Channels last, where convolutions of two dimensions are fastest."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def _slope(func: Any, x: Tensor, rest: list[Any], kwargs: Mapping[str, Any], out: Tensor) -> Tensor:
     """The derivative of a pointwise function at x."""
-    if func in (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_):
+    if func in _RELUS:
         return out > 0
     own = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
     with torch.enable_grad():
@@ -456,12 +354,12 @@ def _slope(func: Any, x: Tensor, rest: list[Any], kwargs: Mapping[str, Any], out
     return slope
 
 
-def _aligned(t: Tensor, dims: int, out: Tensor) -> Tensor:
-    """Tangents (k, *shape) of one of two that were added, as tangents (k, *shape) of their sum."""
+def _broadcast(t: Tensor, dims: int, out: Tensor) -> Tensor:
+    """Tangents of a summand with ``dims`` dimensions, broadcast to those of the sum ``out``."""
     t = t.reshape(len(t), *[1] * (out.dim() - dims), *t.shape[1:])
     return t.expand(len(t), *out.shape)
 
 
-def _in_place(func: Any) -> bool:
+def _is_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    return name in _IN_PLACE_WORDS or (name.endswith("_") and not name.endswith("__"))
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))

@@ -1,0 +1,92 @@
+"""Directions eta in the form that the products of tangents take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from boxcov._torch.layer_calls import LayerCall
+from boxcov.predict.cuda.graphs import Precision
+
+
+class Directions:
+    """k directions (k, *shape) of ``weights``, both by name; cached from frame to frame.
+
+    Tangents are propagated along normalised directions, whose size every dtype can hold. ``scale``
+    (k,) multiplies the derivatives in the end. precision: "half" propagates in bfloat16.
+    """
+
+    def __init__(
+        self,
+        etas: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        precision: Precision = "float32",
+    ) -> None:
+        self.names, self.precision = {id(weights[name]): name for name in etas}, precision
+        self.dtype = torch.bfloat16 if precision == "half" else None  # None: that of the network
+        self.etas, self.scale = normalise(etas, weights)
+        self.count = len(self.scale)
+        self._stacked: dict[tuple[str, int], Tensor] = {}
+        self._cast: dict[int, tuple[Tensor, Tensor]] = {}
+        self._factors: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, parameter: Tensor | None) -> Tensor | None:
+        """Directions (k, *shape) of a parameter; None if it has none."""
+        return None if parameter is None else self.etas.get(self.names.get(id(parameter), ""))
+
+    def stacked(self, call: LayerCall, eta: Tensor) -> Tensor:
+        """The k directions of a call's weight as one weight with k times as many outputs."""
+        key = self.names[id(call.weight)], call.geometry.groups
+        if key not in self._stacked:
+            eta = eta.to(self.dtype or call.weight.dtype)
+            if call.geometry.transposed:  # (k, n_in, n_out, ...)
+                stacked = eta.movedim(0, 1).flatten(1, 2)
+            elif call.geometry.kernel:  # (k, n_out, n_in / groups, ...), the groups outermost
+                stacked = eta.unflatten(1, (call.geometry.groups, -1)).transpose(0, 1).flatten(0, 2)
+            else:
+                stacked = eta.flatten(0, 1)
+            self._stacked[key] = channels_last(stacked)
+        return self._stacked[key]
+
+    def cast(self, weight: Tensor) -> Tensor:
+        """A trained weight in the dtype of the tangents."""
+        if self.dtype is None or weight.dtype == self.dtype:
+            return weight.detach()
+        if id(weight) not in self._cast:
+            self._cast[id(weight)] = weight, channels_last(weight.detach().to(self.dtype))
+        return self._cast[id(weight)][1]
+
+    def norm_factor(self, variance: Tensor, weight: Tensor | None, eps: float, dims: int) -> Tensor:
+        """The factor of a batch norm in eval mode, channels first (C, 1, ...)."""
+        if id(variance) not in self._factors:
+            factor = (variance + eps).rsqrt()
+            factor = factor if weight is None else factor * weight.detach()
+            self._factors[id(variance)] = variance, factor.reshape(-1, *[1] * (dims - 2))
+        return self._factors[id(variance)][1]
+
+
+def normalise(
+    etas: Mapping[str, Tensor], like: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Directions with a largest entry of 1, and the factors (k,) to multiply derivatives by.
+
+    The paper's posterior has directions of 1e5, which a detector in half precision cannot hold.
+
+    >>> etas, scale = normalise({"weight": torch.tensor([[3.0, -4.0]])}, {"weight": torch.zeros(2)})
+    >>> etas["weight"], scale
+    (tensor([[ 0.7500, -1.0000]]), tensor([4.]))
+    """
+    sizes = [eta.flatten(1).abs().amax(1) for eta in etas.values()]
+    scale = torch.stack(sizes).amax(0).clamp(min=1e-30)  # (k,)
+    scaled = {
+        name: (eta / scale.reshape(-1, *[1] * (eta.dim() - 1))).to(like[name].dtype)
+        for name, eta in etas.items()
+    }
+    return scaled, scale
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """``x`` in the memory format in which convolutions of two dimensions are fastest."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
