@@ -9,7 +9,7 @@ from torch import Tensor
 
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.decode import grid_of, pairwise_iou, reported_boxes
-from boxcov.detectors.yolox.select import candidates, rivals_of, select
+from boxcov.detectors.yolox.selection import candidates, select, suppression_matrix
 from helpers.yolox_cases import SMALL
 
 MAPS = [torch.zeros(1, 1, 8 // 2**i, 12 // 2**i) for i in range(3)]  # of an image of 64 x 96
@@ -138,9 +138,9 @@ def test_none_one_and_ties() -> None:
     )
     values[1, [10, 60], 4:6] = 5.0  # equal scores: in the order of the cells
     assert select(values, grid_of(MAPS), SMALL).where.cell.tolist() == [10, 40, 60]
-    assert rivals_of(torch.zeros(0, 4), torch.zeros(0), 0.5).shape == (0, 0)
+    assert suppression_matrix(torch.zeros(0, 4), torch.zeros(0), 0.5).shape == (0, 0)
     assert not bool(
-        rivals_of(torch.zeros(2, 4), torch.zeros(2), 0.5).any()
+        suppression_matrix(torch.zeros(2, 4), torch.zeros(2), 0.5).any()
     )  # without area, nothing overlaps
     assert len(candidates(torch.full((2, 126, 8), -20.0), grid_of(MAPS), SMALL)) == 0
 

@@ -182,12 +182,12 @@ def test_names_and_settings_out_of_range() -> None:
     for changes in ({"threshold": 1.5}, {"overlap": 0.0}, {"max_boxes": 0}):
         with pytest.raises(BoxcovError, match="threshold must be"):
             Config(16, 1, **changes)
-    with pytest.raises(BoxcovError, match="a width, a depth and classes"):
+    with pytest.raises(BoxcovError, match="a width and a depth of at least 1 and classes"):
         Config(0, 1)
     assert [Config.named(name).size for name in SIZES] == [416, 416, 640, 640, 640, 640]
 
 
 def test_images_of_a_wrong_shape_are_refused() -> None:
     for shape in ((1, 3, 60, 64), (1, 1, 64, 64), (3, 64, 64)):
-        with pytest.raises(BoxcovError, match="sides that divide by 32"):
+        with pytest.raises(BoxcovError, match="sides divisible by 32"):
             small()(torch.zeros(shape, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""What a YOLOX is made of, and what it reports."""
+"""The configuration of a YOLOX: its size and which boxes it reports."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from dataclasses import dataclass
 from boxcov.data.coco.classes import CLASSES
 from boxcov.errors import BoxcovError
 
-STRIDES = (8, 16, 32)  # pixels a cell of each level
-SIZES = {
-    "nano": (16, 1),
-    "tiny": (24, 1),
-    "s": (32, 1),
-    "m": (48, 2),
-    "l": (64, 3),
-    "x": (80, 4),
-}  # width and depth
+STRIDES = (8, 16, 32)  # pixels per cell, by level
+SIZES = {"nano": (16, 1), "tiny": (24, 1), "s": (32, 1), "m": (48, 2), "l": (64, 3), "x": (80, 4)}
+"""Width and depth of the released networks."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A YOLOX. The released ones are ``Config.named("nano")`` to ``Config.named("x")``.
+    """A YOLOX. The released networks are ``Config.named("nano")`` to ``Config.named("x")``.
 
     >>> Config.named("nano").size, Config.named("x").width
     (416, 80)
@@ -28,18 +22,19 @@ class Config:
 
     width: int  # channels of the first convolution; all others are multiples of it
     depth: int  # bottlenecks of a short stage; a long one has three times as many
-    depthwise: bool = False  # whether 3x3 convolutions are depthwise ones, with a 1x1 convolution after them: nano
+    depthwise: bool = False  # nano: 3x3 convolutions are depthwise, each followed by a 1x1
     norm: bool = True  # False: BatchNorm is folded into the convolutions, which have a bias
     classes: tuple[str, ...] = CLASSES
     threshold: float = 0.3  # on the score, the product of objectness and class
-    overlap: float = 0.65  # IoU from which on a better box of the class suppresses another
+    overlap: float = 0.65  # IoU above which a better box of the same class suppresses another
     max_boxes: int = 100  # per image
-    logit: bool = False  # whether a box has a fifth number, the logit of its score, so that this has a variance, too
+    logit: bool = False  # whether the score logit is a fifth number of each box
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.depth < 1 or not self.classes:
             raise BoxcovError(
-                f"a YOLOX has a width, a depth and classes, got {self.width}, {self.depth} and {self.classes}"
+                "a YOLOX needs a width and a depth of at least 1 and classes, "
+                f"got {self.width}, {self.depth} and {self.classes}"
             )
         if not 0 <= self.threshold <= 1 or not 0 < self.overlap <= 1 or self.max_boxes < 1:
             raise BoxcovError(
@@ -49,7 +44,7 @@ class Config:
 
     @staticmethod
     def named(name: str) -> Config:
-        """A released one: nano, tiny, s, m, l or x."""
+        """A released network: nano, tiny, s, m, l or x."""
         if name not in SIZES:
             raise BoxcovError(f"no YOLOX {name!r}: there are {', '.join(SIZES)}")
         width, depth = SIZES[name]
@@ -57,7 +52,7 @@ class Config:
 
     @property
     def size(self) -> int:
-        """Pixels of a side of the square images that the released networks of this width were made for."""
+        """Side in pixels of the square images that the released networks of this width were trained on."""
         return 416 if self.width <= SIZES["tiny"][0] else 640
 
     @property

@@ -1,4 +1,4 @@
-"""From the head's values to boxes in pixels: the grid of cells, and what the values of a cell mean."""
+"""From the head's values to boxes in pixels, differentiable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from boxcov.detectors.yolox.config import STRIDES, Config
 
 @dataclass(frozen=True)
 class Grid:
-    """All N cells, levels one after another, row by row; or some of them."""
+    """All N cells, level by level and row by row, or some of them."""
 
     level: Tensor  # (N,)
     row: Tensor  # (N,)
@@ -26,12 +26,12 @@ class Grid:
 
     @property
     def stride(self) -> Tensor:
-        """Pixels a cell (N,)."""
+        """Pixels per cell (N,)."""
         return torch.tensor(STRIDES, device=self.level.device)[self.level]
 
     @property
     def corner(self) -> Tensor:
-        """Of each cell in the image, x and y in pixels (N, 2)."""
+        """The top left corner of each cell, x and y in pixels (N, 2)."""
         return torch.stack([self.column, self.row], 1) * self.stride.unsqueeze(1)
 
 
@@ -52,7 +52,7 @@ def grid_of(features: Sequence[Tensor]) -> Grid:
 
 
 def centred_boxes(values: Tensor, grid: Grid) -> Tensor:
-    """Boxes (..., m, 4) as centre and size, in pixels, of the head's values (..., m, 4 or more) at m cells.
+    """Boxes (..., m, 4), centre and size in pixels, from the head's values (..., m, 4 or more) at m cells.
 
     >>> grid = grid_of([torch.zeros(1, 1, 2, 2)])
     >>> centred_boxes(torch.zeros(4, 4), grid)[3]
@@ -63,7 +63,7 @@ def centred_boxes(values: Tensor, grid: Grid) -> Tensor:
 
 
 def corners(boxes: Tensor) -> Tensor:
-    """Centres and sizes (..., 4) as x1 y1 x2 y2.
+    """Convert centre and size (..., 4) to x1 y1 x2 y2.
 
     >>> corners(torch.tensor([5.0, 5.0, 2.0, 4.0]))
     tensor([4., 3., 6., 7.])
@@ -73,7 +73,7 @@ def corners(boxes: Tensor) -> Tensor:
 
 
 def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -> Tensor:
-    """The boxes (m, D) of values at m cells: (m, 4), or (m, 5 + classes) where the boxes have a logit.
+    """The reported boxes (m, D) from values at m cells: (m, 4), or (m, 5 + classes) if a box includes its score logit.
 
     >>> from dataclasses import replace
     >>> config = replace(Config.named("nano"), logit=True)
@@ -90,7 +90,7 @@ def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -
 
 
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
-    """IoU (n, k) of boxes (n, 4) with boxes (k, 4), as x1 y1 x2 y2; 0 for boxes without area.
+    """The IoU (n, k) of boxes (n, 4) and (k, 4), x1 y1 x2 y2; 0 for boxes without area.
 
     >>> pairwise_iou(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 3, 2], [5, 5, 6, 6]])).round(decimals=3)
     tensor([[0.3330, 0.0000]])

@@ -1,4 +1,4 @@
-"""YOLOX as boxcov sees it: the contract over CSPDarknet, PAFPN and head."""
+"""YOLOX as a ``Detector``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from boxcov.crops import crop
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
-from boxcov.detectors.yolox.assign import Assigned
+from boxcov.detectors.yolox.backbone import PAFPN
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
 from boxcov.detectors.yolox.head import REACH, Head
-from boxcov.detectors.yolox.loss import encode, frame_losses
-from boxcov.detectors.yolox.select import candidates, select, select_static
-from boxcov.detectors.yolox.trunk import PAFPN
+from boxcov.detectors.yolox.loss import Assigned, encode, frame_losses
+from boxcov.detectors.yolox.selection import candidates, select, select_static
 from boxcov.errors import BoxcovError
 from boxcov.static_selection import StaticLimits, StaticSelection
 
@@ -24,10 +23,10 @@ Raw = dict[str, Any]
 
 
 class YOLOX(Detector):
-    """Boxes x1 y1 x2 y2 in pixels of the images (B, 3, h, w) that it is given: BGR, 0 to 255, sides that divide by 32.
+    """Boxes x1 y1 x2 y2 in pixels from images (B, 3, h, w): BGR, 0 to 255, sides divisible by 32.
 
-    Targets are a list of one dict a frame: ``boxes`` (n, 4) as x1 y1 x2 y2 in the same pixels and ``labels`` (n,) into ``classes``.
-    ``boxcov.data.coco`` gives both.
+    Targets are a list with one dict per frame: ``boxes`` (n, 4), x1 y1 x2 y2 in the same pixels, and ``labels`` (n,) into
+    ``classes``. ``boxcov.data.coco`` gives both.
 
     >>> detector = YOLOX(Config.named("nano")).eval()
     >>> sum(p.numel() for p in detector.parameters())
@@ -53,13 +52,14 @@ class YOLOX(Detector):
             or inputs.shape[3] % STRIDES[-1]
         ):
             raise BoxcovError(
-                f"images must be (B, 3, h, w) with sides that divide by {STRIDES[-1]}, got {tuple(inputs.shape)}: letterbox them"
+                f"images must be (B, 3, h, w) with sides divisible by {STRIDES[-1]}, "
+                f"got {tuple(inputs.shape)}: letterbox them"
             )
         features = self.backbone(inputs)
         return {"features": features, "values": self.head(features)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
-        return {"head": self.head, "neck": self.backbone.own(), "backbone": self.backbone.backbone}
+        return {"head": self.head, "neck": self.backbone.neck(), "backbone": self.backbone.backbone}
 
     def static_inputs(self, inputs: Tensor) -> Tensor:
         return inputs
@@ -84,7 +84,10 @@ class YOLOX(Detector):
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup] | None:
-        """One group per level, each box on the 5x5 crop of the neck's map that it sees."""
+        """One group per level, each box on the 5x5 crop of the neck's map that it sees.
+
+        There are no ``stages``, from which they would follow: the levels read different maps.
+        """
         if with_logit:
             return None
         levels = selection.where.grid.level
@@ -116,10 +119,10 @@ class YOLOX(Detector):
         return frame_losses(values, assigned, grid)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> list[Assigned]:
-        """An object in a cell with the probability of its objectness, each class with its own, the values of its box around the predicted ones.
+        """Targets drawn from the prediction: objects by objectness, classes by their probabilities, Laplace noise on boxes.
 
-        The L1 loss is the likelihood of a Laplace distribution of width 1, so this is what the values are drawn from. The overlap loss is
-        no likelihood of anything and is taken at the same draw.
+        The L1 loss is the negative log-likelihood of a Laplace distribution of width 1. The IoU loss is not a likelihood
+        and is evaluated at the same draw.
         """
         values, grid = raw["values"].detach(), grid_of(raw["features"])
         drawn = torch.bernoulli(

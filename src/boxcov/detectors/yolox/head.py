@@ -1,4 +1,4 @@
-"""The head: at each level a stem, then two branches of two convolutions, one for the classes, one for the box and its objectness."""
+"""The head of YOLOX: per level a stem and two branches, one for the classes, one for the box and its objectness."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from boxcov.crops import run_on_crops
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.layers import BaseConv, conv
 
-REACH = 2  # cells that a box sees to each side: two 3x3 convolutions
+REACH = 2  # how many cells a box sees to each side: two 3x3 convolutions
 
 
 class Head(nn.Module):
-    """The pyramid's maps to values (B, N, 5 + classes), levels one after another, row by row: box, logit of objectness, logits of classes.
+    """The pyramid's maps to values (B, N, 5 + classes) at all cells: box, objectness logit, class logits.
 
     >>> maps = [torch.zeros(1, 64 * 2**i, 8 // 2**i, 8 // 2**i) for i in range(3)]
     >>> Head(Config.named("nano"))(maps).shape
@@ -54,9 +54,9 @@ class Head(nn.Module):
         return torch.cat(values, 2).transpose(1, 2)
 
     def on_crops(self, crops: Tensor, inside: Tensor, level: int, classes: bool) -> Tensor:
-        """The values at the centre of crops (m, C, 5, 5) of a level: (m, 4), or (m, 5 + classes) where ``classes``.
+        """The values at the centre of crops (m, C, 5, 5) of a level: (m, 4), or (m, 5 + classes) with ``classes``.
 
-        ``inside`` (m, 1, 5, 5) tells which of their cells are on the map.
+        inside: (m, 1, 5, 5) the mask of the cells on the map.
 
         >>> Head(Config.named("nano")).on_crops(torch.zeros(7, 64, 5, 5), torch.ones(7, 1, 5, 5), level=0, classes=False).shape
         torch.Size([7, 4])

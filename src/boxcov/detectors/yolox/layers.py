@@ -1,4 +1,4 @@
-"""What YOLOX is built from. Modules are named as upstream names them, so that its checkpoints fit."""
+"""The layers of YOLOX, with the module names of upstream, so that its checkpoints fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from boxcov.detectors.yolox.config import Config
 
 
 class BaseConv(nn.Module):
-    """Convolution, BatchNorm (unless it is folded into the convolution), SiLU.
+    """Convolution, BatchNorm (unless folded into the convolution), SiLU.
 
     >>> BaseConv(3, 8, 3, stride=2)(torch.zeros(1, 3, 8, 8)).shape
     torch.Size([1, 8, 4, 4])
@@ -38,7 +38,7 @@ class BaseConv(nn.Module):
 
 
 class DWConv(nn.Module):
-    """A depthwise convolution and a 1x1 convolution in the place of a full one.
+    """A depthwise convolution followed by a 1x1 convolution.
 
     >>> DWConv(4, 8, 3)(torch.zeros(1, 4, 8, 8)).shape
     torch.Size([1, 8, 8, 8])
@@ -57,7 +57,7 @@ class DWConv(nn.Module):
 
 
 def conv(config: Config, n_in: int, n_out: int, kernel: int, stride: int = 1) -> BaseConv | DWConv:
-    """A convolution of the kind that ``config`` takes for kernels above 1x1.
+    """A convolution, depthwise for kernels above 1x1 if the config says so.
 
     >>> type(conv(Config.named("nano"), 4, 8, 3)).__name__, type(conv(Config.named("s"), 4, 8, 3)).__name__
     ('DWConv', 'BaseConv')
@@ -68,7 +68,7 @@ def conv(config: Config, n_in: int, n_out: int, kernel: int, stride: int = 1) ->
 
 
 class Bottleneck(nn.Module):
-    """A 1x1 and a 3x3 convolution, with a way around them where ``shortcut``."""
+    """A 1x1 and a 3x3 convolution, with an optional shortcut."""
 
     def __init__(self, config: Config, channels: int, shortcut: bool) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Bottleneck(nn.Module):
 
 
 class CSPLayer(nn.Module):
-    """Half of the channels through ``count`` bottlenecks, half past them, then both together.
+    """One half of the channels passes ``count`` bottlenecks, the other bypasses them; a convolution joins both.
 
     >>> CSPLayer(Config.named("nano"), 16, 32, 2)(torch.zeros(1, 16, 8, 8)).shape
     torch.Size([1, 32, 8, 8])
@@ -104,7 +104,7 @@ class CSPLayer(nn.Module):
 
 
 class SPPBottleneck(nn.Module):
-    """Maxima over windows of 5, 9 and 13 cells, beside the map itself.
+    """Concatenate the map with its maxima over windows of 5, 9 and 13 cells.
 
     >>> SPPBottleneck(Config.named("nano"), 16)(torch.zeros(1, 16, 4, 4)).shape
     torch.Size([1, 16, 4, 4])
@@ -124,7 +124,7 @@ class SPPBottleneck(nn.Module):
 
 
 class Focus(nn.Module):
-    """Every second pixel of every second line as a channel of its own, then a convolution.
+    """Rearrange 2x2 pixels into channels, then convolve.
 
     >>> Focus(Config.named("nano"), 16)(torch.zeros(1, 3, 8, 8)).shape
     torch.Size([1, 16, 4, 4])

@@ -1,22 +1,76 @@
-"""The training loss of each image: overlap, objectness and class, and the L1 loss that the last epochs of a training add."""
+"""The training loss of each image: IoU, objectness, class and (as in the last epochs of training) L1 loss; SimOTA."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from boxcov.detectors.objects import check_one_a_frame, objects_of
-from boxcov.detectors.yolox.assign import Assigned, assign
-from boxcov.detectors.yolox.decode import Grid, centred_boxes
+from boxcov.detectors.yolox.decode import Grid, centred_boxes, corners, pairwise_iou
 
 _BOX_WEIGHT = 5.0
+# SimOTA
+_RADIUS = 1.5  # candidates are cells less than so many cells away from an object's centre
+_CANDIDATES = 10  # whose IoUs add up to the number of cells that an object gets
+_OVERLAP_WEIGHT = 3.0
+_FAR_COST = 1e6  # added if the object's centre is too far away
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """The targets of one image at p positive cells; all other cells are background."""
+
+    cell: Tensor  # (p,)
+    boxes: Tensor  # (p, 4) centre and size, in pixels
+    classes: Tensor  # (p, classes) between 0 and 1
+
+
+def frame_losses(values: Tensor, targets: Sequence[Assigned], grid: Grid) -> Tensor:
+    """The loss (B,) of each image, divided by its number of positive cells.
+
+    >>> from boxcov.detectors.yolox.decode import grid_of
+    >>> nothing = Assigned(torch.zeros(0, dtype=torch.long), torch.zeros(0, 4), torch.zeros(0, 2))
+    >>> frame_losses(torch.zeros(1, 16, 7), [nothing], grid_of([torch.zeros(1, 1, 4, 4)])) / 16  # log 2
+    tensor([0.6931])
+    """
+    return torch.stack([_loss(image, target, grid) for image, target in zip(values, targets)])
+
+
+def _loss(values: Tensor, target: Assigned, grid: Grid) -> Tensor:
+    positive = torch.zeros_like(values[:, 4]).index_fill(0, target.cell, 1)
+    objectness = F.binary_cross_entropy_with_logits(values[:, 4], positive, reduction="sum")
+    at, cells = values[target.cell], grid[target.cell]
+    named = F.binary_cross_entropy_with_logits(at[:, 5:], target.classes, reduction="sum")
+    overlap = (1 - _iou(centred_boxes(at, cells), target.boxes).square()).sum()
+    l1 = (at[:, :4] - _encoded(target.boxes, cells)).abs().sum()
+    return (_BOX_WEIGHT * overlap + objectness + named + l1) / max(len(target.cell), 1)
+
+
+def _iou(a: Tensor, b: Tensor) -> Tensor:
+    """The IoU (p,) of each pair of boxes (p, 4) and (p, 4), centre and size."""
+    low = torch.maximum(a[:, :2] - a[:, 2:] / 2, b[:, :2] - b[:, 2:] / 2)
+    high = torch.minimum(a[:, :2] + a[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2)
+    both = (high - low).clamp(min=0).prod(1)
+    return both / (a[:, 2:].prod(1) + b[:, 2:].prod(1) - both + 1e-16)
+
+
+def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
+    """The head's values (p, 4) for boxes (p, 4), centre and size, at given cells."""
+    stride = grid.stride.unsqueeze(1)
+    return torch.cat(
+        [(boxes[:, :2] - grid.corner) / stride, (boxes[:, 2:] / stride + 1e-8).log()], 1
+    )
+
+
+# from boxes to targets
 
 
 def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> list[Assigned]:
-    """What the loss of each image asks for, given the head's values (B, N, 5 + classes).
+    """Assign the objects of each image to cells, given the head's values (B, N, 5 + classes).
 
     >>> from boxcov.detectors.yolox.decode import grid_of
     >>> target = {"boxes": torch.tensor([[12.0, 12, 20, 20]]), "labels": torch.tensor([1])}
@@ -36,43 +90,62 @@ def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> 
 
 
 def _centred(boxes: Tensor) -> Tensor:
-    """Corners (n, 4) as centre and size."""
+    """Convert x1 y1 x2 y2 (n, 4) to centre and size."""
     size = boxes[:, 2:] - boxes[:, :2]
     return torch.cat([boxes[:, :2] + size / 2, size], 1)
 
 
-def frame_losses(values: Tensor, targets: Sequence[Assigned], grid: Grid) -> Tensor:
-    """The loss (B,) of each image, by the number of its cells that are to find something.
+def assign(
+    values: Tensor, predicted: Tensor, boxes: Tensor, labels: Tensor, grid: Grid
+) -> Assigned:
+    """Assign the n objects of one image, ``boxes`` (n, 4), centre and size, and ``labels`` (n,), to cells by SimOTA.
 
-    >>> from boxcov.detectors.yolox.decode import grid_of
-    >>> nothing = Assigned(torch.zeros(0, dtype=torch.long), torch.zeros(0, 4), torch.zeros(0, 2))
-    >>> frame_losses(torch.zeros(1, 16, 7), [nothing], grid_of([torch.zeros(1, 1, 4, 4)])) / 16  # log 2
-    tensor([0.6931])
+    values: (N, 5 + classes) of the head. predicted: (N, 4) their boxes, centre and size.
+    A cell is a candidate for an object if the centres are less than 1.5 cells apart in x and y. An object gets the k
+    cheapest candidates, where k is the sum of its ten largest IoUs, at least 1. A cell that several objects get goes to the
+    one with the lowest cost. The class target is the IoU of the predicted box.
+
+    >>> from boxcov.detectors.yolox.decode import centred_boxes, grid_of
+    >>> grid, values = grid_of([torch.zeros(1, 1, 4, 4)]), torch.zeros(16, 7)
+    >>> assigned = assign(values, centred_boxes(values, grid), torch.tensor([[16.0, 16.0, 8.0, 8.0]]), torch.tensor([1]), grid)
+    >>> assigned.cell, assigned.classes
+    (tensor([10]), tensor([[0., 1.]]))
     """
-    return torch.stack([_loss(image, target, grid) for image, target in zip(values, targets)])
-
-
-def _loss(values: Tensor, target: Assigned, grid: Grid) -> Tensor:
-    found = torch.zeros_like(values[:, 4]).index_fill(0, target.cell, 1)
-    objectness = F.binary_cross_entropy_with_logits(values[:, 4], found, reduction="sum")
-    at, cells = values[target.cell], grid[target.cell]
-    named = F.binary_cross_entropy_with_logits(at[:, 5:], target.classes, reduction="sum")
-    overlap = (1 - _iou(centred_boxes(at, cells), target.boxes).square()).sum()
-    l1 = (at[:, :4] - _encoded(target.boxes, cells)).abs().sum()
-    return (_BOX_WEIGHT * overlap + objectness + named + l1) / max(len(target.cell), 1)
-
-
-def _iou(a: Tensor, b: Tensor) -> Tensor:
-    """IoU (p,) of boxes (p, 4) with boxes (p, 4), centre and size, pair by pair."""
-    low = torch.maximum(a[:, :2] - a[:, 2:] / 2, b[:, :2] - b[:, 2:] / 2)
-    high = torch.minimum(a[:, :2] + a[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2)
-    both = (high - low).clamp(min=0).prod(1)
-    return both / (a[:, 2:].prod(1) + b[:, 2:].prod(1) - both + 1e-16)
-
-
-def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
-    """The values (p, 4) that mean these boxes (p, 4) at these cells."""
-    stride = grid.stride.unsqueeze(1)
-    return torch.cat(
-        [(boxes[:, :2] - grid.corner) / stride, (boxes[:, 2:] / stride + 1e-8).log()], 1
+    near = _near(boxes, grid)  # (n, N)
+    cells = near.any(0).nonzero()[:, 0]
+    classes = values.shape[1] - 5
+    if not len(cells):
+        return Assigned(cells, boxes.new_zeros(0, 4), boxes.new_zeros(0, classes))
+    iou = pairwise_iou(corners(boxes), corners(predicted[cells]))  # (n, A)
+    cost = (
+        _class_cost(values[cells], labels)
+        - _OVERLAP_WEIGHT * (iou + 1e-8).log()
+        + _FAR_COST * ~near[:, cells]
     )
+    assigned = _cheapest_cells(cost, iou)
+    positive = assigned.any(0).nonzero()[:, 0]
+    owners, costs = assigned[:, positive], cost[:, positive]
+    owner = torch.where(owners.sum(0) > 1, costs.argmin(0), owners.int().argmax(0))
+    soft = F.one_hot(labels[owner], classes) * iou[owner, positive].unsqueeze(1)
+    return Assigned(cells[positive], boxes[owner], soft)
+
+
+def _near(boxes: Tensor, grid: Grid) -> Tensor:
+    """Whether each object's centre is near each cell (n, N)."""
+    stride = grid.stride.unsqueeze(1)
+    away = (boxes[:, None, :2] - (grid.corner + stride / 2)).abs()  # (n, N, 2)
+    return (away < _RADIUS * stride).all(2)
+
+
+def _class_cost(values: Tensor, labels: Tensor) -> Tensor:
+    """The cross entropy (n, A), summed over the classes, of the predictions of A cells for n objects."""
+    p = (values[:, 5:].sigmoid() * values[:, 4:5].sigmoid()).sqrt()
+    yes, no = (-x.log().clamp(min=-100) for x in (p, 1 - p))
+    return no.sum(1) + (yes - no)[:, labels].T
+
+
+def _cheapest_cells(cost: Tensor, iou: Tensor) -> Tensor:
+    """Which of A cells each of n objects gets (n, A)."""
+    k = iou.topk(min(_CANDIDATES, iou.shape[1]), 1).values.sum(1).int().clamp(min=1)  # (n,)
+    rank = cost.argsort(dim=1, stable=True).argsort(dim=1)
+    return rank.lt(k.unsqueeze(1))

@@ -1,4 +1,4 @@
-"""The trunk: CSPDarknet, and the pyramid (PAFPN) that mixes its three last maps, downwards and back up."""
+"""CSPDarknet, and the pyramid (PAFPN) over its last three maps, top-down and bottom-up."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CSPDarknet(nn.Module):
 
 
 class PAFPN(nn.Module):
-    """The backbone's maps, mixed: (B, 4 width, h/8, w/8), (B, 8 width, h/16, w/16), (B, 16 width, h/32, w/32).
+    """Images to the pyramid's maps (B, 4 width, h/8, w/8), (B, 8 width, h/16, w/16), (B, 16 width, h/32, w/32).
 
     >>> [tuple(x.shape[1:]) for x in PAFPN(Config.named("nano"))(torch.zeros(1, 3, 64, 96))]
     [(64, 8, 12), (128, 4, 6), (256, 2, 3)]
@@ -67,17 +67,17 @@ class PAFPN(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         fine, middle, coarse = self.backbone(images)
         down0 = self.lateral_conv0(coarse)
-        middle = self.C3_p4(torch.cat([_doubled(down0), middle], 1))
+        middle = self.C3_p4(torch.cat([_upsample(down0), middle], 1))
         down1 = self.reduce_conv1(middle)
-        out0 = self.C3_p3(torch.cat([_doubled(down1), fine], 1))
+        out0 = self.C3_p3(torch.cat([_upsample(down1), fine], 1))
         out1 = self.C3_n3(torch.cat([self.bu_conv2(out0), down1], 1))
         out2 = self.C3_n4(torch.cat([self.bu_conv1(out1), down0], 1))
         return out0, out1, out2
 
-    def own(self) -> tuple[nn.Module, ...]:
-        """Everything but the backbone."""
+    def neck(self) -> tuple[nn.Module, ...]:
+        """The modules of the pyramid, without the backbone."""
         return tuple(module for name, module in self.named_children() if name != "backbone")
 
 
-def _doubled(x: Tensor) -> Tensor:
+def _upsample(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2, mode="nearest")

@@ -1,0 +1,157 @@
+"""Which boxes a YOLOX reports: those above the threshold that no better box of their class suppresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from boxcov.detector import Candidates, Selection
+from boxcov.detectors.centerpoint.nms import greedy_nms
+from boxcov.detectors.yolox.config import STRIDES, Config
+from boxcov.detectors.yolox.decode import Grid, centred_boxes, corners, pairwise_iou
+from boxcov.errors import BoxcovError
+from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
+
+_MAX_CANDIDATES = 3000  # per image, by score, for NMS
+
+
+@dataclass(frozen=True)
+class AnchorIndex:
+    """The cells of m instances; ``Selection.where`` of a YOLOX."""
+
+    frame: Tensor  # (m,)
+    cell: Tensor  # (m,) among all N
+    grid: Grid  # level, row and column of the same cells
+
+
+def select(values: Tensor, grid: Grid, config: Config) -> Selection:
+    """The reported instances, given the head's values (B, N, 5 + classes), image by image, by descending score.
+
+    >>> from boxcov.detectors.yolox.decode import grid_of
+    >>> values = torch.full((1, 84, 85), -9.0)
+    >>> values[0, 20, [4, 5 + 16]] = 3.0  # a dog
+    >>> found = select(values, grid_of([torch.zeros(1, 1, n, n) for n in (8, 4, 2)]), Config.named("nano"))
+    >>> found.scores.round(decimals=2), found.labels, found.where.cell
+    (tensor([0.9100]), tensor([16]), tensor([20]))
+    """
+    scores, labels, images = _rank_candidates(values, grid, config)
+    return _selection(scores, labels, grid, [image.cells[image.reported] for image in images])
+
+
+def candidates(values: Tensor, grid: Grid, config: Config) -> Candidates:
+    """All candidates of the NMS, in the order of ``select``, and the best reported box that suppresses each."""
+    scores, labels, images = _rank_candidates(values, grid, config)
+    plain = _selection(scores, labels, grid, [image.cells for image in images])
+    removed_by, before = [], 0
+    for image in images:
+        row = image.reported.cumsum(0) - 1 + before
+        by_reported = image.suppresses & image.reported.unsqueeze(1)  # (k, k)
+        best = by_reported.int().argmax(0) if len(row) else row
+        removed_by.append(torch.where(by_reported.any(0), row[best], -1))
+        before += int(image.reported.sum())
+    return Candidates(
+        plain.frame,
+        plain.scores,
+        plain.labels,
+        plain.where,
+        torch.cat(removed_by) if images else plain.frame,
+    )
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """The k candidates of one image, by descending score."""
+
+    cells: Tensor  # (k,)
+    suppresses: Tensor  # (k, k) whether the row's box suppresses the column's
+    reported: Tensor  # (k,)
+
+
+def _rank_candidates(
+    values: Tensor, grid: Grid, config: Config
+) -> tuple[Tensor, Tensor, list[_Ranked]]:
+    """Scores and labels (B, N) of all cells, and the candidates of each image."""
+    scores, labels = scores_and_labels(values)
+    boxes = corners(centred_boxes(values, grid))
+    return scores, labels, [_rank_image(*image, config) for image in zip(scores, labels, boxes)]
+
+
+def _rank_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -> _Ranked:
+    cells = (scores > config.threshold).nonzero()[:, 0]
+    cells = cells[scores[cells].argsort(descending=True, stable=True)][:_MAX_CANDIDATES]
+    suppresses = suppression_matrix(boxes[cells], labels[cells], config.overlap)
+    first, second = suppresses.nonzero(as_tuple=True)
+    valid = torch.ones(1, len(cells), dtype=torch.bool, device=cells.device)
+    kept = greedy_nms(first, second, valid)[0]
+    return _Ranked(cells, suppresses, kept & (kept.cumsum(0) <= config.max_boxes))
+
+
+def select_static(
+    values: Tensor, grid: Grid, config: Config, limits: StaticLimits
+) -> StaticSelection:
+    """The boxes of one image that ``select`` reports, in a fixed number of rows; the kind of a row is its level."""
+    if len(values) != 1:
+        raise BoxcovError(f"a static selection takes one image, got a batch of {len(values)}")
+    scores, labels = scores_and_labels(values)
+    above = scores[0] > config.threshold
+    cells, candidates, beyond = best_rows(scores[0], above, limits.candidates)
+    valid = torch.arange(len(cells), device=cells.device) < candidates
+    boxes = corners(centred_boxes(values[0, cells], grid[cells]))
+    suppresses = suppression_matrix(boxes, labels[0, cells], config.overlap)
+    suppresses = suppresses & valid & valid.unsqueeze(1)
+    kept, converged = static_nms(suppresses.to(values.dtype).unsqueeze(0))
+    kept = kept[0] & valid
+    kept = kept & (kept.cumsum(0) <= config.max_boxes)
+    index, count, excess = best_rows(scores[0, cells], kept, limits.boxes)
+    cell = cells[index]
+    frame = torch.zeros_like(cell)
+    where = AnchorIndex(frame, cell, grid[cell])
+    selection = Selection(frame, scores[0, cell], labels[0, cell], where)
+    of_kind = tuple(
+        replace(selection, where=_on_level(where, grid, level)) for level in range(len(STRIDES))
+    )
+    left_off = beyond + excess + (~converged).long()
+    return StaticSelection(selection, count, left_off, where.grid.level, of_kind)
+
+
+def _on_level(where: AnchorIndex, grid: Grid, level: int) -> AnchorIndex:
+    """The cells of the same row and column on another level, or its last row or column."""
+    at = (grid.level == level).nonzero()[:, 0]
+    first, rows, columns = at.min(), grid.row[at].max(), grid.column[at].max()
+    row, column = torch.minimum(where.grid.row, rows), torch.minimum(where.grid.column, columns)
+    cell = first + row * (columns + 1) + column
+    return AnchorIndex(where.frame, cell, Grid(torch.full_like(cell, level), row, column))
+
+
+def scores_and_labels(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and labels (B, N) of all cells: the best class, times the objectness.
+
+    >>> scores_and_labels(torch.zeros(1, 2, 7))
+    (tensor([[0.2500, 0.2500]]), tensor([[0, 0]]))
+    """
+    named, labels = values[:, :, 5:].sigmoid().max(2)
+    return values[:, :, 4].sigmoid() * named, labels
+
+
+def suppression_matrix(boxes: Tensor, labels: Tensor, overlap: float) -> Tensor:
+    """Which boxes (k, 4), x1 y1 x2 y2 by descending score, suppress which (k, k): later ones of their class, by IoU.
+
+    >>> boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 5], [0, 0, 4, 5]])
+    >>> suppression_matrix(boxes, torch.tensor([0, 0, 1]), 0.65).nonzero()
+    tensor([[0, 1]])
+    """
+    return ((pairwise_iou(boxes, boxes) > overlap) & (labels.unsqueeze(1) == labels)).triu(1)
+
+
+def _selection(scores: Tensor, labels: Tensor, grid: Grid, cells: list[Tensor]) -> Selection:
+    """The selection of the given cells of each image."""
+    cell = torch.cat(cells) if cells else labels.new_zeros(0)
+    counts = torch.tensor(
+        [len(of_image) for of_image in cells], dtype=torch.long, device=cell.device
+    )
+    frame = torch.arange(len(cells), device=cell.device).repeat_interleave(counts)
+    return Selection(
+        frame, scores[frame, cell], labels[frame, cell], AnchorIndex(frame, cell, grid[cell])
+    )
