@@ -1,7 +1,9 @@
-"""Run a convolutional head on crops: one batch item per instance, cut to the receptive field of its cell.
+"""Run a convolutional head on crops: one batch item per instance, cut to the receptive field of its
+cell.
 
-Zero padding makes the border of the map special: a convolution reads zeros beyond it, whatever the layers before would
-have given there. Every crop therefore has a mask of its cells on the map, and each convolution masks its input.
+Zero padding makes the border of the map special: a convolution reads zeros beyond it, whatever the
+layers before would have given there. Every crop therefore has a mask of its cells on the map, and
+each convolution masks its input.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 def crop(
     features: Tensor, frame: Tensor, row: Tensor, column: Tensor, radius: int
 ) -> tuple[Tensor, Tensor]:
-    """Return crops (m, C, s, s), s = 2 radius + 1, around m cells of maps (B, C, height, width), and their masks.
+    """Return crops (m, C, s, s), s = 2 radius + 1, around m cells of maps (B, C, height, width),
+    and their masks.
 
     The mask (m, 1, s, s) is 1 for cells on the map and 0 beyond the border, where the crop is zero.
 
@@ -43,10 +46,12 @@ def crop(
 
 
 def run_on_crops(module: nn.Module, x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a module on crops x (m, C, s, s) with mask ``inside`` (m, 1, s, s); return its output and that output's mask.
+    """Run a module on crops x (m, C, s, s) with mask ``inside`` (m, 1, s, s); return its output and
+    that output's mask.
 
-    The module runs as it is, except that its convolutions are not padded: a 3x3 convolution removes one cell from each
-    side. Convolutions must have stride 1 and keep the size of the map; everything else must be pointwise.
+    The module runs as it is, except that its convolutions are not padded: a 3x3 convolution removes
+    one cell from each side. Convolutions must have stride 1 and keep the size of the map;
+    everything else must be pointwise.
 
     >>> layers = nn.Sequential(nn.Conv2d(4, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 3, padding=1))
     >>> maps = torch.randn(1, 4, 8, 8)
@@ -103,9 +108,11 @@ def _centre(inside: Tensor, like: Tensor) -> Tensor:
 
 
 def stage_instances(stages: HeadStages, with_logit: bool = False) -> list[InstanceGroup] | None:
-    """Return the instance groups of a head given as stages, one per kind of box; None if crops cannot be run.
+    """Return the instance groups of a head given as stages, one per kind of box; None if crops
+    cannot be run.
 
-    The detector's own modules run on crops, so that autograd gives an oracle for the closed-form products of ``ExactGLM``.
+    The detector's own modules run on crops, so that autograd gives an oracle for the closed-form
+    products of ``ExactGLM``.
     """
     if with_logit and stages.logit is None:
         return None

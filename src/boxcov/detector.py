@@ -1,4 +1,10 @@
-"""The contract: what boxcov must know of a detector."""
+"""The contract: what boxcov needs to know about a detector.
+
+A detector is a network (``forward``), the choice of the reported instances (``select``) and a
+differentiable map from raw outputs to boxes (``decode``). ``fit`` also needs the training loss of
+each frame (``loss``) and the parts of the network (``parts``). Everything else is optional: a
+detector that implements it is faster, or can do more.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +25,14 @@ from boxcov.static_selection import StaticLimits, StaticSelection
 
 @dataclass(frozen=True)
 class Selection:
-    """Which instances are reported: fixed once, at the trained weights, and the same for every derivative.
+    """The m reported instances of a batch, chosen once, with the trained weights, and then fixed.
 
-    >>> none = torch.zeros(0, dtype=torch.long)
-    >>> len(Selection(frame=none, scores=torch.zeros(0), labels=none, where=none))
+    >>> empty = torch.zeros(0, dtype=torch.long)
+    >>> len(Selection(frame=empty, scores=torch.zeros(0), labels=empty, where=empty))
     0
     """
 
-    frame: Tensor  # (m,) which frame of the batch
+    frame: Tensor  # (m,) frame of the batch
     scores: Tensor  # (m,)
     labels: Tensor  # (m,) index into classes
     where: Any  # the detector's own index tensors (cell, task, level, query ...)
@@ -37,109 +43,140 @@ class Selection:
 
 @dataclass(frozen=True)
 class Candidates(Selection):
-    """Every instance above the score threshold before NMS, as a selection that can be decoded, and which reported one removed it.
+    """All c instances above the score threshold before NMS, and the reported instance that removed
+    each.
 
     >>> two = torch.zeros(2, dtype=torch.long)
-    >>> len(Candidates(frame=two, scores=torch.tensor([0.9, 0.8]), labels=two, where=two, removed_by=torch.tensor([-1, 0])))
+    >>> scores = torch.tensor([0.9, 0.8])
+    >>> len(Candidates(two, scores, two, where=two, removed_by=torch.tensor([-1, 0])))
     2
     """
 
-    removed_by: Tensor  # (c,) row in select(raw) of the best reported instance that suppresses it; -1 where none does
+    removed_by: Tensor  # (c,) row in select(raw) of the best instance that suppresses it; -1: none
 
 
 InstanceGroup = tuple[Tensor, Callable[[], Tensor]]
-"""``(index, run)``: ``run()`` returns the boxes (g, D) of the instances ``index`` (g,). Every layer that it runs sees a
-batch of g items, one per instance."""
+"""``(index, run)``: ``run()`` returns the boxes (g, D) of the instances ``index`` (g,). Every layer
+that it runs sees a batch of g items, one per instance.
+"""
 
 
 class Detector(nn.Module, ABC):
-    """A detector as boxcov sees it: subclass it, or wrap a model in one.
+    """A detector: subclass it, or wrap a model with ``boxcov.wrap``.
 
-    ``forward`` must be pure in the parameters, ``decode`` differentiable in ``raw``, and ``loss`` one value a frame: the mean over a batch
-    hides the gradients of its frames. See ``boxcov.detectors.tiny`` for a complete example.
+    ``boxcov.detectors.tiny`` is a complete example, and ``boxcov.check`` tests whether a detector
+    keeps the contract. Inputs, raw outputs and targets are the detector's own: any pytree of
+    tensors.
     """
 
     box_fields: tuple[str, ...]  # names of the D numbers of a box, e.g. x y z w l h yaw vx vy
     classes: tuple[str, ...]
-    periods: ClassVar[Mapping[str, float]] = {
-        "yaw": 2 * pi
-    }  # fields that wrap around: differences are taken the short way
+    # Fields that wrap around, and their periods: differences are taken modulo the period.
+    periods: ClassVar[Mapping[str, float]] = {"yaw": 2 * pi}
+
+    # required
 
     @abstractmethod
     def forward(self, inputs: Any) -> Any:
-        """Raw outputs, any pytree of tensors."""
+        """Return the raw outputs. They depend on nothing but the inputs and the weights."""
 
     @abstractmethod
     def select(self, raw: Any) -> Selection:
-        """Which instances are reported: threshold, top-k, NMS."""
+        """Return the instances that are reported: score threshold, top-k, NMS."""
 
     @abstractmethod
     def decode(self, raw: Any, selection: Selection) -> Tensor:
-        """The boxes (m, D) of the selected instances, differentiable in ``raw``."""
+        """Return the boxes (m, D) of the selected instances, differentiable in ``raw``."""
 
     @abstractmethod
     def loss(self, raw: Any, targets: Any) -> Tensor:
-        """The training loss of each frame of the batch (B,)."""
+        """Return the training loss of each frame (B,). Their mean would hide the gradient of each
+        frame.
+        """
 
     @abstractmethod
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
-        """The parts of the network from its output to its input: "head", then "neck", then "backbone"."""
+        """Return the parts of the network, from output to input: "head", then "neck", then
+        "backbone".
+        """
+
+    # optional: faster, with the same result
 
     def instances(
         self, raw: Any, selection: Selection, with_logit: bool = False
     ) -> Iterable[InstanceGroup] | None:
-        """Optional: the head run with one batch item per instance. Used by ``ExactGLM`` and ``MCI``.
+        """Return the head run with one batch item per instance, for ``ExactGLM`` and ``MCI``; None
+        if that is impossible.
 
-        Return groups ``(index, run)`` that together contain every instance once. ``raw`` is what ``forward`` returned and
-        must hold what the head reads. In ``run`` every layer sees g batch items, item i belonging to instance ``index[i]``
-        alone: a cropped receptive field for a convolutional head, a RoI, a query.
-        with_logit: ``run`` also returns the score logit, behind the D numbers of each box (g, D + 1). A detector that
-        cannot do that returns None, and ``ExactGLM(with_logit=True)`` runs one backward pass per number.
-        Unless overridden, the groups follow from ``stages``: the head's modules on the crop that each box sees.
+        The groups ``(index, run)`` together contain every instance once. In ``run`` every layer
+        sees g batch items, item i belonging to instance ``index[i]`` alone: the crop that a
+        convolutional head sees, a RoI, a query. What the head reads must be part of ``raw``.
+        with_logit: append the score logit to the D numbers of each box (g, D + 1). If that returns
+        None, ``ExactGLM(with_logit=True)`` runs one backward pass per number. By default the
+        instances follow from ``stages``: the head's own modules run on crops.
         """
-        stages = type(self).stages(self, raw, selection)  # also where a check switched them off
+        stages = type(self).stages(self, raw, selection)  # also if a check hides this object's
         return None if stages is None else stage_instances(stages, with_logit)
 
-    def logits(self, raw: Any, selection: Selection) -> Tensor | None:
-        """Optional: the logit (m,) of each selected instance's score, differentiable in ``raw``: with ``with_logit=True`` its variance is told, too."""
-        return None
-
     def stages(self, raw: Any, selection: Selection) -> HeadStages | None:
-        """Optional, beside ``instances``: the head as stages, which ``ExactGLM`` runs over all boxes, kinds and branches at once.
+        """Return a convolutional head as stages, which ``ExactGLM`` evaluates for all boxes at
+        once.
 
-        It must say the same as ``instances``: the first frames are computed both ways and compared.
+        The covariances of the first boxes are compared with those by ``instances``, and these with
+        ``decode``.
         """
         return None
 
-    def select_static(self, raw: Any, limits: StaticLimits) -> StaticSelection | None:
-        """Optional: what ``select`` reports of one frame in a fixed number of rows, in plain operations (``boxcov.export.onnx`` uses it)."""
+    def static_inputs(self, inputs: Any) -> Tensor | None:
+        """Return the tensor that ``static_part()`` reads: ``static_part()(static_inputs(inputs))``
+        equals ``self(inputs)``.
+
+        On a GPU the static part then runs as a CUDA graph, so it may depend on nothing but this
+        tensor.
+        """
         return None
 
     def static_part(self) -> Detector:
-        """Optional, beside ``select_static`` or ``static_inputs``: the part of the detector that one graph of fixed shapes can hold, as a
-        detector of its own.
+        """Return the part of the detector with fixed shapes, as a detector with the same weights
+        under the same names.
 
-        It has the same weights under the same names; what comes before it (voxels of a point cloud) runs outside of the graph.
+        What comes before it (the voxels of a point cloud) is computed by ``static_inputs``. Used by
+        CUDA graphs and by ``boxcov.export.onnx``.
         """
         return self
 
-    def static_inputs(self, inputs: Any) -> Tensor | None:
-        """Optional, beside ``static_part``: what it reads, so that ``static_part()(static_inputs(inputs))`` is ``self(inputs)``, bit for bit.
+    # optional: more results
 
-        A detector that has it says that nothing in ``static_part()`` depends on anything but this tensor: on a GPU it is kept as a CUDA graph.
+    def logits(self, raw: Any, selection: Selection) -> Tensor | None:
+        """Return the score logit (m,) of each instance, differentiable in ``raw``. Used by
+        ``with_logit=True``.
         """
         return None
 
     def candidates(self, raw: Any) -> Candidates | None:
-        """Optional: what NMS chose from, and what it removed because of which reported instance (``NMSSpread`` uses it)."""
+        """Return all candidates of the NMS and the reported instance that removed each. Used by
+        ``NMSSpread``.
+        """
         return None
 
     def sample_targets(self, raw: Any, generator: torch.Generator) -> Any:
-        """Optional: targets drawn from the detector's own predictive distribution, for ``fisher="mc"``."""
+        """Return targets drawn from the detector's predictive distribution. Used by
+        ``fit(fisher="mc")``.
+        """
         return None
 
+    def select_static(self, raw: Any, limits: StaticLimits) -> StaticSelection | None:
+        """Return what ``select`` reports of one frame, in a fixed number of rows. Used by
+        ``boxcov.export.onnx``.
+
+        No shape and no branch may depend on the values of ``raw``.
+        """
+        return None
+
+    # provided
+
     def detect(self, inputs: Any) -> Detections:
-        """The plain detector: boxes, scores and labels, no covariance.
+        """Return boxes, scores and labels of the plain detector, without covariances.
 
         >>> from boxcov.data import shapes
         >>> from boxcov.detectors.tiny import TinyCenter
@@ -153,6 +190,7 @@ class Detector(nn.Module, ABC):
             return self.detections(selection, self.decode(raw, selection))
 
     def detections(self, selection: Selection, boxes: Tensor) -> Detections:
+        """Return a selection and its boxes (m, D) as ``Detections``."""
         return Detections(
             boxes=boxes,
             scores=selection.scores,

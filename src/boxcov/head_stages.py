@@ -1,8 +1,10 @@
-"""A convolutional head as stages, which ``ExactGLM`` evaluates for all boxes in a handful of matrix products.
+"""A convolutional head as stages, which ``ExactGLM`` evaluates for all boxes in a handful of matrix
+products.
 
-The head of a centre- or anchor-based detector is a stem that all boxes share, followed by branches: short chains of
-convolutions, each of which gives a few numbers per box. The weights of the branches may depend on the kind of the box: its
-task in CenterPoint, its level in a pyramid. Each box sees a small window of the feature map.
+The head of a centre- or anchor-based detector is a stem that all boxes share, followed by branches:
+short chains of convolutions, each of which gives a few numbers per box. The weights of the branches
+may depend on the kind of the box: its task in CenterPoint, its level in a pyramid. Each box sees a
+small window of the feature map.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Stage:
-    """A convolution of stride 1 that keeps the size of the map, then a norm in eval mode, then a pointwise function.
+    """A convolution of stride 1 that keeps the size of the map, then a norm in eval mode, then a
+    pointwise function.
 
-    ``layers[kind][branch]``: one row per kind of box. A stage of the stem has one row with one layer.
+    ``layers[kind][branch]``: one row per kind of box. A stage of the stem has one row with one
+    layer.
 
     >>> Stage(((nn.Conv2d(4, 2, 3, padding=1),),)).reach
     1
@@ -33,7 +37,9 @@ class Stage:
         return int(self.layers[0][0].kernel_size[0]) // 2
 
     def fits(self) -> bool:
-        """Whether all layers have odd square kernels of one size, stride 1, zero padding to the same size and one group."""
+        """Whether all layers have odd square kernels of one size, stride 1, zero padding to the
+        same size and one group.
+        """
         k = self.layers[0][0].kernel_size[0]
         return all(
             layer.kernel_size == (k, k)

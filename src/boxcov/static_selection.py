@@ -1,4 +1,6 @@
-"""A selection of fixed size, for graphs whose shapes may not depend on the frame: the reported boxes, then padding."""
+"""A selection of fixed size, for graphs whose shapes may not depend on the frame: the reported
+boxes, then padding.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ NMS_ROUNDS = (
 
 @dataclass(frozen=True)
 class StaticLimits:
-    """The sizes of a static graph. Whatever exceeds them is counted in ``StaticSelection.left_off``.
+    """The sizes of a static graph. Whatever exceeds them is counted in
+    ``StaticSelection.left_off``.
 
     >>> StaticLimits(boxes=50).candidates
     256
@@ -39,7 +42,9 @@ class StaticLimits:
 
 @dataclass(frozen=True)
 class StaticSelection:
-    """The instances that ``Detector.select`` reports, in its order, in the first ``count`` of n rows."""
+    """The instances that ``Detector.select`` reports, in its order, in the first ``count`` of n
+    rows.
+    """
 
     selection: Selection  # n rows; those from ``count`` on are padding, at arbitrary cells
     count: Tensor  # () number of boxes
@@ -56,8 +61,8 @@ class StaticSelection:
 def static_nms(suppresses: Tensor) -> tuple[Tensor, Tensor]:
     """Return which boxes greedy NMS keeps (G, k), and whether ``NMS_ROUNDS`` rounds were enough ().
 
-    suppresses: (G, k, k) is 1 where the row's box suppresses the column's, boxes by descending score. No step depends on
-    the data, unlike in ``greedy_nms``, whose result this is.
+    suppresses: (G, k, k) is 1 where the row's box suppresses the column's, boxes by descending
+    score. No step depends on the data, unlike in ``greedy_nms``, whose result this is.
 
     >>> suppresses = torch.zeros(1, 3, 3)
     >>> suppresses[0, 0, 1] = suppresses[0, 1, 2] = 1
@@ -73,7 +78,8 @@ def static_nms(suppresses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the indices of the n best ``kept`` scores (k,), how many of them are valid, and how many did not fit.
+    """Return the indices of the n best ``kept`` scores (k,), how many of them are valid, and how
+    many did not fit.
 
     >>> best_rows(torch.tensor([0.2, 0.9, 0.5]), torch.tensor([True, False, True]), 1)
     (tensor([2]), tensor(1), tensor(1))

@@ -38,7 +38,8 @@ class Labels:
     def of(
         names: Mapping[int, str], classes: Sequence[str] | Mapping[str, int] | None = None
     ) -> Labels:
-        """From the names of a model's numbers, and the classes to report: some of those names, or names of one's own with their numbers.
+        """From the names of a model's numbers, and the classes to report: some of those names, or
+        names of one's own with their numbers.
 
         Unless given: COCO's 80 where the model knows all of them, else all that the model knows.
 
@@ -94,7 +95,9 @@ class Labels:
         return Labels(classes, numbers)
 
     def of_model(self, numbers: Tensor, count: int) -> Tensor:
-        """Indices into ``classes`` of the numbers of a model that has ``count`` of them; -1 for what is not reported."""
+        """Indices into ``classes`` of the numbers of a model that has ``count`` of them; -1 for
+        what is not reported.
+        """
         table = torch.full((count,), -1, device=numbers.device)
         table[list(self.numbers)] = torch.arange(len(self.numbers), device=numbers.device)
         return table[numbers]

@@ -13,7 +13,8 @@ from boxcov.errors import BoxcovError
 def objects_of(
     target: Mapping[str, Any], frame: int, classes: int, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Boxes (n, 4) as x1 y1 x2 y2 and labels (n,) below ``classes`` of one frame's target, checked, of the kind of ``like`` and beside it.
+    """Boxes (n, 4) as x1 y1 x2 y2 and labels (n,) below ``classes`` of one frame's target, checked,
+    of the kind of ``like`` and beside it.
 
     >>> import torch
     >>> objects_of({"boxes": [[0, 0, 2, 4]], "labels": torch.tensor([7])}, 3, 5, torch.zeros(1))

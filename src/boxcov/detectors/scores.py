@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def softmax_logit(logits: Tensor, number: Tensor) -> Tensor:
-    """The logit (m,) of the softmax of one class each, by its number (m,), from the logits (m, n) of all.
+    """The logit (m,) of the softmax of one class each, by its number (m,), from the logits (m, n)
+    of all.
 
     >>> logits = torch.tensor([[1.0, 0.0, -2.0]])
     >>> p = logits.softmax(1)[0, 1]

@@ -1,7 +1,8 @@
-"""TinyCenter: a small centre-based detector with everything that a large one has, for tests, examples and a first look.
+"""TinyCenter: a small centre-based detector with everything that a large one has, for tests,
+examples and a first look.
 
-Dict output, focal + L1 loss, strided, grouped, dilated depthwise and transposed convolutions, BatchNorm, a head on 7x7 receptive fields.
-Trained on ``boxcov.data.shapes`` in seconds.
+Dict output, focal + L1 loss, strided, grouped, dilated depthwise and transposed convolutions,
+BatchNorm, a head on 7x7 receptive fields. Trained on ``boxcov.data.shapes`` in seconds.
 """
 
 from __future__ import annotations
@@ -169,7 +170,9 @@ class TinyCenter(Detector):
     # the training loss
 
     def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
-        """Focal loss of the heat map plus 0.25 times the L1 loss at the objects' cells, of each frame (B,)."""
+        """Focal loss of the heat map plus 0.25 times the L1 loss at the objects' cells, of each
+        frame (B,).
+        """
         if not isinstance(targets, Encoded):
             targets = self.encode(targets, raw["heatmap"])
         positives = targets.mask.sum((1, 2)).clamp(min=1)
@@ -209,9 +212,11 @@ class TinyCenter(Detector):
         return Encoded(heat, mask, values)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> Encoded:
-        """An object in a cell with the probability of its score, its values around the predicted ones.
+        """An object in a cell with the probability of its score, its values around the predicted
+        ones.
 
-        The L1 loss only reads on which side of the prediction a value lies, so the width of the draw does not matter.
+        The L1 loss only reads on which side of the prediction a value lies, so the width of the
+        draw does not matter.
         """
         p = raw["heatmap"].sigmoid()
         heat = torch.bernoulli(p, generator=generator)

@@ -1,7 +1,8 @@
-"""Training a LiDAR detector: AdamW with a one-cycle rate, mixed precision on a GPU, checkpoints to go on from.
+"""Training a LiDAR detector: AdamW with a one-cycle rate, mixed precision on a GPU, checkpoints to
+go on from.
 
-Order and augmentation of the frames follow from the seed and the step alone, so that a run that was cut off and resumed sees what an
-uninterrupted one sees.
+Order and augmentation of the frames follow from the seed and the step alone, so that a run that was
+cut off and resumed sees what an uninterrupted one sees.
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ def train(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> float:
-    """Train ``detector`` in place on its own device and leave it in eval mode; gives the mean loss of the last tenth of the steps.
+    """Train ``detector`` in place on its own device and leave it in eval mode; gives the mean loss
+    of the last tenth of the steps.
 
-    frames: (inputs, targets) as lists of one entry a frame. checkpoint: a file to write ``every`` so many steps, and to ``resume`` from.
+    frames: (inputs, targets) as lists of one entry a frame. checkpoint: a file to write ``every``
+    so many steps, and to ``resume`` from.
     progress: called with the steps done, all steps, and the running loss.
 
     >>> from boxcov.data import shapes
@@ -103,7 +106,8 @@ def train(
 
 
 def rate_at(step: int, recipe: Recipe) -> float:
-    """One cycle: up from a tenth of the rate over the first 30 % of the steps, then down to almost nothing, along cosines.
+    """One cycle: up from a tenth of the rate over the first 30 % of the steps, then down to almost
+    nothing, along cosines.
 
     >>> recipe = Recipe(steps=101, rate=1.0)
     >>> [round(rate_at(step, recipe), 3) for step in (0, 30, 100)]

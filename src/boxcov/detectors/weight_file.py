@@ -58,7 +58,9 @@ def read_weights(path: Path) -> tuple[State, Mapping[str, Any]]:
 
 
 def _numpy_scalars() -> list[Any]:
-    """Numpy's scalar types: checkpoints often hold an average precision as one, which torch refuses as code."""
+    """Numpy's scalar types: checkpoints often hold an average precision as one, which torch refuses
+    as code.
+    """
     scalar = np.float64(0).__reduce__()[0]
     return [
         (scalar, "numpy.core.multiarray.scalar"),
@@ -90,9 +92,11 @@ def _state(content: Any, path: Path) -> tuple[State, Mapping[str, Any]]:
 def describe_misfit(
     shapes: Mapping[str, tuple[int, ...]], tensors: State, stored: State | None = None
 ) -> str:
-    """Describe what does not fit a network: missing and surplus names, and other shapes; "" if everything fits.
+    """Describe what does not fit a network: missing and surplus names, and other shapes; "" if
+    everything fits.
 
-    shapes: by name in the file, those that the network needs. stored: the tensors before conversion, for the message.
+    shapes: by name in the file, those that the network needs. stored: the tensors before
+    conversion, for the message.
 
     >>> describe_misfit({"a": (2,), "b": (3,)}, {"a": torch.zeros(4), "c": torch.zeros(1)})
     '1 missing: b; 1 surplus: c; 1 of another shape: a (4,) for (2,)'

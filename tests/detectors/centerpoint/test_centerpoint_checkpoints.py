@@ -162,7 +162,9 @@ def test_layouts_of_sparse_kernels_are_told_apart(framework, layout, tmp_path):
 
 
 def exported(detector, framework, legacy=False):
-    """A detector in the names, layouts and conventions of a framework: the loader's steps, backwards."""
+    """A detector in the names, layouts and conventions of a framework: the loader's steps,
+    backwards.
+    """
     own, state = detector.state_dict(), {}
     generator = torch.Generator().manual_seed(0)
     for layer in layer_names(detector.config, framework):

@@ -1,4 +1,6 @@
-"""The contract, whole: fit and every predictor on small pillar and voxel networks, border boxes included."""
+"""The contract, whole: fit and every predictor on small pillar and voxel networks, border boxes
+included.
+"""
 
 from __future__ import annotations
 

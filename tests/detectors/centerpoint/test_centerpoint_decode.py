@@ -1,4 +1,6 @@
-"""Decoding against the definitions, its Jacobian against the closed form, the selection against a loop."""
+"""Decoding against the definitions, its Jacobian against the closed form, the selection against a
+loop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Encoder, targets, loss and decode mean the same places: a small network learns a scene by heart and finds its boxes again."""
+"""Encoder, targets, loss and decode mean the same places: a small network learns a scene by heart
+and finds its boxes again.
+"""
 
 from __future__ import annotations
 

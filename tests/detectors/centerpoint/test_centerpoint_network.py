@@ -1,4 +1,6 @@
-"""Sizes of the networks, and the encoders against slow versions written from the originals' definitions."""
+"""Sizes of the networks, and the encoders against slow versions written from the originals'
+definitions.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_parameter_counts():
     ids=["pillar", "voxel"],
 )
 def test_storage_of_the_factors(config, sizes, monkeypatch):
-    """What the posterior itself says, on a few metres: the sizes of the factors do not depend on the map."""
+    """What the posterior itself says, on a few metres: the sizes of the factors do not depend on
+    the map.
+    """
     # the eigenvectors of the identity are the identity; finding that out for a side of 4608 takes half a minute
     monkeypatch.setattr(
         Eigendecomposition,

@@ -37,10 +37,12 @@ def load(
 ) -> CenterPoint:
     """Load a trained CenterPoint in eval mode, from a checkpoint or from the package ("small").
 
-    config: by default the one in the file, or the framework's for this kind of network. Networks on voxels of 0.075 m have
-    weights of the same shapes as those on 0.1 m: pass ``Config.voxel(0.075, framework)``.
-    legacy: whether a mmdetection3d checkpoint was trained before version 1.0, which had another convention for sizes and
-    yaw. By default the version in the file decides; a file without one is taken as newer.
+    config: by default the one in the file, or the framework's for this kind of network. Networks on
+    voxels of 0.075 m have weights of the same shapes as those on 0.1 m: pass ``Config.voxel(0.075,
+    framework)``.
+    legacy: whether a mmdetection3d checkpoint was trained before version 1.0, which had another
+    convention for sizes and yaw. By default the version in the file decides; a file without one is
+    taken as newer.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +63,8 @@ def load(
 
 
 def save(detector: CenterPoint, path: str | Path) -> None:
-    """Write the weights (in half precision, norms and biases in single) and the config to one safetensors file.
+    """Write the weights (in half precision, norms and biases in single) and the config to one
+    safetensors file.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +154,9 @@ def _convert(
 
 
 def _fold_bias(tensors: dict[str, Tensor], layer: LayerNames) -> None:
-    """Subtract a bias before a norm from the norm's mean. A bias of another shape stays and is reported as surplus."""
+    """Subtract a bias before a norm from the norm's mean. A bias of another shape stays and is
+    reported as surplus.
+    """
     if layer.foreign_norm is None:
         return
     bias, mean = (
@@ -173,7 +178,9 @@ def _tensor_names(layer: LayerNames) -> list[tuple[str, str]]:
 
 
 def _kernel_layout(detector: CenterPoint, state: State, names: list[LayerNames]) -> tuple[int, ...]:
-    """The layout that explains most shapes of the sparse kernels; kernels with n_in = n_out fit two."""
+    """The layout that explains most shapes of the sparse kernels; kernels with n_in = n_out fit
+    two.
+    """
     if isinstance(detector.config.encoder, Pillars):
         return _LAYOUTS[0]
     votes = dict.fromkeys(_LAYOUTS, 0)
@@ -209,7 +216,9 @@ def _convert_weight(
 
 
 def _load_own(config: Config, state: State, path: Path) -> CenterPoint:
-    """A network from boxcov's own file. The file's sizes are compared with its tensors before memory is allocated."""
+    """A network from boxcov's own file. The file's sizes are compared with its tensors before
+    memory is allocated.
+    """
     if sum(config.dense.layers) > len(state):
         raise BoxcovError(f"{path}: {len(state)} tensors for {sum(config.dense.layers)} layers")
     with torch.device("meta"):
@@ -235,7 +244,9 @@ def _fill(
 def _check_fit(
     own: State, tensors: State, names: Mapping[str, str], path: Path, stored: State
 ) -> None:
-    """Raise one error for everything that does not fit. stored: the tensors as they are in the file."""
+    """Raise one error for everything that does not fit. stored: the tensors as they are in the
+    file.
+    """
     shapes = {there: tuple(own[here].shape) for here, there in names.items()}
     if misfit := describe_misfit(shapes, tensors, stored):
         raise BoxcovError(

@@ -1,4 +1,6 @@
-"""The configuration of a CenterPoint: ranges, sizes, reporting rules and loss, as frozen values stored with its weights."""
+"""The configuration of a CenterPoint: ranges, sizes, reporting rules and loss, as frozen values
+stored with its weights.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class Dense:
 
 @dataclass(frozen=True)
 class Reporting:
-    """Which boxes are reported: score threshold, best candidates, non-maximum suppression inside each task."""
+    """Which boxes are reported: score threshold, best candidates, non-maximum suppression inside
+    each task.
+    """
 
     threshold: float = 0.1
     candidates: int = 500  # per task, by descending score
@@ -122,7 +126,8 @@ class VoxelGrid:
 
 @dataclass(frozen=True)
 class Config:
-    """A CenterPoint. The constructors below are named networks; make others with ``dataclasses.replace``.
+    """A CenterPoint. The constructors below are named networks; make others with
+    ``dataclasses.replace``.
 
     >>> from dataclasses import replace
     >>> Config.mmdet3d_pillar().map_size, Config.voxel(0.075).map_size
@@ -250,7 +255,8 @@ class Config:
 
     @staticmethod
     def voxel(size: float = 0.1, framework: Framework = "mmdet3d") -> Config:
-        """A framework's network on voxels of 0.1 m or 0.075 m; the weights of both have the same shapes.
+        """A framework's network on voxels of 0.1 m or 0.075 m; the weights of both have the same
+        shapes.
 
         >>> Config.voxel(0.075, "det3d").encoder.max_cells
         (120000, 160000)

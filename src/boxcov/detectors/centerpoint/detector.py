@@ -27,8 +27,9 @@ Raw = dict[str, Any]
 class CenterPoint(Detector):
     """Boxes from point clouds: a list of one tensor (N, 5) of x y z intensity dt a frame.
 
-    Targets are a list of one dict a frame: ``boxes`` (n, 9) as x y z w l h yaw vx vy (centre of gravity, yaw counter-clockwise from x,
-    velocity NaN where unknown) and ``labels`` (n,) into ``classes``.
+    Targets are a list of one dict a frame: ``boxes`` (n, 9) as x y z w l h yaw vx vy (centre of
+    gravity, yaw counter-clockwise from x, velocity NaN where unknown) and ``labels`` (n,) into
+    ``classes``.
 
     >>> detector = CenterPoint(Config.small()).eval()
     >>> sum(p.numel() for p in detector.parameters()) <= 2_000_000
@@ -77,7 +78,9 @@ class CenterPoint(Detector):
         return select_static(raw["tasks"], self.config, limits)
 
     def static_part(self) -> CenterPoint:
-        """Everything behind the encoder: its inputs are what ``encoder(clouds)`` gives, maps (B, channels, ny, nx)."""
+        """Everything behind the encoder: its inputs are what ``encoder(clouds)`` gives, maps (B,
+        channels, ny, nx).
+        """
         twin = shadow(self)
         twin._modules["encoder"] = (
             nn.Identity()
@@ -127,13 +130,17 @@ class CenterPoint(Detector):
         return frame_losses(raw["tasks"], targets, self.config)
 
     def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> Encoded:
-        """Targets as heat maps and values on the head's map, of the type and on the device of ``like`` (B, ...)."""
+        """Targets as heat maps and values on the head's map, of the type and on the device of
+        ``like`` (B, ...).
+        """
         return encode(targets, self.config, like)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> Encoded:
-        """An object of a class in a cell with the probability of its score, its values around the predicted ones.
+        """An object of a class in a cell with the probability of its score, its values around the
+        predicted ones.
 
-        The L1 loss only reads on which side of the prediction a value lies, so the width of the draw does not matter.
+        The L1 loss only reads on which side of the prediction a value lies, so the width of the
+        draw does not matter.
         """
         return Encoded(tuple(self._drawn(maps, generator) for maps in raw["tasks"]))
 

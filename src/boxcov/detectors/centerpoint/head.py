@@ -15,7 +15,8 @@ Stages = tuple[Stage, ...]
 
 
 class CenterHead(nn.Module):
-    """The neck's map (B, C, h, w) to one dict of maps a task: reg, height, dim, rot, vel and heatmap.
+    """The neck's map (B, C, h, w) to one dict of maps a task: reg, height, dim, rot, vel and
+    heatmap.
 
     dim is log (l, w, h), rot is (sin, cos) of the yaw.
 
@@ -76,7 +77,9 @@ class CenterHead(nn.Module):
 
 
 def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage:
-    """The convolution ``number`` of each chain; in a block, with the norm and the activation that follow it."""
+    """The convolution ``number`` of each chain; in a block, with the norm and the activation that
+    follow it.
+    """
     layers = tuple(tuple(cast(nn.Conv2d, chain[number]) for chain in row) for row in chains)
     norms = (
         tuple(tuple(cast(nn.BatchNorm2d, chain[number + 1]) for chain in row) for row in chains)
@@ -87,7 +90,9 @@ def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage
 
 
 def at_least_single(x: Tensor) -> Tensor:
-    """Head outputs in float32 or better: in half precision a cell 50 m away is off by centimetres, and 1 - 1e-4 is 1."""
+    """Head outputs in float32 or better: in half precision a cell 50 m away is off by centimetres,
+    and 1 - 1e-4 is 1.
+    """
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

@@ -1,4 +1,6 @@
-"""The training loss of each frame: focal loss of the heat maps, weighted L1 loss at the objects' cells."""
+"""The training loss of each frame: focal loss of the heat maps, weighted L1 loss at the objects'
+cells.
+"""
 
 from __future__ import annotations
 
@@ -143,9 +145,10 @@ def _by_task(maps: Tensor, sizes: list[int]) -> Tensor:
 def object_counts(targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
     """The number of objects of each frame (B,), at least 1.
 
-    ``boxcov.fit(..., weight=object_counts)`` undoes the loss's division by the number of objects. This is exact for a head
-    with one task whose objects are all on the map. With several tasks each divides by its own number, and one weight per
-    frame can only restore their sum; ``Loss(normaliser="none")`` in the detector's config omits every division.
+    ``boxcov.fit(..., weight=object_counts)`` undoes the loss's division by the number of objects.
+    This is exact for a head with one task whose objects are all on the map. With several tasks each
+    divides by its own number, and one weight per frame can only restore their sum;
+    ``Loss(normaliser="none")`` in the detector's config omits every division.
 
     >>> object_counts([{"labels": torch.tensor([0, 0, 3])}, {"labels": torch.zeros(0, dtype=torch.long)}])
     tensor([3., 1.])
@@ -161,9 +164,11 @@ def object_counts(targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
 
 
 def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
-    """How far (n,) the corners of a box may move so that its IoU with the original is at least ``overlap``.
+    """How far (n,) the corners of a box may move so that its IoU with the original is at least
+    ``overlap``.
 
-    Only the first of the three solutions is correct: the others lack a division, but every CenterPoint was trained with them.
+    Only the first of the three solutions is correct: the others lack a division, but every
+    CenterPoint was trained with them.
 
     >>> gaussian_radius(torch.tensor([5.75]), torch.tensor([2.375])).round(decimals=3)
     tensor([1.5490])
@@ -282,7 +287,9 @@ def _values(boxes: Tensor, offset: Tensor, config: Config) -> Tensor:
 def _draw_gaussians(
     heat: Tensor, frame: Tensor, label: Tensor, row: Tensor, column: Tensor, size: Tensor
 ) -> None:
-    """Draw a Gaussian for each of n objects of ``size`` (n, 2), w and l in cells, into ``heat``; the maximum counts."""
+    """Draw a Gaussian for each of n objects of ``size`` (n, 2), w and l in cells, into ``heat``;
+    the maximum counts.
+    """
     if not len(row):
         return
     radius = gaussian_radius(size[:, 1], size[:, 0]).long().clamp(min=2)  # (n,)

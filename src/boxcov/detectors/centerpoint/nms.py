@@ -1,7 +1,7 @@
 """Rotated IoU and non-maximum suppression in plain torch.
 
-Boxes are seen from above, ``x y w l yaw``: l along the yaw, w across it. A group is a set of boxes that compete with each
-other, sorted by descending score.
+Boxes are seen from above, ``x y w l yaw``: l along the yaw, w across it. A group is a set of boxes
+that compete with each other, sorted by descending score.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 Pairs = tuple[Tensor, Tensor]
-"""Pairs of boxes of one group, as indices into all G K boxes, the box with the higher score first."""
+"""Pairs of boxes of one group, as indices into all G K boxes, the box with the higher score first.
+"""
 
 
 def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -27,7 +28,8 @@ def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def intersection(a: Tensor, b: Tensor) -> Tensor:
-    """The intersection area (n,) of each pair of boxes: b, in the coordinate frame of a, is clipped at the sides of a.
+    """The intersection area (n,) of each pair of boxes: b, in the coordinate frame of a, is clipped
+    at the sides of a.
 
     >>> intersection(torch.tensor([[0.0, 0.0, 2.0, 2.0, 0.0]]), torch.tensor([[0.0, 0.0, 2.0, 2.0, 0.7853982]]))
     tensor([3.3137])
@@ -54,9 +56,11 @@ def _corners(centre: Tensor, w: Tensor, l: Tensor, yaw: Tensor) -> Tensor:
 
 
 def _clip(polygon: Tensor, distance: Tensor) -> Tensor:
-    """Clip convex polygons (n, k, 2) to the half plane where ``distance`` (n, k) of their corners is >= 0: (n, k + 1, 2).
+    """Clip convex polygons (n, k, 2) to the half plane where ``distance`` (n, k) of their corners
+    is >= 0: (n, k + 1, 2).
 
-    A polygon with fewer corners repeats its first one, which does not change its area; an empty one is all zeros.
+    A polygon with fewer corners repeats its first one, which does not change its area; an empty one
+    is all zeros.
     """
     n, k, _ = polygon.shape
     inside = distance >= 0
@@ -90,7 +94,8 @@ def rotated_pairs(boxes: Tensor, valid: Tensor, overlap: float) -> Pairs:
 
 
 def circle_pairs(centres: Tensor, valid: Tensor, bound: Tensor) -> Pairs:
-    """The pairs of valid centres (G, K, 2) whose squared distance is at most the ``bound`` (G,) of their group.
+    """The pairs of valid centres (G, K, 2) whose squared distance is at most the ``bound`` (G,) of
+    their group.
 
     The originals call this bound on the squared distance a radius.
 
@@ -102,7 +107,8 @@ def circle_pairs(centres: Tensor, valid: Tensor, bound: Tensor) -> Pairs:
 
 
 def near_boxes(boxes: Tensor) -> Tensor:
-    """Which boxes (G, K, 5) of a group can overlap (G, K, K): those whose circumscribed circles meet.
+    """Which boxes (G, K, 5) of a group can overlap (G, K, K): those whose circumscribed circles
+    meet.
 
     >>> near_boxes(torch.tensor([[[0.0, 0, 2, 4, 0], [4.0, 0, 2, 4, 0], [9.0, 0, 2, 4, 0]]]))[0, 0]
     tensor([ True,  True, False])
@@ -112,7 +118,8 @@ def near_boxes(boxes: Tensor) -> Tensor:
 
 
 def near_centres(centres: Tensor, bound: Tensor) -> Tensor:
-    """Which centres (G, K, 2) of a group have a squared distance of at most ``bound`` (G,) (G, K, K).
+    """Which centres (G, K, 2) of a group have a squared distance of at most ``bound`` (G,) (G, K,
+    K).
 
     >>> near_centres(torch.tensor([[[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]]]), torch.tensor([4.0]))[0, 0]
     tensor([ True,  True, False])
@@ -134,10 +141,12 @@ def _pairs(near: Tensor, valid: Tensor) -> Pairs:
 
 
 def greedy_nms(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
-    """Which of the valid boxes (G, K) greedy NMS keeps, where a kept ``first`` suppresses its ``second``.
+    """Which of the valid boxes (G, K) greedy NMS keeps, where a kept ``first`` suppresses its
+    ``second``.
 
-    A box is kept if no kept box suppresses it. Iterated from "all are kept", the first t boxes of a group are right after t
-    rounds; it converges after the longest chain of suppressions, in practice a handful.
+    A box is kept if no kept box suppresses it. Iterated from "all are kept", the first t boxes of a
+    group are right after t rounds; it converges after the longest chain of suppressions, in
+    practice a handful.
 
     >>> greedy_nms(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(1, 3, dtype=torch.bool))  # 1 cannot remove 2
     tensor([[ True, False,  True]])

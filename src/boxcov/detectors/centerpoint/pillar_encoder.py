@@ -1,4 +1,6 @@
-"""The pillar encoder: points with their offsets, through small linear layers, to the maximum over each pillar, on a map."""
+"""The pillar encoder: points with their offsets, through small linear layers, to the maximum over
+each pillar, on a map.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,12 @@ class PillarEncoder(nn.Module):
         return self._to_maps(pooled, cells.position, len(clouds))
 
     def _point_features(self, cells: Cells) -> tuple[Tensor, Tensor]:
-        """The points with their offsets from their pillar's mean and centre (n, 10 or 11), and their pillars (n,).
+        """The points with their offsets from their pillar's mean and centre (n, 10 or 11), and
+        their pillars (n,).
 
-        The originals pad every pillar with zeros to its full size, and the layers' output for a zero takes part in the
-        maximum. Their number does not matter: a pillar that is not full gets one row of zeros.
+        The originals pad every pillar with zeros to its full size, and the layers' output for a
+        zero takes part in the maximum. Their number does not matter: a pillar that is not full gets
+        one row of zeros.
         """
         points, pillar = cells.points, cells.cell
         xyz = points[:, :3]
@@ -69,7 +73,8 @@ class PillarEncoder(nn.Module):
 
 
 class PillarLayer(nn.Module):
-    """Linear, BatchNorm, ReLU, and the maximum over each pillar; all but the last append the maximum to the points.
+    """Linear, BatchNorm, ReLU, and the maximum over each pillar; all but the last append the
+    maximum to the points.
 
     >>> layer = PillarLayer(10, 64, last=False).eval()
     >>> x, pooled = layer(torch.randn(5, 10), torch.tensor([0, 0, 1, 1, 1]), 2)

@@ -1,4 +1,6 @@
-"""Which boxes a CenterPoint reports: the best candidates of each task above the threshold that survive NMS."""
+"""Which boxes a CenterPoint reports: the best candidates of each task above the threshold that
+survive NMS.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
 
 
 def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
-    """All candidates of the NMS, in the order of ``select``, and the best reported box that suppresses each."""
+    """All candidates of the NMS, in the order of ``select``, and the best reported box that
+    suppresses each.
+    """
     ranked = rank_candidates(tasks, config)
     first, second = _suppressions(ranked, config)
     kept = greedy_nms(first, second, ranked.valid)
@@ -58,7 +62,9 @@ def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
 def select_static(
     tasks: Sequence[TaskMaps], config: Config, limits: StaticLimits
 ) -> StaticSelection:
-    """The boxes of one frame that ``select`` reports, in a fixed number of rows; the kind of a row is its task."""
+    """The boxes of one frame that ``select`` reports, in a fixed number of rows; the kind of a row
+    is its task.
+    """
     if len(tasks[0]["reg"]) != 1:
         raise BoxcovError(
             f"a static selection takes one frame, got a batch of {len(tasks[0]['reg'])}"
@@ -105,7 +111,9 @@ class Ranked:
 
 
 def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = None) -> Ranked:
-    """The best ``k`` candidates of each frame and task; by default as many as the fullest task has above the threshold."""
+    """The best ``k`` candidates of each frame and task; by default as many as the fullest task has
+    above the threshold.
+    """
     best = [_best_cells(maps, config) for maps in tasks]
     scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*best))  # (B, tasks, K) each
     valid = scores > config.reporting.threshold
@@ -125,7 +133,9 @@ def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = N
 
 
 def _best_cells(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, classes and cells (B, K) of the best candidates of a task; the score is 0 outside the centre range."""
+    """Scores, classes and cells (B, K) of the best candidates of a task; the score is 0 outside the
+    centre range.
+    """
     rules = config.reporting
     heat = maps["heatmap"].sigmoid()
     rows, columns = heat.shape[2:]
@@ -153,7 +163,9 @@ def _in_range(maps: TaskMaps, config: Config) -> Tensor:
 
 
 def _suppressions(ranked: Ranked, config: Config) -> Pairs:
-    """Pairs of candidates (index among all G k) of which the first suppresses the second if it is kept."""
+    """Pairs of candidates (index among all G k) of which the first suppresses the second if it is
+    kept.
+    """
     rules, boxes = config.reporting, ranked.boxes
     if rules.nms == "circle":
         bound = boxes.new_tensor(rules.radii).repeat(len(boxes) // len(config.tasks))
@@ -162,7 +174,9 @@ def _suppressions(ranked: Ranked, config: Config) -> Pairs:
 
 
 def _static_suppressions(ranked: Ranked, config: Config, pairs: int) -> tuple[Tensor, Tensor]:
-    """The same as a matrix (G, k, k) of zeros and ones, and how many near pairs beyond ``pairs`` were ignored."""
+    """The same as a matrix (G, k, k) of zeros and ones, and how many near pairs beyond ``pairs``
+    were ignored.
+    """
     rules, boxes, k = config.reporting, ranked.boxes, ranked.boxes.shape[1]
     later = torch.ones(k, k, dtype=torch.bool, device=boxes.device).triu(1)
     both = ranked.valid.unsqueeze(2) & ranked.valid.unsqueeze(1) & later

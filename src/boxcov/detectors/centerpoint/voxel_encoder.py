@@ -1,8 +1,9 @@
 """The sparse 3-D encoder of the voxel networks, in plain torch.
 
-A site is an occupied cell. An index table (sites, taps) lists the input site under each tap of each output site; it is made
-by looking up the neighbours' cell numbers in the sorted numbers of the sites. A convolution is then ``F.linear`` on patches
-(sites, taps x channels), so its curvature has Kronecker factors like that of any linear layer.
+A site is an occupied cell. An index table (sites, taps) lists the input site under each tap of each
+output site; it is made by looking up the neighbours' cell numbers in the sorted numbers of the
+sites. A convolution is then ``F.linear`` on patches (sites, taps x channels), so its curvature has
+Kronecker factors like that of any linear layer.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def strided_sites(sites: Sites, kernel: Triple, stride: Triple, padding: Triple)
 def index_table(
     sites: Sites, out: Sites, kernel: Triple, stride: Triple, padding: Triple
 ) -> Tensor:
-    """The input site (out, taps) under each tap of each output site; ``len(sites.cells)`` where there is none.
+    """The input site (out, taps) under each tap of each output site; ``len(sites.cells)`` where
+    there is none.
 
     >>> sites = Sites(torch.tensor([[0, 0, 0, 3], [0, 0, 0, 4]]), (1, 1, 8))
     >>> index_table(sites, sites, (1, 1, 3), (1, 1, 1), (0, 0, 1))
@@ -116,7 +118,8 @@ def _output_shape(shape: Triple, kernel: Triple, stride: Triple, padding: Triple
 
 
 class SparseConv(nn.Module):
-    """A convolution over sites without bias: features (V, n_in) and an index table to features (out, n_out).
+    """A convolution over sites without bias: features (V, n_in) and an index table to features
+    (out, n_out).
 
     The weight is a matrix (n_out, taps x n_in), with the taps as the slower index.
 
@@ -195,7 +198,8 @@ class SparseStage(nn.Module):
 
 
 class VoxelEncoder(nn.Module):
-    """Point clouds (N_i, 5) to maps (B, 2 C, ny / 8, nx / 8): the mean point of each voxel through five sparse stages.
+    """Point clouds (N_i, 5) to maps (B, 2 C, ny / 8, nx / 8): the mean point of each voxel through
+    five sparse stages.
 
     >>> from dataclasses import replace
     >>> config = replace(Config.voxel(), point_range=(0, 0, -5, 6.4, 6.4, 3))
@@ -229,7 +233,8 @@ class VoxelEncoder(nn.Module):
 
 
 def to_maps(x: Tensor, sites: Sites, frames: int) -> Tensor:
-    """Features (V, C) as maps (frames, C x depth, height, width), with the depth as the faster index of the channels.
+    """Features (V, C) as maps (frames, C x depth, height, width), with the depth as the faster
+    index of the channels.
 
     >>> to_maps(torch.ones(1, 3), Sites(torch.tensor([[0, 1, 0, 0]]), (2, 1, 1)), 1).flatten()
     tensor([0., 1., 0., 1., 0., 1.])

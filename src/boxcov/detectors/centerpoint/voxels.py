@@ -23,15 +23,18 @@ class Cells:
 
     @property
     def means(self) -> Tensor:
-        """The mean of each cell's points (V, 5), deterministic also on a GPU, where index_add is not."""
+        """The mean of each cell's points (V, 5), deterministic also on a GPU, where index_add is
+        not.
+        """
         return torch.segment_reduce(self.points, "mean", lengths=self.counts, axis=0, unsafe=True)
 
 
 def voxelise(clouds: Sequence[Tensor], grid: VoxelGrid) -> Cells:
     """Sort the points of clouds (N_i, 5) into the cells of a grid.
 
-    Points outside the range are dropped. As in the original frameworks, so are the points that come after ``max_points``
-    others of their cell, and the cells first touched after ``max_cells`` others of their frame.
+    Points outside the range are dropped. As in the original frameworks, so are the points that come
+    after ``max_points`` others of their cell, and the cells first touched after ``max_cells``
+    others of their frame.
 
     >>> cloud = torch.tensor([[0.1, 0.1, 0, 0, 0], [1.5, 0.1, 0, 0, 0], [0.2, 0.1, 0, 0, 0], [9.0, 0, 0, 0, 0]])
     >>> cells = voxelise([cloud], VoxelGrid((0, 0, -1, 2, 2, 1), (1, 1, 2), (2, 2, 1)))

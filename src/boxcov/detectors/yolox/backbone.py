@@ -41,7 +41,8 @@ class CSPDarknet(nn.Module):
 
 
 class PAFPN(nn.Module):
-    """Images to the pyramid's maps (B, 4 width, h/8, w/8), (B, 8 width, h/16, w/16), (B, 16 width, h/32, w/32).
+    """Images to the pyramid's maps (B, 4 width, h/8, w/8), (B, 8 width, h/16, w/16), (B, 16 width,
+    h/32, w/32).
 
     >>> [tuple(x.shape[1:]) for x in PAFPN(Config.named("nano"))(torch.zeros(1, 3, 64, 96))]
     [(64, 8, 12), (128, 4, 6), (256, 2, 3)]

@@ -1,4 +1,6 @@
-"""Load the weights of a YOLOX: upstream checkpoints, and files with BatchNorm folded into the convolutions."""
+"""Load the weights of a YOLOX: upstream checkpoints, and files with BatchNorm folded into the
+convolutions.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,12 @@ def load(
     max_boxes: int = 100,
     logit: bool = False,
 ) -> YOLOX:
-    """Load a trained YOLOX in eval mode, from an upstream checkpoint (.pth) or safetensors; the weights tell the size.
+    """Load a trained YOLOX in eval mode, from an upstream checkpoint (.pth) or safetensors; the
+    weights tell the size.
 
     classes: names of its classes; by default those of COCO if there are 80.
-    threshold, overlap, max_boxes: which boxes are reported, see ``Config``. The official COCO evaluation uses a threshold
-    of 0.01 or less.
+    threshold, overlap, max_boxes: which boxes are reported, see ``Config``. The official COCO
+    evaluation uses a threshold of 0.01 or less.
     logit: whether the score logit is a fifth number of each box.
 
     >>> import tempfile

@@ -52,7 +52,9 @@ class Config:
 
     @property
     def size(self) -> int:
-        """Side in pixels of the square images that the released networks of this width were trained on."""
+        """Side in pixels of the square images that the released networks of this width were trained
+        on.
+        """
         return 416 if self.width <= SIZES["tiny"][0] else 640
 
     @property

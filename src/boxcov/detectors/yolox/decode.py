@@ -52,7 +52,8 @@ def grid_of(features: Sequence[Tensor]) -> Grid:
 
 
 def centred_boxes(values: Tensor, grid: Grid) -> Tensor:
-    """Boxes (..., m, 4), centre and size in pixels, from the head's values (..., m, 4 or more) at m cells.
+    """Boxes (..., m, 4), centre and size in pixels, from the head's values (..., m, 4 or more) at m
+    cells.
 
     >>> grid = grid_of([torch.zeros(1, 1, 2, 2)])
     >>> centred_boxes(torch.zeros(4, 4), grid)[3]
@@ -73,7 +74,8 @@ def corners(boxes: Tensor) -> Tensor:
 
 
 def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -> Tensor:
-    """The reported boxes (m, D) from values at m cells: (m, 4), or (m, 5 + classes) if a box includes its score logit.
+    """The reported boxes (m, D) from values at m cells: (m, 4), or (m, 5 + classes) if a box
+    includes its score logit.
 
     >>> from dataclasses import replace
     >>> config = replace(Config.named("nano"), logit=True)

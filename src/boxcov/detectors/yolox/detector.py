@@ -25,8 +25,8 @@ Raw = dict[str, Any]
 class YOLOX(Detector):
     """Boxes x1 y1 x2 y2 in pixels from images (B, 3, h, w): BGR, 0 to 255, sides divisible by 32.
 
-    Targets are a list with one dict per frame: ``boxes`` (n, 4), x1 y1 x2 y2 in the same pixels, and ``labels`` (n,) into
-    ``classes``. ``boxcov.data.coco`` gives both.
+    Targets are a list with one dict per frame: ``boxes`` (n, 4), x1 y1 x2 y2 in the same pixels,
+    and ``labels`` (n,) into ``classes``. ``boxcov.data.coco`` gives both.
 
     >>> detector = YOLOX(Config.named("nano")).eval()
     >>> sum(p.numel() for p in detector.parameters())
@@ -109,7 +109,9 @@ class YOLOX(Detector):
     # the training loss
 
     def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Sequence[Assigned]) -> Tensor:
-        """Overlap, objectness, class and L1 losses of each image (B,), at the cells that SimOTA assigns."""
+        """Overlap, objectness, class and L1 losses of each image (B,), at the cells that SimOTA
+        assigns.
+        """
         values, grid = raw["values"], grid_of(raw["features"])
         assigned = [target for target in targets if isinstance(target, Assigned)]
         if len(assigned) != len(values):
@@ -119,10 +121,11 @@ class YOLOX(Detector):
         return frame_losses(values, assigned, grid)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> list[Assigned]:
-        """Targets drawn from the prediction: objects by objectness, classes by their probabilities, Laplace noise on boxes.
+        """Targets drawn from the prediction: objects by objectness, classes by their probabilities,
+        Laplace noise on boxes.
 
-        The L1 loss is the negative log-likelihood of a Laplace distribution of width 1. The IoU loss is not a likelihood
-        and is evaluated at the same draw.
+        The L1 loss is the negative log-likelihood of a Laplace distribution of width 1. The IoU
+        loss is not a likelihood and is evaluated at the same draw.
         """
         values, grid = raw["values"].detach(), grid_of(raw["features"])
         drawn = torch.bernoulli(

@@ -1,4 +1,6 @@
-"""The head of YOLOX: per level a stem and two branches, one for the classes, one for the box and its objectness."""
+"""The head of YOLOX: per level a stem and two branches, one for the classes, one for the box and
+its objectness.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ REACH = 2  # how many cells a box sees to each side: two 3x3 convolutions
 
 
 class Head(nn.Module):
-    """The pyramid's maps to values (B, N, 5 + classes) at all cells: box, objectness logit, class logits.
+    """The pyramid's maps to values (B, N, 5 + classes) at all cells: box, objectness logit, class
+    logits.
 
     >>> maps = [torch.zeros(1, 64 * 2**i, 8 // 2**i, 8 // 2**i) for i in range(3)]
     >>> Head(Config.named("nano"))(maps).shape
@@ -54,7 +57,8 @@ class Head(nn.Module):
         return torch.cat(values, 2).transpose(1, 2)
 
     def on_crops(self, crops: Tensor, inside: Tensor, level: int, classes: bool) -> Tensor:
-        """The values at the centre of crops (m, C, 5, 5) of a level: (m, 4), or (m, 5 + classes) with ``classes``.
+        """The values at the centre of crops (m, C, 5, 5) of a level: (m, 4), or (m, 5 + classes)
+        with ``classes``.
 
         inside: (m, 1, 5, 5) the mask of the cells on the map.
 

@@ -82,7 +82,8 @@ class Bottleneck(nn.Module):
 
 
 class CSPLayer(nn.Module):
-    """One half of the channels passes ``count`` bottlenecks, the other bypasses them; a convolution joins both.
+    """One half of the channels passes ``count`` bottlenecks, the other bypasses them; a convolution
+    joins both.
 
     >>> CSPLayer(Config.named("nano"), 16, 32, 2)(torch.zeros(1, 16, 8, 8)).shape
     torch.Size([1, 32, 8, 8])

@@ -1,4 +1,6 @@
-"""The training loss of each image: IoU, objectness, class and (as in the last epochs of training) L1 loss; SimOTA."""
+"""The training loss of each image: IoU, objectness, class and (as in the last epochs of training)
+L1 loss; SimOTA.
+"""
 
 from __future__ import annotations
 
@@ -98,12 +100,14 @@ def _centred(boxes: Tensor) -> Tensor:
 def assign(
     values: Tensor, predicted: Tensor, boxes: Tensor, labels: Tensor, grid: Grid
 ) -> Assigned:
-    """Assign the n objects of one image, ``boxes`` (n, 4), centre and size, and ``labels`` (n,), to cells by SimOTA.
+    """Assign the n objects of one image, ``boxes`` (n, 4), centre and size, and ``labels`` (n,), to
+    cells by SimOTA.
 
-    values: (N, 5 + classes) of the head. predicted: (N, 4) their boxes, centre and size.
-    A cell is a candidate for an object if the centres are less than 1.5 cells apart in x and y. An object gets the k
-    cheapest candidates, where k is the sum of its ten largest IoUs, at least 1. A cell that several objects get goes to the
-    one with the lowest cost. The class target is the IoU of the predicted box.
+    values: (N, 5 + classes) of the head. predicted: (N, 4) their boxes, centre and size. A cell is
+    a candidate for an object if the centres are less than 1.5 cells apart in x and y. An object
+    gets the k cheapest candidates, where k is the sum of its ten largest IoUs, at least 1. A cell
+    that several objects get goes to the one with the lowest cost. The class target is the IoU of
+    the predicted box.
 
     >>> from boxcov.detectors.yolox.decode import centred_boxes, grid_of
     >>> grid, values = grid_of([torch.zeros(1, 1, 4, 4)]), torch.zeros(16, 7)
@@ -138,7 +142,9 @@ def _near(boxes: Tensor, grid: Grid) -> Tensor:
 
 
 def _class_cost(values: Tensor, labels: Tensor) -> Tensor:
-    """The cross entropy (n, A), summed over the classes, of the predictions of A cells for n objects."""
+    """The cross entropy (n, A), summed over the classes, of the predictions of A cells for n
+    objects.
+    """
     p = (values[:, 5:].sigmoid() * values[:, 4:5].sigmoid()).sqrt()
     yes, no = (-x.log().clamp(min=-100) for x in (p, 1 - p))
     return no.sum(1) + (yes - no)[:, labels].T

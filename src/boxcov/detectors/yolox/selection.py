@@ -1,4 +1,6 @@
-"""Which boxes a YOLOX reports: those above the threshold that no better box of their class suppresses."""
+"""Which boxes a YOLOX reports: those above the threshold that no better box of their class
+suppresses.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class AnchorIndex:
 
 
 def select(values: Tensor, grid: Grid, config: Config) -> Selection:
-    """The reported instances, given the head's values (B, N, 5 + classes), image by image, by descending score.
+    """The reported instances, given the head's values (B, N, 5 + classes), image by image, by
+    descending score.
 
     >>> from boxcov.detectors.yolox.decode import grid_of
     >>> values = torch.full((1, 84, 85), -9.0)
@@ -41,7 +44,9 @@ def select(values: Tensor, grid: Grid, config: Config) -> Selection:
 
 
 def candidates(values: Tensor, grid: Grid, config: Config) -> Candidates:
-    """All candidates of the NMS, in the order of ``select``, and the best reported box that suppresses each."""
+    """All candidates of the NMS, in the order of ``select``, and the best reported box that
+    suppresses each.
+    """
     scores, labels, images = _rank_candidates(values, grid, config)
     plain = _selection(scores, labels, grid, [image.cells for image in images])
     removed_by, before = [], 0
@@ -91,7 +96,9 @@ def _rank_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -
 def select_static(
     values: Tensor, grid: Grid, config: Config, limits: StaticLimits
 ) -> StaticSelection:
-    """The boxes of one image that ``select`` reports, in a fixed number of rows; the kind of a row is its level."""
+    """The boxes of one image that ``select`` reports, in a fixed number of rows; the kind of a row
+    is its level.
+    """
     if len(values) != 1:
         raise BoxcovError(f"a static selection takes one image, got a batch of {len(values)}")
     scores, labels = scores_and_labels(values)
@@ -136,7 +143,8 @@ def scores_and_labels(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def suppression_matrix(boxes: Tensor, labels: Tensor, overlap: float) -> Tensor:
-    """Which boxes (k, 4), x1 y1 x2 y2 by descending score, suppress which (k, k): later ones of their class, by IoU.
+    """Which boxes (k, 4), x1 y1 x2 y2 by descending score, suppress which (k, k): later ones of
+    their class, by IoU.
 
     >>> boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 5], [0, 0, 4, 5]])
     >>> suppression_matrix(boxes, torch.tensor([0, 0, 1]), 0.65).nonzero()
