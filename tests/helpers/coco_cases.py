@@ -1,4 +1,4 @@
-"""A small data set in COCO's layout, of which everything is known."""
+"""A small data set in COCO's layout with known content."""
 
 from __future__ import annotations
 

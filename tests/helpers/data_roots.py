@@ -136,7 +136,7 @@ def nuscenes_root(root: Path) -> Path:
 
 
 def _turn(root: Path, sample: str, time: float, is_key: bool, previous: str) -> dict[str, Any]:
-    """A turn of the LiDAR that sees the landmarks and, at 0.5 m, the car it is on."""
+    """Write a sweep with points on the landmarks and, at 0.5 m, on the ego car."""
     R, t = sensor(time)
     seen = np.concatenate([R.inv().apply(LANDMARKS - t), [[0.5, -0.5, 0.2]]])
     name = f"{'samples' if is_key else 'sweeps'}/LIDAR_TOP/{time:.2f}.pcd.bin"
@@ -235,7 +235,7 @@ def edited(root: Path, table: str, change: Callable[[list[dict[str, Any]]], Any]
 def random_detections(
     boxes: torch.Tensor, labels: torch.Tensor, classes: tuple[str, ...], seed: int = 0
 ) -> Detections:
-    """Those boxes as if they had been found, with full random covariances."""
+    """Return detections of these boxes with random covariances."""
     generator = torch.Generator().manual_seed(seed)
     m, D = boxes.shape
     A = torch.randn(m, D, D, generator=generator, dtype=torch.float64) * 0.1

@@ -61,13 +61,13 @@ def lay_out(rng: Rng, scenario: Scenario) -> tuple[Road, Placement]:
         _cycles(rng, road, scenario.people),
     ]
     groups += [_parked(rng, road), *_yards(rng, road), *_backdrop(rng, road)]
-    beside = concatenate(groups)
+    objects = concatenate(groups)
     # off the road, the crossing road stays free
-    beside = beside.where(
-        (beside.y.abs() < road.edge) | ((beside.x - road.crossing).abs() > 2 * LANE)
+    objects = objects.where(
+        (objects.y.abs() < road.edge) | ((objects.x - road.crossing).abs() > 2 * LANE)
     )
     return road, concatenate(
-        [_ego(rng, road), _to_lidar(road, concatenate([_crossing_traffic(rng, road), beside]))]
+        [_ego(rng, road), _to_lidar(road, concatenate([_crossing_traffic(rng, road), objects]))]
     )
 
 
@@ -153,8 +153,8 @@ def _people(rng: Rng, road: Road, many: float) -> Placement:
     member = torch.randint(groups, (n,), generator=rng.generator)
     on_road = rng.chance(0.15, groups)
     s = rng.uniform(-40, 40, groups)[member] + rng.normal(0, 0.9, n)
-    beside = rng.sign(groups) * (road.edge + rng.uniform(2.8, 6.5, groups))
-    t = torch.where(on_road, rng.uniform(-road.edge, road.edge, groups), beside)[
+    off_road = rng.sign(groups) * (road.edge + rng.uniform(2.8, 6.5, groups))
+    t = torch.where(on_road, rng.uniform(-road.edge, road.edge, groups), off_road)[
         member
     ] + rng.normal(0, 0.6, n)
     along = rng.chance(0.5, groups)[member] * pi
@@ -250,7 +250,7 @@ def _yards(rng: Rng, road: Road) -> list[Placement]:
 
 
 def _backdrop(rng: Rng, road: Road) -> list[Placement]:
-    def beside(kind: str, n: int, near: float, far: float, share: float = 0.7) -> Placement:
+    def along_road(kind: str, n: int, near: float, far: float, share: float = 0.7) -> Placement:
         s = (
             (torch.arange(n) + 0.5) * (2 * _END / n)
             - _END
@@ -262,14 +262,14 @@ def _backdrop(rng: Rng, road: Road) -> list[Placement]:
         )
 
     return [
-        beside("pole", 6, 2.6, 3.2, 0.8),
-        beside("sign", 4, 2.5, 3.5, 0.5),
-        beside("bin", 8, 2.4, 6, 0.35),
-        beside("building", 7, 13, 18, 0.7),
-        beside("wall", 8, 7, 9, 0.35),
-        beside("tree", 8, 4, 9, 0.5),
-        beside("bush", 8, 4, 10, 0.45),
-        beside("building", 5, 35, 45, 0.5),
+        along_road("pole", 6, 2.6, 3.2, 0.8),
+        along_road("sign", 4, 2.5, 3.5, 0.5),
+        along_road("bin", 8, 2.4, 6, 0.35),
+        along_road("building", 7, 13, 18, 0.7),
+        along_road("wall", 8, 7, 9, 0.35),
+        along_road("tree", 8, 4, 9, 0.5),
+        along_road("bush", 8, 4, 10, 0.45),
+        along_road("building", 5, 35, 45, 0.5),
     ]
 
 
