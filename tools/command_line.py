@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 PAGE = "reference/command-line.md"
 INTRODUCTION = """# Command line
@@ -24,15 +24,9 @@ def page() -> str:
     """Return the reference page: every command with its options, defaults and an example."""
     import typer
 
-    from boxcov.cli import app
+    from boxcov.cli.app import build_app
 
-    if hasattr(app, "build_app"):
-        application = app.build_app()
-    else:
-        application = typer.Typer()
-        for command, example in app.EXAMPLES.items():
-            application.command(epilog=f"Example: {example}")(command)
-    group: Any = typer.main.get_command(application)
+    group: Any = typer.main.get_command(build_app())
     sections = [_section(name, command) for name, command in group.commands.items()]
     return "\n".join([INTRODUCTION, *sections])
 
@@ -51,12 +45,19 @@ def _option(parameter: Any) -> str:
     is_option = parameter.opts[0].startswith("-")
     names = parameter.opts if is_option else [parameter.metavar or parameter.name.upper()]
     shown = ", ".join(f"`{name}`" for name in names)
-    annotation = parameter.type_descriptor.annotation
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        shown += " " + " or ".join(f"`{choice.value}`" for choice in annotation)
+    choices = _choices(parameter.type_descriptor.annotation)
+    if choices:
+        shown += " " + " or ".join(f"`{choice}`" for choice in choices)
     value = getattr(parameter.default, "value", parameter.default)
     default = "" if value is None or value is False else f"`{value}`"
     return f"|{shown}|{'required' if parameter.required else default}|{_plain(parameter.help)}|"
+
+
+def _choices(annotation: Any) -> list[str]:
+    """Return the values of an enumeration or of a Literal."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [choice.value for choice in annotation]
+    return [str(value) for value in get_args(annotation) if get_origin(annotation) is Literal]
 
 
 def _plain(text: str | None) -> str:

@@ -51,6 +51,7 @@ def measure() -> dict[str, list[str]]:
     import boxcov
     from boxcov.error_model.fit import fit_calibration
 
+    assert boxcov.fit and boxcov.ExactGLM and boxcov.evaluate.table  # imports are not measured
     detector = boxcov.detectors.centerpoint.load("small")
     frames = boxcov.data.simulated.frames("clear", seed=0, count=8, sweeps=1)
     items = [frames[k] for k in range(8)]
@@ -69,34 +70,39 @@ def measure() -> dict[str, list[str]]:
     )
     model = boxcov.ExactGLM(detector, posterior)
     found = [model(inputs) for inputs, _ in items]
+    walks["model(inputs), after the route has been verified"] = walk(lambda: model(items[1][0]))
+    arguments = _arguments(found, items)
     walks['boxcov.evaluate.table({"exact": match(...)})'] = walk(
-        lambda: boxcov.evaluate.table({"exact": _match(found, items)}, replicates=20)
+        lambda: boxcov.evaluate.table({"exact": boxcov.evaluate.match(*arguments)}, replicates=20)
     )
-    records = _match(found, items)
-    walks["fit_calibration(records)"] = walk(lambda: fit_calibration(records))
+    records = boxcov.evaluate.match(*arguments)
+    walks["boxcov.error_model.fit.fit_calibration(records)"] = walk(
+        lambda: fit_calibration(records, estimator="exact")
+    )
     return walks
 
 
-def _match(found: Sequence[Any], items: Sequence[Any]) -> Any:
-    """Pair the detections of all frames with their objects."""
-    from boxcov.evaluate import match
-
+def _arguments(found: Sequence[Any], items: Sequence[Any]) -> list[Any]:
+    """Return the arguments of ``match`` for the detections and objects of all frames."""
     targets = [target for _, batch in items for target in batch]
-    boxes = [target["boxes"].numpy() for target in targets]
-    return match(
-        *(
-            np.concatenate([getattr(one, name).numpy() for one in found])
-            for name in ("boxes", "scores", "labels")
-        ),
+    names = ("boxes", "scores", "labels", "uncertainty", "covariance")
+    boxes, scores, labels, uncertainty, covariance = (
+        np.concatenate([getattr(one, name).numpy() for one in found]) for name in names
+    )
+    objects = [target["boxes"].numpy() for target in targets]
+    return [
+        boxes,
+        scores,
+        labels,
         np.repeat(np.arange(len(found)), [len(one) for one in found]),
-        np.concatenate(boxes),
+        np.concatenate(objects),
         np.concatenate([target["labels"].numpy() for target in targets]),
-        np.repeat(np.arange(len(boxes)), [len(one) for one in boxes]),
+        np.repeat(np.arange(len(objects)), [len(one) for one in objects]),
         found[0].fields,
         found[0].classes,
-        np.concatenate([one.uncertainty.numpy() for one in found]),
-        np.concatenate([one.covariance.numpy() for one in found]),
-    )
+        uncertainty,
+        covariance,
+    ]
 
 
 def markdown(walks: Mapping[str, Sequence[str]]) -> str:
