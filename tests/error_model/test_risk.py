@@ -114,17 +114,17 @@ def test_covariance_and_extra_columns_improve_the_auroc() -> None:
         auroc(bad, fit_risk(found).probability(other)),
     )
     assert whole > plain + 0.03
-    told = fit_risk(
+    with_extra = fit_risk(
         found,
         extra=(found.iou < 0.4)[:, None] + np.random.default_rng(0).normal(size=(len(found), 2)),
     )
     extra = bad[:, None] + np.random.default_rng(1).normal(size=(len(other), 2))
-    assert told.columns[-2:] == ("extra 0", "extra 1")
-    assert auroc(bad, told.probability(other, extra)) > whole + 0.02
+    assert with_extra.columns[-2:] == ("extra 0", "extra 1")
+    assert auroc(bad, with_extra.probability(other, extra)) > whole + 0.02
     with pytest.raises(
         BoxcovError, match="this risk needs extra 0, extra 1, which the records do not have"
     ):
-        told.probability(other)
+        with_extra.probability(other)
 
 
 def test_the_variance_of_the_score_is_used_if_present() -> None:

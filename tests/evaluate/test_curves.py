@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -110,3 +111,9 @@ def test_ends_of_the_curves() -> None:
     )
     none = curves(np.zeros(0), np.zeros(0), np.zeros(0))
     assert np.isnan(none.values["AvU"]["IoU"]).all()
+
+
+def test_missing_scipy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(BoxcovError, match=r"scipy is not installed: pip install 'boxcov\[cli\]'"):
+        quantiles(np.array([1.0, 2.0]))

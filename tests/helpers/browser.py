@@ -89,8 +89,8 @@ class Browser:
             with opener.open(request, timeout=60) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
-            told = json.load(error)["value"]
-            raise BrowserError(f"{told['error']}: {told['message']}") from None
+            answer = json.load(error)["value"]
+            raise BrowserError(f"{answer['error']}: {answer['message']}") from None
 
     def open(self, page: Path) -> None:
         self._ask("POST", "/url", {"url": page.resolve().as_uri()})

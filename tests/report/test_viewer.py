@@ -62,12 +62,12 @@ def test_slider_by_hand_and_typed_thresholds(page: Browser) -> None:
 
 def test_rates_follow_from_the_counts(page: Browser) -> None:
     records = STUDY.methods[0].records
-    told = partitions(records.iou, records.l2, records.uncertainty)["IoU"].metrics()
+    rates = partitions(records.iou, records.l2, records.uncertainty)["IoU"].metrics()
     shown = {
         name: page.text(f"#all-{key}")
         for name, key in (("AvU", "AvU"), ("P(A|C)", "PAC"), ("P(U|I)", "PUI"))
     }
-    assert shown == {name: f"{told[name]:.3f}" for name in shown}
+    assert shown == {name: f"{rates[name]:.3f}" for name in shown}
     choose(page, "threshold", "0")
     assert page.text("#all-PAC") == "–"  # nothing is certain
 

@@ -89,18 +89,8 @@ def match(
     boxes, truth_boxes = np.asarray(boxes, dtype=float)[keep], np.asarray(truth_boxes, dtype=float)
     scores, labels, frame = (np.asarray(value)[keep] for value in (scores, labels, frame))
 
-    pair = np.full(len(boxes), -1)
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        objects = np.flatnonzero(np.asarray(truth_labels) == label)
-        found = _pair_class(
-            fields,
-            Predictions(boxes[rows], scores[rows], frame[rows]),
-            Objects(truth_boxes[objects], np.asarray(truth_frame)[objects]),
-            limit,
-        )
-        pair[rows[found >= 0]] = objects[found[found >= 0]]
-
+    objects = truth_boxes, np.asarray(truth_labels), np.asarray(truth_frame)
+    pair = _pair_classes(fields, (boxes, scores, labels, frame), objects, limit)
     hit = pair >= 0
     truth, iou, l2 = np.full(boxes.shape, np.nan), np.zeros(len(boxes)), np.full(len(boxes), np.nan)
     truth[hit] = truth_boxes[pair[hit]]
@@ -184,18 +174,29 @@ def _pair_greedily(
     return paired
 
 
-def _pair_class(
-    fields: tuple[str, ...], predictions: Predictions, objects: Objects, limit: float
+def _pair_classes(
+    fields: tuple[str, ...],
+    predictions: tuple[Array, Array, Array, Array],
+    objects: tuple[Array, Array, Array],
+    limit: float,
 ) -> Array:
+    """Return the index of the object paired with each prediction (n,), class by class; -1 for none.
+
+    Predictions are boxes, scores, labels and frames; objects are boxes, labels and frames.
+    """
+    boxes, scores, labels, frame = predictions
+    truth_boxes, truth_labels, truth_frame = objects
     in_image = has_fields(fields, IMAGE)
     names = IMAGE if in_image else ("x", "y")
-    predictions = predictions._replace(shape=select_fields(fields, names, predictions.shape))
-    objects = objects._replace(shape=select_fields(fields, names, objects.shape))
-    return (
-        pair_by_iou(predictions, objects)
-        if in_image
-        else pair_by_distance(predictions, objects, limit)
-    )
+    shape, truth_shape = (select_fields(fields, names, b) for b in (boxes, truth_boxes))
+    pair = np.full(len(boxes), -1)
+    for label in np.unique(labels):
+        rows, others = np.flatnonzero(labels == label), np.flatnonzero(truth_labels == label)
+        mine = Predictions(shape[rows], scores[rows], frame[rows])
+        theirs = Objects(truth_shape[others], truth_frame[others])
+        found = pair_by_iou(mine, theirs) if in_image else pair_by_distance(mine, theirs, limit)
+        pair[rows[found >= 0]] = others[found[found >= 0]]
+    return pair
 
 
 def _iou(fields: tuple[str, ...], boxes: Array, truth: Array) -> Array:

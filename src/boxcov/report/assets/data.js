@@ -1,4 +1,4 @@
-// The study, unpacked when asked for, and the paper's four partitions.
+// The data of the study, decoded on first use, and the paper's four partitions.
 const data = JSON.parse(document.getElementById("data").textContent);
 const unpacked = new Map();
 
@@ -13,7 +13,8 @@ function array(number, Type) {
   return new Type(unpacked.get(number));
 }
 
-// The rows of one method over all frames: u, which frame, and 1, 0 or -1 for accurate, inaccurate and not counted.
+// The rows of one method over all frames: u, frame number, and 1, 0 or -1 for accurate, inaccurate
+// and not counted.
 const methods = data.methods.map((packed) => {
   const u = array(packed.uncertainty, Float64Array);
   return {
@@ -46,7 +47,7 @@ function boxesOf(method, scene) {
   };
 }
 
-// AC, IC, AU or IU; null where the row does not count. Certain is u below the threshold, as in Python.
+// AC, IC, AU or IU; null if the row does not count. Certain means u below the threshold.
 function kindOf(method, row, threshold, error) {
   const accurate = method.accurate[error][row];
   if (accurate < 0) return null;
@@ -63,7 +64,7 @@ function count(method, threshold, error, frame) {
   return counts;
 }
 
-// A slider runs through the shares of boxes: thresholds are quantiles of u, so that every step moves some boxes.
+// The slider selects a share of boxes: thresholds are quantiles of u, so every step moves some boxes.
 function quantile(sorted, share) {
   if (!sorted.length) return 0;
   const place = share * (sorted.length - 1);

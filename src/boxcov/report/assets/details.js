@@ -1,4 +1,4 @@
-// One box in words and numbers: what it is, its deviations, its correlations.
+// The details of one box: class, errors, standard deviations, correlations.
 const details = document.getElementById("details");
 
 function node(name, text, className) {
@@ -56,7 +56,7 @@ function correlationTable(found, i) {
     const cells = [node("th", name)];
     for (let b = 0; b <= a; b++) {
       const rho = correlation(found, i, a, b);
-      const text = (Math.round(100 * rho) / 100 || 0).toFixed(2).replace("-", "−"); // no -0.00
+      const text = (Math.round(100 * rho) / 100 || 0).toFixed(2).replace("-", "−"); // avoids -0.00
       const cell = node("td", a === b ? "1" : text, a === b ? "diagonal" : rho < 0 ? "negative" : "positive");
       cell.style.setProperty("--strength", `${Math.round(70 * Math.abs(rho))}%`);
       cell.title = `cov(${data.fields[b]}, ${name}) = ${digits(covariance(found, i, a, b), 3)}`;

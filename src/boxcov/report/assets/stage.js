@@ -1,4 +1,5 @@
-// The picture: points and range rings on a canvas, boxes as SVG above it, one view (centre, pixels a metre) for both.
+// The stage: points and range rings on a canvas, boxes as SVG on top. Both share one view: its centre
+// and its scale in pixels per metre.
 const stage = document.getElementById("stage");
 const canvas = document.getElementById("points");
 const drawing = document.getElementById("boxes");
@@ -18,7 +19,7 @@ function toScreen(x, y) {
   return [view.width / 2 + (x - view.x) * view.scale, view.height / 2 + up * (y - view.y) * view.scale];
 }
 
-// x, y, across, along, heading of box i; an image's boxes are x1 y1 x2 y2
+// x, y, width, length, heading of box i; boxes of images are x1 y1 x2 y2
 function rectangle(boxes, i) {
   const [a, b, c, d, yaw] = data.plane.map((column) => boxes[i * data.fields.length + column]);
   return data.image ? [(a + c) / 2, (b + d) / 2, d - b, c - a, 0] : [a, b, c, d, yaw];
@@ -32,7 +33,7 @@ function outline([x, y, across, along, yaw]) {
   return `M${corners.join("L")}Z` + (data.image ? "" : `M${x},${y}L${corner(0.5, 0)}`);
 }
 
-// Half axes and direction (degrees) of the position's one-sigma ellipse.
+// Half axes and direction in degrees of the one-sigma ellipse of the position.
 function ellipseOf(found, i) {
   if (!found.std) return null;
   const [xx, yy, xy] = positionCovariance(found, i);
@@ -63,7 +64,7 @@ function correlation(found, i, a, b) {
 }
 
 function drawPoints(scene) {
-  const ratio = 2; // also for paper
+  const ratio = 2; // sharp in print as well
   canvas.width = view.width * ratio;
   canvas.height = view.height * ratio;
   const context = canvas.getContext("2d");
@@ -102,7 +103,7 @@ function drawRings(context, style) {
   context.stroke();
 }
 
-// Moves what is drawn to where the view looks now.
+// Moves the drawing to the current view.
 function place() {
   drawing.setAttribute("viewBox", `0 0 ${view.width} ${view.height}`);
   const [x, y] = toScreen(0, 0);
@@ -115,7 +116,7 @@ function place() {
   declutter();
 }
 
-// Of numbers that would overlap the largest u stays; zoom in for the others.
+// Of overlapping numbers only the largest u is shown; zooming in shows the others.
 function declutter() {
   const kept = [];
   for (const label of [...labels.children].sort((a, b) => b.dataset.u - a.dataset.u)) {

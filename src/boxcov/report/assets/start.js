@@ -1,4 +1,4 @@
-// Listeners, and the first picture.
+// Event listeners, and the first drawing.
 function choices(select, names, onchange) {
   names.forEach((name, i) => select.append(new Option(name, i)));
   select.addEventListener("change", () => onchange(Number(select.value)));
@@ -15,7 +15,7 @@ function listen() {
   });
   control("slider").addEventListener("input", (event) => {
     const wanted = quantile(method().sorted, Number(event.target.value) / 1000);
-    setThreshold(Number(wanted.toPrecision(6)), "slider"); // so that the field shows just what is counted with
+    setThreshold(Number(wanted.toPrecision(6)), "slider"); // the field shows exactly the value used
   });
   control("threshold").addEventListener("input", (event) => {
     const value = event.target.valueAsNumber;
@@ -56,7 +56,7 @@ function listenToStage() {
 
 function listenToPointer() {
   let drag = null;
-  let way = 0; // pixels since the button went down: a drag is no click
+  let way = 0; // pixels since the button went down: a drag is not a click
   const inside = (event) => {
     const area = stage.getBoundingClientRect();
     return [event.clientX - area.left, event.clientY - area.top];
@@ -85,7 +85,7 @@ function listenToPointer() {
   });
 }
 
-// Paper is white, and has no way to open what is closed.
+// In print, use light colours and open all collapsed parts.
 function listenToPrinter() {
   const closed = [...document.querySelectorAll("details:not([open])")];
   for (const [name, on] of [["beforeprint", true], ["afterprint", false]]) {

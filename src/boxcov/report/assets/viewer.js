@@ -1,7 +1,7 @@
-// The controls, and what they change.
+// The controls and their effects.
 const control = (id) => document.getElementById(id);
 const state = { scene: 0, method: 0, error: "IoU", pinned: null };
-let found = null; // the boxes on the stage
+let found = null; // boxes of the current method and scene
 let groups = []; // their SVG groups, in the same order
 
 const scene = () => data.scenes[state.scene];
@@ -51,7 +51,7 @@ function pin(i) {
   look(i);
 }
 
-// Everything that depends on the threshold and the error definition.
+// Updates everything that depends on the threshold and the error.
 function judge() {
   const { threshold } = method();
   groups.forEach((group, i) => {
@@ -94,7 +94,7 @@ function showScene(refit) {
     control("next").disabled = state.scene === data.scenes.length - 1;
     control("points-note").textContent = pointsNote();
     details.classList.remove("pinned");
-    details.replaceChildren(node("p", "Point at a box, or step to it with Tab, for its covariance. A click pins it.", "quiet"));
+    details.replaceChildren(node("p", "Point at a box, or reach it with Tab, to see its covariance. Click to pin it.", "quiet"));
     drawBoxes();
     if (refit) fitScene();
     redraw();
