@@ -12,7 +12,7 @@ from boxcov.export.kalman import measurement_noise, measurements
 from helpers.export_boxes import in_space
 
 
-def test_a_choice_of_fields_in_the_order_of_the_filter() -> None:
+def test_fields_come_in_the_order_of_the_filter() -> None:
     found = in_space()
     made = measurements(found, ("yaw", "y", "x"))
     at = [6, 1, 0]
@@ -44,13 +44,13 @@ def polar(box: Tensor) -> Tensor:
     )
 
 
-def test_other_numbers_go_through_the_jacobian() -> None:
+def test_noise_is_transformed_by_the_jacobian() -> None:
     """Against the covariance of transformed draws, for a small one."""
     found = replace(
         in_space(1), boxes=torch.tensor([[8.0, 3, 0, 2, 4, 1.5, 0.4, 1, 0]], dtype=torch.float64)
     )
     found = replace(found, predictive=1e-4 * found.predictive)
-    made = measurements(found, ("range", "bearing", "aspect"), measured=polar)
+    made = measurements(found, ("range", "bearing", "aspect"), measure=polar)
     draws = (
         found.boxes
         + torch.randn(200_000, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -82,14 +82,14 @@ def test_another_frame_of_reference() -> None:
     torch.testing.assert_close(made.z, transform_detections(found, pose).boxes[:, at])
 
 
-def test_without_a_residual_there_is_no_noise() -> None:
+def test_a_missing_residual_is_refused() -> None:
     found = in_space(calibrated=False)
     with pytest.raises(
         BoxcovError, match="the epistemic covariance alone is no measurement noise R"
     ):
         measurements(found)
     with pytest.raises(
-        BoxcovError, match="calibrated: their predictive covariance holds the residual already"
+        BoxcovError, match="calibrated: their predictive covariance contains the residual"
     ):
         measurements(in_space(), residual={"x": 1.0})
     with pytest.raises(BoxcovError, match="plain detections"):
@@ -99,29 +99,29 @@ def test_without_a_residual_there_is_no_noise() -> None:
 @pytest.mark.parametrize(
     ("residual", "message"),
     [
-        ({"x": 1.0}, "it has none for y, z"),
-        ({**dict.fromkeys(BOX_FIELDS, 1.0), "speed": 1.0}, "there is no speed"),
+        ({"x": 1.0}, "missing: y, z"),
+        ({**dict.fromkeys(BOX_FIELDS, 1.0), "speed": 1.0}, "unknown: speed"),
         (dict.fromkeys(BOX_FIELDS, -1.0), "finite and at least 0"),
         (torch.eye(4), r"residual has shape \(4, 4\), expected \(9, 9\) or \(5, 9, 9\)"),
     ],
 )
-def test_residuals_that_are_none(residual: object, message: str) -> None:
+def test_invalid_residuals_are_refused(residual: object, message: str) -> None:
     with pytest.raises(BoxcovError, match=message):
         measurements(in_space(calibrated=False), residual=residual)  # type: ignore[arg-type]
 
 
-def test_a_noise_that_a_filter_cannot_invert_is_refused() -> None:
+def test_singular_noise_is_refused() -> None:
     found = in_space()
     found.predictive[2] = 0
     with pytest.raises(BoxcovError, match=r"R of 1 boxes is not positive definite \(box 2"):
         measurements(found)
-    with pytest.raises(BoxcovError, match="no fields speed to measure"):
+    with pytest.raises(BoxcovError, match="cannot measure the fields speed"):
         measurements(in_space(), ("x", "speed"))
-    with pytest.raises(BoxcovError, match="measured gives"):
-        measurements(in_space(), ("range",), measured=polar)
+    with pytest.raises(BoxcovError, match="measure returns the shape"):
+        measurements(in_space(), ("range",), measure=polar)
 
 
 def test_no_boxes() -> None:
     none = in_space()[:0]
     assert measurements(none, ("x", "y")).R.shape == (0, 2, 2)
-    assert measurements(none, ("a", "b", "c"), measured=polar).R.shape == (0, 3, 3)
+    assert measurements(none, ("a", "b", "c"), measure=polar).R.shape == (0, 3, 3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError
-from boxcov.export.rerun import ellipsoids, quaternions, write_rrd
+from boxcov.export.rerun import ellipsoids, write_rrd
 from helpers.export_boxes import covariances, in_image, in_space
 
 
@@ -17,25 +17,17 @@ def matrix(q: np.ndarray) -> np.ndarray:
     return rotation_matrix(torch.as_tensor(q[:, [3, 0, 1, 2]])).numpy()
 
 
-def test_quaternions_are_those_of_the_rotations() -> None:
-    R = np.linalg.qr(np.random.default_rng(0).normal(size=(50, 3, 3)))[0]
-    R *= np.linalg.det(R)[:, None, None]
-    half_turns = np.stack(
-        [np.diag([1.0, -1, -1]), np.diag([-1.0, 1, -1]), np.diag([-1.0, -1, 1]), np.eye(3)]
-    )
-    for each in (R, half_turns):
-        np.testing.assert_allclose(matrix(quaternions(each)), each, atol=1e-9)
-
-
-def test_ellipsoids_are_those_of_the_covariances() -> None:
+def test_ellipsoids_reproduce_the_covariances() -> None:
     C = covariances(20, 3).numpy()
-    half, turn = ellipsoids(C)
-    R = matrix(turn)
-    np.testing.assert_allclose(R @ (half[:, :, None] ** 2 * R.transpose(0, 2, 1)), C, atol=1e-12)
+    half_axes, quaternions = ellipsoids(C)
+    R = matrix(quaternions)
+    np.testing.assert_allclose(
+        R @ (half_axes[:, :, None] ** 2 * R.transpose(0, 2, 1)), C, atol=1e-12
+    )
     assert np.isfinite(ellipsoids(np.zeros((1, 3, 3)))[1]).all()
 
 
-def test_a_recording_holds_the_boxes(tmp_path: Path) -> None:
+def test_a_recording_contains_the_boxes(tmp_path: Path) -> None:
     rr = pytest.importorskip(
         "rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'"
     )
@@ -66,7 +58,7 @@ def test_a_recording_of_images(tmp_path: Path) -> None:
     write_rrd(tmp_path / "none.rrd", in_space()[:0])
 
 
-def test_boxes_that_it_cannot_draw(tmp_path: Path) -> None:
+def test_unsupported_boxes_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
     with pytest.raises(BoxcovError, match="rerun takes boxes of x y w l yaw"):
         write_rrd(

@@ -15,7 +15,7 @@ from helpers.export_boxes import in_image, in_space
 COLUMN = {"x": 0, "y": 1, "z": 2, "rot_z": 5}
 
 
-def test_the_pose_covariance_is_row_by_row_in_the_order_of_ros() -> None:
+def test_pose_covariances_are_in_the_order_of_ros() -> None:
     found = in_space()
     for box, pose, C in zip(found.boxes, ros.poses(found), found.predictive):
         numbers = pose["covariance"]
@@ -45,7 +45,7 @@ def test_the_quaternion_turns_the_front_to_the_heading() -> None:
         torch.testing.assert_close(front, torch.tensor([np.cos(yaw), np.sin(yaw), 0.0]))
 
 
-def test_a_box_of_vision_msgs() -> None:
+def test_vision_msgs_box() -> None:
     found = in_space(frames=1)
     message = ros.detection3d_array(found, "lidar_top", 12.25)
     assert message["header"] == {
@@ -64,7 +64,7 @@ def test_a_box_of_vision_msgs() -> None:
     json.dumps(message)
 
 
-def test_corners_of_the_message_are_those_of_the_box() -> None:
+def test_message_and_box_have_the_same_corners() -> None:
     """Size x lies along the heading: as boxcov draws its boxes."""
     from boxcov.evaluate.geometry import corners
 
@@ -152,7 +152,7 @@ def test_boxes_in_an_image() -> None:
         assert one["bbox"]["center"]["position"]["y"] == pytest.approx(float(box[1] + box[3]) / 2)
 
 
-def test_the_covariance_must_be_that_of_the_errors_or_asked_for() -> None:
+def test_the_epistemic_covariance_must_be_requested() -> None:
     found = in_space(calibrated=False)
     with pytest.raises(BoxcovError, match="epistemic covariance alone, which leaves out the noise"):
         ros.detection3d_array(found, "map")
@@ -166,7 +166,7 @@ def test_the_covariance_must_be_that_of_the_errors_or_asked_for() -> None:
         ros.detection3d_array(found, "map", covariance="both")  # type: ignore[arg-type]
 
 
-def test_what_is_no_message() -> None:
+def test_invalid_detections_are_refused() -> None:
     with pytest.raises(
         BoxcovError, match="needs boxes of x y z w l h yaw; these are x1 y1 x2 y2, without x"
     ):

@@ -14,7 +14,7 @@ from boxcov.export import tables
 from helpers.export_boxes import in_image, in_space
 
 
-def test_every_number_is_in_the_table_once(tmp_path: Path) -> None:
+def test_the_table_contains_every_number_once(tmp_path: Path) -> None:
     found = in_space(frames=2)
     found = replace(found, score_variance=found.scores.double(), score_covariance=found.boxes)
     tables.write_csv(tmp_path / "boxes.csv", found)
@@ -42,7 +42,7 @@ def test_every_number_is_in_the_table_once(tmp_path: Path) -> None:
     assert len(rows[0]) == 4 + 9 + 1 + 45 + 45 + 1 + 9
 
 
-def test_plain_boxes_and_none(tmp_path: Path) -> None:
+def test_boxes_without_covariance_and_no_boxes(tmp_path: Path) -> None:
     found = replace(in_image(), covariance=None, predictive=None)
     assert list(tables.columns(found)) == [
         "frame",
@@ -56,7 +56,7 @@ def test_plain_boxes_and_none(tmp_path: Path) -> None:
     ]
     tables.write_csv(tmp_path / "none.csv", in_image()[:0])
     assert len((tmp_path / "none.csv").read_text().splitlines()) == 1
-    with pytest.raises(BoxcovError, match="a field of the boxes is called score"):
+    with pytest.raises(BoxcovError, match="the box field score has the name of a column"):
         tables.columns(replace(found, fields=("x1", "y1", "x2", "score")))
 
 
@@ -85,7 +85,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert about["meta"]["method"] == "exact"
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("pandas", "pyarrow", "rerun"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(BoxcovError, match=r"need pandas: pip install 'boxcov\[analysis\]'"):

@@ -1,1 +1,4 @@
-"""Boxes and their covariances for other programs, one file a format; those of data sets are in ``boxcov.data``. See docs/guide/formats.md."""
+"""Files and messages for other tools: ONNX, ROS, Kalman filters, tables, rerun.
+
+The formats of the data sets are in ``boxcov.data``. See docs/guide/formats.md.
+"""

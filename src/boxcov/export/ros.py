@@ -1,11 +1,15 @@
-"""ROS messages as plain dicts, without ROS: vision_msgs, autoware_perception_msgs, geometry_msgs/PoseWithCovariance.
+"""ROS messages as plain dicts, without ROS.
 
-The keys are those of the messages, so ``rosidl_runtime_py.set_message_fields(message, found)`` fills one. Boxes stay in the frame that they are in,
-in metres and radians: ``frame_id`` must name it. To move them first: ``boxcov.data.poses.transform_detections``.
+The messages are those of vision_msgs and autoware_perception_msgs, and
+geometry_msgs/PoseWithCovariance. The keys are those of the messages, so that
+``rosidl_runtime_py.set_message_fields(message, fields)`` fills one. Boxes keep their frame of
+reference, which ``frame_id`` must name, in metres and radians. To move them first, use
+``boxcov.data.poses.transform_detections``.
 
-Pose covariances are 6 x 6, row by row, in the order x, y, z, rotation about x, y, z; the yaw's variance is number 35. A box of boxcov stands upright:
-nothing is known of the rotations about x and y, whose variances are ``tilt_variance``, not 0, which some readers divide by. No message has a
-place for the covariance of the size.
+Pose covariances are 6 x 6, row by row, in the order x, y, z, rotation about x, y, z; entry 35 is
+the variance of the yaw. boxcov's boxes stand upright, so that nothing is known of the rotations
+about x and y. Their variances are ``tilt_variance``, not 0, because some readers divide by them.
+The messages have no place for the covariance of the size.
 """
 
 from __future__ import annotations
@@ -20,9 +24,8 @@ from torch import Tensor
 from boxcov.data.covariance_json import check_finite
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.export.choose import Which, chosen
+from boxcov.export.covariance_choice import CovarianceKind, select_covariance
 
-POSE = ("x", "y", "z", "rot_x", "rot_y", "rot_z")  # the order of a pose's covariance
 AUTOWARE = {
     "unknown": 0,
     "car": 1,
@@ -33,12 +36,21 @@ AUTOWARE = {
     "bicycle": 6,
     "pedestrian": 7,
 }
-_AUTOWARE_TOO = {"cyclist": 6, "van": 1, "construction_vehicle": 2}
-_NEEDED = ("x", "y", "z", "w", "l", "h", "yaw")
+_AUTOWARE_ALIASES = {"cyclist": 6, "van": 1, "construction_vehicle": 2}
+_FIELDS_3D = ("x", "y", "z", "w", "l", "h", "yaw")
+_FIELDS_2D = ("x1", "y1", "x2", "y2")
+_ORIGIN = {"x": 0.0, "y": 0.0, "z": 0.0}
+_NO_TWIST: dict[str, Any] = {
+    "twist": {"linear": _ORIGIN, "angular": _ORIGIN},
+    "covariance": [0.0] * 36,
+}
+
+Stamp = float | tuple[int, int]
+"""Seconds, or whole seconds and nanoseconds."""
 
 
-def header(frame_id: str, stamp: float | tuple[int, int] = 0.0) -> dict[str, Any]:
-    """std_msgs/Header: the stamp in seconds, or as whole seconds and nanoseconds.
+def header(frame_id: str, stamp: Stamp = 0.0) -> dict[str, Any]:
+    """Return a std_msgs/Header.
 
     >>> header("lidar_top", 1.5)
     {'stamp': {'sec': 1, 'nanosec': 500000000}, 'frame_id': 'lidar_top'}
@@ -46,9 +58,7 @@ def header(frame_id: str, stamp: float | tuple[int, int] = 0.0) -> dict[str, Any
     {'sec': 1532402927, 'nanosec': 647951000}
     """
     if not isinstance(frame_id, str) or not frame_id:
-        raise BoxcovError(
-            f"frame_id must name the frame of reference that the boxes are in, got {frame_id!r}"
-        )
+        raise BoxcovError(f"frame_id must name the boxes' frame of reference, got {frame_id!r}")
     if isinstance(stamp, tuple):
         sec, nanosec = stamp
     else:
@@ -57,7 +67,7 @@ def header(frame_id: str, stamp: float | tuple[int, int] = 0.0) -> dict[str, Any
 
 
 def quaternion(yaw: float) -> dict[str, float]:
-    """geometry_msgs/Quaternion of a turn about z.
+    """Return the geometry_msgs/Quaternion of a rotation about z.
 
     >>> quaternion(0.0)
     {'x': 0.0, 'y': 0.0, 'z': 0.0, 'w': 1.0}
@@ -66,222 +76,212 @@ def quaternion(yaw: float) -> dict[str, float]:
 
 
 def pose_covariances(
-    detections: Detections, covariance: Which = "predictive", tilt_variance: float = 1e-6
+    detections: Detections, covariance: CovarianceKind = "predictive", tilt_variance: float = 1e-6
 ) -> Tensor:
-    """(m, 6, 6) of x, y, z and the rotations about x, y, z, in float64: the yaw's with its correlations.
+    """Return the covariances (m, 6, 6) of x, y, z and the rotations about x, y, z, in float64.
 
     >>> from torch import eye, ones, zeros
-    >>> found = Detections(ones(1, 7), ones(1), zeros(1).long(), zeros(1).long(), _NEEDED, ("car",), eye(7)[None])
-    >>> pose_covariances(found, "epistemic")[0].diagonal()
+    >>> frame = label = zeros(1).long()
+    >>> fields = ("x", "y", "z", "w", "l", "h", "yaw")
+    >>> box = Detections(ones(1, 7), ones(1), label, frame, fields, ("car",), eye(7)[None])
+    >>> pose_covariances(box, "epistemic")[0].diagonal()
     tensor([1.0000e+00, 1.0000e+00, 1.0000e+00, 1.0000e-06, 1.0000e-06, 1.0000e+00],
            dtype=torch.float64)
     """
-    C = _finite(detections, chosen(detections, covariance))
-    at = [detections.fields.index(name) for name in ("x", "y", "z", "yaw")]
-    there = [0, 1, 2, 5]
-    found = torch.zeros(len(C), 6, 6, dtype=torch.float64)
-    found[:, 3, 3] = found[:, 4, 4] = tilt_variance
-    rows = torch.tensor(there)
-    found[:, rows[:, None], rows] = C[:, at][:, :, at]
-    return found
+    C = _selected_covariance(detections, covariance, ("x", "y", "z", "yaw"))
+    index = torch.tensor([0, 1, 2, 5])
+    pose = torch.zeros(len(C), 6, 6, dtype=torch.float64)
+    pose[:, 3, 3] = pose[:, 4, 4] = tilt_variance
+    pose[:, index[:, None], index] = C
+    return pose
 
 
 def poses(
-    detections: Detections, covariance: Which = "predictive", tilt_variance: float = 1e-6
+    detections: Detections, covariance: CovarianceKind = "predictive", tilt_variance: float = 1e-6
 ) -> list[dict[str, Any]]:
-    """A geometry_msgs/PoseWithCovariance for each box: its centre and heading.
+    """Return a geometry_msgs/PoseWithCovariance per box: its centre and heading.
 
     >>> from torch import eye, ones, zeros
-    >>> found = Detections(ones(1, 7), ones(1), zeros(1).long(), zeros(1).long(), _NEEDED, ("car",), eye(7)[None])
-    >>> one, = poses(found, "epistemic")
-    >>> one["pose"]["position"], len(one["covariance"]), one["covariance"][35]
+    >>> frame = label = zeros(1).long()
+    >>> fields = ("x", "y", "z", "w", "l", "h", "yaw")
+    >>> box = Detections(ones(1, 7), ones(1), label, frame, fields, ("car",), eye(7)[None])
+    >>> pose, = poses(box, "epistemic")
+    >>> pose["pose"]["position"], len(pose["covariance"]), pose["covariance"][35]
     ({'x': 1.0, 'y': 1.0, 'z': 1.0}, 36, 1.0)
     """
-    _check_fields(detections, _NEEDED)
-    boxes = detections.boxes.detach().cpu().double()
-    check_finite(
-        _number(detections), "box", boxes[:, [detections.fields.index(name) for name in _NEEDED]]
-    )
+    boxes = _finite_boxes(detections, _FIELDS_3D).tolist()
     rows = pose_covariances(detections, covariance, tilt_variance).flatten(1).tolist()
     return [
-        {"pose": _pose(detections, box), "covariance": row}
-        for box, row in zip(boxes.tolist(), rows)
+        _pose_with_covariance((x, y, z), yaw, row) for (x, y, z, *_, yaw), row in zip(boxes, rows)
     ]
 
 
 def detection3d_array(
     detections: Detections,
     frame_id: str,
-    stamp: float | tuple[int, int] = 0.0,
+    stamp: Stamp = 0.0,
     *,
-    covariance: Which = "predictive",
+    covariance: CovarianceKind = "predictive",
     tilt_variance: float = 1e-6,
 ) -> dict[str, Any]:
-    """A vision_msgs/Detection3DArray of one frame's boxes: ``bbox.size`` is length, width, height along the box's own x, y, z.
+    """Return the vision_msgs/Detection3DArray of one frame.
+
+    ``bbox.size`` is the length, width and height, along the box's own x, y, z.
 
     >>> from torch import arange, eye, ones, zeros
-    >>> found = Detections(arange(7.0)[None], ones(1), zeros(1).long(), zeros(1).long(), _NEEDED, ("car",), eye(7)[None])
-    >>> message = detection3d_array(found, "lidar_top", covariance="epistemic")
-    >>> message["detections"][0]["bbox"]["size"], message["detections"][0]["results"][0]["hypothesis"]
-    ({'x': 4.0, 'y': 3.0, 'z': 5.0}, {'class_id': 'car', 'score': 1.0})
+    >>> frame = label = zeros(1).long()
+    >>> fields = ("x", "y", "z", "w", "l", "h", "yaw")
+    >>> box = Detections(arange(7.0)[None], ones(1), label, frame, fields, ("car",), eye(7)[None])
+    >>> message = detection3d_array(box, "lidar_top", covariance="epistemic")
+    >>> message["detections"][0]["bbox"]["size"]
+    {'x': 4.0, 'y': 3.0, 'z': 5.0}
     """
     top = header(frame_id, stamp)
     _check_one_frame(detections)
-    made = poses(detections, covariance, tilt_variance)
-    found = []
-    for row, (pose, size) in enumerate(zip(made, _sizes(detections))):
-        result = {"hypothesis": _hypothesis(detections, row), "pose": pose}
-        found.append(
-            {
-                "header": top,
-                "results": [result],
-                "bbox": {"center": pose["pose"], "size": size},
-                "id": "",
-            }
-        )
-    return {"header": top, "detections": found}
+    boxes = []
+    for pose, size in zip(poses(detections, covariance, tilt_variance), _sizes(detections)):
+        boxes.append((pose, {"center": pose["pose"], "size": size}))
+    return _detection_array(detections, top, boxes)
 
 
 def detection2d_array(
     detections: Detections,
     frame_id: str,
-    stamp: float | tuple[int, int] = 0.0,
+    stamp: Stamp = 0.0,
     *,
-    covariance: Which = "predictive",
+    covariance: CovarianceKind = "predictive",
 ) -> dict[str, Any]:
-    """A vision_msgs/Detection2DArray of one image's boxes ``x1 y1 x2 y2``, in pixels: centre, its covariance, and size.
+    """Return the vision_msgs/Detection2DArray of one image with boxes ``x1 y1 x2 y2``, in pixels.
+
+    It contains the centre, its covariance, and the size of each box.
 
     >>> from torch import eye, ones, tensor, zeros
-    >>> fields = ("x1", "y1", "x2", "y2")
-    >>> found = Detections(tensor([[2.0, 4, 6, 10]]), ones(1), zeros(1).long(), zeros(1).long(), fields, ("car",), eye(4)[None])
-    >>> one, = detection2d_array(found, "camera", covariance="epistemic")["detections"]
-    >>> one["bbox"], one["results"][0]["pose"]["covariance"][:2]
-    ({'center': {'position': {'x': 4.0, 'y': 7.0}, 'theta': 0.0}, 'size_x': 4.0, 'size_y': 6.0}, [0.5, 0.0])
+    >>> frame = label = zeros(1).long()
+    >>> corners, fields = tensor([[2.0, 4, 6, 10]]), ("x1", "y1", "x2", "y2")
+    >>> box = Detections(corners, ones(1), label, frame, fields, ("car",), eye(4)[None])
+    >>> message, = detection2d_array(box, "camera", covariance="epistemic")["detections"]
+    >>> message["bbox"]["center"]["position"], message["results"][0]["pose"]["covariance"][:2]
+    ({'x': 4.0, 'y': 7.0}, [0.5, 0.0])
     """
-    _check_fields(detections, ("x1", "y1", "x2", "y2"))
+    corners = _finite_boxes(detections, _FIELDS_2D)
     _check_one_frame(detections)
-    top, at = (
-        header(frame_id, stamp),
-        [detections.fields.index(name) for name in ("x1", "y1", "x2", "y2")],
-    )
-    boxes = detections.boxes.detach().cpu().double()[:, at]
-    check_finite(_number(detections), "box", boxes)
-    J = torch.tensor(
-        [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]], dtype=torch.float64
-    )  # the centre of the corners
-    C = J @ _finite(detections, chosen(detections, covariance))[:, at][:, :, at] @ J.T
-    whole = torch.zeros(len(C), 6, 6, dtype=torch.float64)
-    whole[:, :2, :2] = (C + C.transpose(1, 2)) / 2
-    found = []
-    for row, ((x1, y1, x2, y2), numbers) in enumerate(
-        zip(boxes.tolist(), whole.flatten(1).tolist())
-    ):
+    top = header(frame_id, stamp)
+    C = _selected_covariance(detections, covariance, _FIELDS_2D)
+    J = torch.tensor([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]], dtype=torch.float64)  # of the centre
+    boxes = []
+    for (x1, y1, x2, y2), row in zip(corners.tolist(), _in_pose_order(J @ C @ J.T)):
         x, y = (x1 + x2) / 2, (y1 + y2) / 2
-        pose = {
-            "pose": {"position": {"x": x, "y": y, "z": 0.0}, "orientation": quaternion(0.0)},
-            "covariance": numbers,
-        }
-        bbox = {
-            "center": {"position": {"x": x, "y": y}, "theta": 0.0},
-            "size_x": x2 - x1,
-            "size_y": y2 - y1,
-        }
-        found.append(
-            {
-                "header": top,
-                "results": [{"hypothesis": _hypothesis(detections, row), "pose": pose}],
-                "bbox": bbox,
-                "id": "",
-            }
-        )
-    return {"header": top, "detections": found}
+        center = {"position": {"x": x, "y": y}, "theta": 0.0}
+        bbox = {"center": center, "size_x": x2 - x1, "size_y": y2 - y1}
+        boxes.append((_pose_with_covariance((x, y, 0.0), 0.0, row), bbox))
+    return _detection_array(detections, top, boxes)
 
 
 def detected_objects(
     detections: Detections,
     frame_id: str,
-    stamp: float | tuple[int, int] = 0.0,
+    stamp: Stamp = 0.0,
     *,
-    covariance: Which = "predictive",
+    covariance: CovarianceKind = "predictive",
     tilt_variance: float = 1e-6,
     labels: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """An autoware_perception_msgs/DetectedObjects of one frame's boxes: poses in ``frame_id``, velocities in each object's own axes.
+    """Return the autoware_perception_msgs/DetectedObjects of one frame.
 
-    The velocity's covariance is the same one in other axes, turned by -yaw: the object's axes are taken as they are reported.
-    labels: Autoware's number of a class by its name; those of Autoware's own names unless given, 0 (unknown) for others.
+    Poses are in ``frame_id``, velocities in each object's axes, as the message requires. The
+    covariance of the velocity is rotated by -yaw, taking the reported yaw as exact.
+
+    labels: Autoware's number per class name; its own names by default, and 0 (unknown) for others.
 
     >>> from torch import eye, ones, tensor, zeros
-    >>> box = tensor([[0.0, 0, 0, 2, 4, 1, 1.5707964, 0, 5]])  # heading and moving along y
-    >>> found = Detections(box, ones(1), zeros(1).long(), zeros(1).long(), (*_NEEDED, "vx", "vy"), ("car",), eye(9)[None])
-    >>> one, = detected_objects(found, "base_link", covariance="epistemic")["objects"]
-    >>> round(one["kinematics"]["twist_with_covariance"]["twist"]["linear"]["x"], 4), one["classification"][0]["label"]
-    (5.0, 1)
+    >>> frame = label = zeros(1).long()
+    >>> fields = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
+    >>> along_y = tensor([[0.0, 0, 0, 2, 4, 1, 1.5707964, 0, 5]])
+    >>> box = Detections(along_y, ones(1), label, frame, fields, ("car",), eye(9)[None])
+    >>> car, = detected_objects(box, "base_link", covariance="epistemic")["objects"]
+    >>> round(car["kinematics"]["twist_with_covariance"]["twist"]["linear"]["x"], 4)
+    5.0
     """
     top = header(frame_id, stamp)
     _check_one_frame(detections)
-    known = {**AUTOWARE, **_AUTOWARE_TOO} if labels is None else labels
-    made = poses(detections, covariance, tilt_variance)
-    twists = _twists(detections, covariance)
-    found = []
-    for row, (pose, size) in enumerate(zip(made, _sizes(detections))):
+    numbers = {**AUTOWARE, **_AUTOWARE_ALIASES} if labels is None else labels
+    objects = []
+    for row, (pose, twist, size) in enumerate(
+        zip(
+            poses(detections, covariance, tilt_variance),
+            _twists(detections, covariance),
+            _sizes(detections),
+        )
+    ):
         hypothesis = _hypothesis(detections, row)
+        label = numbers.get(hypothesis["class_id"].lower(), 0)
         kinematics = {
             "pose_with_covariance": pose,
             "has_position_covariance": True,
-            "orientation_availability": 2,  # known, and which end is the front
-            "twist_with_covariance": twists[row],
-            "has_twist": twists[row] != _NO_TWIST,
-            "has_twist_covariance": twists[row] != _NO_TWIST,
+            "orientation_availability": 2,  # AVAILABLE: also which end is the front
+            "twist_with_covariance": twist,
+            "has_twist": twist != _NO_TWIST,
+            "has_twist_covariance": twist != _NO_TWIST,
         }
-        found.append(
+        objects.append(
             {
                 "existence_probability": hypothesis["score"],
-                "classification": [
-                    {
-                        "label": known.get(hypothesis["class_id"].lower(), 0),
-                        "probability": hypothesis["score"],
-                    }
-                ],
+                "classification": [{"label": label, "probability": hypothesis["score"]}],
                 "kinematics": kinematics,
-                "shape": {"type": 0, "footprint": {"points": []}, "dimensions": size},  # a box
+                # type 0 is BOUNDING_BOX
+                "shape": {"type": 0, "footprint": {"points": []}, "dimensions": size},
             }
         )
-    return {"header": top, "objects": found}
+    return {"header": top, "objects": objects}
 
 
-_ZERO = {"x": 0.0, "y": 0.0, "z": 0.0}
-_NO_TWIST: dict[str, Any] = {"twist": {"linear": _ZERO, "angular": _ZERO}, "covariance": [0.0] * 36}
+def _detection_array(
+    detections: Detections, top: dict[str, Any], boxes: Sequence[tuple[dict[str, Any], Any]]
+) -> dict[str, Any]:
+    """A vision_msgs array of boxes, each with its pose and its ``bbox``."""
+    messages = [
+        {
+            "header": top,
+            "results": [{"hypothesis": _hypothesis(detections, row), "pose": pose}],
+            "bbox": bbox,
+            "id": "",
+        }
+        for row, (pose, bbox) in enumerate(boxes)
+    ]
+    return {"header": top, "detections": messages}
 
 
-def _twists(detections: Detections, covariance: Which) -> list[dict[str, Any]]:
-    """A geometry_msgs/TwistWithCovariance for each box, in its own axes; none where the velocity is unknown."""
+def _twists(detections: Detections, covariance: CovarianceKind) -> list[dict[str, Any]]:
+    """A geometry_msgs/TwistWithCovariance per box in its axes; zero if the velocity is unknown."""
     if not {"vx", "vy"} <= set(detections.fields):
         return [_NO_TWIST] * len(detections)
-    at = [detections.fields.index(name) for name in ("vx", "vy")]
     yaw = detections.field("yaw").detach().cpu().double()
-    R = torch.stack(
-        [torch.stack([yaw.cos(), yaw.sin()], 1), torch.stack([-yaw.sin(), yaw.cos()], 1)], 1
-    )  # (m, 2, 2) by -yaw
-    v = (R @ detections.boxes.detach().cpu().double()[:, at].unsqueeze(2)).squeeze(2)
-    C = R @ _finite(detections, chosen(detections, covariance))[:, at][:, :, at] @ R.transpose(1, 2)
-    whole = torch.zeros(len(C), 6, 6, dtype=torch.float64)
-    whole[:, :2, :2] = (C + C.transpose(1, 2)) / 2
-    rows = zip(v.tolist(), v.isfinite().all(1).tolist(), whole.flatten(1).tolist())
+    R = torch.stack([yaw.cos(), yaw.sin(), -yaw.sin(), yaw.cos()], 1).view(-1, 2, 2)  # by -yaw
+    velocity = torch.stack([detections.field(name) for name in ("vx", "vy")], 1)
+    velocity = (R @ velocity.detach().cpu().double().unsqueeze(2)).squeeze(2)
+    C = R @ _selected_covariance(detections, covariance, ("vx", "vy")) @ R.transpose(1, 2)
+    is_known = velocity.isfinite().all(1).tolist()
     return [
-        {"twist": {"linear": {"x": x, "y": y, "z": 0.0}, "angular": _ZERO}, "covariance": numbers}
+        {"twist": {"linear": {"x": x, "y": y, "z": 0.0}, "angular": _ORIGIN}, "covariance": row}
         if known
         else _NO_TWIST
-        for (x, y), known, numbers in rows
+        for (x, y), known, row in zip(velocity.tolist(), is_known, _in_pose_order(C))
     ]
 
 
-def _pose(detections: Detections, box: Sequence[float]) -> dict[str, Any]:
-    value = dict(zip(detections.fields, box))
-    return {
-        "position": {name: value[name] for name in ("x", "y", "z")},
-        "orientation": quaternion(value["yaw"]),
-    }
+def _in_pose_order(C: Tensor) -> list[list[float]]:
+    """Covariances (m, 2, 2) of x and y as rows of 36 numbers, symmetric to the last digit."""
+    pose = torch.zeros(len(C), 6, 6, dtype=torch.float64)
+    pose[:, :2, :2] = (C + C.transpose(1, 2)) / 2
+    rows: list[list[float]] = pose.flatten(1).tolist()
+    return rows
+
+
+def _pose_with_covariance(
+    position: tuple[float, float, float], yaw: float, covariance: list[float]
+) -> dict[str, Any]:
+    pose = {"position": dict(zip("xyz", position)), "orientation": quaternion(yaw)}
+    return {"pose": pose, "covariance": covariance}
 
 
 def _sizes(detections: Detections) -> list[dict[str, float]]:
@@ -290,31 +290,41 @@ def _sizes(detections: Detections) -> list[dict[str, float]]:
 
 
 def _hypothesis(detections: Detections, row: int) -> dict[str, Any]:
-    return {
-        "class_id": detections.classes[int(detections.labels[row])],
-        "score": float(detections.scores[row]),
-    }
+    name = detections.classes[int(detections.labels[row])]
+    return {"class_id": name, "score": float(detections.scores[row])}
 
 
-def _finite(detections: Detections, C: Tensor) -> Tensor:
-    check_finite(_number(detections), "covariance", C)
-    return C.detach().cpu().double()
+def _selected_covariance(
+    detections: Detections, kind: CovarianceKind, fields: tuple[str, ...]
+) -> Tensor:
+    """The covariance (m, f, f) of some fields, finite, in float64 on the CPU."""
+    C = select_covariance(detections, kind)
+    check_finite(_frame_number(detections), "covariance", C)
+    index = [detections.fields.index(name) for name in fields]
+    return C.detach().cpu().double()[:, index][:, :, index]
 
 
-def _number(detections: Detections) -> str:
-    return str(int(detections.frame[0])) if len(detections) else ""
-
-
-def _check_fields(detections: Detections, needed: tuple[str, ...]) -> None:
-    missing = [name for name in needed if name not in detections.fields]
+def _finite_boxes(detections: Detections, fields: tuple[str, ...]) -> Tensor:
+    """The boxes (m, f) of some fields, in float64 on the CPU."""
+    missing = [name for name in fields if name not in detections.fields]
     if missing:
         raise BoxcovError(
-            f"this message needs boxes of {' '.join(needed)}; these are {' '.join(detections.fields)}, without {', '.join(missing)}"
+            f"this message needs boxes of {' '.join(fields)}; these are "
+            f"{' '.join(detections.fields)}, without {', '.join(missing)}"
         )
+    index = [detections.fields.index(name) for name in fields]
+    boxes = detections.boxes.detach().cpu().double()[:, index]
+    check_finite(_frame_number(detections), "box", boxes)
+    return boxes
+
+
+def _frame_number(detections: Detections) -> str:
+    return str(int(detections.frame[0])) if len(detections) else ""
 
 
 def _check_one_frame(detections: Detections) -> None:
     if len(detections.frame.unique()) > 1:
         raise BoxcovError(
-            "detections of several frames: a message is one frame's; give detections.frames(count) one by one"
+            "detections of several frames: a message contains one frame. Convert the items of "
+            "detections.frames(count) one by one"
         )

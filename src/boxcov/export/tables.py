@@ -1,8 +1,12 @@
-"""One row a box, for analysis: CSV without any package, pandas and parquet with ``pip install 'boxcov[analysis]'``."""
+"""Tables with one row per box: CSV, pandas and parquet.
+
+CSV needs no package, the others need ``pip install 'boxcov[analysis]'``.
+"""
 
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,67 +21,66 @@ if TYPE_CHECKING:
 
 
 def columns(detections: Detections) -> dict[str, Any]:
-    """Columns (m,) by name: frame, label, class, score, the fields, ``uncertainty``, ``var_x``, and ``cov_x_y`` for each pair above the diagonal.
+    """Return the columns (m,) of the table by name.
 
-    Where they are there, the same of the predictive covariance as ``predictive_var_x`` and so on, and ``score_variance`` and ``score_cov_x``.
+    They are frame, label, class, score, the box fields, ``uncertainty``, ``var_x`` for each field,
+    and ``cov_x_y`` for each pair of fields. Where the detections have them, the predictive
+    covariance follows as ``predictive_var_x`` and ``predictive_cov_x_y``, then ``score_variance``
+    and ``score_cov_x``.
 
     >>> from torch import eye, ones, zeros
-    >>> found = Detections(ones(1, 2), ones(1), zeros(1).long(), zeros(1).long(), ("x", "y"), ("car",), eye(2)[None])
-    >>> list(columns(found))
+    >>> frame = label = zeros(1).long()
+    >>> box = Detections(ones(1, 2), ones(1), label, frame, ("x", "y"), ("car",), eye(2)[None])
+    >>> list(columns(box))
     ['frame', 'label', 'class', 'score', 'x', 'y', 'uncertainty', 'var_x', 'var_y', 'cov_x_y']
     """
-    arrays = detections.numpy()
-    names = np.array(detections.classes, dtype=object)
-    taken = {"frame", "label", "class", "score", "uncertainty"} & set(detections.fields)
+    fields, arrays = detections.fields, detections.numpy()
+    taken = {"frame", "label", "class", "score", "uncertainty"} & set(fields)
     if taken:
         raise BoxcovError(
-            f"a field of the boxes is called {', '.join(sorted(taken))}, as a column of the table is: give it another name"
+            f"the box field {', '.join(sorted(taken))} has the name of a column of the table: "
+            "rename the field"
         )
     table: dict[str, Any] = {
         "frame": arrays["frame"],
         "label": arrays["labels"],
-        "class": names[arrays["labels"].astype(int)],
-    }
-    table |= {
+        "class": np.array(detections.classes, dtype=object)[arrays["labels"].astype(int)],
         "score": arrays["scores"],
-        **{name: arrays["boxes"][:, i] for i, name in enumerate(detections.fields)},
+        **{name: arrays["boxes"][:, i] for i, name in enumerate(fields)},
     }
     if "covariance" in arrays:
-        table |= {
-            "uncertainty": arrays["uncertainty"],
-            **_covariance(arrays["covariance"], detections.fields, ""),
-        }
+        table["uncertainty"] = arrays["uncertainty"]
+        table |= _covariance_columns(arrays["covariance"], fields, "")
     if "predictive" in arrays:
-        table |= _covariance(arrays["predictive"], detections.fields, "predictive_")
+        table |= _covariance_columns(arrays["predictive"], fields, "predictive_")
     if "score_variance" in arrays:
         table["score_variance"] = arrays["score_variance"]
     if "score_covariance" in arrays:
-        table |= {
-            f"score_cov_{name}": arrays["score_covariance"][:, i]
-            for i, name in enumerate(detections.fields)
-        }
+        score = arrays["score_covariance"]
+        table |= {f"score_cov_{name}": score[:, i] for i, name in enumerate(fields)}
     return table
 
 
-def _covariance(C: Any, fields: tuple[str, ...], start: str) -> dict[str, Any]:
-    table = {f"{start}var_{name}": C[:, i, i] for i, name in enumerate(fields)}
+def _covariance_columns(C: Any, fields: tuple[str, ...], prefix: str) -> dict[str, Any]:
+    """The diagonal of C (m, D, D), then the entries above it."""
+    table = {f"{prefix}var_{name}": C[:, i, i] for i, name in enumerate(fields)}
     for i, first in enumerate(fields):
-        table |= {
-            f"{start}cov_{first}_{second}": C[:, i, j] for j, second in enumerate(fields) if j > i
-        }
+        for j, second in enumerate(fields[i + 1 :], i + 1):
+            table[f"{prefix}cov_{first}_{second}"] = C[:, i, j]
     return table
 
 
 def write_csv(path: str | Path, detections: Detections) -> None:
-    """A header and one line a box, numbers with all digits that float32 has.
+    """Write a header and one line per box, with all digits of float32.
 
     >>> import tempfile
     >>> from torch import ones, zeros
+    >>> frame = label = zeros(1).long()
+    >>> box = Detections(ones(1, 1), ones(1), label, frame, ("x",), ("car",))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_csv(f"{folder}/boxes.csv", Detections(ones(1, 1), ones(1), zeros(1).long(), zeros(1).long(), ("x",), ("car",)))
-    ...     print(Path(folder, "boxes.csv").read_text().replace(chr(13), ""), end="")
-    frame,label,class,score,x
-    0,0,car,1,1
+    ...     write_csv(f"{folder}/boxes.csv", box)
+    ...     Path(folder, "boxes.csv").read_text().split()
+    ['frame,label,class,score,x', '0,0,car,1,1']
     """
     table = columns(detections)
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
@@ -90,12 +93,12 @@ def write_csv(path: str | Path, detections: Detections) -> None:
 
 
 def to_pandas(detections: Detections) -> pd.DataFrame:
-    """The same as a ``pandas.DataFrame``; what there is to know of the whole file is in ``frame.attrs``."""
+    """Return the table as a ``pandas.DataFrame``, with ``detections.meta`` in its ``attrs``."""
     try:
         import pandas as pd
     except ImportError:
         raise BoxcovError(
-            "tables of pandas need pandas: pip install 'boxcov[analysis]'; the format csv needs nothing"
+            "tables of pandas need pandas: pip install 'boxcov[analysis]', or use the format csv"
         ) from None
     table = pd.DataFrame(columns(detections))
     table.attrs = {"boxcov": dict(detections.meta)}
@@ -103,19 +106,18 @@ def to_pandas(detections: Detections) -> pd.DataFrame:
 
 
 def write_parquet(path: str | Path, detections: Detections) -> None:
-    """The same as a parquet file; ``meta`` is in the schema under ``boxcov``, as JSON."""
-    import json
-
+    """Write the table as a parquet file, with ``detections.meta`` as JSON in its schema."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
         raise BoxcovError(
-            "the format parquet needs pyarrow: pip install 'boxcov[analysis]'; the format csv needs nothing"
+            "the format parquet needs pyarrow: pip install 'boxcov[analysis]', or use the format "
+            "csv"
         ) from None
     table = pa.table({name: pa.array(values) for name, values in columns(detections).items()})
-    about = {
-        b"boxcov": json.dumps({"fields": detections.fields, "meta": dict(detections.meta)}).encode()
-    }
+    metadata = json.dumps({"fields": detections.fields, "meta": dict(detections.meta)})
     with atomic_write(path) as temporary:
-        parquet.write_table(table.replace_schema_metadata(about), temporary)
+        parquet.write_table(
+            table.replace_schema_metadata({b"boxcov": metadata.encode()}), temporary
+        )
