@@ -132,7 +132,7 @@ def test_log_determinant_of_regular_and_singular_matrices() -> None:
 
 def test_wrong_names_and_missing_arrays_are_refused() -> None:
     found = records(6)
-    with pytest.raises(BoxcovError, match="unknown uncertainty 'size': choose from trace, expecte"):
+    with pytest.raises(BoxcovError, match="unknown uncertainty 'size': choose from trace"):
         uncertainty_of(found, "size")  # type: ignore[arg-type]
     with pytest.raises(BoxcovError, match="boxcov predict --with-logit"):
         uncertainty_of(replace(found, score_variance=None), "score-variance")
