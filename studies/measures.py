@@ -17,9 +17,9 @@ from boxcov.error_model.fit import (
 from boxcov.error_model.variance_model import VarianceModel
 from boxcov.evaluate.baselines import logistic, logistic_regression, out_of_fold
 from boxcov.evaluate.covariance_metrics import gaussian_fit
+from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.resampling import bootstrap
 from boxcov.posterior.calibration import VARIANCE
 
 FOLDS = 5

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from boxcov.version import __version__
 
 if TYPE_CHECKING:
-    from boxcov import data, detectors, evaluate
+    from boxcov import data, detectors, error_model, evaluate
     from boxcov.checks import check
     from boxcov.detections import Detections
     from boxcov.detector import Candidates, Detector, Selection
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "data": "",
     "detectors": "",
+    "error_model": "",
     "evaluate": "",
     "Calibration": "posterior.calibration",
     "check": "checks",
@@ -76,6 +77,7 @@ __all__ = [
     "check",
     "data",
     "detectors",
+    "error_model",
     "evaluate",
     "fit",
     "held_out_nll",

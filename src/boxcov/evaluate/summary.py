@@ -14,6 +14,13 @@ from numpy.typing import NDArray
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.baselines import covariance_features, one_minus_score, score_and_size
 from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics
+from boxcov.evaluate.intervals import (
+    Chance,
+    bootstrap,
+    bootstrap_difference,
+    partition_chance,
+    shuffle_chance,
+)
 from boxcov.evaluate.quality import (
     ERRORS,
     METRICS,
@@ -25,13 +32,6 @@ from boxcov.evaluate.quality import (
 )
 from boxcov.evaluate.ranking import auroc_from_ranks, ause_from_ranks, ranks
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.resampling import (
-    Chance,
-    bootstrap,
-    bootstrap_difference,
-    partition_chance,
-    shuffle_chance,
-)
 
 Array = NDArray[Any]
 RANKINGS = ("AUROC", "AUSE")

@@ -13,8 +13,8 @@ from boxcov.detections import concatenate
 from boxcov.error_model.fit import apply_calibration, fit_calibration, region_coverage
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import covariance_metrics, gaussian_fit
+from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.resampling import bootstrap
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import Progress, default_calibration_split, load_frames
 from boxcov.pipeline.ground_truth import GroundTruth, match_detections

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from boxcov.evaluate.intervals import partition_chance
 from boxcov.evaluate.quality import METRICS, accurate_iou, accurate_l2, partitions
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.resampling import partition_chance
 
 
 def measure(records: Records) -> dict[str, dict[str, dict[str, float]]]:

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.quality import METRICS, Partition, partitions, quality
-from boxcov.evaluate.ranking import auroc
-from boxcov.evaluate.resampling import (
+from boxcov.evaluate.intervals import (
     bootstrap,
     bootstrap_difference,
     partition_chance,
@@ -17,6 +15,8 @@ from boxcov.evaluate.resampling import (
     resample_frames,
     shuffle_chance,
 )
+from boxcov.evaluate.quality import METRICS, Partition, partitions, quality
+from boxcov.evaluate.ranking import auroc
 
 
 def test_replicates_are_whole_frames() -> None:
