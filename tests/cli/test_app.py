@@ -16,12 +16,12 @@ from helpers.command_line import boxcov
 
 @pytest.mark.parametrize("verb", [verb.__name__ for verb in cli.EXAMPLES])
 def test_help_has_an_example(verb) -> None:
-    done = boxcov(verb, "--help")
+    done = boxcov(f"{verb} --help")
     assert done.code == 0
     assert f"Example: boxcov {verb} " in done.out
 
 
-def test_the_examples_are_words_that_the_verbs_know() -> None:
+def test_examples_use_existing_options() -> None:
     for verb, example in cli.EXAMPLES.items():
         known = set(inspect.signature(typer_command(verb)).parameters)
         words = {
@@ -32,12 +32,18 @@ def test_the_examples_are_words_that_the_verbs_know() -> None:
         assert words <= known
 
 
-def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys, boxcov.cli.app\nassert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules), sys.modules.keys()"
+def test_help_does_not_import_torch() -> None:
+    code = """
+import sys
+from boxcov.cli.app import build_app
+
+build_app()
+assert not {"torch", "numpy", "matplotlib"} & set(sys.modules), sys.modules.keys()
+"""
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_imports() -> None:
     assert {*package._HOMES, "__version__"} == set(package.__all__) == set(dir(package))
     assert all(getattr(package, name) is not None for name in package.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -45,7 +51,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_warnings_are_one_line() -> None:
-    """In a process of its own: pytest has its own way with warnings."""
+    """In a separate process, because pytest handles warnings itself."""
     code = """
 import sys, warnings
 from boxcov.cli import app as cli
@@ -62,13 +68,18 @@ cli.main()
     assert done.stderr == "boxcov: look\n"
 
 
-def test_import_needs_torch_numpy_and_safetensors_alone() -> None:
-    """So that it runs on a bare machine: nothing else is imported by ``import boxcov``."""
-    code = "import sys\nfor name in ('typer', 'rich', 'matplotlib', 'scipy', 'plotly', 'PIL'):\n    sys.modules[name] = None\nimport boxcov"
+def test_import_needs_only_torch_numpy_and_safetensors() -> None:
+    """``import boxcov`` works without the packages of the extras."""
+    code = """
+import sys
+for name in ("typer", "rich", "matplotlib", "scipy", "plotly", "PIL"):
+    sys.modules[name] = None
+import boxcov
+"""
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_ellipse_is_that_of_the_covariance() -> None:
+def test_ellipse_matches_the_covariance() -> None:
     covariance = torch.tensor([[4.0, 1.0], [1.0, 2.0]]).numpy()
     line = ellipse(torch.tensor([1.0, -1.0]).numpy(), covariance, 2.0)
     off = torch.as_tensor(line - [1.0, -1.0])

@@ -30,7 +30,7 @@ def measured():
     )
 
 
-def test_every_method_has_its_row(measured) -> None:
+def test_every_method_has_a_row(measured) -> None:
     _, _, rows = measured
     assert [row["method"] for row in rows] == [
         "plain",
@@ -55,10 +55,10 @@ def test_every_method_has_its_row(measured) -> None:
     not Path("/proc/self/clear_refs").exists(), reason="a CPU's memory is counted on Linux alone"
 )
 def test_memory_is_counted_on_a_cpu(measured) -> None:
-    """A method that holds 300 MiB for a moment: its own row shows it, the others do not."""
+    """A method that holds 300 MiB for a moment shows them in its row, and only there."""
     detector, _, rows = measured
     assert all(row["peak_mib"] > 50 for row in rows)
-    gc.collect()  # what tests before have left must not be given back in between: the peak of a process counts from what it held
+    gc.collect()  # memory of earlier tests must not be freed during the measurement
     CDLL(None).malloc_trim(0)
     greedy = benchmarking.Entry("greedy", None, lambda _: torch.ones(300, 2**18).sum())
     entries = [benchmarking.Entry("plain", None, detector.detect), greedy]
@@ -69,7 +69,7 @@ def test_memory_is_counted_on_a_cpu(measured) -> None:
 
 
 class Laplace:
-    """As laplace-torch looks from here."""
+    """The interface of laplace-torch."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Laplace:
         return self.model(inputs)
 
 
-def test_laplace_torch_has_a_row_where_it_is_installed(measured, monkeypatch) -> None:
+def test_laplace_torch_has_a_row_if_installed(measured, monkeypatch) -> None:
     detector, _, _ = measured
     frame = frames(pillar_config())[0]
     monkeypatch.setattr(benchmarking, "find_spec", lambda name: None)
@@ -142,7 +142,7 @@ def test_the_papers_mcglm_is_its_finite_difference(measured) -> None:
 
 
 @pytest.mark.parametrize("count", [6, 30])
-def test_a_detector_is_told_how_many_boxes(count: int) -> None:
+def test_detector_with_a_given_number_of_boxes(count: int) -> None:
     config = pillar_config()
     told = benchmarking.with_box_count(detector_of(config), count)
     assert 0.3 * count <= len(told.detect(frames(config, 1)[0][0])) <= count

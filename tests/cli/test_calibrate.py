@@ -18,26 +18,14 @@ from boxcov.pipeline.options import DataOptions
 from helpers.command_line import boxcov
 
 WORD = "centerpoint:small"
-FRAMES = ["--count", 4, "--sweeps", 2]
+FRAMES = ["--count 4 --sweeps 2"]
 
 
 @pytest.fixture(scope="module")
 def posterior(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("fitted") / "p.safetensors"
     done = boxcov(
-        "fit",
-        "--detector",
-        WORD,
-        "--out",
-        out,
-        "--count",
-        2,
-        "--sweeps",
-        2,
-        "--depth",
-        "head.shared",
-        "--n-data",
-        2000,
+        f"fit --detector {WORD} --out {out} --count 2 --sweeps 2 --depth head.shared --n-data 2000"
     )
     assert done.code == 0, done.err
     return out
@@ -47,15 +35,7 @@ def posterior(tmp_path_factory) -> Path:
 def made(posterior: Path) -> tuple[Path, dict]:
     out = posterior.with_name("c.safetensors")
     done = boxcov(
-        "calibrate",
-        "--detector",
-        WORD,
-        "--posterior",
-        posterior,
-        "--out",
-        out,
-        "--kind",
-        "product",
+        f"calibrate --detector {WORD} --posterior {posterior} --out {out} --kind product",
         *FRAMES,
         "--json",
     )
@@ -63,7 +43,7 @@ def made(posterior: Path) -> tuple[Path, dict]:
     return out, json.loads(done.out)
 
 
-def test_the_report_is_about_the_frames_that_were_not_fitted(made) -> None:
+def test_report_uses_frames_outside_the_fit(made) -> None:
     out, report = made
     detector = load_detector(WORD)
     loaded = Posterior.load(out, detector)
@@ -92,23 +72,15 @@ def test_the_report_is_about_the_frames_that_were_not_fitted(made) -> None:
     assert set(report["held_out"]["rows"]) == {"before", "after", "score and size alone"}
 
 
-def test_predict_uses_it(made, posterior: Path, tmp_path) -> None:
+def test_predict_uses_the_calibration(made, posterior: Path, tmp_path) -> None:
     out, _ = made
     files = []
     for name, words in (("plain", []), ("calibrated", ["--calibrated"])):
         files.append(tmp_path / f"{name}.safetensors")
         done = boxcov(
-            "predict",
-            "--detector",
-            WORD,
-            "--posterior",
-            out,
-            "--out",
+            f"predict --detector {WORD} --posterior {out} --out",
             files[-1],
-            "--count",
-            1,
-            "--sweeps",
-            2,
+            "--count 1 --sweeps 2",
             *words,
         )
         assert done.code == 0, done.err
@@ -121,37 +93,28 @@ def test_predict_uses_it(made, posterior: Path, tmp_path) -> None:
     frames = load_frames(DataOptions("simulated:clear", "test", 1, 0, 2))
     assert match_detections(found, GroundTruth.from_frames(frames)).predictive is not None
     done = boxcov(
-        "predict",
-        "--detector",
-        WORD,
-        "--posterior",
-        posterior,
-        "--out",
-        files[0],
-        "--count",
-        1,
-        "--calibrated",
+        f"predict --detector {WORD} --posterior {posterior} --out {files[0]} --count 1 --calibrated"
     )
     assert done.code == 1
     assert "fit one with `boxcov calibrate`" in done.err
 
 
-def test_in_place_and_for_people(made, tmp_path) -> None:
+def test_calibrate_in_place_and_print_a_table(made, tmp_path) -> None:
     out, _ = made
     same = tmp_path / "same.safetensors"
     same.write_bytes(out.read_bytes())
-    words = ["--kind", "score", "--method", "mcglm", "--samples", 3, "--count", 2, "--sweeps", 2]
-    done = boxcov("calibrate", "--posterior", same, "--out", same, *words)
+    words = ["--kind score --method mcglm --samples 3 --count 2 --sweeps 2"]
+    done = boxcov(f"calibrate --posterior {same} --out {same}", *words)
     assert done.code == 0, done.err
     assert "mcglm, 3 samples" in done.out
     assert "NLL no better than score and size alone: 0.000 (0.000 to 0.000)" in done.out
     assert Posterior.load(same, load_detector(WORD)).calibration.kind == "score"
 
 
-def test_the_variances_as_factors_and_the_heading_as_an_axis(posterior: Path, tmp_path) -> None:
+def test_product_kind_with_heading_as_axis(posterior: Path, tmp_path) -> None:
     out = tmp_path / "product.safetensors"
-    words = ["--kind", "product", "--heading", "axis", "--fit-share", 0.75]
-    done = boxcov("calibrate", "--posterior", posterior, "--out", out, *words, *FRAMES, "--json")
+    words = ["--kind product --heading axis --fit-share 0.75"]
+    done = boxcov(f"calibrate --posterior {posterior} --out {out}", *words, *FRAMES, "--json")
     assert done.code == 0, done.err
     report = json.loads(done.out)
     found = Posterior.load(out, load_detector(WORD)).calibration
@@ -175,17 +138,10 @@ def test_the_variances_as_factors_and_the_heading_as_an_axis(posterior: Path, tm
         (["--out", "nowhere/p.safetensors"], "there is no folder nowhere"),
     ],
 )
-def test_what_is_refused(posterior: Path, tmp_path, words, message) -> None:
+def test_wrong_options_are_refused(posterior: Path, tmp_path, words, message) -> None:
     before = posterior.read_bytes()
     done = boxcov(
-        "calibrate",
-        "--posterior",
-        posterior,
-        "--out",
-        tmp_path / "c.safetensors",
-        "--count",
-        2,
-        *words,
+        f"calibrate --posterior {posterior} --out {tmp_path / 'c.safetensors'} --count 2", *words
     )
     assert done.code == 1
     assert message in done.err

@@ -16,15 +16,15 @@ def word(tmp_path_factory: pytest.TempPathFactory) -> str:
     return small_network(tmp_path_factory.mktemp("net"))
 
 
-def test_a_sound_detector(word: str) -> None:
-    done = boxcov("check", "--detector", word, "--sweeps", 1, "--json")
+def test_correct_detector_passes(word: str) -> None:
+    done = boxcov(f"check --detector {word} --sweeps 1 --json")
     report = json.loads(done.out)
     assert (done.code, report["ok"], done.err) == (0, True, "")
     assert {finding["name"]: finding["passed"] for finding in report["findings"]}["stages"] is True
     assert [depth["depth"] for depth in report["depths"]] == ["head", "neck", "backbone", "encoder"]
 
 
-def test_a_broken_one_ends_with_exit_code_1(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_detector_exits_with_1(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(CenterPoint):
         def loss(self, raw: object, targets: object) -> torch.Tensor:
             return super().loss(raw, targets).mean()
@@ -35,13 +35,13 @@ def test_a_broken_one_ends_with_exit_code_1(word: str, monkeypatch: pytest.Monke
         return found
 
     monkeypatch.setattr(check, "load_detector", named)
-    done = boxcov("check", "--detector", word, "--sweeps", 1)
+    done = boxcov(f"check --detector {word} --sweeps 1")
     assert done.code == 1
     assert "  FAIL  loss  " in done.out
     assert "checks failed" in done.err
 
 
-def test_words_that_mean_nothing() -> None:
-    done = boxcov("check", "--detector", "nothing:here")
+def test_unknown_detector_is_refused() -> None:
+    done = boxcov("check --detector nothing:here")
     assert done.code == 1
     assert "no detector 'nothing:here'" in done.err

@@ -25,9 +25,9 @@ def stored(tmp_path: Path) -> tuple[Path, Detections]:
     return tmp_path / "d.safetensors", found
 
 
-def test_a_table(stored: tuple[Path, Detections], tmp_path: Path) -> None:
+def test_csv_table(stored: tuple[Path, Detections], tmp_path: Path) -> None:
     path, found = stored
-    done = boxcov("convert", path, "--format", "csv", "--out", tmp_path / "d.csv", "--json")
+    done = boxcov(f"convert {path} --format csv --out {tmp_path / 'd.csv'} --json")
     assert (done.code, json.loads(done.out)["boxes"]) == (0, 7)
     with (tmp_path / "d.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -48,7 +48,7 @@ def test_messages(
 ) -> None:
     path, _ = stored
     done = boxcov(
-        "convert", path, "--format", format, "--out", tmp_path / "d.json", "--frame-id", "lidar_top"
+        f"convert {path} --format {format} --out {tmp_path / 'd.json'} --frame-id lidar_top"
     )
     assert done.code == 0, done.err
     assert "7 boxes in 3 frames" in done.out
@@ -58,17 +58,17 @@ def test_messages(
     assert content["messages"][0]["header"]["frame_id"] == "lidar_top"
 
 
-def test_messages_in_images(tmp_path: Path) -> None:
+def test_messages_of_image_boxes(tmp_path: Path) -> None:
     in_image().save(tmp_path / "d.safetensors")
     assert (
         boxcov(
-            "convert", tmp_path / "d.safetensors", "--format", "ros", "--out", tmp_path / "d.json"
+            f"convert {tmp_path / 'd.safetensors'} --format ros --out {tmp_path / 'd.json'}"
         ).code
         == 0
     )
     assert json.loads((tmp_path / "d.json").read_text())["type"] == "vision_msgs/Detection2DArray"
     done = boxcov(
-        "convert", tmp_path / "d.safetensors", "--format", "autoware", "--out", tmp_path / "e.json"
+        f"convert {tmp_path / 'd.safetensors'} --format autoware --out {tmp_path / 'e.json'}"
     )
     assert (
         "the format autoware has the box fields x y z w l h yaw; this detector has x1 y1 x2 y2"
@@ -76,49 +76,27 @@ def test_messages_in_images(tmp_path: Path) -> None:
     )
 
 
-def test_an_epistemic_covariance_is_not_passed_off_as_that_of_the_errors(tmp_path: Path) -> None:
+def test_epistemic_covariance_must_be_requested(tmp_path: Path) -> None:
     in_space(calibrated=False).save(tmp_path / "d.safetensors")
-    words = ("convert", tmp_path / "d.safetensors", "--format", "ros", "--out", tmp_path / "d.json")
+    words = (f"convert {tmp_path / 'd.safetensors'} --format ros --out {tmp_path / 'd.json'}",)
     done = boxcov(*words)
     assert done.code == 1
     assert "the format ros is read by trackers, which need the covariance of the errors" in done.err
-    assert boxcov(*words, "--covariance", "epistemic").code == 0
+    assert boxcov(*words, "--covariance epistemic").code == 0
     assert json.loads((tmp_path / "d.json").read_text())["covariance"] == "epistemic"
 
 
-def test_predict_refuses_before_the_work(tmp_path: Path) -> None:
+def test_predict_refuses_a_format_before_the_work(tmp_path: Path) -> None:
     word = small_network(tmp_path)
     done = boxcov(
-        "predict",
-        "--detector",
-        word,
-        "--method",
-        "nms",
-        "--count",
-        1,
-        "--sweeps",
-        1,
-        "--format",
-        "ros",
-        "--out",
-        tmp_path / "d.json",
+        f"predict --detector {word} --method nms --count 1 --sweeps 1 "
+        f"--format ros --out {tmp_path / 'd.json'}"
     )
     assert done.code == 1
     assert "--calibrated" in done.err
     done = boxcov(
-        "predict",
-        "--detector",
-        word,
-        "--method",
-        "nms",
-        "--count",
-        1,
-        "--sweeps",
-        1,
-        "--format",
-        "csv",
-        "--out",
-        tmp_path / "d.csv",
+        f"predict --detector {word} --method nms --count 1 --sweeps 1 "
+        f"--format csv --out {tmp_path / 'd.csv'}"
     )
     assert done.code == 0, done.err
     assert (tmp_path / "d.csv").read_text().startswith("frame,label,class,score,x,y,z")
@@ -136,15 +114,15 @@ def made_from(found: Detections, data: str, frames: int, classes: tuple[str, ...
     )
 
 
-def test_results_of_nuscenes_with_its_time(tmp_path: Path) -> None:
+def test_nuscenes_results_with_time_stamps(tmp_path: Path) -> None:
     root = nuscenes_root(tmp_path)
     frames = nuscenes.frames(root)
     found = made_from(in_space(7, frames=2), f"nuscenes:{tmp_path / 'moved'}", 2, nuscenes.CLASSES)
     found.save(tmp_path / "d.safetensors")
-    words = ("convert", tmp_path / "d.safetensors", "--data", f"nuscenes:{root}")
-    assert boxcov(*words, "--format", "nuscenes", "--out", tmp_path / "r.json").code == 0
+    words = (f"convert {tmp_path / 'd.safetensors'} --data", f"nuscenes:{root}")
+    assert boxcov(*words, f"--format nuscenes --out {tmp_path / 'r.json'}").code == 0
     assert list(nuscenes.read_results(tmp_path / "r.json")) == frames.tokens[:2]
-    assert boxcov(*words, "--format", "ros", "--out", tmp_path / "m.json").code == 0
+    assert boxcov(*words, f"--format ros --out {tmp_path / 'm.json'}").code == 0
     stamps = [
         m["header"]["stamp"] for m in json.loads((tmp_path / "m.json").read_text())["messages"]
     ]
@@ -155,7 +133,7 @@ def test_results_of_nuscenes_with_its_time(tmp_path: Path) -> None:
     assert frames.timestamp(1) > frames.timestamp(0) > 0
 
 
-def test_messages_of_kitti_are_in_kittis_axes(tmp_path: Path) -> None:
+def test_messages_of_kitti_use_the_axes_of_kitti(tmp_path: Path) -> None:
     frames = KittiAsNuScenes(kitti.frames(kitti_root(tmp_path))[:1])
     found = in_space(3)
     output_format.write_detections("ros", tmp_path / "m.json", frames, found)
@@ -167,20 +145,20 @@ def test_messages_of_kitti_are_in_kittis_axes(tmp_path: Path) -> None:
     assert one["covariance"][1] == pytest.approx(-float(found.predictive[0, 1, 0]))
 
 
-def test_what_cannot_be_converted(stored: tuple[Path, Detections], tmp_path: Path) -> None:
+def test_conversions_that_are_refused(stored: tuple[Path, Detections], tmp_path: Path) -> None:
     path, _ = stored
-    done = boxcov("convert", path, "--format", "kitti", "--out", tmp_path / "r")
+    done = boxcov(f"convert {path} --format kitti --out {tmp_path / 'r'}")
     assert "does not state which frames it was computed on" in done.err
-    assert "is the input file" in boxcov("convert", path, "--format", "csv", "--out", path).err
+    assert "is the input file" in boxcov(f"convert {path} --format csv --out {path}").err
     assert (
         "no such file"
-        in boxcov("convert", tmp_path / "none", "--format", "csv", "--out", tmp_path / "x").err
+        in boxcov(f"convert {tmp_path / 'none'} --format csv --out {tmp_path / 'x'}").err
     )
     made_from(in_space(3), "simulated:clear", 1, ("car", "pedestrian", "traffic_cone")).save(path)
-    assert boxcov("convert", path, "--format", "nuscenes", "--out", tmp_path / "x").code == 1
+    assert boxcov(f"convert {path} --format nuscenes --out {tmp_path / 'x'}").code == 1
 
 
-def test_a_missing_package_is_named_before_the_work(
+def test_missing_package_is_named_before_the_work(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
@@ -191,7 +169,7 @@ def test_a_missing_package_is_named_before_the_work(
             output_format.check_format(format, None, in_space().fields)
 
 
-def test_cocos_other_names_are_written(tmp_path: Path) -> None:
+def test_coco_aliases_are_written(tmp_path: Path) -> None:
     frames = coco.frames(coco_root(tmp_path / "set"), size=96)
     boxes = in_image(2)
     found = replace(boxes, classes=frames.classes, labels=torch.zeros(2, dtype=torch.long))

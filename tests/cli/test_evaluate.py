@@ -29,7 +29,7 @@ def study_of(paths, **options):
 
 
 def noisy(frames, noise: float = 0.4, seed: int = 0) -> Detections:
-    """The objects of the frames, moved about, with some that are not there and a covariance of what was done to them."""
+    """Return the objects with noise and its covariance, and some false positives."""
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for number, (_, (target,)) in enumerate(frames):
@@ -76,7 +76,7 @@ def saved(tmp_path, frames) -> list:
     return [tmp_path / "exact.safetensors", tmp_path / "nms.safetensors"]
 
 
-def test_records_are_those_of_a_loop(frames) -> None:
+def test_matching_agrees_with_a_loop(frames) -> None:
     found = noisy(frames)
     hidden = [dict(targets[0], points=targets[0]["points"].clone()) for _, targets in frames]
     for target in hidden:
@@ -110,7 +110,7 @@ def test_records_are_those_of_a_loop(frames) -> None:
     assert np.allclose(records.l2, expected, equal_nan=True)
 
 
-def test_boxes_with_fewer_fields_meet_the_objects_columns(frames) -> None:
+def test_boxes_with_fewer_fields_are_matched(frames) -> None:
     found = noisy(frames)
     flat = Detections(
         found.boxes[:, :7],
@@ -130,7 +130,7 @@ def test_boxes_with_fewer_fields_meet_the_objects_columns(frames) -> None:
         matched(strange, frames)
 
 
-def test_frames_without_objects_and_frames_that_are_not_there(frames) -> None:
+def test_frames_without_objects_and_missing_frames(frames) -> None:
     empty = [
         (
             [],
@@ -155,8 +155,8 @@ def test_frames_without_objects_and_frames_that_are_not_there(frames) -> None:
         GroundTruth.from_frames([])
 
 
-def test_a_script_gets_every_number(saved, frames) -> None:
-    done = boxcov("evaluate", *saved, "--json", "--replicates", 20)
+def test_json_has_every_number(saved, frames) -> None:
+    done = boxcov("evaluate", *saved, "--json --replicates 20")
     assert done.code == 0, done.err
     report = json.loads(done.out)
     rows = {row["method"]: row for row in report["rows"]}
@@ -175,9 +175,9 @@ def test_a_script_gets_every_number(saved, frames) -> None:
     assert report["about"]["nms"]["method"] == "nms"
 
 
-def test_people_get_a_table_and_a_page(tmp_path, saved) -> None:
+def test_table_and_report_are_written(tmp_path, saved) -> None:
     done = boxcov(
-        "evaluate", *saved, "--out", tmp_path / "report.html", "--scenes", 2, "--replicates", 20
+        "evaluate", *saved, f"--out {tmp_path / 'report.html'} --scenes 2 --replicates 20"
     )
     assert done.code == 0, done.err
     assert "AUROC IoU" in done.out
@@ -199,15 +199,15 @@ def test_people_get_a_table_and_a_page(tmp_path, saved) -> None:
         ({"source": {**SOURCE, "data": "nuscenes:nowhere"}}, "nowhere: no such folder"),
     ],
 )
-def test_frames_that_cannot_be_found_again(tmp_path, frames, change, message) -> None:
+def test_missing_frames_are_an_error(tmp_path, frames, change, message) -> None:
     found = noisy(frames)
     replace(found, meta={**found.meta, **change}).save(tmp_path / "d.safetensors")
-    done = boxcov("evaluate", tmp_path / "d.safetensors")
+    done = boxcov(f"evaluate {tmp_path / 'd.safetensors'}")
     assert done.code == 1
     assert message in done.err
 
 
-def test_mistakes_are_told_in_one_line(tmp_path, saved, frames) -> None:
+def test_user_errors_are_one_line(tmp_path, saved, frames) -> None:
     found = noisy(frames)
     other = tmp_path / "other.safetensors"
     replace(found, meta={**found.meta, "source": {**SOURCE, "seed": 1}}).save(other)
@@ -229,7 +229,7 @@ def test_mistakes_are_told_in_one_line(tmp_path, saved, frames) -> None:
     assert boxcov("evaluate").code == 2
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, saved) -> None:
+def test_files_with_equal_names_use_their_paths(tmp_path, saved) -> None:
     (tmp_path / "b").mkdir()
     again = tmp_path / "b" / "exact.safetensors"
     again.write_bytes(saved[0].read_bytes())
@@ -239,7 +239,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, saved) -> N
     ]
 
 
-def test_another_u(saved, tmp_path) -> None:
+def test_other_scalar_uncertainty(saved, tmp_path) -> None:
     plain = study_of(saved[:1]).methods[0].records
     other = study_of(saved[:1], uncertainty="expected-iou")
     assert other.about["u"] == "expected-iou"
@@ -260,8 +260,8 @@ def test_another_u(saved, tmp_path) -> None:
     assert np.allclose(records.uncertainty, scored.score_variance[scored.scores > 0.1].numpy())
 
 
-def test_another_u_and_what_the_covariance_adds_on_the_command_line(saved) -> None:
-    words = ("evaluate", saved[0], "--uncertainty", "relative", "--replicates", 5, "--scenes", 0)
+def test_other_uncertainty_on_the_command_line(saved) -> None:
+    words = (f"evaluate {saved[0]} --uncertainty relative --replicates 5 --scenes 0",)
     assert "what the covariance adds" in boxcov(*words).out
     found = json.loads(boxcov(*words, "--json").out)
     assert found["about"]["u"] == "relative"

@@ -18,24 +18,17 @@ runtime = pytest.importorskip("onnxruntime")
 
 
 @pytest.mark.slow
-def test_a_file_that_runs(tmp_path) -> None:
+def test_exported_file_runs_in_onnxruntime(tmp_path) -> None:
     word = small_network(tmp_path)
     detector = load_detector(word)
     fit(detector, clouds(detector.config, 1)).save(tmp_path / "p.safetensors")
     cloud(detector.config, 4).numpy().astype("<f4").tofile(tmp_path / "x.bin")
     words = (
-        "--detector",
-        word,
-        "--posterior",
-        tmp_path / "p.safetensors",
-        "--example",
-        tmp_path / "x.bin",
-        "--samples",
-        2,
-        "--boxes",
-        9,
+        f"--detector {word} --posterior {tmp_path / 'p.safetensors'} "
+        f"--example {tmp_path / 'x.bin'} "
+        "--samples 2 --boxes 9",
     )
-    done = boxcov("export", *words, "--out", tmp_path / "net.onnx", "--json")
+    done = boxcov("export", *words, f"--out {tmp_path / 'net.onnx'} --json")
     assert done.code == 0, done.err
     said = json.loads(done.out)
     assert said["bytes"] == (tmp_path / "net.onnx").stat().st_size
@@ -53,9 +46,7 @@ def test_a_file_that_runs(tmp_path) -> None:
     )
 
 
-def test_a_folder_that_is_not_there(tmp_path) -> None:
-    done = boxcov(
-        "export", "--posterior", "p.safetensors", "--out", tmp_path / "nowhere" / "x.onnx"
-    )
+def test_missing_folder_is_an_error(tmp_path) -> None:
+    done = boxcov(f"export --posterior p.safetensors --out {tmp_path / 'nowhere' / 'x.onnx'}")
     assert done.code == 1
     assert "there is no folder" in done.err

@@ -21,22 +21,10 @@ from boxcov.predict.mcglm import Derivative
 from helpers.command_line import boxcov, small_network
 
 
-def test_the_posterior_is_that_of_the_library(tmp_path) -> None:
+def test_posterior_equals_that_of_the_library(tmp_path) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
-    words = [
-        "--count",
-        3,
-        "--sweeps",
-        1,
-        "--prior-precision",
-        2,
-        "--n-data",
-        50,
-        "--fisher",
-        "mc",
-        "--json",
-    ]
-    done = boxcov("fit", "--detector", word, "--out", out, *words)
+    words = ["--count 3 --sweeps 1 --prior-precision 2 --n-data 50 --fisher mc --json"]
+    done = boxcov(f"fit --detector {word} --out {out}", *words)
     assert done.code == 0, done.err
     report = json.loads(done.out)
     detector = load_detector(word)
@@ -63,23 +51,12 @@ def test_the_posterior_is_that_of_the_library(tmp_path) -> None:
     )
 
 
-def test_better_posteriors(tmp_path) -> None:
+def test_ekfac_and_gradient_locations(tmp_path) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
     words = [
-        "--count",
-        2,
-        "--sweeps",
-        1,
-        "--depth",
-        "head.shared",
-        "--fisher",
-        "mc",
-        "--locations",
-        "gradient",
-        "--ekfac",
-        "--json",
+        "--count 2 --sweeps 1 --depth head.shared --fisher mc --locations gradient --ekfac --json"
     ]
-    done = boxcov("fit", "--detector", word, "--out", out, *words)
+    done = boxcov(f"fit --detector {word} --out {out}", *words)
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert (report["locations"], report["corrected"]) == ("gradient", True)
@@ -96,48 +73,24 @@ def test_better_posteriors(tmp_path) -> None:
     assert torch.equal(found.variances("head.shared.0"), expected.variances("head.shared.0"))
 
 
-def test_a_smaller_file(tmp_path) -> None:
+def test_compressed_posterior(tmp_path) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
-    words = [
-        "--count",
-        2,
-        "--sweeps",
-        1,
-        "--depth",
-        "head.shared",
-        "--fisher",
-        "mc",
-        "--compress",
-        0.01,
-    ]
-    done = boxcov("fit", "--detector", word, "--out", out, *words)
+    words = ["--count 2 --sweeps 1 --depth head.shared --fisher mc --compress 0.01"]
+    done = boxcov(f"fit --detector {word} --out {out}", *words)
     assert done.code == 0, done.err
     found = package.Posterior.load(out, load_detector(word))
     assert 0 < found.error <= 0.01
     assert f"no variance more than {found.error:.2%} off" in done.out
     assert out.stat().st_size < 0.5 * found.storage().factors
-    refused = boxcov("fit", "--detector", word, "--out", out, *words, "--ekfac")
+    refused = boxcov(f"fit --detector {word} --out {out}", *words, "--ekfac")
     assert refused.code != 0
     assert "--compress needs a plain fit" in refused.err
 
 
-def test_what_people_read(tmp_path) -> None:
+def test_printed_summary(tmp_path) -> None:
     out = tmp_path / "p.safetensors"
-    words = [
-        "--count",
-        4,
-        "--sweeps",
-        1,
-        "--fraction",
-        0.5,
-        "--depth",
-        "head.shared",
-        "--batch",
-        2,
-        "--fisher",
-        "mc",
-    ]
-    done = boxcov("fit", "--detector", small_network(tmp_path), "--out", out, *words)
+    words = ["--count 4 --sweeps 1 --fraction 0.5 --depth head.shared --batch 2 --fisher mc"]
+    done = boxcov("fit --detector", small_network(tmp_path), f"--out {out}", *words)
     assert done.code == 0, done.err
     first, second, third, fourth = done.out.splitlines()
     assert first.startswith(
@@ -166,17 +119,11 @@ def test_what_people_read(tmp_path) -> None:
         (["--out", "absent/p.safetensors"], "absent/p.safetensors: there is no folder absent"),
     ],
 )
-def test_mistakes_are_told_in_one_line(tmp_path, words, message) -> None:
+def test_user_errors_are_one_line(tmp_path, words, message) -> None:
     done = boxcov(
-        "fit",
-        "--detector",
+        "fit --detector",
         small_network(tmp_path),
-        "--out",
-        tmp_path / "p.safetensors",
-        "--count",
-        1,
-        "--sweeps",
-        1,
+        f"--out {tmp_path / 'p.safetensors'} --count 1 --sweeps 1",
         *words,
     )
     assert done.code == 1
@@ -190,13 +137,13 @@ def test_mistakes_are_told_in_one_line(tmp_path, words, message) -> None:
 @pytest.mark.parametrize(
     "words", [["--count", "0"], ["--fisher", "true"], ["--form", "round"], ["--colour", "red"]]
 )
-def test_wrong_usage_is_code_2(tmp_path, words) -> None:
-    assert boxcov("fit", "--out", tmp_path / "p.safetensors", *words).code == 2
+def test_wrong_usage_exits_with_2(tmp_path, words) -> None:
+    assert boxcov(f"fit --out {tmp_path / 'p.safetensors'}", *words).code == 2
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
+def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
-    words = ["fit", "--detector", word, "--out", out, "--count", 4, "--sweeps", 1, "--fisher", "mc"]
+    words = [f"fit --detector {word} --out {out} --count 4 --sweeps 1 --fisher mc"]
     assert boxcov(*words).code == 0
     whole = out.read_bytes()
     out.unlink()
@@ -231,7 +178,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
     assert not (tmp_path / "p.safetensors.checkpoint").exists()
 
 
-def test_the_worst_condition_number_is_said() -> None:
+def test_largest_condition_number_is_reported() -> None:
     posterior = package.fit(TinyCenter(), shapes.frames(count=2))
     conditions = {name: posterior.condition(name) for name in posterior.blocks}
     said = fitting.summarize(posterior, 0.0)
@@ -239,7 +186,7 @@ def test_the_worst_condition_number_is_said() -> None:
     assert said["condition"] == conditions[said["worst"]] == max(conditions.values())
 
 
-def test_the_choices_are_the_librarys() -> None:
+def test_choices_equal_those_of_the_library() -> None:
     fit, estimator = get_type_hints(FitCommand), get_type_hints(EstimatorOptions)
     assert fit["fisher"] == FisherKind
     assert fit["nonfinite"] == NonFinite

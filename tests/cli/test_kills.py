@@ -43,30 +43,31 @@ def killed(run: Killed, kills: int) -> Killed:
     return run
 
 
-def told(run: Killed, capsys) -> None:
+def print_counts(run: Killed, capsys) -> None:
     with capsys.disabled():
         print(
-            f"\n{run.words[3]}: {run.kills} kills, {run.finished} runs brought to an end; kept at a kill: {sorted(run.counted.items())}"
+            f"\n{run.words[3]}: {run.kills} kills, {run.finished} finished runs; "
+            f"stored at a kill: {sorted(run.counted.items())}"
         )
 
 
 def test_a_few_kills_lose_nothing(tmp_path) -> None:
-    """Of both passes, with a process that reads ahead."""
+    """In both passes, with a worker process."""
     killed(fitted(tmp_path, 6, "--ekfac", "--workers", 1), kills=3)
 
 
 @pytest.mark.slow
 def test_fifty_kills_lose_nothing(tmp_path, capsys) -> None:
-    """At random moments of its start, its frames, its writing and its end; the posterior has the bytes of the run that was let alone."""
+    """Kills at random moments; the posterior has the bytes of an uninterrupted run."""
     run = killed(fitted(tmp_path, 40), kills=50)
-    told(run, capsys)
+    print_counts(run, capsys)
     assert len(run.counted) > 5  # not all at the same place
 
 
 @pytest.mark.slow
 def test_kills_in_both_passes(tmp_path, capsys) -> None:
     run = killed(fitted(tmp_path, 20, "--ekfac"), kills=20)
-    told(run, capsys)
+    print_counts(run, capsys)
     assert max(run.counted) > 20  # in the second one, too
 
 
@@ -74,35 +75,23 @@ def test_kills_in_both_passes(tmp_path, capsys) -> None:
 def test_kills_of_predict_and_evaluate(tmp_path, capsys) -> None:
     word, posterior = small_network(tmp_path), tmp_path / "p.safetensors"
     assert (
-        boxcov(
-            "fit",
-            "--detector",
-            word,
-            "--out",
-            posterior,
-            "--count",
-            4,
-            "--sweeps",
-            1,
-            "--fisher",
-            "mc",
-        ).code
+        boxcov(f"fit --detector {word} --out {posterior} --count 4 --sweeps 1 --fisher mc").code
         == 0
     )
     words = ["predict", "--detector", word, "--posterior", posterior, "--count", 80, "--sweeps", 1]
     run = killed(Killed(tmp_path / "d.safetensors", words, 0, but_for_time, blocks_kept), kills=10)
-    told(run, capsys)
+    print_counts(run, capsys)
     assert len(run.counted) > 2
-    assert boxcov(*words, "--out", tmp_path / "d.safetensors").code == 0
+    assert boxcov(*words, f"--out {tmp_path / 'd.safetensors'}").code == 0
     words = ["evaluate", tmp_path / "d.safetensors", "--replicates", 20]
     run = killed(Killed(tmp_path / "page.html", words, 0, undated, blocks_kept), kills=10)
-    told(run, capsys)
+    print_counts(run, capsys)
     assert len(run.counted) > 1
 
 
 @pytest.mark.slow
 def test_kills_of_reproduce(tmp_path, capsys) -> None:
-    """Fits, runs, tables, figures and page; it goes on by itself, and every file is that of the run that was let alone, but for the milliseconds."""
+    """It resumes without an option; every file but the times equals an uninterrupted run."""
     words = [
         "reproduce",
         "--detector",
@@ -122,5 +111,5 @@ def test_kills_of_reproduce(tmp_path, capsys) -> None:
         ),
         kills=15,
     )
-    told(run, capsys)
+    print_counts(run, capsys)
     assert len(run.counted) > 5

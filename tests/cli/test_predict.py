@@ -19,7 +19,7 @@ from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictComman
 from helpers.command_line import boxcov, small_network
 from helpers.data_roots import kitti_root, nuscenes_root
 
-TINY = ["--count", 3, "--sweeps", 1]
+TINY = ["--count 3 --sweeps 1"]
 
 
 @pytest.fixture(scope="module")
@@ -28,19 +28,8 @@ def made(tmp_path_factory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("net")
     word, out = small_network(folder), folder / "p.safetensors"
     done = boxcov(
-        "fit",
-        "--detector",
-        word,
-        "--out",
-        out,
-        "--count",
-        4,
-        "--sweeps",
-        1,
-        "--fisher",
-        "mc",
-        "--prior-precision",
-        1e4,
+        f"fit --detector {word} --out {out} "
+        "--count 4 --sweeps 1 --fisher mc --prior-precision 10000.0"
     )
     assert done.code == 0, done.err
     return word, out
@@ -65,20 +54,10 @@ METHODS = {
 
 
 @pytest.mark.parametrize("method", ["exact", "glm", "mcglm", "mci"])
-def test_the_scores_variance(tmp_path, made, method) -> None:
+def test_variance_of_the_score_logit(tmp_path, made, method) -> None:
     word, posterior = made
     few = ["--max-boxes", 2] if method == "glm" else []
-    common = (
-        "predict",
-        "--detector",
-        word,
-        "--posterior",
-        posterior,
-        "--method",
-        method,
-        *TINY,
-        *few,
-    )
+    common = (f"predict --detector {word} --posterior {posterior} --method {method}", *TINY, *few)
     for name, words in (("plain", []), ("scored", ["--with-logit"])):
         done = boxcov(*common, *words, "--out", tmp_path / f"{name}.safetensors")
         assert done.code == 0, done.err
@@ -91,16 +70,9 @@ def test_the_scores_variance(tmp_path, made, method) -> None:
     assert scored.meta["with_logit"] is True
 
 
-def test_no_variance_of_the_score_by_nms(tmp_path, made) -> None:
+def test_nms_has_no_score_logit(tmp_path, made) -> None:
     done = boxcov(
-        "predict",
-        "--detector",
-        made[0],
-        "--method",
-        "nms",
-        "--with-logit",
-        "--out",
-        tmp_path / "d.safetensors",
+        f"predict --detector {made[0]} --method nms --with-logit --out {tmp_path / 'd'}",
         *TINY,
     )
     assert done.code != 0
@@ -108,20 +80,12 @@ def test_no_variance_of_the_score_by_nms(tmp_path, made) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_file_is_what_the_library_gives(tmp_path, made, method) -> None:
+def test_file_equals_the_library_results(tmp_path, made, method) -> None:
     word, posterior = made
     words, build = METHODS[method]
     out = tmp_path / "d.safetensors"
     done = boxcov(
-        "predict",
-        "--detector",
-        word,
-        "--posterior",
-        posterior,
-        "--method",
-        method,
-        "--out",
-        out,
+        f"predict --detector {word} --posterior {posterior} --method {method} --out {out}",
         *TINY,
         *words,
         "--json",
@@ -144,42 +108,25 @@ def test_the_file_is_what_the_library_gives(tmp_path, made, method) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["d.safetensors"]
 
 
-def test_mc_dropout_needs_no_posterior_and_fd_takes_its_step(tmp_path, made) -> None:
+def test_mc_dropout_and_finite_differences(tmp_path, made) -> None:
     word, posterior = made
-    assert (
-        boxcov(
-            "predict", "--detector", word, "--method", "mci", "--out", tmp_path / "a", *TINY
-        ).code
-        == 0
-    )
+    assert boxcov(f"predict --detector {word} --method mci --out {tmp_path / 'a'}", *TINY).code == 0
     assert Detections.load(tmp_path / "a").meta["dropout"] == 0.1
-    words = ["--method", "mcglm", "--derivative", "fd", "--epsilon", 1e-2]
+    words = ["--method mcglm --derivative fd --epsilon 0.01"]
     done = boxcov(
-        "predict",
-        "--detector",
-        word,
-        "--posterior",
-        posterior,
-        "--out",
-        tmp_path / "b",
-        *TINY,
-        *words,
+        f"predict --detector {word} --posterior {posterior} --out {tmp_path / 'b'}", *TINY, *words
     )
     assert done.code == 0, done.err
     assert Detections.load(tmp_path / "b").meta["epsilon"] == 1e-2
 
 
-# cut off and resumed
+# interrupted and resumed
 
 
 @pytest.mark.parametrize("method", ["exact", "mci"])
-def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(
-    tmp_path, made, monkeypatch, method
-) -> None:
-    """mci with dropout draws for every frame: what was drawn before must not matter."""
-    monkeypatch.setattr(
-        prediction, "clock", lambda: 0.0
-    )  # of all that is written, only the time differs
+def test_interrupted_run_resumes_to_the_same_bytes(tmp_path, made, monkeypatch, method) -> None:
+    """mci with dropout draws samples per frame: earlier draws must not matter."""
+    monkeypatch.setattr(prediction, "clock", lambda: 0.0)  # only the times would differ
     word, posterior = made
     out = tmp_path / "cut.safetensors"
     options = PredictCommand(
@@ -218,18 +165,10 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(
     assert not parts.exists()
 
 
-def test_resume_without_anything_to_resume_starts(tmp_path, made) -> None:
+def test_resume_without_blocks_starts_a_run(tmp_path, made) -> None:
     assert (
         boxcov(
-            "predict",
-            "--detector",
-            made[0],
-            "--method",
-            "nms",
-            "--out",
-            tmp_path / "d",
-            *TINY,
-            "--resume",
+            f"predict --detector {made[0]} --method nms --out {tmp_path / 'd'}", *TINY, "--resume"
         ).code
         == 0
     )
@@ -241,25 +180,9 @@ def test_resume_without_anything_to_resume_starts(tmp_path, made) -> None:
 def test_nuscenes_results(tmp_path, made) -> None:
     word, posterior = made
     root = nuscenes_root(tmp_path)
-    words = [
-        "--data",
-        f"nuscenes:{root}",
-        "--split",
-        "train[1:]",
-        "--count",
-        2,
-        "--format",
-        "nuscenes",
-    ]
+    words = ["--data", f"nuscenes:{root}", "--split train[1:] --count 2 --format nuscenes"]
     done = boxcov(
-        "predict",
-        "--detector",
-        word,
-        "--posterior",
-        posterior,
-        "--out",
-        tmp_path / "r.json",
-        *words,
+        f"predict --detector {word} --posterior {posterior} --out {tmp_path / 'r.json'}", *words
     )
     assert done.code == 0, done.err
     found = nuscenes.read_results(tmp_path / "r.json")
@@ -268,12 +191,12 @@ def test_nuscenes_results(tmp_path, made) -> None:
     assert all(len(part) == 0 or part.covariance.shape[1:] == (9, 9) for part in found.values())
 
 
-def test_kitti_results_are_turned_back(tmp_path, made) -> None:
+def test_kitti_results_use_the_axes_of_kitti(tmp_path, made) -> None:
     word, posterior = made
     root = kitti_root(tmp_path)
-    words = ["--detector", word, "--posterior", posterior, "--data", f"kitti:{root}", "--count", 1]
-    assert boxcov("predict", "--out", tmp_path / "native", *words).code == 0
-    done = boxcov("predict", "--out", tmp_path / "results", "--format", "kitti", *words)
+    words = [f"--detector {word} --posterior {posterior} --data", f"kitti:{root}", "--count 1"]
+    assert boxcov(f"predict --out {tmp_path / 'native'}", *words).code == 0
+    done = boxcov(f"predict --out {tmp_path / 'results'} --format kitti", *words)
     assert done.code == 0, done.err
     native = Detections.load(tmp_path / "native")
     kept = [
@@ -293,7 +216,7 @@ def test_kitti_results_are_turned_back(tmp_path, made) -> None:
     ]
 
 
-def test_turning_there_and_back_changes_nothing() -> None:
+def test_kitti_axes_round_trip() -> None:
     boxes = torch.tensor(
         [
             [10.0, 2.0, -1.0, 1.6, 4.0, 1.5, 0.3, 3.0, 1.0],
@@ -333,12 +256,12 @@ def test_turning_there_and_back_changes_nothing() -> None:
         (["--data", "carla:town"], "no data 'carla:town'"),
     ],
 )
-def test_mistakes_are_told_before_the_work(tmp_path, made, monkeypatch, words, message) -> None:
+def test_user_errors_come_before_the_work(tmp_path, made, monkeypatch, words, message) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         prediction, "_predict_block", lambda *given: pytest.fail("the work has begun")
     )
-    done = boxcov("predict", "--detector", made[0], "--method", "nms", "--out", "d", *TINY, *words)
+    done = boxcov(f"predict --detector {made[0]} --method nms --out d", *TINY, *words)
     assert done.code == 1
     assert done.out == ""
     assert done.err.startswith("boxcov: ")
@@ -347,22 +270,18 @@ def test_mistakes_are_told_before_the_work(tmp_path, made, monkeypatch, words, m
     assert not list(tmp_path.iterdir())
 
 
-def test_a_posterior_of_other_weights_is_refused(tmp_path, made) -> None:
+def test_posterior_of_other_weights_is_refused(tmp_path, made) -> None:
     done = boxcov(
-        "predict",
-        "--detector",
+        "predict --detector",
         small_network(tmp_path, seed=5),
-        "--posterior",
-        made[1],
-        "--out",
-        tmp_path / "d",
+        f"--posterior {made[1]} --out {tmp_path / 'd'}",
         *TINY,
     )
     assert done.code == 1
     assert "this posterior was made for weights with the fingerprint" in done.err
 
 
-def test_a_detector_that_knows_other_classes_is_refused(tmp_path) -> None:
+def test_detector_with_other_classes_is_refused(tmp_path) -> None:
     with pytest.raises(
         BoxcovError, match=r"the labels are car, truck, .*; the detector has car, bus"
     ):
@@ -377,7 +296,7 @@ def test_a_detector_that_knows_other_classes_is_refused(tmp_path) -> None:
         load_frames(DataOptions(f"kitti:{root}", "training[90:]"))
 
 
-def test_nothing_found_is_a_file_all_the_same(tmp_path) -> None:
+def test_no_boxes_give_an_empty_file(tmp_path) -> None:
     from boxcov.detectors import centerpoint
     from helpers.centerpoint_cases import detector_of, pillar_config
 
@@ -387,16 +306,13 @@ def test_nothing_found_is_a_file_all_the_same(tmp_path) -> None:
     words = [
         "--detector",
         f"centerpoint:{tmp_path}/blind.safetensors",
-        "--method",
-        "nms",
-        "--out",
-        tmp_path / "d.safetensors",
+        f"--method nms --out {tmp_path / 'd.safetensors'}",
         *TINY,
     ]
     done = boxcov("predict", *words)
     assert done.code == 0, done.err
     assert done.out.startswith("0 boxes in 3 frames")
     assert Detections.load(tmp_path / "d.safetensors").covariance.shape == (0, 9, 9)
-    again = boxcov("evaluate", tmp_path / "d.safetensors")
+    again = boxcov(f"evaluate {tmp_path / 'd.safetensors'}")
     assert again.code == 1
     assert "d.safetensors: no box has a score above 0.1: there is nothing to evaluate" in again.err

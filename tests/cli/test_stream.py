@@ -43,23 +43,11 @@ def lines(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_line_a_frame_with_the_numbers_of_the_model(made) -> None:
+def test_one_line_per_frame_with_the_model_results(made) -> None:
     word, posterior, frames = made
     done = boxcov(
-        "stream",
-        frames,
-        "--detector",
-        word,
-        "--posterior",
-        posterior,
-        "--points",
-        "plain",
-        "--method",
-        "mcglm",
-        "--samples",
-        4,
-        "--warmup",
-        1,
+        f"stream {frames} --detector {word} --posterior {posterior} "
+        "--points plain --method mcglm --samples 4 --warmup 1"
     )
     assert done.code == 0, done.err
     found = lines(done.out)
@@ -80,7 +68,7 @@ def test_a_line_a_frame_with_the_numbers_of_the_model(made) -> None:
     assert "p99" in done.err
 
 
-def test_a_bad_frame_is_an_error_line_and_the_stream_goes_on(made, tmp_path) -> None:
+def test_bad_frame_gives_an_error_line(made, tmp_path) -> None:
     word, posterior, frames = made
     (tmp_path / "bad.bin").write_bytes(b"123")
     paths = "\n".join(
@@ -89,18 +77,8 @@ def test_a_bad_frame_is_an_error_line_and_the_stream_goes_on(made, tmp_path) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.StringIO(paths))
         done = boxcov(
-            "stream",
-            "-",
-            "--detector",
-            word,
-            "--posterior",
-            posterior,
-            "--points",
-            "plain",
-            "--method",
-            "mcglm",
-            "--samples",
-            2,
+            f"stream - --detector {word} --posterior {posterior} "
+            "--points plain --method mcglm --samples 2"
         )
     assert done.code == 1
     found = lines(done.out)
@@ -110,7 +88,7 @@ def test_a_bad_frame_is_an_error_line_and_the_stream_goes_on(made, tmp_path) -> 
     assert done.err.endswith("boxcov: 2 of 4 frames failed: see the errors in their lines\n")
 
 
-def test_numbers_that_are_not_finite_are_an_error_line(tmp_path) -> None:
+def test_nonfinite_boxes_give_an_error_line(tmp_path) -> None:
     """A method gives none; its boxes are the detector's own, which may."""
     cloud(pillar_config(), 0).numpy().astype("<f4").tofile(tmp_path / "x.bin")
     box = torch.tensor([[1.0, float("nan")]])
@@ -125,25 +103,15 @@ def test_numbers_that_are_not_finite_are_an_error_line(tmp_path) -> None:
     assert line == {"frame": str(tmp_path / "x.bin"), "error": "boxes are not finite"}
 
 
-def test_kitti_points_give_boxes_in_kittis_axes(made, tmp_path) -> None:
+def test_kitti_points_give_boxes_in_kitti_axes(made, tmp_path) -> None:
     word, posterior, _ = made
     detector = load_detector(word)
     there = cloud(detector.config, 3)
     x, y = there[:, 1], -there[:, 0]  # the same place, in KITTI's axes
     np.stack([x, y, there[:, 2], there[:, 3] / 255], 1).astype("<f4").tofile(tmp_path / "k.bin")
     done = boxcov(
-        "stream",
-        tmp_path,
-        "--detector",
-        word,
-        "--posterior",
-        posterior,
-        "--points",
-        "kitti",
-        "--method",
-        "mcglm",
-        "--samples",
-        2,
+        f"stream {tmp_path} --detector {word} --posterior {posterior} "
+        "--points kitti --method mcglm --samples 2"
     )
     assert done.code == 0, done.err
     (line,) = lines(done.out)
@@ -158,7 +126,7 @@ def test_kitti_points_give_boxes_in_kittis_axes(made, tmp_path) -> None:
     )
 
 
-def test_images_give_boxes_in_pixels_of_the_image(tmp_path) -> None:
+def test_image_boxes_are_in_pixels_of_the_image(tmp_path) -> None:
     Image = pytest.importorskip("PIL.Image")
     detector = small(seed=2, max_boxes=5).float()
     inputs = torch.zeros(1, 3, 64, 64)
@@ -181,7 +149,7 @@ def test_images_give_boxes_in_pixels_of_the_image(tmp_path) -> None:
     torch.testing.assert_close(torch.tensor(line["covariance"]) * scale**2, expected.covariance)
 
 
-def test_a_folder_that_is_watched(tmp_path) -> None:
+def test_watched_folder_yields_new_files(tmp_path) -> None:
     (tmp_path / "b.bin").write_bytes(b"1")
     paths = streaming.paths_in_folder(tmp_path, (".bin",), watch=True, poll=0.01)
     assert next(paths).name == "b.bin"
@@ -198,22 +166,22 @@ def test_a_folder_that_is_watched(tmp_path) -> None:
         ([".", "--size", 33], "--size must be a multiple of 32"),
     ],
 )
-def test_words_that_do_not_fit(made, words, message) -> None:
+def test_wrong_stream_options_are_refused(made, words, message) -> None:
     word, posterior, _ = made
-    done = boxcov("stream", *words, "--detector", word, "--posterior", posterior)
+    done = boxcov("stream", *words, f"--detector {word} --posterior {posterior}")
     assert done.code == 1
     assert message in done.err
 
 
-def test_an_empty_folder(made, tmp_path) -> None:
+def test_empty_folder_is_an_error(made, tmp_path) -> None:
     word, posterior, _ = made
-    done = boxcov("stream", tmp_path, "--detector", word, "--posterior", posterior)
+    done = boxcov(f"stream {tmp_path} --detector {word} --posterior {posterior}")
     assert done.code == 1
     assert "no .bin file there" in done.err
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_clean_and_the_latencies_are_said(made) -> None:
+def test_ctrl_c_prints_the_latencies(made) -> None:
     word, posterior, frames = made
     words = [
         sys.executable,
@@ -252,7 +220,7 @@ def test_ctrl_c_is_clean_and_the_latencies_are_said(made) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away(made) -> None:
+def test_closed_pipe_ends_the_stream(made) -> None:
     word, posterior, frames = made
     words = [
         sys.executable,

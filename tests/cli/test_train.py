@@ -16,7 +16,7 @@ from boxcov.pipeline.kitti_axes import frame_to_nuscenes
 from boxcov.pipeline.options import DataOptions, TrainCommand
 
 
-def test_a_run_writes_weights_and_report(tmp_path) -> None:
+def test_training_writes_weights_and_report(tmp_path) -> None:
     out = tmp_path / "small.safetensors"
     command = [
         "train",
@@ -46,8 +46,8 @@ def test_a_run_writes_weights_and_report(tmp_path) -> None:
     assert sum(p.numel() for p in detector.parameters()) == report["parameters"]
 
 
-def test_the_shipped_detector_detects() -> None:
-    """On unseen seeds, in little time: cars well, and far better than on shapes that it was never shown."""
+def test_packaged_detector_detects() -> None:
+    """It detects cars on unseen seeds, and far fewer objects of unknown shapes."""
     detector = centerpoint.load("small")
     clear, unseen = (
         training.measure_precision(
@@ -62,12 +62,12 @@ def test_the_shipped_detector_detects() -> None:
     assert clear["car"][2.0] > unseen["car"][2.0] + 0.2
 
 
-def test_a_folder_that_is_not_there_is_noticed_before_the_work(tmp_path) -> None:
+def test_missing_folder_is_an_error_before_the_work(tmp_path) -> None:
     with pytest.raises(BoxcovError, match="there is no folder"):
         training.run(TrainCommand(out=tmp_path / "absent" / "x.safetensors", data="nothing"))
 
 
-def test_words_of_the_command_line() -> None:
+def test_unknown_data_and_configurations() -> None:
     assert len(load_frames(DataOptions("simulated:fog", count=2))) == 2
     with pytest.raises(BoxcovError, match="no data 'carla:town'"):
         load_frames(DataOptions("carla:town"))
@@ -77,7 +77,7 @@ def test_words_of_the_command_line() -> None:
         load_frames(DataOptions("nuscenes:x", split="train[a]"))
 
 
-def test_kitti_frames_turn_into_the_axes_of_nuscenes() -> None:
+def test_kitti_frames_in_nuscenes_axes() -> None:
     boxes = torch.tensor([[10.0, 2.0, -1.0, 1.6, 4.0, 1.5, 0.3, float("nan"), float("nan")]])
     cloud = torch.tensor([[10.0, 2.0, -1.0, 7.0, 0.0]])
     (points,), (target,) = frame_to_nuscenes(

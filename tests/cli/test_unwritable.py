@@ -36,7 +36,7 @@ VERBS = {
 
 
 def told_before_the_work(verb: str, out: Path, reason: str) -> None:
-    done = boxcov(*VERBS[verb], "--out", out)
+    done = boxcov(*VERBS[verb], f"--out {out}")
     assert done.code == 1
     *before, line = done.err.splitlines()
     assert not before
@@ -45,7 +45,7 @@ def told_before_the_work(verb: str, out: Path, reason: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_read_only_folder(tmp_path, verb, monkeypatch) -> None:
+def test_read_only_folder(tmp_path, verb, monkeypatch) -> None:
     """As every user but root sees it."""
 
     def refuse(*_, **__):
@@ -72,19 +72,19 @@ def read_only_disk(tmp_path_factory):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_disk_that_is_really_read_only(read_only_disk, verb) -> None:
+def test_read_only_disk(read_only_disk, verb) -> None:
     told_before_the_work(verb, read_only_disk / "out", "Read-only file system")
 
 
-def test_a_folder_for_results_that_is_there_and_read_only(read_only_disk) -> None:
+def test_existing_read_only_result_folder(read_only_disk) -> None:
     told_before_the_work("predict to a folder", read_only_disk, "Read-only file system")
 
 
 @pytest.mark.parametrize(
     "verb", [verb for verb in VERBS if verb not in ("predict to a folder", "reproduce", "demo")]
 )
-def test_a_folder_in_the_place_of_a_file(tmp_path, verb) -> None:
-    done = boxcov(*VERBS[verb], "--out", tmp_path)
+def test_folder_instead_of_a_file(tmp_path, verb) -> None:
+    done = boxcov(*VERBS[verb], f"--out {tmp_path}")
     assert (done.code, done.err) == (
         1,
         f"boxcov: {tmp_path}: is a folder; give the name of a file\n",
@@ -92,9 +92,9 @@ def test_a_folder_in_the_place_of_a_file(tmp_path, verb) -> None:
 
 
 @pytest.mark.parametrize("verb", ["predict to a folder", "reproduce", "demo"])
-def test_a_file_in_the_place_of_a_folder(tmp_path, verb) -> None:
+def test_file_instead_of_a_folder(tmp_path, verb) -> None:
     (tmp_path / "out").write_text("mine")
-    done = boxcov(*VERBS[verb], "--out", tmp_path / "out")
+    done = boxcov(*VERBS[verb], f"--out {tmp_path / 'out'}")
     assert done.code == 1
     assert done.err.count("\n") == 1
     assert f"{tmp_path / 'out'}" in done.err
@@ -120,7 +120,7 @@ class Full(io.StringIO):
         return self.file.fileno()
 
 
-def test_a_stream_whose_disk_is_full_ends_with_one_line(tmp_path, monkeypatch) -> None:
+def test_stream_to_a_full_disk_ends_with_one_line(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         streaming, "predict_line", lambda model, reader, path: {"frame": str(path), "ms": 1.0}
     )
@@ -137,7 +137,7 @@ def test_a_stream_whose_disk_is_full_ends_with_one_line(tmp_path, monkeypatch) -
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_stream_into_a_full_device(tmp_path) -> None:
+def test_stream_to_a_full_device(tmp_path) -> None:
     (tmp_path / "x.bin").write_bytes(b"")
     words = [sys.executable, "-m", "boxcov", "stream", str(tmp_path), "--method", "nms"]
     with open("/dev/full", "w") as full:

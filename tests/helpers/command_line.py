@@ -22,10 +22,11 @@ class Done:
 
 
 def boxcov(*words: object) -> Done:
-    """``boxcov WORDS`` as a shell would run it."""
+    """Run ``boxcov WORDS`` as a shell would; a word may hold several, separated by spaces."""
+    arguments = [part for word in words for part in str(word).split(" ")]
     out, err = io.StringIO(), io.StringIO()
     with (
-        mock.patch.object(sys, "argv", ["boxcov", *map(str, words)]),
+        mock.patch.object(sys, "argv", ["boxcov", *arguments]),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

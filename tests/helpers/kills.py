@@ -1,4 +1,4 @@
-"""A long run that is killed again and again, and what is left of it each time."""
+"""A long run that is killed and resumed many times."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ FULL = "kfac/test_checkpoint_files.py::test_a_full_disk_keeps_the_checkpoint_bef
 FULL_OUT = "test_provenance.py::test_a_full_disk_is_a_clear_error_without_half_a_file"
 INTERVAL = "kfac/test_checkpoint.py::test_the_interval_is_kept_and_an_error_saves_what_was_counted"
 LOADING = "data/test_loader.py::"
-SPREAD = "cli/test_spread.py::"
+RANKS_CLI = "cli/test_ranks.py::"
 UNWRITABLE = "cli/test_unwritable.py::"
 
 FITS = [
@@ -81,7 +81,7 @@ FITS = [
         "cli/app.py",
         "sys.exit(128 + number)",
         "sys.exit(1)",
-        "cli/test_fit.py::test_a_run_that_was_stopped_goes_on",
+        "cli/test_fit.py::test_interrupted_fit_resumes",
     ),
     Mutant(
         "asked twice it ends at once",
@@ -156,42 +156,42 @@ FITS = [
         "pipeline/block_store.py",
         "if not self.has_block(numbers.start, meta):",
         "if True:",
-        "cli/test_predict.py::test_a_run_that_was_cut_off_goes_on_to_the_same_bytes[exact]",
+        "cli/test_predict.py::test_interrupted_run_resumes_to_the_same_bytes[exact]",
     ),
     Mutant(
         "blocks of another run are refused",
         "pipeline/block_store.py",
         "if stored.get(name) != meta[name]:",
         "if False:",
-        "cli/test_predict.py::test_a_run_that_was_cut_off_goes_on_to_the_same_bytes[exact]",
+        "cli/test_predict.py::test_interrupted_run_resumes_to_the_same_bytes[exact]",
     ),
     Mutant(
         "evaluate leaves nothing behind",
         "pipeline/evaluate.py",
         "store.remove()",
         "pass",
-        f"{SPREAD}test_evaluate_that_was_cut_off_goes_on",
+        f"{RANKS_CLI}test_interrupted_evaluate_resumes",
     ),
     Mutant(
         "reproduce makes no run twice",
         "pipeline/reproduce/workspace.py",
         "self._truth_path(run.on).exists()\n",
         "self._truth_path(run.on).exists() and self.path(run).unlink()\n",
-        "pipeline/test_reproduce.py::test_what_is_there_is_not_made_again",
+        "pipeline/test_reproduce.py::test_finished_runs_are_not_repeated",
     ),
     Mutant(
         "reproduce goes on with a fit",
         "pipeline/reproduce/workspace.py",
         "checkpoint=Checkpoint(checkpoint, resume=True),",
         "",
-        "pipeline/test_reproduce.py::test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing",
+        "pipeline/test_reproduce.py::test_interrupted_fit_resumes_and_leaves_nothing",
     ),
     Mutant(
         "reproduce removes what a kill left",
         "pipeline/reproduce/workspace.py",
         "leftover.unlink()",
         "pass",
-        "pipeline/test_reproduce.py::test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing",
+        "pipeline/test_reproduce.py::test_interrupted_fit_resumes_and_leaves_nothing",
     ),
     Mutant(
         "every item has a seed",
@@ -219,13 +219,13 @@ FITS = [
         "pipeline/paths.py",
         "        check_writable(out)",
         "        pass",
-        f"{UNWRITABLE}test_a_read_only_folder[predict]",
+        f"{UNWRITABLE}test_read_only_folder[predict]",
     ),
     Mutant(
         "a folder that cannot be written, before the work",
         "pipeline/reproduce/workspace.py",
         "make_folder(folder / name)",
         "(folder / name).mkdir(parents=True, exist_ok=True)",
-        f"{UNWRITABLE}test_a_read_only_folder[reproduce]",
+        f"{UNWRITABLE}test_read_only_folder[reproduce]",
     ),
 ]

@@ -80,7 +80,7 @@ NUMBERS = [
         "pipeline/fit.py",
         "worst = max(conditions",
         "worst = min(conditions",
-        "cli/test_fit.py::test_the_worst_condition_number_is_said",
+        "cli/test_fit.py::test_largest_condition_number_is_reported",
     ),
     Mutant(
         "same seed, same draws",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 FIT = "kfac/fit.py"
-SPREAD = "cli/test_spread.py::"
+RANKS_CLI = "cli/test_ranks.py::"
 RANKS = "_torch/test_distributed.py::"
 
 PROCESSES = [
@@ -35,28 +35,28 @@ PROCESSES = [
         "pipeline/predict.py",
         "    if world.rank:",
         "    if False:",
-        f"{SPREAD}test_ranks_together_write_the_file_of_one[2]",
+        f"{RANKS_CLI}test_ranks_write_the_file_of_one_process[2]",
     ),
     Mutant(
         "a rank that dies ends the others",
         "_torch/distributed.py",
         "except RuntimeError as error:",
         "except ZeroDivisionError as error:",
-        f"{SPREAD}test_a_rank_that_dies_ends_all_and_leaves_whole_blocks",
+        f"{RANKS_CLI}test_killed_rank_ends_all_and_leaves_whole_blocks",
     ),
     Mutant(
         "errors name their rank",
         "_torch/distributed.py",
         "            if self.is_single:\n                raise\n",
         "            if True:\n                raise\n",
-        f"{SPREAD}test_errors_have_the_name_of_their_rank",
+        f"{RANKS_CLI}test_errors_name_their_rank",
     ),
     Mutant(
         "folders that are not shared",
         "pipeline/block_store.py",
         "            if not path.exists():\n                raise",
         "            if False:\n                raise",
-        f"{SPREAD}test_folders_that_are_not_shared",
+        f"{RANKS_CLI}test_folder_that_is_not_shared_is_an_error",
     ),
     Mutant(
         "where tensors travel",

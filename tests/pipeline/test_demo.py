@@ -1,4 +1,4 @@
-"""The demo on a network that is small enough for a test: what it prints is what its files and its report say."""
+"""The demo with a small network: the printed tables match its files and its report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def out(tmp_path, monkeypatch) -> Path:
     return tmp_path / "out"
 
 
-def test_the_tables_are_those_of_the_files_and_the_report(out) -> None:
+def test_printed_tables_match_files_and_report(out) -> None:
     done = boxcov("demo", "--out", out, "--json")
     assert done.code == 0, done.err
     printed = json.loads(done.out)
@@ -43,7 +43,7 @@ def test_the_tables_are_those_of_the_files_and_the_report(out) -> None:
     }
 
 
-def test_what_it_prints_can_be_read(out) -> None:
+def test_printed_text(out) -> None:
     (out / "exact.safetensors.parts").mkdir(parents=True)  # of a demo that was cut off
     done = boxcov("demo", "--out", out)
     assert done.code == 0, done.err
@@ -61,7 +61,7 @@ def test_what_it_prints_can_be_read(out) -> None:
     assert float(off.group(1)) < 1e-3
 
 
-def test_run_time_is_by_ratio_and_glm_by_the_box(out) -> None:
+def test_run_time_ratios_and_extrapolated_glm(out) -> None:
     boxcov("demo", "--out", out, "--json")
     rows = {row["method"]: row for row in json.loads((out / "demo.json").read_text())["runtime"]}
     assert rows["plain detector"]["ratio"] == 1

@@ -8,7 +8,7 @@ from boxcov.pipeline.reproduce.paper import bounds, shares
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shares_are_those_of_the_partition(seed) -> None:
+def test_shares_equal_those_of_the_partition(seed) -> None:
     counts = Partition(*(int(n) for n in np.random.default_rng(seed).integers(1, 1000, 4)))
     metrics = counts.metrics()
     found = shares(metrics["AvU"], metrics["P(A|C)"], metrics["P(U|I)"])

@@ -18,12 +18,12 @@ def told(ticks: list[float], done: list[int], total: int | None, stream: io.Stri
     return stream.getvalue()
 
 
-def test_short_work_says_nothing() -> None:
+def test_short_work_prints_nothing() -> None:
     for stream in (io.StringIO(), Terminal()):
         assert told([0.0, 0.5, 1.0, 1.9], [1, 2, 3], 3, stream) == ""
 
 
-def test_a_log_has_a_line_every_few_seconds() -> None:
+def test_log_has_a_line_every_few_seconds() -> None:
     said = told([float(t) for t in range(14)], list(range(1, 14)), 100, io.StringIO()).splitlines()
     assert said == [
         "working: 2 of 100 frames, loss 0.5, 1 per second, 1:38 left",
@@ -32,19 +32,19 @@ def test_a_log_has_a_line_every_few_seconds() -> None:
     ]
 
 
-def test_a_resumed_run_is_not_credited_with_what_was_there() -> None:
+def test_rate_ignores_items_before_a_resume() -> None:
     said = told([0.0, 0.1, 10.1], [500, 505], 510, io.StringIO())
     assert said == "working: 505 of 510 frames, loss 0.5, 2 s each, 0:10 left\n"
 
 
-def test_of_an_unknown_number_no_end_is_promised() -> None:
+def test_unknown_total_has_no_remaining_time() -> None:
     assert (
         told([0.0, 1.0, 11.0], [1, 11], None, io.StringIO())
         == "working: 11 frames, loss 0.5, 1 per second\n"
     )
 
 
-def test_a_terminal_gets_a_bar() -> None:
+def test_terminal_shows_a_bar() -> None:
     shown = told([0.0, 1.0, 11.0], [1, 11], 20, Terminal())
     assert "working, loss 0.5" in shown
     assert "11/20" in shown

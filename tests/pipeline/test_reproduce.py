@@ -1,4 +1,4 @@
-"""The whole reproduction on the little reference detector: every table, from files on disk, and going on after a kill."""
+"""The whole reproduction with the reference detector, interrupted once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def untrained(monkeypatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny) -> Path:
-    """A finished reproduction, cut off once on its way."""
+    """A finished reproduction that was interrupted once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workspace_module, "load_detector", lambda word, device: tiny)
         patch.setattr(workspace_module, "load_frames", load_shapes)
@@ -96,14 +96,14 @@ def _cut_off_after(out: Path, count: int) -> None:
 
 
 def _quietly(out: Path, progress: Progress | None = None) -> None:
-    """Without the warnings of finite differences, which the paper's steps deserve."""
+    """Without the warnings about the paper's finite differences."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BoxcovWarning)
         reproduce(Workspace(out, SETTING, progress))
 
 
 @pytest.mark.usefixtures("untrained")
-def test_what_is_there_is_not_made_again(tmp_path) -> None:
+def test_finished_runs_are_not_repeated(tmp_path) -> None:
     made = []
     for _ in range(2):
         workspace = Workspace(tmp_path, SETTING, lambda what, done, total: made.append(what))
@@ -113,7 +113,7 @@ def test_what_is_there_is_not_made_again(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("untrained")
-def test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing(tmp_path) -> None:
+def test_interrupted_fit_resumes_and_leaves_nothing(tmp_path) -> None:
     class Cut(Exception):
         pass
 
@@ -138,7 +138,7 @@ def test_a_fit_that_was_cut_off_goes_on_and_leaves_nothing(tmp_path) -> None:
     ).read_bytes()
 
 
-def test_every_table_is_there_and_holds_numbers(folder) -> None:
+def test_every_table_has_finite_numbers(folder) -> None:
     assert sorted(path.stem for path in (folder / "tables").glob("*.json")) == sorted(TABLES)
     for name in TABLES:
         table = json.loads((folder / "tables" / f"{name}.json").read_text())
@@ -155,7 +155,7 @@ def test_every_table_is_there_and_holds_numbers(folder) -> None:
             assert (folder / "tables" / f"{name}.{ending}").stat().st_size > 100
 
 
-def test_the_text_the_page_and_the_figures_are_there(folder) -> None:
+def test_text_report_and_figures_are_written(folder) -> None:
     text = (folder / "reproduction.md").read_text()
     assert all(
         json.loads((folder / "tables" / f"{name}.json").read_text())["title"] in text
@@ -168,7 +168,7 @@ def test_the_text_the_page_and_the_figures_are_there(folder) -> None:
 
 
 @pytest.mark.usefixtures("on_shapes")
-def test_the_tables_come_from_the_files(folder) -> None:
+def test_tables_come_from_the_files(folder) -> None:
     workspace = Workspace(folder, SETTING)
     path = workspace.path(paper_mcglm("prior"))
     before, content = quality(workspace, "prior")[0], path.read_bytes()
@@ -193,7 +193,7 @@ def test_glm_and_exact_agree(folder) -> None:
 
 
 @pytest.mark.usefixtures("on_shapes")
-def test_another_setting_does_not_mix_in(folder) -> None:
+def test_another_setting_is_refused(folder) -> None:
     with pytest.raises(
         BoxcovError,
         match=r"another setting \(test_count 4 there and 7 now\): choose another folder",
@@ -201,8 +201,8 @@ def test_another_setting_does_not_mix_in(folder) -> None:
         Workspace(folder, replace(SETTING, test_count=7))
 
 
-def test_a_setting_that_nothing_was_made_with_is_forgotten(tmp_path) -> None:
-    """A mistyped word must not keep the right one out."""
+def test_setting_without_results_is_replaced(tmp_path) -> None:
+    """A mistyped option must not block the folder."""
     Workspace(tmp_path, replace(SETTING, test_count=7))
     Workspace(tmp_path, SETTING)
     (tmp_path / "posteriors" / "1.safetensors.checkpoint").touch()
@@ -211,7 +211,7 @@ def test_a_setting_that_nothing_was_made_with_is_forgotten(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("on_shapes")
-def test_posteriors_of_the_runs(folder, tiny) -> None:
+def test_posterior_of_each_run(folder, tiny) -> None:
     whole = Workspace(folder, SETTING).posterior()
     sizes = [
         len(restrict_posterior(whole, Run("mcglm", "prior", depth), tiny).blocks)

@@ -68,7 +68,7 @@ def points_to_nuscenes(cloud: Tensor) -> Tensor:
 def detections_to_kitti(found: Detections) -> Detections:
     """Return the cars, pedestrians and bicycles of ``found`` in the axes and classes of KITTI.
 
-    >>> boxes = torch.tensor([[-2.0, 10, 0, 1.8, 4.2, 1.5, 1.6, 0, 5], [0.0, 9, 0, 1, 1, 1, 0, 0, 0]])
+    >>> boxes = torch.tensor([[-2.0, 10, 0, 2, 4, 1.5, 1.6, 0, 5], [0, 9, 0, 1, 1, 1, 0, 0, 0]])
     >>> fields = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
     >>> labels, frame = torch.tensor([1, 0]), torch.zeros(2)
     >>> two = Detections(boxes, torch.ones(2), labels, frame, fields, ("barrier", "car"))

@@ -1,4 +1,4 @@
-"""predict and evaluate over several processes: the files of one."""
+"""predict and evaluate over several processes write the files of one process."""
 
 from __future__ import annotations
 
@@ -23,23 +23,12 @@ RAIN = DataOptions("simulated:rain", "val", 7, 0, 1)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> PredictCommand:
-    """Options without a proper output."""
+    """Options of a run; each test sets the output."""
     folder = tmp_path_factory.mktemp("net")
     word, out = small_network(folder), folder / "p.safetensors"
     done = boxcov(
-        "fit",
-        "--detector",
-        word,
-        "--out",
-        out,
-        "--count",
-        4,
-        "--sweeps",
-        1,
-        "--fisher",
-        "mc",
-        "--prior-precision",
-        1e4,
+        f"fit --detector {word} --out {out} "
+        "--count 4 --sweeps 1 --fisher mc --prior-precision 10000.0"
     )
     assert done.code == 0, done.err
     return PredictCommand(
@@ -49,7 +38,7 @@ def made(tmp_path_factory) -> PredictCommand:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_time():
-    """Of all that is written, only the time differs."""
+    """Only the times of two runs differ."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prediction, "clock", lambda: 0.0)
         yield
@@ -57,14 +46,14 @@ def no_time():
 
 @pytest.fixture(scope="module")
 def alone(made, tmp_path_factory) -> bytes:
-    """What one process writes."""
+    """The file that one process writes."""
     out = tmp_path_factory.mktemp("alone") / "d.safetensors"
     prediction.run(replace(made, out=out), block=2)
     return out.read_bytes()
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_ranks_together_write_the_file_of_one(tmp_path, made, alone, count) -> None:
+def test_ranks_write_the_file_of_one_process(tmp_path, made, alone, count) -> None:
     """Four blocks: one too many, two too many, fewer than ranks."""
     out = tmp_path / "d.safetensors"
     ended = forked(count, lambda rank: prediction.run(replace(made, out=out), block=2))
@@ -74,7 +63,7 @@ def test_ranks_together_write_the_file_of_one(tmp_path, made, alone, count) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
 
 
-def test_a_rank_that_dies_ends_all_and_leaves_whole_blocks(tmp_path, made, alone) -> None:
+def test_killed_rank_ends_all_and_leaves_whole_blocks(tmp_path, made, alone) -> None:
     out = tmp_path / "d.safetensors"
 
     def die(done: int, total: int) -> None:
@@ -105,7 +94,7 @@ def test_a_rank_that_dies_ends_all_and_leaves_whole_blocks(tmp_path, made, alone
     assert out.read_bytes() == alone
 
 
-def test_errors_have_the_name_of_their_rank(tmp_path, made) -> None:
+def test_errors_name_their_rank(tmp_path, made) -> None:
     def fail(done: int, total: int) -> None:
         raise BoxcovError("a frame is damaged")
 
@@ -119,15 +108,15 @@ def test_errors_have_the_name_of_their_rank(tmp_path, made) -> None:
     assert not (tmp_path / "d").exists()
 
 
-def test_folders_that_are_not_shared(tmp_path, made) -> None:
+def test_folder_that_is_not_shared_is_an_error(tmp_path, made) -> None:
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
     ended = forked(
         2, lambda rank: prediction.run(replace(made, out=tmp_path / str(rank) / "d"), block=2)
     )
     assert (
-        "00000002.safetensors: is missing although a process wrote it: all processes must write to the same folder"
-        in ended[0][1]
+        "00000002.safetensors: is missing although a process wrote it: "
+        "all processes must write to the same folder" in ended[0][1]
     )
     assert not (tmp_path / "0" / "d").exists()
 
@@ -140,16 +129,14 @@ def saved(made, tmp_path_factory) -> Path:
 
 
 def evaluated(saved: Path, page: Path, *more: object):
-    return boxcov(
-        "evaluate", saved, "--json", "--replicates", 20, "--scenes", 2, "--out", page, *more
-    )
+    return boxcov(f"evaluate {saved} --json --replicates 20 --scenes 2 --out {page}", *more)
 
 
-def test_evaluate_over_ranks_is_that_of_one(tmp_path, saved) -> None:
+def test_evaluate_over_ranks_equals_one_process(tmp_path, saved) -> None:
     page = tmp_path / "page.html"
     one = evaluated(saved, page)
     assert one.code == 0, one.err
-    bare = boxcov("evaluate", saved, "--json", "--replicates", 20).out.replace(
+    bare = boxcov(f"evaluate {saved} --json --replicates 20").out.replace(
         '"out": null', f'"out": "{page}"'
     )
     assert bare == one.out  # read in memory, or by blocks
@@ -164,11 +151,11 @@ def test_evaluate_over_ranks_is_that_of_one(tmp_path, saved) -> None:
         assert {said for _, said in ended[1:]} == {""}
         assert undated(page) == whole
         assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-    ended = forked(2, lambda rank: boxcov("evaluate", saved, "--json").err)
+    ended = forked(2, lambda rank: boxcov(f"evaluate {saved} --json").err)
     assert "give --out FILE" in ended[0][1]
 
 
-def test_evaluate_that_was_cut_off_goes_on(tmp_path, saved, monkeypatch) -> None:
+def test_interrupted_evaluate_resumes(tmp_path, saved, monkeypatch) -> None:
     from boxcov.pipeline import evaluate as evaluation
 
     page = tmp_path / "page.html"
@@ -188,9 +175,7 @@ def test_evaluate_that_was_cut_off_goes_on(tmp_path, saved, monkeypatch) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_workers_give_the_same_file_and_a_lost_one_leaves_none(
-    tmp_path, made, alone, monkeypatch
-) -> None:
+def test_workers_give_the_same_file(tmp_path, made, alone, monkeypatch) -> None:
     out = tmp_path / "d.safetensors"
     prediction.run(replace(made, out=out, workers=2), block=2)
     assert out.read_bytes() == alone
@@ -205,19 +190,8 @@ def test_workers_give_the_same_file_and_a_lost_one_leaves_none(
     with monkeypatch.context() as patch:
         patch.setattr(Simulated, "__getitem__", deadly)
         done = boxcov(
-            "predict",
-            "--detector",
-            made.detector,
-            "--method",
-            "nms",
-            "--out",
-            out,
-            "--count",
-            7,
-            "--sweeps",
-            1,
-            "--workers",
-            1,
+            f"predict --detector {made.detector} --method nms --out {out} "
+            "--count 7 --sweeps 1 --workers 1"
         )
     assert done.code == 1
     assert done.err.splitlines()[-1].startswith(
@@ -256,7 +230,7 @@ def test_torchrun(tmp_path, made, alone) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("written to") == 1
-    assert boxcov(*words, "--out", tmp_path / "one").code == 0
+    assert boxcov(*words, f"--out {tmp_path / 'one'}").code == 0
     many, one = Detections.load(out), Detections.load(tmp_path / "one")
     assert (many.boxes == one.boxes).all()
     assert (many.covariance == one.covariance).all()

@@ -52,7 +52,7 @@ def weights(tmp_path: Path) -> Path:
 @pytest.mark.filterwarnings(
     "ignore::boxcov.errors.BoxcovWarning"
 )  # three objects do not reach all levels
-def test_from_a_fit_to_coco_s_results(root: Path, weights: Path, tmp_path: Path) -> None:
+def test_fit_predict_and_evaluate_on_images(root: Path, weights: Path, tmp_path: Path) -> None:
     source, detector = DataOptions(f"coco:{root}@64", "val2017"), f"yolox:{weights}"
     posterior = tmp_path / "p.safetensors"
     fitting.run(FitCommand(out=posterior, detector=detector, source=source, n_data=100))
@@ -91,7 +91,7 @@ def test_from_a_fit_to_coco_s_results(root: Path, weights: Path, tmp_path: Path)
     assert [row["method"] for row in found.rows if row["kind"] == "method"] == ["found"]
 
 
-def test_words_for_images(root: Path, weights: Path) -> None:
+def test_data_and_detector_names_for_images(root: Path, weights: Path) -> None:
     assert load_detector(f"yolox:{weights}").box_fields == ("x1", "y1", "x2", "y2")
     part = load_frames(DataOptions(f"coco:{root}", "val2017[1:]"), classes=coco.CLASSES)
     assert (len(part), part[0][0].shape) == (2, (1, 3, 416, 416))
