@@ -167,7 +167,7 @@ def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
     assert not out.exists()
     refused = boxcov(*words)
     assert refused.code == 1
-    assert "of a fit that was cut off: go on with it by" in refused.err
+    assert "checkpoint of an interrupted fit: continue it with" in refused.err
     (tmp_path / "p.safetensors.checkpoint").unlink()
     stop(signal.SIGTERM)
     assert boxcov(*words).code == 143

@@ -83,7 +83,7 @@ def test_bad_frame_gives_an_error_line(made, tmp_path) -> None:
     assert done.code == 1
     found = lines(done.out)
     assert ["error" in line for line in found] == [False, True, True, False]
-    assert "3 bytes are no whole number of points" in found[1]["error"]
+    assert "3 bytes are not a whole number of points" in found[1]["error"]
     assert "cannot be read" in found[2]["error"]
     assert done.err.endswith("boxcov: 2 of 4 frames failed: see the errors in their lines\n")
 

@@ -104,7 +104,7 @@ class BlockStore(Generic[T]):
     def remove(self) -> None:
         """Delete the folder and its blocks, if it exists."""
         if self.folder.is_dir():
-            for path in (*self._files(), *self.folder.glob(".*")):  # hidden: cut off by a kill
+            for path in (*self._files(), *self.folder.glob(".*")):  # hidden: left by a kill
                 path.unlink()
             self.folder.rmdir()
 

@@ -137,9 +137,7 @@ def match_detections(detections: Detections, truth: GroundTruth, threshold: floa
             f"the last frame of the detections is {last}, but the data has {truth.frames} frames"
         )
     if "uncertainty" not in arrays:
-        raise BoxcovError(
-            "these are plain detections without a covariance: write them with boxcov predict"
-        )
+        raise BoxcovError("these detections have no covariance: write them with boxcov predict")
     return match(
         arrays["boxes"],
         arrays["scores"],
