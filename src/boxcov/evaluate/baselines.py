@@ -144,7 +144,12 @@ def logistic_regression(columns: Array, bad: Array, penalty: float = 1.0) -> Arr
     start = np.zeros(X.shape[1])
     start[0] = np.log(y.sum() / (len(y) - y.sum()))
     result = import_scipy("optimize").minimize(
-        loss_and_gradient, start, jac=True, hess=hessian, method="trust-exact"
+        loss_and_gradient,
+        start,
+        jac=True,
+        hess=hessian,
+        method="trust-exact",
+        options={"gtol": 1e-5, "maxiter": 100},
     )
     weights: Array = result.x
     return weights
