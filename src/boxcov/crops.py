@@ -1,5 +1,4 @@
-"""Run a convolutional head on crops: one batch item per instance, cut to the receptive field of its
-cell.
+"""Run a convolutional head on crops: one batch item per instance, cut to its receptive field.
 
 Zero padding makes the border of the map special: a convolution reads zeros beyond it, whatever the
 layers before would have given there. Every crop therefore has a mask of its cells on the map, and
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
 def crop(
     features: Tensor, frame: Tensor, row: Tensor, column: Tensor, radius: int
 ) -> tuple[Tensor, Tensor]:
-    """Return crops (m, C, s, s), s = 2 radius + 1, around m cells of maps (B, C, height, width),
-    and their masks.
+    """Return crops around m cells of maps (B, C, height, width), and their masks.
 
-    The mask (m, 1, s, s) is 1 for cells on the map and 0 beyond the border, where the crop is zero.
+    The crops are (m, C, s, s), s = 2 radius + 1. The mask (m, 1, s, s) is 1 for cells on the map and 0 beyond the border, where the crop is zero.
 
     >>> crops, inside = crop(torch.ones(1, 4, 8, 8), *torch.tensor([[0], [0], [7]]), radius=1)
     >>> crops.shape, int(inside.sum())
@@ -46,17 +44,17 @@ def crop(
 
 
 def run_on_crops(module: nn.Module, x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a module on crops x (m, C, s, s) with mask ``inside`` (m, 1, s, s); return its output and
-    that output's mask.
+    """Run a module on crops x (m, C, s, s) with their mask; return its output and the output's mask.
 
     The module runs as it is, except that its convolutions are not padded: a 3x3 convolution removes
     one cell from each side. Convolutions must have stride 1 and keep the size of the map;
     everything else must be pointwise.
 
-    >>> layers = nn.Sequential(nn.Conv2d(4, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 3, padding=1))
+    >>> layers = nn.Sequential(nn.Conv2d(4, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 1))
     >>> maps = torch.randn(1, 4, 8, 8)
-    >>> crops, inside = crop(maps, *torch.tensor([[0], [0], [7]]), radius=2)
-    >>> torch.allclose(run_on_crops(layers, crops, inside)[0][0, :, 0, 0], layers(maps)[0, :, 0, 7], atol=1e-6)
+    >>> crops, inside = crop(maps, *torch.tensor([[0], [0], [7]]), radius=1)
+    >>> out, _ = run_on_crops(layers, crops, inside)
+    >>> torch.allclose(out[0, :, 0, 0], layers(maps)[0, :, 0, 7], atol=1e-6)
     True
     """
     with _UnpaddedConvolutions(inside):
@@ -90,8 +88,9 @@ class _UnpaddedConvolutions(TorchFunctionMode):
         kept = padding == "same" or (not isinstance(padding, str) and _pair(padding) == same)
         if not kept or _pair(stride) != (1, 1) or any(k % 2 == 0 for k in kernel):
             raise BoxcovError(
-                "a convolution on crops must keep the size of the map: an odd kernel, stride 1 and zero padding, "
-                f"got kernel {tuple(kernel)}, stride {stride}, padding {padding}, dilation {dilation}"
+                "a convolution on crops must keep the size of the map: an odd kernel, stride 1 and "
+                f"zero padding, got kernel {tuple(kernel)}, stride {stride}, padding {padding}, "
+                f"dilation {dilation}"
             )
         masked = input * _centre(self.inside, input)
         return torch.conv2d(masked, weight, bias, dilation=dilation, groups=groups)
@@ -108,8 +107,9 @@ def _centre(inside: Tensor, like: Tensor) -> Tensor:
 
 
 def stage_instances(stages: HeadStages, with_logit: bool = False) -> list[InstanceGroup] | None:
-    """Return the instance groups of a head given as stages, one per kind of box; None if crops
-    cannot be run.
+    """Return the instance groups of a head given as stages, one group per kind of box.
+
+    None if a stage does not fit, or if the logit is asked for and the stages have none.
 
     The detector's own modules run on crops, so that autograd gives an oracle for the closed-form
     products of ``ExactGLM``.

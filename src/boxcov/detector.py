@@ -43,8 +43,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Candidates(Selection):
-    """All c instances above the score threshold before NMS, and the reported instance that removed
-    each.
+    """All c instances above the score threshold, before NMS, as a selection.
 
     >>> two = torch.zeros(2, dtype=torch.long)
     >>> scores = torch.tensor([0.9, 0.8])
@@ -90,86 +89,76 @@ class Detector(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, raw: Any, targets: Any) -> Tensor:
-        """Return the training loss of each frame (B,). Their mean would hide the gradient of each
-        frame.
-        """
+        """Return the training loss of each frame (B,), not their mean: ``fit`` needs each gradient."""
 
     @abstractmethod
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
-        """Return the parts of the network, from output to input: "head", then "neck", then
-        "backbone".
-        """
+        """Return the parts of the network from output to input: "head", "neck", "backbone"."""
 
     # optional: faster, with the same result
 
     def instances(
         self, raw: Any, selection: Selection, with_logit: bool = False
     ) -> Iterable[InstanceGroup] | None:
-        """Return the head run with one batch item per instance, for ``ExactGLM`` and ``MCI``; None
-        if that is impossible.
+        """Return the head run with one batch item per instance, or None if that is impossible.
 
         The groups ``(index, run)`` together contain every instance once. In ``run`` every layer
         sees g batch items, item i belonging to instance ``index[i]`` alone: the crop that a
         convolutional head sees, a RoI, a query. What the head reads must be part of ``raw``.
-        with_logit: append the score logit to the D numbers of each box (g, D + 1). If that returns
-        None, ``ExactGLM(with_logit=True)`` runs one backward pass per number. By default the
-        instances follow from ``stages``: the head's own modules run on crops.
+        Used by ``ExactGLM`` and ``MCI``, and compared with ``decode`` on the first boxes.
+
+        with_logit: append the score logit to the D numbers of each box (g, D + 1). If the result
+        is None then, ``ExactGLM(with_logit=True)`` runs one backward pass per number.
+
+        By default the instances follow from ``stages``: the head's own modules run on crops.
         """
         stages = type(self).stages(self, raw, selection)  # also if a check hides this object's
         return None if stages is None else stage_instances(stages, with_logit)
 
     def stages(self, raw: Any, selection: Selection) -> HeadStages | None:
-        """Return a convolutional head as stages, which ``ExactGLM`` evaluates for all boxes at
-        once.
+        """Return a convolutional head as stages, which ``ExactGLM`` evaluates for all boxes at once.
 
-        The covariances of the first boxes are compared with those by ``instances``, and these with
-        ``decode``.
-        """
-        return None
-
-    def static_inputs(self, inputs: Any) -> Tensor | None:
-        """Return the tensor that ``static_part()`` reads: ``static_part()(static_inputs(inputs))``
-        equals ``self(inputs)``.
-
-        On a GPU the static part then runs as a CUDA graph, so it may depend on nothing but this
-        tensor.
+        The covariances of the first boxes are compared with those by ``instances``.
         """
         return None
 
     def static_part(self) -> Detector:
-        """Return the part of the detector with fixed shapes, as a detector with the same weights
-        under the same names.
+        """Return the part with fixed shapes, as a detector with the same weights and names.
 
-        What comes before it (the voxels of a point cloud) is computed by ``static_inputs``. Used by
-        CUDA graphs and by ``boxcov.export.onnx``.
+        ``static_inputs`` computes what comes before it: the voxels of a point cloud, for example.
+        Used by CUDA graphs and by ``boxcov.export.onnx``.
         """
         return self
+
+    def static_inputs(self, inputs: Any) -> Tensor | None:
+        """Return what ``static_part()`` reads: one tensor, and nothing else.
+
+        ``static_part()(static_inputs(inputs))`` must equal ``self(inputs)``, bit for bit. On a GPU
+        the static part then runs as a CUDA graph.
+        """
+        return None
 
     # optional: more results
 
     def logits(self, raw: Any, selection: Selection) -> Tensor | None:
-        """Return the score logit (m,) of each instance, differentiable in ``raw``. Used by
-        ``with_logit=True``.
+        """Return the score logit (m,) of each instance, differentiable in ``raw``.
+
+        Used by ``with_logit=True``: the variance of the logit and its covariance with the box.
         """
         return None
 
     def candidates(self, raw: Any) -> Candidates | None:
-        """Return all candidates of the NMS and the reported instance that removed each. Used by
-        ``NMSSpread``.
-        """
+        """Return all candidates of the NMS, and what removed each. Used by ``NMSSpread``."""
         return None
 
     def sample_targets(self, raw: Any, generator: torch.Generator) -> Any:
-        """Return targets drawn from the detector's predictive distribution. Used by
-        ``fit(fisher="mc")``.
-        """
+        """Return targets drawn from the predictive distribution. Used by ``fit(fisher="mc")``."""
         return None
 
     def select_static(self, raw: Any, limits: StaticLimits) -> StaticSelection | None:
-        """Return what ``select`` reports of one frame, in a fixed number of rows. Used by
-        ``boxcov.export.onnx``.
+        """Return what ``select`` reports of one frame, in a fixed number of rows.
 
-        No shape and no branch may depend on the values of ``raw``.
+        Used by ``boxcov.export.onnx``. No shape and no branch may depend on the values of ``raw``.
         """
         return None
 

@@ -73,7 +73,7 @@ class HeadStages:
     kind: Tensor  # (m,) the row of ``Stage.layers`` that a box uses
     stem: tuple[Stage, ...]  # at least one
     branches: tuple[Stage, ...]  # at least one; the last one gives the numbers
-    # decode(numbers, row, column): numbers (m, R), branch after branch, to boxes (m, D), each row by itself
+    # decode(numbers, row, column): numbers (m, R), branch by branch, to boxes (m, D), row by row
     decode: Callable[[Tensor, Tensor, Tensor], Tensor]
     logit: LogitBranch | None = None  # for ``Detector.instances(with_logit=True)``
 

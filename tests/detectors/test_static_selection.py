@@ -39,8 +39,8 @@ def check(detector: Any, inputs: Any, limits: StaticLimits) -> int:
 @pytest.mark.parametrize(
     "rules",
     [
-        {"nms": "rotated", "most": 7},
-        {"nms": "circle", "most": 99},
+        {"nms": "rotated", "max_boxes": 7},
+        {"nms": "circle", "max_boxes": 99},
         {"per_class": False, "overlap": 0.01},
     ],
 )

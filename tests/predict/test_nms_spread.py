@@ -18,7 +18,7 @@ def case(**rules):
     """A detector with many rivals on a map of 8 x 8 cells, and two frames."""
     config = pillar_config()
     config = replace(
-        config, reporting=replace(config.reporting, **{"most": 83, "threshold": 0.4, **rules})
+        config, reporting=replace(config.reporting, **{"max_boxes": 83, "threshold": 0.4, **rules})
     )
     detector = detector_of(config, seed=1)
     with torch.no_grad():
@@ -91,7 +91,7 @@ def slow_spread(detector, inputs):
 
 @pytest.mark.parametrize(
     "rules",
-    [{}, {"nms": "circle"}, {"most": 2}, {"per_class": False}],
+    [{}, {"nms": "circle"}, {"max_boxes": 2}, {"per_class": False}],
     ids=["iou", "circle", "few boxes", "one class"],
 )
 def test_the_spread_is_that_of_the_loop(rules) -> None:

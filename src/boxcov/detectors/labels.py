@@ -1,4 +1,4 @@
-"""The classes that a detector reports, and the numbers that its model has for them."""
+"""The classes that a detector reports, and the class numbers of its model."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from torch import Tensor
 from boxcov.data.coco.classes import CLASSES
 from boxcov.errors import BoxcovError, join_names
 
-# COCO's classes by the names of an older data set, as some models have them
-_OLD_NAMES = {
+# COCO classes by the names of Pascal VOC, which some models use
+_VOC_NAMES = {
     "motorbike": "motorcycle",
     "aeroplane": "airplane",
     "sofa": "couch",
     "pottedplant": "potted plant",
+    "diningtable": "dining table",
+    "tvmonitor": "tv",
 }
-_OLD_NAMES |= {"diningtable": "dining table", "tvmonitor": "tv"}
-_NOTHING = ("N/A", "__background__")  # numbers that mean no class
+_NO_CLASS = ("N/A", "__background__")
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Which of a model's numbers is which class; the others are never reported.
+    """The class of each of a model's numbers; other numbers are never reported.
 
     >>> labels = Labels.of({0: "N/A", 1: "cat", 2: "dog"})
-    >>> labels.classes, labels.of_model(torch.tensor([2, 0]), 3), labels.to_model(torch.tensor([0, 1]))
-    (('cat', 'dog'), tensor([ 1, -1]), tensor([1, 2]))
+    >>> labels.classes, labels.of_model(torch.tensor([2, 0]), 3)
+    (('cat', 'dog'), tensor([ 1, -1]))
+    >>> labels.to_model(torch.tensor([0, 1]))
+    tensor([1, 2])
     """
 
     classes: tuple[str, ...]
@@ -56,24 +59,25 @@ class Labels:
             return Labels._renamed(names, classes)
         known: dict[str, list[int]] = {}
         for number, name in names.items():
-            if name not in _NOTHING:
+            if name not in _NO_CLASS:
                 known.setdefault(name, []).append(number)
         if classes is None:
             modern: dict[str, list[int]] = {}
             for name, numbers in known.items():
-                modern.setdefault(_OLD_NAMES.get(name, name), []).extend(numbers)
+                modern.setdefault(_VOC_NAMES.get(name, name), []).extend(numbers)
             coco = all(name in modern for name in CLASSES)
             known, classes = (modern, CLASSES) if coco else (known, tuple(known))
         unknown = [name for name in classes if name not in known]
         if unknown:
             raise BoxcovError(
-                f"classes name {join_names(unknown)}, unknown to the model: it has {join_names(known)}. "
-                "To rename, give a dict of names and the model's numbers"
+                f"classes name {join_names(unknown)}, unknown to the model: "
+                f"it has {join_names(known)}. To rename, give a dict of names and the model's numbers"
             )
         twice = [name for name in classes if len(known[name]) > 1]
         if twice:
             raise BoxcovError(
-                f"the model has several numbers for {join_names(twice)}: give classes as a dict of names and the model's numbers"
+                f"the model has several numbers for {join_names(twice)}: "
+                "give classes as a dict of names and the model's numbers"
             )
         return Labels._checked(tuple(classes), tuple(known[name][0] for name in classes))
 
@@ -82,7 +86,8 @@ class Labels:
         wrong = [f"{name}: {number}" for name, number in classes.items() if number not in names]
         if wrong:
             raise BoxcovError(
-                f"classes give numbers that the model does not have: {join_names(wrong)}; it has {min(names)} to {max(names)}"
+                f"classes give numbers that the model does not have: {join_names(wrong)}; "
+                f"it has {min(names)} to {max(names)}"
             )
         return Labels._checked(tuple(classes), tuple(classes.values()))
 
@@ -90,7 +95,7 @@ class Labels:
     def _checked(classes: tuple[str, ...], numbers: tuple[int, ...]) -> Labels:
         if not classes or len(set(classes)) < len(classes) or len(set(numbers)) < len(numbers):
             raise BoxcovError(
-                f"classes must be some, each once, got {join_names(classes) or 'none'}"
+                f"classes must be different names, at least one, got {join_names(classes) or 'none'}"
             )
         return Labels(classes, numbers)
 
@@ -103,5 +108,5 @@ class Labels:
         return table[numbers]
 
     def to_model(self, labels: Tensor) -> Tensor:
-        """The model's numbers of indices into ``classes``."""
+        """The model's numbers for indices into ``classes``."""
         return torch.tensor(self.numbers, device=labels.device)[labels]

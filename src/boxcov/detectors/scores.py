@@ -1,4 +1,4 @@
-"""Scores as logits, the scale on which their variance is told."""
+"""Score logits: the scale on which the variance of a score is reported."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from boxcov.crops import crop, run_on_crops
 from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.labels import Labels
-from boxcov.detectors.objects import check_one_a_frame, objects_of
+from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.errors import BoxcovError
 
 Raw = dict[str, Any]
@@ -213,7 +213,7 @@ class Yolo(Detector):
         """Ultralytics' own loss (B,), each image as a batch of one."""
         from ultralytics.utils.loss import v8DetectionLoss
 
-        check_one_a_frame(targets, len(raw["found"]))
+        check_one_per_frame(targets, len(raw["found"]))
         criterion = v8DetectionLoss(_LossModel(self.model))
         height, width = (n * float(self.head.stride[0]) for n in raw["features"][0].shape[2:])
         size = torch.tensor([width, height, width, height], device=raw["found"].device)

@@ -1,4 +1,4 @@
-"""Read checkpoints without running code in them, and compare their tensors with those of a network."""
+"""Read checkpoints without running code in them, and compare their tensors with a network's."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def read_weights(path: Path) -> tuple[State, Mapping[str, Any]]:
                 f"{path}: not a checkpoint that torch.save wrote, or a damaged one"
             ) from None
         raise BoxcovError(
-            f"{path}: holds more than weights ({code[1]}), and boxcov runs no code from a checkpoint. "
-            "Where you trust the file and have its framework, save the tensors alone: "
+            f"{path}: holds more than weights ({code[1]}), "
+            "and boxcov runs no code from a checkpoint. Where you trust the file and have its framework, save the tensors alone: "
             "torch.save({'state_dict': checkpoint['state_dict']}, ...)"
         ) from None
     except Exception as error:  # a damaged file can raise anything

@@ -106,7 +106,7 @@ RULES = {
     "det3d": {"per_class": False},
     "circle": {"nms": "circle"},
     "few candidates": {"candidates": 20},
-    "few boxes": {"most": 3},
+    "few boxes": {"max_boxes": 3},
     "near boxes only": {"centre_range": (-3, -3, -1, 3, 3, 1)},
     "threshold": {"threshold": 0.35},
 }

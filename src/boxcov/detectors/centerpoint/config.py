@@ -102,7 +102,7 @@ class Loss:
     box_weight: float = 0.25
     # What the focal loss counts as positive: the objects, or the cells where the target heat is 1.
     positives: Literal["objects", "peaks"] = "peaks"
-    # Divisor of a task's box loss: n + 1e-4 ("plus") or max(n, 1) ("max"). "none": neither loss is divided.
+    # Divisor of a task's box loss: n + 1e-4 ("plus") or max(n, 1) ("max"). "none": no division.
     normaliser: Literal["plus", "max", "none"] = "plus"
     max_objects: int = 500  # per task and frame
 
@@ -132,10 +132,10 @@ class Config:
     >>> from dataclasses import replace
     >>> Config.mmdet3d_pillar().map_size, Config.voxel(0.075).map_size
     ((128, 128), (180, 180))
-    >>> replace(Config.mmdet3d_pillar(), voxel_size=(0.3, 0.3, 8.0))
+    >>> replace(Config.mmdet3d_pillar(), voxel_size=(0.3, 0.3, 8.0))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    boxcov.errors.BoxcovError: a grid of 341 x 341 cells does not divide by the network's stride of 8: change point_range or voxel_size
+    boxcov.errors.BoxcovError: a grid of 341 x 341 cells is not divisible by the stride 8: change ...
     """
 
     tasks: tuple[tuple[str, ...], ...] = NUSCENES_TASKS
@@ -159,13 +159,14 @@ class Config:
         }
         if len(outputs) != 1:
             raise BoxcovError(
-                f"the neck's maps differ in size: strides {dense.strides}, up_strides {dense.up_strides}"
+                f"the neck's maps differ in size: strides {dense.strides}, "
+                f"up_strides {dense.up_strides}"
             )
         nx, ny, _ = self.grid
         deepest = self._encoder_stride * prod(dense.strides)
         if nx % deepest or ny % deepest:
             raise BoxcovError(
-                f"a grid of {nx} x {ny} cells does not divide by the network's stride of {deepest}: "
+                f"a grid of {nx} x {ny} cells is not divisible by the stride {deepest}: "
                 "change point_range or voxel_size"
             )
         if self.reporting.nms == "circle" and len(self.reporting.radii) != len(self.tasks):

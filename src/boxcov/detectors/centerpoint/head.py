@@ -64,7 +64,7 @@ class CenterHead(nn.Module):
         >>> [(len(stage.layers), len(stage.layers[0])) for stage in (*stem, *branches, *heat)]
         [(1, 1), (6, 5), (6, 5), (6, 1), (6, 1)]
         """
-        # built once, as it is needed for every frame, and again for a copy of the head, which has other modules
+        # needed for every frame, so built once; a copy of the head has other modules
         if self._stages is None or self._stages[0][0].layers[0][0] is not self.shared[0]:
             stem = (_stage([[self.shared]], 0, block=True),)
             names = [name for name in self.branches()[0] if name != "heatmap"]

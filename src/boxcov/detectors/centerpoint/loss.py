@@ -76,7 +76,8 @@ def box_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], config
     >>> config, cell = Config.mmdet3d_pillar(), torch.zeros(1, dtype=torch.long)
     >>> maps = {name: torch.zeros(1, n, 2, 2) for name, n in config.branches.items()}
     >>> values = torch.tensor([[1.0, 1.0, 0, 0, 0, 0, 0, 0, 5.0, torch.nan]])
-    >>> box_losses([maps], [TaskTargets(torch.zeros(1, 1, 2, 2), cell, cell, cell, cell, values)], config)
+    >>> targets = TaskTargets(torch.zeros(1, 1, 2, 2), cell, cell, cell, cell, values)
+    >>> box_losses([maps], [targets], config)
     tensor([[0.7499]])
     """
     rules, objects = config.loss, _all_objects(targets)
@@ -150,7 +151,7 @@ def object_counts(targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
     divides by its own number, and one weight per frame can only restore their sum;
     ``Loss(normaliser="none")`` in the detector's config omits every division.
 
-    >>> object_counts([{"labels": torch.tensor([0, 0, 3])}, {"labels": torch.zeros(0, dtype=torch.long)}])
+    >>> object_counts([{"labels": torch.tensor([0, 0, 3])}, {"labels": torch.tensor([])}])
     tensor([3., 1.])
     """
     if isinstance(targets, Encoded):
@@ -187,7 +188,8 @@ def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -
     """The targets of a batch on the head's map, with the dtype and device of ``like`` (B, ...).
 
     >>> boxes = torch.tensor([[0.4, 0.4, 0.0, 2.0, 4.0, 1.5, 0.0, 1.0, float("nan")]])
-    >>> encoded = encode([{"boxes": boxes, "labels": torch.tensor([0])}], Config.mmdet3d_pillar(), torch.zeros(1))
+    >>> target = {"boxes": boxes, "labels": torch.tensor([0])}
+    >>> encoded = encode([target], Config.mmdet3d_pillar(), torch.zeros(1))
     >>> encoded.tasks[0].values.round(decimals=2)
     tensor([[0.5000, 0.5000, 0.0000, 1.3900, 0.6900, 0.4100, 0.0000, 1.0000, 1.0000,
                 nan]])
@@ -244,7 +246,8 @@ def _concatenate(
         if given.dim() != 2 or given.shape[1] not in {D, 9} or len(given) != len(label):
             raise BoxcovError(
                 f"targets of frame {b}: boxes must have the shape (n, {D}) "
-                f"for {' '.join(config.box_fields)} and labels (n,), got {tuple(given.shape)} and {tuple(label.shape)}"
+                f"for {' '.join(config.box_fields)} and labels (n,), "
+                f"got {tuple(given.shape)} and {tuple(label.shape)}"
             )
         boxes.append(given[:, :D])
         labels.append(label)

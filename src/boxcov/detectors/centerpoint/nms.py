@@ -31,7 +31,8 @@ def intersection(a: Tensor, b: Tensor) -> Tensor:
     """The intersection area (n,) of each pair of boxes: b, in the coordinate frame of a, is clipped
     at the sides of a.
 
-    >>> intersection(torch.tensor([[0.0, 0.0, 2.0, 2.0, 0.0]]), torch.tensor([[0.0, 0.0, 2.0, 2.0, 0.7853982]]))
+    >>> square = torch.tensor([[0.0, 0.0, 2.0, 2.0, 0.0]])
+    >>> intersection(square, square + torch.tensor([0, 0, 0, 0, 0.7853982]))
     tensor([3.3137])
     """
     cos, sin = a[:, 4].cos(), a[:, 4].sin()
@@ -121,7 +122,8 @@ def near_centres(centres: Tensor, bound: Tensor) -> Tensor:
     """Which centres (G, K, 2) of a group have a squared distance of at most ``bound`` (G,) (G, K,
     K).
 
-    >>> near_centres(torch.tensor([[[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]]]), torch.tensor([4.0]))[0, 0]
+    >>> centres = torch.tensor([[[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]]])
+    >>> near_centres(centres, torch.tensor([4.0]))[0, 0]
     tensor([ True,  True, False])
     """
     return _squared_distances(centres) <= bound.reshape(-1, 1, 1)
@@ -148,7 +150,8 @@ def greedy_nms(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
     group are right after t rounds; it converges after the longest chain of suppressions, in
     practice a handful.
 
-    >>> greedy_nms(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(1, 3, dtype=torch.bool))  # 1 cannot remove 2
+    >>> valid = torch.ones(1, 3, dtype=torch.bool)
+    >>> greedy_nms(torch.tensor([0, 1]), torch.tensor([1, 2]), valid)  # a removed box removes none
     tensor([[ True, False,  True]])
     """
     kept = torch.ones(valid.numel(), dtype=torch.bool, device=valid.device)

@@ -21,8 +21,8 @@ from boxcov.detectors.centerpoint.voxels import voxelise
 
 Triple = tuple[int, int, int]
 _ONE: Triple = (1, 1, 1)
-# Elements of a patch matrix that a CPU multiplies at once: 16 MiB fit its cache, which is twice as fast as 256 MiB.
-# A GPU takes 64 times as many.
+# Elements of a patch matrix that a CPU multiplies at once: 16 MiB fit its cache, and are twice as
+# fast as 256 MiB. A GPU takes 64 times as many.
 _PATCH_ELEMENTS = 2**22
 
 

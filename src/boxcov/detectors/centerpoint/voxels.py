@@ -36,7 +36,8 @@ def voxelise(clouds: Sequence[Tensor], grid: VoxelGrid) -> Cells:
     after ``max_points`` others of their cell, and the cells first touched after ``max_cells``
     others of their frame.
 
-    >>> cloud = torch.tensor([[0.1, 0.1, 0, 0, 0], [1.5, 0.1, 0, 0, 0], [0.2, 0.1, 0, 0, 0], [9.0, 0, 0, 0, 0]])
+    >>> cloud = torch.zeros(4, 5)
+    >>> cloud[:, 0] = torch.tensor([0.1, 1.5, 0.2, 9.0])
     >>> cells = voxelise([cloud], VoxelGrid((0, 0, -1, 2, 2, 1), (1, 1, 2), (2, 2, 1)))
     >>> cells.counts, cells.position[:, 3]
     (tensor([2, 1]), tensor([0, 1]))
@@ -68,7 +69,7 @@ def _concatenate(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The points (N, 5) of all clouds, and the frame (N,) of each."""
     if isinstance(clouds, Tensor) or not len(clouds):
         raise BoxcovError(
-            "inputs must be a list with one tensor of points (N, 5) per frame, and at least one frame"
+            "inputs must be a list with one tensor of points (N, 5) per frame, at least one frame"
         )
     for i, cloud in enumerate(clouds):
         if cloud.dim() != 2 or cloud.shape[1] != 5:

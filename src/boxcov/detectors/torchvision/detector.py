@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from boxcov.detector import Detector, Selection
 from boxcov.detectors.labels import Labels
-from boxcov.detectors.objects import check_one_a_frame, objects_of
+from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.errors import BoxcovError
 
 Raw = dict[str, Any]
@@ -159,7 +159,7 @@ class TorchvisionDetector(Detector):
         from torchvision.models.detection.transform import resize_boxes
 
         like = next(iter(raw["features"].values()))
-        check_one_a_frame(targets, len(raw["sizes"]))
+        check_one_per_frame(targets, len(raw["sizes"]))
         losses = []
         for b, target in enumerate(targets):
             boxes, labels = objects_of(target, b, len(self.classes), like)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.labels import Labels
-from boxcov.detectors.objects import check_one_a_frame, objects_of
+from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.detectors.transformers.images import Images
 from boxcov.errors import BoxcovError
 
@@ -139,7 +139,7 @@ class QueryDetector(Detector):
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
         """The model's own loss (B,), each image as a batch of one."""
         sizes = raw["sizes"]
-        check_one_a_frame(targets, len(sizes))
+        check_one_per_frame(targets, len(sizes))
         losses = []
         for b, target in enumerate(targets):
             boxes, labels = objects_of(target, b, len(self.classes), sizes)

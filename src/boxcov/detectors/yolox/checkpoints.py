@@ -48,8 +48,9 @@ def load(
     logit: whether the score logit is a fifth number of each box.
 
     >>> import tempfile
+    >>> state = YOLOX(Config.named("nano")).state_dict()
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     torch.save({"model": YOLOX(Config.named("nano")).state_dict()}, f"{folder}/yolox_nano.pth")
+    ...     torch.save({"model": state}, f"{folder}/yolox_nano.pth")
     ...     load(f"{folder}/yolox_nano.pth").config == Config.named("nano")
     True
     """

@@ -38,8 +38,8 @@ class Config:
             )
         if not 0 <= self.threshold <= 1 or not 0 < self.overlap <= 1 or self.max_boxes < 1:
             raise BoxcovError(
-                "threshold must be from 0 to 1, overlap above 0 and at most 1, max_boxes at least 1, "
-                f"got {self.threshold}, {self.overlap} and {self.max_boxes}"
+                "threshold must be from 0 to 1, overlap above 0 and at most 1, "
+                f"max_boxes at least 1, got {self.threshold}, {self.overlap} and {self.max_boxes}"
             )
 
     @staticmethod

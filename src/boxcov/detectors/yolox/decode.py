@@ -94,7 +94,8 @@ def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
     """The IoU (n, k) of boxes (n, 4) and (k, 4), x1 y1 x2 y2; 0 for boxes without area.
 
-    >>> pairwise_iou(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 3, 2], [5, 5, 6, 6]])).round(decimals=3)
+    >>> others = torch.tensor([[1.0, 0, 3, 2], [5, 5, 6, 6]])
+    >>> pairwise_iou(torch.tensor([[0.0, 0, 2, 2]]), others).round(decimals=3)
     tensor([[0.3330, 0.0000]])
     """
     low = torch.maximum(a[:, None, :2], b[None, :, :2])

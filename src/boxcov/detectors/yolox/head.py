@@ -62,7 +62,8 @@ class Head(nn.Module):
 
         inside: (m, 1, 5, 5) the mask of the cells on the map.
 
-        >>> Head(Config.named("nano")).on_crops(torch.zeros(7, 64, 5, 5), torch.ones(7, 1, 5, 5), level=0, classes=False).shape
+        >>> head, crops = Head(Config.named("nano")), torch.zeros(7, 64, 5, 5)
+        >>> head.on_crops(crops, torch.ones(7, 1, 5, 5), level=0, classes=False).shape
         torch.Size([7, 4])
         """
         x, inside = run_on_crops(self.stems[level], crops, inside)

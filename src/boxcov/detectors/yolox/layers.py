@@ -59,8 +59,8 @@ class DWConv(nn.Module):
 def conv(config: Config, n_in: int, n_out: int, kernel: int, stride: int = 1) -> BaseConv | DWConv:
     """A convolution, depthwise for kernels above 1x1 if the config says so.
 
-    >>> type(conv(Config.named("nano"), 4, 8, 3)).__name__, type(conv(Config.named("s"), 4, 8, 3)).__name__
-    ('DWConv', 'BaseConv')
+    >>> [type(conv(Config.named(name), 4, 8, 3)).__name__ for name in ("nano", "s")]
+    ['DWConv', 'BaseConv']
     """
     if config.depthwise and kernel > 1:
         return DWConv(n_in, n_out, kernel, stride, config.norm)

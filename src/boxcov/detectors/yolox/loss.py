@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov.detectors.objects import check_one_a_frame, objects_of
+from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.detectors.yolox.decode import Grid, centred_boxes, corners, pairwise_iou
 
 _BOX_WEIGHT = 5.0
@@ -36,7 +36,8 @@ def frame_losses(values: Tensor, targets: Sequence[Assigned], grid: Grid) -> Ten
 
     >>> from boxcov.detectors.yolox.decode import grid_of
     >>> nothing = Assigned(torch.zeros(0, dtype=torch.long), torch.zeros(0, 4), torch.zeros(0, 2))
-    >>> frame_losses(torch.zeros(1, 16, 7), [nothing], grid_of([torch.zeros(1, 1, 4, 4)])) / 16  # log 2
+    >>> grid = grid_of([torch.zeros(1, 1, 4, 4)])
+    >>> frame_losses(torch.zeros(1, 16, 7), [nothing], grid) / 16  # log 2
     tensor([0.6931])
     """
     return torch.stack([_loss(image, target, grid) for image, target in zip(values, targets)])
@@ -79,7 +80,7 @@ def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> 
     >>> encode([target], torch.zeros(1, 16, 7), grid_of([torch.zeros(1, 1, 4, 4)]))[0].boxes
     tensor([[16., 16.,  8.,  8.]])
     """
-    check_one_a_frame(targets, len(values))
+    check_one_per_frame(targets, len(values))
     with torch.no_grad():
         predicted = centred_boxes(values, grid)
         objects = [
@@ -111,7 +112,8 @@ def assign(
 
     >>> from boxcov.detectors.yolox.decode import centred_boxes, grid_of
     >>> grid, values = grid_of([torch.zeros(1, 1, 4, 4)]), torch.zeros(16, 7)
-    >>> assigned = assign(values, centred_boxes(values, grid), torch.tensor([[16.0, 16.0, 8.0, 8.0]]), torch.tensor([1]), grid)
+    >>> boxes, labels = torch.tensor([[16.0, 16.0, 8.0, 8.0]]), torch.tensor([1])
+    >>> assigned = assign(values, centred_boxes(values, grid), boxes, labels, grid)
     >>> assigned.cell, assigned.classes
     (tensor([10]), tensor([[0., 1.]]))
     """

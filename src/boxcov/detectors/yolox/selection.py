@@ -35,8 +35,9 @@ def select(values: Tensor, grid: Grid, config: Config) -> Selection:
     >>> from boxcov.detectors.yolox.decode import grid_of
     >>> values = torch.full((1, 84, 85), -9.0)
     >>> values[0, 20, [4, 5 + 16]] = 3.0  # a dog
-    >>> found = select(values, grid_of([torch.zeros(1, 1, n, n) for n in (8, 4, 2)]), Config.named("nano"))
-    >>> found.scores.round(decimals=2), found.labels, found.where.cell
+    >>> grid = grid_of([torch.zeros(1, 1, n, n) for n in (8, 4, 2)])
+    >>> selection = select(values, grid, Config.named("nano"))
+    >>> selection.scores.round(decimals=2), selection.labels, selection.where.cell
     (tensor([0.9100]), tensor([16]), tensor([20]))
     """
     scores, labels, images = _rank_candidates(values, grid, config)
