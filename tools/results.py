@@ -64,7 +64,9 @@ def _command(command: str) -> str:
         return f"Command: {command}."
     lines = []
     for part in command.split("; "):
-        lines += textwrap.wrap(part, WIDTH - 6, subsequent_indent="    ", break_on_hyphens=False)
+        glued = re.sub(r"(--[\w-]+) (?!-)", "\\1\0", part)  # keep an option and its value together
+        wrapped = textwrap.wrap(glued, WIDTH - 6, subsequent_indent="    ", break_on_hyphens=False)
+        lines += [line.replace("\0", " ") for line in wrapped]
         lines[-1] += "\n"
     joined = "".join(line if line.endswith("\n") else line + " \\\n" for line in lines)
     return f"```sh\n{joined}```"
