@@ -144,8 +144,8 @@ def test_the_papers_mcglm_is_its_finite_difference(measured) -> None:
 @pytest.mark.parametrize("count", [6, 30])
 def test_detector_with_a_given_number_of_boxes(count: int) -> None:
     config = pillar_config()
-    told = benchmarking.with_box_count(detector_of(config), count)
-    assert 0.3 * count <= len(told.detect(frames(config, 1)[0][0])) <= count
+    detector = benchmarking.with_box_count(detector_of(config), count)
+    assert 0.3 * count <= len(detector.detect(frames(config, 1)[0][0])) <= count
 
 
 def test_no_repeats_are_refused() -> None:

@@ -255,9 +255,9 @@ def test_torchrun(tmp_path, made, alone) -> None:
     ranks = _children(long.pid)
     assert len(ranks) == 3
     os.kill(ranks[1], signal.SIGKILL)
-    _, told = long.communicate(timeout=120)
+    _, err = long.communicate(timeout=120)
     assert long.returncode != 0
-    assert f"exitcode  : -9 (pid: {ranks[1]})" in told  # torchrun's own words, with the rank above
+    assert f"exitcode  : -9 (pid: {ranks[1]})" in err  # the message of torchrun
     assert not (tmp_path / "long").exists()
 
 

@@ -180,30 +180,22 @@ def test_empty_folder_is_an_error(made, tmp_path) -> None:
     assert "no .bin file there" in done.err
 
 
-@pytest.mark.slow
-def test_ctrl_c_prints_the_latencies(made) -> None:
+def started(made, *more: str) -> subprocess.Popen[str]:
+    """``boxcov stream`` in a separate process."""
     word, posterior, frames = made
-    words = [
-        sys.executable,
-        "-m",
-        "boxcov",
-        "stream",
-        str(frames),
-        "--detector",
-        word,
-        "--posterior",
-        str(posterior),
-        "--points",
-        "plain",
-        "--watch",
-    ]
-    process = subprocess.Popen(
-        words,
+    line = f"stream {frames} --detector {word} --posterior {posterior} --points plain"
+    return subprocess.Popen(
+        [sys.executable, "-m", "boxcov", *line.split(), *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
+
+
+@pytest.mark.slow
+def test_ctrl_c_prints_the_latencies(made) -> None:
+    process = started(made, "--watch")
     assert process.stdout is not None
     for _ in range(3):
         assert json.loads(process.stdout.readline())["boxes"] is not None
@@ -221,21 +213,7 @@ def test_ctrl_c_prints_the_latencies(made) -> None:
 
 @pytest.mark.slow
 def test_closed_pipe_ends_the_stream(made) -> None:
-    word, posterior, frames = made
-    words = [
-        sys.executable,
-        "-m",
-        "boxcov",
-        "stream",
-        str(frames),
-        "--detector",
-        word,
-        "--posterior",
-        str(posterior),
-        "--points",
-        "plain",
-    ]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = started(made)
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None

@@ -10,7 +10,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def told(ticks: list[float], done: list[int], total: int | None, stream: io.StringIO) -> str:
+def printed(ticks: list[float], done: list[int], total: int | None, stream: io.StringIO) -> str:
     clock = iter(ticks)
     with Progress("working", stream=stream, clock=lambda: next(clock)) as progress:
         for number in done:
@@ -20,12 +20,14 @@ def told(ticks: list[float], done: list[int], total: int | None, stream: io.Stri
 
 def test_short_work_prints_nothing() -> None:
     for stream in (io.StringIO(), Terminal()):
-        assert told([0.0, 0.5, 1.0, 1.9], [1, 2, 3], 3, stream) == ""
+        assert printed([0.0, 0.5, 1.0, 1.9], [1, 2, 3], 3, stream) == ""
 
 
 def test_log_has_a_line_every_few_seconds() -> None:
-    said = told([float(t) for t in range(14)], list(range(1, 14)), 100, io.StringIO()).splitlines()
-    assert said == [
+    lines = printed(
+        [float(t) for t in range(14)], list(range(1, 14)), 100, io.StringIO()
+    ).splitlines()
+    assert lines == [
         "working: 2 of 100 frames, loss 0.5, 1 per second, 1:38 left",
         "working: 7 of 100 frames, loss 0.5, 1 per second, 1:33 left",
         "working: 12 of 100 frames, loss 0.5, 1 per second, 1:28 left",
@@ -33,19 +35,19 @@ def test_log_has_a_line_every_few_seconds() -> None:
 
 
 def test_rate_ignores_items_before_a_resume() -> None:
-    said = told([0.0, 0.1, 10.1], [500, 505], 510, io.StringIO())
-    assert said == "working: 505 of 510 frames, loss 0.5, 2 s each, 0:10 left\n"
+    lines = printed([0.0, 0.1, 10.1], [500, 505], 510, io.StringIO())
+    assert lines == "working: 505 of 510 frames, loss 0.5, 2 s each, 0:10 left\n"
 
 
 def test_unknown_total_has_no_remaining_time() -> None:
     assert (
-        told([0.0, 1.0, 11.0], [1, 11], None, io.StringIO())
+        printed([0.0, 1.0, 11.0], [1, 11], None, io.StringIO())
         == "working: 11 frames, loss 0.5, 1 per second\n"
     )
 
 
 def test_terminal_shows_a_bar() -> None:
-    shown = told([0.0, 1.0, 11.0], [1, 11], 20, Terminal())
+    shown = printed([0.0, 1.0, 11.0], [1, 11], 20, Terminal())
     assert "working, loss 0.5" in shown
     assert "11/20" in shown
     assert "1 per second" in shown

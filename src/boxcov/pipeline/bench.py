@@ -101,58 +101,27 @@ def method_entries(
     Below the head the exact covariance takes one backward pass per output, so it is combined with k
     samples there.
     """
-    deep = posterior.depth != "head"
+    is_deep = posterior.depth != "head"
     found = [Entry("plain", None, detector.detect)]
-    if not deep:
+    if not is_deep:
         found.append(Entry("exact", None, ExactGLM(detector, posterior)))
-    if not deep and next(detector.parameters()).device.type == "cuda":
-        found.append(
-            Entry(
-                "exact, tf32",
-                None,
-                ExactGLM(detector, posterior, engine=EngineOptions(precision="tf32")),
-            )
-        )
+    if not is_deep and next(detector.parameters()).device.type == "cuda":
+        model = ExactGLM(detector, posterior, engine=EngineOptions(precision="tf32"))
+        found.append(Entry("exact, tf32", None, model))
     for k in samples:
-        if deep:
-            found.append(
-                Entry(
-                    "exact head",
-                    k,
-                    ExactGLM(detector, posterior, k, seed),
-                    "k samples below the head",
-                )
-            )
-        ours = MCGLM(detector, posterior, k, seed=seed)
-        found.append(Entry("mcglm", k, ours))
-        found.append(
-            Entry(
-                "mcglm as published",
-                k,
-                _paper_mcglm(ours),
-                f"{k + 1} whole passes, finite differences",
-                slow=True,
-            )
-        )
-        found.append(
-            Entry(
-                "mc dropout",
-                k,
-                MCI(detector, dropout=0.1, samples=k, seed=seed, depth=posterior.depth),
-                slow=deep,
-            )
-        )
-    glm = GLM(detector, posterior)
-    found.append(
-        Entry(
-            "glm as published",
-            None,
-            _paper_glm(glm),
-            f"extrapolated from {GLM_OUTPUTS} backward passes",
-            slow=True,
-        )
-    )
-    return found
+        if is_deep:
+            combined = ExactGLM(detector, posterior, k, seed)
+            found.append(Entry("exact head", k, combined, "k samples below the head"))
+        mcglm = MCGLM(detector, posterior, k, seed=seed)
+        dropout = MCI(detector, dropout=0.1, samples=k, seed=seed, depth=posterior.depth)
+        note = f"{k + 1} full passes, finite differences"
+        found += [
+            Entry("mcglm", k, mcglm),
+            Entry("mcglm as published", k, _paper_mcglm(mcglm), note, slow=True),
+            Entry("mc dropout", k, dropout, slow=is_deep),
+        ]
+    glm, note = _paper_glm(GLM(detector, posterior)), f"from {GLM_OUTPUTS} backward passes"
+    return [*found, Entry("glm as published", None, glm, f"extrapolated {note}", slow=True)]
 
 
 def laplace_torch_entries(detector: Detector, frame: tuple[Any, Any]) -> list[Entry]:
