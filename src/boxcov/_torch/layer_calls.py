@@ -6,9 +6,8 @@ modules, and a weight counts wherever it is used (twice, under two names, by ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from threading import local
 from typing import Any
 
 import torch
@@ -35,8 +34,6 @@ _TRANSPOSED_ARGUMENTS = (
     "groups",
     "dilation",
 )
-
-_under_way = local()  # the watches of this thread, as torch keeps its modes
 
 
 @dataclass(frozen=True)
@@ -158,31 +155,8 @@ class LayerCallMode(TorchFunctionMode):
         self.names = names
         self.run = run
 
-    def __enter__(self) -> LayerCallMode:
-        super().__enter__()  # type: ignore[no-untyped-call]
-        _under_way.watches = [*getattr(_under_way, "watches", []), self]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        _under_way.watches = _under_way.watches[:-1]
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = parse(func, args, kwargs or {})
         if call is not None and id(call.weight) in self.names:
             return self.run(self.names[id(call.weight)], call)
         return func(*args, **(kwargs or {}))
-
-
-def watched(weights: Iterable[Tensor]) -> bool:
-    """Whether a watch under way waits for one of ``weights``: for code that could use them where no watch sees it.
-
-    >>> linear = torch.nn.Linear(2, 3)
-    >>> with LayerCallMode({id(linear.weight): "linear"}, lambda name, call: call()):
-    ...     watched([linear.weight]), watched([linear.bias])
-    (True, False)
-    >>> watched([linear.weight])
-    False
-    """
-    names = {key for watch in getattr(_under_way, "watches", []) for key in watch.names}
-    return any(id(weight) in names for weight in weights)

@@ -212,11 +212,10 @@ class TinyCenter(Detector):
         return Encoded(heat, mask, values)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> Encoded:
-        """An object in a cell with the probability of its score, its values around the predicted
-        ones.
+        """Targets drawn from the prediction: objects by score, values with noise.
 
-        The L1 loss only reads on which side of the prediction a value lies, so the width of the
-        draw does not matter.
+        The gradient of the L1 loss depends only on the side of the prediction on which a value
+        lies, so the width of the noise does not matter.
         """
         p = raw["heatmap"].sigmoid()
         heat = torch.bernoulli(p, generator=generator)
@@ -233,7 +232,7 @@ def train(
     rate: float = 4e-3,
     seed: int = 0,
 ) -> TinyCenter:
-    """Train in place, with Adam and a one-cycle rate; gives the detector in eval mode.
+    """Train in place, with Adam and a one-cycle rate, and return the detector in eval mode.
 
     >>> from boxcov.data import shapes
     >>> detector = train(TinyCenter(), shapes.frames(count=8), epochs=1)

@@ -1,8 +1,7 @@
-"""Training a LiDAR detector: AdamW with a one-cycle rate, mixed precision on a GPU, checkpoints to
-go on from.
+"""Train a LiDAR detector: AdamW with a one-cycle rate, mixed precision on a GPU, checkpoints.
 
-Order and augmentation of the frames follow from the seed and the step alone, so that a run that was
-cut off and resumed sees what an uninterrupted one sees.
+The order and the augmentation of the frames depend on the seed and the step only, so a resumed run
+sees the same frames as one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _KEY = "boxcov.training"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train.
+    """The settings of a training run.
 
     >>> Recipe(steps=100).batch
     4
@@ -49,7 +48,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1 or not self.rate > 0:
             raise BoxcovError(
-                f"steps and batch must be at least 1 and the rate above 0, got {self.steps}, {self.batch} and {self.rate}"
+                "steps and batch must be at least 1 and the rate above 0, "
+                f"got {self.steps}, {self.batch} and {self.rate}"
             )
 
 
@@ -63,12 +63,12 @@ def train(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> float:
-    """Train ``detector`` in place on its own device and leave it in eval mode; gives the mean loss
-    of the last tenth of the steps.
+    """Train ``detector`` in place, leave it in eval mode, and return its final loss.
 
-    frames: (inputs, targets) as lists of one entry a frame. checkpoint: a file to write ``every``
-    so many steps, and to ``resume`` from.
-    progress: called with the steps done, all steps, and the running loss.
+    The final loss is the mean over the last tenth of the steps.
+    frames: (inputs, targets), each a list with one entry per frame.
+    checkpoint: a file to write after every ``every`` steps, and to ``resume`` from.
+    progress: called with the number of steps done, the number of all steps and the running loss.
 
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
@@ -132,7 +132,8 @@ def _step(
     loss = losses.mean()
     if not bool(loss.isfinite()):
         raise BoxcovError(
-            f"the training loss is {loss.item()}: lower the rate ({recipe.rate}), or look for NaN in the frames"
+            f"the training loss is {loss.item()}: lower the rate ({recipe.rate}), "
+            "or look for NaN in the frames"
         )
     optimiser.zero_grad()
     loss.backward()
@@ -204,7 +205,8 @@ def _load(
             there, counted, done = about["recipe"], about["frames"], about["done"]
             if there != asdict(recipe) or counted != frames:
                 raise BoxcovError(
-                    f"{path}: belongs to another run ({there} on {counted} frames): remove it to start anew"
+                    f"{path}: belongs to another run ({there} on {counted} frames): "
+                    "remove it to start again"
                 )
             if type(done) is not int or not 0 <= done <= recipe.steps:
                 raise ValueError(f"{done!r} of {recipe.steps} steps are done")
@@ -233,12 +235,8 @@ def _restore(
             value = tensors.get(f"optimiser.{key}.{name}")
             if value is not None and value.shape != (() if key == "step" else parameter.shape):
                 raise ValueError(f"{key} of {name} has shape {tuple(value.shape)}")
-            if (
-                value is not None
-            ):  # unless the optimiser is fused, the step lives on the CPU; the moments live with the weight
-                optimiser.state[parameter][key] = (
-                    value
-                    if key == "step" and not optimiser.defaults["fused"]
-                    else value.to(parameter.device)
-                )
+            if value is not None:
+                # the moments are on the device of the weight, the step only if the optimiser is fused
+                on_cpu = key == "step" and not optimiser.defaults["fused"]
+                optimiser.state[parameter][key] = value if on_cpu else value.to(parameter.device)
     return done

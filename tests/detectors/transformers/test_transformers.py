@@ -340,8 +340,8 @@ def test_classes() -> None:
     assert wrap(model, {"Kuh": 2}).labels.numbers == (2,)
     for classes, message in (
         (["cat", "horse"], "classes name horse, unknown to the model: it has cat, cow, dog"),
-        ([], "classes must be some, each once, got none"),
-        (["cat", "cat"], "classes must be some, each once"),
+        ([], "classes must be different names, at least one, got none"),
+        (["cat", "cat"], "classes must be different names, at least one"),
         ("cat", "a list of names, got the string 'cat'"),
         ({"cat": 9}, "numbers that the model does not have: cat: 9; it has 0 to 3"),
     ):
