@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -63,16 +64,19 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     if get_origin(hint) is tuple:
         hint = list[get_args(hint)[0]]  # type: ignore[misc]
         default = list(default) if isinstance(default, tuple) else default
-    common: dict[str, Any] = {
-        "help": shown.text,
-        "metavar": shown.metavar,
-        "rich_help_panel": shown.panel,
-    }
+    is_path = Path in (hint, *get_args(hint))
+    metavar = shown.metavar or ("FILE" if is_path else None)
     if shown.positional:
-        info = typer.Argument(**common)
+        info = typer.Argument(help=shown.text, metavar=metavar)
     else:
-        name = f"--{field.name.replace('_', '-')}"
-        info = typer.Option(name, min=shown.min, show_default=shown.default or True, **common)
+        info = typer.Option(
+            f"--{field.name.replace('_', '-')}",
+            help=shown.text,
+            metavar=metavar,
+            min=shown.min,
+            show_default=shown.default or True,
+            rich_help_panel=shown.panel,
+        )
     annotation = Annotated[hint, info]
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation

@@ -143,11 +143,7 @@ class ConvertCommand:
     """Options of ``boxcov convert``."""
 
     detections: Path = option(
-        REQUIRED,
-        INPUT,
-        "Written by boxcov predict in the native format.",
-        metavar="FILE",
-        positional=True,
+        REQUIRED, INPUT, "Written by boxcov predict in the native format.", positional=True
     )
     out: Path = out_option(REQUIRED, text="File to write; a folder with --format kitti.")
     format: Format = format_option(REQUIRED)
@@ -160,11 +156,7 @@ class EvaluateCommand:
     """Options of ``boxcov evaluate``."""
 
     predictions: tuple[Path, ...] = option(
-        REQUIRED,
-        INPUT,
-        "Written by boxcov predict, one file per method.",
-        metavar="FILE...",
-        positional=True,
+        REQUIRED, INPUT, "Written by boxcov predict, one file per method.", positional=True
     )
     data: str | None = moved_data_option()
     uncertainty: Literal["trace", "expected-iou", "relative", "logdet", "score-variance"] = option(
@@ -281,7 +273,7 @@ class ExportCommand:
     """Options of ``boxcov export``."""
 
     out: Path = out_option(REQUIRED, text="The .onnx file.")
-    posterior: Path = option(REQUIRED, INPUT, "Posterior written by boxcov fit.", metavar="FILE")
+    posterior: Path = option(REQUIRED, INPUT, "Posterior written by boxcov fit.")
     detector: str = detector_option()
     samples: int = option(10, METHOD, "Posterior samples, stored as constants in the file.", min=2)
     exact: bool = option(False, METHOD, "The exact covariance of the head instead of samples.")
@@ -296,7 +288,6 @@ class ExportCommand:
         None,
         INPUT,
         "Frame to check the file on, as for boxcov stream.",
-        metavar="FILE",
         shown="a simulated frame, or noise",
     )
     size: int | None = size_option()
@@ -376,7 +367,10 @@ class DemoCommand:
     """Options of ``boxcov demo``."""
 
     out: Path = option(
-        Path("demo"), OUTPUT, "Folder for the posterior, predictions, figures and report."
+        Path("demo"),
+        OUTPUT,
+        "Folder for the posterior, predictions, figures and report.",
+        metavar="DIR",
     )
 
 

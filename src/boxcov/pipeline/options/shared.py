@@ -44,7 +44,7 @@ def option(
 
 # Options that mean the same in every command
 
-out_option = partial(option, panel=OUTPUT, metavar="FILE")
+out_option = partial(option, panel=OUTPUT)
 detector_option = partial(
     option,
     "centerpoint:small",
@@ -138,7 +138,6 @@ class EstimatorOptions:
         None,
         INPUT,
         "Posterior written by boxcov fit; only nms and mci (MC dropout) work without one.",
-        metavar="FILE",
     )
     samples: int | None = option(
         None,
