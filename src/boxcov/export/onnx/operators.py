@@ -1,4 +1,13 @@
-"""How each plain operation of torch is said in ONNX: arithmetic, products and networks. Shapes are numbers, so most of it is a line."""
+"""The ONNX form of each plain operation of torch: arithmetic, products and networks.
+
+Why not ``torch.onnx.export(dynamo=True)`` (torch 2.13, onnxscript 0.7.2)? Given the traced graph,
+it failed on 3 of 7 cases, for lack of an ONNX function: ``_new_zeros_with_same_feature_meta``
+(TinyCenter, neck), ``empty_permuted`` (YOLOX, sampled), ``convolution_backward`` (YOLOX, exact).
+With constants folded and that operator decomposed by us, the six cases that were tried agreed with
+PyTorch to 1e-6 (trained YOLOX and the shipped CenterPoint were not tried). On the four that were
+timed, its files were 2 to 7 times as large and the export took 3 to 7 times the processor time;
+onnxruntime's time per frame was 0.8 to 1.2 times that of our graph.
+"""
 
 from __future__ import annotations
 
