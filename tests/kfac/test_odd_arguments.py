@@ -22,7 +22,7 @@ from boxcov import (
     fit,
 )
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.posterior.prior import minimise
+from boxcov.posterior.prior import minimize
 from helpers.nets import NetDetector
 from helpers.odd_nets import double, item
 from oracles.dense import relative
@@ -63,7 +63,7 @@ def test_minimise_gives_the_best_point_that_it_has_seen(function: Callable[[floa
         seen[x] = function(x)
         return seen[x]
 
-    found = minimise(watched, -8, 8, steps=16)
+    found = minimize(watched, -8, 8, steps=16)
     assert found in seen
     assert seen[found] == min(value for value in seen.values() if isfinite(value))
 

@@ -148,7 +148,7 @@ def test_tuning_by_a_score() -> None:
         lambda p: (torch.tensor(p.tau("net.0")).log10() - 2.3).square().item()
     )
     assert tuned.prior_precision == pytest.approx(10**2.3, rel=0.01)
-    with pytest.raises(BoxcovError, match="per_layer goes with the marginal likelihood"):
+    with pytest.raises(BoxcovError, match="per_layer needs the marginal likelihood"):
         posterior.optimize_prior_precision(lambda p: 0.0, per_layer=True)
     with pytest.raises(BoxcovError, match="not finite for any prior precision"):
         posterior.optimize_prior_precision(lambda p: float("nan"))

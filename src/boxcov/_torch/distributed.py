@@ -1,4 +1,4 @@
-"""Work spread over processes: each rank processes its share of the items, sums are added at the end.
+"""Work spread over processes: each rank processes its items, sums are added at the end.
 
 Ranks exchange numbers and JSON through ``torch.distributed``: gloo for CPU memory, nccl for GPUs.
 """

@@ -92,7 +92,8 @@ def check_finite_weights(module: nn.Module) -> None:
     ]
     if bad:
         raise BoxcovError(
-            f"the detector has NaN or infinite weights in {join_names(bad)}: load a sound checkpoint"
+            f"the detector has NaN or infinite weights in {join_names(bad)}: "
+            "load a sound checkpoint"
         )
 
 

@@ -1,7 +1,8 @@
-"""Seeing, and exchanging, the weights of a detector at the moment they are used.
+"""Layer calls: see, and replace, the calls of linear layers and convolutions.
 
-``LayerCallMode`` sees every linear layer and convolution that torch is asked for, and recognises the weights by identity: no hooks, no wrapped
-modules, and a weight counts wherever it is used (twice, under two names, by another module, with other padding).
+``LayerCallMode`` intercepts every linear layer and convolution that torch runs and recognises the
+weights by identity. It needs no hooks and no wrapped modules, and it sees a weight wherever it is
+used: twice, under two names, by another module, with other padding.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _TRANSPOSED_ARGUMENTS = (
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One use of a weight: ``func(x, weight, bias, **rest)``."""
+    """One call of a layer: ``func(x, weight, bias, **rest)``."""
 
     func: Callable[..., Tensor]
     x: Tensor
@@ -50,7 +51,7 @@ class LayerCall:
     def __call__(
         self, x: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
-        """The product, with the given tensors in the place of its own."""
+        """Run the call, with the given tensors in place of its own."""
         return self.func(
             self.x if x is None else x,
             self.weight if weight is None else weight,
@@ -60,11 +61,11 @@ class LayerCall:
 
     @property
     def batched_x(self) -> Tensor:
-        """The input as (B, channels, *spatial), or (B, T, n_in) for a linear layer; without a batch dimension B is 1."""
+        """The input as (B, channels, *spatial), or (B, T, n_in) for a linear layer."""
         return self._batched(self.x.detach(), 0)
 
     def batched_out(self, d: Tensor, lead: int = 0) -> Tensor:
-        """A gradient of the output, with ``lead`` further dimensions in front, in the same form."""
+        """Return a gradient of the output in the same layout, with ``lead`` dimensions in front."""
         return self._batched(d, lead)
 
     def _batched(self, t: Tensor, lead: int) -> Tensor:
@@ -72,13 +73,13 @@ class LayerCall:
             missing = t.dim() - lead < 2 + len(self.geometry.kernel)
             return t.unsqueeze(lead) if missing else t
         front, rest = t.shape[:lead], t.shape[lead:]
-        if len(rest) <= 2:  # (n,) is one item, (B, n) is B items of one location
+        if len(rest) <= 2:  # (n,) is B = 1, (B, n) has one location
             return t.reshape(*front, -1, 1, rest[-1])
         return t.reshape(*front, rest[0], -1, rest[-1])
 
 
 def parse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LayerCall | None:
-    """The call as a matrix product, or None if it is none.
+    """Return the call as a matrix product, or None if it is another function.
 
     >>> x, weight = torch.randn(1, 4, 5, 5), torch.randn(6, 2, 3, 3)
     >>> parse(torch.conv2d, (x, weight), {"padding": 1, "groups": 2}).geometry.padding
@@ -113,7 +114,7 @@ def _convolution(given: Mapping[str, Any], n: int) -> Geometry:
     padding = given.get("padding", 0)
     if padding == "valid":
         sides = ((0, 0),) * n
-    elif padding == "same":  # torch puts the odd pixel behind
+    elif padding == "same":  # torch adds the odd pixel at the end
         total = [d * (k - 1) for d, k in zip(dilation, kernel)]
         sides = tuple((t // 2, t - t // 2) for t in total)
     else:
@@ -142,7 +143,7 @@ def _each(value: Any, n: int) -> tuple[int, ...]:
 
 
 class LayerCallMode(TorchFunctionMode):
-    """While active, ``run(name, call)`` answers every product of a weight of ``names`` (by id); everything else goes its way.
+    """While active, ``run(name, call)`` replaces every call of a weight in ``names`` (by id).
 
     >>> linear = torch.nn.Linear(2, 3)
     >>> with LayerCallMode({id(linear.weight): "linear"}, lambda name, call: call().relu() - 1):

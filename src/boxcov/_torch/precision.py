@@ -1,4 +1,4 @@
-"""Sums of squares and covariances are no place for half precision."""
+"""Full precision for factors and covariances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """``function`` outside torch.autocast: matrix products of factors and covariances are no place for half precision.
+    """Decorate ``function`` to run without torch.autocast.
 
     >>> with torch.autocast("cpu", torch.bfloat16):
     ...     full_precision(torch.mm)(torch.eye(2), torch.eye(2)).dtype
@@ -34,7 +34,7 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision is too coarse for sums of squares.
+    """Return half-precision tensors as float32, others unchanged.
 
     >>> at_least_float32(torch.zeros(1, dtype=torch.bfloat16)).dtype
     torch.float32

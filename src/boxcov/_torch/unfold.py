@@ -1,10 +1,12 @@
-"""How a layer is seen as a matrix.
+"""Layers as matrix products.
 
-Every layer that boxcov factors is a product ``out = W a`` at T locations: a linear layer at each row of its input, a convolution at each
-output pixel, where ``a`` (n_in,) is the patch that the kernel sees. Groups are G such products side by side. This file is pure functions
-of tensors; which tensors they are called with is decided in ``calls.py``.
+Every layer that boxcov factors is a product ``out = W a`` at T locations: a linear layer at each
+row of its input, a convolution at each output pixel, where ``a`` (n_in,) is the patch that the
+kernel sees. A grouped layer is G such products. This module holds pure functions of tensors;
+``layer_calls.py`` finds the tensors.
 
-Shapes: G groups, B items of the batch, T locations an item, n_in inputs (kernel taps included), n_out outputs of one group.
+Shapes: G groups, B items of the batch, T locations per item, n_in inputs (kernel taps included),
+n_out outputs of one group.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Geometry:
-    """The geometry of one matrix product: kernel taps, steps and groups; a linear layer has no kernel.
+    """Kernel, stride, padding, dilation and groups of a layer; a linear layer has no kernel.
 
-    ``padding`` is (before, after) for each spatial dimension. For a transposed convolution it is the padding of the equivalent plain
-    convolution over the input with ``stride - 1`` zeros between its pixels.
+    ``padding`` is (before, after) per spatial dimension. For a transposed convolution it is the
+    padding of the equivalent plain convolution over the input with ``stride - 1`` zeros between
+    its pixels.
 
     >>> Geometry(kernel=(3, 3), stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1)).taps
     9
@@ -43,7 +46,7 @@ class Geometry:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """How far the kernel reaches beyond its first tap, in each dimension."""
+        """Distance from the first to the last tap of the kernel, per dimension."""
         return tuple(d * (k - 1) for d, k in zip(self.dilation, self.kernel))
 
 
@@ -108,7 +111,9 @@ class Layer:
 
 
 def to_matrix(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """Weights (..., *shape), and biases (..., out), as matrices (..., G, n_out, n_in); the bias is the last column.
+    """Return weights (..., *shape) and biases (..., out) as matrices (..., G, n_out, n_in).
+
+    The bias is the last column.
 
     >>> weight, bias = torch.randn(6, 2, 3, 3), torch.randn(6)
     >>> to_matrix(weight, bias, Geometry((3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1), groups=3)).shape
@@ -117,9 +122,8 @@ def to_matrix(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor
     spatial = len(geometry.kernel)
     lead = weight.shape[: weight.dim() - 2 - spatial]
     first = len(lead)
-    grouped = weight.unflatten(
-        first, (geometry.groups, -1)
-    )  # (..., G, out / G, in, *k), or (..., G, in, out / G, *k) if transposed
+    # (..., G, out / G, in, *k), or (..., G, in, out / G, *k) if transposed
+    grouped = weight.unflatten(first, (geometry.groups, -1))
     if geometry.transposed:
         grouped = grouped.transpose(first + 1, first + 2)
     matrix: Tensor = grouped.flatten(first + 2)  # (..., G, n_out, n_in)
@@ -131,7 +135,7 @@ def to_matrix(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor
 def from_matrix(
     matrix: Tensor, shape: torch.Size, has_bias: bool, geometry: Geometry
 ) -> tuple[Tensor, Tensor | None]:
-    """The inverse of ``to_matrix``: matrices (..., G, n_out, n_in) as weights (..., *shape) and biases (..., out).
+    """Return the weights (..., *shape) and biases (..., out) of matrices: inverts ``to_matrix``.
 
     >>> geometry = Geometry((2, 2), (2, 2), ((1, 1), (1, 1)), (1, 1), transposed=True)
     >>> weight, bias = torch.randn(3, 5, 2, 2), torch.randn(5)
@@ -156,7 +160,9 @@ def from_matrix(
 
 
 def columns(x: Tensor, geometry: Geometry) -> Tensor:
-    """The vectors ``a`` at every location (B, G, n_in, T), without the 1 of a bias; x is (B, channels, *spatial), or (B, T, n_in) if linear.
+    """Return the vectors ``a`` at every location (B, G, n_in, T), without the 1 of a bias.
+
+    x is (B, channels, *spatial), or (B, T, n_in) for a linear layer.
 
     >>> x = torch.randn(2, 4, 5, 5)
     >>> columns(x, Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)).shape
@@ -171,9 +177,10 @@ def columns(x: Tensor, geometry: Geometry) -> Tensor:
 
 
 def columns_at(x: Tensor, geometry: Geometry, item: Tensor, location: Tensor) -> Tensor:
-    """The vectors ``a`` (m, G, n_in) at some locations (m,) of some items (m,) alone: the others are never unfolded.
+    """Return the vectors ``a`` (m, G, n_in) at locations (m,) of items (m,) only.
 
-    >>> x, geometry = torch.randn(2, 4, 5, 5), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)
+    >>> x = torch.randn(2, 4, 5, 5)
+    >>> geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)
     >>> a = columns_at(x, geometry, torch.tensor([0, 1]), torch.tensor([3, 24]))
     >>> bool((a[1] == columns(x, geometry)[1, :, :, 24]).all())
     True
@@ -199,9 +206,12 @@ def columns_at(x: Tensor, geometry: Geometry, item: Tensor, location: Tensor) ->
 
 
 def rows(d: Tensor, geometry: Geometry) -> Tensor:
-    """The gradients ``d`` at every location (..., B, G, n_out, T); d is (..., B, out, *spatial), or (..., B, T, out) if linear.
+    """Return the gradients ``d`` at every location (..., B, G, n_out, T).
 
-    >>> rows(torch.randn(9, 2, 4, 5, 5), Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)).shape
+    d is (..., B, out, *spatial), or (..., B, T, out) for a linear layer.
+
+    >>> geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)
+    >>> rows(torch.randn(9, 2, 4, 5, 5), geometry).shape
     torch.Size([9, 2, 2, 2, 25])
     """
     if not geometry.kernel:
@@ -212,24 +222,22 @@ def rows(d: Tensor, geometry: Geometry) -> Tensor:
 
 
 def gram(vectors: Tensor) -> Tensor:
-    """Sum over items and locations of the outer products: (B, G, n, T) -> (G, n, n).
+    """Return the sum over items and locations of the outer products: (B, G, n, T) -> (G, n, n).
 
     >>> gram(torch.ones(2, 1, 3, 5))[0, 0]
     tensor([10., 10., 10.])
     """
     n, locations = vectors.shape[2:]
-    if (
-        n <= 4
-    ):  # a long sum of few numbers: a reduction adds in pairs, a product one after the other
+    if n <= 4:  # a reduction adds pairwise, which rounds less than a long product
         return (vectors.unsqueeze(2) * vectors.unsqueeze(3)).sum((0, 4))
-    if len(vectors) > 1 and locations < n:  # few locations: a copy is less than the items' products
+    if len(vectors) > 1 and locations < n:  # few locations: one copy is cheaper than many products
         vectors = vectors.permute(1, 2, 0, 3).flatten(2).unsqueeze(0)
-    products = vectors @ vectors.transpose(-1, -2)  # an item each: none of them needs a copy
+    products = vectors @ vectors.transpose(-1, -2)  # one per item, without a copy
     return products[0] if len(products) == 1 else products.sum(0)
 
 
 def stretch(x: Tensor, geometry: Geometry) -> Tensor:
-    """The input of a transposed convolution with its stride's zeros between the pixels.
+    """Return the input of a transposed convolution with ``stride - 1`` zeros between the pixels.
 
     >>> stretch(torch.ones(1, 1, 3), Geometry((2,), (2,), ((1, 1),), (1,), transposed=True))
     tensor([[[1., 0., 1., 0., 1.]]])
@@ -241,7 +249,7 @@ def stretch(x: Tensor, geometry: Geometry) -> Tensor:
 
 
 def plain(geometry: Geometry) -> Geometry:
-    """The plain, stride 1 convolution that a transposed one is over its stretched input."""
+    """Return the plain convolution that equals a transposed one over its stretched input."""
     return Geometry(
         geometry.kernel,
         (1,) * len(geometry.kernel),
@@ -262,7 +270,7 @@ def _patches(x: Tensor, geometry: Geometry, flip: bool) -> Tensor:
 
 
 def _windows(x: Tensor, geometry: Geometry) -> Tensor:
-    """What the kernel sees at every location (B, channels, *T, *k): a view."""
+    """Return a view of the patches at every location (B, channels, *T, *k)."""
     x = pad(x, geometry.padding)
     for axis, (reach, step, dilation) in enumerate(
         zip(geometry.reach, geometry.stride, geometry.dilation)
@@ -272,7 +280,7 @@ def _windows(x: Tensor, geometry: Geometry) -> Tensor:
 
 
 def pad(x: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
-    """Zeros (before, after) in each spatial dimension; negative ones cut off.
+    """Add zeros (before, after) in each spatial dimension; negative numbers crop.
 
     >>> pad(torch.ones(1, 1, 2), ((1, 0),))
     tensor([[[0., 1., 1.]]])

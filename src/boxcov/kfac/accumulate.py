@@ -1,8 +1,8 @@
 """Accumulates the Kronecker factors of the detector's own training loss, batch by batch.
 
 For one frame with loss L, a layer ``out = W a`` called at T locations has the gradient
-``sum over t of d_t a_t^T``, where d_t is the gradient of L at ``out``. KFAC approximates the Fisher,
-the mean over frames of that gradient's outer product, by ``Q (x) H`` (see ``factors.py``).
+``sum over t of d_t a_t^T``, where d_t is the gradient of L at ``out``. KFAC approximates the
+Fisher, the mean over frames of that gradient's outer product, by ``Q (x) H`` (see ``factors.py``).
 
 All factors are sums over everything seen, divided once at the end, so the size and number of the
 batches do not matter. The gradient of the sum of a batch's losses contains each frame's own d,
@@ -322,7 +322,7 @@ def _finite_loss(terms: list[_NamedTerm], losses: Tensor, batch: int) -> float:
 
 
 def _tolerance(gradient: Tensor, weight: Tensor) -> float:
-    """Relative difference of two computations of a gradient; TF32 and half precision round early."""
+    """Relative difference of two computations of a gradient; TF32 and float16 round early."""
     if weight.dtype not in (torch.float32, torch.float64):
         return 0.1
     return 1e-3 if gradient.device.type == "cpu" else 2e-2

@@ -1,8 +1,8 @@
 """EKFAC: better eigenvalues for a Kronecker-factored posterior, by a second pass over the frames.
 
 With G_f the gradient matrix of frame f's loss, KFAC approximates the Fisher, the mean over frames
-of ``vec(G_f) vec(G_f)^T``, by ``Q (x) H``. EKFAC keeps the eigenbases U of Q and V of H and replaces
-the eigenvalues m_a l_b by the second moments of the gradients in that basis,
+of ``vec(G_f) vec(G_f)^T``, by ``Q (x) H``. EKFAC keeps the eigenbases U of Q and V of H and
+replaces the eigenvalues m_a l_b by the second moments of the gradients in that basis,
 
     lambda_ab = mean over frames of (V^T G_f U)_ab^2.
 

@@ -86,7 +86,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def pack_sums(sums: Iterable[FactorSums]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Return the tensors of a checkpoint and one header entry per layer; equal Q are stored once."""
+    """Return the tensors of a checkpoint and a header entry per layer; equal Q are stored once."""
     tensors: dict[str, Tensor] = {}
     entries = []
     for number, one in enumerate(sums):

@@ -234,7 +234,7 @@ def _count_pieces(x: Tensor, groups: int, length: int, most: int) -> int:
 
 
 def _ring(x: Tensor, geometry: Geometry) -> Iterator[Tensor]:
-    """Yield the columns (B, G, n_in, T) of the locations outside the output that touch the input."""
+    """Yield the columns (B, G, n_in, T) of locations outside the output that touch the input."""
     n = len(geometry.kernel)
     reach = geometry.reach
     for axis in range(n):

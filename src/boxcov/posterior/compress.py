@@ -1,17 +1,19 @@
-"""A posterior in less room, with a bound on what that changes.
+"""Compress a posterior with an error bound.
 
-Of an input factor ``Q = U diag(l) U^T`` the eigenvalues that lie close together *beside the prior* are replaced by one number, and their
-eigenvectors by any basis of the same space: low rank plus a multiple of the identity. The other eigenvectors are stored as rounded reflections
-(``packed.py``). Together this is another factor Q'. A layer's precision is ``n m_p Q + tau I`` for each eigenvalue m_p of its output factor, so with
-``a = tau / (n m)``, m the largest of them, and
+Of an input factor ``Q = U diag(l) U^T``, eigenvalues that are close to each other compared with the
+prior are replaced by one number, and their eigenvectors by any basis of the same space: low rank
+plus a multiple of the identity. The other eigenvectors are stored as rounded Householder
+reflections (``householder.py``). The result is another factor Q'. A layer's precision is
+``n m_p Q + tau I`` for each eigenvalue m_p of H. With m the largest, ``a = tau / (n m)`` and
 
-    delta = || (Q + a I)^-1/2 (Q' - Q) (Q + a I)^-1/2 ||,    the largest absolute eigenvalue,
+    delta = || (Q + a I)^-1/2 (Q' - Q) (Q + a I)^-1/2 ||_2,
 
-the new precision lies between 1 - delta and 1 + delta times the old one in every direction, for this m and for all smaller ones, which make a
-larger. So every variance, of any linear function of the weights, lies within 1 / (1 +- delta) of what it was: the trace and every diagonal entry
-of every box's covariance, by any of the predictors, on any frame. delta is computed from what will be read back, not estimated.
+the new precision lies between 1 - delta and 1 + delta times the old one in every direction: for
+this m and for all smaller ones, which make a larger. So every variance of any linear function of
+the weights lies within 1 / (1 +- delta) of what it was: the trace and every diagonal entry of every
+box's covariance, on any frame. delta is computed from the numbers that a reader of the file gets.
 
-How many eigenvectors that leaves depends on tau / n: eigenvalues far below ``tau / (n m)`` all have the variance 1 / tau, and are one.
+Eigenvalues far below ``tau / (n m)`` all have the variance 1 / tau and become one number.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from boxcov.posterior.householder import pack
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from boxcov.posterior.posterior import Posterior
 
-_ROUNDING = 6e-5  # of a reflection in 16 bits, relative, about
-_MERGING = 0.9  # the share of delta for eigenvalues that become one; what is left is for the rounding, which needs little
+_ROUNDING = 6e-5  # approximate relative rounding error of a reflection in 16 bits
+_MERGING = 0.9  # share of delta for merged eigenvalues; the rest is for rounding
 
 
 def compress(posterior: Posterior, error: float = 0.01) -> Posterior:
-    """The posterior in less room: no variance of any linear function of the weights changes by more than the share ``error``.
+    """Return a smaller posterior whose variances differ by at most the relative ``error``.
 
-    What it came to is ``Posterior.error``. The output factors, which are small, stay as they are.
+    This holds for every linear function of the weights. The achieved bound is ``Posterior.error``.
+    The factors H are small and stay as they are.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -45,55 +48,58 @@ def compress(posterior: Posterior, error: float = 0.01) -> Posterior:
     (True, True)
     """
     _check(posterior, error)
-    most = error / (1 + error)
+    max_delta = error / (1 + error)
     floors: dict[int, Tensor] = {}
     for name, block in posterior.blocks.items():
         floor = posterior.tau(name) / (posterior.n_data * block.H.values.double().amax(1)).clamp(
             min=1e-300
         )
         floors[id(block.Q)] = torch.minimum(floors.get(id(block.Q), floor), floor)
-    made: dict[int, tuple[Eigendecomposition, float]] = {}
+    compressed: dict[int, tuple[Eigendecomposition, float]] = {}
     for block in posterior.blocks.values():
-        if id(block.Q) not in made:
-            made[id(block.Q)] = _smaller(block.Q, floors[id(block.Q)], most)
+        if id(block.Q) not in compressed:
+            compressed[id(block.Q)] = _compress_factor(block.Q, floors[id(block.Q)], max_delta)
     blocks = {
-        name: replace(block, Q=made[id(block.Q)][0]) for name, block in posterior.blocks.items()
+        name: replace(block, Q=compressed[id(block.Q)][0])
+        for name, block in posterior.blocks.items()
     }
     return replace(
-        posterior, blocks=blocks, error=_change(max(delta for _, delta in made.values()))
+        posterior,
+        blocks=blocks,
+        error=_variance_error(max(delta for _, delta in compressed.values())),
     )
 
 
 def error_under_prior(error: float, ratio: float) -> float:
-    """The bound under a prior precision that is smaller by ``ratio``; infinite where there is none.
+    """Return the bound for a prior precision that is smaller by ``ratio``.
 
-    >>> error_under_prior(0.01, 0.5), round(error_under_prior(0.01, 10.0), 3), error_under_prior(0.01, 1000.0)
-    (0.01, 0.11, inf)
+    >>> round(error_under_prior(0.01, 10.0), 3), error_under_prior(0.01, 1000.0)
+    (0.11, inf)
     """
-    return error if ratio <= 1 else _change(error / (1 + error) * ratio)
+    return error if ratio <= 1 else _variance_error(error / (1 + error) * ratio)
 
 
-def _change(delta: float) -> float:
-    """Of variances, where precisions change by ``delta``."""
+def _variance_error(delta: float) -> float:
+    """Return the relative change of variances if precisions change by ``delta``."""
     return delta / (1 - delta) if delta < 1 else float("inf")
 
 
 def _check(posterior: Posterior, error: float) -> None:
     if not 0 < error < 1:
-        raise BoxcovError(f"error is a share of the variances, above 0 and below 1, got {error}")
+        raise BoxcovError(f"error is relative and must lie above 0 and below 1, got {error}")
     if posterior.error:
         raise BoxcovError(
             f"this posterior is already compressed, to {posterior.error:.2g}: compress the original"
         )
     if posterior.form == "paper":
         raise BoxcovError(
-            "compressing needs form='eigen': the paper's form has no prior beside which small eigenvalues are one"
+            "compressing needs form='eigen': the paper's form has no prior to compare with"
         )
-    refined = [name for name, block in posterior.blocks.items() if not block.is_kronecker]
-    if refined:
+    corrected = [name for name, block in posterior.blocks.items() if not block.is_kronecker]
+    if corrected:
         raise BoxcovError(
-            f"the Fisher of {join_names(refined)} is eigenvalue-corrected or known whole, so it cannot be compressed: "
-            "fit without ekfac and full_layers"
+            f"the Fisher of {join_names(corrected)} comes from a second pass and cannot be "
+            "compressed: fit without ekfac and full_layers"
         )
     flat = [name for name in posterior.blocks if posterior.tau(name) == 0]
     if flat:
@@ -103,47 +109,43 @@ def _check(posterior: Posterior, error: float) -> None:
 
 
 @full_precision
-def _smaller(
-    factor: Eigendecomposition, floor: Tensor, most: float
+def _compress_factor(
+    factor: Eigendecomposition, floor: Tensor, max_delta: float
 ) -> tuple[Eigendecomposition, float]:
-    """The factor in less room, and its delta, at most ``most``."""
-    order, rest = _order(factor.values.double(), floor, _MERGING * most)
+    """Return the compressed factor and its delta."""
+    order, rest = _split(factor.values.double(), floor, _MERGING * max_delta)
     G, n = factor.values.shape
     rank = order.shape[1]
     vectors = factor.vectors.gather(2, order.unsqueeze(1).expand(G, n, rank)).cpu()
     values = factor.values.gather(1, order).cpu()
     weight = (values.double() / floor.cpu().unsqueeze(1)).amax(0)
-    exact = int(
-        (weight > ((1 - _MERGING) * most / 2 / _ROUNDING) ** 2).sum()
-    )  # a guess, to be checked
+    exact = int((weight > ((1 - _MERGING) * max_delta / 2 / _ROUNDING) ** 2).sum())  # a first guess
     while True:
         packed = pack(vectors, values, rest.to(values), exact)
-        vectors_read, values_read = (
-            packed.opened()
-        )  # on a CPU, as from a file: the same wherever it goes
+        vectors_read, values_read = packed.unpack()  # on a CPU, like from a file
         eigen = Eigendecomposition(
             vectors_read.to(factor.vectors.device), values_read.to(factor.vectors.device), packed
         )
         delta = difference(factor, eigen, floor)
-        if delta <= most:
+        if delta <= max_delta:
             return eigen, delta
         if exact == rank:
-            return factor, 0.0  # nothing so small that it may be lost
+            return factor, 0.0  # nothing can be merged
         exact = min(rank, max(2 * exact, exact + n // 32 + 1))
 
 
-def _order(values: Tensor, floor: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """Which eigenvectors to keep (G, r), by falling eigenvalue, and the eigenvalue (G,) of the rest.
+def _split(values: Tensor, floor: Tensor, max_error: float) -> tuple[Tensor, Tensor]:
+    """Return the eigenvectors to keep (G, r), largest first, and the eigenvalue (G,) of the rest.
 
-    The rest is the longest run of eigenvalues that one number can stand for: with s = l + a between b and c, that is ``2 b c / (b + c)``, at
-    most ``(c - b) / (c + b)`` off.
+    The rest is the longest run of eigenvalues that one number can replace. If s = l + a lies
+    between b and c, it is ``2 b c / (b + c)`` with the relative error ``(c - b) / (c + b)``.
     """
     G, n = values.shape
     s = values + floor.unsqueeze(1)
     stop = torch.searchsorted(
-        s, s * (1 + most) / (1 - most), right=True
-    )  # where a run from here must end
-    run = int((stop - torch.arange(n, device=s.device)).amax(1).min())  # all groups have the same
+        s, s * (1 + max_error) / (1 - max_error), right=True
+    )  # end of the longest run from here
+    run = int((stop - torch.arange(n, device=s.device)).amax(1).min())  # equal in all groups
     spread = s[:, run - 1 :] / s[:, : n - run + 1]
     start = spread.argmin(1, keepdim=True)
     low, high = s.gather(1, start), s.gather(1, start + run - 1)
@@ -156,7 +158,7 @@ def _order(values: Tensor, floor: Tensor, most: float) -> tuple[Tensor, Tensor]:
 
 
 def difference(factor: Eigendecomposition, other: Eigendecomposition, floor: Tensor) -> float:
-    """delta of two factors: the largest absolute eigenvalue of ``(Q + a I)^-1/2 (Q' - Q) (Q + a I)^-1/2``, for a = ``floor`` (G,)."""
+    """Return delta of two factors, for a = ``floor`` (G,)."""
     s, other_s = (eigen.values.double() + floor.unsqueeze(1) for eigen in (factor, other))
     turn = factor.vectors.double().transpose(1, 2) @ other.vectors.double()
     half = turn * (other_s.unsqueeze(1) / s.unsqueeze(2)).sqrt()

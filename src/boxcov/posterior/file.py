@@ -1,4 +1,4 @@
-"""One safetensors file a posterior: eigenbases as tensors, everything else as JSON in its header."""
+"""Posterior files: one safetensors file, eigenbases as tensors and the rest as JSON metadata."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
 from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
 from boxcov.version import __version__
 
-FORMAT = 1  # "calibration", "locations" and "skipped" came later and are optional: files without them are read, and older readers pass over them
-REFINED = 2  # "corrected" and "full", which older readers must not pass over
-PACKED = 3  # truncated factors, and "error"
+FORMAT = 1  # "calibration", "locations" and "skipped" are optional
+CORRECTED = 2  # with "corrected" and "full", from a second pass
+PACKED = 3  # compressed factors, and "error"
 _KEY = "boxcov.posterior"
 
 
 @dataclass(frozen=True)
 class Storage:
-    """What a posterior weighs, in bytes."""
+    """The size of a posterior, in bytes."""
 
-    factors: int  # as the paper counts: n_in^2 + n_out^2 for every layer, biases aside
-    stored: int  # what the file holds: biases included, shared factors once
-    weights: int  # the parameters that it is about
+    factors: int  # as in the paper: n_in^2 + n_out^2 per layer, without biases
+    stored: int  # in the file: with biases, shared factors once
+    weights: int  # the parameters themselves
 
     def __str__(self) -> str:
         mib = [f"{size / 2**20:.2f}" for size in (self.factors, self.stored, self.weights)]
@@ -45,7 +45,7 @@ class Storage:
 
 
 def storage(posterior: Posterior) -> Storage:
-    """Storage figures.
+    """Return the size of a posterior.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -64,7 +64,7 @@ def storage(posterior: Posterior) -> Storage:
 
 
 def save(posterior: Posterior, path: str | Path) -> None:
-    """Write the posterior: there whole or not at all."""
+    """Write the posterior; the file replaces ``path`` as a whole."""
     tensors, numbers = _tensors(posterior)
     about = {
         "format": _format(posterior),
@@ -93,17 +93,20 @@ def save(posterior: Posterior, path: str | Path) -> None:
 def _format(posterior: Posterior) -> int:
     if any(block.Q.packed is not None for block in posterior.blocks.values()):
         return PACKED
-    return REFINED if any(not block.is_kronecker for block in posterior.blocks.values()) else FORMAT
+    return (
+        CORRECTED if any(not block.is_kronecker for block in posterior.blocks.values()) else FORMAT
+    )
 
 
 def load(path: str | Path, detector: Detector) -> Posterior:
-    """Read a posterior for ``detector``; one that was made for other weights is refused."""
+    """Load a posterior for ``detector``; raise if it belongs to other weights."""
     with reading(path, "a boxcov posterior"):
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[_KEY])
-            if about["format"] not in (FORMAT, REFINED, PACKED):
+            if about["format"] not in (FORMAT, CORRECTED, PACKED):
                 raise BoxcovError(
-                    f"{path}: written by boxcov {about['version']} in format {about['format']}, this one reads up to {PACKED}"
+                    f"{path}: written by boxcov {about['version']} in format {about['format']}, "
+                    f"this version reads up to {PACKED}: update boxcov"
                 )
             check_fingerprint(about["weights_sha256"], detector, str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -131,7 +134,7 @@ def _calibration(about: dict[str, Any], path: str | Path) -> Calibration | None:
 
 
 def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
-    """The file's tensors, and the number of each distinct factor."""
+    """Return the tensors of the file, and the number of each distinct factor by id."""
     numbers: dict[int, int] = {}
     tensors = {}
     for block in posterior.blocks.values():
@@ -161,48 +164,49 @@ def _about(block: KroneckerBlock, numbers: dict[int, int]) -> dict[str, Any]:
     return about
 
 
+def _block(
+    entry: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    factors: dict[int, Eigendecomposition],
+) -> KroneckerBlock:
+    """Return the block of one header entry; ``factors`` (by number) are shared between blocks."""
+    layer = Layer.from_json(entry)
+    groups, n_in, n_out = layer.geometry.groups, layer.n_in, layer.n_out
+    sizes = {"Q": n_in, "H": n_out, "full": n_in * n_out}
+    found: dict[str, Eigendecomposition] = {}
+    for key, n in sizes.items():
+        if key not in entry:
+            continue
+        what = f"{'the Fisher' if key == 'full' else key} of {layer.name}"
+        if entry[key] not in factors:
+            factors[entry[key]] = _factor(tensors, entry[key], groups, n, what)
+        found[key] = factors[entry[key]]
+        _check_factor(found[key], (groups, n, n), what)
+    if "Q" not in found or "H" not in found:
+        raise ValueError(f"{layer.name} lacks a factor")
+    eigenvalues = tensors.get(f"corrected.{layer.name}")
+    if eigenvalues is not None:
+        what = f"the corrected eigenvalues of {layer.name}"
+        _check_values(eigenvalues, (groups, n_out, n_in), found["Q"].values.dtype, what)
+    square_norm = number(entry["square_norm"], "square_norm")
+    return KroneckerBlock(
+        layer, found["Q"], found["H"], square_norm, eigenvalues, found.get("full")
+    )
+
+
 def _posterior(
     about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> Posterior:
     factors: dict[int, Eigendecomposition] = {}
     blocks: dict[str, KroneckerBlock] = {}
     for entry in about["blocks"]:
-        layer = Layer.from_json(entry)
-        if (
-            shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks
-        ):  # a packed factor is as large as its layer says it is
+        layer = Layer.from_json(entry)  # checked first: it decides the size of packed factors
+        if shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks:
             raise ValueError(
-                f"{layer.weight} of shape {tuple(layer.shape)} is no weight of the detector, or there twice"
+                f"{layer.weight} of shape {tuple(layer.shape)} is not a weight of the detector, "
+                "or occurs twice"
             )
-        groups = layer.geometry.groups
-        found: list[Eigendecomposition | None] = []
-        for key, n, side in (
-            ("Q", layer.n_in, "Q"),
-            ("H", layer.n_out, "H"),
-            ("full", layer.n_in * layer.n_out, "the Fisher"),
-        ):
-            if key in entry and entry[key] not in factors:
-                factors[entry[key]] = _factor(
-                    tensors, entry[key], groups, n, f"{side} of {layer.name}"
-                )
-            factor = factors[entry[key]] if key in entry else None
-            if factor is not None:
-                _check_factor(factor, (groups, n, n), f"{side} of {layer.name}")
-            found.append(factor)
-        Q, H, full = found
-        if Q is None or H is None:
-            raise ValueError(f"{layer.name} lacks a factor")
-        corrected = tensors.get(f"corrected.{layer.name}")
-        if corrected is not None:
-            _check_values(
-                corrected,
-                (groups, layer.n_out, layer.n_in),
-                Q.values.dtype,
-                f"the corrected eigenvalues of {layer.name}",
-            )
-        blocks[layer.name] = KroneckerBlock(
-            layer, Q, H, number(entry["square_norm"], "square_norm"), corrected, full
-        )
+        blocks[layer.name] = _block(entry, tensors, factors)
     tau = about["prior_precision"]
     taus = tau if isinstance(tau, dict) else {"": tau}
     taus = {str(name): number(value, "prior_precision") for name, value in taus.items()}
@@ -235,7 +239,7 @@ def _posterior(
 def _factor(
     tensors: Mapping[str, Tensor], number: int, groups: int, n: int, what: str
 ) -> Eigendecomposition:
-    """One factor as the file has it, whole or packed; what is packed is checked before it is opened."""
+    """Read one factor; a packed one is checked before memory is allocated for it."""
     start = f"factor.{int(number)}."
     held = {
         name.removeprefix(start): tensor
@@ -248,7 +252,7 @@ def _factor(
         n, held["exact"], held["rounded"], held["scale"], held["values"], held["rest"]
     )
     check_packed(packed, groups, what)
-    return Eigendecomposition(*packed.opened(), packed)
+    return Eigendecomposition(*packed.unpack(), packed)
 
 
 def _check_factor(factor: Eigendecomposition, shape: tuple[int, int, int], what: str) -> None:
@@ -272,18 +276,13 @@ def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, wh
         or not bool(((values >= 0) & values.isfinite()).all())
     ):
         raise ValueError(
-            f"{what} have shape {tuple(values.shape)} and {values.dtype}, or are negative or not finite"
+            f"{what} have shape {tuple(values.shape)} and {values.dtype}, "
+            "or are negative or not finite"
         )
 
 
 def number(value: Any, what: str) -> float:
-    """A finite number of a header.
-
-    >>> number("7", "n_data")
-    Traceback (most recent call last):
-    ...
-    ValueError: n_data is '7', expected a finite number
-    """
+    """Return a finite number of a header; raise ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
         raise ValueError(f"{what} is {value!r}, expected a finite number")
     return float(value)

@@ -1,13 +1,13 @@
-"""A factor in a quarter of its room: the leading eigenvectors as rounded reflections, and one eigenvalue for all other directions.
+"""Eigenvectors as rounded Householder reflections: a factor in a quarter of the memory.
 
-r orthonormal columns in n dimensions have the freedom of n r - r (r + 1) / 2 numbers, the triangle of a symmetric matrix if r = n. Householder's
-reflections use no more: up to signs, which eigenvectors do not have, the columns are the first r of
+r orthonormal columns in n dimensions have n r - r (r + 1) / 2 degrees of freedom. Householder
+reflections need no more numbers: up to signs, the columns are the first r of
 
-    R_1 R_2 ... R_r,    R_j = I - 2 v_j v_j^T / (v_j^T v_j),    v_j = (0, ..., 0, 1, numbers that are stored),
+    R_1 R_2 ... R_r,    R_j = I - 2 v_j v_j^T / (v_j^T v_j),    v_j = (0, ..., 0, 1, stored),
 
-and the other n - r columns are a basis of what is left. A reflection is orthogonal whatever v_j is, so the numbers can be rounded to 16 bits,
-and no file, however damaged, holds a basis that is not orthonormal. Column j depends on the first j reflections alone: those that must be exact
-come first.
+and the other n - r columns are a basis of the complement. A reflection is orthogonal for any v_j,
+so the numbers can be rounded to 16 bits, and even a damaged file holds an orthonormal basis.
+Column j depends on the first j reflections only: those that must be exact come first.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-STEPS = 32767  # of 16 bits, to each side
+STEPS = 32767  # largest int16
 
 
 @dataclass(frozen=True)
 class PackedFactor:
-    """The eigenvectors of r eigenvalues of a factor, one a group, as reflections: the first c exact, the others rounded."""
+    """r eigenvectors of G factors as reflections: the first c exact, the others rounded."""
 
     size: int  # n
-    exact: Tensor  # (G, numbers of c reflections), one reflection after the other
+    exact: Tensor  # (G, numbers of c reflections)
     rounded: Tensor  # (G, numbers of r - c reflections) int16
-    scale: Tensor  # (G, r - c) of each rounded one
+    scale: Tensor  # (G, r - c) of each rounded reflection
     values: Tensor  # (G, r) in the order of the reflections
     rest: Tensor  # (G,) the eigenvalue of all other directions
 
@@ -36,7 +36,7 @@ class PackedFactor:
         return self.values.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
-        """By the name that a file has them under."""
+        """Return the tensors by their names in a file."""
         return {
             "exact": self.exact,
             "rounded": self.rounded,
@@ -45,16 +45,8 @@ class PackedFactor:
             "rest": self.rest,
         }
 
-    def opened(self) -> tuple[Tensor, Tensor]:
-        """Eigenvectors (G, n, n) in columns and eigenvalues (G, n), ascending.
-
-        >>> from boxcov.posterior.kronecker_block import Eigendecomposition
-        >>> x = torch.randn(1, 50, 6, generator=torch.Generator().manual_seed(0))
-        >>> factor = Eigendecomposition.of(x.transpose(1, 2) @ x / 50, torch.float32)
-        >>> vectors, values = pack(factor.vectors.flip(2), factor.values.flip(1), torch.zeros(1), exact=2).opened()
-        >>> bool((values - factor.values).abs().max() == 0), bool(((vectors * factor.vectors).sum(1).abs() > 1 - 1e-6).all())
-        (True, True)
-        """
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        """Return the eigenvectors (G, n, n), in columns, and ascending eigenvalues (G, n)."""
         n, r = self.size, self.rank
         G, dtype = len(self.values), self.values.dtype
         v = torch.zeros(G, n, n, dtype=torch.float64, device=self.values.device)
@@ -62,7 +54,7 @@ class PackedFactor:
             steps = self.scale.double().repeat_interleave(
                 _counts(n, r - self.scale.shape[1], r, self.scale.device), 1
             )
-            v[:, :r][:, _below(n, r, v.device)] = torch.cat(
+            v[:, :r][:, _stored_mask(n, r, v.device)] = torch.cat(
                 [self.exact.double(), self.rounded * steps], 1
             )
             tau = 2 / (1 + v[:, :r].square().sum(2))
@@ -76,11 +68,11 @@ class PackedFactor:
 
 
 def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> PackedFactor:
-    """The columns (G, n, r), orthonormal, as reflections; the first ``exact`` are not rounded."""
+    """Pack orthonormal columns (G, n, r); the first ``exact`` reflections are not rounded."""
     n, r = vectors.shape[1:]
     dtype = values.dtype
     numbers = (
-        torch.geqrf(vectors.double())[0].transpose(1, 2)[:, _below(n, r, vectors.device)]
+        torch.geqrf(vectors.double())[0].transpose(1, 2)[:, _stored_mask(n, r, vectors.device)]
         if r
         else vectors.new_zeros(len(vectors), 0)
     )
@@ -89,7 +81,7 @@ def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> PackedFac
     later = counts[exact:]
     own = torch.repeat_interleave(
         torch.arange(r - exact, device=vectors.device), later
-    )  # the reflection of each number
+    )  # the reflection that each number belongs to
     numbers, kept = numbers[:, first:], numbers[:, :first]
     most = numbers.new_zeros(len(numbers), r - exact).scatter_reduce(
         1, own.expand(len(numbers), -1), numbers.abs(), "amax"
@@ -102,24 +94,17 @@ def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> PackedFac
     return PackedFactor(n, kept.to(dtype), rounded, scale, values, rest)
 
 
-def numbers_of(size: int, start: int, stop: int) -> int:
-    """How many numbers the reflections from ``start`` to ``stop`` have.
+def count_numbers(size: int, start: int, stop: int) -> int:
+    """Return how many numbers the reflections from ``start`` to ``stop`` have.
 
-    >>> numbers_of(4, 0, 2), numbers_of(4, 2, 4)
+    >>> count_numbers(4, 0, 2), count_numbers(4, 2, 4)
     (5, 1)
     """
     return (stop - start) * (2 * size - start - stop - 1) // 2
 
 
 def check_packed(packed: PackedFactor, groups: int, what: str) -> None:
-    """Whether what a file holds fits together, before any memory is taken for it.
-
-    >>> none = torch.zeros(1, 0)
-    >>> check_packed(PackedFactor(3, none, none.to(torch.int16), none, torch.zeros(1, 2), torch.zeros(1)), 1, "Q of head.0")
-    Traceback (most recent call last):
-    ...
-    ValueError: Q of head.0 holds 0 numbers of 2 reflections in 3 dimensions, expected 3
-    """
+    """Raise ValueError if the tensors of a file do not fit together, before any allocation."""
     n, r, exact, rounded = (
         packed.size,
         packed.values.dim() == 2 and packed.values.shape[1],
@@ -129,18 +114,19 @@ def check_packed(packed: PackedFactor, groups: int, what: str) -> None:
     c = r - packed.scale.shape[-1]
     if not 0 <= c <= r <= n or {len(t) for t in packed.tensors().values()} != {groups}:
         raise ValueError(
-            f"{what} holds {r} reflections, {c} of them exact, in {n} dimensions and {groups} groups"
+            f"{what} holds {r} reflections, {c} exact, in {n} dimensions and {groups} groups"
         )
     sizes = [
-        (exact, numbers_of(n, 0, c)),
-        (rounded, numbers_of(n, c, r)),
+        (exact, count_numbers(n, 0, c)),
+        (rounded, count_numbers(n, c, r)),
         (packed.scale, r - c),
         (packed.values, r),
     ]
     for tensor, expected in sizes:
         if tuple(tensor.shape) != (groups, expected):
             raise ValueError(
-                f"{what} holds {tensor.numel()} numbers of {r} reflections in {n} dimensions, expected {groups * expected}"
+                f"{what} holds {tensor.numel()} numbers of {r} reflections in {n} dimensions, "
+                f"expected {groups * expected}"
             )
     dtypes = {t.dtype for t in (exact, packed.scale, packed.values, packed.rest)}
     if (
@@ -152,7 +138,7 @@ def check_packed(packed: PackedFactor, groups: int, what: str) -> None:
     if not all(
         bool((t.abs() <= most).all()) for t, most in ((exact, 1.001), (packed.scale, 1.001 / STEPS))
     ):
-        raise ValueError(f"{what} has reflections that no orthonormal basis has")
+        raise ValueError(f"{what} has numbers out of the range of reflections")
     if not all(bool(((t >= 0) & t.isfinite()).all()) for t in (packed.values, packed.rest)):
         raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
 
@@ -161,6 +147,6 @@ def _counts(n: int, start: int, stop: int, device: torch.device) -> Tensor:
     return n - 1 - torch.arange(start, stop, device=device)
 
 
-def _below(n: int, r: int, device: torch.device) -> Tensor:
-    """Where the stored numbers are (r, n), a row a reflection."""
+def _stored_mask(n: int, r: int, device: torch.device) -> Tensor:
+    """Return the mask (r, n) of the stored numbers, one row per reflection."""
     return torch.ones(r, n, dtype=torch.bool, device=device).triu(1)

@@ -1,8 +1,8 @@
 """The Fisher of one weight matrix, in the basis in which it is diagonal.
 
 With ``Q = U diag(l) U^T`` and ``H = V diag(m) V^T``, the Fisher ``Q (x) H`` of a weight matrix is
-diagonal in the basis of the matrices ``v_a u_b^T``, with the eigenvalues m_a l_b. A second pass over
-the frames (EKFAC) gives better eigenvalues in this basis, or the full Fisher with its own basis.
+diagonal in the basis of the matrices ``v_a u_b^T``, with the eigenvalues m_a l_b. A second pass
+over the frames (EKFAC) gives better eigenvalues in this basis, or the full Fisher.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from boxcov.posterior.householder import PackedFactor
 
 @dataclass(frozen=True)
 class Eigendecomposition:
-    """Eigenvectors and eigenvalues of G symmetric matrices; layers with equal Q share one object."""
+    """Eigenvectors and eigenvalues of G symmetric matrices; layers may share one object."""
 
     vectors: Tensor  # (G, n, n), in columns
     values: Tensor  # (G, n), ascending, at least 0
@@ -54,7 +54,7 @@ class Eigendecomposition:
 
 @dataclass(frozen=True)
 class KroneckerBlock:
-    """The Fisher of one weight matrix: Kronecker factors and, after a second pass, better values."""
+    """The Fisher of one weight matrix: Kronecker factors, and the results of a second pass."""
 
     layer: Layer
     Q: Eigendecomposition  # (G, n_in): inputs

@@ -3,8 +3,8 @@
     Sigma = (n F + tau I)^-1,    F = Q (x) H per layer
 
 With ``Q = U diag(l) U^T`` and ``H = V diag(m) V^T``, Sigma is diagonal in the basis of the matrices
-``v_a u_b^T`` with variances ``1 / (n m_a l_b + tau)``. A sample is ``eta = V (xi * sd) U^T`` with xi
-standard normal. The paper's own form, ``Sigma = Q^-1 (x) H^-1``, is diagonal in the same basis.
+``v_a u_b^T`` with variances ``1 / (n m_a l_b + tau)``. A sample is ``eta = V (xi * sd) U^T`` with
+xi standard normal. The paper's own form, ``Sigma = Q^-1 (x) H^-1``, is diagonal in the same basis.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Posterior:
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> detector = TinyCenter()
-    >>> posterior = boxcov.fit(detector, shapes.frames(count=2), depth=["head.shared.0"], n_data=100)
+    >>> frames = shapes.frames(count=2)
+    >>> posterior = boxcov.fit(detector, frames, depth=["head.shared.0"], n_data=100)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     posterior.with_prior(2.0).save(f"{folder}/p.safetensors")
     ...     Posterior.load(f"{folder}/p.safetensors", detector).prior_precision

@@ -1,4 +1,4 @@
-"""Choosing the prior precision: by the evidence of the training frames, by held-out boxes, or by the size of the weights."""
+"""The prior precision: from the marginal likelihood, held-out frames, or the weights' size."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ def optimize_prior_precision(
     *,
     per_layer: bool = False,
 ) -> Posterior:
-    """The posterior with the prior precision that explains the data best.
+    """Return the posterior with the best prior precision between 1e-8 and 1e8.
 
-    Without ``score``, the marginal likelihood of the training frames decides, which costs nothing; ``per_layer`` gives each layer its own
-    precision. With ``score``, that function of a posterior is made small: ``boxcov.held_out_nll`` makes one from held-out frames.
+    score: function of a posterior to minimize, such as ``boxcov.held_out_nll``. By default the
+        marginal likelihood of the training frames is maximized, which needs no frames.
+    per_layer: optimize one precision per layer, by the marginal likelihood.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=4))
-    >>> tuned = optimize_prior_precision(posterior)
-    >>> tuned.log_marginal_likelihood() >= posterior.log_marginal_likelihood()
+    >>> optimized = optimize_prior_precision(posterior)
+    >>> optimized.log_marginal_likelihood() >= posterior.log_marginal_likelihood()
     True
     """
     if score is not None:
         if per_layer:
             raise BoxcovError(
-                "per_layer goes with the marginal likelihood: a score of held-out boxes tunes one precision"
+                "per_layer needs the marginal likelihood: a score optimizes one precision"
             )
         return posterior.with_prior(
-            10 ** minimise(lambda x: score(posterior.with_prior(10**x)), *DECADES, steps=16)
+            10 ** minimize(lambda x: score(posterior.with_prior(10**x)), *DECADES, steps=16)
         )
     n = posterior.n_data
 
@@ -50,7 +51,7 @@ def optimize_prior_precision(
         blocks = [posterior.blocks[name] for name in names]
         return float(
             10
-            ** minimise(
+            ** minimize(
                 lambda x: -sum(log_evidence(block, n, 10**x) for block in blocks),
                 *DECADES,
                 steps=48,
@@ -63,14 +64,16 @@ def optimize_prior_precision(
 
 
 def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) -> Posterior:
-    """A control that has seen no data: every weight of a layer by itself, with ``scale`` times the root mean square of the layer's weights as its
-    standard deviation. Biases count as weights of their layer, but not in the mean.
+    """Return a control without data: independent weights, with a standard deviation per layer.
+
+    It is ``scale`` times the root mean square of the layer's weights, biases not included.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> detector = TinyCenter()
-    >>> control = weight_scaled(boxcov.fit(detector, shapes.frames(count=1), fisher="identity"), detector, scale=0.1)
+    >>> posterior = boxcov.fit(detector, shapes.frames(count=1), fisher="identity")
+    >>> control = weight_scaled(posterior, detector, scale=0.1)
     >>> rms = detector.head.shared[0].weight.square().mean().sqrt()
     >>> bool(torch.isclose(control.variances("head.shared.0").sqrt(), 0.1 * rms).all())
     True
@@ -86,7 +89,8 @@ def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) 
     empty = [name for name, square in squares.items() if square == 0]
     if empty:
         raise BoxcovError(
-            f"all weights of {join_names(empty)} are 0, so is their root mean square: leave them out with FitOptions(exclude={empty!r})"
+            f"all weights of {join_names(empty)} are 0: leave them out with "
+            f"FitOptions(exclude={empty!r})"
         )
     blocks = {
         name: replace(
@@ -109,12 +113,12 @@ def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) 
     )
 
 
-def minimise(
+def minimize(
     function: Callable[[float], float], low: float, high: float, steps: int, tolerance: float = 1e-3
 ) -> float:
-    """Where ``function`` is smallest: a grid, so as not to fall into the wrong valley, then a golden section around its best point.
+    """Return the minimizer: a grid search, then a golden-section search around its best point.
 
-    >>> round(minimise(lambda x: (x - 1.25) ** 2, -8, 8, steps=16), 2)
+    >>> round(minimize(lambda x: (x - 1.25) ** 2, -8, 8, steps=16), 2)
     1.25
     """
     tried: list[tuple[float, float]] = []
