@@ -231,7 +231,8 @@ def test_save_and_load(tmp_path, kind: str) -> None:
     again = Posterior.load(tmp_path / "p", GROUPED.detector())
     for name in posterior.blocks:
         assert torch.equal(again.variances(name), posterior.variances(name))
-        assert torch.equal(again.covariance(name), posterior.covariance(name))
+        # a product of the same numbers in another memory layout may be summed in another order
+        torch.testing.assert_close(again.covariance(name), posterior.covariance(name))
     assert again.locations == "gradient"
     assert (
         posterior.storage().stored > replace(posterior, blocks=fit_plain().blocks).storage().stored

@@ -54,6 +54,6 @@ def test_tuning_by_held_out_boxes_beats_its_neighbours(tiny, posterior) -> None:
 def test_no_pairs_are_said(tiny, posterior) -> None:
     score = held_out_nll(tiny, list(shapes.frames(count=2, seed=11, objects=0)), pair)
     with pytest.raises(
-        BoxcovError, match="none of the boxes in 2 held-out frames has a ground truth"
+        BoxcovError, match="none of the boxes in 2 held-out frames is paired with an object"
     ):
         score(posterior)
