@@ -126,7 +126,7 @@ def test_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path, verb) -
     }
     done = boxcov(*words[verb], "--out", tmp_path / "no" / "out")
     assert done.code == 1
-    assert f"there is no folder {tmp_path / 'no'}: create it first" in done.err
+    assert f"there is no folder {tmp_path / 'no'}: create it" in done.err
 
 
 def test_no_file_is_made_under_a_name_that_is_not_ours(tmp_path, monkeypatch) -> None:
