@@ -25,7 +25,8 @@ def crop(
 ) -> tuple[Tensor, Tensor]:
     """Return crops around m cells of maps (B, C, height, width), and their masks.
 
-    The crops are (m, C, s, s), s = 2 radius + 1. The mask (m, 1, s, s) is 1 for cells on the map and 0 beyond the border, where the crop is zero.
+    The crops are (m, C, s, s), s = 2 radius + 1. The mask (m, 1, s, s) is 1 for cells on the map
+    and 0 beyond the border, where the crop is zero.
 
     >>> crops, inside = crop(torch.ones(1, 4, 8, 8), *torch.tensor([[0], [0], [7]]), radius=1)
     >>> crops.shape, int(inside.sum())
@@ -44,7 +45,7 @@ def crop(
 
 
 def run_on_crops(module: nn.Module, x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a module on crops x (m, C, s, s) with their mask; return its output and the output's mask.
+    """Run a module on crops x (m, C, s, s); return its output and the mask of the output.
 
     The module runs as it is, except that its convolutions are not padded: a 3x3 convolution removes
     one cell from each side. Convolutions must have stride 1 and keep the size of the map;
@@ -101,7 +102,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _centre(inside: Tensor, like: Tensor) -> Tensor:
-    """The mask of the central cells that ``like`` (m, C, s, s) still has."""
+    """Return the mask of the central cells that ``like`` (m, C, s, s) still has."""
     cut = (inside.shape[2] - like.shape[2]) // 2, (inside.shape[3] - like.shape[3]) // 2
     return inside[:, :, cut[0] : inside.shape[2] - cut[0], cut[1] : inside.shape[3] - cut[1]]
 
@@ -109,10 +110,8 @@ def _centre(inside: Tensor, like: Tensor) -> Tensor:
 def stage_instances(stages: HeadStages, with_logit: bool = False) -> list[InstanceGroup] | None:
     """Return the instance groups of a head given as stages, one group per kind of box.
 
-    None if a stage does not fit, or if the logit is asked for and the stages have none.
-
-    The detector's own modules run on crops, so that autograd gives an oracle for the closed-form
-    products of ``ExactGLM``.
+    The result is None if a stage does not fit, or if ``with_logit`` and the stages have no logit.
+    The detector's own modules run on crops: autograd then checks the closed form of ``ExactGLM``.
     """
     if with_logit and stages.logit is None:
         return None
@@ -120,12 +119,14 @@ def stage_instances(stages: HeadStages, with_logit: bool = False) -> list[Instan
     if not all(stage.fits() for stage in (*stages.stem, *stages.branches, *logit)):
         return None
     kinds = len(stages.branches[0].layers)
-    if kinds == 1:
-        return [
-            _group(stages, torch.arange(len(stages.kind), device=stages.kind.device), 0, with_logit)
-        ]
+    everything = torch.arange(len(stages.kind), device=stages.kind.device)
     return [
-        _group(stages, (stages.kind == kind).nonzero()[:, 0], kind, with_logit)
+        _group(
+            stages,
+            everything if kinds == 1 else (stages.kind == kind).nonzero()[:, 0],
+            kind,
+            with_logit,
+        )
         for kind in range(kinds)
     ]
 
@@ -155,7 +156,7 @@ def _group(stages: HeadStages, index: Tensor, kind: int, with_logit: bool) -> In
 def _run_chain(
     chain: tuple[Stage, ...], kind: int, branch: int, x: Tensor, inside: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One branch of consecutive stages on crops, and the mask of its output."""
+    """Run one branch of consecutive stages on crops; return its output and the output's mask."""
     for stage in chain:
         x, inside = run_on_crops(stage.layers[kind][branch], x, inside)
         x = x if stage.norms is None else stage.norms[kind][branch](x)

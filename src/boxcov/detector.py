@@ -54,10 +54,9 @@ class Candidates(Selection):
     removed_by: Tensor  # (c,) row in select(raw) of the best instance that suppresses it; -1: none
 
 
+# (index, run): run() returns the boxes (g, D) of the instances ``index`` (g,). Every layer that it
+# runs sees a batch of g items, one per instance.
 InstanceGroup = tuple[Tensor, Callable[[], Tensor]]
-"""``(index, run)``: ``run()`` returns the boxes (g, D) of the instances ``index`` (g,). Every layer
-that it runs sees a batch of g items, one per instance.
-"""
 
 
 class Detector(nn.Module, ABC):
@@ -89,7 +88,7 @@ class Detector(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, raw: Any, targets: Any) -> Tensor:
-        """Return the training loss of each frame (B,), not their mean: ``fit`` needs each gradient."""
+        """Return the training loss of each frame (B,), not their mean."""
 
     @abstractmethod
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
@@ -110,15 +109,15 @@ class Detector(nn.Module, ABC):
         with_logit: append the score logit to the D numbers of each box (g, D + 1). If the result
         is None then, ``ExactGLM(with_logit=True)`` runs one backward pass per number.
 
-        By default the instances follow from ``stages``: the head's own modules run on crops.
+        By default the head's own modules run on crops, as ``stages`` describes them.
         """
         stages = type(self).stages(self, raw, selection)  # also if a check hides this object's
         return None if stages is None else stage_instances(stages, with_logit)
 
     def stages(self, raw: Any, selection: Selection) -> HeadStages | None:
-        """Return a convolutional head as stages, which ``ExactGLM`` evaluates for all boxes at once.
+        """Return a convolutional head as stages: ``ExactGLM`` evaluates all boxes at once.
 
-        The covariances of the first boxes are compared with those by ``instances``.
+        The covariances of the first boxes are compared with those that ``instances`` gives.
         """
         return None
 

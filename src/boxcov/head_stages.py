@@ -1,5 +1,4 @@
-"""A convolutional head as stages, which ``ExactGLM`` evaluates for all boxes in a handful of matrix
-products.
+"""A convolutional head as stages, from which ``ExactGLM`` computes all boxes at once.
 
 The head of a centre- or anchor-based detector is a stem that all boxes share, followed by branches:
 short chains of convolutions, each of which gives a few numbers per box. The weights of the branches
@@ -17,11 +16,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Stage:
-    """A convolution of stride 1 that keeps the size of the map, then a norm in eval mode, then a
-    pointwise function.
+    """A convolution, then optionally a norm in eval mode and a pointwise function.
 
-    ``layers[kind][branch]``: one row per kind of box. A stage of the stem has one row with one
-    layer.
+    The convolution has stride 1 and keeps the size of the map. ``layers[kind][branch]`` has one row
+    per kind of box; a stage of the stem has one row with one layer.
 
     >>> Stage(((nn.Conv2d(4, 2, 3, padding=1),),)).reach
     1
@@ -33,13 +31,11 @@ class Stage:
 
     @property
     def reach(self) -> int:
-        """How many cells the convolution sees to each side."""
+        """Number of cells that the convolution sees to each side."""
         return int(self.layers[0][0].kernel_size[0]) // 2
 
     def fits(self) -> bool:
-        """Whether all layers have odd square kernels of one size, stride 1, zero padding to the
-        same size and one group.
-        """
+        """Return whether all layers have one odd kernel size, stride 1, one group and zero padding."""
         k = self.layers[0][0].kernel_size[0]
         return all(
             layer.kernel_size == (k, k)
@@ -67,9 +63,9 @@ class HeadStages:
     """The head for the m boxes of a selection."""
 
     features: Tensor  # (B, C, height, width) what the stem reads
-    frame: Tensor  # (m,) the cell of each box: frame of the batch,
-    row: Tensor  # (m,) row of the map
-    column: Tensor  # (m,) and column of the map
+    frame: Tensor  # (m,) frame of the batch that each box is in
+    row: Tensor  # (m,) row of its cell on the map
+    column: Tensor  # (m,) column of its cell
     kind: Tensor  # (m,) the row of ``Stage.layers`` that a box uses
     stem: tuple[Stage, ...]  # at least one
     branches: tuple[Stage, ...]  # at least one; the last one gives the numbers
@@ -79,7 +75,7 @@ class HeadStages:
 
     @property
     def radius(self) -> int:
-        """How many cells a box sees to each side of its own."""
+        """Number of cells that a box sees to each side of its own."""
         ends = (self.branches, () if self.logit is None else self.logit.stages)
         stem = sum(stage.reach for stage in self.stem)
         return stem + max(sum(stage.reach for stage in chain) for chain in ends)

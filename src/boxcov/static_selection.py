@@ -1,6 +1,4 @@
-"""A selection of fixed size, for graphs whose shapes may not depend on the frame: the reported
-boxes, then padding.
-"""
+"""A selection of fixed size: the reported boxes, then padding. Static graphs need it."""
 
 from __future__ import annotations
 
@@ -15,15 +13,13 @@ from boxcov.errors import BoxcovError
 if TYPE_CHECKING:
     from boxcov.detector import Selection
 
-NMS_ROUNDS = (
-    16  # the longest chain of boxes, each suppressing the next, that ``static_nms`` follows
-)
+# The longest chain of boxes, each suppressing the next, that ``static_nms`` resolves.
+NMS_ROUNDS = 16
 
 
 @dataclass(frozen=True)
 class StaticLimits:
-    """The sizes of a static graph. Whatever exceeds them is counted in
-    ``StaticSelection.left_off``.
+    """The sizes of a static graph; ``StaticSelection.left_off`` counts what exceeds them.
 
     >>> StaticLimits(boxes=50).candidates
     256
@@ -42,9 +38,7 @@ class StaticLimits:
 
 @dataclass(frozen=True)
 class StaticSelection:
-    """The instances that ``Detector.select`` reports, in its order, in the first ``count`` of n
-    rows.
-    """
+    """The instances of ``Detector.select``, in its order, in the first ``count`` of n rows."""
 
     selection: Selection  # n rows; those from ``count`` on are padding, at arbitrary cells
     count: Tensor  # () number of boxes
@@ -54,7 +48,7 @@ class StaticSelection:
 
     @property
     def valid(self) -> Tensor:
-        """Which rows are boxes (n,)."""
+        """Whether each row is a box (n,)."""
         return torch.arange(len(self.selection), device=self.count.device) < self.count
 
 
@@ -62,7 +56,7 @@ def static_nms(suppresses: Tensor) -> tuple[Tensor, Tensor]:
     """Return which boxes greedy NMS keeps (G, k), and whether ``NMS_ROUNDS`` rounds were enough ().
 
     suppresses: (G, k, k) is 1 where the row's box suppresses the column's, boxes by descending
-    score. No step depends on the data, unlike in ``greedy_nms``, whose result this is.
+    score. The result is that of ``greedy_nms``, but no shape or branch depends on the data.
 
     >>> suppresses = torch.zeros(1, 3, 3)
     >>> suppresses[0, 0, 1] = suppresses[0, 1, 2] = 1
@@ -78,8 +72,9 @@ def static_nms(suppresses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the indices of the n best ``kept`` scores (k,), how many of them are valid, and how
-    many did not fit.
+    """Return the indices of the n best ``kept`` scores (k,), the number of valid ones, and the rest.
+
+    The third value is the number of kept scores that did not fit into n rows.
 
     >>> best_rows(torch.tensor([0.2, 0.9, 0.5]), torch.tensor([True, False, True]), 1)
     (tensor([2]), tensor(1), tensor(1))

@@ -24,7 +24,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path) -> None:
             raise Cut
 
     with pytest.raises(Cut):
-        train(parts, FRAMES, RECIPE, checkpoint=tmp_path / "c", every=5, progress=cut)
+        train(parts, FRAMES, RECIPE, checkpoint=tmp_path / "c", checkpoint_every=5, progress=cut)
     fresh = TinyCenter(width=4, seed=9)
     train(fresh, FRAMES, RECIPE, checkpoint=tmp_path / "c", resume=True)
     assert all(

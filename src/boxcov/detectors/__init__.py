@@ -1,4 +1,4 @@
-"""Detectors that fulfil the contract, one file or folder a family."""
+"""Detectors that fulfil the contract, one file or folder per family."""
 
 from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics, yolox
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from boxcov.data.coco.classes import CLASSES
 from boxcov.errors import BoxcovError, join_names
 
-# COCO classes by the names of Pascal VOC, which some models use
+# COCO classes that some models call by their names in Pascal VOC
 _VOC_NAMES = {
     "motorbike": "motorcycle",
     "aeroplane": "airplane",
@@ -25,7 +25,7 @@ _NO_CLASS = ("N/A", "__background__")
 
 @dataclass(frozen=True)
 class Labels:
-    """The class of each of a model's numbers; other numbers are never reported.
+    """The reported classes and the model's number of each; other numbers are never reported.
 
     >>> labels = Labels.of({0: "N/A", 1: "cat", 2: "dog"})
     >>> labels.classes, labels.of_model(torch.tensor([2, 0]), 3)
@@ -35,21 +35,17 @@ class Labels:
     """
 
     classes: tuple[str, ...]
-    numbers: tuple[int, ...]  # the model's, of each class
+    numbers: tuple[int, ...]  # the model's number of each class
 
     @staticmethod
     def of(
         names: Mapping[int, str], classes: Sequence[str] | Mapping[str, int] | None = None
     ) -> Labels:
-        """From the names of a model's numbers, and the classes to report: some of those names, or
-        names of one's own with their numbers.
+        """Return the labels of a model whose numbers have these names.
 
-        Unless given: COCO's 80 where the model knows all of them, else all that the model knows.
+        classes: the names to report, or a dict from new names to the model's numbers; by default
+        COCO's 80 classes if the model has all of them, else all classes of the model.
 
-        >>> Labels.of({0: "cat", 1: "dog"}, ["cow"])
-        Traceback (most recent call last):
-        ...
-        boxcov.errors.BoxcovError: classes name cow, unknown to the model: it has cat, dog. To rename, give a dict of names and the model's numbers
         >>> Labels.of({0: "LABEL_0", 1: "LABEL_1"}, {"cow": 1})
         Labels(classes=('cow',), numbers=(1,))
         """
@@ -70,8 +66,8 @@ class Labels:
         unknown = [name for name in classes if name not in known]
         if unknown:
             raise BoxcovError(
-                f"classes name {join_names(unknown)}, unknown to the model: "
-                f"it has {join_names(known)}. To rename, give a dict of names and the model's numbers"
+                f"classes name {join_names(unknown)}, unknown to the model: it has "
+                f"{join_names(known)}. To rename, give a dict of names and the model's numbers"
             )
         twice = [name for name in classes if len(known[name]) > 1]
         if twice:
@@ -95,18 +91,20 @@ class Labels:
     def _checked(classes: tuple[str, ...], numbers: tuple[int, ...]) -> Labels:
         if not classes or len(set(classes)) < len(classes) or len(set(numbers)) < len(numbers):
             raise BoxcovError(
-                f"classes must be different names, at least one, got {join_names(classes) or 'none'}"
+                "classes must be different names, at least one, "
+                f"got {join_names(classes) or 'none'}"
             )
         return Labels(classes, numbers)
 
     def of_model(self, numbers: Tensor, count: int) -> Tensor:
-        """Indices into ``classes`` of the numbers of a model that has ``count`` of them; -1 for
-        what is not reported.
+        """Return the indices into ``classes`` of a model's numbers; -1 marks unreported ones.
+
+        count: the number of classes of the model.
         """
         table = torch.full((count,), -1, device=numbers.device)
         table[list(self.numbers)] = torch.arange(len(self.numbers), device=numbers.device)
         return table[numbers]
 
     def to_model(self, labels: Tensor) -> Tensor:
-        """The model's numbers for indices into ``classes``."""
+        """Return the model's numbers of indices into ``classes``."""
         return torch.tensor(self.numbers, device=labels.device)[labels]

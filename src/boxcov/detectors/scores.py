@@ -7,8 +7,9 @@ from torch import Tensor
 
 
 def softmax_logit(logits: Tensor, number: Tensor) -> Tensor:
-    """The logit (m,) of the softmax of one class each, by its number (m,), from the logits (m, n)
-    of all.
+    """Return the logit (m,) of each row's softmax score of class ``number`` (m,).
+
+    logits: (m, n) of all classes.
 
     >>> logits = torch.tensor([[1.0, 0.0, -2.0]])
     >>> p = logits.softmax(1)[0, 1]
@@ -20,7 +21,7 @@ def softmax_logit(logits: Tensor, number: Tensor) -> Tensor:
 
 
 def logit_of_log(log_p: Tensor) -> Tensor:
-    """The logit of a probability, from its logarithm.
+    """Return the logit of a probability, given its logarithm.
 
     >>> logit_of_log(torch.tensor(0.5).log())
     tensor(0.)

@@ -1,8 +1,8 @@
-"""TinyCenter: a small centre-based detector with everything that a large one has, for tests,
-examples and a first look.
+"""TinyCenter: a small centre-based detector for tests and examples.
 
-Dict output, focal + L1 loss, strided, grouped, dilated depthwise and transposed convolutions,
-BatchNorm, a head on 7x7 receptive fields. Trained on ``boxcov.data.shapes`` in seconds.
+It has what large ones have: dict output, focal and L1 loss, strided, grouped, dilated depthwise and
+transposed convolutions, BatchNorm, a head with receptive fields of 7x7 cells. It is trained on
+``boxcov.data.shapes`` in seconds.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Raw = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Targets as the loss reads them, on the head's map."""
+    """The targets of a batch on the head's map."""
 
     heat: Tensor  # (B, classes, h, w)
-    mask: Tensor  # (B, h, w) cells that hold the centre of an object
-    values: Tensor  # (B, 6, h, w) offset, log size, sin and cos of the yaw there
+    mask: Tensor  # (B, h, w) 1 for cells with the centre of an object
+    values: Tensor  # (B, 6, h, w) offset, log size, sin and cos of the yaw of that object
 
 
 class Head(nn.Module):
@@ -70,7 +70,7 @@ class TinyCenter(Detector):
     ) -> None:
         super().__init__()
         self.threshold, self.most = threshold, most
-        self.cell = 2 * METRES / 64  # metres a cell of the head's map
+        self.cell = 2 * METRES / 64  # metres per cell of the head's map
         state = torch.get_rng_state()
         torch.manual_seed(seed)
         w = width
@@ -121,9 +121,8 @@ class TinyCenter(Detector):
         index, count, more = best_rows(peaks, peaks > self.threshold, min(limits.boxes, self.most))
         height, width = heat.shape[2:]
         where = (torch.zeros_like(index), index % (height * width) // width, index % width)
-        more = more.clamp(
-            max=max(self.most - limits.boxes, 0)
-        )  # the detector itself reports no more
+        # the detector itself reports no more than self.most
+        more = more.clamp(max=max(self.most - limits.boxes, 0))
         return StaticSelection(
             Selection(where[0], peaks[index], index // (height * width), where), count, more
         )
@@ -170,9 +169,7 @@ class TinyCenter(Detector):
     # the training loss
 
     def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
-        """Focal loss of the heat map plus 0.25 times the L1 loss at the objects' cells, of each
-        frame (B,).
-        """
+        """Return the focal loss plus 0.25 times the L1 loss at the objects' cells (B,)."""
         if not isinstance(targets, Encoded):
             targets = self.encode(targets, raw["heatmap"])
         positives = targets.mask.sum((1, 2)).clamp(min=1)
@@ -186,7 +183,7 @@ class TinyCenter(Detector):
         return (focal.sum((1, 2, 3)) + 0.25 * l1.sum((1, 2, 3))) / positives
 
     def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> Encoded:
-        """Boxes as heat maps and values on the grid of ``like`` (B, classes, h, w)."""
+        """Return the targets on the grid of ``like`` (B, classes, h, w)."""
         batch, _, height, width = like.shape
         if len(targets) != batch:
             raise BoxcovError(f"{batch} frames in the batch, but targets for {len(targets)}")
@@ -212,7 +209,7 @@ class TinyCenter(Detector):
         return Encoded(heat, mask, values)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> Encoded:
-        """Targets drawn from the prediction: objects by score, values with noise.
+        """Return targets drawn from the prediction: objects by score, values with noise.
 
         The gradient of the L1 loss depends only on the side of the prediction on which a value
         lies, so the width of the noise does not matter.
@@ -267,7 +264,7 @@ def train(
 
 
 def _stage(chains: list[Any]) -> Stage:
-    """The first convolution of each chain with its norm and ReLU, for all boxes."""
+    """Return the stage of the first convolution of each chain, with its norm and ReLU."""
     return Stage((tuple(c[0] for c in chains),), (tuple(c[1] for c in chains),), torch.relu)
 
 

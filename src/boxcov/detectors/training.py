@@ -59,7 +59,7 @@ def train(
     recipe: Recipe,
     *,
     checkpoint: str | Path | None = None,
-    every: int = 500,
+    checkpoint_every: int = 500,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> float:
@@ -67,7 +67,7 @@ def train(
 
     The final loss is the mean over the last tenth of the steps.
     frames: (inputs, targets), each a list with one entry per frame.
-    checkpoint: a file to write after every ``every`` steps, and to ``resume`` from.
+    checkpoint: a file to write every ``checkpoint_every`` steps, and to ``resume`` from.
     progress: called with the number of steps done, the number of all steps and the running loss.
 
     >>> from boxcov.data import shapes
@@ -99,15 +99,17 @@ def train(
             last.append(loss)
         if progress is not None:
             progress(step + 1, recipe.steps, float(running))
-        if checkpoint is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
+        due = (step + 1) % checkpoint_every == 0 or step + 1 == recipe.steps
+        if checkpoint is not None and due:
             _save(Path(checkpoint), detector, optimiser, recipe, step + 1, len(frames))
     detector.eval()
     return float(torch.stack(last).mean()) if last else float("nan")
 
 
 def rate_at(step: int, recipe: Recipe) -> float:
-    """One cycle: up from a tenth of the rate over the first 30 % of the steps, then down to almost
-    nothing, along cosines.
+    """Return the learning rate of a step: one cycle of two cosines.
+
+    It rises from a tenth of the rate over the first 30 % of the steps, then falls to almost 0.
 
     >>> recipe = Recipe(steps=101, rate=1.0)
     >>> [round(rate_at(step, recipe), 3) for step in (0, 30, 100)]
@@ -126,10 +128,8 @@ def _step(
     device = next(detector.parameters()).device
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         raw = detector(inputs)
-    losses = detector.loss(
-        tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, raw), targets
-    )
-    loss = losses.mean()
+    raw = tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, raw)
+    loss = detector.loss(raw, targets).mean()
     if not bool(loss.isfinite()):
         raise BoxcovError(
             f"the training loss is {loss.item()}: lower the rate ({recipe.rate}), "
@@ -145,33 +145,17 @@ def _step(
 def _batch(
     frames: Sequence[Any], recipe: Recipe, step: int, device: torch.device
 ) -> tuple[Any, Any]:
-    """The frames of one step: each epoch a new order, from the seed."""
-    indices = [
-        _index(recipe.seed, step * recipe.batch + i, len(frames)) for i in range(recipe.batch)
-    ]
-    items = [frames[i] for i in indices]
-    inputs, targets = (
-        _merged([item[0] for item in items]),
-        [target for item in items for target in item[1]],
-    )
-    inputs, targets = move((inputs, targets), device)
+    """Return the frames of one step. The seed decides the order in each epoch."""
+    first = step * recipe.batch
+    places = [divmod(first + i, len(frames)) for i in range(recipe.batch)]
+    items = [frames[_order(recipe.seed, epoch, len(frames))[i]] for epoch, i in places]
+    inputs = [item[0] for item in items]
+    merged = torch.cat(inputs) if isinstance(inputs[0], Tensor) else [x for i in inputs for x in i]
+    inputs, targets = move((merged, [target for item in items for target in item[1]]), device)
     if recipe.augmentation is not None:
         generator = torch.Generator().manual_seed(1_000_003 * (recipe.seed + 1) + step)
         inputs, targets = recipe.augmentation(inputs, targets, generator)
     return inputs, targets
-
-
-def _merged(inputs: list[Any]) -> Any:
-    return (
-        torch.cat(inputs)
-        if isinstance(inputs[0], Tensor)
-        else [entry for item in inputs for entry in item]
-    )
-
-
-def _index(seed: int, position: int, count: int) -> int:
-    epoch, place = divmod(position, count)
-    return _order(seed, epoch, count)[place]
 
 
 @lru_cache(maxsize=2)  # a batch may reach into the next epoch
@@ -236,7 +220,7 @@ def _restore(
             if value is not None and value.shape != (() if key == "step" else parameter.shape):
                 raise ValueError(f"{key} of {name} has shape {tuple(value.shape)}")
             if value is not None:
-                # the moments are on the device of the weight, the step only if the optimiser is fused
+                # the moments are on the weight's device, the step only if the optimiser is fused
                 on_cpu = key == "step" and not optimiser.defaults["fused"]
                 optimiser.state[parameter][key] = value if on_cpu else value.to(parameter.device)
     return done

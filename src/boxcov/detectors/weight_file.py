@@ -16,11 +16,7 @@ from torch import Tensor
 from boxcov.errors import BoxcovError, join_names
 
 State = Mapping[str, Tensor]
-_PLACES = (
-    "state_dict",
-    "model_state",
-    "model",
-)  # the keys under which frameworks store the weights
+_KEYS = ("state_dict", "model_state", "model")  # under which frameworks store the weights
 
 
 def read_weights(path: Path) -> tuple[State, Mapping[str, Any]]:
@@ -46,8 +42,8 @@ def read_weights(path: Path) -> tuple[State, Mapping[str, Any]]:
                 f"{path}: not a checkpoint that torch.save wrote, or a damaged one"
             ) from None
         raise BoxcovError(
-            f"{path}: holds more than weights ({code[1]}), "
-            "and boxcov runs no code from a checkpoint. Where you trust the file and have its framework, save the tensors alone: "
+            f"{path}: holds more than weights ({code[1]}), and boxcov runs no code from a "
+            "checkpoint. If you trust the file and have its framework, save the tensors alone: "
             "torch.save({'state_dict': checkpoint['state_dict']}, ...)"
         ) from None
     except Exception as error:  # a damaged file can raise anything
@@ -58,9 +54,7 @@ def read_weights(path: Path) -> tuple[State, Mapping[str, Any]]:
 
 
 def _numpy_scalars() -> list[Any]:
-    """Numpy's scalar types: checkpoints often hold an average precision as one, which torch refuses
-    as code.
-    """
+    """Return numpy's scalar types: checkpoints often contain one, which torch refuses as code."""
     scalar = np.float64(0).__reduce__()[0]
     return [
         (scalar, "numpy.core.multiarray.scalar"),
@@ -71,8 +65,9 @@ def _numpy_scalars() -> list[Any]:
 
 
 def _state(content: Any, path: Path) -> tuple[State, Mapping[str, Any]]:
+    """Return the tensors and the metadata in the content of a pickled checkpoint."""
     inside = content if isinstance(content, dict) else {}
-    state = next((inside[key] for key in _PLACES if key in inside), inside)
+    state = next((inside[key] for key in _KEYS if key in inside), inside)
     if (
         not isinstance(state, dict)
         or not state
@@ -81,7 +76,7 @@ def _state(content: Any, path: Path) -> tuple[State, Mapping[str, Any]]:
         found = join_names(map(str, inside)) if inside else type(content).__name__
         raise BoxcovError(
             f"{path}: no weights found; looked for a dict of tensors, alone or under "
-            f"{', '.join(_PLACES[:-1])} or {_PLACES[-1]}, and found {found}"
+            f"{', '.join(_KEYS[:-1])} or {_KEYS[-1]}, and found {found}"
         )
     if all(name.startswith("module.") for name in state):  # saved from DataParallel
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
@@ -92,11 +87,10 @@ def _state(content: Any, path: Path) -> tuple[State, Mapping[str, Any]]:
 def describe_misfit(
     shapes: Mapping[str, tuple[int, ...]], tensors: State, stored: State | None = None
 ) -> str:
-    """Describe what does not fit a network: missing and surplus names, and other shapes; "" if
-    everything fits.
+    """Describe missing names, surplus names and wrong shapes; return "" if everything fits.
 
-    shapes: by name in the file, those that the network needs. stored: the tensors before
-    conversion, for the message.
+    shapes: the shapes that the network needs, by the name in the file.
+    stored: the tensors before conversion, for the message.
 
     >>> describe_misfit({"a": (2,), "b": (3,)}, {"a": torch.zeros(4), "c": torch.zeros(1)})
     '1 missing: b; 1 surplus: c; 1 of another shape: a (4,) for (2,)'

@@ -56,7 +56,7 @@ def test_decoding_undoes_encoding():
 
 
 def slow_select(raw, config):
-    """Frame by frame, task by task: all candidates in a list, sorted, cut, suppressed one by one."""
+    """Select frame by frame and task by task: sort, cut and suppress candidates one by one."""
     rules, out = config.reporting, []
     for b in range(len(raw["features"])):
         kept = []

@@ -165,7 +165,7 @@ def test_no_more_objects_than_the_limit():
     assert all(torch.bincount(task.frame).max() <= 2 for task in encoded.tasks)
 
 
-def test_a_detector_that_says_what_the_targets_say_has_a_small_loss():
+def test_a_perfect_prediction_has_a_small_loss():
     targets = [target(CONFIG, each=1)]
     encoded = encode(targets, CONFIG, torch.zeros(1))
     tasks = []

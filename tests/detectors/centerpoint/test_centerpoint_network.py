@@ -65,7 +65,7 @@ def test_storage_of_the_factors(config, sizes, monkeypatch):
     """What the posterior itself says, on a few metres: the sizes of the factors do not depend on
     the map.
     """
-    # the eigenvectors of the identity are the identity; finding that out for a side of 4608 takes half a minute
+    # computing the eigenvectors of an identity matrix of side 4608 takes half a minute
     monkeypatch.setattr(
         Eigendecomposition,
         "of",
@@ -200,9 +200,7 @@ def test_a_submanifold_convolution_is_a_dense_one_at_its_sites():
         ((3, 1, 1), (2, 1, 1), (0, 0, 0), (5, 4, 4)),
     ],
 )
-def test_a_strided_convolution_is_a_dense_one_where_its_kernel_touches_a_site(
-    kernel, stride, padding, shape
-):
+def test_a_strided_sparse_convolution_equals_the_dense_one(kernel, stride, padding, shape):
     sites, x = some_sites(shape, share=0.05)
     conv = SparseConv(3, 4, kernel).double()
     out = strided_sites(sites, kernel, stride, padding)
@@ -291,7 +289,7 @@ def test_chunks_of_patches_give_the_same_numbers_and_factors(monkeypatch):
     [
         ({"dense": Dense(widths=(4, 6))}, "must have one length"),
         ({"dense": Dense(up_strides=(1, 1, 2))}, "maps differ in size"),
-        ({"voxel_size": (0.3, 0.3, 8.0)}, "does not divide"),
+        ({"voxel_size": (0.3, 0.3, 8.0)}, "not divisible by the stride 8"),
         ({"reporting": Reporting(nms="circle"), "tasks": (("car",),)}, "1 tasks, but 6 radii"),
     ],
 )
@@ -300,7 +298,7 @@ def test_configs_that_fit_no_network(change, message):
         replace(Config.mmdet3d_pillar(), **change)
 
 
-def test_the_same_seed_gives_the_same_network_and_leaves_the_global_one():
+def test_the_seed_decides_the_weights_and_no_global_state():
     state = torch.get_rng_state()
     one, two, other = (CenterPoint(pillar_config(), seed=s) for s in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)

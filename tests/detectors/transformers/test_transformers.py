@@ -190,7 +190,7 @@ def test_parts_are_apart(detector: QueryDetector) -> None:
     assert len(found) == len(set(found))
 
 
-def test_fused_attention_has_no_forward_mode_and_the_error_says_so(
+def test_an_error_names_fused_attention_in_forward_mode(
     frames: list,
 ) -> None:
     detector = made("detr")
@@ -316,7 +316,7 @@ def test_losses_on_all_layers_of_the_decoder(frames: list) -> None:
     )
 
 
-def test_targets_that_are_none(detector: QueryDetector) -> None:
+def test_invalid_targets(detector: QueryDetector) -> None:
     raw = detector(pixels(2))
     with pytest.raises(BoxcovError, match="2 frames in the batch, but targets for 1"):
         detector.loss(raw, [objects(1)])

@@ -97,18 +97,20 @@ def test_from_a_fit_to_coco_s_results(folder: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(box[:2]), first.boxes[0, :2], rtol=1e-5, atol=1e-4)
 
 
-def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "detectors.md").read_text()
-    code = re.search(r"## DETR, .*?```python\n(.*?)```", page, re.DOTALL)[1]
-    coco_root(tmp_path / "COCO")
+def test_the_example_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "guide" / "checkpoints.md").read_text()
+    code = re.search(r"## transformers: .*?```py\n(.*?)```", page, re.DOTALL)[1]
     yolos().save_pretrained(tmp_path / "detr-resnet-50")
     transformers.YolosImageProcessorPil(
         size={"shortest_edge": 64, "longest_edge": 96}
     ).save_pretrained(tmp_path / "detr-resnet-50")
     monkeypatch.chdir(tmp_path)
-    scope: dict[str, Any] = {}
-    exec(code.replace("train2017", "val2017"), scope)
-    assert scope["found"].covariance.shape == (len(scope["found"]), 4, 4)
+    scope: dict[str, Any] = {"model": yolos()}
+    exec(code, scope)
+    frames = coco.frames(coco_root(tmp_path / "COCO"), size=None)
+    loaded = scope["transformers"].load("detr-resnet-50")
+    for detector, inputs in ((loaded, frames[0][0]), (scope["detector"], pixels())):
+        assert detector.detect(inputs).boxes.shape[1] == 4
 
 
 def test_invalid_folders_are_refused(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_exact_is_one_backward_pass_a_number(changes: dict) -> None:
     torch.testing.assert_close(exact.covariance, slow.covariance, rtol=1e-5, atol=1e-12)
 
 
-def test_depthwise_layers_of_all_parts_are_in_the_posterior_and_the_boxes_stay() -> None:
+def test_the_posterior_covers_depthwise_layers_of_all_parts() -> None:
     detector = small()
     frames = [(images(2, seed=i), [objects(3, seed=i), objects(1, seed=i + 9)]) for i in range(2)]
     posterior = fit(detector, frames, depth="backbone")

@@ -47,7 +47,7 @@ def test_boxes_cell_by_cell() -> None:
     assert number == 126
 
 
-def test_the_logit_is_that_of_the_score_even_where_it_is_all_but_certain() -> None:
+def test_the_logit_is_accurate_for_scores_close_to_one() -> None:
     config = replace(SMALL, logit=True)
     values = values_of().float()[0]
     values[0, 4:] = 16.0
@@ -103,7 +103,7 @@ def test_what_is_reported_is_what_the_greedy_loop_keeps(
 
 
 @pytest.mark.parametrize("most", [100, 3])
-def test_candidates_are_removed_by_the_best_reported_box_of_their_class(most: int) -> None:
+def test_removed_by_is_the_best_box_of_the_same_class(most: int) -> None:
     config = replace(SMALL, threshold=0.2, overlap=0.2, max_boxes=most)
     values = values_of(5, frames=2)
     found, every = select(values, grid_of(MAPS), config), candidates(values, grid_of(MAPS), config)
@@ -119,9 +119,11 @@ def test_candidates_are_removed_by_the_best_reported_box_of_their_class(most: in
         better = [
             row
             for row, (f, c) in enumerate(rows)
-            if f == every.frame[i] and place[f, c] < i and every.labels[place[f, c]] == every.labels[i]
+            if f == every.frame[i]
+            and place[f, c] < i
+            and every.labels[place[f, c]] == every.labels[i]
             and slow_iou(boxes[place[f, c]], boxes[i]) > 0.2
-        ]  # fmt: skip
+        ]
         assert by == (better[0] if better else -1)
     assert int((every.removed_by >= 0).sum()) > 5
 

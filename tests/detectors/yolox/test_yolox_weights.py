@@ -18,9 +18,7 @@ from helpers.yolox_cases import SMALL, images, nano, small
     ("name", "millions"),
     [("nano", 0.91), ("tiny", 5.06), ("s", 8.97), ("m", 25.33), ("l", 54.21), ("x", 99.07)],
 )
-def test_the_released_networks_have_as_many_parameters_as_upstream_says(
-    name: str, millions: float
-) -> None:
+def test_parameter_counts_equal_those_of_upstream(name: str, millions: float) -> None:
     with torch.device("meta"):
         detector = YOLOX(Config.named(name))
     assert round(sum(p.numel() for p in detector.parameters()) / 1e6, 2) == millions
@@ -55,9 +53,7 @@ def upstream_file(folder: Path, detector: nn.Module, **more: object) -> Path:
 
 
 @pytest.mark.parametrize("depthwise", [False, True])
-def test_an_upstream_checkpoint_with_what_a_training_leaves_in_it(
-    tmp_path: Path, depthwise: bool
-) -> None:
+def test_an_upstream_checkpoint_with_training_state(tmp_path: Path, depthwise: bool) -> None:
     detector = small(depthwise=depthwise, depth=2)
     optimiser = torch.optim.SGD(detector.parameters(), 0.1, momentum=0.9)
     path = upstream_file(
@@ -129,7 +125,7 @@ def test_folded_norms_give_the_same_network(tmp_path: Path) -> None:
         )
 
 
-def test_classes_are_coco_s_for_eighty_numbered_for_others_or_given(tmp_path: Path) -> None:
+def test_default_class_names(tmp_path: Path) -> None:
     path = upstream_file(tmp_path, small())
     assert load(path).classes == ("class 0", "class 1", "class 2")
     with pytest.raises(
