@@ -272,7 +272,7 @@ def test_old_files_load_and_readers_of_old_files_refuse_new_ones(tmp_path) -> No
     rewritten(path, lambda about, _: formats.append(about["format"]))
     assert formats == [1, 2]  # a reader that knows of no correction must not pass over it
     rewritten(path, lambda about, _: about.update(format=4))
-    with pytest.raises(BoxcovError, match="in format 4, this one reads up to 3"):
+    with pytest.raises(BoxcovError, match="in format 4, this version reads up to 3"):
         Posterior.load(path, GROUPED.detector())
 
 

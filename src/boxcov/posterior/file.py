@@ -109,7 +109,8 @@ def load(path: str | Path, detector: Detector) -> Posterior:
                     f"this version reads up to {PACKED}: update boxcov"
                 )
             check_fingerprint(about["weights_sha256"], detector, str(path))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # clones are aligned like new tensors: the alignment decides how products round
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         shapes = {
             name: tuple(p.shape) for name, p in detector.named_parameters(remove_duplicate=False)
         }
