@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-# threads that wait should sleep: with a busy neighbour, spinning makes torch many times slower on two cores
+# Waiting threads should sleep: next to other busy processes, spinning makes torch many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
@@ -14,13 +14,13 @@ from boxcov import Posterior, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter, train
 
-# one each where several workers share the cores
+# One thread per process where several test workers share the cores.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def interrupts() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also where the tests were started with SIGINT ignored (``nohup``, a script's ``&``)."""
+    """Let SIGINT raise KeyboardInterrupt, even if pytest was started with SIGINT ignored (nohup)."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -203,7 +203,8 @@ def test_parts_that_differ_are_refused() -> None:
     )
     with pytest.raises(
         BoxcovError,
-        match="part 1 has boxes, scores, labels, frame, part 0 boxes, scores, labels, frame, covariance, factor",
+        match="part 1 has boxes, scores, labels, frame, "
+        "part 0 boxes, scores, labels, frame, covariance, factor",
     ):
         concatenate([found, plain])
     with pytest.raises(BoxcovError, match="part 1 has boxes"):

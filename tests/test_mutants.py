@@ -1,4 +1,7 @@
-"""Every promise has a test that fails without the code that keeps it: a copy of the project, one small change, and the tests of that promise."""
+"""Mutation tests: every promise has a test that fails without the code that keeps it.
+
+Each mutant is one small change to a copy of the project, with the test that must fail.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ IGNORED = shutil.ignore_patterns("__pycache__", ".*_cache")
 
 
 def mutated(mutant: Mutant, text: str) -> str:
-    """The text with the mutant's change. Line breaks and spaces do not count."""
+    """Return the text with the mutant's change, found regardless of line breaks and spaces."""
     if text.count(mutant.old) == 1:
         return text.replace(mutant.old, mutant.new)
     found = layout_free(mutant.old).findall(text)
@@ -33,7 +36,7 @@ def mutated(mutant: Mutant, text: str) -> str:
 
 
 def layout_free(code: str) -> re.Pattern[str]:
-    """Matches the same tokens, however they are broken into lines."""
+    """Return a pattern of the same tokens, with any line breaks between them."""
     tokens = re.findall(r"\w+|[^\w\s]", code)
     parts = [re.escape(tokens[0])]
     for before, token in itertools.pairwise(tokens):
@@ -49,7 +52,7 @@ def layout_free(code: str) -> re.Pattern[str]:
 def outcome(
     root: Path, tests: Iterable[str], env: Mapping[str, str]
 ) -> tuple[int, dict[str, int], str]:
-    """The exit code of the tests in the project ``root``, how many passed, failed and so on, and all they said."""
+    """Return the tests' exit code in ``root``, the number of tests by result, and the output."""
     words = [
         sys.executable,
         "-m",

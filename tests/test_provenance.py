@@ -83,7 +83,7 @@ def test_results_carry_version_seed_fingerprint_and_settings(tmp_path) -> None:
 
 @pytest.mark.parametrize("verb", ["fit", "predict", "evaluate"])
 def test_a_full_disk_is_a_clear_error_without_half_a_file(tmp_path, verb, monkeypatch) -> None:
-    """Whatever is being written last; what was done before is kept, and with room again the run goes on."""
+    """Finished work is kept, and the run resumes once there is space."""
     word = small_network(tmp_path)
     common = ("--detector", word, "--count", 3, "--sweeps", 1)
     assert boxcov("predict", "--method", "nms", *common, "--out", tmp_path / "nms").code == 0
@@ -130,7 +130,7 @@ def test_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path, verb) -
 
 
 def test_no_file_is_made_under_a_name_that_is_not_ours(tmp_path, monkeypatch) -> None:
-    """What a kill leaves half written must be known by its name to be removed: safetensors' own way of writing makes ``.tmpXXXXXX``."""
+    """Files left by a killed run are removed by name; safetensors alone writes ``.tmpXXXXXX``."""
     monkeypatch.setattr(
         "safetensors.torch.serialize_file", lambda *_: pytest.fail("written by safetensors itself")
     )

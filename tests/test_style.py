@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: language, file names, sizes, and one place for trust."""
+"""Style rules that a machine can check: language, file names, sizes, one place for trust."""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ def from_around(model: nn.Module, inputs: Tensor) -> Any:
         ),
         (
             {"box_fields": "x y w"},
-            r"box_fields must be a sequence of names, got the string .*: write box_fields=\('x', 'y', 'w'\)",
+            r"box_fields must be a sequence of names, got the string .*: "
+            r"write box_fields=\('x', 'y', 'w'\)",
         ),
         ({"box_fields": ("x", "x")}, r"box_fields must be distinct names"),
         ({"classes": ()}, r"classes must be distinct names, at least one"),

@@ -124,6 +124,17 @@ def test_killed_worker_raises_and_keeps_the_checkpoint(tmp_path) -> None:
     assert resumed.loss == fit(TinyCenter(width=4), loaded(Drawn(), 0)).loss
 
 
+def test_items_pass_through_a_private_folder(tmp_path, monkeypatch) -> None:
+    """The items are pickles, so nobody else may be able to write there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    reading = load_items(loaded(Drawn(), 1), range(7))
+    next(reading)
+    [folder] = tmp_path.glob("boxcov-*")
+    assert folder.stat().st_mode & 0o077 == 0
+    reading.close()
+    assert not folder.exists()
+
+
 def test_errors_of_workers_keep_type_and_message() -> None:
     with pytest.raises(BoxcovError, match=r"^frames/4\.bin: no such file$"):
         list(loaded(Odd(), 2))

@@ -13,8 +13,10 @@ ONLINE = [
     Mutant(
         "draws are a sequence",
         "posterior/posterior.py",
-        "[torch.randn(shape, generator=layer_generator, dtype=like.dtype, device=source) for _ in range(count)]",
-        "torch.randn((count, *shape), generator=layer_generator, dtype=like.dtype, device=source).unbind()",
+        "[torch.randn(shape, generator=layer_generator, dtype=like.dtype, device=source) "
+        "for _ in range(count)]",
+        "torch.randn((count, *shape), generator=layer_generator, dtype=like.dtype, device=source)"
+        ".unbind()",
         f"{POSTERIOR}test_fewer_samples_are_the_first_of_more",
     ),
     Mutant(
@@ -49,7 +51,8 @@ ONLINE = [
         "no tensor is kept",
         "predict/predictor.py",
         "        with self._lock, torch",
-        '        self.__dict__.setdefault("_left", []).append(torch.zeros(1))\n        with self._lock, torch',
+        '        self.__dict__.setdefault("_left", []).append(torch.zeros(1))\n'
+        "        with self._lock, torch",
         "predict/test_soak.py::test_memory_is_flat[mcglm]",
         SOAK,
     ),
@@ -57,7 +60,8 @@ ONLINE = [
         "no memory is kept",
         "predict/predictor.py",
         "        with self._lock, torch",
-        '        self.__dict__.setdefault("_left", []).append(bytes(range(256)) * 256)\n        with self._lock, torch',
+        '        self.__dict__.setdefault("_left", []).append(bytes(range(256)) * 256)\n'
+        "        with self._lock, torch",
         "predict/test_soak.py::test_memory_is_flat[mcglm]",
         SOAK,
     ),

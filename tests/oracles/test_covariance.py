@@ -87,7 +87,7 @@ def frames() -> list:
 
 @pytest.mark.parametrize("depth", ["head", "neck", "backbone"])
 @pytest.mark.parametrize("form", ["eigen", "paper"])
-def test_instances_as_a_batch_equal_the_dense_product_at_every_cell(
+def test_batched_instances_equal_the_dense_product(
     small: TinyCenter, frames: list, depth: str, form: str
 ) -> None:
     posterior = fit(

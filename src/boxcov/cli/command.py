@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from boxcov.pipeline.options.shared import OUTPUT, Help
+from boxcov.pipeline.options.common import OUTPUT, Help
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=OUTPUT)

@@ -138,7 +138,8 @@ def _next_path(paths: Iterator[str], index: int) -> str:
 
 
 def _read_item(path: str) -> Any:
-    item = torch.load(path, weights_only=False)  # written by our own worker
+    # Items are of any type. The file is our worker's, in a folder that only this user can access.
+    item = torch.load(path, weights_only=False)
     os.unlink(path)
     if isinstance(item, _Failure):
         raise item.error from RuntimeError(f"in a worker process:\n{item.traceback}")

@@ -18,7 +18,7 @@ from boxcov.pipeline.options.commands import (
     StreamCommand,
     TrainCommand,
 )
-from boxcov.pipeline.options.shared import (
+from boxcov.pipeline.options.common import (
     DataOptions,
     EstimatorOptions,
     MessageOptions,

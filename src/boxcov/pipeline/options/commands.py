@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from boxcov.errors import BoxcovError
-from boxcov.pipeline.options.shared import (
+from boxcov.pipeline.options.common import (
     INPUT,
     METHOD,
     OUTPUT,
