@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-# Waiting threads should sleep: next to other busy processes, spinning makes torch many times slower.
+# Waiting threads should sleep: spinning makes torch many times slower on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
@@ -20,7 +20,7 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 @pytest.fixture(scope="session", autouse=True)
 def interrupts() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt, even if pytest was started with SIGINT ignored (nohup)."""
+    """Let SIGINT raise KeyboardInterrupt, even if it was ignored at the start (``nohup``)."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -203,7 +203,7 @@ FITS = [
     Mutant(
         "a lost worker is an error",
         "data/loader.py",
-        "except RuntimeError as error:  # DataLoader lost a worker",
+        "except RuntimeError as error:",
         "except ZeroDivisionError as error:",
         f"{LOADING}test_killed_worker_raises_and_keeps_the_checkpoint",
     ),
