@@ -43,7 +43,7 @@ def test_posterior_covariance_is_the_inverse(case: Case) -> None:
 
 
 class EveryCell(TinyCenter):
-    """The reference detector with a box in every cell of its map, so at every kind of border."""
+    """The reference detector with a box in every cell, also at every border."""
 
     def select(self, raw: dict[str, torch.Tensor]) -> Selection:
         heat = raw["heatmap"].sigmoid().amax(1)

@@ -1,4 +1,4 @@
-"""Under torch.autocast: the plain detector's boxes, full precision where it matters, or a clear error."""
+"""Under torch.autocast: the plain boxes and full-precision algebra, or a clear error."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 
 
-def test_autocast_gives_the_boxes_of_the_plain_detector_or_a_clear_error() -> None:
+def test_autocast_gives_the_plain_boxes_or_a_clear_error() -> None:
     frame, detector = shapes.frames(count=1)[0], TinyCenter(threshold=0.05, most=3).eval()
     posterior = fit(detector, [frame])
     with torch.autocast("cpu", torch.bfloat16):
@@ -23,7 +23,7 @@ def test_autocast_gives_the_boxes_of_the_plain_detector_or_a_clear_error() -> No
             MCGLM(detector, posterior)(frame[0])
 
 
-def test_autocast_does_not_reach_the_algebra() -> None:
+def test_autocast_does_not_change_the_algebra() -> None:
     detector = TinyCenter().eval()
     posterior = fit(detector, shapes.frames(count=1))
     gradients = {

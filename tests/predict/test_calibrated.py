@@ -48,7 +48,7 @@ ESTIMATORS = {
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_boxes_and_covariance_are_the_same_bits(made, name: str) -> None:
+def test_calibrating_keeps_boxes_and_covariance_bit_for_bit(made, name: str) -> None:
     detector, posterior, inputs = made
     fitted = calibration(ESTIMATORS[name])
     plain = model(name, detector, posterior, False)(inputs)
@@ -63,7 +63,7 @@ def test_boxes_and_covariance_are_the_same_bits(made, name: str) -> None:
     assert "calibration" not in plain.meta
 
 
-def test_no_box_has_an_empty_predictive_covariance() -> None:
+def test_no_boxes_give_an_empty_predictive_covariance() -> None:
     frames = shapes.frames(count=2)
     detector = TinyCenter(threshold=1.1)
     found = boxcov.ExactGLM(
@@ -86,7 +86,7 @@ def test_another_estimator_warns_once(made) -> None:
     other(inputs)  # warnings are errors in this suite
 
 
-def test_what_is_refused(made) -> None:
+def test_missing_or_foreign_calibrations_are_refused(made) -> None:
     detector, posterior, _ = made
     for name in ESTIMATORS:
         with pytest.raises(

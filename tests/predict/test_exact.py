@@ -44,7 +44,7 @@ def test_any_number_of_boxes(tiny, posterior, image, boxes: int) -> None:
 
 
 class Many(TinyCenter):
-    """The best cells whatever their score, so that there are as many boxes as one likes."""
+    """Reports the best cells whatever their score, so any number of boxes."""
 
     count: int
 
@@ -64,7 +64,7 @@ def _reporting(tiny: TinyCenter, count: int) -> Many:
     return detector.eval()
 
 
-def test_a_batch_of_frames_is_the_frames_one_by_one(tiny, posterior, train_frames) -> None:
+def test_a_batch_of_frames_equals_single_frames(tiny, posterior, train_frames) -> None:
     images = [train_frames[i][0] for i in range(3)]
     model = ExactGLM(tiny, posterior)
     together = model(torch.cat(images)).frames(3)
@@ -82,9 +82,7 @@ def deep(tiny, train_frames):
     return fit(tiny, train_frames[:40], depth="backbone", n_data=2000)
 
 
-def test_exact_head_plus_monte_carlo_rest_is_one_estimator_with_less_noise(
-    tiny, deep, image
-) -> None:
+def test_exact_head_and_sampled_rest_have_less_noise(tiny, deep, image) -> None:
     exact = ExactGLM(tiny, deep)(image).covariance
     errors = {"mixed": [], "all": []}
     for seed in range(15):
@@ -121,7 +119,7 @@ class SmallCrop(TinyCenter):
 
 
 class Detour(TinyCenter):
-    """The right boxes, but a gradient that forgets part of the receptive field."""
+    """The right boxes, but gradients that miss part of the receptive field."""
 
     def instances(self, raw, selection, with_logit=False):
         (index, run), *_ = super().instances(raw, selection, with_logit)
@@ -140,7 +138,7 @@ class Incomplete(TinyCenter):
 
 
 class Mixed(TinyCenter):
-    """Two items of the batch for every instance."""
+    """Runs two items of the batch per instance."""
 
     def instances(self, raw, selection, with_logit=False):
         (index, _), *_ = super().instances(raw, selection, with_logit)
@@ -175,7 +173,7 @@ class Without(TinyCenter):
         return None
 
 
-def test_a_detector_without_instances_is_served_all_the_same(tiny, posterior, image) -> None:
+def test_a_detector_without_instances_is_supported(tiny, posterior, image) -> None:
     other = Without()
     other.load_state_dict(tiny.state_dict())
     assert (
@@ -188,7 +186,7 @@ def test_a_detector_without_instances_is_served_all_the_same(tiny, posterior, im
 
 
 class Queries(Detector):
-    """Queries as instances: a linear head on tokens, in two groups by class, as tasks are."""
+    """Queries as instances: a linear head on tokens, in two groups by class."""
 
     box_fields = ("x", "y")
     classes = ("a", "b")

@@ -1,4 +1,4 @@
-"""CenterPoint and YOLOX in half precision: curvature and covariances in float32, for the detector as it is."""
+"""CenterPoint and YOLOX in half precision have factors and covariances in float32."""
 
 from __future__ import annotations
 

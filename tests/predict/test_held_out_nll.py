@@ -13,7 +13,7 @@ from boxcov.predict.held_out_nll import gaussian_nll
 
 
 def pair(found: Detections, targets: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boxes with an object within 2 m, and their errors, the heading's the short way round."""
+    """Boxes with an object within 2 m, and their errors, headings wrapped."""
     boxes = targets[0]["boxes"]
     if not len(boxes) or not len(found):
         return torch.zeros(0, dtype=torch.long), torch.zeros(0, 5)
@@ -24,7 +24,7 @@ def pair(found: Detections, targets: list) -> tuple[torch.Tensor, torch.Tensor]:
     return index, errors
 
 
-def test_nll_is_that_of_scipy() -> None:
+def test_nll_equals_scipy() -> None:
     generator = torch.Generator().manual_seed(0)
     A = torch.randn(6, 3, 3, generator=generator, dtype=torch.float64)
     C, errors = A @ A.transpose(1, 2), torch.randn(6, 3, generator=generator, dtype=torch.float64)
@@ -39,7 +39,7 @@ def test_nll_is_that_of_scipy() -> None:
         assert np.allclose(found.numpy(), expected)
 
 
-def test_a_singular_covariance_is_infinitely_unlikely() -> None:
+def test_a_singular_covariance_has_infinite_nll() -> None:
     assert gaussian_nll(torch.zeros(1, 2), torch.zeros(1, 2, 2)).item() == float("inf")
 
 
@@ -51,7 +51,7 @@ def test_tuning_by_held_out_boxes_beats_its_neighbours(tiny, posterior) -> None:
         assert score(posterior.with_prior(factor * tuned.prior_precision)) > best
 
 
-def test_no_pairs_are_said(tiny, posterior) -> None:
+def test_no_matched_boxes_are_refused(tiny, posterior) -> None:
     score = held_out_nll(tiny, list(shapes.frames(count=2, seed=11, objects=0)), pair)
     with pytest.raises(
         BoxcovError, match="none of the boxes in 2 held-out frames is paired with an object"

@@ -21,7 +21,7 @@ def small():
     return detector, fit(detector, [(inputs, targets)], n_data=50, prior_precision=0.5), inputs[:1]
 
 
-def test_jvp_converges_to_the_exact_covariance_as_one_over_root_k(small) -> None:
+def test_jvp_converges_to_exact_as_one_over_root_k(small) -> None:
     detector, posterior, inputs = small
     exact = box_covariance(detector, posterior, inputs)
     counts = torch.tensor([8.0, 32.0, 128.0, 512.0])
@@ -83,7 +83,7 @@ def test_fd_is_the_papers_algorithm(small) -> None:
         A = torch.stack(A, 2)
         tilde = A - A.mean(2, keepdim=True)
         expected = tilde @ tilde.transpose(1, 2) / (k - 1)
-    # adding and taking away again leaves rounding in the weights: the posterior would not be theirs any more
+    # adding and subtracting leaves rounding in the weights, which changes their fingerprint
     fresh = next(case for case in CASES if case.name == "conv2d").detector()
     found = MCGLM(fresh, posterior, samples=k, derivative="fd", epsilon=epsilon, seed=4)(inputs)
     assert relative(found.covariance, expected) < 1e-8
@@ -100,17 +100,13 @@ def off(tiny: TinyCenter, posterior: Posterior, image: torch.Tensor, epsilon: fl
     return relative(fd, MCGLM(tiny, posterior)(image).covariance)
 
 
-def test_fd_with_the_papers_epsilon_is_lost_in_rounding_under_n_and_tau(
-    tiny, posterior, image
-) -> None:
+def test_fd_with_the_papers_epsilon_is_lost_in_rounding(tiny, posterior, image) -> None:
     assert off(tiny, posterior, image, 1e-7) >= 0.05
     assert off(tiny, posterior, image, 1e-5) < 0.02
 
 
-def test_fd_with_a_longer_step_is_useless_under_the_papers_posterior(
-    tiny, posterior, image
-) -> None:
-    """Its eta are thousands of times longer, so that a step of 1e-3 leaves the region where the boxes are linear."""
+def test_fd_with_a_longer_step_fails_under_the_paper_form(tiny, posterior, image) -> None:
+    """Its eta are thousands of times longer: a step of 1e-3 leaves the linear region."""
     paper = posterior.paper()
     rms = [
         torch.cat([e.flatten() for e in p.sample(2).values()]).square().mean().sqrt()
@@ -127,8 +123,8 @@ def test_fd_with_a_longer_step_is_useless_under_the_papers_posterior(
     assert far > 1
 
 
-def test_jvp_in_float32_is_that_of_float64(tiny, posterior, image) -> None:
-    """Along the same directions, those of the paper's wide posterior among them, against the Jacobian of a float64 twin."""
+def test_jvp_in_float32_agrees_with_float64(tiny, posterior, image) -> None:
+    """Along the same directions, also the paper's wide ones, against a float64 Jacobian."""
     import copy
 
     J = box_jacobian(copy.deepcopy(tiny).double(), image.double())
@@ -145,7 +141,7 @@ def test_jvp_in_float32_is_that_of_float64(tiny, posterior, image) -> None:
         assert relative(found.double(), exact) < 1e-4
 
 
-def test_exact_in_float32_is_that_of_float64(tiny, image, train_frames) -> None:
+def test_exact_in_float32_agrees_with_float64(tiny, image, train_frames) -> None:
     import copy
 
     twin = copy.deepcopy(tiny).double()
@@ -175,7 +171,7 @@ def test_fd_warns_once_with_a_better_epsilon(tiny, posterior, image) -> None:
 # samples
 
 
-def test_samples_are_reused_from_frame_to_frame_or_fresh(tiny, posterior, image) -> None:
+def test_samples_are_reused_or_drawn_per_frame(tiny, posterior, image) -> None:
     model = MCGLM(tiny, posterior, seed=1)
     first, second = model(image).covariance, model(image).covariance
     assert torch.equal(first, second)
@@ -223,8 +219,8 @@ def test_bad_arguments(tiny, posterior, arguments: dict, message: str) -> None:
         MCGLM(tiny, posterior, **arguments)
 
 
-def test_half_precision_detectors_are_served(train_frames, image) -> None:
-    """The paper's eta would overflow float16: tangents are scaled before, and the derivatives after."""
+def test_half_precision_detectors_are_supported(train_frames, image) -> None:
+    """The paper's eta would overflow float16: they are normalised, the derivatives rescaled."""
     import copy
 
     from boxcov.detectors.tiny import train
@@ -254,7 +250,7 @@ def test_half_precision_detectors_are_served(train_frames, image) -> None:
 
 
 @pytest.mark.parametrize("precision", [1e-12, 1e18], ids=["too long", "too short"])
-def test_directions_out_of_the_range_of_float16_are_taken_all_the_same(precision: float) -> None:
+def test_directions_beyond_the_range_of_float16_work(precision: float) -> None:
     case = next(case for case in CASES if case.name == "conv2d")
     detector = case.detector().half()
     inputs, targets = (t.half() for t in case.frames(case.detector()))

@@ -14,13 +14,11 @@ from oracles.dense import relative
 
 @pytest.fixture(scope="module")
 def tight(tiny, train_frames):
-    """So much data that weights hardly vary: averaging and linearising agree."""
+    """So much data that weights hardly vary: sampling and linearising agree."""
     return fit(tiny, train_frames[:20], n_data=1e10, prior_precision=1e6)
 
 
-def test_laplace_samples_agree_with_the_linearized_covariance_where_the_posterior_is_tight(
-    tiny, tight, image
-) -> None:
+def test_samples_of_a_tight_posterior_agree_with_exact(tiny, tight, image) -> None:
     exact = ExactGLM(tiny, tight)(image)
     found = MCI(tiny, tight, samples=400)(image)
     assert relative(found.covariance, exact.covariance) < 0.2
@@ -74,7 +72,7 @@ class WithDropout(NetDetector):
 
 
 @pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d])
-def test_the_detectors_own_dropout(kind: type[nn.Module]) -> None:
+def test_dropout_modules_of_the_detector_are_used(kind: type[nn.Module]) -> None:
     detector, x = WithDropout(kind).eval(), torch.randn(1, 2, 5, 5)
     state = torch.get_rng_state()
     found = MCI(detector, dropout=None)(x)
@@ -90,8 +88,8 @@ def test_dropout_that_would_sample_nothing_is_refused(tiny, image) -> None:
         MCI(WithDropout(rate=0.0), dropout=None)(torch.randn(1, 2, 5, 5))
 
 
-def test_dropout_on_layers_that_are_never_used_as_products_is_refused() -> None:
-    """Weight normalisation makes the weight anew for every pass: its parameters are no layer's weight, and nothing would be dropped."""
+def test_dropout_on_reparametrised_layers_is_refused() -> None:
+    """Weight normalisation computes the weight in every pass, so no parameter can be dropped."""
     torch.manual_seed(0)
     last = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 1))
     detector, x = (
@@ -116,7 +114,7 @@ def test_drop_keeps_the_mean() -> None:
 
 
 class Turning(NetDetector):
-    """A heading next to the cut at pi: samples fall on both sides of it."""
+    """Reports a heading next to the cut at pi, so that samples fall on both sides."""
 
     box_fields = ("p", "yaw")
 
@@ -125,7 +123,7 @@ class Turning(NetDetector):
         return torch.stack([v[:, 0], torch.atan2(0.01 * v[:, 0], v[:, 1] * 0 - 1)], 1)
 
 
-def test_headings_on_both_sides_of_the_cut_are_near_each_other() -> None:
+def test_headings_across_the_cut_have_small_variance() -> None:
     torch.manual_seed(0)
     detector = Turning(nn.Conv2d(2, 2, 3, padding=1))
     x = torch.randn(1, 2, 5, 5)
@@ -136,8 +134,8 @@ def test_headings_on_both_sides_of_the_cut_are_near_each_other() -> None:
     assert bool(((found.field("yaw") - boxes[:, 1]).abs() < math.pi).all())
 
 
-def test_finite_differences_take_headings_the_short_way_round() -> None:
-    """A heading on the cut itself: half of the steps cross it."""
+def test_finite_differences_wrap_headings() -> None:
+    """The heading is at the cut: half of the steps cross it."""
     torch.manual_seed(0)
     detector = Turning(nn.Conv2d(2, 2, 3, padding=1)).double()
     with torch.no_grad():
@@ -152,7 +150,7 @@ def test_finite_differences_take_headings_the_short_way_round() -> None:
     assert bool((found.std("yaw") > 0).all())
 
 
-def test_a_posterior_too_wide_for_averaging_says_so(tiny, posterior, image) -> None:
+def test_a_posterior_too_wide_for_averaging_warns(tiny, posterior, image) -> None:
     wide = posterior.with_prior(1e-6)
     with pytest.raises(BoxcovError, match=r"the covariance of .* boxes is not finite"):
         MCI(tiny, wide)(image)
@@ -169,9 +167,7 @@ def both_ways(make, image):
 
 
 @pytest.mark.parametrize("score", [False, True])
-def test_weights_from_a_posterior_give_the_same_by_instance(
-    tiny, tight, image, score: bool
-) -> None:
+def test_posterior_weights_by_instance_equal_the_whole_map(tiny, tight, image, score: bool) -> None:
     found, expected = both_ways(lambda: MCI(tiny, tight, samples=4, with_logit=score), image)
     assert torch.allclose(found.boxes, expected.boxes, atol=1e-4)
     assert relative(found.covariance, expected.covariance) < 1e-2
@@ -179,8 +175,8 @@ def test_weights_from_a_posterior_give_the_same_by_instance(
         assert relative(found.score_variance, expected.score_variance) < 1e-2
 
 
-def test_dropout_by_instance_has_the_same_law(tiny, image) -> None:
-    """Masks of its own for every box: mean and variance over many samples stay what they are."""
+def test_dropout_by_instance_has_the_same_moments(tiny, image) -> None:
+    """With separate masks per box, mean and variance over many samples stay the same."""
     k = 150
     found, expected = both_ways(lambda: MCI(tiny, dropout=0.1, samples=k), image)
     std = [d.covariance.diagonal(dim1=1, dim2=2).sqrt() for d in (found, expected)]
@@ -193,7 +189,7 @@ def test_dropout_by_instance_has_the_same_law(tiny, image) -> None:
     )  # none is shrunk: no pixel lost its mask, none has two
 
 
-def test_dropout_below_the_head_goes_over_the_whole_map(tiny, image) -> None:
+def test_dropout_below_the_head_runs_the_whole_map(tiny, image) -> None:
     model = MCI(tiny, dropout=0.1, samples=2, depth="backbone")
     model(image)
     assert model.router.route.head == "the whole network"

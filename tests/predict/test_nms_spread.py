@@ -1,4 +1,4 @@
-"""The spread of what NMS removed, against a loop over all candidates."""
+"""The spread of the boxes that NMS removed, against a loop over all candidates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 
 
 def case(**rules):
-    """A detector with many rivals on a map of 8 x 8 cells, and two frames."""
+    """A detector with many overlapping boxes on a map of 8 x 8 cells, and two frames."""
     config = pillar_config()
     config = replace(
         config, reporting=replace(config.reporting, **{"max_boxes": 83, "threshold": 0.4, **rules})
@@ -46,7 +46,7 @@ def suppressing(better, worse, task, rules):
 
 
 def slow_spread(detector, inputs):
-    """Covariances (m, D, D), and how many candidates each reported box removed, candidate by candidate."""
+    """Covariances (m, D, D) and the number of candidates each box removed, by a plain loop."""
     raw = detector(inputs)
     found, every = detector.select(raw), detector.candidates(raw)
     boxes, others = detector.decode(raw, found), detector.decode(raw, every)
@@ -94,7 +94,7 @@ def slow_spread(detector, inputs):
     [{}, {"nms": "circle"}, {"max_boxes": 2}, {"per_class": False}],
     ids=["iou", "circle", "few boxes", "one class"],
 )
-def test_the_spread_is_that_of_the_loop(rules) -> None:
+def test_the_spread_equals_a_loop_over_candidates(rules) -> None:
     detector, inputs = case(**rules)
     with torch.no_grad():
         expected, counts = slow_spread(detector, inputs)
@@ -105,7 +105,7 @@ def test_the_spread_is_that_of_the_loop(rules) -> None:
     assert found.meta["method"] == "nms"
 
 
-def test_boxes_are_the_detectors_and_zero_stands_where_nothing_was_removed() -> None:
+def test_plain_boxes_and_zero_where_nothing_was_removed() -> None:
     detector, inputs = case()
     plain, found = detector.detect(inputs), NMSSpread(detector)(inputs)
     for name in ("boxes", "scores", "labels", "frame"):
@@ -137,7 +137,7 @@ def test_no_boxes_no_covariance() -> None:
     assert NMSSpread(detector)(inputs).covariance.shape == (0, 9, 9)
 
 
-def test_a_detector_that_does_not_tell_is_refused() -> None:
+def test_a_detector_without_candidates_is_refused() -> None:
     with pytest.raises(
         BoxcovError,
         match=r"NMSSpread needs the boxes that NMS removes: TinyCenter has no candidates\(\)",

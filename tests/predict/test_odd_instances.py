@@ -1,4 +1,4 @@
-"""instances() that are not what they say: items that are mixed or in another order are refused."""
+"""instances() whose items are mixed or in another order are refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Queries(Detector):
 
 
 class Permuting(Queries):
-    """The right boxes in the right order, but the layers see the instances in another one."""
+    """The right boxes, but the layers see the instances in another order."""
 
     def instances(self, raw: dict[str, Tensor], selection: Selection, with_logit: bool = False):
         index = torch.arange(len(selection))
@@ -56,7 +56,7 @@ class Permuting(Queries):
 
 
 class Attending(Queries):
-    """Every query looks at the others, so that a box depends on items that are not its own."""
+    """Every query attends to the others, so a box depends on several items."""
 
     def boxes(self, tokens: Tensor) -> Tensor:
         q = self.pre(tokens)
@@ -74,7 +74,7 @@ def queries(kind: type[Queries]) -> tuple[Queries, Posterior, Tensor]:
 
 
 @pytest.mark.parametrize("kind", [Permuting, Attending])
-def test_instances_whose_items_are_not_their_own_are_refused(kind: type[Queries]) -> None:
+def test_mixed_instances_are_refused(kind: type[Queries]) -> None:
     detector, posterior, x = queries(kind)
     model = ExactGLM(detector, posterior)
     for _ in range(2):  # and not only once
@@ -83,10 +83,10 @@ def test_instances_whose_items_are_not_their_own_are_refused(kind: type[Queries]
 
 
 @pytest.mark.parametrize("kind", [Permuting, Attending])
-def test_instances_whose_items_are_not_their_own_are_refused_after_a_frame_of_one_box(
+def test_mixed_instances_are_refused_after_a_frame_of_one_box(
     kind: type[Queries],
 ) -> None:
-    """One box has nothing to be mistaken for."""
+    """A single box cannot be confused with another."""
     detector, posterior, x = queries(kind)
     model = ExactGLM(detector, posterior)
     assert (

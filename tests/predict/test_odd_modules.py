@@ -1,4 +1,4 @@
-"""Modules that are not what they seem, weights that change, threads: the detector is left alone, and the numbers are right."""
+"""Unusual modules, changed weights and threads: unchanged detector, correct covariances."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def body() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2))
 
 
-def test_a_script_module_is_used_as_it_is_and_left_as_it_was() -> None:
+def test_a_script_module_is_used_and_left_unchanged() -> None:
     detector = double(lambda: Backed(scripted(body().double().eval())))
     attributes = [dict(module.__dict__) for module in detector.net.body.modules()]
     check(detector, posterior_of(detector, ["net.head"]))
@@ -96,7 +96,7 @@ def test_a_script_module_in_train_mode_is_refused() -> None:
 
 
 class Nested(nn.Module):
-    """Keeps its layers in a list of lists, next to their registered names."""
+    """Also holds its registered layers in a list of lists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Compiled(Nested):
 
 
 @pytest.mark.parametrize("kind", [Nested, NestedDict, Partial, PartialMethod, Compiled])
-def test_modules_kept_out_of_sight_are_in_eval_mode_all_the_same(kind: type[Nested]) -> None:
+def test_modules_in_plain_containers_run_in_eval_mode(kind: type[Nested]) -> None:
     detector = double(kind)
     posterior, inputs = posterior_of(detector, ["net.head"]), frames()[0][:1]
     plain = detector.detect(inputs)
@@ -193,7 +193,7 @@ class Logging(nn.Module):
         return self.conv(x)
 
 
-def test_logs_that_a_detector_keeps_are_not_written() -> None:
+def test_logs_of_the_detector_are_not_written() -> None:
     detector = double(Logging)
     posterior = posterior_of(detector)
     for make in METHODS.values():
@@ -235,7 +235,7 @@ class Tokens(nn.Module):
         pytest.param(lambda: Attention(16, 4, batch_first=True), id="attention"),
     ],
 )
-def test_boxes_behind_a_transformer_are_those_of_its_fast_path_bit_for_bit(
+def test_transformer_boxes_equal_its_fast_path_bit_for_bit(
     encoder: Callable[[], nn.Module],
 ) -> None:
     torch.manual_seed(0)
@@ -263,7 +263,7 @@ def test_a_traced_backbone_works(depth: Any) -> None:
 
 
 class Slow(nn.Module):
-    """Waits, so that a second thread comes in between."""
+    """Waits, so that a second thread runs in between."""
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.01)
@@ -271,7 +271,7 @@ class Slow(nn.Module):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_threads_that_come_in_between_do_not_meet(method: str) -> None:
+def test_interleaved_threads_do_not_mix(method: str) -> None:
     def net() -> nn.Module:
         return nn.Sequential(
             Slow(), nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), Slow(), nn.Conv2d(3, 2, 1), Slow()
@@ -289,7 +289,7 @@ def test_threads_that_come_in_between_do_not_meet(method: str) -> None:
 
 
 class Closure(nn.Module):
-    """A norm layer that only a function knows of: no shadow can put it in eval mode."""
+    """A norm layer inside a closure, which no shadow can put in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()

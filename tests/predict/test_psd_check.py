@@ -29,14 +29,14 @@ def random_covariances(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rank", [0, 1, 2, 9])
-def test_what_is_a_covariance_passes_at_every_rank_and_scale(rank, dtype) -> None:
+def test_a_covariance_of_any_rank_and_scale_passes(rank, dtype) -> None:
     for scale in (1e-12, 1.0, 1e12):
         check_covariance(found(random_covariances(50, 9, rank, dtype) * scale), "m", {})
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_verdict_is_that_of_the_eigenvalues(seed) -> None:
-    """Against numpy's eigenvalues of the correlation, outside the band where either answer is right."""
+def test_the_check_agrees_with_the_eigenvalues(seed) -> None:
+    """Against numpy's eigenvalues of the correlation, except where rounding decides."""
     generator = torch.Generator().manual_seed(seed)
     A = torch.randn(40, 5, 5, generator=generator, dtype=torch.float64)
     C = A @ A.transpose(1, 2)
@@ -65,7 +65,7 @@ def test_the_verdict_is_that_of_the_eigenvalues(seed) -> None:
         (lambda C: C[1].neg_(), "positive semi-definite"),
     ],
 )
-def test_what_is_none_is_named(spoil, what) -> None:
+def test_the_violated_property_is_named(spoil, what) -> None:
     C = random_covariances(3, 3, 3)
     spoil(C)
     with pytest.raises(
@@ -79,7 +79,7 @@ def test_no_boxes() -> None:
 
 
 @pytest.mark.parametrize("method", [MCGLM, GLM, ExactGLM])
-def test_every_method_is_guarded(method, tiny, posterior, image, monkeypatch) -> None:
+def test_every_method_checks_its_covariances(method, tiny, posterior, image, monkeypatch) -> None:
     model = method(tiny, posterior)
     before = model.predict
 
@@ -99,7 +99,7 @@ def test_every_method_is_guarded(method, tiny, posterior, image, monkeypatch) ->
 
 
 def test_same_seed_same_bytes(tmp_path) -> None:
-    """Of the posterior's file and of the predictions, on a CPU."""
+    """Both the posterior's file and the predictions, on a CPU."""
     frames, image = shapes.frames(count=4), shapes.frames(count=1, seed=7)[0][0]
     written = []
     for run in ("a", "b"):

@@ -43,7 +43,7 @@ def test_exact_equals_glm(tiny, kinds, image, kind: str) -> None:
     assert is_staged == (kind in ("corrected", "gradient", "gradient and corrected"))
 
 
-def test_the_correction_changes_something(tiny, kinds, train_frames, image) -> None:
+def test_the_correction_changes_the_covariance(tiny, kinds, train_frames, image) -> None:
     plain = ExactGLM(tiny, fit(tiny, train_frames[:60], n_data=2000))(image).covariance
     for posterior in kinds.values():
         assert relative(ExactGLM(tiny, posterior)(image).covariance, plain) > 0.01

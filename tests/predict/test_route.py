@@ -106,7 +106,7 @@ def test_the_route_is_logged_once_and_shown(tiny, posterior, image, caplog) -> N
 
 
 def test_undecided_stages_give_the_oracles_numbers(tiny, posterior, image, monkeypatch) -> None:
-    """Too few boxes to decide: the slow numbers, and the next frame is compared again."""
+    """Too few boxes to decide: the slow result is used, the next frame compared again."""
     judged = []
     monkeypatch.setattr(
         "boxcov.predict.route.judge_boxes", lambda errors: judged.append(1) or Verdict.UNDECIDED
@@ -154,7 +154,7 @@ def test_wrong_tangents_are_refused_with_one_warning(tiny, deep, train_frames, m
 
 
 class Turning(TinyCenter):
-    """Its heading by instance is one turn further: the same box."""
+    """Its heading by instance is larger by one turn: the same box."""
 
     def instances(self, raw, selection, with_logit=False):
         for index, run in super().instances(raw, selection, with_logit):
@@ -166,7 +166,7 @@ class Turning(TinyCenter):
         return turn
 
 
-def test_a_heading_that_wraps_is_no_contradiction(tiny, posterior, image) -> None:
+def test_a_wrapped_heading_is_not_a_contradiction(tiny, posterior, image) -> None:
     """Rounding can move a heading at half a turn to the other side."""
     turning = Turning(threshold=tiny.threshold)
     turning.load_state_dict(tiny.state_dict())

@@ -1,4 +1,4 @@
-"""with_logit=True: the logit of a score beside its box, in every method."""
+"""with_logit=True: the joint covariance of score logit and box, in every method."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_exact_equals_glm_below_the_head(tiny, deep, image) -> None:
 
 
 def test_glm_equals_a_dense_jacobian(tiny, posterior, image) -> None:
-    """J Sigma J^T of [box, logit] from the whole Jacobian of a plain functional call, and the posterior's own quadratic form."""
+    """J Sigma J^T of [box, logit] from the Jacobian of a plain functional call."""
     tiny = _reporting(tiny, 2)
     with torch.no_grad():
         selection = tiny.select(tiny(image))
@@ -108,7 +108,7 @@ def test_glm_equals_a_dense_jacobian(tiny, posterior, image) -> None:
     assert relative(joint(GLM(tiny, posterior, with_logit=True)(image)), expected) < 1e-5
 
 
-def test_samples_go_to_the_exact_one(tiny, posterior, image) -> None:
+def test_samples_converge_to_the_exact_covariance(tiny, posterior, image) -> None:
     exact = joint(ExactGLM(tiny, posterior, with_logit=True)(image))
     many = joint(
         MCGLM(tiny, posterior, samples=2000, engine=EngineOptions(chunk=200), with_logit=True)(
@@ -127,14 +127,14 @@ def test_samples_go_to_the_exact_one(tiny, posterior, image) -> None:
     )
 
 
-def test_it_is_one_covariance(tiny, posterior, image) -> None:
+def test_box_and_logit_have_one_psd_covariance(tiny, posterior, image) -> None:
     values = torch.linalg.eigvalsh(
         joint(ExactGLM(tiny, posterior, with_logit=True)(image)).double()
     )
     assert bool((values >= -1e-6 * values.amax(1, keepdim=True)).all())
 
 
-def test_a_posterior_that_knows_nothing_of_the_heat_map(tiny, train_frames, image) -> None:
+def test_a_posterior_without_the_heat_map_gives_variance_0(tiny, train_frames, image) -> None:
     """Only the size branch is in the posterior: the logit does not depend on it."""
     posterior = fit(tiny, train_frames[:10], depth=["head.branches.size"])
     for kind in (ExactGLM, GLM, MCGLM):
@@ -145,7 +145,7 @@ def test_a_posterior_that_knows_nothing_of_the_heat_map(tiny, train_frames, imag
 
 
 class Whole(TinyCenter):
-    """Says nothing of how to run its head by instance with the logit."""
+    """Cannot run its head by instance with the logit."""
 
     def instances(
         self, raw: dict[str, Tensor], selection: Selection, with_logit: bool = False
@@ -212,7 +212,7 @@ def test_no_boxes(tiny, posterior, image, name: str) -> None:
     assert found.score_covariance.shape == (0, 5)
 
 
-def test_saved_sliced_moved_and_put_together(tiny, posterior, image, tmp_path) -> None:
+def test_saving_slicing_moving_and_concatenating_keep_it(tiny, posterior, image, tmp_path) -> None:
     found = ExactGLM(tiny, posterior, with_logit=True)(image)
     found.save(tmp_path / "found.safetensors")
     again = Detections.load(tmp_path / "found.safetensors")
@@ -232,15 +232,15 @@ def test_saved_sliced_moved_and_put_together(tiny, posterior, image, tmp_path) -
         )
 
 
-def test_after_the_stages_are_trusted(tiny, posterior, train_frames) -> None:
-    """The boxes go the fast way from the second frame on, the logit by instance: still the same numbers as GLM."""
+def test_exact_equals_glm_once_the_stages_are_verified(tiny, posterior, train_frames) -> None:
+    """From the second frame the boxes are computed by stages, the logit by instance."""
     exact, glm = (kind(tiny, posterior, with_logit=True) for kind in (ExactGLM, GLM))
     for i in range(3):
         assert relative(joint(exact(train_frames[i][0])), joint(glm(train_frames[i][0]))) < 1e-5
 
 
 @pytest.mark.parametrize("kind", [ExactGLM, MCGLM])
-def test_all_else_is_the_same_once_the_stages_are_trusted(
+def test_all_else_is_the_same_once_stages_are_verified(
     tiny, posterior, train_frames, kind: type
 ) -> None:
     plain, scored = (kind(tiny, posterior, with_logit=flag) for flag in (False, True))

@@ -1,4 +1,4 @@
-"""Steady streaming: memory stays flat over as many frames as there is time for, 100,000 at most."""
+"""Memory stays flat over a long stream of frames, at most 100,000."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROWTH = 8 * 2**20  # bytes: less than a tenth of one a frame
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds now."""
+    """Resident memory of this process in bytes."""
     status = Path("/proc/self/statm")
     if status.exists():
         return int(status.read_text().split()[1]) * resource.getpagesize()
@@ -53,11 +53,14 @@ def test_memory_is_flat(kind: str, record_property) -> None:
         if done == SETTLED:
             before, tensors = resident(), live_tensors()
     seconds, grown = time.monotonic() - began, resident() - before
-    said = f"{kind}: {done} frames, {boxes} boxes, {seconds:.0f} s, {grown / 2**20:+.2f} MiB after the first {SETTLED}"
-    print(said)
-    record_property("soak", said)
+    summary = (
+        f"{kind}: {done} frames, {boxes} boxes, {seconds:.0f} s, {grown / 2**20:+.2f} MiB after "
+        f"the first {SETTLED}"
+    )
+    print(summary)
+    record_property("soak", summary)
     assert done > 2 * SETTLED, "too slow to say anything"
     assert boxes > done
-    assert grown < GROWTH, said
+    assert grown < GROWTH, summary
     assert live_tensors() == tensors
     assert threading.active_count() < 20

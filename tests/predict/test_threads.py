@@ -1,4 +1,4 @@
-"""Threads that share one model, or one process, get the numbers of one thread."""
+"""Threads that share a model or a process get the results of a single thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS = {
 
 
 def check(model: Any, alone: Any, inputs: list[Any], threads: int = 5) -> None:
-    """One model for all threads, from its first frame on, against one that only ever saw one thread."""
+    """Compare a model shared by all threads with one that a single thread uses."""
     with ThreadPoolExecutor(threads) as pool:
         together = list(pool.map(model, inputs * 2))
     for found, one in zip(together, inputs * 2):
@@ -137,7 +137,7 @@ def test_a_thread_that_wants_another_precision_waits(flags) -> None:
     assert order == ["first False", "second True"]
 
 
-def test_one_inside_another(flags) -> None:
+def test_nested_precisions_restore_the_flags(flags) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with matrix_precision("tf32"):
         with matrix_precision("float32"):

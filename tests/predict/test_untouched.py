@@ -1,4 +1,4 @@
-"""The four promises' first: the detector's boxes come out bit for bit as before, and its state is as it was, whatever happens."""
+"""The detector's boxes stay bit for bit the same and its state is unchanged, also after errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METHODS = {
 
 
 def snapshot(detector: nn.Module) -> dict[str, Any]:
-    """Everything a detector could be found changed by."""
+    """All state of a detector that a call could change."""
     return {
         "state": {name: tensor.clone() for name, tensor in detector.state_dict().items()},
         "objects": [id(p) for p in detector.parameters()] + [id(b) for b in detector.buffers()],
@@ -66,7 +66,7 @@ def prepared(tiny: TinyCenter, kind: type[TinyCenter] = TinyCenter) -> TinyCente
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_success_leaves_everything_as_it_was(tiny, posterior, image, method: str) -> None:
+def test_success_leaves_the_detector_unchanged(tiny, posterior, image, method: str) -> None:
     detector = prepared(tiny)
     plain = tiny.detect(image)  # in eval mode
     before = snapshot(detector)
@@ -78,7 +78,7 @@ def test_success_leaves_everything_as_it_was(tiny, posterior, image, method: str
     assert torch.equal(found.boxes, plain.boxes) != method.startswith("mci")
 
 
-def test_fitting_leaves_everything_as_it_was(tiny, train_frames) -> None:
+def test_fitting_leaves_the_detector_unchanged(tiny, train_frames) -> None:
     detector = prepared(tiny)
     before = snapshot(detector)
     fit(detector, train_frames[:4], depth="backbone")
@@ -88,7 +88,7 @@ def test_fitting_leaves_everything_as_it_was(tiny, train_frames) -> None:
 
 
 class Failing(TinyCenter):
-    """Breaks in the middle of the n-th pass through its neck or head."""
+    """Raises in the middle of the n-th pass through its neck or head."""
 
     fuse: int = 10**9
 
@@ -108,7 +108,7 @@ class Failing(TinyCenter):
 
 @pytest.mark.parametrize("fuse", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
-def test_failure_leaves_everything_as_it_was(
+def test_failure_leaves_the_detector_unchanged(
     tiny, posterior, image, method: str, fuse: int
 ) -> None:
     detector = prepared(tiny, Failing)
@@ -127,7 +127,7 @@ def test_failure_leaves_everything_as_it_was(
         Failing.fuse = 10**9
 
 
-def test_a_failing_fit_leaves_everything_as_it_was(tiny, train_frames) -> None:
+def test_a_failing_fit_leaves_the_detector_unchanged(tiny, train_frames) -> None:
     detector = prepared(tiny, Failing)
     before = snapshot(detector)
     Failing.fuse = 3
@@ -214,7 +214,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_trunk_runs_once_a_frame_under_a_head_posterior(
+def test_the_trunk_runs_once_per_frame_for_a_head_posterior(
     tiny, image, train_frames, method: str
 ) -> None:
     detector = TinyCenter()
@@ -232,7 +232,7 @@ def test_the_trunk_runs_once_a_frame_under_a_head_posterior(
 
 
 class InPlace(TinyCenter):
-    """Its head's input is changed in place by whoever reads it: remembering it without a copy would be wrong the second time."""
+    """Changes the head's input in place: caching it without a copy would be wrong."""
 
     def forward(self, inputs):
         x = self.backbone(inputs)
@@ -247,9 +247,7 @@ class InPlace(TinyCenter):
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if "dropout" not in m])
-def test_what_is_changed_in_place_is_remembered_as_it_was(
-    tiny, image, train_frames, method: str
-) -> None:
+def test_the_trunk_cache_survives_in_place_changes(tiny, image, train_frames, method: str) -> None:
     detector = InPlace()
     detector.load_state_dict(tiny.state_dict())
     posterior = fit(detector.eval(), train_frames[:4])

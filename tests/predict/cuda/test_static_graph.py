@@ -1,4 +1,4 @@
-"""The dense part kept as a graph. Without a GPU the graph is a stand-in that runs the function again, into the same tensors."""
+"""The static part as a CUDA graph; without a GPU a stand-in runs the function again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 
 
 class Again:
-    """What a CUDA graph does, slowly."""
+    """A slow stand-in for a CUDA graph."""
 
     def __init__(self, run, inputs):
         self.run, self.inputs = run, inputs
@@ -68,7 +68,7 @@ def kept(monkeypatch):
     return on
 
 
-def test_deep_derivatives_and_boxes_are_those_without(detector, deep, frames, kept):
+def test_graphs_keep_deep_derivatives_and_boxes(detector, deep, frames, kept):
     plain, model = boxcov.MCGLM(detector, deep, 4), kept(boxcov.MCGLM(detector, deep, 4))
     results = []
     for i in (0, 1, 2, 1, 0):
@@ -95,8 +95,8 @@ def test_exact_head(detector, frames, kept):
     assert model.router.graph.graphs.replayed
 
 
-def test_other_bits_are_noticed(detector, deep, frames, kept, monkeypatch):
-    """A library that takes another way while capturing must not change the boxes."""
+def test_a_graph_with_other_bits_is_refused(detector, deep, frames, kept, monkeypatch):
+    """A library that chooses another algorithm while capturing must not change the boxes."""
     model = kept(boxcov.MCGLM(detector, deep, 2))
     replay = Again.replay
     monkeypatch.setattr(Again, "replay", lambda self: (replay(self), self.out[0].mul_(1 + 1e-6)))
@@ -108,7 +108,7 @@ def test_other_bits_are_noticed(detector, deep, frames, kept, monkeypatch):
     assert torch.equal(found.boxes, detector.detect(frames[0][0]).boxes)
 
 
-def test_what_cannot_be_captured_runs_as_it_is(detector, deep, frames, kept, monkeypatch):
+def test_a_detector_that_cannot_be_captured_runs_plain(detector, deep, frames, kept, monkeypatch):
     model = kept(boxcov.MCGLM(detector, deep, 2))
 
     def refuse(self, run, given):
@@ -117,14 +117,14 @@ def test_what_cannot_be_captured_runs_as_it_is(detector, deep, frames, kept, mon
     monkeypatch.setattr(Stand, "_capture", refuse)
     with pytest.warns(
         boxcov.BoxcovWarning,
-        match=r"cannot be captured as a CUDA graph \(operation not permitted when stream is capturing\)",
+        match=r"cannot be captured as a CUDA graph \(operation not permitted when stream is",
     ):
         found = [model(frames[0][0]) for _ in range(4)]
     assert all(torch.equal(f.boxes, detector.detect(frames[0][0]).boxes) for f in found)
 
 
-def test_weights_before_the_dense_part_are_not_forgotten(detector, frames, kept):
-    """A posterior that reaches into the encoder: its derivatives start before the graph."""
+def test_weights_before_the_static_part_are_included(detector, frames, kept):
+    """A posterior of the encoder: its derivatives start before the graph."""
     posterior = boxcov.fit(
         detector,
         [frames[0]],
@@ -163,7 +163,7 @@ def test_flags_that_change_bits_make_another_graph(detector, deep, frames, kept)
         torch.backends.cudnn.allow_tf32 = before
 
 
-def test_other_directions_make_another_graph_which_is_compared_anew(
+def test_other_directions_make_a_new_graph_that_is_compared(
     detector, deep, frames, kept, monkeypatch
 ):
     model = kept(boxcov.MCGLM(detector, deep, 2))
@@ -183,6 +183,6 @@ def test_other_directions_make_another_graph_which_is_compared_anew(
     assert torch.equal(found[0].covariance, found[-1].covariance)
 
 
-def test_without_graphs_nothing_is_kept(detector, deep):
+def test_without_graphs_nothing_is_captured(detector, deep):
     model = boxcov.MCGLM(detector, deep, 2, engine=boxcov.EngineOptions(cuda_graphs=False))
     assert model.router.graph_check.is_refused

@@ -1,4 +1,4 @@
-"""Tangents carried beside the plain pass, against forward-mode differentiation of the whole network at once."""
+"""Propagated tangents against forward-mode differentiation of the whole network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 
 
 class Mixed(nn.Module):
-    """One of each: strides, groups, dilation, transposed, biases, norms, in-place functions, residuals, cat, linear, and what has no rule."""
+    """A network with every kind of layer and operation, including some without a rule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def carried(
     "named", ["", "weight", "bias", "stem", "depth", "up", "side", "last", "line"]
 )
 @pytest.mark.parametrize("batch", [1, 3])
-def test_every_layer_alone_and_all_together(named: str, batch: int) -> None:
+def test_tangents_of_each_layer_and_of_all_layers(named: str, batch: int) -> None:
     net, x = network(), torch.randn(batch, 3, 8, 12, dtype=torch.float64)
     names = [name for name, p in net.named_parameters() if named in name and ".1." not in name]
     etas = {
@@ -91,7 +91,7 @@ def test_every_layer_alone_and_all_together(named: str, batch: int) -> None:
         torch.testing.assert_close(t, exact(net, x, etas), rtol=1e-10, atol=1e-12)
 
 
-def test_what_depends_on_no_weight_has_none() -> None:
+def test_tensors_independent_of_the_weights_have_no_tangent() -> None:
     net, x = network(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     etas = {"line.weight": torch.randn(2, 2, 5, 3, dtype=torch.float64)}
     with torch.no_grad(), Tangents(Directions(etas, dict(net.named_parameters()))) as tangents:
@@ -99,7 +99,7 @@ def test_what_depends_on_no_weight_has_none() -> None:
     assert tangents.of(before) is None
 
 
-def test_behind_an_end_nothing_is_carried() -> None:
+def test_tangents_stop_at_the_end_layers() -> None:
     net, x = network(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     etas = {"stem.0.weight": torch.randn(2, *net.stem[0].weight.shape, dtype=torch.float64)}
     ends = frozenset([id(net.groups[0].weight)])
@@ -113,7 +113,7 @@ def test_behind_an_end_nothing_is_carried() -> None:
     assert tangents.of(behind) is None
 
 
-def test_tangents_go_with_their_tensors() -> None:
+def test_tangents_are_freed_with_their_tensors() -> None:
     net, x = network(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     etas = {"stem.0.weight": torch.randn(2, *net.stem[0].weight.shape, dtype=torch.float64)}
     out, _, tangents = carried(net, x, etas)
@@ -134,7 +134,7 @@ def test_tangents_go_with_their_tensors() -> None:
     ],
     ids=["in place", "computed weight", "norm over the batch", "out", "no batch"],
 )
-def test_what_cannot_be_carried_is_said(step) -> None:
+def test_operations_without_a_rule_are_refused(step) -> None:
     net, x = network(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
     etas = {"stem.0.weight": torch.randn(2, *net.stem[0].weight.shape, dtype=torch.float64)}
     with torch.no_grad(), Tangents(Directions(etas, dict(net.named_parameters()))):
@@ -144,7 +144,7 @@ def test_what_cannot_be_carried_is_said(step) -> None:
 
 
 def test_directions_of_any_size() -> None:
-    """The paper's posterior has directions of 1e5, and a detector in half precision may hold no such number."""
+    """The paper's posterior has directions of 1e5, which half precision cannot hold."""
     net, x = network().float(), torch.randn(1, 3, 8, 8)
     etas = {"stem.0.weight": 1e30 * torch.randn(2, *net.stem[0].weight.shape)}
     _, t, _ = carried(net, x, etas)

@@ -1,8 +1,7 @@
-"""The stacked way through a head against the plain ones: one box, many, none, on the border, of one kind, several frames."""
+"""Covariances by stages against those by instance, for boxes of every number and position."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,12 +10,9 @@ from torch import Tensor, nn
 
 import boxcov
 from boxcov import GLM, MCGLM, BoxcovError, EngineOptions, ExactGLM
-from boxcov.crops import stage_instances
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import CellIndex
-from boxcov.detectors.tiny import TinyCenter
-from boxcov.head_stages import Stage
 from boxcov.kfac.ekfac import apply_ekfac
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.jvp import directional_derivatives
@@ -33,7 +29,7 @@ TASKS = (("car",), ("truck", "trailer"), ("bus",))
 
 
 class Chosen(CenterPoint):
-    """Reports cells that are drawn once, all over the map and its border, in the tasks given."""
+    """Reports random cells of the whole map, its border included, in the given tasks."""
 
     count: int
     only: int | None
@@ -70,7 +66,7 @@ def kinds_verified(model: ExactGLM) -> set[int]:
 
 
 def both_ways(detector, posterior, inputs) -> tuple[Tensor, Tensor]:
-    """By stages, from a model that has seen a frame, and by instances."""
+    """Covariances by stages, from a verified model, and by instances."""
     model = ExactGLM(detector, posterior)
     model(inputs)
     assert model.router.stages_check.state is State.VERIFIED
@@ -99,7 +95,7 @@ def test_several_frames_in_a_batch(posterior, data) -> None:
     assert relative(*both_ways(chosen(30), posterior, data[0][0] + data[1][0])) < 1e-4
 
 
-def test_kinds_that_come_later_are_compared_when_they_come(posterior, data) -> None:
+def test_a_new_kind_of_box_is_verified_when_it_appears(posterior, data) -> None:
     detector = chosen(10, 0)
     model = ExactGLM(detector, posterior)
     model(data[0][0])
@@ -159,7 +155,7 @@ def test_forms_of_the_posterior(data, form: str) -> None:
 @pytest.mark.parametrize(
     "depth", [["head.shared"], ["head.tasks"], ["head.tasks.1.reg", "head.shared"], "neck"]
 )
-def test_posteriors_of_a_part_of_the_head_and_of_more(data, depth) -> None:
+def test_posteriors_of_part_of_the_head_and_of_more(data, depth) -> None:
     detector = chosen(12)
     posterior = boxcov.fit(detector, data, depth=depth, n_data=1e4)
     model = ExactGLM(detector, posterior)
@@ -171,8 +167,8 @@ def test_posteriors_of_a_part_of_the_head_and_of_more(data, depth) -> None:
 
 
 @pytest.mark.parametrize("fill", [1, 4])
-def test_cells_of_their_own_give_the_same(posterior, data, fill: int) -> None:
-    """The way of a GPU, with boxes and windows filled up, on a CPU."""
+def test_own_cells_per_box_give_the_same_covariance(posterior, data, fill: int) -> None:
+    """The plan of a GPU, with padded boxes and windows, on a CPU."""
     detector = chosen(21)
     fast, _ = both_ways(detector, posterior, data[0][0])
     model = ExactGLM(detector, posterior)
@@ -233,7 +229,7 @@ def test_derivatives_along_directions(posterior, data, count: int) -> None:
 @pytest.mark.parametrize("count", [1, 5, 60])
 @pytest.mark.parametrize("depth", ["neck", "backbone"])
 def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> None:
-    """Stages for the head, tangents for what lies below; the first frame and the later ones get the same numbers."""
+    """Head by stages, layers below by tangents: the first and later frames agree."""
     detector = chosen(count)
     model = MCGLM(detector, boxcov.fit(detector, data, depth=depth), samples=4)
     first, found = model(data[0][0]), model(data[0][0])
@@ -271,7 +267,7 @@ def test_bfloat16_tangents_are_close(data) -> None:
     assert relative(half.uncertainty, exact.uncertainty) < 0.03
 
 
-def test_weights_that_are_exchanged_for_equal_ones_are_prepared_anew(posterior, data) -> None:
+def test_replacing_weights_by_equal_ones_keeps_the_result(posterior, data) -> None:
     detector = chosen(8)
     model = ExactGLM(detector, posterior)
     before = model(data[0][0])
@@ -281,71 +277,17 @@ def test_weights_that_are_exchanged_for_equal_ones_are_prepared_anew(posterior, 
     assert relative(model(data[0][0]).covariance, before.covariance) < 1e-6
 
 
-class NoNorm(TinyCenter):
-    """Says less than it does."""
-
-    def stages(self, raw, selection):
-        staged = super().stages(raw, selection)
-        return replace(staged, stem=(Stage(staged.stem[0].layers, None, torch.relu),))
-
-
-class Strided(TinyCenter):
-    """A head that is no chain of plain convolutions: taken the plain way."""
-
-    def stages(self, raw, selection):
-        staged = super().stages(raw, selection)
-        odd = nn.Conv2d(32, 16, 3, stride=2, padding=1, bias=False)
-        return replace(staged, stem=(Stage(((odd,),), staged.stem[0].norms, torch.relu),))
-
-
-class OwnInstances(NoNorm):
-    """Wrong stages, and instances that do not follow from them."""
-
-    def instances(self, raw, selection, with_logit=False):
-        return stage_instances(TinyCenter.stages(self, raw, selection), with_logit)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (NoNorm, r"NoNorm\.stages\(\) gives box \d+ as .* decode\(\) gives"),
-        (OwnInstances, r"stages\(\) contradicts instances\(\) or decode\(\): box \d+"),
-    ],
-)
-def test_wrong_stages_are_refused(tiny, train_frames, kind, message: str) -> None:
-    wrong = kind()
-    wrong.load_state_dict(tiny.state_dict())
-    posterior = boxcov.fit(wrong.eval(), train_frames[:4])
-    with pytest.raises(BoxcovError, match=message):
-        ExactGLM(wrong, posterior)(train_frames[0][0])
-
-
-def test_a_head_that_cannot_be_stacked_is_served_all_the_same(tiny, train_frames) -> None:
-    odd = Strided()
-    odd.load_state_dict(tiny.state_dict())
-    posterior = boxcov.fit(odd.eval(), train_frames[:4])
-    found = ExactGLM(odd, posterior)(train_frames[0][0])
-    assert (
-        relative(found.covariance, ExactGLM(tiny, posterior)(train_frames[0][0]).covariance) < 1e-5
-    )
-
-
 @pytest.mark.parametrize("count", range(1, 600, 37))
-def test_buckets_hold_what_they_must(count: int) -> None:
+def test_sizes_are_rounded_up_by_less_than_a_quarter(count: int) -> None:
     full = stages._round_up(count, 32)
     assert count <= full < count + max(32, count / 4)
 
 
-def test_a_precision_that_there_is_not_is_refused(tiny, train_frames) -> None:
-    with pytest.raises(
-        BoxcovError, match="precision must be one of float32, tf32, half, got 'double'"
-    ):
-        ExactGLM(tiny, boxcov.fit(tiny, train_frames[:2]), engine=EngineOptions(precision="double"))
-
-
 @pytest.mark.parametrize("count", [1, 21])
-def test_sizes_filled_up_to_fours_give_the_same(monkeypatch, posterior, data, count: int) -> None:
-    """The way of a GPU, whose fast products take no other sizes, on a CPU."""
+def test_sizes_padded_to_fours_give_the_same_covariance(
+    monkeypatch, posterior, data, count: int
+) -> None:
+    """The sizes that fast products on a GPU need, on a CPU."""
     detector = chosen(count)
     plain = ExactGLM(detector, posterior)(data[0][0]).covariance
     sampled = MCGLM(detector, posterior, samples=5)(data[0][0]).covariance
@@ -358,7 +300,7 @@ def test_sizes_filled_up_to_fours_give_the_same(monkeypatch, posterior, data, co
 
 
 def test_a_truncated_posterior_stays_within_its_bound(data, posterior) -> None:
-    """By stages, which are compared with the plain way on the first boxes, and by directions."""
+    """Both by stages and along directions."""
     detector, (inputs, _) = chosen(12), data[0]
     smaller = posterior.compress(0.01)
     exact, found = (ExactGLM(detector, p) for p in (posterior, smaller))
@@ -373,10 +315,10 @@ def test_a_truncated_posterior_stays_within_its_bound(data, posterior) -> None:
 
 @pytest.mark.parametrize("fours", [False, True])
 @pytest.mark.parametrize("count", [1, 30])
-def test_directions_of_which_the_data_say_nothing_are_taken_together(
+def test_merged_directions_stay_within_the_tolerance(
     monkeypatch, posterior, data, count: int, fours: bool
 ) -> None:
-    """Within the tolerance, whichever way sizes are filled up."""
+    """Also with sizes padded to fours."""
     detector, wide = chosen(count), posterior.with_prior(1e5)
     exact = ExactGLM(detector, wide)(data[0][0]).covariance
     if fours:
@@ -395,7 +337,7 @@ def test_directions_of_which_the_data_say_nothing_are_taken_together(
     assert model.settings()["tolerance"] == 1e-2
 
 
-def test_variances_with_a_rest_are_within_the_tolerance(posterior) -> None:
+def test_merged_variances_stay_within_the_tolerance(posterior) -> None:
     names = ["head.shared.0"]
     wide = posterior.with_prior(1e5)
     found = fit_separable(wide, names, 1e-2, merge=True)
@@ -407,6 +349,6 @@ def test_variances_with_a_rest_are_within_the_tolerance(posterior) -> None:
 
 
 @pytest.mark.parametrize("tolerance", [0, -1, 0.2, float("nan")])
-def test_a_tolerance_that_means_nothing_is_refused(posterior, tolerance: float) -> None:
+def test_a_tolerance_out_of_range_is_refused(posterior, tolerance: float) -> None:
     with pytest.raises(BoxcovError, match=r"tolerance must lie between 1e-6 and 0\.1"):
         ExactGLM(chosen(3), posterior, engine=EngineOptions(tolerance=tolerance))
