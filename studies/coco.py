@@ -1,10 +1,13 @@
-"""YOLOX on COCO: what the covariances of its boxes are worth. See docs/results/quality.md for the commands and what came out.
+"""YOLOX on COCO: compute the covariances of its boxes. Results: docs/results/quality.md.
 
-python studies/coco.py fit     --root ROOT --weights WEIGHTS --out OUT    # the posterior, from the split train2017
-python studies/coco.py predict --root ROOT --weights WEIGHTS --out OUT    # covariances by part of the network, and MC dropout, on val2017
-python studies/coco.py corrupt --root ROOT --weights WEIGHTS --out OUT    # the same on blurred, noisy, foggy and dark images
+python studies/coco.py STEP --root ROOT --weights WEIGHTS --out OUT
 
-coco_report.py makes tables and pictures of what these steps write.
+Steps:
+  fit      fit the posterior on train2017
+  predict  covariances per part of the network, MC dropout and NMS spread on val2017
+  corrupt  the same on blurred, noisy, foggy and dark images
+
+coco_report.py writes tables and pictures of the results.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from boxcov.predict.predictor import Predictor
 
 N_TRAIN = 118_287  # images that YOLOX was trained on
 PARTS = ("head", "neck", "backbone")
-LOGIT = 4  # its place among the numbers of a box
+LOGIT = 4  # index of the score logit in the joint covariance
 
 
 def main() -> None:
@@ -38,7 +41,7 @@ def main() -> None:
 
 
 def run(steps: Mapping[str, Callable[[argparse.Namespace], None]], about: str | None) -> None:
-    """The step that the command line names."""
+    """Run the step that the command line names."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,67 +50,64 @@ def run(steps: Mapping[str, Callable[[argparse.Namespace], None]], about: str | 
         "--root", type=Path, required=True, help="COCO: annotations, train2017, val2017"
     )
     parser.add_argument("--weights", type=Path, required=True, help="YOLOX checkpoint")
-    parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
-    parser.add_argument("--samples", type=int, default=32, help="of MC-GLM, for neck and backbone")
-    parser.add_argument("--corrupted", type=int, default=40, help="images of each corruption")
-    parser.add_argument("--methods", nargs="+", help="to predict with; all unless given")
-    parser.add_argument("--threshold", type=float, default=0.3, help="of the score")
+    parser.add_argument("--out", type=Path, required=True, help="folder of all results")
+    parser.add_argument(
+        "--samples", type=int, default=32, help="samples of MC-GLM, for neck and backbone"
+    )
+    parser.add_argument("--corrupted", type=int, default=40, help="images per corruption")
+    parser.add_argument("--methods", nargs="+", help="methods to predict with (default: all)")
+    parser.add_argument("--threshold", type=float, default=0.3, help="score threshold")
     parser.add_argument("--prior", type=float, default=1.0, help="prior precision")
     parser.add_argument(
         "--photos",
         action="store_true",
-        help="draw boxes on the photographs, which have licences of their own",
+        help="draw boxes on the photographs, which have their own licences",
     )
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    given.out.mkdir(parents=True, exist_ok=True)
-    steps[given.step](given)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    args.out.mkdir(parents=True, exist_ok=True)
+    steps[args.step](args)
 
 
-def detector_of(given: argparse.Namespace) -> yolox.YOLOX:
-    return yolox.load(given.weights, threshold=given.threshold, logit=True)
+def detector_of(args: argparse.Namespace) -> yolox.YOLOX:
+    return yolox.load(args.weights, threshold=args.threshold, logit=True)
 
 
-def images_of(given: argparse.Namespace, detector: yolox.YOLOX, split: str) -> coco.Coco:
-    return coco.frames(given.root, split, detector.config.size, detector.classes)
+def images_of(args: argparse.Namespace, detector: yolox.YOLOX, split: str) -> coco.Coco:
+    return coco.frames(args.root, split, detector.config.size, detector.classes)
 
 
-def fit_posterior(given: argparse.Namespace) -> None:
-    detector = detector_of(given)
-    images = images_of(given, detector, "train2017")
+def fit_posterior(args: argparse.Namespace) -> None:
+    detector = detector_of(args)
+    images = images_of(args, detector, "train2017")
     began = time.perf_counter()
     posterior = fit(
         detector,
         images,
         "backbone",
         N_TRAIN,
-        given.prior,
+        args.prior,
         progress=lambda done, total: print(done, total, flush=True),
     )
     print(
-        f"{posterior.frames} images, {time.perf_counter() - began:.0f} s, mean loss {posterior.loss:.2f}"
+        f"{posterior.frames} images, {time.perf_counter() - began:.0f} s, "
+        f"mean loss {posterior.loss:.2f}"
     )
-    posterior.save(given.out / "posterior.safetensors")
+    posterior.save(args.out / "posterior.safetensors")
 
 
 def models_of(
-    given: argparse.Namespace, detector: yolox.YOLOX, samples: int
+    args: argparse.Namespace, detector: yolox.YOLOX, samples: int
 ) -> dict[str, Predictor]:
-    """One for each part of the network alone: their covariances add up to that of the whole."""
-    posterior = Posterior.load(given.out / "posterior.safetensors", detector).with_prior(
-        given.prior
-    )
-    names = {"head": [], "neck": [], "backbone": []}
+    """Return one predictor per part of the network, and the baselines.
+
+    The covariances of the parts add up to the covariance of the whole network.
+    """
+    posterior = Posterior.load(args.out / "posterior.safetensors", detector).with_prior(args.prior)
+    names: dict[str, list[str]] = {part: [] for part in PARTS}
     for name in posterior.blocks:
-        part = (
-            "head"
-            if name.startswith("head.")
-            else "backbone"
-            if name.startswith("backbone.backbone.")
-            else "neck"
-        )
-        names[part].append(name)
+        names[part_of(name)].append(name)
     head, neck, backbone = (posterior.restricted(names[part]) for part in PARTS)
     return {
         "head": ExactGLM(detector, head),
@@ -119,30 +119,41 @@ def models_of(
     }
 
 
-def predict(given: argparse.Namespace) -> None:
-    detector = detector_of(given)
-    images = images_of(given, detector, "val2017")
-    for name, model in models_of(given, detector, given.samples).items():
-        if name not in (given.methods or [name]):
+def part_of(layer: str) -> str:
+    """Return the part of YOLOX that a layer belongs to; its neck is named ``backbone.*``."""
+    if layer.startswith("head."):
+        return "head"
+    return "backbone" if layer.startswith("backbone.backbone.") else "neck"
+
+
+def predict(args: argparse.Namespace) -> None:
+    detector = detector_of(args)
+    images = images_of(args, detector, "val2017")
+    for name, model in models_of(args, detector, args.samples).items():
+        if name not in (args.methods or [name]):
             continue
-        found, spent = [], []
+        detections, seconds = [], []
         for number, (inputs, _) in enumerate(images):
             began = time.process_time()
             boxes = model(inputs)
-            spent.append(time.process_time() - began)
-            found.append(replace(boxes, frame=boxes.frame + number))
-            print(name, number, len(boxes), f"{spent[-1]:.2f}", flush=True)
-        concatenate(
-            [replace(f, meta={**f.meta, "seconds": float(np.median(spent))}) for f in found]
-        ).save(given.out / f"{name}.safetensors")
+            seconds.append(time.process_time() - began)
+            detections.append(replace(boxes, frame=boxes.frame + number))
+            print(name, number, len(boxes), f"{seconds[-1]:.2f}", flush=True)
+        median = float(np.median(seconds))
+        concatenate([replace(d, meta={**d.meta, "seconds": median}) for d in detections]).save(
+            args.out / f"{name}.safetensors"
+        )
 
 
-def corrupt(given: argparse.Namespace) -> None:
-    """For each image and corruption the mean over its boxes of score, u and logit variance; a line of JSON each, so that it can go on."""
-    detector = detector_of(given)
-    images = images_of(given, detector, "val2017")[: given.corrupted]
-    models = models_of(given, detector, 8)
-    path = given.out / "corrupted.jsonl"
+def corrupt(args: argparse.Namespace) -> None:
+    """Write the mean score, u and logit variance of the boxes, per image and corruption.
+
+    Each result is one line of JSON. An interrupted run continues after the last line.
+    """
+    detector = detector_of(args)
+    images = images_of(args, detector, "val2017")[: args.corrupted]
+    models = models_of(args, detector, 8)
+    path = args.out / "corrupted.jsonl"
     done = (
         {tuple(json.loads(line)["what"]) for line in path.read_text().splitlines()}
         if path.exists()
@@ -153,7 +164,7 @@ def corrupt(given: argparse.Namespace) -> None:
         *((kind, strength) for strength in (5, 3, 1, 4, 2) for kind in KINDS),
     ]
     for kind, strength in conditions:
-        changed = images if not strength else images.changed(Corruption(kind, strength))  # type: ignore[arg-type]
+        changed = images.changed(Corruption(kind, strength)) if strength else images  # type: ignore[arg-type]
         for number in range(len(images)):
             if (kind, strength, number) in done:
                 continue
@@ -176,7 +187,7 @@ def mean(values: Any) -> float | None:
 
 
 def relative_trace(boxes: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-    """The trace of the covariance of x1 y1 x2 y2 with each number divided by the width or height of its box."""
+    """Return the trace (m,) of the covariance of x1, y1, x2, y2 in units of the box's sides."""
     sides = np.maximum(np.concatenate([boxes[:, 2:4] - boxes[:, :2]] * 2, 1), 1.0)
     return (np.diagonal(covariance, axis1=1, axis2=2)[:, :4] / sides**2).sum(1)
 

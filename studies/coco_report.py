@@ -1,8 +1,11 @@
-"""Tables and pictures of what coco.py wrote. See docs/results/quality.md for what came out.
+"""Tables and pictures of the results of coco.py. Results: docs/results/quality.md.
 
-python studies/coco_report.py report --root ROOT --weights WEIGHTS --out OUT    # tables
-python studies/coco_report.py prior  --root ROOT --weights WEIGHTS --out OUT    # the head under several prior precisions
-python studies/coco_report.py draw   --root ROOT --weights WEIGHTS --out OUT    # boxes, and a chart of bad images
+python studies/coco_report.py STEP --root ROOT --weights WEIGHTS --out OUT
+
+Steps:
+  report  tables
+  prior   the head's covariances under several prior precisions
+  draw    boxes with ellipses, and a chart of corrupted images
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from coco import LOGIT, PARTS, detector_of, images_of, relative_trace, run
+from shift import auroc_of_shift, chart
 
 from boxcov import Detections, ExactGLM, Posterior
 from boxcov.data import coco
@@ -36,12 +40,12 @@ def main() -> None:
     run({"report": report, "prior": priors, "draw": draw}, __doc__)
 
 
-def priors(given: argparse.Namespace) -> None:
-    """The head's covariances under several prior precisions, that of the evidence among them."""
-    detector = detector_of(given)
-    images = images_of(given, detector, "val2017")
+def priors(args: argparse.Namespace) -> None:
+    """Print the head's metrics under several prior precisions, and the most likely precision."""
+    detector = detector_of(args)
+    images = images_of(args, detector, "val2017")
     inputs = [images[i][0] for i in range(len(images))]
-    posterior = Posterior.load(given.out / "posterior.safetensors", detector)
+    posterior = Posterior.load(args.out / "posterior.safetensors", detector)
     likeliest = posterior.optimize_prior_precision()
     print("evidence:", likeliest.prior_precision)
     head = posterior.restricted([name for name in posterior.blocks if name.startswith("head.")])
@@ -63,33 +67,33 @@ def priors(given: argparse.Namespace) -> None:
         )
 
 
-def report(given: argparse.Namespace) -> None:
-    detector = detector_of(given)
-    images = images_of(given, detector, "val2017")
+def report(args: argparse.Namespace) -> None:
+    detector = detector_of(args)
+    images = images_of(args, detector, "val2017")
     found = {
-        name: Detections.load(given.out / f"{name}.safetensors")
+        name: Detections.load(args.out / f"{name}.safetensors")
         for name in (*PARTS, "dropout", "head dropout", "NMS spread")
     }
     records = records_of(found, images)
     rows = table(records, replicates=500)
-    told: dict[str, Any] = {
+    results: dict[str, Any] = {
         "rows": rows,
         "calibration": calibrations(records),
         "by": against_score(records),
     }
-    told["seconds a frame"] = {name: f.meta["seconds"] for name, f in found.items()}
-    told["correlation"] = correlations(records)
-    if (given.out / "corrupted.jsonl").exists():
-        told["corruptions"] = corruptions(given.out / "corrupted.jsonl")
-        told["corruption gains"] = corruption_gains(given.out / "corrupted.jsonl")
-    (given.out / "report.json").write_text(json.dumps(told, indent=1))
-    show(told)
+    results["seconds per frame"] = {name: f.meta["seconds"] for name, f in found.items()}
+    results["correlation"] = correlations(records)
+    if (args.out / "corrupted.jsonl").exists():
+        results["corruptions"] = corruptions(args.out / "corrupted.jsonl")
+        results["corruption gains"] = corruption_gains(args.out / "corrupted.jsonl")
+    (args.out / "report.json").write_text(json.dumps(results, indent=1))
+    show(results)
 
 
 def records_of(
     found: Mapping[str, Detections], images: coco.Coco, threshold: float = 0.3
 ) -> dict[str, Records]:
-    """The records of each number that may serve as u."""
+    """Return the records for each number that may serve as u."""
     truth = [targets[0] for targets in (images[i][1] for i in range(len(images)))]
     boxes, labels = (np.concatenate([t[key].numpy() for t in truth]) for key in ("boxes", "labels"))
     frame = np.repeat(np.arange(len(truth)), [len(t["labels"]) for t in truth])
@@ -102,30 +106,32 @@ def records_of(
 
     def matched(u: np.ndarray, of: str) -> Records:
         rows = match(
-            plain.boxes[:, :4].numpy(), plain.scores.numpy(), plain.labels.numpy(), plain.frame.numpy(), boxes, labels, frame,
-            ("x1", "y1", "x2", "y2"), plain.classes, u, covariance[of][:, :4, :4], threshold=threshold,
+            plain.boxes[:, :4].numpy(), plain.scores.numpy(), plain.labels.numpy(),
+            plain.frame.numpy(), boxes, labels, frame, ("x1", "y1", "x2", "y2"), plain.classes,
+            u, covariance[of][:, :4, :4], threshold=threshold,
         )  # fmt: skip
         return rows[~in_crowds(rows, truth)]
 
     box, scores = plain.boxes.numpy(), plain.scores.double().numpy()
-    made = {
-        "size": matched((box[:, 2:4] - box[:, :2]).prod(1), "head")
-    }  # of the box, and nothing else: large boxes are off by more pixels
+    # the area is a baseline: large boxes have larger errors in pixels
+    made = {"size": matched((box[:, 2:4] - box[:, :2]).prod(1), "head")}
     for name, C in covariance.items():
         made[name] = matched(np.trace(C[:, :4, :4], axis1=1, axis2=2), name)
         made[f"{name}, relative"] = matched(relative_trace(box, C), name)
         if name == "NMS spread":
             continue
         made[f"{name}, logit"] = matched(C[:, LOGIT, LOGIT], name)
-        made[f"{name}, score"] = matched(
-            C[:, LOGIT, LOGIT] * (scores * (1 - scores)) ** 2, name
-        )  # of the score itself, to first order
+        # the variance of the score itself, to first order
+        made[f"{name}, score"] = matched(C[:, LOGIT, LOGIT] * (scores * (1 - scores)) ** 2, name)
     return made
 
 
 def in_crowds(records: Records, truth: list[dict[str, Any]]) -> np.ndarray:
-    """Boxes without an object that lie in a crowd of their class: the official evaluation counts them neither for nor against."""
-    away = np.zeros(len(records), bool)
+    """Return which unpaired boxes (n,) lie in a crowd of their class.
+
+    The official evaluation ignores them.
+    """
+    ignored = np.zeros(len(records), bool)
     for row in np.flatnonzero(~records.paired):
         target = truth[int(records.frame[row])]
         crowds = target["crowds"].numpy()[target["crowd_labels"].numpy() == records.labels[row]]
@@ -133,12 +139,12 @@ def in_crowds(records: Records, truth: list[dict[str, Any]]) -> np.ndarray:
         both = np.clip(
             np.minimum(box[2:], crowds[:, 2:]) - np.maximum(box[:2], crowds[:, :2]), 0, None
         ).prod(1)
-        away[row] = bool((both >= 0.5 * (box[2:] - box[:2]).prod()).any())
-    return away
+        ignored[row] = bool((both >= 0.5 * (box[2:] - box[:2]).prod()).any())
+    return ignored
 
 
 def calibrations(records: Mapping[str, Records]) -> dict[str, Any]:
-    """Coverage and NLL on the second half of the images, before and after a calibration that was fitted on the first."""
+    """Return coverage and NLL on the second half of the images, calibrated on the first half."""
     out = {}
     for name in ("head", "backbone", "sum", "dropout"):
         rows = records[name]
@@ -151,8 +157,11 @@ def calibrations(records: Mapping[str, Records]) -> dict[str, Any]:
 
 
 def against_score(records: Mapping[str, Records]) -> dict[str, Any]:
-    """Differences of AUROC, with their intervals over images: of each to 1 - score (IoU), of each to the size of the box (l2), and of a regression
-    on the score and it to one on the score alone (IoU), both out of fold."""
+    """Return differences of AUROC for each u, with intervals over images.
+
+    ``alone``: u minus 1 - score (IoU). ``l2``: u minus the size of the box (l2). ``added``: a
+    regression on score and u minus one on the score alone (IoU), both out of fold.
+    """
     from boxcov.evaluate.baselines import one_minus_score, out_of_fold
 
     out = {}
@@ -161,7 +170,7 @@ def against_score(records: Mapping[str, Records]) -> dict[str, Any]:
         bad = ~accurate_iou(rows.iou)
         score = np.log(rows.scores / (1 - rows.scores)).astype(float)[:, None]
         both = np.concatenate([score, np.log(np.maximum(rows.uncertainty, 1e-30))[:, None]], 1)
-        beside, without = (
+        added, without = (
             rows.without_covariance(out_of_fold(columns, bad, rows.frame))
             for columns in (both, score)
         )
@@ -169,29 +178,32 @@ def against_score(records: Mapping[str, Records]) -> dict[str, Any]:
         out[name] = {
             "alone": single,
             "l2": sized,
-            "beside": compare(beside, without, replicates=500)["AUROC"]["IoU"],
+            "added": compare(added, without, replicates=500)["AUROC"]["IoU"],
         }
     return out
 
 
 def correlations(records: Mapping[str, Records]) -> dict[str, Any]:
-    """Rank correlation of u with the size of the box and with the score."""
+    """Return the rank correlation of u with the size of the box and with the score."""
     out = {}
     for name, rows in records.items():
         size = (rows.boxes[:, 2:] - rows.boxes[:, :2]).prod(1)
         out[name] = [
-            float(np.corrcoef(ranked(rows.uncertainty), ranked(other))[0, 1])
+            float(np.corrcoef(ranks(rows.uncertainty), ranks(other))[0, 1])
             for other in (size, rows.scores)
         ]
     return out
 
 
-def ranked(values: np.ndarray) -> np.ndarray:
+def ranks(values: np.ndarray) -> np.ndarray:
     return np.argsort(np.argsort(values, kind="stable"))
 
 
 def corruptions(path: Path) -> dict[str, Any]:
-    """AUROC of telling corrupted images from the same images clean; one without boxes counts as the most uncertain, whatever the number."""
+    """Return the AUROC of recognising corrupted images, against the same images without corruption.
+
+    An image without boxes counts as the most uncertain under every number.
+    """
     cells = _by_condition(path)
     out: dict[str, Any] = {}
     for what, numbers in cells.items():
@@ -202,7 +214,7 @@ def corruptions(path: Path) -> dict[str, Any]:
             "without": int((boxes == 0).sum()),
         }
         out[what] |= {
-            name: _told_apart(cells["clean 0"][name], u)
+            name: auroc_of_shift(cells["clean 0"][name], u)
             for name, u in numbers.items()
             if name != "boxes"
         }
@@ -210,7 +222,10 @@ def corruptions(path: Path) -> dict[str, Any]:
 
 
 def corruption_gains(path: Path, replicates: int = 500) -> dict[str, Any]:
-    """For each kind and over all, the mean AUROC of its five strengths less that of 1 - score: value, low and high, images drawn anew."""
+    """Return the mean AUROC over the five strengths minus that of 1 - score, per kind and overall.
+
+    The 95 % intervals come from bootstrap samples of the images.
+    """
     cells = _by_condition(path)
     names = [name for name in cells["clean 0"] if name not in ("boxes", "1 - score")]
     size = len(cells["clean 0"]["boxes"])
@@ -221,7 +236,7 @@ def corruption_gains(path: Path, replicates: int = 500) -> dict[str, Any]:
         found = []
         for what in (what for what in cells if what.startswith(kind) and what != "clean 0"):
             mine, score = (
-                _told_apart(cells["clean 0"][n][rows], cells[what][n][rows])
+                auroc_of_shift(cells["clean 0"][n][rows], cells[what][n][rows])
                 for n in (name, "1 - score")
             )
             found.append(mine - score)
@@ -240,14 +255,8 @@ def corruption_gains(path: Path, replicates: int = 500) -> dict[str, Any]:
     return out
 
 
-def _told_apart(clean: np.ndarray, corrupted: np.ndarray) -> float:
-    return auroc(
-        np.repeat([False, True], [len(clean), len(corrupted)]), np.concatenate([clean, corrupted])
-    )
-
-
 def _by_condition(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    """By kind and strength, by name, one number an image, in the order of the images; those that all conditions have."""
+    """Return, by condition and name, one number per image, for the images of all conditions."""
     lines: dict[str, dict[int, dict[str, Any]]] = {}
     for line in map(json.loads, path.read_text().splitlines()):
         kind, strength, number = line.pop("what")
@@ -268,119 +277,76 @@ def _by_condition(path: Path) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-def show(told: dict[str, Any]) -> None:
-    """Markdown."""
-    columns = [
-        f"{m} {e}" for m in ("AvU", "P(A|C)", "P(U|I)", "AUROC", "AUSE") for e in ("IoU", "l2")
-    ]
-    print("| u |", " | ".join(columns), "|\n|", " --- |" * (len(columns) + 1))
-    for row in told["rows"]:
+def show(results: dict[str, Any]) -> None:
+    """Print all results as Markdown."""
+    show_metrics(results["rows"])
+    header("u", "IoU: u - (1 - score)", "l2: u - size", "IoU: score and u - score")
+    for name, row in results["by"].items():
+        print(f"| {name} |", " | ".join(interval(c) for c in row.values()), "|")
+    show_calibrations(results["calibration"])
+    correlation = {k: [round(v, 2) for v in pair] for k, pair in results["correlation"].items()}
+    print("\nrank correlation with size and score:", correlation)
+    print("seconds per frame:", results["seconds per frame"])
+    if "corruptions" not in results:
+        return
+    names = list(results["corruptions"]["clean 0"])
+    header("images", *names)
+    for condition, cells in results["corruptions"].items():
+        print(f"| {condition} |", " | ".join(f"{cells[name]:.2f}" for name in names), "|")
+    for kind, gains in results["corruption gains"].items():
+        print(kind, {name: interval(c) for name, c in gains.items()})
+
+
+def show_metrics(rows: list[dict[str, Any]]) -> None:
+    metrics = ("AvU", "P(A|C)", "P(U|I)", "AUROC", "AUSE")
+    columns = [f"{metric} {error}" for metric in metrics for error in ("IoU", "l2")]
+    header("u", *columns)
+    for row in rows:
         if row["kind"] != "chance":
-            cells = [row[name] for name in columns]
-            print(
-                f"| {row['method']} |",
-                " | ".join(
-                    "" if c is None or c["value"] is None else f"{c['value']:.3f}" for c in cells
-                ),
-                "|",
-            )
-    print(told["rows"][0]["boxes"], "boxes,", told["rows"][0]["paired"], "paired")
-    print(
-        "\n| u | IoU: less 1 - score | l2: less size | IoU: regression on score and it, less score |\n| --- | --- | --- | --- |"
-    )
-    for name, row in told["by"].items():
-        print(
-            f"| {name} |",
-            " | ".join(
-                f"{c['value']:+.3f} ({c['low']:+.3f} to {c['high']:+.3f})" for c in row.values()
-            ),
-            "|",
-        )
-    print(
-        "\n| calibration | when | NLL | 50 % | 90 % | 95 % | ANEES |\n| --- | --- | --- | --- | --- | --- | --- |"
-    )
-    for name, row in told["calibration"].items():
+            values = [row[name] and row[name]["value"] for name in columns]
+            cells = ["" if v is None else f"{v:.3f}" for v in values]
+            print(f"| {row['method']} |", " | ".join(cells), "|")
+    print(rows[0]["boxes"], "boxes,", rows[0]["paired"], "paired")
+
+
+def show_calibrations(calibrations: dict[str, Any]) -> None:
+    header("calibration", "when", "NLL", "50 %", "90 %", "95 %", "ANEES")
+    for name, row in calibrations.items():
         for when, cells in row["rows"].items():
-            numbers = [
-                cells["NLL"],
-                *(cells["coverage"][level] for level in ("0.5", "0.9", "0.95")),
-                cells["ANEES"],
-            ]
-            print(
-                f"| {name} | {when} |",
-                " | ".join("" if n is None else f"{n:.3g}" for n in numbers),
-                "|",
-            )
+            coverage = (cells["coverage"][level] for level in ("0.5", "0.9", "0.95"))
+            numbers = [cells["NLL"], *coverage, cells["ANEES"]]
+            texts = ["" if n is None else f"{n:.3g}" for n in numbers]
+            print(f"| {name} | {when} |", " | ".join(texts), "|")
         print("gain over the score baseline", row["gain"])
-    print(
-        "\nrank correlation with size and score:",
-        {k: [round(v, 2) for v in pair] for k, pair in told["correlation"].items()},
-    )
-    print("seconds a frame:", told["seconds a frame"])
-    if "corruptions" in told:
-        names = list(told["corruptions"]["clean 0"])
-        print("\n| images |", " | ".join(names), "|\n|", " --- |" * (len(names) + 1))
-        for what, cells in told["corruptions"].items():
-            print(f"| {what} |", " | ".join(f"{cells[name]:.2f}" for name in names), "|")
-        for kind, gains in told["corruption gains"].items():
-            print(
-                kind,
-                {
-                    name: f"{c['value']:+.3f} ({c['low']:+.3f} to {c['high']:+.3f})"
-                    for name, c in gains.items()
-                },
-            )
 
 
-def draw(given: argparse.Namespace) -> None:
-    """Boxes with the ellipses of their corners, and how well each number tells corrupted images from clean ones."""
-    detector = detector_of(given)
-    images = images_of(given, detector, "val2017")
-    each = Detections.load(given.out / "backbone.safetensors").frames(len(images))
-    many = [i for i in range(len(images)) if 3 <= len(each[i]) <= 6][:6]
+def header(*columns: str) -> None:
+    print("\n|", " | ".join(columns), "|\n|", " --- |" * len(columns))
+
+
+def interval(cell: Mapping[str, float]) -> str:
+    return f"{cell['value']:+.3f} ({cell['low']:+.3f} to {cell['high']:+.3f})"
+
+
+def draw(args: argparse.Namespace) -> None:
+    """Write boxes with the ellipses of their corners, and a chart of the corruptions."""
+    detector = detector_of(args)
+    images = images_of(args, detector, "val2017")
+    detections = Detections.load(args.out / "backbone.safetensors").frames(len(images))
+    chosen = [i for i in range(len(images)) if 3 <= len(detections[i]) <= 6][:6]
     frames = []
-    for i in many:
+    for i in chosen:
         image, targets = images[i]
-        shown = image[0].numpy() if given.photos else np.full(image.shape[1:], 255.0)
+        shown = image[0].numpy() if args.photos else np.full(image.shape[1:], 255.0)
         frames.append(
-            (shown, each[i], targets[0]["boxes"].numpy() if given.photos else np.zeros((0, 4)))
+            (shown, detections[i], targets[0]["boxes"].numpy() if args.photos else np.zeros((0, 4)))
         )
-    write_images(given.out / "boxes.png", frames, [f"image {images.image_ids[i]}" for i in many])
-    if (given.out / "corrupted.jsonl").exists():
-        chart(given.out / "corruptions.png", corruptions(given.out / "corrupted.jsonl"))
-
-
-def chart(path: Path, cells: Mapping[str, Mapping[str, float]]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    names = [name for name in cells["clean 0"] if name not in ("images", "boxes", "without")]
-    for number, kind in enumerate(KINDS):
-        axes = figure.add_subplot(1, 4, number + 1)
-        strengths = [s for s in range(1, 6) if f"{kind} {s}" in cells]
-        for name in names:
-            style = "-" if name == "1 - score" else ":" if "dropout" in name else "--"
-            axes.plot(
-                strengths,
-                [cells[f"{kind} {s}"][name] for s in strengths],
-                style,
-                marker="o",
-                markersize=3,
-                label=name,
-            )
-        axes.axhline(0.5, color="grey", linewidth=0.5)
-        axes.set(
-            title=kind,
-            ylim=(0.2, 1.02),
-            xlabel="strength",
-            ylabel="AUROC, corrupted or clean" if not number else "",
-        )
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(names), fontsize=8
-    )
-    figure.savefig(path, dpi=90)
+    write_images(args.out / "boxes.png", frames, [f"image {images.image_ids[i]}" for i in chosen])
+    if (args.out / "corrupted.jsonl").exists():
+        cells = corruptions(args.out / "corrupted.jsonl")
+        names = [name for name in cells["clean 0"] if name not in ("images", "boxes", "without")]
+        table = {name: {c: (cell[name],) for c, cell in cells.items()} for name in names}
+        chart(args.out / "corruptions.png", table, KINDS, names)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from coco import models_of, relative_trace
-from shift import Frame, chart, gain, show, statistics, told_apart
+from shift import Frame, chart, gain, shift_auroc, show, statistics
 
 from boxcov.data import coco
 from boxcov.data.corruptions import KINDS, Corruption
@@ -62,21 +62,21 @@ def main() -> None:
     )
     parser.add_argument("--prior", type=float, default=1.0, help="prior precision")
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    (given.out / "shift").mkdir(parents=True, exist_ok=True)
-    steps[given.step](given)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    (args.out / "shift").mkdir(parents=True, exist_ok=True)
+    steps[args.step](args)
 
 
-def predict(given: argparse.Namespace) -> None:
+def predict(args: argparse.Namespace) -> None:
     """One file an image and condition: boxes, covariances with the logit as the last number, and features of the neck at each box and in the mean."""
-    detector = yolox.load(given.weights, threshold=THRESHOLD, logit=True)
-    models = models_of(given, detector, given.samples)
-    for split, kind, strength, number in order(given):
-        path = given.out / "shift" / f"{split} {kind} {strength} {number}.npz"
+    detector = yolox.load(args.weights, threshold=THRESHOLD, logit=True)
+    models = models_of(args, detector, args.samples)
+    for split, kind, strength, number in order(args):
+        path = args.out / "shift" / f"{split} {kind} {strength} {number}.npz"
         if path.exists():
             continue
-        images = coco.frames(given.root, split, detector.config.size, detector.classes)
+        images = coco.frames(args.root, split, detector.config.size, detector.classes)
         inputs = (images.changed(Corruption(kind, strength)) if strength else images)[number][0]  # type: ignore[arg-type]
         found = detector.detect(inputs)
         made = dict(zip(("features", "level", "pooled"), features_at(detector, inputs)))
@@ -91,13 +91,13 @@ def predict(given: argparse.Namespace) -> None:
         print(path.name, len(found), flush=True)
 
 
-def order(given: argparse.Namespace) -> list[tuple[str, str, int, int]]:
-    known = [(KNOWN, "clean", 0, i) for i in range(given.known)]
+def order(args: argparse.Namespace) -> list[tuple[str, str, int, int]]:
+    known = [(KNOWN, "clean", 0, i) for i in range(args.known)]
     strongest = [
         ("val2017", kind, s, i)
         for s in (0, 5)
         for kind in (KINDS if s else ("clean",))
-        for i in range(given.images)
+        for i in range(args.images)
     ]
     return (
         known
@@ -106,7 +106,7 @@ def order(given: argparse.Namespace) -> list[tuple[str, str, int, int]]:
             ("val2017", kind, s, i)
             for s in (3, 4, 2, 1)
             for kind in KINDS
-            for i in range(given.images)
+            for i in range(args.images)
         ]
     )
 
@@ -131,13 +131,13 @@ def features_at(detector: yolox.YOLOX, inputs: Any) -> tuple[np.ndarray, np.ndar
         )
 
 
-def report(given: argparse.Namespace) -> None:
-    some = range(given.first, given.images)
+def report(args: argparse.Namespace) -> None:
+    some = range(args.first, args.images)
     for least in (THRESHOLD, 0.3):
-        known = [frame_of(given, (KNOWN, "clean", 0, i), least) for i in range(given.known)]
+        known = [frame_of(args, (KNOWN, "clean", 0, i), least) for i in range(args.known)]
         cells = {
-            (kind, s): [frame_of(given, ("val2017", kind, s, i), least) for i in some]
-            for kind, s in conditions(given, some)
+            (kind, s): [frame_of(args, ("val2017", kind, s, i), least) for i in some]
+            for kind, s in conditions(args, some)
         }
         clean = cells.pop(("clean", 0))
         numbers = statistics(known, ("head", "backbone", "head dropout"))
@@ -147,7 +147,7 @@ def report(given: argparse.Namespace) -> None:
             for (kind, s), frames in cells.items():
                 there = "dropout" not in name or s == 5
                 table.setdefault(name, {})[f"{kind} {s}"] = (
-                    told_apart(usual[name], number(frames), pairs=True) if there else None
+                    shift_auroc(usual[name], number(frames), pairs=True) if there else None
                 )
         without = {
             f"{kind} {s}": sum(not len(f) for f in frames) for (kind, s), frames in cells.items()
@@ -177,7 +177,7 @@ def report(given: argparse.Namespace) -> None:
         overall(table)
         if least == THRESHOLD:
             chart(
-                given.out / "corruptions.png",
+                args.out / "corruptions.png",
                 table,
                 KINDS,
                 (*BASELINES[:3], "backbone, trace", *OURS),
@@ -202,18 +202,18 @@ def overall(table: dict[str, dict[str, Any]]) -> None:
         )
 
 
-def conditions(given: argparse.Namespace, images: range) -> list[tuple[str, int]]:
+def conditions(args: argparse.Namespace, images: range) -> list[tuple[str, int]]:
     """Those of which every image is there."""
     every = [("clean", 0), *((kind, s) for s in (5, 4, 3, 2, 1) for kind in KINDS)]
     return [
         c
         for c in every
-        if all((given.out / "shift" / f"val2017 {c[0]} {c[1]} {i}.npz").exists() for i in images)
+        if all((args.out / "shift" / f"val2017 {c[0]} {c[1]} {i}.npz").exists() for i in images)
     ]
 
 
-def frame_of(given: argparse.Namespace, what: tuple[str, str, int, int], least: float) -> Frame:
-    with np.load(given.out / "shift" / "{} {} {} {}.npz".format(*what)) as file:
+def frame_of(args: argparse.Namespace, what: tuple[str, str, int, int], least: float) -> Frame:
+    with np.load(args.out / "shift" / "{} {} {} {}.npz".format(*what)) as file:
         made = dict(file)
     some = made["scores"] > least
     boxes, scores = (

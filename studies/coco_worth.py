@@ -30,10 +30,10 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threshold", type=float, default=0.1)
-    given = parser.parse_args()
-    images = images_of(given, detector_of(given), "val2017")
-    found = {name: Detections.load(given.out / f"{name}.safetensors") for name in PARTS}
-    made = records_of(found, images, given.threshold)
+    args = parser.parse_args()
+    images = images_of(args, detector_of(args), "val2017")
+    found = {name: Detections.load(args.out / f"{name}.safetensors") for name in PARTS}
+    made = records_of(found, images, args.threshold)
     rows = {name: with_logit(made, name) for name in PARTS}
     ranking(rows)
     few = {name: common(one) for name, one in rows.items()}

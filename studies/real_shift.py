@@ -107,13 +107,13 @@ if __name__ == "__main__":
     parser.add_argument("--kitti", required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=500)
-    given = parser.parse_args()
+    args = parser.parse_args()
     found = {
         "nuscenes": preload_frames(
-            load_frames(DataOptions(f"nuscenes:{given.nuscenes}", "train", sweeps=3)), given.device
+            load_frames(DataOptions(f"nuscenes:{args.nuscenes}", "train", sweeps=3)), args.device
         ),
         "kitti": preload_frames(
-            load_frames(DataOptions(f"kitti:{given.kitti}", "training")), given.device
+            load_frames(DataOptions(f"kitti:{args.kitti}", "training")), args.device
         ),
     }
-    show(compare(found["nuscenes"], found["kitti"], given.device, given.steps))
+    show(compare(found["nuscenes"], found["kitti"], args.device, args.steps))

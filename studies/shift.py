@@ -1,4 +1,7 @@
-"""Known from unknown: numbers that may tell a shifted frame, what is usual taken from clean frames alone. For worth.py and coco_shift.py."""
+"""Numbers per frame that may recognise a distribution shift. Used by worth.py and coco_shift.py.
+
+All of them are fitted on clean frames alone.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,12 @@ class Frame:
     """m boxes of one frame."""
 
     scores: Array  # (m,)
-    known: Array  # (m, c) what is known of a box without a covariance: log odds of the score, log sizes ...
+    known: Array  # (m, c) known without a covariance: score logit, log sizes ...
     group: Array  # (m,) class or level, within which features are compared
-    features: Array  # (m, F) of the network at each box
+    features: Array  # (m, F) features of the network at each box
     pooled: Array | None  # (P,) features of the whole frame
-    variances: Mapping[
-        str, Array
-    ]  # by part of the network, (m, V) of the fields and, last, of the logit
-    trace: Mapping[str, Array]  # (m,) by part
+    variances: Mapping[str, Array]  # by part, (m, V): the fields and, last, the score logit
+    trace: Mapping[str, Array]  # by part, (m,)
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -38,13 +39,17 @@ Statistic = Callable[[Sequence[Frame]], Array]
 def statistics(
     frames: Sequence[Frame], parts: Sequence[str], trained: Sequence[Frame] = ()
 ) -> dict[str, Statistic]:
-    """By name, a number a frame that should rise under a shift; ``frames`` are clean, and say what is usual. Features may be compared with those
-    of ``trained``, frames without a covariance. A frame without a box counts as the most unusual, whatever the number: that needs no covariance."""
+    """Return, by name, functions that give each frame a number that should rise under a shift.
+
+    They are fitted on ``frames``, which are clean. Features are compared with those of ``trained``,
+    frames without a covariance, if there are any. A frame without boxes counts as the most
+    unusual under every number.
+    """
     made: dict[str, Statistic] = {
         "1 - score": lambda some: means(some, lambda f: 1 - f.scores),
         "fewer boxes": fewer,
     }
-    made["1 - score, fewer boxes"] = together(frames, made["1 - score"], fewer)
+    made["1 - score, fewer boxes"] = standardized_sum(frames, made["1 - score"], fewer)
     boxed = Gaussians(trained or frames)
     made["features of boxes"] = lambda some: means(some, boxed.distance)
     if frames[0].pooled is not None:
@@ -62,10 +67,12 @@ def statistics(
         )
         if "dropout" not in part:
             both = made[f"{part}, fields"], made[f"{part}, logit"]
-            made[f"{part}, fields, logit"] = together(frames, *both)
-            made[f"{part}, fields, 1 - score"] = together(frames, both[0], made["1 - score"])
-            made[f"{part}, fields, logit, fewer boxes"] = together(frames, *both, fewer)
-            made[f"{part}, fields, logit, 1 - score, fewer boxes"] = together(
+            made[f"{part}, fields, logit"] = standardized_sum(frames, *both)
+            made[f"{part}, fields, 1 - score"] = standardized_sum(
+                frames, both[0], made["1 - score"]
+            )
+            made[f"{part}, fields, logit, fewer boxes"] = standardized_sum(frames, *both, fewer)
+            made[f"{part}, fields, logit, 1 - score, fewer boxes"] = standardized_sum(
                 frames, *both, made["1 - score"], fewer
             )
     ours = [part for part in parts if "dropout" not in part]
@@ -79,8 +86,8 @@ def statistics(
     return made
 
 
-def together(frames: Sequence[Frame], *numbers: Statistic) -> Statistic:
-    """The sum of some numbers, each in units of how far it strays among ``frames``."""
+def standardized_sum(frames: Sequence[Frame], *numbers: Statistic) -> Statistic:
+    """Return the sum of some numbers, each standardized by its mean and spread over ``frames``."""
     usual = [(number, number([f for f in frames if len(f)])) for number in numbers]
 
     def found(some: Sequence[Frame]) -> Array:
@@ -110,7 +117,7 @@ def log(values: Array) -> Array:
 
 
 class Usual:
-    """Mean and covariance of vectors (n, P), shrunk to its diagonal by as much as there are too few of them."""
+    """Mean and covariance of vectors (n, P); fewer vectors shrink it more to its diagonal."""
 
     def __init__(self, vectors: Array) -> None:
         n, P = vectors.shape
@@ -126,7 +133,7 @@ class Usual:
 
 
 class Gaussians:
-    """Mahalanobis distance of a box's features from the mean of its group, one covariance for all."""
+    """Mahalanobis distance of a box's features from its group's mean, with a common covariance."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         X, group = (
@@ -147,11 +154,13 @@ class Gaussians:
 
 
 class OneClass:
-    """How unusual the variances of a frame's boxes are for boxes of such score and size, from clean frames alone.
+    """How unusual the variances of a frame's boxes are, given their scores and sizes.
 
-    The log variances of each box less what a regression on score and size expects, their mean over a frame in units of how far such a mean
-    strays among clean frames (which hangs on the number of boxes). ``excess``: the mean of these numbers. ``distance``: their Mahalanobis
-    distance, whichever way they stray. With ``scores`` the mean log odds, the mean log sizes and the number of boxes are among them.
+    A regression on clean frames predicts the log variances of a box from score and size. The mean
+    residuals of a frame are standardized by their spread over clean frames, which depends on the
+    number of boxes. ``excess`` is the mean of these numbers, ``distance`` their Mahalanobis
+    distance. With ``scores``, the mean score logit, the mean log sizes and the number of boxes
+    are added to the numbers.
     """
 
     def __init__(self, frames: Sequence[Frame], parts: Sequence[str], scores: bool) -> None:
@@ -206,26 +215,27 @@ def _design(frame: Frame) -> Array:
     return np.concatenate([np.ones((len(frame), 1)), frame.known, frame.known**2], 1)
 
 
-def told_apart(
+def auroc_of_shift(clean: Array, shifted: Array) -> float:
+    """Return the AUROC of separating shifted frames from clean ones by one number per frame."""
+    is_shifted = np.repeat([False, True], [len(clean), len(shifted)])
+    return auroc(is_shifted, np.concatenate([clean, shifted]))
+
+
+def shift_auroc(
     clean: Array, shifted: Array, pairs: bool, replicates: int = 500
 ) -> tuple[float, float, float]:
-    """AUROC of telling shifted frames from clean ones, with its 95 % interval: frames drawn anew, ``pairs`` of the same scene together."""
+    """Return ``auroc_of_shift`` with its 95 % bootstrap interval over frames.
+
+    With ``pairs``, a clean and a shifted frame of the same scene are drawn as one.
+    """
     rng = np.random.default_rng(0)
-
-    def value(c: Array, s: Array) -> float:
-        return auroc(np.repeat([False, True], [len(c), len(s)]), np.concatenate([c, s]))
-
-    drawn = []
+    values = []
     for _ in range(replicates):
         first = rng.integers(0, len(clean), len(clean))
-        drawn.append(
-            value(
-                clean[first],
-                shifted[first if pairs else rng.integers(0, len(shifted), len(shifted))],
-            )
-        )
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return value(clean, shifted), float(low), float(high)
+        second = first if pairs else rng.integers(0, len(shifted), len(shifted))
+        values.append(auroc_of_shift(clean[first], shifted[second]))
+    low, high = np.quantile(values, (0.025, 0.975))
+    return auroc_of_shift(clean, shifted), float(low), float(high)
 
 
 def gain(
@@ -235,12 +245,11 @@ def gain(
     other: str,
     replicates: int = 500,
 ) -> tuple[float, float, float]:
-    """AUROC of one number less that of another, with its 95 % interval: the same images drawn for both."""
+    """Return the AUROC of one number minus that of another, with its paired 95 % interval."""
     rng = np.random.default_rng(0)
 
     def value(name: str, rows: Array) -> float:
-        c, s = clean[name][rows], shifted[name][rows]
-        return auroc(np.repeat([False, True], [len(c), len(s)]), np.concatenate([c, s]))
+        return auroc_of_shift(clean[name][rows], shifted[name][rows])
 
     draws = [
         np.arange(len(clean[mine])),
@@ -251,35 +260,35 @@ def gain(
     return values[0], float(low), float(high)
 
 
-def told_in_folds(
+def shift_auroc_over_folds(
     parts: Sequence[tuple[Array, Array]], replicates: int = 500
 ) -> tuple[float, float, float]:
-    """The same over folds, each with clean frames of its own (its numbers may not be those of another): the mean, weighted by clean frames.
-    Frames are drawn anew within their fold, the shifted ones alike in all."""
+    """Return the mean AUROC over folds, weighted by clean frames, with its 95 % interval.
+
+    Numbers of different folds are not comparable. The bootstrap draws clean frames within their
+    fold, and the same shifted frames in all folds.
+    """
     rng = np.random.default_rng(0)
     parts = [(c, s) for c, s in parts if len(c)]
 
     def value(pairs: Sequence[tuple[Array, Array]]) -> float:
-        each = [
-            auroc(np.repeat([False, True], [len(c), len(s)]), np.concatenate([c, s]))
-            for c, s in pairs
-        ]
+        each = [auroc_of_shift(c, s) for c, s in pairs]
         return float(np.average(each, weights=[len(c) for c, _ in pairs]))
 
-    drawn = []
+    values = []
     for _ in range(replicates):
         rows = rng.integers(0, len(parts[0][1]), len(parts[0][1]))
-        drawn.append(value([(rng.choice(c, len(c)), s[rows]) for c, s in parts]))
-    low, high = np.quantile(drawn, (0.025, 0.975))
+        values.append(value([(rng.choice(c, len(c)), s[rows]) for c, s in parts]))
+    low, high = np.quantile(values, (0.025, 0.975))
     return value(parts), float(low), float(high)
 
 
 def show(rows: Mapping[str, Mapping[str, tuple[float, float, float] | None]]) -> None:
-    """One line a number, one column a shift."""
+    """Print one row per number and one column per shift."""
     columns = list(next(iter(rows.values())))
-    print("\n| frame's number |", " | ".join(columns), "|\n| --- |", " ---: |" * len(columns))
+    print("\n| one number per frame |", " | ".join(columns), "|\n| --- |", " ---: |" * len(columns))
     for name, row in rows.items():
-        form = "{:+.2f} ({:+.2f} to {:+.2f})" if " less " in name else "{:.2f} ({:.2f} to {:.2f})"
+        form = "{:+.2f} ({:+.2f} to {:+.2f})" if " minus " in name else "{:.2f} ({:.2f} to {:.2f})"
         cells = ["" if row[c] is None else form.format(*row[c]) for c in columns]
         print(f"| {name} |", " | ".join(cells), "|", flush=True)
 
@@ -287,7 +296,7 @@ def show(rows: Mapping[str, Mapping[str, tuple[float, float, float] | None]]) ->
 def chart(
     path: Path, table: Mapping[str, Mapping[str, Any]], kinds: Sequence[str], names: Sequence[str]
 ) -> None:
-    """AUROC over the strength of each corruption."""
+    """Write a chart of the AUROC over the strength of each corruption."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -297,13 +306,8 @@ def chart(
         axes = figure.add_subplot(1, len(kinds), number + 1)
         for name in names:
             strengths = [s for s in range(1, 6) if table[name].get(f"{kind} {s}") is not None]
-            style = (
-                "-"
-                if name == "1 - score"
-                else ":"
-                if "features" in name or "dropout" in name
-                else "--"
-            )
+            dotted = ":" if "features" in name or "dropout" in name else "--"
+            style = "-" if name == "1 - score" else dotted
             axes.plot(
                 strengths,
                 [table[name][f"{kind} {s}"][0] for s in strengths],

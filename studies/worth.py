@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from measures import heading, nats, products, show_coverage, show_nats, show_ranking
-from shift import Frame, show, statistics, told_in_folds
+from shift import Frame, shift_auroc_over_folds, show, statistics
 from student import student_nats
 
 from boxcov import MCGLM, MCI, Detections, ExactGLM, Posterior, fit
@@ -56,43 +56,41 @@ def main() -> None:
     parser.add_argument("--prior", type=float, default=100.0, help="prior precision")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore")
-    given.out.mkdir(parents=True, exist_ok=True)
-    steps[given.step](given)
+    args.out.mkdir(parents=True, exist_ok=True)
+    steps[args.step](args)
 
 
 # what is measured
 
 
-def fit_posteriors(given: argparse.Namespace) -> None:
-    detector = centerpoint.load("small").to(given.device)
+def fit_posteriors(args: argparse.Namespace) -> None:
+    detector = centerpoint.load("small").to(args.device)
     for name, count in SHARES.items():
-        path = given.out / f"posterior {name}.safetensors"
+        path = args.out / f"posterior {name}.safetensors"
         if not path.exists():
-            frames = simulated.frames("clear", seed=0, count=count, device=given.device)
+            frames = simulated.frames("clear", seed=0, count=count, device=args.device)
             n = N_TRAIN * count / SHARES["100 %"]
-            fit(detector, frames, depth="backbone", n_data=n, prior_precision=given.prior).save(
-                path
-            )
+            fit(detector, frames, depth="backbone", n_data=n, prior_precision=args.prior).save(path)
             print(path, flush=True)
 
 
-def predict(given: argparse.Namespace) -> None:
+def predict(args: argparse.Namespace) -> None:
     """One file a frame: boxes, their covariances with the logit of the score as the last number, their features, and the objects."""
-    detector = centerpoint.load("small").to(given.device)
-    whole = Posterior.load(given.out / "posterior 100 %.safetensors", detector)
+    detector = centerpoint.load("small").to(args.device)
+    whole = Posterior.load(args.out / "posterior 100 %.safetensors", detector)
     models: dict[str, Any] = {"head": ExactGLM(detector, part(whole, "head"), with_logit=True)}
-    models["backbone"] = MCGLM(detector, part(whole, "backbone"), given.samples, with_logit=True)
+    models["backbone"] = MCGLM(detector, part(whole, "backbone"), args.samples, with_logit=True)
     models["dropout"] = MCI(detector, dropout=0.1, samples=10, depth="backbone", with_logit=True)
     for name in ("1 %", "10 %"):
         models[f"head {name}"] = ExactGLM(
             detector,
-            part(Posterior.load(given.out / f"posterior {name}.safetensors", detector), "head"),
+            part(Posterior.load(args.out / f"posterior {name}.safetensors", detector), "head"),
         )
-    for scenario, number in order(given):
-        path = given.out / f"{scenario} {number}.npz"
+    for scenario, number in order(args):
+        path = args.out / f"{scenario} {number}.npz"
         if path.exists():
             continue
         seed = 0 if scenario == "train" else 1000
@@ -100,7 +98,7 @@ def predict(given: argparse.Namespace) -> None:
             "clear" if scenario == "train" else scenario,
             seed=seed,
             count=number + 1,
-            device=given.device,
+            device=args.device,
         )[number]
         made = dict(zip(("features", "pooled"), features_at(detector, inputs)))
         made |= {
@@ -110,26 +108,26 @@ def predict(given: argparse.Namespace) -> None:
         found = detector.detect(inputs)
         made |= {name: getattr(found, name).cpu().numpy() for name in ("boxes", "scores", "labels")}
         for name, model in models.items():
-            if wanted(name, scenario, number, given):
+            if wanted(name, scenario, number, args):
                 made[name] = with_logit(model(inputs))
         np.savez_compressed(path, **made)
         print(path.name, len(found), flush=True)
 
 
-def order(given: argparse.Namespace) -> list[tuple[str, int]]:
-    first = [("clear", i) for i in range(2 * given.shifted)] + [
-        (shift, i) for i in range(given.shifted) for shift in SHIFTS
+def order(args: argparse.Namespace) -> list[tuple[str, int]]:
+    first = [("clear", i) for i in range(2 * args.shifted)] + [
+        (shift, i) for i in range(args.shifted) for shift in SHIFTS
     ]
-    rest = [("clear", i) for i in range(2 * given.shifted, given.clear)]
+    rest = [("clear", i) for i in range(2 * args.shifted, args.clear)]
     return [("train", i) for i in range(KNOWN)] + first + rest
 
 
-def wanted(name: str, scenario: str, number: int, given: argparse.Namespace) -> bool:
+def wanted(name: str, scenario: str, number: int, args: argparse.Namespace) -> bool:
     """Of training frames the features are enough; dropout and posteriors of few frames are for the frames of the shifts."""
     if scenario == "train":
         return False
     return name in ("head", "backbone") or (
-        number < given.shifted and (name == "dropout" or scenario == "clear")
+        number < args.shifted and (name == "dropout" or scenario == "clear")
     )
 
 
@@ -165,9 +163,9 @@ def with_logit(found: Detections) -> np.ndarray:
 # what it is worth
 
 
-def report(given: argparse.Namespace) -> None:
-    clear = sorted(int(path.stem.split()[1]) for path in given.out.glob("clear *.npz"))
-    rows = {part: records_of(given, clear, part) for part in ("head", "backbone")}
+def report(args: argparse.Namespace) -> None:
+    clear = sorted(int(path.stem.split()[1]) for path in args.out.glob("clear *.npz"))
+    rows = {part: records_of(args, clear, part) for part in ("head", "backbone")}
     ranking(rows)
     paired = rows["head"].paired
     frame = rows["head"].frame[paired]
@@ -183,15 +181,15 @@ def report(given: argparse.Namespace) -> None:
     show_coverage(axes["head"])
     print("\nheading as it is, Student's t")
     show_nats(student_nats(rows), frame, FIELDS)
-    data(given)
-    shifts(given, clear)
+    data(args)
+    shifts(args, clear)
 
 
 def records_of(
-    given: argparse.Namespace, numbers: list[int], part: str, scenario: str = "clear"
+    args: argparse.Namespace, numbers: list[int], part: str, scenario: str = "clear"
 ) -> Records:
     """The records of some frames, with the covariance of a part."""
-    frames = [loaded(given, scenario, number) for number in numbers]
+    frames = [loaded(args, scenario, number) for number in numbers]
     number, of_object = (
         np.repeat(np.arange(len(frames)), [len(f[name]) for f in frames])
         for name in ("scores", "objects")
@@ -220,8 +218,8 @@ def records_of(
     )
 
 
-def loaded(given: argparse.Namespace, scenario: str, number: int) -> dict[str, np.ndarray]:
-    with np.load(given.out / f"{scenario} {number}.npz") as file:
+def loaded(args: argparse.Namespace, scenario: str, number: int) -> dict[str, np.ndarray]:
+    with np.load(args.out / f"{scenario} {number}.npz") as file:
         return dict(file)
 
 
@@ -246,9 +244,9 @@ def ranking(rows: dict[str, Records]) -> None:
         show_ranking(what, bad[mask], one.frame[mask], one.scores[mask], *some)
 
 
-def data(given: argparse.Namespace) -> None:
+def data(args: argparse.Namespace) -> None:
     """u of the head under posteriors of fewer frames, n set accordingly, relative to that of all."""
-    frames = [loaded(given, "clear", i) for i in range(given.shifted)]
+    frames = [loaded(args, "clear", i) for i in range(args.shifted)]
     whole = np.concatenate([np.trace(f["head"][:, :9, :9], axis1=1, axis2=2) for f in frames])
     print(
         "\n| share of the data | median u | median ratio to all data | boxes whose u is larger |\n| --- | ---: | ---: | ---: |"
@@ -262,12 +260,12 @@ def data(given: argparse.Namespace) -> None:
         )
 
 
-def shifts(given: argparse.Namespace, clear: list[int]) -> None:
+def shifts(args: argparse.Namespace, clear: list[int]) -> None:
     """What is usual is learnt on three quarters of the clear frames and told from the rest, four times; dropout has fewer clear frames."""
-    known = {number: frame_of(loaded(given, "clear", number)) for number in clear}
-    train = [frame_of(loaded(given, "train", number)) for number in range(KNOWN)]
+    known = {number: frame_of(loaded(args, "clear", number)) for number in clear}
+    train = [frame_of(loaded(args, "train", number)) for number in range(KNOWN)]
     shifted = {
-        name: [frame_of(loaded(given, name, i)) for i in range(given.shifted)] for name in SHIFTS
+        name: [frame_of(loaded(args, name, i)) for i in range(args.shifted)] for name in SHIFTS
     }
     values: dict[str, dict[str, list[Any]]] = {}
     for k in range(4):
@@ -282,18 +280,18 @@ def shifts(given: argparse.Namespace, clear: list[int]) -> None:
                 )
     show(
         {
-            name: {shift: told_in_folds(pairs) for shift, pairs in row.items()}
+            name: {shift: shift_auroc_over_folds(pairs) for shift, pairs in row.items()}
             for name, row in values.items()
         }
     )
-    unseen_boxes(given, clear)
+    unseen_boxes(args, clear)
 
 
-def unseen_boxes(given: argparse.Namespace, clear: list[int]) -> None:
+def unseen_boxes(args: argparse.Namespace, clear: list[int]) -> None:
     """Boxes on objects of shapes never seen against boxes on those of clear frames."""
     known, unseen = (
-        {part: records_of(given, numbers, part, scenario) for part in ("head", "backbone")}
-        for scenario, numbers in (("clear", clear), ("unseen", list(range(given.shifted))))
+        {part: records_of(args, numbers, part, scenario) for part in ("head", "backbone")}
+        for scenario, numbers in (("clear", clear), ("unseen", list(range(args.shifted))))
     )
     print("\n| boxes with an object, of shapes unseen or not | AUROC |\n| --- | ---: |")
     for name, u in BOX_NUMBERS.items():
