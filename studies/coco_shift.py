@@ -1,7 +1,11 @@
-"""YOLOX on bad images: do covariances notice blur, noise, fog and darkness? docs/results/quality.md has the commands and what came out.
+"""Do YOLOX's covariances recognise corrupted images? Results: docs/results/quality.md.
 
-python studies/coco_shift.py predict --root ROOT --weights WEIGHTS --out OUT    # after coco.py fit; goes on where it was cut off
-python studies/coco_shift.py report  --root ROOT --weights WEIGHTS --out OUT    # the table, and a chart
+python studies/coco_shift.py STEP --root ROOT --weights WEIGHTS --out OUT
+
+Steps:
+  predict  boxes and covariances of clean, blurred, noisy, foggy and dark images (after coco.py fit);
+           an interrupted run continues
+  report   tables and a chart
 """
 
 from __future__ import annotations
@@ -45,17 +49,17 @@ def main() -> None:
         "--out",
         type=Path,
         required=True,
-        help="folder of the posterior, and for all that is written",
+        help="folder of the posterior and of all results",
     )
     parser.add_argument(
-        "--images", type=int, default=40, help="of each corruption, and clean ones of val2017"
+        "--images", type=int, default=40, help="images of val2017, clean and per corruption"
     )
-    parser.add_argument("--first", type=int, default=0, help="the first of them to report on")
+    parser.add_argument("--first", type=int, default=0, help="first image to report on")
     parser.add_argument(
         "--known",
         type=int,
         default=80,
-        help="clean images of train2017, by which one tells what is usual",
+        help="clean images of train2017, on which the numbers are fitted",
     )
     parser.add_argument(
         "--samples", type=int, default=8, help="directions of MC-GLM through the backbone"
@@ -69,7 +73,11 @@ def main() -> None:
 
 
 def predict(args: argparse.Namespace) -> None:
-    """One file an image and condition: boxes, covariances with the logit as the last number, and features of the neck at each box and in the mean."""
+    """Write one file per image and condition.
+
+    It holds the boxes, their covariances (the score logit is last), and the neck's features at each
+    box and averaged over the image.
+    """
     detector = yolox.load(args.weights, threshold=THRESHOLD, logit=True)
     models = models_of(args, detector, args.samples)
     for split, kind, strength, number in order(args):
@@ -112,15 +120,16 @@ def order(args: argparse.Namespace) -> list[tuple[str, str, int, int]]:
 
 
 def features_at(detector: yolox.YOLOX, inputs: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the head's stems say at the cell of each box (m, channels), its level (m,), and the mean over all cells, level by level
-    (levels x channels,)."""
+    """Return the outputs of the head's stems.
+
+    They are: at the cell of each box (m, channels), with the box's level (m,), and the means over all
+    cells of each level (levels x channels,).
+    """
     with torch.no_grad():
         raw = detector(inputs)
         where = detector.select(raw).where
         maps = [stem(m) for stem, m in zip(detector.head.stems, raw["features"])]
-        at = torch.cat(
-            [m.flatten(2).transpose(1, 2) for m in maps], 1
-        )  # (1, cells, channels), in the order of the levels
+        at = torch.cat([m.flatten(2).transpose(1, 2) for m in maps], 1)  # (1, cells, channels)
         level = torch.repeat_interleave(
             torch.arange(len(maps)), torch.tensor([m[0, 0].numel() for m in maps])
         )
@@ -153,7 +162,8 @@ def report(args: argparse.Namespace) -> None:
             f"{kind} {s}": sum(not len(f) for f in frames) for (kind, s), frames in cells.items()
         }
         print(
-            f"\nboxes above {least}; {len(some)} images; without a box, clean {sum(not len(f) for f in clean)}, {without}"
+            f"\nboxes above {least}; {len(some)} images; images without boxes: "
+            f"clean {sum(not len(f) for f in clean)}, {without}"
         )
         for strength in sorted({s for _, s in cells}, reverse=True):
             show(
@@ -162,14 +172,14 @@ def report(args: argparse.Namespace) -> None:
                     for name, row in table.items()
                 }
             )
-        print("\nless the baselines, strength 5")
+        print("\ndifferences to the baselines, strength 5")
         strongest = {
             kind: {name: number(cells[kind, 5]) for name, number in numbers.items()}
             for kind in KINDS
         }
         show(
             {
-                f"{o} less {b}": {k: gain(usual, strongest[k], o, b) for k in KINDS}
+                f"{o} minus {b}": {k: gain(usual, strongest[k], o, b) for k in KINDS}
                 for o in OURS
                 for b in BASELINES
             }
@@ -185,10 +195,8 @@ def report(args: argparse.Namespace) -> None:
 
 
 def overall(table: dict[str, dict[str, Any]]) -> None:
-    """The mean of the AUROC over all kinds, by strength."""
-    print(
-        "\n| mean over the four kinds | 1 | 2 | 3 | 4 | 5 |\n| --- | ---: | ---: | ---: | ---: | ---: |"
-    )
+    """Print the mean AUROC over all kinds, by strength."""
+    print("\n| mean over the four kinds | 1 | 2 | 3 | 4 | 5 |\n| --- |", " ---: |" * 5)
     for name, row in table.items():
         values = [
             [v[0] for c, v in row.items() if c.endswith(str(s)) and v is not None]
@@ -203,7 +211,7 @@ def overall(table: dict[str, dict[str, Any]]) -> None:
 
 
 def conditions(args: argparse.Namespace, images: range) -> list[tuple[str, int]]:
-    """Those of which every image is there."""
+    """Return the conditions for which the files of all images exist."""
     every = [("clean", 0), *((kind, s) for s in (5, 4, 3, 2, 1) for kind in KINDS)]
     return [
         c

@@ -1,7 +1,10 @@
-"""Is the covariance worth having? YOLOX on COCO: what it adds to score and size, and its coverage; docs/results/quality.md has what came out.
+"""What YOLOX's covariances add to score and size, and their coverage, on COCO.
 
-python studies/coco.py predict --root ROOT --weights WEIGHTS --out OUT --threshold 0.1 --samples 48 --methods head backbone    # after coco.py fit
-python studies/coco_worth.py   --root ROOT --weights WEIGHTS --out OUT --threshold 0.1
+Results: docs/results/quality.md. After ``coco.py fit``:
+
+python studies/coco.py predict --root ROOT --weights WEIGHTS --out OUT \\
+    --threshold 0.1 --samples 48 --methods head backbone
+python studies/coco_worth.py --root ROOT --weights WEIGHTS --out OUT --threshold 0.1
 """
 
 from __future__ import annotations
@@ -26,42 +29,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--root", type=Path, required=True)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--threshold", type=float, default=0.1)
+    parser.add_argument("--root", type=Path, required=True, help="COCO: annotations, val2017")
+    parser.add_argument("--weights", type=Path, required=True, help="YOLOX checkpoint")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the predictions")
+    parser.add_argument("--threshold", type=float, default=0.1, help="score threshold")
     args = parser.parse_args()
     images = images_of(args, detector_of(args), "val2017")
     found = {name: Detections.load(args.out / f"{name}.safetensors") for name in PARTS}
     made = records_of(found, images, args.threshold)
     rows = {name: with_logit(made, name) for name in PARTS}
     ranking(rows)
-    few = {name: common(one) for name, one in rows.items()}
-    paired = few["head"].paired
-    show_nats(nats(few), few["head"].frame[paired], few["head"].fields)
-    show_coverage(few["head"])
+    merged = {name: merge_rare_classes(one) for name, one in rows.items()}
+    head = merged["head"]
+    show_nats(nats(merged), head.frame[head.paired], head.fields)
+    show_coverage(head)
     print("\nbackbone")
-    show_coverage(few["backbone"], ("product",))
+    show_coverage(merged["backbone"], ("product",))
 
 
 def with_logit(made: dict[str, Records], name: str) -> Records:
-    """The records of a part, with the variance of the logit beside the covariance of the box."""
+    """Return the records of a part, with the variance of the score logit."""
     return replace(made[name], score_variance=made[f"{name}, logit"].uncertainty)
 
 
-def common(rows: Records, least: int = 20) -> Records:
-    """The same with one class for all that have few boxes with an object: 80 classes are too many for a thousand boxes."""
+def merge_rare_classes(rows: Records, least: int = 20) -> Records:
+    """Return the records with one class "other" for all with less than ``least`` paired boxes.
+
+    80 classes are too many for a thousand boxes.
+    """
     count = np.bincount(rows.labels[rows.paired], minlength=len(rows.classes))
-    kept = np.flatnonzero(count >= least)
-    number = np.full(len(rows.classes), len(kept))
-    number[kept] = np.arange(len(kept))
-    return replace(
-        rows, classes=(*(rows.classes[i] for i in kept), "other"), labels=number[rows.labels]
-    )
+    frequent = np.flatnonzero(count >= least)
+    number = np.full(len(rows.classes), len(frequent))
+    number[frequent] = np.arange(len(frequent))
+    names = (*(rows.classes[i] for i in frequent), "other")
+    return replace(rows, classes=names, labels=number[rows.labels])
 
 
 def columns(rows: Records) -> tuple[np.ndarray, np.ndarray]:
-    """What is known without a covariance (n, 3): the logit of the score, log width and height; and with one (n, 5): log variances."""
+    """Return score logit, log width and log height (n, 3), and the log variances (n, 5)."""
     p = np.clip(rows.scores.astype(float), 1e-6, 1 - 1e-6)
     sides = np.log(np.maximum(rows.boxes[:, 2:] - rows.boxes[:, :2], 1.0))
     variances = np.diagonal(rows.covariance, axis1=1, axis2=2)

@@ -1,4 +1,7 @@
-"""What a covariance adds to score and size, on boxes of frames that no fit has seen: nats, AUROC and coverage. For worth.py and coco_worth.py."""
+"""What a covariance adds to score and size: log likelihood, AUROC and coverage.
+
+All numbers are for boxes of held-out frames. Used by worth.py and coco_worth.py.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ BASELINES = ("score + size", "score + size, richer")
 
 
 def folds_of(frame: np.ndarray, folds: int = FOLDS, seed: int = 0) -> np.ndarray:
-    """A fold for each row (n,), whole frames together."""
+    """Return the fold of each row (n,); rows of a frame are in the same fold."""
     numbers, place = np.unique(frame, return_inverse=True)
     return np.random.default_rng(seed).permutation(len(numbers))[place] % folds
 
@@ -38,9 +41,10 @@ def folds_of(frame: np.ndarray, folds: int = FOLDS, seed: int = 0) -> np.ndarray
 
 
 def nats(records: Mapping[str, Records]) -> dict[str, np.ndarray]:
-    """The Gaussian NLL of every paired box and field (n, D), learnt on other frames: of the two baselines, and with the variances of each part.
+    """Return the held-out Gaussian NLL (n, D) of every paired box and field.
 
-    Every model has its strengths, and whether a field is told of the variances, from its own training frames.
+    Models: the two baselines, and each part's variances added to them. The training frames decide
+    the strength of the penalty, and whether a field's model uses the variances.
     """
     first = next(iter(records.values()))
     paired = first[first.paired]
@@ -57,7 +61,7 @@ def nats(records: Mapping[str, Records]) -> dict[str, np.ndarray]:
 
 
 def richer(model: VarianceModel) -> VarianceModel:
-    """The same with the squares and products of all features that are not variances."""
+    """Return the model with squares and products of all features that are not variances."""
     first = 1 + len(model.classes)
     at = [first + p for p, name in enumerate(model.features) if not name.startswith(VARIANCE)]
     columns = [model.X[:, i] * model.X[:, j] for i in at for j in at if i <= j]
@@ -85,11 +89,13 @@ def held_out(model: VarianceModel, frame: np.ndarray) -> np.ndarray:
 
 
 def show_nats(found: Mapping[str, np.ndarray], frame: np.ndarray, fields: tuple[str, ...]) -> None:
-    """Mean and median of a box, and what each gains over the two baselines with its 95 % interval over frames; then the gain of each field."""
-    print(f"\n{len(frame)} boxes with an object, {len(np.unique(frame))} frames\n")
-    print(
-        "| residual | NLL | median | gain over score + size | gain over the richer one |\n| --- | ---: | ---: | ---: | ---: |"
-    )
+    """Print the NLL per box and the gains over the baselines, then the gains per field.
+
+    The gains have 95 % intervals over frames.
+    """
+    print(f"\n{len(frame)} paired boxes, {len(np.unique(frame))} frames\n")
+    print("| model | mean NLL | median | gain over score + size | gain over richer |")
+    print("| --- | ---: | ---: | ---: | ---: |")
     total = {name: np.nansum(loss, 1) for name, loss in found.items()}
     for name, loss in total.items():
         gains = [
@@ -119,14 +125,17 @@ def interval_of(values: np.ndarray, frame: np.ndarray) -> str:
 
 
 def show_coverage(records: Records, kinds: tuple[str, ...] = ("score", "product")) -> None:
-    """Shares of the errors inside the Gaussian's ellipsoids and inside ``Calibration.radius``, every box under a calibration of other frames."""
+    """Print the shares of errors inside the Gaussian ellipsoids and the conformal regions.
+
+    Each box uses a calibration that was fitted on other frames.
+    """
     paired = records[records.paired]
     fold = folds_of(paired.frame)
     print("\n| calibration | regions | 50 % | 90 % | 95 % |\n| --- | --- | ---: | ---: | ---: |")
     for kind in kinds:
         inside = {
             "Gaussian": np.zeros((len(paired), len(LEVELS))),
-            "as seen in the fit": np.zeros((len(paired), len(LEVELS))),
+            "conformal": np.zeros((len(paired), len(LEVELS))),
         }
         for k in range(FOLDS):
             fitted = fit_calibration(paired[fold != k], kind, estimator="any")  # type: ignore[arg-type]
@@ -137,7 +146,7 @@ def show_coverage(records: Records, kinds: tuple[str, ...] = ("score", "product"
                 [region_coverage(rows[i : i + 1], fitted, level) for level in LEVELS]
                 for i in range(len(rows))
             ]
-            inside["as seen in the fit"][fold == k] = each
+            inside["conformal"][fold == k] = each
         for name, hit in inside.items():
             cells = []
             for column in hit.T:
@@ -151,9 +160,14 @@ def show_coverage(records: Records, kinds: tuple[str, ...] = ("score", "product"
 # ranking
 
 
-def ranked(columns: np.ndarray, bad: np.ndarray, frame: np.ndarray, seeds: int = 3) -> np.ndarray:
-    """The probability of being bad (n,) by a logistic regression on other frames, its penalty by cross-validation inside them; the mean over
-    some ways to deal out the frames."""
+def probability_of_bad(
+    columns: np.ndarray, bad: np.ndarray, frame: np.ndarray, seeds: int = 3
+) -> np.ndarray:
+    """Return the probability (n,) that a box is bad, by logistic regression on other frames.
+
+    Cross-validation inside the training frames chooses the penalty. The result is the mean over
+    several random splits into folds.
+    """
     out = np.zeros(len(bad))
     for seed in range(seeds):
         fold = folds_of(frame, seed=seed)
@@ -177,7 +191,7 @@ def _log_loss(p: np.ndarray, bad: np.ndarray) -> float:
 
 
 def products(columns: np.ndarray) -> np.ndarray:
-    """The columns, their squares and their products."""
+    """Return the columns, their squares and their products."""
     centred = columns - columns.mean(0)
     n = columns.shape[1]
     return np.concatenate(
@@ -193,24 +207,26 @@ def show_ranking(
     bases: Mapping[str, np.ndarray],
     more: Mapping[str, np.ndarray],
 ) -> None:
-    """AUROC of finding bad boxes: 1 - score, each base, and the best base with each of ``more`` beside it, less that base."""
-    found = {name: ranked(columns, bad, frame) for name, columns in bases.items()}
-    value = {name: auroc(bad, u) for name, u in found.items()}
+    """Print one table row with the AUROC of finding bad boxes.
+
+    Columns: 1 - score, each base, and the best base with each of ``more`` added, with the gain.
+    """
+    predicted = {name: probability_of_bad(c, bad, frame) for name, c in bases.items()}
+    value = {name: auroc(bad, u) for name, u in predicted.items()}
     best = max(value, key=lambda name: value[name])
     cells = [f"{auroc(bad, 1 - score):.3f}", *(f"{value[name]:.3f}" for name in bases)]
     for columns in more.values():
-        u = ranked(np.concatenate([bases[best], columns], 1), bad, frame)
-        low, high = bootstrap(
-            lambda rows, u=u: auroc(bad[rows], u[rows]) - auroc(bad[rows], found[best][rows]),
-            frame,
-            replicates=500,
-        )
-        cells.append(
-            f"{auroc(bad, u):.3f}: {auroc(bad, u) - value[best]:+.3f} ({float(low):+.3f} to {float(high):+.3f})"
-        )
+        u = probability_of_bad(np.concatenate([bases[best], columns], 1), bad, frame)
+
+        def gain(rows: np.ndarray, u: np.ndarray = u) -> float:
+            return auroc(bad[rows], u[rows]) - auroc(bad[rows], predicted[best][rows])
+
+        low, high = (float(limit) for limit in bootstrap(gain, frame, replicates=500))
+        total = auroc(bad, u)
+        cells.append(f"{total:.3f}: {total - value[best]:+.3f} ({low:+.3f} to {high:+.3f})")
     print(f"| {what} | {len(bad)}, {bad.mean():.2f} |", " | ".join(cells), "|", flush=True)
 
 
 def heading(bases: Mapping[str, Any], more: Mapping[str, Any]) -> None:
-    names = ["", "boxes, share of bad ones", "1 - score", *bases, *(f"+ {name}" for name in more)]
+    names = ["", "boxes, share of bad boxes", "1 - score", *bases, *(f"+ {name}" for name in more)]
     print("\n|", " | ".join(names), "|\n| --- |", " ---: |" * (len(names) - 1))

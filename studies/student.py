@@ -1,4 +1,7 @@
-"""The likelihood under heavy tails: Student's t for every field, its scale log-linear in what is known of a box. For worth.py."""
+"""Log likelihood under heavy tails: a Student's t distribution per field. Used by worth.py.
+
+Its log scale is linear in the features of the box.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _INNER = 3
 
 
 def student_nats(records: Mapping[str, Records]) -> dict[str, np.ndarray]:
-    """As ``measures.nats``; degrees of freedom and strength of each field by cross-validation inside the training frames."""
+    """Return the held-out negative log density (n, D) of the models of ``measures.nats``.
+
+    Cross-validation inside the training frames chooses each field's degrees of freedom and penalty.
+    """
     first = next(iter(records.values()))
     paired = first[first.paired]
     plain = VarianceModel.from_records(paired, "score")
@@ -68,7 +74,7 @@ def loss(field: FieldModel, theta: np.ndarray, freedom: float) -> np.ndarray:
 
 
 def fit(field: FieldModel, freedom: float, strength: float, start: np.ndarray | None) -> np.ndarray:
-    """Return the theta (p,) of least penalised negative log density."""
+    """Return the theta (p,) that minimises the penalised negative log density."""
     weights = np.full(field.X.shape[1], strength)
     weights[0] = 1e-9
 
