@@ -3,7 +3,7 @@
 python studies/coco_shift.py STEP --root ROOT --weights WEIGHTS --out OUT
 
 Steps:
-  predict  boxes and covariances of clean, blurred, noisy, foggy and dark images (after coco.py fit);
+  predict  after coco.py fit: covariances on clean, blurred, noisy, foggy and dark images;
            an interrupted run continues
   report   tables and a chart
 """
@@ -120,11 +120,8 @@ def order(args: argparse.Namespace) -> list[tuple[str, str, int, int]]:
 
 
 def features_at(detector: yolox.YOLOX, inputs: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the outputs of the head's stems.
-
-    They are: at the cell of each box (m, channels), with the box's level (m,), and the means over all
-    cells of each level (levels x channels,).
-    """
+    """Return the outputs of the head's stems at the cell of each box (m, channels), the boxes'
+    levels (m,), and the means over all cells of each level (levels x channels,)."""
     with torch.no_grad():
         raw = detector(inputs)
         where = detector.select(raw).where

@@ -1,8 +1,12 @@
-"""Is the covariance worth having? The small CenterPoint on simulated LiDAR; docs/results/quality.md has the commands and what came out.
+"""What CenterPoint's covariances are worth on simulated LiDAR. Results: docs/results/quality.md.
 
-python studies/worth.py fit     --out OUT    # posteriors from 1, 10 and 100 frames
-python studies/worth.py predict --out OUT    # boxes of clear and shifted frames with covariances by part; goes on where it was cut off
-python studies/worth.py report  --out OUT    # tables from what the steps before wrote
+python studies/worth.py STEP --out OUT
+
+Steps:
+  fit      fit posteriors on 1, 10 and 100 frames
+  predict  covariances per part of the network, on clear and shifted frames;
+           an interrupted run continues
+  report   print tables of the results
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from measures import heading, nats, products, show_coverage, show_nats, show_ranking
-from shift import Frame, shift_auroc_over_folds, show, statistics
+from shift import Frame, auroc_of_shift, shift_auroc_over_folds, show, statistics
 from student import student_nats
 
 from boxcov import MCGLM, MCI, Detections, ExactGLM, Posterior, fit
@@ -25,15 +29,14 @@ from boxcov.detectors import centerpoint
 from boxcov.evaluate.baselines import covariance_features, features
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import accurate_iou, clipped_mean
-from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.calibrate import half_turn_share
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
 SHARES = {"1 %": 1, "10 %": 10, "100 %": 100}  # frames behind each posterior
-N_TRAIN = 3500  # what 100 % of the frames stand for
+N_TRAIN = 3500  # n_data of the posterior of 100 % of the frames
 SHIFTS = ("rain", "fog", "sparse", "unseen")
-KNOWN = 40  # training frames whose features are what the Mahalanobis distance is from
+KNOWN = 40  # training frames that define the Mahalanobis distance of features
 
 
 def main() -> None:
@@ -42,13 +45,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("step", choices=steps)
-    parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
+    parser.add_argument("--out", type=Path, required=True, help="folder of all results")
     parser.add_argument("--clear", type=int, default=120, help="clear frames")
     parser.add_argument(
         "--shifted",
         type=int,
         default=20,
-        help="frames of each shift, and clear ones that they are told from",
+        help="frames per shift",
     )
     parser.add_argument(
         "--samples", type=int, default=24, help="directions of MC-GLM through the backbone"
@@ -63,7 +66,7 @@ def main() -> None:
     steps[args.step](args)
 
 
-# what is measured
+# predictions
 
 
 def fit_posteriors(args: argparse.Namespace) -> None:
@@ -78,7 +81,7 @@ def fit_posteriors(args: argparse.Namespace) -> None:
 
 
 def predict(args: argparse.Namespace) -> None:
-    """One file a frame: boxes, their covariances with the logit of the score as the last number, their features, and the objects."""
+    """Write one file per frame: boxes, covariances (the score logit is last), features, objects."""
     detector = centerpoint.load("small").to(args.device)
     whole = Posterior.load(args.out / "posterior 100 %.safetensors", detector)
     models: dict[str, Any] = {"head": ExactGLM(detector, part(whole, "head"), with_logit=True)}
@@ -108,7 +111,7 @@ def predict(args: argparse.Namespace) -> None:
         found = detector.detect(inputs)
         made |= {name: getattr(found, name).cpu().numpy() for name in ("boxes", "scores", "labels")}
         for name, model in models.items():
-            if wanted(name, scenario, number, args):
+            if is_needed(name, scenario, number, args):
                 made[name] = with_logit(model(inputs))
         np.savez_compressed(path, **made)
         print(path.name, len(found), flush=True)
@@ -122,8 +125,12 @@ def order(args: argparse.Namespace) -> list[tuple[str, int]]:
     return [("train", i) for i in range(KNOWN)] + first + rest
 
 
-def wanted(name: str, scenario: str, number: int, args: argparse.Namespace) -> bool:
-    """Of training frames the features are enough; dropout and posteriors of few frames are for the frames of the shifts."""
+def is_needed(name: str, scenario: str, number: int, args: argparse.Namespace) -> bool:
+    """Return whether a model predicts a frame.
+
+    Training frames need only features. Dropout runs on as many clear frames as shifted ones, and
+    the posteriors of fewer frames on the same clear frames.
+    """
     if scenario == "train":
         return False
     return name in ("head", "backbone") or (
@@ -138,18 +145,17 @@ def part(posterior: Posterior, name: str) -> Posterior:
 
 
 def features_at(detector: centerpoint.CenterPoint, inputs: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What the neck says at the cell of each box (m, channels), and in the mean over the map (channels,)."""
+    """Return the neck's features at each box's cell (m, channels), and their mean (channels,)."""
     with torch.no_grad():
         raw = detector(inputs)
         where = detector.select(raw).where
         maps = raw["features"].cpu()
-    return maps[where.frame.cpu(), :, where.row.cpu(), where.column.cpu()].numpy().astype(
-        np.float16
-    ), maps.mean((0, 2, 3)).numpy()
+    at = maps[where.frame.cpu(), :, where.row.cpu(), where.column.cpu()].numpy()
+    return at.astype(np.float16), maps.mean((0, 2, 3)).numpy()
 
 
 def with_logit(found: Detections) -> np.ndarray:
-    """The covariances (m, D + 1, D + 1) with the logit as the last number, or (m, D, D) without."""
+    """Return the joint covariances with the logit (m, D + 1, D + 1), or (m, D, D) without one."""
     C = found.covariance
     if found.score_variance is not None:
         side = found.score_covariance[:, :, None]
@@ -160,7 +166,7 @@ def with_logit(found: Detections) -> np.ndarray:
     return C.cpu().numpy().astype(np.float32)
 
 
-# what it is worth
+# results
 
 
 def report(args: argparse.Namespace) -> None:
@@ -169,27 +175,25 @@ def report(args: argparse.Namespace) -> None:
     ranking(rows)
     paired = rows["head"].paired
     frame = rows["head"].frame[paired]
-    print(
-        "\nheading as it is: off by more than a quarter turn are",
-        f"{half_turn_share(rows['head']):.3f}",
-    )
+    share = half_turn_share(rows["head"])
+    print(f"\nheading as a direction; share of boxes off by more than a quarter turn: {share:.3f}")
     show_nats(nats(rows), frame, FIELDS)
     show_coverage(rows["head"])
     axes = {part: one.as_axes() for part, one in rows.items()}
     print("\nheading as an axis")
     show_nats(nats(axes), frame, FIELDS)
     show_coverage(axes["head"])
-    print("\nheading as it is, Student's t")
+    print("\nheading as a direction, Student's t")
     show_nats(student_nats(rows), frame, FIELDS)
-    data(args)
-    shifts(args, clear)
+    show_data_shares(args)
+    show_shifts(args, clear)
 
 
 def records_of(
     args: argparse.Namespace, numbers: list[int], part: str, scenario: str = "clear"
 ) -> Records:
-    """The records of some frames, with the covariance of a part."""
-    frames = [loaded(args, scenario, number) for number in numbers]
+    """Return the records of some frames, with the covariance of a part."""
+    frames = [load_frame(args, scenario, number) for number in numbers]
     number, of_object = (
         np.repeat(np.arange(len(frames)), [len(f[name]) for f in frames])
         for name in ("scores", "objects")
@@ -218,7 +222,7 @@ def records_of(
     )
 
 
-def loaded(args: argparse.Namespace, scenario: str, number: int) -> dict[str, np.ndarray]:
+def load_frame(args: argparse.Namespace, scenario: str, number: int) -> dict[str, np.ndarray]:
     with np.load(args.out / f"{scenario} {number}.npz") as file:
         return dict(file)
 
@@ -244,28 +248,32 @@ def ranking(rows: dict[str, Records]) -> None:
         show_ranking(what, bad[mask], one.frame[mask], one.scores[mask], *some)
 
 
-def data(args: argparse.Namespace) -> None:
-    """u of the head under posteriors of fewer frames, n set accordingly, relative to that of all."""
-    frames = [loaded(args, "clear", i) for i in range(args.shifted)]
+def show_data_shares(args: argparse.Namespace) -> None:
+    """Print the head's u under posteriors of fewer frames, relative to u under all frames.
+
+    ``n_data`` of each posterior is proportional to its frames.
+    """
+    frames = [load_frame(args, "clear", i) for i in range(args.shifted)]
     whole = np.concatenate([np.trace(f["head"][:, :9, :9], axis1=1, axis2=2) for f in frames])
-    print(
-        "\n| share of the data | median u | median ratio to all data | boxes whose u is larger |\n| --- | ---: | ---: | ---: |"
-    )
+    print("\n| share of the data | median u | median ratio to all data | boxes with larger u |")
+    print("| --- | ---: | ---: | ---: |")
     for name in SHARES:
         key = "head" if name == "100 %" else f"head {name}"
         u = np.concatenate([np.trace(f[key][:, :9, :9], axis1=1, axis2=2) for f in frames])
-        print(
-            f"| {name} | {np.median(u):.3g} | {np.median(u / whole):.2f} | {(u > whole).mean():.3f} |",
-            flush=True,
-        )
+        ratio, larger = np.median(u / whole), (u > whole).mean()
+        print(f"| {name} | {np.median(u):.3g} | {ratio:.2f} | {larger:.3f} |", flush=True)
 
 
-def shifts(args: argparse.Namespace, clear: list[int]) -> None:
-    """What is usual is learnt on three quarters of the clear frames and told from the rest, four times; dropout has fewer clear frames."""
-    known = {number: frame_of(loaded(args, "clear", number)) for number in clear}
-    train = [frame_of(loaded(args, "train", number)) for number in range(KNOWN)]
+def show_shifts(args: argparse.Namespace, clear: list[int]) -> None:
+    """Print the AUROC of recognising shifted frames, by fourfold cross-validation.
+
+    The numbers are fitted on three quarters of the clear frames, and compared on the others.
+    Dropout has fewer clear frames.
+    """
+    known = {number: frame_of(load_frame(args, "clear", number)) for number in clear}
+    train = [frame_of(load_frame(args, "train", number)) for number in range(KNOWN)]
     shifted = {
-        name: [frame_of(loaded(args, name, i)) for i in range(args.shifted)] for name in SHIFTS
+        name: [frame_of(load_frame(args, name, i)) for i in range(args.shifted)] for name in SHIFTS
     }
     values: dict[str, dict[str, list[Any]]] = {}
     for k in range(4):
@@ -284,22 +292,19 @@ def shifts(args: argparse.Namespace, clear: list[int]) -> None:
             for name, row in values.items()
         }
     )
-    unseen_boxes(args, clear)
+    show_unseen_boxes(args, clear)
 
 
-def unseen_boxes(args: argparse.Namespace, clear: list[int]) -> None:
-    """Boxes on objects of shapes never seen against boxes on those of clear frames."""
+def show_unseen_boxes(args: argparse.Namespace, clear: list[int]) -> None:
+    """Print the AUROC of recognising boxes on objects of unseen shapes."""
     known, unseen = (
         {part: records_of(args, numbers, part, scenario) for part in ("head", "backbone")}
         for scenario, numbers in (("clear", clear), ("unseen", list(range(args.shifted))))
     )
-    print("\n| boxes with an object, of shapes unseen or not | AUROC |\n| --- | ---: |")
+    print("\n| paired boxes, shapes unseen or known | AUROC |\n| --- | ---: |")
     for name, u in BOX_NUMBERS.items():
         a, b = (u(rows)[rows["head"].paired] for rows in (known, unseen))
-        print(
-            f"| {name} | {auroc(np.repeat([False, True], [len(a), len(b)]), np.concatenate([a, b])):.2f} |",
-            flush=True,
-        )
+        print(f"| {name} | {auroc_of_shift(a, b):.2f} |", flush=True)
 
 
 BOX_NUMBERS: dict[str, Callable[[dict[str, Records]], np.ndarray]] = {

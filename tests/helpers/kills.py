@@ -162,6 +162,6 @@ def _timeless(path: Path) -> Any:
         return [
             line
             for line in undated(path).splitlines()
-            if b"Milliseconds a frame" not in line and b"<td>cpu</td>" not in line
+            if b"Milliseconds per frame" not in line and b"<td>cpu</td>" not in line
         ]
     return path.read_bytes()
