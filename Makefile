@@ -33,7 +33,7 @@ docs: $(INSTALLED)
 results: $(INSTALLED)
 	$(BIN)/python tools/results.py
 
-# measure which files four typical calls enter, and write them to docs/concepts/architecture.md
+# measure which files typical calls enter, and write them to docs/concepts/architecture.md
 walks: $(INSTALLED)
 	$(BIN)/python tools/walk.py
 

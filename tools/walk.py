@@ -1,4 +1,4 @@
-"""Measure which files of boxcov four typical calls enter, in order of first entry: ``make walks``.
+"""Measure which files of boxcov typical calls enter, in order of first entry: ``make walks``.
 
 The lists go to docs/concepts/architecture.md, between ``<!-- walks -->`` and ``<!-- end -->``. A
 file counts as entered when one of its functions runs; imports and class bodies do not count. The

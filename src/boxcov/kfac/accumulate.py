@@ -64,7 +64,7 @@ class Accumulator:
         self.parameters = losses.parameters
         self.device = losses.device
         self.by_gradient = locations == "gradient"
-        self.batch_layers = self.device.type != "cpu"  # a CPU is busy with one layer
+        self.batch_layers = self.device.type != "cpu"  # one layer is enough for a CPU
         self._names = {id(alias): name for name, alias in losses.aliases.items()}
         self.sums: dict[str, FactorSums] = {}
         self.frames = 0

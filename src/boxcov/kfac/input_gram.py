@@ -1,8 +1,8 @@
 """The input factor of a convolution, computed without unfolding the input.
 
 Q is the sum over locations t of ``a_t a_t^T``, where a_t holds the input at the taps ``t + o``. Its
-block for two taps o and o' is a sum of ``x[i] x[i + o' - o]^T``. If every location counted whose
-kernel touches the input, that sum would be the autocorrelation of the input at the lag o' - o: a
+block for two taps o and o' is a sum of ``x[i] x[i + o' - o]^T``. If the sum ran over every
+location whose kernel touches the input, it would be the autocorrelation of the input at the lag o' - o: a
 3x3 kernel has 81 blocks but 25 lags, 13 up to transposition. The locations that do not count form
 a thin ring around the output; they are unfolded and subtracted. The result is exact, and a 3x3
 kernel needs about six times less work than unfolding.

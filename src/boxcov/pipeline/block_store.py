@@ -53,7 +53,7 @@ class BlockStore(Generic[T]):
     ) -> None:
         """Compute the missing blocks of this rank, then wait for the other ranks.
 
-        compute: returns the block of the given frame numbers, whose frames the iterator yields.
+        compute: computes the block of these frame numbers; the iterator yields their frames.
         """
         meta = {**meta, "block": self.size}
         missing = []
@@ -77,7 +77,8 @@ class BlockStore(Generic[T]):
         for name in meta:
             if stored.get(name) != meta[name]:
                 raise BoxcovError(
-                    f"{path}: of another run ({name} was {stored.get(name)!r}, is {meta[name]!r}): "
+                    f"{path}: written with other options ({name} was {stored.get(name)!r}, "
+                    f"now {meta[name]!r}): "
                     "give the same options, or delete that folder"
                 )
         return True

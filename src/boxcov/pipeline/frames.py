@@ -30,7 +30,7 @@ def load_frames(
     their size. KITTI frames are converted to the axes and classes of nuScenes for a detector that
     has those classes. Simulated frames are generated on ``device``.
 
-    classes: those of the detector; raise if the labels of the data mean other classes.
+    classes: those of the detector; an error is raised if the data has other classes.
 
     >>> len(load_frames(DataOptions("simulated:rain", count=3)))
     3
@@ -182,7 +182,7 @@ def default_test_split(data: str) -> str:
 
 
 def default_calibration_split(data: str) -> str:
-    """Return the split for calibration: another than that of ``boxcov predict`` if there is one.
+    """Return the split for calibration: different from that of ``boxcov predict`` if possible.
 
     >>> default_calibration_split("simulated:fog"), default_calibration_split("nuscenes:ROOT")
     ('val', 'val')

@@ -8,10 +8,11 @@ reflections (``householder.py``). The result is another factor Q'. A layer's pre
 
     delta = || (Q + a I)^-1/2 (Q' - Q) (Q + a I)^-1/2 ||_2,
 
-the new precision lies between 1 - delta and 1 + delta times the old one in every direction: for
-this m and for all smaller ones, which make a larger. So every variance of any linear function of
+the new precision lies between 1 - delta and 1 + delta times the old one in every direction:
+for this m, and for smaller m too, because then ``a`` is larger. So every variance of any linear function of
 the weights lies within 1 / (1 +- delta) of what it was: the trace and every diagonal entry of every
-box's covariance, on any frame. delta is computed from the numbers that a reader of the file gets.
+box's covariance, on any frame. delta is computed from the values as they are read
+back from the file.
 
 Eigenvalues far below ``tau / (n m)`` all have the variance 1 / tau and become one number.
 """
@@ -104,7 +105,7 @@ def _check(posterior: Posterior, error: float) -> None:
     flat = [name for name in posterior.blocks if posterior.tau(name) == 0]
     if flat:
         raise BoxcovError(
-            f"compressing needs a prior_precision above 0, and {join_names(flat)} has 0"
+            f"compressing needs a prior_precision above 0, but it is 0 for {join_names(flat)}"
         )
 
 

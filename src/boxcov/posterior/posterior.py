@@ -180,8 +180,8 @@ class Posterior:
         """Return ``count`` samples eta ~ N(0, Sigma), (count, *shape) by parameter name.
 
         Random numbers are drawn on the generator's device, so the same generator gives the same
-        samples on every device. More samples begin with the same ones, and the samples of a layer
-        do not depend on the other layers.
+        samples on every device. The first samples are the same for any ``count``, and the samples
+        of a layer do not depend on the other layers.
 
         >>> import boxcov
         >>> from boxcov.data import shapes
