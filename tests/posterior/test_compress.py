@@ -170,7 +170,9 @@ def test_a_prior_of_zero_is_refused() -> None:
         prior_precision=0.0,
         depth=["net.2"],
     )
-    with pytest.raises(BoxcovError, match=r"needs a prior_precision above 0, but it is 0 for net\.2"):
+    with pytest.raises(
+        BoxcovError, match=r"needs a prior_precision above 0, but it is 0 for net\.2"
+    ):
         compress(whole)
 
 

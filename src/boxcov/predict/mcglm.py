@@ -9,9 +9,9 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
-from boxcov.predict.direction_route import DifferenceRouter, DirectionRouter
 from boxcov.predict.forward_mode.jvp import PosteriorSamples
 from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.mcglm_route import DifferenceRouter, DirectionRouter
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields
 from boxcov.predict.route import EngineOptions
 

@@ -8,7 +8,7 @@ engine                          verified against
 ==============================  ================================================================
 ``instances.py``                ``decode()``: equal boxes, equal gradients (``_verify_instances``)
 ``head/stages.py``, exact       ``instances.py``, for every kind of box (``exact_route.py``)
-``head/stages.py``, directions  ``forward_mode/jvp.py``, for every kind (``direction_route.py``)
+``head/stages.py``, directions  ``forward_mode/jvp.py``, for every kind (``mcglm_route.py``)
 ``forward_mode/propagation.py`` ``forward_mode/jvp.py``
 ``cuda/static_graph.py``        the plain pass, bit for bit
 ==============================  ================================================================
