@@ -44,7 +44,7 @@ class Boxes(TinyCenter):
 
 
 def medians(repeats: int, device: str, *functions: Callable[[], object]) -> list[float]:
-    """Seconds, each function after the other, again and again."""
+    """Return the seconds of each function, measured in turns."""
     for function in functions:
         function()
     times: list[list[float]] = [[] for _ in functions]
@@ -64,7 +64,7 @@ def synchronise(device: str) -> None:
 
 
 def plain_kfac(detector: TinyCenter, names: list[str], inputs: Tensor, targets: object) -> None:
-    """What a plain hook implementation does: unfold every input, one product for each factor."""
+    """Run a plain hook implementation: unfold every input, one product per factor."""
     kept: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def plain_kfac(detector: TinyCenter, names: list[str], inputs: Tensor, targets: 
 def fit_times(
     detector: TinyCenter, inputs: Tensor, targets: object, depth: str, device: str, repeats: int
 ) -> list[float]:
-    """Seconds of a plain training step, of our fit step, and of one with plain hooks."""
+    """Return the seconds of a training step, of our fit step, and of one with plain hooks."""
     accumulator = Accumulator(FrameLosses(detector, select_parameters(detector, depth)))
     accumulator.add(inputs, targets, 0)  # the first batch is checked, the others are not
     names = [sums.layer.name for sums in accumulator.sums.values()]

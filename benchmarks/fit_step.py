@@ -27,7 +27,7 @@ WARM_UP = 3
 
 
 def steps(name: str, batch: int, options: argparse.Namespace) -> tuple[float, float, int]:
-    """Milliseconds of a fit step and of a training step, and the layers of the posterior."""
+    """Return the milliseconds of a fit step and of a training step, and the layers."""
     device = torch.device(options.device)
     detector = detector_named(name, options.device)
     inputs, targets = batched(simulated.frames("clear", seed=11, count=batch), batch)[0]

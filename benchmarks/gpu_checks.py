@@ -1,4 +1,4 @@
-"""What only a GPU can show, as a plain script that needs torch, numpy and safetensors alone:
+"""Checks that need a GPU: a script that needs only torch, numpy and safetensors.
 
     PYTHONPATH=src python benchmarks/gpu_checks.py [cuda | cpu] [words of the checks to run ...]
 
@@ -121,7 +121,7 @@ def factors() -> str:
 
 
 def predictors() -> Iterator[Check]:
-    """On a small detector in float64, so that differences are errors and not rounding."""
+    """Compare on a small float64 detector, where differences are errors, not rounding."""
     detector, frames = (
         TinyCenter(threshold=0.05, most=6).double().eval(),
         [(x.double(), t) for x, t in shapes.frames(count=4)],
@@ -203,7 +203,7 @@ def lidar(detector: CenterPoint) -> str:
 
 
 def graphs() -> str:
-    """CUDA graphs against none, at borders and with few and many boxes."""
+    """Compare with and without CUDA graphs, at borders and for few and many boxes."""
     detector = centerpoint.load("small").to(DEVICE)
     frames = simulated.frames(count=3, sweeps=2, device=DEVICE)
     posterior = boxcov.fit(detector, [frames[0]], prior_precision=100.0)
@@ -275,7 +275,7 @@ def threads(kind: type[boxcov.ExactGLM] | type[boxcov.MCGLM]) -> str:
 
 
 def steady(count: int = 20_000) -> str:
-    """Many frames of changing numbers of boxes: memory of the device stays where it was."""
+    """Device memory does not grow over frames with varying numbers of boxes."""
     detector = TinyCenter(threshold=0.3).to(DEVICE).eval()
     torch.nn.init.constant_(detector.head.branches["heatmap"][-1].bias, -0.5)
     frames = [inputs.to(DEVICE) for inputs, _ in shapes.frames(count=16)]

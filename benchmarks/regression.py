@@ -21,7 +21,7 @@ OTHERS = ("plain", "laplace-torch")
 
 
 def worsened(rows: list[dict[str, object]], record: dict[str, float]) -> list[str]:
-    """Methods whose ratio is beyond the bound, in words; the paper's own are not ours to guard."""
+    """Return messages for methods over the bound; the paper's own methods are exempt."""
     found = []
     for row in rows:
         known = record.get(_key(row))

@@ -19,7 +19,7 @@ from boxcov.data.simulated.scene import build
 def rate(
     scenario: str, sweeps: int, batch: int, device: str, seconds: float
 ) -> tuple[float, float, float]:
-    """Frames a second, and points and labels a frame."""
+    """Return frames per second, and points and labels per frame."""
     frames = simulated.frames(scenario, seed=1, count=1_000_000, sweeps=sweeps, device=device)
     frames.batch(range(999_000, 999_000 + batch))  # warm
     wait(device)
@@ -40,7 +40,7 @@ def wait(device: str) -> None:
 
 
 def streets(seconds: float) -> float:
-    """Streets laid out a second, always on the CPU: the bound on what a GPU can reach."""
+    """Return street layouts per second; they use the CPU and bound a GPU's rate."""
     made, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         build(make_rng(1, made, "cpu"), SCENARIOS["clear"])
@@ -50,10 +50,10 @@ def streets(seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each line")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration per line")
     parser.add_argument("--batch", type=int, default=16, help="frames made together on the GPU")
     arguments = parser.parse_args()
-    print(f"threads {torch.get_num_threads()}, streets laid out a second {streets(1.0):.0f}")
+    print(f"threads {torch.get_num_threads()}, street layouts per second {streets(1.0):.0f}")
     print(
         f"{'device':8}{'scenario':10}{'sweeps':>8}{'batch':>8}{'frames/s':>12}{'points':>10}{'labels':>8}"
     )

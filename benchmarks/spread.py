@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def rank(words: argparse.Namespace) -> None:
-    """One process: alone, or one of torchrun's."""
+    """Run one process, alone or under torchrun."""
     import torch
 
     import boxcov

@@ -41,7 +41,7 @@ def tiny(train_frames: list) -> TinyCenter:
 
 @pytest.fixture(scope="session")
 def posterior(tiny: TinyCenter, train_frames: list) -> Posterior:
-    """Of its head, under n and tau."""
+    """The posterior of the reference detector's head."""
     return fit(tiny, batched(train_frames, 8), n_data=2000)
 
 

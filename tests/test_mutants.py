@@ -76,7 +76,7 @@ def outcome(
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """A copy to change."""
+    """A copy of the project to change."""
     root = tmp_path_factory.mktemp("project")
     for name in ("src", "tests", "tools", "examples", "docs"):
         shutil.copytree(ROOT / name, root / name, ignore=IGNORED)
@@ -87,7 +87,7 @@ def project(tmp_path_factory) -> Path:
 
 
 def test_the_changes_are_changes_of_this_code() -> None:
-    """In the default suite, so that a change of the code cannot leave the list behind."""
+    """Every mutant's text occurs once in the source."""
     for mutant in MUTANTS:
         compile(mutated(mutant, (ROOT / mutant.path).read_text()), mutant.path, "exec")
     assert len({(mutant.path, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)

@@ -21,7 +21,7 @@ def tiny() -> TinyCenter:
 
 
 def wrapped(model: TinyCenter, **other: Any) -> Detector:
-    """A TinyCenter through its own methods, as if it were no detector of ours."""
+    """Return a TinyCenter as a wrapped foreign model."""
     given: dict[str, Any] = {
         "select": TinyCenter.select,
         "decode": TinyCenter.decode,

@@ -1,4 +1,4 @@
-"""Adapters that each break one promise, and the finding that is meant for it."""
+"""Adapters that each break one promise, and the finding that must report it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class HalfDetached(Base):
 
 
 class Reselects(Base):
-    """By thresholds: another number of rows for other raw outputs."""
+    """decode() selects again by threshold: the number of rows depends on the raw outputs."""
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         return super().decode(raw, self.select(raw))
 
 
 class Resorts(Base):
-    """By rank: as many rows, of others."""
+    """decode() selects again by rank: the same number of rows, but different ones."""
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         frame, row, _ = selection.where
@@ -61,7 +61,7 @@ class MeanLoss(Base):
 
 
 class DividedLoss(Base):
-    """Of shape (B,), but divided by the number of frames."""
+    """The loss has shape (B,) but is divided by the number of frames."""
 
     def loss(self, raw: Raw, targets: Any) -> Tensor:
         each = super().loss(raw, targets)
@@ -69,7 +69,7 @@ class DividedLoss(Base):
 
 
 class CoupledLoss(Base):
-    """Divided by the objects of the whole batch."""
+    """The loss is divided by the number of objects in the batch."""
 
     def loss(self, raw: Raw, targets: Any) -> Tensor:
         each = super().loss(raw, targets)
@@ -78,7 +78,7 @@ class CoupledLoss(Base):
 
 
 class LeakingLoss(Base):
-    """The value is the frame's own, the gradient is not."""
+    """The value depends on one frame only, the gradient on others too."""
 
     def loss(self, raw: Raw, targets: Any) -> Tensor:
         each = super().loss(raw, targets)
@@ -102,7 +102,7 @@ class Counts(Base):
 
 
 class CountsUnseen(Counts):
-    """Past the counter by which torch notices changes, and by a new tensor."""
+    """Changes a tensor without its version counter, and replaces it by a new one."""
 
     def forward(self, inputs: Tensor) -> Raw:
         self.calls.data += 1
@@ -190,7 +190,7 @@ class ForwardFails(Base):
 
 
 class FramesMixed(Base):
-    """Every box is said to be of the first frame."""
+    """Every box is assigned to the first frame."""
 
     def select(self, raw: Raw) -> Selection:
         found = super().select(raw)
@@ -198,7 +198,7 @@ class FramesMixed(Base):
 
 
 class BadInstances(TinyCenter):
-    """Boxes by instance that are not those of decode()."""
+    """Boxes per instance differ from those of decode()."""
 
     def __init__(self) -> None:
         super().__init__(seed=1, threshold=0.05, most=6, width=4)

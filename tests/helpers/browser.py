@@ -33,11 +33,11 @@ ELEMENT = (
 
 
 class BrowserError(Exception):
-    """What chromedriver answered instead of a value."""
+    """An error that chromedriver returned."""
 
 
 class Browser:
-    """One window. Close it."""
+    """One browser window, which must be closed."""
 
     def __init__(
         self, profile: Path, width: int = 1280, height: int = 1000, flags: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Browser:
             {"Content-Type": "application/json"},
             method=verb,
         )
-        # straight to this machine, whatever proxy the environment names
+        # ignore proxies of the environment
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=60) as answer:
@@ -96,11 +96,11 @@ class Browser:
         self._ask("POST", "/url", {"url": page.resolve().as_uri()})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """The value that the body of a JavaScript function returns."""
+        """Return the value of the body of a JavaScript function."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": arguments})
 
     def command(self, name: str, **parameters: Any) -> Any:
-        """One of Chromium's own commands: emulated media, paper ..."""
+        """Run a command of Chromium's DevTools protocol, e.g. emulated media."""
         return self._ask("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def find(self, selector: str) -> Any:
@@ -113,14 +113,14 @@ class Browser:
         return str(self._ask("GET", f"/element/{self.find(selector)[ELEMENT]}/text"))
 
     def keys(self, *keys: str) -> None:
-        """Pressed and released, wherever the focus is."""
+        """Press and release keys on the focused element."""
         presses = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self._ask(
             "POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": presses}]}
         )
 
     def pointer(self, *moves: tuple[str, float, float] | str) -> None:
-        """("move", x, y) in the window, "down" or "up", one after the other."""
+        """Run pointer actions in order: ("move", x, y), "down" or "up"."""
         acts: list[dict[str, Any]] = []
         for move in moves:
             if move == "down" or move == "up":
@@ -149,7 +149,7 @@ class Browser:
         )
 
     def complaints(self) -> list[str]:
-        """What the page wrote to the console since the last look, errors and warnings."""
+        """Return errors and warnings of the console since the last call."""
         return [
             entry["message"]
             for entry in self._ask("POST", "/se/log", {"type": "browser"})
@@ -160,7 +160,7 @@ class Browser:
         path.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
 
     def paper(self) -> bytes:
-        """The page as PDF."""
+        """Return the page as PDF."""
         return base64.b64decode(
             self._ask(
                 "POST", "/print", {"background": True, "page": {"width": 21.0, "height": 29.7}}

@@ -49,7 +49,7 @@ def voxel_config(**changes: object) -> Config:
 
 
 def detector_of(config: Config, seed: int = 0, dtype: torch.dtype = torch.float32) -> CenterPoint:
-    """A network whose norms are not trivial, so that zeros do not stay zeros."""
+    """Return a network with nontrivial norms, so that zeros do not stay zeros."""
     detector = CenterPoint(config, seed).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def detector_of(config: Config, seed: int = 0, dtype: torch.dtype = torch.float3
 
 
 def cloud(config: Config, seed: int = 0, count: int = 400) -> Tensor:
-    """Points all over the range, and some beyond."""
+    """Return points over the whole range, and some beyond."""
     generator = torch.Generator().manual_seed(seed)
     low, high = (torch.tensor(side) for side in (config.point_range[:3], config.point_range[3:]))
     middle, half = (low + high) / 2, (high - low) / 2
@@ -99,7 +99,7 @@ def frames(config: Config, count: int = 2) -> list[tuple[list[Tensor], list[dict
 
 
 def slow_pillars(config: Config, layers: Iterable[Any], clouds: list[Tensor]) -> Tensor:
-    """Pillar by pillar, padded to its full size with zeros, as the originals do it."""
+    """Encode pillar by pillar, padded with zeros, like the original code."""
     rules = config.encoder
     assert isinstance(rules, Pillars)
     nx, ny, _ = config.grid

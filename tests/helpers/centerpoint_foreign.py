@@ -188,7 +188,7 @@ def rpn(config, channels, framework):
 
 
 class ConvModule(nn.Module):
-    """mmcv's: the layers have names."""
+    """mmcv's convolution module, whose layers have names."""
 
     def __init__(self, n_in, n_out):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Fits that are cut off, and what their checkpoints say."""
+"""Interrupted fits, and the content of their checkpoints."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FRAMES = shapes.frames(count=7)
 
 
 class Cut(Exception):
-    """Whatever ends a run."""
+    """The error that interrupts a run."""
 
 
 class CutOff:
-    """Frames of which one cannot be read, the first time."""
+    """Frames of which reading one raises ``error``."""
 
     def __init__(self, frames, at: int, error: BaseException | None = None) -> None:
         self.frames, self.at, self.error, self.read = frames, at, error or Cut(), []
@@ -61,6 +61,6 @@ def about(path: Path) -> dict:
 def edit(path: Path, change) -> None:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    told = about(path)
-    change(told, tensors)
-    save_file(tensors, path, {"boxcov.checkpoint": json.dumps(told)})
+    header = about(path)
+    change(header, tensors)
+    save_file(tensors, path, {"boxcov.checkpoint": json.dumps(header)})

@@ -27,7 +27,7 @@ CAR_SPEED = np.array([3.0, -1.0])
 
 
 def real(name: str) -> Path:
-    """The folder of a real data set, or a skipped test."""
+    """Return the folder of a real data set, or skip the test."""
     shared = Path(os.environ.get("BOXCOV_DATA", Path(__file__).parents[2] / "../shared/data"))
     if not (shared / name).is_dir():
         pytest.skip(f"no real frames at {shared / name}: set BOXCOV_DATA")

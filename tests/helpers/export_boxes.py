@@ -1,4 +1,4 @@
-"""Detections to export."""
+"""Detections for the tests of the exports."""
 
 from __future__ import annotations
 

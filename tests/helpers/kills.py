@@ -42,13 +42,13 @@ class Killed:
         began = time.monotonic()
         subprocess.run(self.words, check=True, capture_output=True)
         self.seconds = time.monotonic() - began
-        self.whole = content(out)  # of the run that was let alone
+        self.whole = content(out)  # of a run without kills
         self._remove()
         self.kills = self.finished = 0
         self.counted: Counter[int] = Counter()  # what was kept after each kill
 
     def kill(self) -> None:
-        """Once; a run that was done before its time is compared, and begun anew."""
+        """Kill the run once; compare and restart it if it finished before the kill."""
         run = subprocess.Popen(
             self.again, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
@@ -64,20 +64,19 @@ class Killed:
         assert self._so_far()
 
     def finish(self) -> None:
-        """Let it go on to its end."""
+        """Resume the run, wait for its end and compare the result."""
         subprocess.run(self.again, check=True, capture_output=True)
         self._compare()
 
     def _compare(self) -> None:
         assert self.content(self.out) == self.whole
         self._remove()
-        assert {
-            path.name for path in self.out.parent.iterdir()
-        } == self.before  # nothing is left, half written or not
+        left = {path.name for path in self.out.parent.iterdir()}
+        assert left == self.before  # no temporary file
         self.finished += 1
 
     def _so_far(self) -> bool:
-        """What is there has the content that it is to have."""
+        """Return whether all complete files have the expected content."""
         if not self.out.is_dir():
             return not self.out.exists() or bool(self.content(self.out) == self.whole)
         there = self.content(self.out)
@@ -96,7 +95,7 @@ class Killed:
 
 
 def frames_kept(out: Path) -> int:
-    """The frames in the checkpoints of a fit, of both passes."""
+    """Return the number of frames in the checkpoints of both passes of a fit."""
     return sum(_frames(out.with_name(f"{out.name}.checkpoint{more}")) for more in ("", ".second"))
 
 
@@ -112,7 +111,7 @@ def _frames(path: Path) -> int:
 
 
 def blocks_kept(out: Path) -> int:
-    """The blocks of a run, each of which must be whole."""
+    """Return the number of blocks of a run; each must be readable."""
     parts = list(out.with_name(f"{out.name}.parts").glob("[0-9]*.safetensors"))
     for path in parts:
         with safe_open(path, framework="pt") as file:
@@ -122,12 +121,12 @@ def blocks_kept(out: Path) -> int:
 
 
 def undated(page: Path) -> bytes:
-    """A page without the minute it was made in."""
+    """Return a page without its date and time."""
     return re.sub(rb"\d{4}-\d\d-\d\d \d\d:\d\d UTC", b"", page.read_bytes())
 
 
 def but_for_time(path: Path) -> Any:
-    """A file of detections without the milliseconds of its frames."""
+    """Return the content of a detections file without the times per frame."""
     found = Detections.load(path)
     arrays = {name: array.tobytes() for name, array in found.numpy().items()}
     return arrays, {
@@ -136,12 +135,12 @@ def but_for_time(path: Path) -> Any:
 
 
 def runs_kept(out: Path) -> int:
-    """The files of a reproduction, each of which must be whole."""
+    """Return the number of files of a reproduction; each must be readable."""
     return len(reproduced(out)) if out.exists() else 0
 
 
 def reproduced(folder: Path) -> dict[str, Any]:
-    """All files of a reproduction, by name, without what was measured by the clock."""
+    """Return the content of a reproduction's files, by name, without measured times."""
     return {
         str(path.relative_to(folder)): _timeless(path)
         for path in sorted(folder.rglob("*"))

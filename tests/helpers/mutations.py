@@ -1,4 +1,4 @@
-"""Files as an enemy, or a bad disk, would leave them."""
+"""Damage files as an attacker or a failing disk would."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def moved(content: bytes, draw: random.Random) -> bytes:
 
 
 def _place(content: bytes | bytearray, draw: random.Random) -> int:
-    """Anywhere, the beginning more often: headers are there."""
+    """Return a random position, more often near the beginning, where headers are."""
     return draw.randrange(max(1, min(len(content), draw.choice([16, 400, len(content)]))))
 
 
@@ -142,7 +142,7 @@ def _changed(tree: Any, draw: random.Random) -> Any:
 
 
 def lying_length(content: bytes, draw: random.Random) -> bytes:
-    """The length of a safetensors header, which is no length."""
+    """Replace the length of a safetensors header by an invalid one."""
     length = int.from_bytes(content[:8], "little")
     lie = draw.choice(
         [

@@ -49,7 +49,7 @@ def posterior_of(case: str, **more) -> Posterior:
 
 
 def work(rank: int, count: int, folder: str) -> None:
-    """One rank: all cases, then what can go wrong, with what it saw written down."""
+    """Run all cases and errors on one rank, and write down the results."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count

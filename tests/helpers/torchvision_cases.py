@@ -131,7 +131,7 @@ def _random(make: Any) -> nn.Module:
 
 
 def images(count: int = 1, seed: int = 0) -> list[Tensor]:
-    """Of different sizes, none that of the network."""
+    """Return images of different sizes, none of them the network's."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.rand(3, 50 + 7 * b, 80 - 5 * b, generator=generator) for b in range(count)]
 

@@ -99,7 +99,7 @@ def made(name: str) -> QueryDetector:
 
 
 def _random(kind: Any, config: Any) -> nn.Module:
-    """Weights that make queries differ, and norms that have seen something."""
+    """Set weights that make queries differ, and nontrivial norms."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = kind(config)

@@ -1,4 +1,4 @@
-"""The report's page in a browser: the study it shows, and what a test reads from it."""
+"""The report's page in a browser: the study it shows, and readers of its content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STUDY = random_study(seed=3, frames=5, each=16)
 
 @contextmanager
 def shown(browser: Browser, folder: Path, study: Study) -> Iterator[Browser]:
-    """The page of another study."""
+    """Open the page of another study."""
     write(folder / "report.html", study, replicates=2)
     browser.open(folder / "report.html")
     yield browser
@@ -28,7 +28,7 @@ def shown(browser: Browser, folder: Path, study: Study) -> Iterator[Browser]:
 
 
 def counts(page: Browser, where: str) -> tuple[int, ...]:
-    """AC, IC, AU, IU as the page shows them."""
+    """Return AC, IC, AU and IU as the page shows them."""
     return tuple(int(page.text(f"#{where}-{kind}")) for kind in ("AC", "IC", "AU", "IU"))
 
 

@@ -19,7 +19,7 @@ SMALL = Config(
 
 
 def small(seed: int = 0, **changes: Any) -> YOLOX:
-    """A network with norms that have seen something and scores around a half, in float64."""
+    """Return a float64 network with nontrivial norms and scores around 0.5."""
     detector = YOLOX(replace(SMALL, **changes), seed).double().eval()
     generator = torch.Generator().manual_seed(seed)
     for module in detector.modules():
@@ -55,7 +55,7 @@ def objects(count: int, height: int = 64, width: int = 96, seed: int = 0) -> dic
 
 
 def nano() -> Path:
-    """The folder of the trained nano network, or a skipped test."""
+    """Return the folder of the trained nano network, or skip the test."""
     shared = Path(os.environ.get("BOXCOV_DATA", Path(__file__).parents[2] / "../shared/data"))
     if not (shared / "yolox_nano").is_dir():
         pytest.skip(f"no weights at {shared / 'yolox_nano'}: set BOXCOV_DATA")

@@ -1,4 +1,4 @@
-"""What keeps the promises about long runs."""
+"""Mutants that break promises about long runs."""
 
 from __future__ import annotations
 

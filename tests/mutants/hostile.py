@@ -1,4 +1,4 @@
-"""What keeps the promises about files, and about packages."""
+"""Mutants that break promises about files and packages."""
 
 from __future__ import annotations
 

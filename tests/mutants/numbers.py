@@ -1,4 +1,4 @@
-"""What keeps the promises about numbers."""
+"""Mutants that break promises about numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps the promises about frames as they come."""
+"""Mutants that break promises about streams, threads and memory."""
 
 from __future__ import annotations
 

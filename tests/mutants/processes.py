@@ -1,4 +1,4 @@
-"""What keeps the promises about several processes."""
+"""Mutants that break promises about several processes."""
 
 from __future__ import annotations
 
