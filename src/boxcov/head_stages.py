@@ -35,7 +35,7 @@ class Stage:
         return int(self.layers[0][0].kernel_size[0]) // 2
 
     def fits(self) -> bool:
-        """Return whether all layers have one odd kernel size, stride 1, one group and zero padding."""
+        """Return whether all layers have the same odd kernel, stride 1, one group, zero padding."""
         k = self.layers[0][0].kernel_size[0]
         return all(
             layer.kernel_size == (k, k)

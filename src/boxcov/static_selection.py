@@ -72,9 +72,9 @@ def static_nms(suppresses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the indices of the n best ``kept`` scores (k,), the number of valid ones, and the rest.
+    """Return the indices of the n best ``kept`` scores (k,), and two counts.
 
-    The third value is the number of kept scores that did not fit into n rows.
+    The counts are the number of valid indices, and of kept scores that did not fit into n rows.
 
     >>> best_rows(torch.tensor([0.2, 0.9, 0.5]), torch.tensor([True, False, True]), 1)
     (tensor([2]), tensor(1), tensor(1))

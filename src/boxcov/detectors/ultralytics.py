@@ -17,7 +17,7 @@ from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.errors import BoxcovError
 
 Raw = dict[str, Any]
-_REACH = 2  # cells: two 3x3 convolutions before the last 1x1 one
+_REACH = 2  # cells that a box sees to each side: two 3x3 convolutions
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class CellIndex:
     """The cells of m instances."""
 
     frame: Tensor  # (m,)
-    cell: Tensor  # (m,) in 0..N-1: level by level, row by row
+    cell: Tensor  # (m,) index into all N cells, level by level, row by row
 
 
 def wrap(
@@ -135,17 +135,17 @@ class Yolo(Detector):
         }
 
     def select(self, raw: Raw) -> Selection:
-        """Ultralytics' own NMS without its time limit: slow machines find the same boxes."""
+        """Return what Ultralytics' own NMS keeps, without its time limit."""
         from ultralytics.utils.nms import non_max_suppression
 
-        options = {
-            "max_det": self.max_boxes,
-            "nc": self.head.nc,
-            "max_time_img": 1e9,
-            "return_idxs": True,
-        }
         boxes, cells = non_max_suppression(
-            raw["found"].detach(), self.threshold, self.overlap, **options
+            raw["found"].detach(),
+            self.threshold,
+            self.overlap,
+            max_det=self.max_boxes,
+            nc=self.head.nc,
+            max_time_img=1e9,
+            return_idxs=True,
         )
         counts = torch.tensor([len(image) for image in boxes])
         device = raw["found"].device
@@ -170,7 +170,7 @@ class Yolo(Detector):
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup]:
-        """One group a level, each box on the 5x5 crop that it sees."""
+        """Return one group per level, each box on the 5x5 crop that it sees."""
         groups, start = [], 0
         for level, x in enumerate(raw["features"]):
             stop = start + x.shape[2] * x.shape[3]
@@ -210,7 +210,7 @@ class Yolo(Detector):
         return index, run
 
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Ultralytics' own loss (B,), each image as a batch of one."""
+        """Return Ultralytics' own loss (B,), each image as a batch of one."""
         from ultralytics.utils.loss import v8DetectionLoss
 
         check_one_per_frame(targets, len(raw["found"]))

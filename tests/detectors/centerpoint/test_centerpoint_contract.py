@@ -1,6 +1,4 @@
-"""The contract, whole: fit and every predictor on small pillar and voxel networks, border boxes
-included.
-"""
+"""The whole contract: fit and every predictor on small networks, with boxes at the border."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Decoding against the definitions, its Jacobian against the closed form, the selection against a
-loop.
-"""
+"""Decoding and its Jacobian against closed forms, the selection against a loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Encoder, targets, loss and decode mean the same places: a small network learns a scene by heart
-and finds its boxes again.
-"""
+"""A small network overfits a scene and finds its boxes: all parts use the same coordinates."""
 
 from __future__ import annotations
 

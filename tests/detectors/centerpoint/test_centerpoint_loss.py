@@ -190,11 +190,11 @@ def test_a_perfect_prediction_has_a_small_loss():
         (lambda t: {**t, "labels": t["labels"][1:]}, r"labels \(n,\), got \(20, 9\) and \(19,\)"),
         (
             lambda t: {**t, "boxes": t["boxes"] * torch.inf},
-            "a NaN or an infinity outside of its velocity",
+            "a NaN or an infinity outside its velocity",
         ),
     ],
 )
-def test_targets_that_cannot_be_meant(change, message):
+def test_impossible_targets(change, message):
     with pytest.raises(boxcov.BoxcovError, match=f"targets of frame 0: .*{message}"):
         encode([change(target(CONFIG))], CONFIG, torch.zeros(1))
 

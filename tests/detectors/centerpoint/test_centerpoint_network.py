@@ -1,6 +1,4 @@
-"""Sizes of the networks, and the encoders against slow versions written from the originals'
-definitions.
-"""
+"""Sizes of the networks, and the encoders against slow implementations."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def test_parameter_counts():
     ids=["pillar", "voxel"],
 )
 def test_storage_of_the_factors(config, sizes, monkeypatch):
-    """What the posterior itself says, on a few metres: the sizes of the factors do not depend on
-    the map.
-    """
+    """The sizes of the factors do not depend on the map, so a few metres are enough."""
     # computing the eigenvectors of an identity matrix of side 4608 takes half a minute
     monkeypatch.setattr(
         Eigendecomposition,

@@ -1,6 +1,4 @@
-"""CenterPoint on LiDAR point clouds: pillar and voxel networks, with weights of det3d,
-mmdetection3d, OpenPCDet or boxcov.
-"""
+"""CenterPoint on LiDAR point clouds, with weights of det3d, mmdetection3d, OpenPCDet or boxcov."""
 
 from boxcov.detectors.centerpoint.checkpoints import load, save
 from boxcov.detectors.centerpoint.config import Config

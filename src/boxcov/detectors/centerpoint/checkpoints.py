@@ -38,11 +38,11 @@ def load(
     """Load a trained CenterPoint in eval mode, from a checkpoint or from the package ("small").
 
     config: by default the one in the file, or the framework's for this kind of network. Networks on
-    voxels of 0.075 m have weights of the same shapes as those on 0.1 m: pass ``Config.voxel(0.075,
-    framework)``.
-    legacy: whether a mmdetection3d checkpoint was trained before version 1.0, which had another
-    convention for sizes and yaw. By default the version in the file decides; a file without one is
-    taken as newer.
+    voxels of 0.075 m have weights of the same shapes as those on 0.1 m: pass
+    ``Config.voxel(0.075, framework)``.
+    legacy: whether an mmdetection3d checkpoint was trained before version 1.0, which had another
+    convention for sizes and yaw. By default the version in the file decides; without one the file
+    counts as newer.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -63,14 +63,9 @@ def load(
 
 
 def save(detector: CenterPoint, path: str | Path) -> None:
-    """Write the weights (in half precision, norms and biases in single) and the config to one
-    safetensors file.
+    """Write the weights and the config to one safetensors file.
 
-    >>> import os, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(CenterPoint(Config.small()), f"{folder}/mine.safetensors")
-    ...     os.path.getsize(f"{folder}/mine.safetensors") < 4e6
-    True
+    Weights are stored in half precision, norms and biases in single precision.
     """
     tensors = {}
     for name, tensor in detector.state_dict().items():
@@ -154,23 +149,20 @@ def _convert(
 
 
 def _fold_bias(tensors: dict[str, Tensor], layer: LayerNames) -> None:
-    """Subtract a bias before a norm from the norm's mean. A bias of another shape stays and is
-    reported as surplus.
+    """Subtract a bias before a norm from the norm's mean.
+
+    A bias of another shape stays and is reported as surplus.
     """
     if layer.foreign_norm is None:
         return
-    bias, mean = (
-        tensors.get(f"{layer.foreign}.bias"),
-        tensors.get(f"{layer.foreign_norm}.running_mean"),
-    )
+    key, mean_key = f"{layer.foreign}.bias", f"{layer.foreign_norm}.running_mean"
+    bias, mean = tensors.get(key), tensors.get(mean_key)
     if bias is not None and mean is not None and bias.shape == mean.shape:
-        tensors[f"{layer.foreign_norm}.running_mean"] = (
-            mean.float() - tensors.pop(f"{layer.foreign}.bias").float()
-        )
+        tensors[mean_key] = mean.float() - tensors.pop(key).float()
 
 
 def _tensor_names(layer: LayerNames) -> list[tuple[str, str]]:
-    """The names of a layer's tensors, in boxcov and in the framework."""
+    """Return the names of a layer's tensors, in boxcov and in the framework."""
     if layer.own_norm is None:
         return [(f"{layer.own}.{leaf}", f"{layer.foreign}.{leaf}") for leaf in ("weight", "bias")]
     norms = [(f"{layer.own_norm}.{leaf}", f"{layer.foreign_norm}.{leaf}") for leaf in _NORM]
@@ -178,9 +170,7 @@ def _tensor_names(layer: LayerNames) -> list[tuple[str, str]]:
 
 
 def _kernel_layout(detector: CenterPoint, state: State, names: list[LayerNames]) -> tuple[int, ...]:
-    """The layout that explains most shapes of the sparse kernels; kernels with n_in = n_out fit
-    two.
-    """
+    """Return the layout that fits most of the sparse kernels: one with n_in = n_out fits two."""
     if isinstance(detector.config.encoder, Pillars):
         return _LAYOUTS[0]
     votes = dict.fromkeys(_LAYOUTS, 0)
@@ -199,7 +189,7 @@ def _convert_weight(
     framework: Framework,
     order: tuple[int, ...],
 ) -> Tensor:
-    """A weight in boxcov's form. One of an unexpected shape stays as it is and is reported later."""
+    """Return a weight in boxcov's layout; one of an unexpected shape is reported later."""
     module = detector.get_submodule(layer.own)
     if isinstance(module, SparseConv):
         fits = tensor.dim() == 5 and tensor.permute(order).shape == module.kernel_shape
@@ -216,9 +206,7 @@ def _convert_weight(
 
 
 def _load_own(config: Config, state: State, path: Path) -> CenterPoint:
-    """A network from boxcov's own file. The file's sizes are compared with its tensors before
-    memory is allocated.
-    """
+    """Return the network of boxcov's own file; sizes are checked before memory is allocated."""
     if sum(config.dense.layers) > len(state):
         raise BoxcovError(f"{path}: {len(state)} tensors for {sum(config.dense.layers)} layers")
     with torch.device("meta"):
@@ -244,12 +232,10 @@ def _fill(
 def _check_fit(
     own: State, tensors: State, names: Mapping[str, str], path: Path, stored: State
 ) -> None:
-    """Raise one error for everything that does not fit. stored: the tensors as they are in the
-    file.
-    """
+    """Raise one error for everything that does not fit. stored: the tensors before conversion."""
     shapes = {there: tuple(own[here].shape) for here, there in names.items()}
     if misfit := describe_misfit(shapes, tensors, stored):
         raise BoxcovError(
             f"{path}: the weights do not fit this network. {misfit}. "
-            "Is it another one? Give its config"
+            "If the file is of another network, give its config"
         )

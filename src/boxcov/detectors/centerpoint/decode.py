@@ -27,12 +27,7 @@ class CellIndex:
 
 
 def values_at(tasks: Sequence[TaskMaps], at: CellIndex, names: Sequence[str]) -> dict[str, Tensor]:
-    """The outputs (m, n) of the branches ``names`` at m cells, each in its own task.
-
-    >>> maps = [{"reg": torch.zeros(1, 2, 4, 4)}, {"reg": torch.ones(1, 2, 4, 4)}]
-    >>> values_at(maps, CellIndex(*torch.tensor([[0], [1], [3], [3]])), ["reg"])["reg"]
-    tensor([[1., 1.]])
-    """
+    """Return the outputs (m, n) of the branches ``names`` at m cells, each in its own task."""
     each = torch.arange(len(at.task), device=at.task.device)
     out = {}
     for name in names:
@@ -42,20 +37,14 @@ def values_at(tasks: Sequence[TaskMaps], at: CellIndex, names: Sequence[str]) ->
 
 
 def logits_at(tasks: Sequence[TaskMaps], selection: Selection) -> Tensor:
-    """The heat map's logit (m,) of each instance's class at its cell."""
+    """Return the heat map's logit (m,) of each instance's class at its cell."""
     at = selection.where
     heat = [maps["heatmap"][at.frame, :, at.row, at.column] for maps in tasks]
     return torch.cat(heat, 1).gather(1, selection.labels[:, None])[:, 0]
 
 
 def boxes_of(values: Mapping[str, Tensor], row: Tensor, column: Tensor, config: Config) -> Tensor:
-    """Boxes (m, 9), or (m, 7) without velocity, from the branches' outputs (m, n) at their cells.
-
-    >>> values = {"reg": torch.zeros(1, 2), "height": torch.ones(1, 1), "dim": torch.zeros(1, 3)}
-    >>> values |= {"rot": torch.tensor([[0.0, 1.0]]), "vel": torch.zeros(1, 2)}
-    >>> boxes_of(values, torch.tensor([64]), torch.tensor([64]), Config.mmdet3d_pillar())
-    tensor([[0., 0., 1., 1., 1., 1., 0., 0., 0.]])
-    """
+    """Return boxes (m, 9), or (m, 7) without velocity, from the branches' outputs (m, n)."""
     # Python numbers, not tensors: those would have to be copied to a GPU
     x, y = (
         (at + values["reg"][:, i]) * config.cell[i] + config.point_range[i]

@@ -1,4 +1,4 @@
-"""CenterPoint as boxcov sees it: the contract over encoder, SECOND, SECONDFPN and CenterHead."""
+"""CenterPoint as a ``Detector``: encoder, SECOND, SECONDFPN and CenterHead."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ Raw = dict[str, Any]
 
 
 class CenterPoint(Detector):
-    """Boxes from point clouds: a list of one tensor (N, 5) of x y z intensity dt a frame.
+    """Boxes x y z w l h yaw vx vy from point clouds.
 
-    Targets are a list of one dict a frame: ``boxes`` (n, 9) as x y z w l h yaw vx vy (centre of
-    gravity, yaw counter-clockwise from x, velocity NaN where unknown) and ``labels`` (n,) into
+    Inputs: a list with one tensor (N, 5) per frame, x y z intensity dt.
+    Targets: a list with one dict per frame: ``boxes`` (n, 9), with the centre of gravity, the yaw
+    counter-clockwise from x and NaN for an unknown velocity, and ``labels`` (n,), indices into
     ``classes``.
 
     >>> detector = CenterPoint(Config.small()).eval()
@@ -78,13 +79,9 @@ class CenterPoint(Detector):
         return select_static(raw["tasks"], self.config, limits)
 
     def static_part(self) -> CenterPoint:
-        """Everything behind the encoder: its inputs are what ``encoder(clouds)`` gives, maps (B,
-        channels, ny, nx).
-        """
+        """Return the network after the encoder; its inputs are maps (B, channels, ny, nx)."""
         twin = shadow(self)
-        twin._modules["encoder"] = (
-            nn.Identity()
-        )  # the twin's own dict: the detector keeps its encoder
+        twin._modules["encoder"] = nn.Identity()  # in the twin's dict: the detector is unchanged
         return twin
 
     def static_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -104,11 +101,11 @@ class CenterPoint(Detector):
         )
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
-        """What the heat map of each box's class says at its cell, before the sigmoid."""
+        """Return the heat map's logit (m,) of each box's class at its cell."""
         return logits_at(raw["tasks"], selection)
 
     def stages(self, raw: Raw, selection: Selection) -> HeadStages:
-        """The head as stages; the kind of a box is its task."""
+        """Return the head as stages; the kind of a box is its task."""
         where = selection.where
         stem, branches, heat = self.head.stages()
         sizes = list(self.config.branches.values())
@@ -124,27 +121,24 @@ class CenterPoint(Detector):
     # the training loss
 
     def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
-        """Focal loss of the heat maps plus the weighted L1 loss of the boxes, of each frame (B,)."""
+        """Return the focal loss of the heat maps plus the weighted L1 loss of the boxes (B,)."""
         if not isinstance(targets, Encoded):
             targets = self.encode(targets, raw["tasks"][0]["heatmap"])
         return frame_losses(raw["tasks"], targets, self.config)
 
     def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> Encoded:
-        """Targets as heat maps and values on the head's map, of the type and on the device of
-        ``like`` (B, ...).
-        """
+        """Return targets on the head's map, with the dtype and device of ``like`` (B, ...)."""
         return encode(targets, self.config, like)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> Encoded:
-        """An object of a class in a cell with the probability of its score, its values around the
-        predicted ones.
+        """Return targets drawn from the prediction: objects by score, values with noise.
 
-        The L1 loss only reads on which side of the prediction a value lies, so the width of the
-        draw does not matter.
+        The gradient of the L1 loss depends only on the side of the prediction on which a value
+        lies, so the width of the noise does not matter.
         """
-        return Encoded(tuple(self._drawn(maps, generator) for maps in raw["tasks"]))
+        return Encoded(tuple(self._sample_task(maps, generator) for maps in raw["tasks"]))
 
-    def _drawn(self, maps: dict[str, Tensor], generator: torch.Generator) -> TaskTargets:
+    def _sample_task(self, maps: dict[str, Tensor], generator: torch.Generator) -> TaskTargets:
         heat = torch.bernoulli(maps["heatmap"].sigmoid(), generator=generator)
         frame, label, row, column = heat.nonzero(as_tuple=True)
         values = torch.cat([maps[name][frame, :, row, column] for name in self.config.branches], 1)

@@ -1,6 +1,4 @@
-"""det3d, mmdetection3d and OpenPCDet: how each names the layers of a CenterPoint, and what its
-outputs and boxes mean.
-"""
+"""det3d, mmdetection3d and OpenPCDet: their layer names, head outputs and box formats."""
 
 from __future__ import annotations
 
@@ -57,12 +55,7 @@ class LayerNames:
 
 
 def layer_names(config: Config, framework: Framework) -> Iterator[LayerNames]:
-    """The names of every layer of the network.
-
-    >>> first = next(layer_names(Config.mmdet3d_pillar(), "det3d"))
-    >>> first.own, first.foreign
-    ('encoder.layers.0.linear', 'reader.pfn_layers.0.linear')
-    """
+    """Yield the names of every layer of the network."""
     if isinstance(config.encoder, Pillars):
         for i in range(len(config.encoder.widths)):
             own, foreign = f"encoder.layers.{i}", f"{_PILLARS[framework]}.pfn_layers.{i}"
@@ -149,14 +142,11 @@ def _head(config: Config, framework: Framework) -> Iterator[LayerNames]:
 
 
 def head_rows(weight: Tensor, branch: str, framework: Framework, legacy: bool) -> Tensor:
-    """Convert the last layer of a branch, weight or bias (n, ...), to boxcov's outputs: log (l, w,
-    h), (sin, cos) of the yaw.
+    """Convert the last layer of a branch, weight or bias (n, ...), to boxcov's outputs.
 
+    Those are log (l, w, h) and (sin, cos) of the yaw.
     legacy: mmdetection3d before 1.0, which had det3d's conventions: (w, l, h) and a rotation of
     -yaw - pi / 2.
-
-    >>> head_rows(torch.tensor([0.1, 0.2]), "rot", "openpcdet", legacy=False)
-    tensor([0.2000, 0.1000])
     """
     if framework == "openpcdet":
         return weight.flip(0) if branch == "rot" else weight
@@ -173,8 +163,8 @@ def to_framework(
 ) -> tuple[Tensor, Tensor | None]:
     """Convert boxes (m, 9) of boxcov and their covariance (m, 9, 9) to a framework's box format.
 
-    mmdet3d: x y z l w h yaw vx vy, z at the bottom of the box; det3d: x y z w l h vx vy rot, rot =
-    -yaw - pi / 2;
+    mmdet3d: x y z l w h yaw vx vy, z at the bottom of the box.
+    det3d: x y z w l h vx vy rot, rot = -yaw - pi / 2.
     openpcdet: x y z l w h yaw vx vy.
 
     >>> box = torch.tensor([[1.0, 2.0, 0.0, 1.8, 4.5, 1.5, 0.3, 5.0, 0.0]])

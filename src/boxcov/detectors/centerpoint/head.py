@@ -1,4 +1,4 @@
-"""CenterHead: one convolution that all share, then six small branches for each task."""
+"""CenterHead: one shared convolution, then six small branches per task."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Stages = tuple[Stage, ...]
 
 
 class CenterHead(nn.Module):
-    """The neck's map (B, C, h, w) to one dict of maps a task: reg, height, dim, rot, vel and
-    heatmap.
+    """The neck's map (B, C, h, w) to one dict of maps per task.
 
-    dim is log (l, w, h), rot is (sin, cos) of the yaw.
+    The maps are reg, height, dim, rot, vel and heatmap; dim is log (l, w, h), rot is (sin, cos) of
+    the yaw.
 
     >>> maps = CenterHead(Config.small()).eval()(torch.zeros(1, 192, 8, 8))
     >>> len(maps), maps[1]["heatmap"].shape
@@ -58,12 +58,7 @@ class CenterHead(nn.Module):
         ]
 
     def stages(self) -> tuple[Stages, Stages, Stages]:
-        """The stem, the regression branches and the heat-map branch of all tasks, as stages.
-
-        >>> stem, branches, heat = CenterHead(Config.small()).stages()
-        >>> [(len(stage.layers), len(stage.layers[0])) for stage in (*stem, *branches, *heat)]
-        [(1, 1), (6, 5), (6, 5), (6, 1), (6, 1)]
-        """
+        """Return stem, regression branches and heat-map branch of all tasks, as stages."""
         # needed for every frame, so built once; a copy of the head has other modules
         if self._stages is None or self._stages[0][0].layers[0][0] is not self.shared[0]:
             stem = (_stage([[self.shared]], 0, block=True),)
@@ -77,22 +72,16 @@ class CenterHead(nn.Module):
 
 
 def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage:
-    """The convolution ``number`` of each chain; in a block, with the norm and the activation that
-    follow it.
-    """
+    """Return the stage of convolution ``number`` of each chain; block: with norm and ReLU."""
     layers = tuple(tuple(cast(nn.Conv2d, chain[number]) for chain in row) for row in chains)
-    norms = (
-        tuple(tuple(cast(nn.BatchNorm2d, chain[number + 1]) for chain in row) for row in chains)
-        if block
-        else None
-    )
-    return Stage(layers, norms, torch.relu if block else None)
+    if not block:
+        return Stage(layers)
+    norms = tuple(tuple(cast(nn.BatchNorm2d, chain[number + 1]) for chain in row) for row in chains)
+    return Stage(layers, norms, torch.relu)
 
 
 def at_least_single(x: Tensor) -> Tensor:
-    """Head outputs in float32 or better: in half precision a cell 50 m away is off by centimetres,
-    and 1 - 1e-4 is 1.
-    """
+    """Convert half precision to float32: otherwise boxes at 50 m would be off by centimetres."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

@@ -1,6 +1,4 @@
-"""The training loss of each frame: focal loss of the heat maps, weighted L1 loss at the objects'
-cells.
-"""
+"""The training loss of each frame: focal loss of heat maps, weighted L1 loss of boxes."""
 
 from __future__ import annotations
 
@@ -36,32 +34,24 @@ class Encoded:
 
 
 def frame_losses(tasks: Sequence[TaskMaps], encoded: Encoded, config: Config) -> Tensor:
-    """The loss of each frame (B,), summed over the tasks."""
+    """Return the loss of each frame (B,), summed over the tasks."""
     return (
         heat_losses(tasks, encoded.tasks, config.loss) + box_losses(tasks, encoded.tasks, config)
     ).sum(0)
 
 
 def heat_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], rules: Loss) -> Tensor:
-    """The focal loss of each task and frame (T, B), alpha 2, gamma 4.
-
-    >>> none = torch.zeros(0, dtype=torch.long)
-    >>> target = TaskTargets(torch.zeros(1, 1, 2, 2), none, none, none, none, torch.zeros(0, 10))
-    >>> heat_losses([{"heatmap": torch.zeros(1, 1, 2, 2)}], [target], Loss())
-    tensor([[0.6931]])
-    """
-    p = (
-        torch.cat([maps["heatmap"] for maps in tasks], 1).sigmoid().clamp(1e-4, 1 - 1e-4)
-    )  # (B, all classes, h, w)
+    """Return the focal loss of each task and frame (T, B), alpha 2, gamma 4."""
+    logits = torch.cat([maps["heatmap"] for maps in tasks], 1)  # (B, all classes, h, w)
+    p = logits.sigmoid().clamp(1e-4, 1 - 1e-4)
     heat = torch.cat([target.heat for target in targets], 1)
     sizes = [target.heat.shape[1] for target in targets]
     away = _by_task(-(1 - p).log() * p**2 * (1 - heat) ** 4, sizes)
     at = -p.log() * (1 - p) ** 2
     if rules.positives == "objects":
         objects = _all_objects(targets)
-        at_objects = objects.sum_by_task(
-            at[objects.frame, objects.label, objects.row, objects.column]
-        )
+        values = at[objects.frame, objects.label, objects.row, objects.column]
+        at_objects = objects.sum_by_task(values)
         count = objects.sum_by_task(p.new_ones(len(objects.frame)))
     else:
         peaks = heat == 1
@@ -71,15 +61,7 @@ def heat_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], rules
 
 
 def box_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], config: Config) -> Tensor:
-    """The weighted L1 loss of each task and frame (T, B); unknown values do not count.
-
-    >>> config, cell = Config.mmdet3d_pillar(), torch.zeros(1, dtype=torch.long)
-    >>> maps = {name: torch.zeros(1, n, 2, 2) for name, n in config.branches.items()}
-    >>> values = torch.tensor([[1.0, 1.0, 0, 0, 0, 0, 0, 0, 5.0, torch.nan]])
-    >>> targets = TaskTargets(torch.zeros(1, 1, 2, 2), cell, cell, cell, cell, values)
-    >>> box_losses([maps], [targets], config)
-    tensor([[0.7499]])
-    """
+    """Return the weighted L1 loss of each task and frame (T, B), without unknown values."""
     rules, objects = config.loss, _all_objects(targets)
     joined = torch.cat([maps[name] for maps in tasks for name in config.branches], 1).unflatten(
         1, (len(tasks), -1)
@@ -98,7 +80,7 @@ def box_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], config
 
 @dataclass(frozen=True)
 class _Objects:
-    """The n objects of all tasks, task by task, so that each step is one operation."""
+    """The n objects of all tasks, task by task: each step is one operation for all tasks."""
 
     tasks: int
     frames: int
@@ -110,7 +92,7 @@ class _Objects:
     values: Tensor  # (n, 10)
 
     def sum_by_task(self, values: Tensor) -> Tensor:
-        """Sums (T, B) of the objects' values (n,)."""
+        """Return the sums (T, B) of the objects' values (n,)."""
         return (
             values.new_zeros(self.tasks * self.frames)
             .index_add(0, self.task * self.frames + self.frame, values)
@@ -136,7 +118,7 @@ def _all_objects(targets: Sequence[TaskTargets]) -> _Objects:
 
 
 def _by_task(maps: Tensor, sizes: list[int]) -> Tensor:
-    """Sums (T, B) of maps (B, all classes, h, w)."""
+    """Return the sums (T, B) of maps (B, all classes, h, w)."""
     return torch.stack([planes.sum(1) for planes in maps.sum((2, 3)).split(sizes, 1)])
 
 
@@ -144,7 +126,7 @@ def _by_task(maps: Tensor, sizes: list[int]) -> Tensor:
 
 
 def object_counts(targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
-    """The number of objects of each frame (B,), at least 1.
+    """Return the number of objects of each frame (B,), at least 1.
 
     ``boxcov.fit(..., weight=object_counts)`` undoes the loss's division by the number of objects.
     This is exact for a head with one task whose objects are all on the map. With several tasks each
@@ -165,14 +147,10 @@ def object_counts(targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
 
 
 def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
-    """How far (n,) the corners of a box may move so that its IoU with the original is at least
-    ``overlap``.
+    """Return how far (n,) a box's corners may move for an IoU of at least ``overlap``.
 
     Only the first of the three solutions is correct: the others lack a division, but every
     CenterPoint was trained with them.
-
-    >>> gaussian_radius(torch.tensor([5.75]), torch.tensor([2.375])).round(decimals=3)
-    tensor([1.5490])
     """
     both, area = l + w, l * w
     moved = (both + (both**2 - 4 * area * (1 - overlap) / (1 + overlap)).sqrt()) / 2
@@ -185,15 +163,7 @@ def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
 
 
 def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -> Encoded:
-    """The targets of a batch on the head's map, with the dtype and device of ``like`` (B, ...).
-
-    >>> boxes = torch.tensor([[0.4, 0.4, 0.0, 2.0, 4.0, 1.5, 0.0, 1.0, float("nan")]])
-    >>> target = {"boxes": boxes, "labels": torch.tensor([0])}
-    >>> encoded = encode([target], Config.mmdet3d_pillar(), torch.zeros(1))
-    >>> encoded.tasks[0].values.round(decimals=2)
-    tensor([[0.5000, 0.5000, 0.0000, 1.3900, 0.6900, 0.4100, 0.0000, 1.0000, 1.0000,
-                nan]])
-    """
+    """Return targets on the head's map, with the dtype and device of ``like`` (B, ...)."""
     if len(targets) != len(like):
         raise BoxcovError(f"{len(like)} frames in the batch, but targets for {len(targets)}")
     boxes, labels, frame = _concatenate(targets, config, like)
@@ -227,7 +197,7 @@ def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -
 
 
 def _task_of_class(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """The task of each class and the first class of that task (C, 2)."""
+    """Return the task of each class and the first class of that task (C, 2)."""
     starts = [sum(sizes[:task]) for task in range(len(sizes))]
     return torch.tensor(
         [[task, start] for task, start in enumerate(starts) for _ in range(sizes[task])],
@@ -238,7 +208,7 @@ def _task_of_class(sizes: Sequence[int], device: torch.device) -> Tensor:
 def _concatenate(
     targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All boxes (N, D), labels (N,) and frames (N,)."""
+    """Return all boxes (N, D), labels (N,) and frames (N,)."""
     D = len(config.box_fields)
     boxes, labels = [], []
     for b, target in enumerate(targets):
@@ -270,7 +240,7 @@ def _raise_for_frame(boxes: list[Tensor], labels: list[Tensor], config: Config) 
     for b, (given, label) in enumerate(zip(boxes, labels)):
         if not bool(given[:, :7].isfinite().all()):
             raise BoxcovError(
-                f"targets of frame {b}: a box holds a NaN or an infinity outside of its velocity"
+                f"targets of frame {b}: a box contains a NaN or an infinity outside its velocity"
             )
         if len(label) and not 0 <= int(label.min()) <= int(label.max()) < len(config.classes):
             raise BoxcovError(
@@ -280,7 +250,7 @@ def _raise_for_frame(boxes: list[Tensor], labels: list[Tensor], config: Config) 
 
 
 def _values(boxes: Tensor, offset: Tensor, config: Config) -> Tensor:
-    """The values (n, 10 or 8) to regress, given the offsets (n, 2) of the centres in their cells."""
+    """Return the regression targets (n, 10 or 8). offset: (n, 2) of the centres in their cells."""
     w, l, h, yaw = boxes[:, 3:7].unbind(1)
     size = torch.stack([l, w, h], 1).clamp(min=torch.finfo(boxes.dtype).tiny).log()
     parts = [offset, boxes[:, 2:3], size, torch.stack([yaw.sin(), yaw.cos()], 1)]
@@ -290,8 +260,9 @@ def _values(boxes: Tensor, offset: Tensor, config: Config) -> Tensor:
 def _draw_gaussians(
     heat: Tensor, frame: Tensor, label: Tensor, row: Tensor, column: Tensor, size: Tensor
 ) -> None:
-    """Draw a Gaussian for each of n objects of ``size`` (n, 2), w and l in cells, into ``heat``;
-    the maximum counts.
+    """Draw a Gaussian per object into ``heat``; where several overlap, the maximum counts.
+
+    size: (n, 2) w and l in cells.
     """
     if not len(row):
         return

@@ -9,13 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Pairs of boxes of one group, as indices into all G K boxes, the box with the higher score first.
 Pairs = tuple[Tensor, Tensor]
-"""Pairs of boxes of one group, as indices into all G K boxes, the box with the higher score first.
-"""
 
 
 def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
-    """The IoU (n,) of each pair of boxes (n, 5) and (n, 5); 0 for boxes without area.
+    """Return the IoU (n,) of each pair of boxes (n, 5) and (n, 5); 0 for boxes without area.
 
     >>> a = torch.tensor([[0.0, 0.0, 2.0, 4.0, 0.0]])
     >>> b = torch.tensor([[1.0, 0.0, 2.0, 4.0, 0.0]])
@@ -28,13 +27,7 @@ def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def intersection(a: Tensor, b: Tensor) -> Tensor:
-    """The intersection area (n,) of each pair of boxes: b, in the coordinate frame of a, is clipped
-    at the sides of a.
-
-    >>> square = torch.tensor([[0.0, 0.0, 2.0, 2.0, 0.0]])
-    >>> intersection(square, square + torch.tensor([0, 0, 0, 0, 0.7853982]))
-    tensor([3.3137])
-    """
+    """Return the intersection area (n,) of each pair: b is clipped at the four sides of a."""
     cos, sin = a[:, 4].cos(), a[:, 4].sin()
     dx, dy = (b[:, :2] - a[:, :2]).unbind(1)
     centre = torch.stack([cos * dx + sin * dy, cos * dy - sin * dx], 1)
@@ -47,7 +40,7 @@ def intersection(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _corners(centre: Tensor, w: Tensor, l: Tensor, yaw: Tensor) -> Tensor:
-    """Corners (n, 4, 2), counter-clockwise."""
+    """Return the corners (n, 4, 2), counter-clockwise."""
     cos, sin = yaw.cos(), yaw.sin()
     along = torch.stack([cos * l, sin * l], 1) / 2
     across = torch.stack([-sin * w, cos * w], 1) / 2
@@ -57,9 +50,9 @@ def _corners(centre: Tensor, w: Tensor, l: Tensor, yaw: Tensor) -> Tensor:
 
 
 def _clip(polygon: Tensor, distance: Tensor) -> Tensor:
-    """Clip convex polygons (n, k, 2) to the half plane where ``distance`` (n, k) of their corners
-    is >= 0: (n, k + 1, 2).
+    """Clip convex polygons (n, k, 2) to the half plane ``distance`` >= 0: (n, k + 1, 2).
 
+    distance: (n, k) of each corner to the border of the half plane.
     A polygon with fewer corners repeats its first one, which does not change its area; an empty one
     is all zeros.
     """
@@ -82,12 +75,7 @@ def _clip(polygon: Tensor, distance: Tensor) -> Tensor:
 
 
 def rotated_pairs(boxes: Tensor, valid: Tensor, overlap: float) -> Pairs:
-    """The pairs of valid boxes (G, K, 5) whose IoU is above ``overlap``.
-
-    >>> boxes = torch.tensor([[[0.0, 0, 2, 4, 0], [0.5, 0, 2, 4, 0], [9.0, 0, 2, 4, 0]]])
-    >>> rotated_pairs(boxes, torch.ones(1, 3, dtype=torch.bool), 0.2)
-    (tensor([0]), tensor([1]))
-    """
+    """Return the pairs of valid boxes (G, K, 5) whose IoU is above ``overlap``."""
     first, second = _pairs(near_boxes(boxes), valid)
     flat = boxes.flatten(0, 1)
     over = rotated_iou(flat[first], flat[second]) > overlap
@@ -95,37 +83,21 @@ def rotated_pairs(boxes: Tensor, valid: Tensor, overlap: float) -> Pairs:
 
 
 def circle_pairs(centres: Tensor, valid: Tensor, bound: Tensor) -> Pairs:
-    """The pairs of valid centres (G, K, 2) whose squared distance is at most the ``bound`` (G,) of
-    their group.
+    """Return the pairs of valid centres (G, K, 2) whose squared distance is within ``bound`` (G,).
 
-    The originals call this bound on the squared distance a radius.
-
-    >>> centres = torch.tensor([[[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]]])
-    >>> circle_pairs(centres, torch.ones(1, 3, dtype=torch.bool), torch.tensor([4.0]))
-    (tensor([0]), tensor([1]))
+    The original frameworks call this bound a radius.
     """
     return _pairs(near_centres(centres, bound), valid)
 
 
 def near_boxes(boxes: Tensor) -> Tensor:
-    """Which boxes (G, K, 5) of a group can overlap (G, K, K): those whose circumscribed circles
-    meet.
-
-    >>> near_boxes(torch.tensor([[[0.0, 0, 2, 4, 0], [4.0, 0, 2, 4, 0], [9.0, 0, 2, 4, 0]]]))[0, 0]
-    tensor([ True,  True, False])
-    """
+    """Return which boxes (G, K, 5) can overlap (G, K, K): their circumscribed circles meet."""
     reach: Tensor = boxes[:, :, 2:4].norm(dim=2) / 2
     return _squared_distances(boxes) <= (reach.unsqueeze(2) + reach.unsqueeze(1)).square()
 
 
 def near_centres(centres: Tensor, bound: Tensor) -> Tensor:
-    """Which centres (G, K, 2) of a group have a squared distance of at most ``bound`` (G,) (G, K,
-    K).
-
-    >>> centres = torch.tensor([[[0.0, 0.0], [1.9, 0.0], [4.0, 0.0]]])
-    >>> near_centres(centres, torch.tensor([4.0]))[0, 0]
-    tensor([ True,  True, False])
-    """
+    """Return which centres (G, K, 2) have a squared distance within ``bound`` (G,): (G, K, K)."""
     return _squared_distances(centres) <= bound.reshape(-1, 1, 1)
 
 
@@ -143,12 +115,11 @@ def _pairs(near: Tensor, valid: Tensor) -> Pairs:
 
 
 def greedy_nms(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
-    """Which of the valid boxes (G, K) greedy NMS keeps, where a kept ``first`` suppresses its
-    ``second``.
+    """Return which valid boxes (G, K) greedy NMS keeps; a kept ``first`` suppresses its ``second``.
 
-    A box is kept if no kept box suppresses it. Iterated from "all are kept", the first t boxes of a
-    group are right after t rounds; it converges after the longest chain of suppressions, in
-    practice a handful.
+    A box is kept if no kept box suppresses it. If the iteration starts with all boxes kept, the
+    first t boxes of a group are final after t rounds. The number of rounds is the length of the
+    longest chain of suppressions, in practice a handful.
 
     >>> valid = torch.ones(1, 3, dtype=torch.bool)
     >>> greedy_nms(torch.tensor([0, 1]), torch.tensor([1, 2]), valid)  # a removed box removes none

@@ -1,6 +1,4 @@
-"""The pillar encoder: points with their offsets, through small linear layers, to the maximum over
-each pillar, on a map.
-"""
+"""The pillar encoder: small linear layers on points, and the maximum over each pillar."""
 
 from __future__ import annotations
 
@@ -40,12 +38,11 @@ class PillarEncoder(nn.Module):
         return self._to_maps(pooled, cells.position, len(clouds))
 
     def _point_features(self, cells: Cells) -> tuple[Tensor, Tensor]:
-        """The points with their offsets from their pillar's mean and centre (n, 10 or 11), and
-        their pillars (n,).
+        """Return the features (n, 10 or 11) of each point, and its pillar (n,).
 
-        The originals pad every pillar with zeros to its full size, and the layers' output for a
-        zero takes part in the maximum. Their number does not matter: a pillar that is not full gets
-        one row of zeros.
+        The features are the point and its offsets from the mean and the centre of its pillar. The
+        original frameworks pad every pillar with zeros to its full size, and the layers' output for
+        a zero takes part in the maximum. One row of zeros per incomplete pillar does the same.
         """
         points, pillar = cells.points, cells.cell
         xyz = points[:, :3]
@@ -73,13 +70,9 @@ class PillarEncoder(nn.Module):
 
 
 class PillarLayer(nn.Module):
-    """Linear, BatchNorm, ReLU, and the maximum over each pillar; all but the last append the
-    maximum to the points.
+    """Linear, BatchNorm, ReLU and the maximum over each pillar.
 
-    >>> layer = PillarLayer(10, 64, last=False).eval()
-    >>> x, pooled = layer(torch.randn(5, 10), torch.tensor([0, 0, 1, 1, 1]), 2)
-    >>> x.shape, pooled.shape
-    (torch.Size([5, 64]), torch.Size([2, 32]))
+    All layers but the last append the maximum to the features of the points.
     """
 
     def __init__(self, n_in: int, width: int, last: bool) -> None:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from boxcov.detectors.centerpoint.config import Dense
 
-_EPS, _MOMENTUM = 1e-3, 0.01  # of the norms here; the head has PyTorch's own
+_EPS, _MOMENTUM = 1e-3, 0.01  # of the norms here; the head has PyTorch's defaults
 
 
 class Second(nn.Module):
-    """Blocks of 3x3 convolutions, the first of each strided; gives the map of every block.
+    """Blocks of 3x3 convolutions, the first of each strided; returns the map of every block.
 
     >>> maps = Second(64, Dense()).eval()(torch.zeros(1, 64, 32, 32))
     >>> [tuple(m.shape[1:]) for m in maps]
@@ -41,7 +41,7 @@ class Second(nn.Module):
 
 
 class SecondFPN(nn.Module):
-    """The maps of the blocks, brought to one size and joined.
+    """The maps of the blocks, resampled to one size and concatenated.
 
     >>> maps = [torch.zeros(1, 64, 16, 16), torch.zeros(1, 128, 8, 8), torch.zeros(1, 256, 4, 4)]
     >>> SecondFPN(Dense()).eval()(maps).shape

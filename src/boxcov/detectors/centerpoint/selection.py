@@ -1,6 +1,4 @@
-"""Which boxes a CenterPoint reports: the best candidates of each task above the threshold that
-survive NMS.
-"""
+"""Which boxes a CenterPoint reports: those above the threshold that NMS keeps, per task."""
 
 from __future__ import annotations
 
@@ -30,16 +28,14 @@ _SEEN_FROM_ABOVE = [0, 1, 3, 4, 6]  # x y w l yaw of a box
 
 
 def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
-    """The reported instances, frame by frame, by descending score."""
+    """Return the reported instances, frame by frame, by descending score."""
     ranked = rank_candidates(tasks, config)
     kept = greedy_nms(*_suppressions(ranked, config), ranked.valid)
     return ranked.selection(ranked.reported(kept, config.reporting.max_boxes))
 
 
 def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
-    """All candidates of the NMS, in the order of ``select``, and the best reported box that
-    suppresses each.
-    """
+    """Return all candidates of the NMS and the best reported box that suppresses each."""
     ranked = rank_candidates(tasks, config)
     first, second = _suppressions(ranked, config)
     kept = greedy_nms(first, second, ranked.valid)
@@ -62,9 +58,7 @@ def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
 def select_static(
     tasks: Sequence[TaskMaps], config: Config, limits: StaticLimits
 ) -> StaticSelection:
-    """The boxes of one frame that ``select`` reports, in a fixed number of rows; the kind of a row
-    is its task.
-    """
+    """Return what ``select`` reports of one frame, in a fixed number of rows; kind: the task."""
     if len(tasks[0]["reg"]) != 1:
         raise BoxcovError(
             f"a static selection takes one frame, got a batch of {len(tasks[0]['reg'])}"
@@ -87,7 +81,7 @@ def select_static(
 
 @dataclass(frozen=True)
 class Ranked:
-    """The k best candidates of each of G = frames x tasks groups, by descending score, before NMS."""
+    """The k best candidates of each of G = frames x tasks groups, by descending score."""
 
     scores: Tensor  # (G, k)
     labels: Tensor  # (G k,)
@@ -97,7 +91,7 @@ class Ranked:
     excess: Tensor  # () how many more are above the threshold, in all groups
 
     def reported(self, kept: Tensor, most: int) -> Tensor:
-        """The indices that are reported of those that NMS keeps (G, k): at most ``most`` per group."""
+        """Return the reported indices: at most ``most`` per group of those kept by NMS (G, k)."""
         return self.report_order((kept & (kept.cumsum(1) <= most)).flatten().nonzero()[:, 0])
 
     def report_order(self, index: Tensor) -> Tensor:
@@ -111,8 +105,9 @@ class Ranked:
 
 
 def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = None) -> Ranked:
-    """The best ``k`` candidates of each frame and task; by default as many as the fullest task has
-    above the threshold.
+    """Return the best ``k`` candidates of each frame and task.
+
+    By default k is the largest number of candidates above the threshold in any frame and task.
     """
     best = [_best_cells(maps, config) for maps in tasks]
     scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*best))  # (B, tasks, K) each
@@ -133,8 +128,9 @@ def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = N
 
 
 def _best_cells(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, classes and cells (B, K) of the best candidates of a task; the score is 0 outside the
-    centre range.
+    """Return scores, classes and cells (B, K) of a task's best candidates.
+
+    The score is 0 outside the centre range.
     """
     rules = config.reporting
     heat = maps["heatmap"].sigmoid()
@@ -151,7 +147,7 @@ def _best_cells(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _in_range(maps: TaskMaps, config: Config) -> Tensor:
-    """Whether the centre that each cell predicts is in the centre range (B, 1, h, w)."""
+    """Return whether the centre that each cell predicts is in the range (B, 1, h, w)."""
     low, high = config.reporting.centre_range[:3], config.reporting.centre_range[3:]
     x, y = maps["reg"].unbind(1)
     columns = torch.arange(x.shape[2], device=x.device)
@@ -163,9 +159,7 @@ def _in_range(maps: TaskMaps, config: Config) -> Tensor:
 
 
 def _suppressions(ranked: Ranked, config: Config) -> Pairs:
-    """Pairs of candidates (index among all G k) of which the first suppresses the second if it is
-    kept.
-    """
+    """Return pairs of candidates, of all G k: the first, if kept, suppresses the second."""
     rules, boxes = config.reporting, ranked.boxes
     if rules.nms == "circle":
         bound = boxes.new_tensor(rules.radii).repeat(len(boxes) // len(config.tasks))
@@ -174,9 +168,7 @@ def _suppressions(ranked: Ranked, config: Config) -> Pairs:
 
 
 def _static_suppressions(ranked: Ranked, config: Config, pairs: int) -> tuple[Tensor, Tensor]:
-    """The same as a matrix (G, k, k) of zeros and ones, and how many near pairs beyond ``pairs``
-    were ignored.
-    """
+    """Return the same as a 0/1 matrix (G, k, k), and how many pairs beyond ``pairs`` it ignores."""
     rules, boxes, k = config.reporting, ranked.boxes, ranked.boxes.shape[1]
     later = torch.ones(k, k, dtype=torch.bool, device=boxes.device).triu(1)
     both = ranked.valid.unsqueeze(2) & ranked.valid.unsqueeze(1) & later

@@ -1,8 +1,8 @@
 """The sparse 3-D encoder of the voxel networks, in plain torch.
 
 A site is an occupied cell. An index table (sites, taps) lists the input site under each tap of each
-output site; it is made by looking up the neighbours' cell numbers in the sorted numbers of the
-sites. A convolution is then ``F.linear`` on patches (sites, taps x channels), so its curvature has
+output site, found by binary search of the neighbours' cell numbers among those of the sites. A
+convolution is then ``F.linear`` on patches (sites, taps x channels), so its curvature has
 Kronecker factors like that of any linear layer.
 """
 
@@ -21,7 +21,7 @@ from boxcov.detectors.centerpoint.voxels import voxelise
 
 Triple = tuple[int, int, int]
 _ONE: Triple = (1, 1, 1)
-# Elements of a patch matrix that a CPU multiplies at once: 16 MiB fit its cache, and are twice as
+# Elements of a patch matrix that a CPU multiplies at once: 16 MiB fit its cache and are twice as
 # fast as 256 MiB. A GPU takes 64 times as many.
 _PATCH_ELEMENTS = 2**22
 
@@ -35,27 +35,18 @@ class Sites:
 
     @property
     def numbers(self) -> Tensor:
-        """The number of each site's cell (V,)."""
+        """The cell number of each site (V,)."""
         frame, z, y, x = self.cells.unbind(1)
         return cell_number(frame, z, y, x, self.shape)
 
 
 def cell_number(frame: Tensor, z: Tensor, y: Tensor, x: Tensor, shape: Triple) -> Tensor:
-    """The number of each cell in a grid of ``shape``, counted frame by frame.
-
-    >>> cell_number(*torch.tensor([1, 0, 0, 2]), (2, 3, 4))
-    tensor(26)
-    """
+    """Return the number of each cell in a grid of ``shape``, counted frame by frame."""
     return ((frame * shape[0] + z) * shape[1] + y) * shape[2] + x
 
 
 def strided_sites(sites: Sites, kernel: Triple, stride: Triple, padding: Triple) -> Sites:
-    """The output sites of a strided convolution: every cell whose kernel covers a site.
-
-    >>> sites = Sites(torch.tensor([[0, 0, 0, 3]]), (1, 1, 8))
-    >>> strided_sites(sites, (1, 1, 3), (1, 1, 2), (0, 0, 1)).cells[:, 3]
-    tensor([1, 2])
-    """
+    """Return the output sites of a strided convolution: cells whose kernel covers a site."""
     depth, height, width = shape = _output_shape(sites.shape, kernel, stride, padding)
     outputs, hits = [], []
     for axis, tap in enumerate(_taps(kernel, sites.cells.device)):
@@ -79,8 +70,9 @@ def strided_sites(sites: Sites, kernel: Triple, stride: Triple, padding: Triple)
 def index_table(
     sites: Sites, out: Sites, kernel: Triple, stride: Triple, padding: Triple
 ) -> Tensor:
-    """The input site (out, taps) under each tap of each output site; ``len(sites.cells)`` where
-    there is none.
+    """Return the input site (out, taps) under each tap of each output site.
+
+    ``len(sites.cells)`` stands for "no site".
 
     >>> sites = Sites(torch.tensor([[0, 0, 0, 3], [0, 0, 0, 4]]), (1, 1, 8))
     >>> index_table(sites, sites, (1, 1, 3), (1, 1, 1), (0, 0, 1))
@@ -105,7 +97,7 @@ def index_table(
 
 
 def _taps(kernel: Triple, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The taps along z, y and x, shaped for broadcasting as (sites, kz, ky, kx)."""
+    """Return the taps along z, y and x, shaped to broadcast to (sites, kz, ky, kx)."""
     z, y, x = (torch.arange(k, device=device) for k in kernel)
     return z.reshape(1, -1, 1, 1), y.reshape(1, 1, -1, 1), x.reshape(1, 1, 1, -1)
 
@@ -118,15 +110,9 @@ def _output_shape(shape: Triple, kernel: Triple, stride: Triple, padding: Triple
 
 
 class SparseConv(nn.Module):
-    """A convolution over sites without bias: features (V, n_in) and an index table to features
-    (out, n_out).
+    """A convolution over sites, without bias: features (V, n_in) to (out, n_out).
 
     The weight is a matrix (n_out, taps x n_in), with the taps as the slower index.
-
-    >>> sites = Sites(torch.tensor([[0, 0, 0, 3], [0, 0, 0, 4]]), (1, 1, 8))
-    >>> table = index_table(sites, sites, (3, 3, 3), (1, 1, 1), (1, 1, 1))
-    >>> SparseConv(5, 16, (3, 3, 3))(torch.randn(2, 5), table).shape
-    torch.Size([2, 16])
     """
 
     def __init__(self, n_in: int, n_out: int, kernel: Triple) -> None:
@@ -198,8 +184,7 @@ class SparseStage(nn.Module):
 
 
 class VoxelEncoder(nn.Module):
-    """Point clouds (N_i, 5) to maps (B, 2 C, ny / 8, nx / 8): the mean point of each voxel through
-    five sparse stages.
+    """Point clouds (N_i, 5) to maps (B, 2 C, ny / 8, nx / 8), through five sparse stages.
 
     >>> from dataclasses import replace
     >>> config = replace(Config.voxel(), point_range=(0, 0, -5, 6.4, 6.4, 3))
@@ -226,19 +211,16 @@ class VoxelEncoder(nn.Module):
         cells = voxelise(clouds, self.config.voxel_grid(self.training))
         x = cells.means.to(next(self.parameters()).dtype)
         nx, ny, nz = self.config.grid
-        sites = Sites(cells.position, (nz + 1, ny, nx))  # one layer more, as in the originals
+        sites = Sites(
+            cells.position, (nz + 1, ny, nx)
+        )  # one more layer, as in the original frameworks
         for stage in self.stages:
             x, sites = stage(x, sites)
         return to_maps(x, sites, len(clouds))
 
 
 def to_maps(x: Tensor, sites: Sites, frames: int) -> Tensor:
-    """Features (V, C) as maps (frames, C x depth, height, width), with the depth as the faster
-    index of the channels.
-
-    >>> to_maps(torch.ones(1, 3), Sites(torch.tensor([[0, 1, 0, 0]]), (2, 1, 1)), 1).flatten()
-    tensor([0., 1., 0., 1., 0., 1.])
-    """
+    """Return features (V, C) as maps (frames, C x depth, height, width), depth varying fastest."""
     depth, height, width = sites.shape
     grid = x.new_zeros(frames * depth * height * width, x.shape[1]).index_copy(0, sites.numbers, x)
     maps = grid.reshape(frames, depth, height, width, -1).permute(0, 4, 1, 2, 3)

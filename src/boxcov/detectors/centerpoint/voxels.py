@@ -23,9 +23,7 @@ class Cells:
 
     @property
     def means(self) -> Tensor:
-        """The mean of each cell's points (V, 5), deterministic also on a GPU, where index_add is
-        not.
-        """
+        """The mean of each cell's points (V, 5), deterministic also on a GPU."""
         return torch.segment_reduce(self.points, "mean", lengths=self.counts, axis=0, unsafe=True)
 
 
@@ -66,7 +64,7 @@ def voxelise(clouds: Sequence[Tensor], grid: VoxelGrid) -> Cells:
 
 
 def _concatenate(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The points (N, 5) of all clouds, and the frame (N,) of each."""
+    """Return the points (N, 5) of all clouds, and the frame (N,) of each."""
     if isinstance(clouds, Tensor) or not len(clouds):
         raise BoxcovError(
             "inputs must be a list with one tensor of points (N, 5) per frame, at least one frame"
@@ -86,9 +84,10 @@ def _concatenate(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def _within_limits(
     order: Tensor, cell: Tensor, counts: Tensor, frame: Tensor, grid: VoxelGrid
 ) -> Tensor | None:
-    """Which of the points (n,), sorted by cell, are within the grid's limits; None if none applies.
+    """Return which points (n,) are within the grid's limits; None if no limit applies.
 
-    order: (n,) the place of each point in its cloud. frame: (V,) of each cell.
+    Points are sorted by cell. order: (n,) the place of each point in its cloud. frame: (V,) the
+    frame of each cell.
     """
     kept = None
     start = counts.cumsum(0) - counts
@@ -104,7 +103,7 @@ def _within_limits(
 
 
 def rank_among_equals(key: Tensor) -> Tensor:
-    """The number of equal keys before each (n,).
+    """Return the number of equal keys before each key (n,).
 
     >>> rank_among_equals(torch.tensor([7, 3, 7, 7, 3]))
     tensor([0, 0, 1, 2, 1])

@@ -21,7 +21,7 @@ class AnchorIndex:
     """The anchors of m instances."""
 
     frame: Tensor  # (m,)
-    anchor: Tensor  # (m,) in 0..N-1: level by level, row by row
+    anchor: Tensor  # (m,) index into all N anchors, level by level, row by row
 
 
 class AnchorDetector(TorchvisionDetector):
@@ -43,30 +43,30 @@ class AnchorDetector(TorchvisionDetector):
         return {"head": self.model.head, **self.below()}
 
     def level_counts(self, raw: Raw) -> list[int]:
-        """Number of anchors of each level."""
+        """Return the number of anchors of each level."""
         sizes = [x.shape[2] * x.shape[3] for x in raw["features"].values()]
         return [cells * a for cells, a in zip(sizes, self.anchors_per_cell(raw))]
 
     def anchors_per_cell(self, raw: Raw) -> list[int]:
-        """Number of anchors per cell, for each level."""
+        """Return the number of anchors per cell, for each level."""
         cells = sum(x.shape[2] * x.shape[3] for x in raw["features"].values())
         return [raw["anchors"].shape[1] // cells] * len(raw["features"])
 
     @abstractmethod
     def scores(self, raw: Raw, b: int) -> Tensor:
-        """Scores (N, K) of one image."""
+        """Return the scores (N, K) of one image."""
 
     @abstractmethod
     def groups(self, raw: Raw, classes: int) -> list[Tensor]:
-        """Groups of indices into the flattened scores; top-k before NMS is taken per group."""
+        """Return groups of indices into the flattened scores, for the top-k before NMS."""
 
     @abstractmethod
     def box_layers(self, level: int) -> nn.Module:
-        """The layers that compute the regression values of a level."""
+        """Return the layers that compute the regression values of a level."""
 
     @abstractmethod
     def class_layers(self, level: int) -> nn.Module:
-        """The layers that compute the class logits of a level."""
+        """Return the layers that compute the class logits of a level."""
 
     def report(self, raw: Raw, b: int) -> Reported:
         from torchvision.ops.boxes import batched_nms, clip_boxes_to_image
@@ -107,12 +107,12 @@ class AnchorDetector(TorchvisionDetector):
 
     @abstractmethod
     def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
-        """Logit (m,) of the score of class ``number`` (m,), from the logits (m, K)."""
+        """Return the logit (m,) of the score of class ``number`` (m,), from the logits (m, K)."""
 
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup] | None:
-        """One group per level, each box on its crop; None if a norm mixes the whole map."""
+        """Return one group per level, each box on its crop; None if a norm mixes the map."""
         if any(
             isinstance(module, (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d))
             for module in self.model.head.modules()
@@ -122,46 +122,33 @@ class AnchorDetector(TorchvisionDetector):
             torch.tensor([0, *self.level_counts(raw)[:-1]]).cumsum(0).to(selection.frame.device)
         )
         level = (selection.where.anchor.unsqueeze(1) >= starts).sum(1) - 1
-        each = enumerate(raw["features"].values())
         return [
-            self._group(
-                raw, selection, (level == n).nonzero()[:, 0], n, x, int(starts[n]), with_logit
-            )
-            for n, x in each
+            self._group(raw, selection, (level == n).nonzero()[:, 0], n, with_logit)
+            for n in range(len(starts))
         ]
 
     def _group(
-        self,
-        raw: Raw,
-        selection: Selection,
-        index: Tensor,
-        level: int,
-        x: Tensor,
-        start: int,
-        with_logit: bool,
+        self, raw: Raw, selection: Selection, index: Tensor, level: int, with_logit: bool
     ) -> InstanceGroup:
+        x, start = list(raw["features"].values())[level], sum(self.level_counts(raw)[:level])
         frame, anchor = selection.where.frame[index], selection.where.anchor[index]
-        number, a_cell = (
-            self.labels.to_model(selection.labels[index]),
-            self.anchors_per_cell(raw)[level],
-        )
-        cell, which = (anchor - start) // a_cell, (anchor - start) % a_cell
+        number = self.labels.to_model(selection.labels[index])
+        per_cell = self.anchors_per_cell(raw)[level]
+        cell, which = (anchor - start) // per_cell, (anchor - start) % per_cell
 
         def at_cell(layers: nn.Module) -> Tensor:
             crops, inside = crop(x, frame, cell // x.shape[3], cell % x.shape[3], reach(layers))
             out = run_on_crops(layers, crops, inside)[0][:, :, 0, 0]
-            each: Tensor = out.unflatten(1, (a_cell, -1))
+            each: Tensor = out.unflatten(1, (per_cell, -1))
             return each[torch.arange(len(out), device=out.device), which]
 
         def run() -> Tensor:
-            boxes = self.in_images(
-                at_cell(self.box_layers(level)), raw["anchors"][frame, anchor], raw, frame
-            )
+            values = at_cell(self.box_layers(level))
+            boxes = self.in_images(values, raw["anchors"][frame, anchor], raw, frame)
             if not with_logit:
                 return boxes
-            return torch.cat(
-                [boxes, self.score_logit(at_cell(self.class_layers(level)), number).unsqueeze(1)], 1
-            )
+            logits = self.score_logit(at_cell(self.class_layers(level)), number)
+            return torch.cat([boxes, logits.unsqueeze(1)], 1)
 
         return index, run
 
@@ -174,7 +161,7 @@ class AnchorDetector(TorchvisionDetector):
 
 
 def reach(layers: nn.Module) -> int:
-    """Radius in cells of the receptive field of a module's convolutions.
+    """Return the radius in cells of the receptive field of a module's convolutions.
 
     >>> reach(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU(), nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 3)))
     2

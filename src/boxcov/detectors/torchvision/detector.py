@@ -16,8 +16,8 @@ from boxcov.errors import BoxcovError
 
 Raw = dict[str, Any]
 Images = Literal["rgb", "coco"]
+# of one image: the place of each detection, the model's class number, the score
 Reported = tuple[Tensor, Tensor, Tensor]
-"""Of one image: the place of each detection, the model's class number, the score."""
 
 
 class TorchvisionDetector(Detector):
@@ -63,31 +63,31 @@ class TorchvisionDetector(Detector):
 
     @abstractmethod
     def count(self) -> int:
-        """Number of classes, including the background."""
+        """Return the number of classes, including the background."""
 
     @abstractmethod
     def run(self, images: Any) -> Raw:
-        """Run the network: ``features`` (a dict of maps) and the outputs of the head."""
+        """Return ``features`` (a dict of maps) and the outputs of the head."""
 
     @abstractmethod
     def report(self, raw: Raw, b: int) -> Reported:
-        """The detections of image ``b``, in the model's order."""
+        """Return the detections of image ``b``, in the model's order."""
 
     @abstractmethod
     def where(self, raw: Raw, frame: Tensor, place: Tensor) -> Any:
-        """``Selection.where`` from the frame and the place that ``report`` returned."""
+        """Return ``Selection.where``, given frames and the places that ``report`` returned."""
 
     @abstractmethod
     def regression_of(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
-        """Regression values (m, 4) of the instances, and their anchors or proposals (m, 4)."""
+        """Return the regression values (m, 4) and the anchors or proposals (m, 4)."""
 
     @abstractmethod
     def decode_regression(self, values: Tensor, start: Tensor) -> Tensor:
-        """Boxes (m, 4) in pixels of the resized images."""
+        """Return boxes (m, 4) in pixels of the resized images."""
 
     @abstractmethod
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model's own losses of image ``b`` as a batch of one; boxes in resized pixels."""
+        """Return the model's losses of image ``b``, a batch of one; boxes in resized pixels."""
 
     def forward(self, inputs: Sequence[Tensor] | Tensor) -> Raw:
         given = list(inputs)
@@ -121,9 +121,9 @@ class TorchvisionDetector(Detector):
         for b in range(len(raw["sizes"])):
             place, number, score = self.report(raw, b)
             label = self.labels.of_model(number, self.count())
-            keep = (
-                (label >= 0) if self.threshold is None else (label >= 0) & (score > self.threshold)
-            )
+            keep = label >= 0
+            if self.threshold is not None:
+                keep &= score > self.threshold
             frames.append(torch.full_like(label[keep], b))
             places.append(place[keep])
             labels.append(label[keep])
@@ -137,7 +137,7 @@ class TorchvisionDetector(Detector):
         return self.in_images(*self.regression_of(raw, selection), raw, selection.frame)
 
     def in_images(self, values: Tensor, start: Tensor, raw: Raw, frame: Tensor) -> Tensor:
-        """Boxes (m, 4) in pixels of the images, clipped by torchvision's own functions.
+        """Return boxes (m, 4) in pixels of the images, clipped by torchvision's own functions.
 
         They run image by image, so that the rounding is torchvision's.
         """
@@ -155,7 +155,7 @@ class TorchvisionDetector(Detector):
     # the training loss
 
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
-        """The sum of the model's own losses (B,) of each image by itself, as of a batch of one."""
+        """Return the sum of the model's own losses (B,), each image as a batch of one."""
         from torchvision.models.detection.transform import resize_boxes
 
         like = next(iter(raw["features"].values()))
@@ -171,7 +171,7 @@ class TorchvisionDetector(Detector):
         return torch.stack(losses)
 
     def below(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
-        """Neck and backbone, where the model's backbone has a pyramid; else a backbone alone."""
+        """Return neck and backbone if the model's backbone has a pyramid, else the backbone."""
         backbone = self.model.backbone
         if hasattr(backbone, "fpn") and hasattr(backbone, "body"):
             return {"neck": backbone.fpn, "backbone": backbone.body}

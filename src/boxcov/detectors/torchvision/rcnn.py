@@ -55,12 +55,12 @@ class FasterRCNN(TorchvisionDetector):
     def pooled(
         self, features: dict[str, Tensor], regions: list[Tensor], sizes: list[Any]
     ) -> Tensor:
-        """Pooled features (R, C, s, s) of each region."""
+        """Return the pooled features (R, C, s, s) of each region."""
         pooled: Tensor = self.model.roi_heads.box_roi_pool(features, regions, sizes)
         return pooled
 
     def head(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (R, K) and regression values (R, 4 K) of each region."""
+        """Return logits (R, K) and regression values (R, 4 K) of each region."""
         logits, regression = self.model.roi_heads.box_predictor(
             self.model.roi_heads.box_head(pooled)
         )
@@ -69,14 +69,9 @@ class FasterRCNN(TorchvisionDetector):
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         below, heads = self.below(), self.model.roi_heads
         pyramid = below.get("neck")
-        neck = (
-            (self.model.rpn.head, pyramid)
-            if isinstance(pyramid, nn.Module)
-            else (self.model.rpn.head,)
-        )
         return {
             "head": (heads.box_head, heads.box_predictor),
-            "neck": neck,
+            "neck": (self.model.rpn.head, *([pyramid] if isinstance(pyramid, nn.Module) else [])),
             "backbone": below["backbone"],
         }
 
@@ -112,7 +107,7 @@ class FasterRCNN(TorchvisionDetector):
         ]
 
     def _at_proposals(self, raw: Raw, where: RegionIndex) -> tuple[Tensor, Tensor]:
-        """Decode the selection's own proposals: other weights would propose other regions."""
+        """Return the head's outputs at the selection's proposals, whatever the weights propose."""
         if all(own is kept for own, kept in zip(raw["proposals"], where.proposals)):
             return raw["class_logits"], raw["regression"]
         return self.head(self.pooled(raw["features"], where.proposals, raw["sizes"]))
@@ -130,24 +125,21 @@ class FasterRCNN(TorchvisionDetector):
     ) -> list[InstanceGroup]:
         where, frame = selection.where, selection.frame
         start = torch.cat(where.proposals)[where.region]
-        own = [
-            start[(frame == b).nonzero()[:, 0]] for b in range(len(raw["sizes"]))
-        ]  # by frame, as selections are
+        # selections are sorted by frame, so the regions keep their order
+        own = [start[(frame == b).nonzero()[:, 0]] for b in range(len(raw["sizes"]))]
 
         def run() -> Tensor:
             logits, regression = self.head(self.pooled(raw["features"], own, raw["sizes"]))
             each = torch.arange(len(start), device=start.device)
             boxes = self.in_images(_of_class(regression, each, where.number), start, raw, frame)
-            return (
-                torch.cat([boxes, softmax_logit(logits, where.number).unsqueeze(1)], 1)
-                if with_logit
-                else boxes
-            )
+            if not with_logit:
+                return boxes
+            return torch.cat([boxes, softmax_logit(logits, where.number).unsqueeze(1)], 1)
 
         return [(torch.arange(len(selection), device=frame.device), run)]
 
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The four losses. A fixed seed samples anchors and regions: same frame, same loss."""
+        """Return the four losses. Anchors and regions are sampled with a fixed seed."""
         from torchvision.models.detection.roi_heads import fastrcnn_loss
 
         rpn, heads, counts = self.model.rpn, self.model.roi_heads, [len(a) for a in raw["anchors"]]
@@ -175,6 +167,6 @@ class FasterRCNN(TorchvisionDetector):
 
 
 def _of_class(regression: Tensor, region: Tensor, number: Tensor) -> Tensor:
-    """Regression values (m, 4) of one class, from those of all classes (R, 4 K)."""
+    """Return the regression values (m, 4) of one class, from those of all classes (R, 4 K)."""
     of_class: Tensor = regression.unflatten(1, (-1, 4))[region, number]
     return of_class

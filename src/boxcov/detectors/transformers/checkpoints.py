@@ -63,7 +63,7 @@ def load(
 
 
 def _model_name(path: Path) -> str:
-    """The model's class name, from its configuration."""
+    """Return the name of the model's class, from its configuration."""
     config = path / "config.json"
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
@@ -86,13 +86,13 @@ def _model_name(path: Path) -> str:
 
 
 def _without_backbone(path: Path) -> dict[str, Any]:
-    """Options that keep transformers from downloading the backbone's weights."""
+    """Return options that keep transformers from downloading the backbone's weights."""
     content = json.loads((path / "config.json").read_text(encoding="utf-8"))
     return {"use_pretrained_backbone": False} if content.get("use_pretrained_backbone") else {}
 
 
 def _processor(transformers: Any, path: Path, name: str) -> Any:
-    """The image processor, on Pillow if possible: same pixels with or without torchvision."""
+    """Return the image processor, on Pillow if possible: pixels do not depend on torchvision."""
     if (path / "preprocessor_config.json").is_file():
         choice = (
             {"backend": "pil"}

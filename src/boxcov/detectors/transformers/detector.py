@@ -45,27 +45,27 @@ class QueryDetector(Detector):
 
     @abstractmethod
     def run(self, given: Given) -> Raw:
-        """Raw outputs: ``hidden`` (B, Q, d), ``logits`` (B, Q, n), ``boxes`` (B, Q, 4) and more."""
+        """Return ``hidden`` (B, Q, d), ``logits`` (B, Q, n), ``boxes`` (B, Q, 4) and more."""
 
     @abstractmethod
     def box_head(self, hidden: Tensor, raw: Raw, frame: Tensor, query: Tensor) -> Tensor:
-        """Normalized boxes (m, 4), centre and size, from hidden states (m, d)."""
+        """Return normalized boxes (m, 4), centre and size, from hidden states (m, d)."""
 
     @abstractmethod
     def class_head(self, hidden: Tensor) -> Tensor:
-        """Logits (m, n) from hidden states (m, d)."""
+        """Return logits (m, n) from hidden states (m, d)."""
 
     @abstractmethod
     def report(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Frame, query, class number and score of every candidate, at threshold 0."""
+        """Return frame, query, class number and score of every candidate, at threshold 0."""
 
     @abstractmethod
     def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
-        """Logit (m,) of the score of class ``number`` (m,), from the logits (m, n)."""
+        """Return the logit (m,) of the score of class ``number`` (m,), from the logits (m, n)."""
 
     @abstractmethod
     def image_loss(self, raw: Raw, target: list[dict[str, Tensor]], device: torch.device) -> Tensor:
-        """The model's own loss of a batch of one image."""
+        """Return the model's own loss of a batch of one image."""
 
     def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Raw:
         given = self._given(inputs)
@@ -121,7 +121,7 @@ class QueryDetector(Detector):
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup]:
-        """One group: after the last attention, each query runs on its own."""
+        """Return one group: after the last attention, queries are independent."""
         frame, query = selection.where
 
         def run() -> Tensor:
@@ -137,7 +137,7 @@ class QueryDetector(Detector):
         return [(torch.arange(len(selection), device=frame.device), run)]
 
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
-        """The model's own loss (B,), each image as a batch of one."""
+        """Return the model's own loss (B,), each image as a batch of one."""
         sizes = raw["sizes"]
         check_one_per_frame(targets, len(sizes))
         losses = []
@@ -158,7 +158,7 @@ class QueryDetector(Detector):
 
 
 def of_image(raw: Raw, b: int) -> Raw:
-    """The raw outputs of one image as a batch of one; ``layers`` has the batch dimension second."""
+    """Return one image's raw outputs as a batch; ``layers`` has the batch dimension second."""
     return {
         name: part[:, b : b + 1] if name == "layers" else part[b : b + 1]
         for name, part in raw.items()

@@ -60,7 +60,7 @@ class _Softmax(QueryDetector):
         return softmax_logit(logits, number)
 
     def heads(self, hidden: Tensor) -> Raw:
-        """Class and box heads on all queries."""
+        """Return the outputs of the class and box heads for all queries."""
         return {
             "hidden": hidden,
             "logits": self.class_head(hidden),
@@ -154,7 +154,7 @@ class RTDetr(QueryDetector):
         return logits
 
     def report(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The Q best pairs of query and class; a query may occur twice."""
+        """Return the Q best pairs of query and class; a query may occur twice."""
         batch, queries, classes = logits.shape
         scores, pair = logits.sigmoid().flatten(1).topk(queries, dim=1)
         frame = torch.arange(batch, device=logits.device).repeat_interleave(queries)
@@ -215,7 +215,7 @@ class _IgnoreDetach(TorchFunctionMode):
         return out
 
     def part(self, whole: Tensor, layer: int) -> Tensor:
-        """The part of one layer in a tensor stacked along the second dimension."""
+        """Return the part of one layer in a tensor stacked along the second dimension."""
         return next(
             (parts[layer] for stack, parts in self._stacked if stack is whole), whole[:, layer]
         )

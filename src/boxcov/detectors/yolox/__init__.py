@@ -1,6 +1,4 @@
-"""YOLOX on images, nano to x, from upstream checkpoints or with BatchNorm folded into the
-convolutions.
-"""
+"""YOLOX on images, nano to x, with or without BatchNorm folded into the convolutions."""
 
 from boxcov.detectors.yolox.checkpoints import load
 from boxcov.detectors.yolox.config import SIZES, Config

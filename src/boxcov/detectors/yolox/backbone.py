@@ -11,23 +11,20 @@ from boxcov.detectors.yolox.layers import CSPLayer, Focus, SPPBottleneck, conv
 
 
 class CSPDarknet(nn.Module):
-    """Images (B, 3, h, w) to maps of strides 8, 16 and 32.
-
-    >>> [tuple(x.shape[1:]) for x in CSPDarknet(Config.named("nano"))(torch.zeros(1, 3, 64, 64))]
-    [(64, 8, 8), (128, 4, 4), (256, 2, 2)]
-    """
+    """Images (B, 3, h, w) to maps of strides 8, 16 and 32."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         w, n = config.width, config.depth
         self.stem = Focus(config, w)
-        self.dark2 = nn.Sequential(conv(config, w, 2 * w, 3, 2), CSPLayer(config, 2 * w, 2 * w, n))
-        self.dark3 = nn.Sequential(
-            conv(config, 2 * w, 4 * w, 3, 2), CSPLayer(config, 4 * w, 4 * w, 3 * n)
-        )
-        self.dark4 = nn.Sequential(
-            conv(config, 4 * w, 8 * w, 3, 2), CSPLayer(config, 8 * w, 8 * w, 3 * n)
-        )
+
+        def stage(n_in: int, blocks: int) -> nn.Sequential:
+            halved = conv(config, n_in, 2 * n_in, 3, stride=2)
+            return nn.Sequential(halved, CSPLayer(config, 2 * n_in, 2 * n_in, blocks))
+
+        self.dark2 = stage(w, n)
+        self.dark3 = stage(2 * w, 3 * n)
+        self.dark4 = stage(4 * w, 3 * n)
         self.dark5 = nn.Sequential(
             conv(config, 8 * w, 16 * w, 3, 2),
             SPPBottleneck(config, 16 * w),
@@ -41,8 +38,7 @@ class CSPDarknet(nn.Module):
 
 
 class PAFPN(nn.Module):
-    """Images to the pyramid's maps (B, 4 width, h/8, w/8), (B, 8 width, h/16, w/16), (B, 16 width,
-    h/32, w/32).
+    """Images (B, 3, h, w) to maps of strides 8, 16 and 32, with 4, 8 and 16 widths of channels.
 
     >>> [tuple(x.shape[1:]) for x in PAFPN(Config.named("nano"))(torch.zeros(1, 3, 64, 96))]
     [(64, 8, 12), (128, 4, 6), (256, 2, 3)]
@@ -76,7 +72,7 @@ class PAFPN(nn.Module):
         return out0, out1, out2
 
     def neck(self) -> tuple[nn.Module, ...]:
-        """The modules of the pyramid, without the backbone."""
+        """Return the modules of the pyramid, without the backbone."""
         return tuple(module for name, module in self.named_children() if name != "backbone")
 
 

@@ -1,6 +1,4 @@
-"""Load the weights of a YOLOX: upstream checkpoints, and files with BatchNorm folded into the
-convolutions.
-"""
+"""Load the weights of a YOLOX: upstream checkpoints and files with folded BatchNorm."""
 
 from __future__ import annotations
 
@@ -39,9 +37,9 @@ def load(
     max_boxes: int = 100,
     logit: bool = False,
 ) -> YOLOX:
-    """Load a trained YOLOX in eval mode, from an upstream checkpoint (.pth) or safetensors; the
-    weights tell the size.
+    """Load a trained YOLOX in eval mode, from an upstream checkpoint (.pth) or safetensors.
 
+    The size of the network follows from the weights.
     classes: names of its classes; by default those of COCO if there are 80.
     threshold, overlap, max_boxes: which boxes are reported, see ``Config``. The official COCO
     evaluation uses a threshold of 0.01 or less.
@@ -78,11 +76,7 @@ def load(
 
 
 def _upstream(name: str) -> str:
-    """The upstream name of a tensor, from that or from the short name in files with folded weights.
-
-    >>> _upstream("c3p4.conv1.conv.bias"), _upstream("head.stems.0.conv.weight")
-    ('backbone.C3_p4.conv1.conv.bias', 'head.stems.0.conv.weight')
-    """
+    """Return the upstream name of a tensor; files with folded weights have short names."""
     first, _, rest = name.partition(".")
     if first == "stem" or re.fullmatch(r"dark\d", first):
         return f"backbone.backbone.{name}"

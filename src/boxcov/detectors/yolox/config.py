@@ -8,8 +8,8 @@ from boxcov.data.coco.classes import CLASSES
 from boxcov.errors import BoxcovError
 
 STRIDES = (8, 16, 32)  # pixels per cell, by level
+# width and depth of the released networks
 SIZES = {"nano": (16, 1), "tiny": (24, 1), "s": (32, 1), "m": (48, 2), "l": (64, 3), "x": (80, 4)}
-"""Width and depth of the released networks."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Config:
 
     @staticmethod
     def named(name: str) -> Config:
-        """A released network: nano, tiny, s, m, l or x."""
+        """Return the config of a released network: nano, tiny, s, m, l or x."""
         if name not in SIZES:
             raise BoxcovError(f"no YOLOX {name!r}: there are {', '.join(SIZES)}")
         width, depth = SIZES[name]
@@ -52,9 +52,7 @@ class Config:
 
     @property
     def size(self) -> int:
-        """Side in pixels of the square images that the released networks of this width were trained
-        on.
-        """
+        """Side in pixels of the images that the released network of this width was trained on."""
         return 416 if self.width <= SIZES["tiny"][0] else 640
 
     @property

@@ -36,7 +36,7 @@ class Grid:
 
 
 def grid_of(features: Sequence[Tensor]) -> Grid:
-    """The cells of the pyramid's maps.
+    """Return the cells of the pyramid's maps.
 
     >>> grid = grid_of([torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 1, 1)])
     >>> grid.row.tolist(), grid.corner[3].tolist(), grid.stride[4]
@@ -52,36 +52,21 @@ def grid_of(features: Sequence[Tensor]) -> Grid:
 
 
 def centred_boxes(values: Tensor, grid: Grid) -> Tensor:
-    """Boxes (..., m, 4), centre and size in pixels, from the head's values (..., m, 4 or more) at m
-    cells.
-
-    >>> grid = grid_of([torch.zeros(1, 1, 2, 2)])
-    >>> centred_boxes(torch.zeros(4, 4), grid)[3]
-    tensor([8., 8., 8., 8.])
-    """
+    """Return boxes (..., m, 4), centre and size in pixels, from the head's values at m cells."""
     stride = grid.stride.unsqueeze(1)
     return torch.cat([values[..., :2] * stride + grid.corner, values[..., 2:4].exp() * stride], -1)
 
 
 def corners(boxes: Tensor) -> Tensor:
-    """Convert centre and size (..., 4) to x1 y1 x2 y2.
-
-    >>> corners(torch.tensor([5.0, 5.0, 2.0, 4.0]))
-    tensor([4., 3., 6., 7.])
-    """
+    """Convert centre and size (..., 4) to x1 y1 x2 y2."""
     centre, half = boxes[..., :2], boxes[..., 2:] / 2
     return torch.cat([centre - half, centre + half], -1)
 
 
 def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -> Tensor:
-    """The reported boxes (m, D) from values at m cells: (m, 4), or (m, 5 + classes) if a box
-    includes its score logit.
+    """Return the reported boxes (m, D) from the head's values at m cells.
 
-    >>> from dataclasses import replace
-    >>> config = replace(Config.named("nano"), logit=True)
-    >>> grid, values = grid_of([torch.zeros(1, 1, 1, 1)]), torch.zeros(1, 85)
-    >>> reported_boxes(values, torch.tensor([7]), grid, config)[0, 4]  # log(1/4 / (3/4))
-    tensor(-1.0986)
+    values: (m, 4), or (m, 5 + classes) if a box includes its score logit.
     """
     boxes = corners(centred_boxes(values, grid))
     if not config.logit:
@@ -92,12 +77,7 @@ def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -
 
 
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
-    """The IoU (n, k) of boxes (n, 4) and (k, 4), x1 y1 x2 y2; 0 for boxes without area.
-
-    >>> others = torch.tensor([[1.0, 0, 3, 2], [5, 5, 6, 6]])
-    >>> pairwise_iou(torch.tensor([[0.0, 0, 2, 2]]), others).round(decimals=3)
-    tensor([[0.3330, 0.0000]])
-    """
+    """Return the IoU (n, k) of boxes (n, 4) and (k, 4), x1 y1 x2 y2; 0 without area."""
     low = torch.maximum(a[:, None, :2], b[None, :, :2])
     high = torch.minimum(a[:, None, 2:], b[None, :, 2:])
     both = (high - low).clamp(min=0).prod(2)

@@ -25,8 +25,8 @@ Raw = dict[str, Any]
 class YOLOX(Detector):
     """Boxes x1 y1 x2 y2 in pixels from images (B, 3, h, w): BGR, 0 to 255, sides divisible by 32.
 
-    Targets are a list with one dict per frame: ``boxes`` (n, 4), x1 y1 x2 y2 in the same pixels,
-    and ``labels`` (n,) into ``classes``. ``boxcov.data.coco`` gives both.
+    Targets: a list with one dict per frame, ``boxes`` (n, 4) in the same pixels and ``labels``
+    (n,), indices into ``classes``. ``boxcov.data.coco`` yields both.
 
     >>> detector = YOLOX(Config.named("nano")).eval()
     >>> sum(p.numel() for p in detector.parameters())
@@ -84,9 +84,9 @@ class YOLOX(Detector):
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup] | None:
-        """One group per level, each box on the 5x5 crop of the neck's map that it sees.
+        """Return one group per level, each box on the 5x5 crop of the neck's map that it sees.
 
-        There are no ``stages``, from which they would follow: the levels read different maps.
+        There are no ``stages``, because the levels read different maps.
         """
         if with_logit:
             return None
@@ -109,9 +109,7 @@ class YOLOX(Detector):
     # the training loss
 
     def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Sequence[Assigned]) -> Tensor:
-        """Overlap, objectness, class and L1 losses of each image (B,), at the cells that SimOTA
-        assigns.
-        """
+        """Return the sum of IoU, objectness, class and L1 losses of each image (B,)."""
         values, grid = raw["values"], grid_of(raw["features"])
         assigned = [target for target in targets if isinstance(target, Assigned)]
         if len(assigned) != len(values):
@@ -121,25 +119,16 @@ class YOLOX(Detector):
         return frame_losses(values, assigned, grid)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> list[Assigned]:
-        """Targets drawn from the prediction: objects by objectness, classes by their probabilities,
-        Laplace noise on boxes.
+        """Return targets drawn from the prediction, with Laplace noise on boxes.
 
         The L1 loss is the negative log-likelihood of a Laplace distribution of width 1. The IoU
         loss is not a likelihood and is evaluated at the same draw.
         """
         values, grid = raw["values"].detach(), grid_of(raw["features"])
-        drawn = torch.bernoulli(
-            values[:, :, 4:].sigmoid(), generator=generator
-        )  # (B, N, 1 + classes)
-        uniform = (
-            torch.rand(
-                (*values.shape[:2], 4),
-                generator=generator,
-                device=values.device,
-                dtype=values.dtype,
-            )
-            - 0.5
-        )
+        p = values[:, :, 4:].sigmoid()  # (B, N, 1 + classes)
+        drawn = torch.bernoulli(p, generator=generator)
+        empty = torch.empty_like(values[:, :, :4], memory_format=torch.contiguous_format)
+        uniform = empty.uniform_(generator=generator) - 0.5
         noise = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.4999999))
         boxes = centred_boxes(values[:, :, :4] + noise, grid)
         cells = [image[:, 0].nonzero()[:, 0] for image in drawn]

@@ -1,6 +1,4 @@
-"""The head of YOLOX: per level a stem and two branches, one for the classes, one for the box and
-its objectness.
-"""
+"""The head of YOLOX: per level a stem and two branches, for the classes and for the box."""
 
 from __future__ import annotations
 
@@ -13,12 +11,11 @@ from boxcov.crops import run_on_crops
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.layers import BaseConv, conv
 
-REACH = 2  # how many cells a box sees to each side: two 3x3 convolutions
+REACH = 2  # cells that a box sees to each side: two 3x3 convolutions
 
 
 class Head(nn.Module):
-    """The pyramid's maps to values (B, N, 5 + classes) at all cells: box, objectness logit, class
-    logits.
+    """The pyramid's maps to values (B, N, 5 + classes): box, objectness logit, class logits.
 
     >>> maps = [torch.zeros(1, 64 * 2**i, 8 // 2**i, 8 // 2**i) for i in range(3)]
     >>> Head(Config.named("nano"))(maps).shape
@@ -57,14 +54,10 @@ class Head(nn.Module):
         return torch.cat(values, 2).transpose(1, 2)
 
     def on_crops(self, crops: Tensor, inside: Tensor, level: int, classes: bool) -> Tensor:
-        """The values at the centre of crops (m, C, 5, 5) of a level: (m, 4), or (m, 5 + classes)
-        with ``classes``.
+        """Return the values at the centre of crops (m, C, 5, 5) of a level.
 
-        inside: (m, 1, 5, 5) the mask of the cells on the map.
-
-        >>> head, crops = Head(Config.named("nano")), torch.zeros(7, 64, 5, 5)
-        >>> head.on_crops(crops, torch.ones(7, 1, 5, 5), level=0, classes=False).shape
-        torch.Size([7, 4])
+        They are (m, 4), or (m, 5 + classes) with ``classes``. inside: (m, 1, 5, 5) the mask of the
+        cells on the map.
         """
         x, inside = run_on_crops(self.stems[level], crops, inside)
         box, _ = run_on_crops(self.reg_convs[level], x, inside)

@@ -10,11 +10,7 @@ from boxcov.detectors.yolox.config import Config
 
 
 class BaseConv(nn.Module):
-    """Convolution, BatchNorm (unless folded into the convolution), SiLU.
-
-    >>> BaseConv(3, 8, 3, stride=2)(torch.zeros(1, 3, 8, 8)).shape
-    torch.Size([1, 8, 4, 4])
-    """
+    """Convolution, BatchNorm (unless folded into the convolution), SiLU."""
 
     def __init__(
         self,
@@ -38,11 +34,7 @@ class BaseConv(nn.Module):
 
 
 class DWConv(nn.Module):
-    """A depthwise convolution followed by a 1x1 convolution.
-
-    >>> DWConv(4, 8, 3)(torch.zeros(1, 4, 8, 8)).shape
-    torch.Size([1, 8, 8, 8])
-    """
+    """A depthwise convolution followed by a 1x1 convolution."""
 
     def __init__(
         self, n_in: int, n_out: int, kernel: int, stride: int = 1, norm: bool = True
@@ -57,11 +49,7 @@ class DWConv(nn.Module):
 
 
 def conv(config: Config, n_in: int, n_out: int, kernel: int, stride: int = 1) -> BaseConv | DWConv:
-    """A convolution, depthwise for kernels above 1x1 if the config says so.
-
-    >>> [type(conv(Config.named(name), 4, 8, 3)).__name__ for name in ("nano", "s")]
-    ['DWConv', 'BaseConv']
-    """
+    """Return a convolution, depthwise for kernels above 1x1 if ``config.depthwise``."""
     if config.depthwise and kernel > 1:
         return DWConv(n_in, n_out, kernel, stride, config.norm)
     return BaseConv(n_in, n_out, kernel, stride, norm=config.norm)
@@ -82,12 +70,7 @@ class Bottleneck(nn.Module):
 
 
 class CSPLayer(nn.Module):
-    """One half of the channels passes ``count`` bottlenecks, the other bypasses them; a convolution
-    joins both.
-
-    >>> CSPLayer(Config.named("nano"), 16, 32, 2)(torch.zeros(1, 16, 8, 8)).shape
-    torch.Size([1, 32, 8, 8])
-    """
+    """Half of the channels pass ``count`` bottlenecks, half bypass them; a convolution merges."""
 
     def __init__(
         self, config: Config, n_in: int, n_out: int, count: int, shortcut: bool = True
@@ -105,11 +88,7 @@ class CSPLayer(nn.Module):
 
 
 class SPPBottleneck(nn.Module):
-    """Concatenate the map with its maxima over windows of 5, 9 and 13 cells.
-
-    >>> SPPBottleneck(Config.named("nano"), 16)(torch.zeros(1, 16, 4, 4)).shape
-    torch.Size([1, 16, 4, 4])
-    """
+    """Concatenate the map with its maxima over windows of 5, 9 and 13 cells."""
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__()
@@ -125,11 +104,7 @@ class SPPBottleneck(nn.Module):
 
 
 class Focus(nn.Module):
-    """Rearrange 2x2 pixels into channels, then convolve.
-
-    >>> Focus(Config.named("nano"), 16)(torch.zeros(1, 3, 8, 8)).shape
-    torch.Size([1, 16, 4, 4])
-    """
+    """Rearrange 2x2 pixels into channels, then convolve."""
 
     def __init__(self, config: Config, n_out: int) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
-"""The training loss of each image: IoU, objectness, class and (as in the last epochs of training)
-L1 loss; SimOTA.
+"""The training loss of each image, as in the last epochs of training, and SimOTA.
+
+It is the sum of IoU, objectness, class and L1 losses.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from boxcov.detectors.yolox.decode import Grid, centred_boxes, corners, pairwise
 
 _BOX_WEIGHT = 5.0
 # SimOTA
-_RADIUS = 1.5  # candidates are cells less than so many cells away from an object's centre
-_CANDIDATES = 10  # whose IoUs add up to the number of cells that an object gets
+_RADIUS = 1.5  # in cells: candidates are closer than this to an object's centre
+_CANDIDATES = 10  # the sum of their IoUs is the number of cells that an object gets
 _OVERLAP_WEIGHT = 3.0
 _FAR_COST = 1e6  # added if the object's centre is too far away
 
@@ -32,14 +33,7 @@ class Assigned:
 
 
 def frame_losses(values: Tensor, targets: Sequence[Assigned], grid: Grid) -> Tensor:
-    """The loss (B,) of each image, divided by its number of positive cells.
-
-    >>> from boxcov.detectors.yolox.decode import grid_of
-    >>> nothing = Assigned(torch.zeros(0, dtype=torch.long), torch.zeros(0, 4), torch.zeros(0, 2))
-    >>> grid = grid_of([torch.zeros(1, 1, 4, 4)])
-    >>> frame_losses(torch.zeros(1, 16, 7), [nothing], grid) / 16  # log 2
-    tensor([0.6931])
-    """
+    """Return the loss (B,) of each image, divided by its number of positive cells."""
     return torch.stack([_loss(image, target, grid) for image, target in zip(values, targets)])
 
 
@@ -54,7 +48,7 @@ def _loss(values: Tensor, target: Assigned, grid: Grid) -> Tensor:
 
 
 def _iou(a: Tensor, b: Tensor) -> Tensor:
-    """The IoU (p,) of each pair of boxes (p, 4) and (p, 4), centre and size."""
+    """Return the IoU (p,) of each pair of boxes (p, 4) and (p, 4), centre and size."""
     low = torch.maximum(a[:, :2] - a[:, 2:] / 2, b[:, :2] - b[:, 2:] / 2)
     high = torch.minimum(a[:, :2] + a[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2)
     both = (high - low).clamp(min=0).prod(1)
@@ -62,7 +56,7 @@ def _iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
-    """The head's values (p, 4) for boxes (p, 4), centre and size, at given cells."""
+    """Return the head's values (p, 4) for boxes (p, 4), centre and size, at given cells."""
     stride = grid.stride.unsqueeze(1)
     return torch.cat(
         [(boxes[:, :2] - grid.corner) / stride, (boxes[:, 2:] / stride + 1e-8).log()], 1
@@ -73,13 +67,7 @@ def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
 
 
 def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> list[Assigned]:
-    """Assign the objects of each image to cells, given the head's values (B, N, 5 + classes).
-
-    >>> from boxcov.detectors.yolox.decode import grid_of
-    >>> target = {"boxes": torch.tensor([[12.0, 12, 20, 20]]), "labels": torch.tensor([1])}
-    >>> encode([target], torch.zeros(1, 16, 7), grid_of([torch.zeros(1, 1, 4, 4)]))[0].boxes
-    tensor([[16., 16.,  8.,  8.]])
-    """
+    """Assign the objects of each image to cells, given the head's values (B, N, 5 + classes)."""
     check_one_per_frame(targets, len(values))
     with torch.no_grad():
         predicted = centred_boxes(values, grid)
@@ -101,21 +89,14 @@ def _centred(boxes: Tensor) -> Tensor:
 def assign(
     values: Tensor, predicted: Tensor, boxes: Tensor, labels: Tensor, grid: Grid
 ) -> Assigned:
-    """Assign the n objects of one image, ``boxes`` (n, 4), centre and size, and ``labels`` (n,), to
-    cells by SimOTA.
+    """Assign the n objects of one image to cells by SimOTA.
 
-    values: (N, 5 + classes) of the head. predicted: (N, 4) their boxes, centre and size. A cell is
-    a candidate for an object if the centres are less than 1.5 cells apart in x and y. An object
+    values: (N, 5 + classes) of the head. predicted: (N, 4) their boxes, centre and size.
+    boxes: (n, 4) of the objects, centre and size. labels: (n,).
+    A cell is a candidate if the centres are less than 1.5 cells apart in x and y. An object
     gets the k cheapest candidates, where k is the sum of its ten largest IoUs, at least 1. A cell
     that several objects get goes to the one with the lowest cost. The class target is the IoU of
     the predicted box.
-
-    >>> from boxcov.detectors.yolox.decode import centred_boxes, grid_of
-    >>> grid, values = grid_of([torch.zeros(1, 1, 4, 4)]), torch.zeros(16, 7)
-    >>> boxes, labels = torch.tensor([[16.0, 16.0, 8.0, 8.0]]), torch.tensor([1])
-    >>> assigned = assign(values, centred_boxes(values, grid), boxes, labels, grid)
-    >>> assigned.cell, assigned.classes
-    (tensor([10]), tensor([[0., 1.]]))
     """
     near = _near(boxes, grid)  # (n, N)
     cells = near.any(0).nonzero()[:, 0]
@@ -137,23 +118,21 @@ def assign(
 
 
 def _near(boxes: Tensor, grid: Grid) -> Tensor:
-    """Whether each object's centre is near each cell (n, N)."""
+    """Return whether each object's centre is near each cell (n, N)."""
     stride = grid.stride.unsqueeze(1)
     away = (boxes[:, None, :2] - (grid.corner + stride / 2)).abs()  # (n, N, 2)
     return (away < _RADIUS * stride).all(2)
 
 
 def _class_cost(values: Tensor, labels: Tensor) -> Tensor:
-    """The cross entropy (n, A), summed over the classes, of the predictions of A cells for n
-    objects.
-    """
+    """Return the cross entropy (n, A), summed over classes, of n objects and A cells."""
     p = (values[:, 5:].sigmoid() * values[:, 4:5].sigmoid()).sqrt()
     yes, no = (-x.log().clamp(min=-100) for x in (p, 1 - p))
     return no.sum(1) + (yes - no)[:, labels].T
 
 
 def _cheapest_cells(cost: Tensor, iou: Tensor) -> Tensor:
-    """Which of A cells each of n objects gets (n, A)."""
+    """Return which of A cells each of n objects gets (n, A)."""
     k = iou.topk(min(_CANDIDATES, iou.shape[1]), 1).values.sum(1).int().clamp(min=1)  # (n,)
     rank = cost.argsort(dim=1, stable=True).argsort(dim=1)
     return rank.lt(k.unsqueeze(1))

@@ -1,6 +1,4 @@
-"""Which boxes a YOLOX reports: those above the threshold that no better box of their class
-suppresses.
-"""
+"""Which boxes a YOLOX reports: those above the threshold that NMS per class keeps."""
 
 from __future__ import annotations
 
@@ -29,25 +27,16 @@ class AnchorIndex:
 
 
 def select(values: Tensor, grid: Grid, config: Config) -> Selection:
-    """The reported instances, given the head's values (B, N, 5 + classes), image by image, by
-    descending score.
+    """Return the reported instances, image by image, by descending score.
 
-    >>> from boxcov.detectors.yolox.decode import grid_of
-    >>> values = torch.full((1, 84, 85), -9.0)
-    >>> values[0, 20, [4, 5 + 16]] = 3.0  # a dog
-    >>> grid = grid_of([torch.zeros(1, 1, n, n) for n in (8, 4, 2)])
-    >>> selection = select(values, grid, Config.named("nano"))
-    >>> selection.scores.round(decimals=2), selection.labels, selection.where.cell
-    (tensor([0.9100]), tensor([16]), tensor([20]))
+    values: (B, N, 5 + classes) of the head.
     """
     scores, labels, images = _rank_candidates(values, grid, config)
     return _selection(scores, labels, grid, [image.cells[image.reported] for image in images])
 
 
 def candidates(values: Tensor, grid: Grid, config: Config) -> Candidates:
-    """All candidates of the NMS, in the order of ``select``, and the best reported box that
-    suppresses each.
-    """
+    """Return all candidates of the NMS and the best reported box that suppresses each."""
     scores, labels, images = _rank_candidates(values, grid, config)
     plain = _selection(scores, labels, grid, [image.cells for image in images])
     removed_by, before = [], 0
@@ -57,13 +46,8 @@ def candidates(values: Tensor, grid: Grid, config: Config) -> Candidates:
         best = by_reported.int().argmax(0) if len(row) else row
         removed_by.append(torch.where(by_reported.any(0), row[best], -1))
         before += int(image.reported.sum())
-    return Candidates(
-        plain.frame,
-        plain.scores,
-        plain.labels,
-        plain.where,
-        torch.cat(removed_by) if images else plain.frame,
-    )
+    rows = torch.cat(removed_by) if images else plain.frame
+    return Candidates(plain.frame, plain.scores, plain.labels, plain.where, rows)
 
 
 @dataclass(frozen=True)
@@ -78,7 +62,7 @@ class _Ranked:
 def _rank_candidates(
     values: Tensor, grid: Grid, config: Config
 ) -> tuple[Tensor, Tensor, list[_Ranked]]:
-    """Scores and labels (B, N) of all cells, and the candidates of each image."""
+    """Return scores and labels (B, N) of all cells, and the candidates of each image."""
     scores, labels = scores_and_labels(values)
     boxes = corners(centred_boxes(values, grid))
     return scores, labels, [_rank_image(*image, config) for image in zip(scores, labels, boxes)]
@@ -97,9 +81,7 @@ def _rank_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -
 def select_static(
     values: Tensor, grid: Grid, config: Config, limits: StaticLimits
 ) -> StaticSelection:
-    """The boxes of one image that ``select`` reports, in a fixed number of rows; the kind of a row
-    is its level.
-    """
+    """Return what ``select`` reports of one image, in a fixed number of rows; kind: the level."""
     if len(values) != 1:
         raise BoxcovError(f"a static selection takes one image, got a batch of {len(values)}")
     scores, labels = scores_and_labels(values)
@@ -125,7 +107,7 @@ def select_static(
 
 
 def _on_level(where: AnchorIndex, grid: Grid, level: int) -> AnchorIndex:
-    """The cells of the same row and column on another level, or its last row or column."""
+    """Return the cells of the same row and column on a level, or its last row or column."""
     at = (grid.level == level).nonzero()[:, 0]
     first, rows, columns = at.min(), grid.row[at].max(), grid.column[at].max()
     row, column = torch.minimum(where.grid.row, rows), torch.minimum(where.grid.column, columns)
@@ -134,28 +116,21 @@ def _on_level(where: AnchorIndex, grid: Grid, level: int) -> AnchorIndex:
 
 
 def scores_and_labels(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and labels (B, N) of all cells: the best class, times the objectness.
-
-    >>> scores_and_labels(torch.zeros(1, 2, 7))
-    (tensor([[0.2500, 0.2500]]), tensor([[0, 0]]))
-    """
+    """Return scores and labels (B, N) of all cells: the best class, times the objectness."""
     named, labels = values[:, :, 5:].sigmoid().max(2)
     return values[:, :, 4].sigmoid() * named, labels
 
 
 def suppression_matrix(boxes: Tensor, labels: Tensor, overlap: float) -> Tensor:
-    """Which boxes (k, 4), x1 y1 x2 y2 by descending score, suppress which (k, k): later ones of
-    their class, by IoU.
+    """Return which boxes suppress which (k, k): later ones of their class, by IoU.
 
-    >>> boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 5], [0, 0, 4, 5]])
-    >>> suppression_matrix(boxes, torch.tensor([0, 0, 1]), 0.65).nonzero()
-    tensor([[0, 1]])
+    boxes: (k, 4), x1 y1 x2 y2, by descending score.
     """
     return ((pairwise_iou(boxes, boxes) > overlap) & (labels.unsqueeze(1) == labels)).triu(1)
 
 
 def _selection(scores: Tensor, labels: Tensor, grid: Grid, cells: list[Tensor]) -> Selection:
-    """The selection of the given cells of each image."""
+    """Return the selection of the given cells of each image."""
     cell = torch.cat(cells) if cells else labels.new_zeros(0)
     counts = torch.tensor(
         [len(of_image) for of_image in cells], dtype=torch.long, device=cell.device
