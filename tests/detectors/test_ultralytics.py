@@ -20,7 +20,7 @@ except Exception as error:
 
 from boxcov import GLM, MCGLM, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.detectors.ultralytics import Yolo, wrap
-from boxcov.predict import exact_route
+from boxcov.predict import exact
 from oracles.dense import relative
 
 NAMES = {0: "cat", 1: "cow", 2: "dog"}
@@ -89,7 +89,7 @@ def test_exact_is_one_backward_pass_a_number(
     def slow(*given: Any) -> None:
         raise AssertionError("not by instance")
 
-    monkeypatch.setattr(exact_route, "autograd_covariance", slow)
+    monkeypatch.setattr(exact, "autograd_covariance", slow)
     x = images(1, seed=1)
     found, expected = (
         ExactGLM(detector, posterior, with_logit=True)(x),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from boxcov import GLM, MCGLM, MCI, BoxcovWarning, ExactGLM, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict import exact_route, mcglm_route
+from boxcov.predict import exact, mcglm_route
 from boxcov.predict.linearize import short_way
 from boxcov.predict.verification import State, Verdict, judge_boxes, judge_weights
 from oracles.dense import relative
@@ -125,9 +125,9 @@ def test_undecided_stages_give_the_oracles_numbers(tiny, posterior, image, monke
 def test_undecided_instances_give_the_oracles_numbers(tiny, posterior, image, monkeypatch) -> None:
     monkeypatch.setattr("boxcov.predict.route.judge_weights", lambda *given: Verdict.UNDECIDED)
     calls = []
-    original = exact_route.autograd_covariance
+    original = exact.autograd_covariance
     monkeypatch.setattr(
-        exact_route, "autograd_covariance", lambda *given: calls.append(1) or original(*given)
+        exact, "autograd_covariance", lambda *given: calls.append(1) or original(*given)
     )
     found = ExactGLM(tiny, posterior)(image).covariance
     assert calls

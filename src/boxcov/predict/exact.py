@@ -1,17 +1,38 @@
-"""ExactGLM: the covariance ``J Sigma J^T`` of every box, without sampling error."""
+"""ExactGLM: the covariance ``J Sigma J^T`` of every box, without sampling error.
+
+``ExactRouter`` chooses the engine of each frame; see ``route.py`` for the states and the policy.
+``autograd_covariance`` works for any detector.
+"""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.exact_route import ExactRouter
-from boxcov.predict.forward_mode.jvp import PosteriorSamples
-from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.covariance import MEMORY, sample_covariance
+from boxcov.predict.cuda.graphs import matrix_precision
+from boxcov.predict.forward_mode.jvp import PosteriorSamples, directional_derivatives
+from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.instances import (
+    InstanceEngine,
+    InstanceRun,
+    check_items,
+    has_instances,
+    leaves_read,
+    with_leaves,
+)
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields
-from boxcov.predict.route import EngineOptions
+from boxcov.predict.route import EngineOptions, InstanceRouter, TangentRouter
+from boxcov.predict.verification import State, Verification
 
 
 class ExactGLM(PosteriorPredictor):
@@ -69,3 +90,194 @@ class ExactGLM(PosteriorPredictor):
     def predict(self, point: LinearizationPoint) -> Detections:
         covariance, row = self.router.covariance(point)
         return point.detections(covariance=covariance, meta=self.settings(), **logit_fields(row))
+
+
+@dataclass(frozen=True)
+class HeadPart:
+    """The part of a covariance that the layers of the head contribute."""
+
+    covariance: Tensor  # (m, D, D), or the row (m, D + 1) of the score logit
+    below: list[str]  # layers of the posterior that are not included
+    tangents_below: Tensor | None = None  # derivatives (m, D, k) along normalised directions
+
+
+class ExactRouter(TangentRouter, InstanceRouter):
+    """Routes of ``ExactGLM``: the head by stages, instances or autograd; below it by autograd, or
+    by Monte Carlo along ``samples``."""
+
+    def __init__(
+        self,
+        linearized: LinearizedDetector,
+        posterior: Posterior,
+        options: EngineOptions,
+        samples: PosteriorSamples | None = None,
+        with_logit: bool = False,
+    ) -> None:
+        super().__init__(linearized, posterior, options)
+        self.samples, self.with_logit = samples, with_logit
+        self.instances = InstanceEngine(linearized, posterior)
+        self.items_check = Verification()
+        self._below_stages: list[str] = []  # known once the stages are verified
+
+    def needs_trunk(self) -> bool:
+        if self.with_logit or self.stages_check.state is not State.VERIFIED:
+            return True
+        return bool(self._below_stages) and self.tangents_check.state is not State.VERIFIED
+
+    def next_tangents(self) -> Tangents | None:
+        if self.samples is None or not self._below_stages or self.tangents_check.is_refused:
+            return None
+        return self.propagation.tangents(
+            self._etas(self._below_stages), self.staged_head.first_layer
+        )
+
+    def covariance(self, point: LinearizationPoint) -> tuple[Tensor, Tensor | None]:
+        """The covariance of the boxes (m, D, D), and the row (m, D + 1) of the score logit."""
+        boxes = replace(point, logits=None)
+        head = self._head(boxes)
+        logit = self._head_by_instance(point) if self.with_logit else None
+        covariance, row = head.covariance, None if logit is None else logit.covariance
+        if self.samples is None and head.below and logit is not None and head.below == logit.below:
+            both = autograd_covariance(point, self.posterior.restricted(head.below))
+            return covariance + both[0], logit.covariance + both[1]
+        if head.below:
+            covariance = covariance + self._below(boxes, head)
+        if logit is not None and logit.below:
+            row = logit.covariance + self._row_below(point, logit.below)
+        return covariance, row
+
+    def _head(self, point: LinearizationPoint) -> HeadPart:
+        """By stages where they are verified for all boxes, else by instance or not at all."""
+        staged = self.staged_head.run(point)
+        if staged is not None and not self.new_kinds(staged):
+            return HeadPart(staged.head, self._below_stages, staged.below)
+        point = self.with_trunk(point)
+        with nullcontext() if staged is None else matrix_precision("float32"):
+            part = self._head_by_instance(point)
+        is_covered = len(part.below) < len(self.posterior.blocks)
+        engine = "instances" if is_covered else "autograd"
+        if staged is not None and is_covered and self.verify_stages(staged, part.covariance):
+            self._below_stages, engine = part.below, "stages"
+            part = HeadPart(staged.head, part.below)
+        rest = "autograd" if self.samples is None else "vmap(jvp) along samples"
+        self.settle(engine, rest if part.below else "none")
+        return part
+
+    def _no_head(self, point: LinearizationPoint) -> HeadPart:
+        m, D = point.z.shape
+        shape = (m, D, D) if point.logits is None else (m, D)
+        return HeadPart(at_least_float32(point.boxes).new_zeros(shape), list(self.posterior.blocks))
+
+    def _head_by_instance(self, point: LinearizationPoint) -> HeadPart:
+        """The part of the layers that instances() runs; with logits only the logit's row."""
+        if not has_instances(point):
+            return self._no_head(point)
+        watched = with_leaves(point)
+        last_row = has_logits = point.logits is not None
+        total = self._no_head(point).covariance
+        direct: set[str] = set()
+        read: set[int] = set()
+        for run in self.instances.runs(watched):
+            self._verify_items(run, has_logits)
+            total[run.index] = self.instances.covariance(run, last_row=last_row)
+            direct |= run.uses.keys() & self.instances.block_of.keys()
+            read |= leaves_read(run.z)
+        known = self._dependence.get(has_logits)
+        is_verified = self.instances_check.covers((has_logits, name) for name in direct)
+        if known is None or not is_verified or not known.matches(watched.raw):
+            is_verified = self._verify_instances(watched, direct)
+        upstream = self._dependence[has_logits].upstream_of(watched.raw, read)
+        if upstream & direct:  # a weight used on both sides of the cut
+            return self._no_head(point)
+        blocks = self.instances.block_of
+        if not is_verified:  # too few boxes to decide: the oracle's numbers
+            layers = self.posterior.restricted([blocks[name] for name in direct])
+            total = autograd_covariance(point, layers)[has_logits]
+        return HeadPart(total, [name for weight, name in blocks.items() if weight in upstream])
+
+    def _verify_items(self, run: InstanceRun, has_logits: bool) -> None:
+        subjects = {(has_logits, name) for name in run.uses}
+        if run.uses and len(run.index) > 1 and not self.items_check.covers(subjects):
+            check_items(run, type(self.linearized.detector).__name__)
+            self.items_check.accept(subjects)
+
+    def _etas(self, layers: list[str]) -> dict[str, Tensor]:
+        """The samples of some layers, cut from those of all: a seed gives the same directions."""
+        assert self.samples is not None
+        etas = self.samples.etas
+        return {name: etas[name] for name in self.posterior.restricted(layers).parameters}
+
+    def _below(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
+        """The covariance (m, D, D) of the layers below the head."""
+        if self.samples is None:
+            return autograd_covariance(point, self.posterior.restricted(head.below))[0]
+        ends = self.staged_head.first_layer
+        if head.tangents_below is not None and self.tangents_check.covers({ends}):
+            return sample_covariance(self.propagation.rescale(head.tangents_below))
+        A = directional_derivatives(self.with_trunk(point), self._etas(head.below))
+        tangents = self.next_tangents() if head.below == self._below_stages else None
+        if tangents is None:
+            return sample_covariance(A)
+        try:
+            staged = self.staged_head.run(self.linearized.with_tangents(point, tangents))
+        except NoRule:
+            self.tangents_check.refuse()
+            return sample_covariance(A)
+        if staged is not None and staged.below is not None:
+            fast = self.propagation.rescale(staged.below)
+            if self.verify_tangents(fast, A, tangents):
+                self.settle("stages", "propagated tangents along samples")
+                return sample_covariance(fast)
+        return sample_covariance(A)
+
+    def _row_below(self, point: LinearizationPoint, layers: list[str]) -> Tensor:
+        """The row (m, D + 1) of the score logit from the layers below."""
+        if self.samples is None:
+            return autograd_covariance(point, self.posterior.restricted(layers))[1]
+        return sample_covariance(directional_derivatives(point, self._etas(layers)))[:, -1]
+
+
+def autograd_covariance(point: LinearizationPoint, posterior: Posterior) -> tuple[Tensor, Tensor]:
+    """``J Sigma J^T`` of the boxes (m, D, D), and the last row of that of z.
+
+    The row is (m, D), with logits (m, D + 1). As many boxes at a time as memory allows.
+    """
+    with torch.enable_grad():
+        theta = point.linearized.theta()
+        weights = {name: theta[name].requires_grad_() for name in posterior.parameters}
+        z = point.z_at(weights)
+        m, D = point.boxes.shape
+        size = sum(w.numel() * w.element_size() for w in weights.values())
+        step = max(1, int(MEMORY // (size * D)))
+        covariances, last_rows = [], []
+        for start in range(0, m, step):
+            stop = min(start + step, m)
+            gradients = _gradients(z[:, :D], start, stop, weights)
+            covariances.append(posterior.quadratic(gradients))
+            if z.shape[1] == D:
+                last_rows.append(covariances[-1][:, -1])
+                continue
+            of_logit = _gradients(z[:, D:], start, stop, weights)
+            joint = {name: torch.cat([g, of_logit[name]], 1) for name, g in gradients.items()}
+            last_rows.append(posterior.quadratic(joint)[:, -1])
+    return torch.cat(covariances), torch.cat(last_rows)
+
+
+def _gradients(z: Tensor, start: int, stop: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients (c, D, *shape) of the numbers of boxes ``start`` to ``stop``."""
+    m, D = z.shape
+    seeds = z.new_zeros(stop - start, D, m, D)
+    boxes, fields = torch.arange(stop - start, device=z.device), torch.arange(D, device=z.device)
+    seeds[boxes[:, None], fields, boxes[:, None] + start, fields] = 1
+    gradients = torch.autograd.grad(
+        *(z, list(weights.values()), seeds.flatten(0, 1)),
+        retain_graph=True,
+        is_grads_batched=True,
+        allow_unused=True,
+    )
+    return {
+        name: at_least_float32(
+            w.new_zeros(stop - start, D, *w.shape) if g is None else g.unflatten(0, (-1, D))
+        )
+        for (name, w), g in zip(weights.items(), gradients)
+    }

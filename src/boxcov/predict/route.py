@@ -7,13 +7,13 @@ and chooses among them on the first boxes:
 engine                          verified against
 ==============================  ================================================================
 ``instances.py``                ``decode()``: equal boxes, equal gradients (``_verify_instances``)
-``head/stages.py``, exact       ``instances.py``, for every kind of box (``exact_route.py``)
+``head/stages.py``, exact       ``instances.py``, for every kind of box (``exact.py``)
 ``head/stages.py``, directions  ``forward_mode/jvp.py``, for every kind (``mcglm_route.py``)
 ``forward_mode/propagation.py`` ``forward_mode/jvp.py``
 ``cuda/static_graph.py``        the plain pass, bit for bit
 ==============================  ================================================================
 
-``autograd.py`` and ``forward_mode/jvp.py`` work for any detector; they are the oracles and need no
+Autograd and ``forward_mode/jvp.py`` work for any detector; they are the oracles and need no
 verification. An engine starts UNVERIFIED. It becomes VERIFIED when it agrees with its oracle, and
 its numbers are used from that frame on, including that frame: equal frames give equal numbers,
 whether first or later. A new kind of box (another task or level) is verified when it first appears.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from boxcov import GLM, MCGLM, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.data.coco import CLASSES
 from boxcov.detectors.torchvision import TorchvisionDetector, wrap
-from boxcov.predict import exact_route
+from boxcov.predict import exact
 from helpers.torchvision_cases import MODELS, NAMES, images, objects, retinanet, retinanet_normed
 from oracles.dense import relative
 
@@ -60,7 +60,7 @@ def test_exact_is_one_backward_pass_a_number(
         raise AssertionError("not by instance")
 
     if name != "fcos":
-        monkeypatch.setattr(exact_route, "autograd_covariance", slow)
+        monkeypatch.setattr(exact, "autograd_covariance", slow)
     x = images(2, seed=1)
     found, expected = (
         ExactGLM(detector, posterior, with_logit=True)(x),

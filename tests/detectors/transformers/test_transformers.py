@@ -15,7 +15,7 @@ import transformers
 from boxcov import GLM, MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, Selection, fit
 from boxcov.data import coco
 from boxcov.detectors.transformers import QueryDetector, wrap
-from boxcov.predict import exact_route, instances
+from boxcov.predict import exact, instances
 from helpers.transformers_cases import (
     MODELS,
     NAMES,
@@ -114,7 +114,7 @@ def test_exact_is_one_backward_pass_a_number_at_d_passes(
     def slow(*given: Any) -> None:
         raise AssertionError("not by instance")
 
-    monkeypatch.setattr(exact_route, "autograd_covariance", slow)
+    monkeypatch.setattr(exact, "autograd_covariance", slow)
     batched: list[int] = []
     passes = instances._gradients_by_field
     monkeypatch.setattr(
