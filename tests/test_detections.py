@@ -40,7 +40,7 @@ def some(m: int = 4, D: int = 3, seed: int = 0) -> Detections:
     ],
     ids=str,
 )
-def test_every_array_is_cut_alike(rows) -> None:
+def test_indexing_applies_to_every_array(rows) -> None:
     found = some()
     part = found[rows]
     index = torch.arange(4)[rows if not isinstance(rows, int) else [rows]]
@@ -149,7 +149,7 @@ def test_numpy_and_device() -> None:
 
 
 @pytest.mark.parametrize("m", [0, 1, 500])
-def test_files_bring_everything_back(tmp_path, m: int) -> None:
+def test_save_and_load_round_trip(tmp_path, m: int) -> None:
     found = some(m)
     found.save(tmp_path / "d.safetensors")
     again = Detections.load(tmp_path / "d.safetensors")
@@ -187,7 +187,7 @@ def test_damaged_files_are_named(tmp_path, damage: str) -> None:
         Detections.load(path)
 
 
-def test_parts_are_put_together_in_order() -> None:
+def test_parts_are_concatenated_in_order() -> None:
     found = some(7)
     parts = [found[:0], found[:3], found[3:3], found[3:]]
     again = concatenate(parts)

@@ -1,4 +1,4 @@
-"""Every result says what it was made with: version, seed, fingerprint of the weights, settings."""
+"""Every result records version, seed, fingerprint of the weights and settings."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_results_carry_version_seed_fingerprint_and_settings(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["fit", "predict", "evaluate"])
-def test_a_full_disk_is_a_clear_error_without_half_a_file(tmp_path, verb, monkeypatch) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_partial_file(tmp_path, verb, monkeypatch) -> None:
     """Finished work is kept, and the run resumes once there is space."""
     word = small_network(tmp_path)
     common = ("--detector", word, "--count", 3, "--sweeps", 1)
@@ -111,14 +111,14 @@ def test_a_full_disk_is_a_clear_error_without_half_a_file(tmp_path, verb, monkey
     assert {path.name for path in tmp_path.iterdir()} - before == (
         {"out.checkpoint"} if verb == "fit" else {"out.parts"}
     )
-    (tmp_path / ".out.abcdefgh").write_text("half")  # as a kill leaves it
+    (tmp_path / ".out.abcdefgh").write_text("half")  # as left by a killed run
     done = boxcov(*words[verb], "--out", out, "--resume")
     assert done.code == 0, done.err
     assert {path.name for path in tmp_path.iterdir()} - before == {"out"}
 
 
 @pytest.mark.parametrize("verb", ["fit", "predict", "evaluate"])
-def test_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path, verb) -> None:
+def test_a_missing_folder_is_refused_before_the_work(tmp_path, verb) -> None:
     words = {
         "fit": ("fit",),
         "predict": ("predict", "--method", "nms"),
@@ -129,7 +129,7 @@ def test_a_folder_that_is_not_there_is_refused_before_the_work(tmp_path, verb) -
     assert f"there is no folder {tmp_path / 'no'}: create it" in done.err
 
 
-def test_no_file_is_made_under_a_name_that_is_not_ours(tmp_path, monkeypatch) -> None:
+def test_temporary_files_have_recognisable_names(tmp_path, monkeypatch) -> None:
     """Files left by a killed run are removed by name; safetensors alone writes ``.tmpXXXXXX``."""
     monkeypatch.setattr(
         "safetensors.torch.serialize_file", lambda *_: pytest.fail("written by safetensors itself")

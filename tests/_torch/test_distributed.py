@@ -20,7 +20,7 @@ from oracles.dense import relative
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_ranks_together_give_the_posterior_of_one(count, tmp_path) -> None:
+def test_several_ranks_give_the_posterior_of_one(count, tmp_path) -> None:
     multiprocessing.spawn(work, (count, str(tmp_path)), nprocs=count)
     detector = TinyCenter(width=4)
     expected = {case: posterior_of(case) for case in CASES}
@@ -50,9 +50,8 @@ def test_ranks_together_give_the_posterior_of_one(count, tmp_path) -> None:
                     case,
                     name,
                 )
-            if (
-                block.ekfac_eigenvalues is not None
-            ):  # bases may turn where eigenvalues are equal: the sum is theirs whichever
+            # the eigenbasis is not unique where eigenvalues are equal, but their sum is
+            if block.ekfac_eigenvalues is not None:
                 assert float(found.blocks[name].ekfac_eigenvalues.sum()) == pytest.approx(
                     float(block.ekfac_eigenvalues.sum()), rel=1e-5
                 ), (case, name)
@@ -68,14 +67,14 @@ def test_ranks_together_give_the_posterior_of_one(count, tmp_path) -> None:
         )
 
 
-def test_without_a_group_there_is_nothing_to_spread_over() -> None:
+def test_a_fit_over_ranks_needs_a_process_group() -> None:
     with pytest.raises(
         BoxcovError, match=r"no process group: call torch\.distributed\.init_process_group first"
     ):
         fit(TinyCenter(), shapes.frames(count=1), distributed=True)
 
 
-def test_items_go_round() -> None:
+def test_items_are_assigned_round_robin() -> None:
     for count in (1, 2, 3, 8):
         owners = [
             [rank for rank in range(count) if World(rank, count).owns(number)]
@@ -87,34 +86,34 @@ def test_items_go_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "config", "carried"),
+    ("device", "config", "expected"),
     [
-        ("cpu", "cpu:gloo,cuda:gloo", "cpu"),  # what torch makes of "gloo"
-        ("cpu", "cpu:gloo,cuda:nccl", "cpu"),  # what choose_backend asks for, for GPUs
+        ("cpu", "cpu:gloo,cuda:gloo", "cpu"),  # torch's name for "gloo"
+        ("cpu", "cpu:gloo,cuda:nccl", "cpu"),  # the choice of choose_backend for GPUs
         ("cuda:1", "cpu:gloo,cuda:nccl", "cuda:1"),
-        ("cuda:1", "cuda:nccl", "cuda:1"),  # what torch makes of "nccl"
+        ("cuda:1", "cuda:nccl", "cuda:1"),  # torch's name for "nccl"
         ("cuda:1", "cpu:gloo,cuda:gloo", "cpu"),
         ("cuda:1", "cpu:mpi,cuda:mpi", "cuda:1"),
         ("mps", "cpu:gloo,cuda:gloo", "cpu"),
     ],
 )
-def test_where_tensors_travel(device, config, carried) -> None:
-    assert transfer_device(torch.device(device), config) == torch.device(carried)
+def test_transfer_device_is_one_of_the_backend(device, config, expected) -> None:
+    assert transfer_device(torch.device(device), config) == torch.device(expected)
 
 
-def test_nccl_alone_carries_what_lies_in_memory_from_the_gpu() -> None:
+def test_nccl_sends_cpu_tensors_through_the_gpu() -> None:
     with mock.patch.object(torch.cuda, "current_device", return_value=2):
         assert transfer_device(torch.device("cpu"), "cuda:nccl") == torch.device("cuda:2")
     with pytest.raises(BoxcovError, match="sends neither CPU nor GPU tensors"):
         transfer_device(torch.device("cpu"), "xpu:ccl")
 
 
-def test_backends_are_those_that_torch_knows() -> None:
+def test_backends_are_valid_for_torch() -> None:
     assert str(BackendConfig(choose_backend("cpu"))) == "cpu:gloo,cuda:gloo"
     assert str(BackendConfig(choose_backend("cuda:0"))) == "cpu:gloo,cuda:nccl"
 
 
-def test_each_process_has_a_gpu_of_its_own() -> None:
+def test_each_process_has_its_own_gpu() -> None:
     assert _local_gpu("cuda", 1, 2) == "cuda:1"
     with pytest.raises(
         BoxcovError,
@@ -127,7 +126,7 @@ def test_each_process_has_a_gpu_of_its_own() -> None:
 
 @pytest.mark.slow
 def test_torchrun(tmp_path) -> None:
-    """The command line over three processes, and what is left when the data end one of them."""
+    """The command line in three processes, also when bad data end one of them."""
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
     words = ["--detector", word, "--count", "4", "--sweeps", "1", "--fisher", "mc"]
     launch = [

@@ -1,4 +1,4 @@
-"""Ranks on a GPU, where there is one: nccl in a group of one, and two ranks that share a GPU by gloo."""
+"""Ranks on a GPU: nccl with one rank, and two ranks that share a GPU through gloo."""
 
 from __future__ import annotations
 
@@ -24,16 +24,14 @@ def nccl(rank: int, folder: str) -> None:
         torch.ones(3, 3, dtype=torch.float64, device="cuda") / 3,
         torch.ones(2, dtype=torch.float64),
     )
-    ranks = World(0, 2)  # so that it talks, if only to itself
+    ranks = World(0, 2)  # two ranks, so that messages are sent
     assert ranks.all_reduce([there, here], [2**53 - 1, 0.1]) == [2**53 - 1, 0.1]
     assert bool((there == 1 / 3).all())
     assert bool((here == 1).all())
     assert ranks.gather({"a": [1]}) == [{"a": [1]}]
     dist.destroy_process_group()
     dist.init_process_group("nccl", init_method=f"file://{folder}/again", rank=0, world_size=1)
-    assert ranks.all_reduce([there, here], [1.0]) == [
-        1.0
-    ]  # what lies in memory goes through the GPU
+    assert ranks.all_reduce([there, here], [1.0]) == [1.0]  # CPU tensors go through the GPU
     assert ranks.gather("b") == ["b"]
     dist.destroy_process_group()
 
@@ -49,7 +47,7 @@ def shared(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_nccl_carries_what_a_fit_sends(tmp_path) -> None:
+def test_nccl_sends_the_tensors_of_a_fit(tmp_path) -> None:
     multiprocessing.spawn(nccl, (str(tmp_path),), nprocs=1)
 
 

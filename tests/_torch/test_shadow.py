@@ -8,7 +8,7 @@ from boxcov._torch.shadow import shadow
 
 
 class Odd(nn.Module):
-    """Keeps modules where shadows would miss them: in lists, dicts and bound methods."""
+    """Uses its modules through a list, a dict and a bound method."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,15 +24,15 @@ class Odd(nn.Module):
         return self.by_name["drop"](self.step(self.stages[0](x)))
 
 
-def test_a_shadow_is_in_eval_mode_everywhere_and_leaves_no_trace() -> None:
+def test_a_shadow_is_in_eval_mode_and_has_no_side_effects() -> None:
     module = Odd().train()
     twin = shadow(module)
     x = torch.randn(8, 2)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    assert torch.equal(twin(x), twin(x))  # nothing is dropped
+    assert torch.equal(twin(x), twin(x))  # no dropout
     assert all(
         torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items()
-    )  # no statistics moved
+    )  # the running statistics are unchanged
     assert not hasattr(module, "seen")
     assert all(m.training for m in module.modules())
     assert not any(m.training for m in twin.modules())

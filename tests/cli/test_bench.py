@@ -55,7 +55,7 @@ def test_every_method_has_a_row(measured) -> None:
     not Path("/proc/self/clear_refs").exists(), reason="a CPU's memory is counted on Linux alone"
 )
 def test_memory_is_counted_on_a_cpu(measured) -> None:
-    """A method that holds 300 MiB for a moment shows them in its row, and only there."""
+    """300 MiB allocated for a moment appear in the row of that method only."""
     detector, _, rows = measured
     assert all(row["peak_mib"] > 50 for row in rows)
     gc.collect()  # memory of earlier tests must not be freed during the measurement
@@ -129,7 +129,7 @@ def test_growth_tables_have_a_row_per_method(measured) -> None:
 
 
 def test_the_papers_mcglm_is_its_finite_difference(measured) -> None:
-    """The same directions, whole passes: the covariance of ``derivative="fd"``."""
+    """Full passes along the same directions give the covariance of ``derivative="fd"``."""
     detector, found, _ = measured
     data = frames(pillar_config())
     published = next(entry for entry in found if entry.method == "mcglm as published")

@@ -126,7 +126,7 @@ def test_product_kind_with_heading_as_axis(posterior: Path, tmp_path) -> None:
     assert (
         np.sqrt(np.exp(np.array(found.log_residual)[:, found.fields.index("yaw")])).max()
         < np.pi / 2
-    )  # no half turn was fitted
+    )  # no flip of the heading was fitted
 
 
 @pytest.mark.parametrize(

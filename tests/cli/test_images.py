@@ -51,7 +51,7 @@ def weights(tmp_path: Path) -> Path:
 
 @pytest.mark.filterwarnings(
     "ignore::boxcov.errors.BoxcovWarning"
-)  # three objects do not reach all levels
+)  # three objects do not use all levels
 def test_fit_predict_and_evaluate_on_images(root: Path, weights: Path, tmp_path: Path) -> None:
     source, detector = DataOptions(f"coco:{root}@64", "val2017"), f"yolox:{weights}"
     posterior = tmp_path / "p.safetensors"

@@ -54,11 +54,13 @@ def alone(made, tmp_path_factory) -> bytes:
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_ranks_write_the_file_of_one_process(tmp_path, made, alone, count) -> None:
-    """Four blocks: one too many, two too many, fewer than ranks."""
+    """Four blocks: split evenly, unevenly, and over more ranks than blocks."""
     out = tmp_path / "d.safetensors"
     ended = forked(count, lambda rank: prediction.run(replace(made, out=out), block=2))
     assert [code for code, _ in ended] == [0] * count, ended
-    assert [said == "{}" for _, said in ended] == [False] + [True] * (count - 1)  # one speaks
+    assert [said == "{}" for _, said in ended] == [False] + [True] * (
+        count - 1
+    )  # only rank 0 prints
     assert out.read_bytes() == alone
     assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
 
@@ -67,7 +69,7 @@ def test_killed_rank_ends_all_and_leaves_whole_blocks(tmp_path, made, alone) -> 
     out = tmp_path / "d.safetensors"
 
     def die(done: int, total: int) -> None:
-        if done == 7:  # the last frame, rank 1's
+        if done == 7:  # the last frame, on rank 1
             os.kill(os.getpid(), signal.SIGKILL)
 
     ended = forked(
@@ -89,7 +91,7 @@ def test_killed_rank_ends_all_and_leaves_whole_blocks(tmp_path, made, alone) -> 
     assert "blocks of an interrupted run" in refused[0][1]
     ended = forked(
         3, lambda rank: prediction.run(replace(made, out=out, resume=True), block=2)
-    )  # any number goes on
+    )  # any number of ranks can resume
     assert [code for code, _ in ended] == [0] * 3
     assert out.read_bytes() == alone
 
@@ -139,7 +141,7 @@ def test_evaluate_over_ranks_equals_one_process(tmp_path, saved) -> None:
     bare = boxcov(f"evaluate {saved} --json --replicates 20").out.replace(
         '"out": null', f'"out": "{page}"'
     )
-    assert bare == one.out  # read in memory, or by blocks
+    assert bare == one.out  # in memory or in blocks
     whole = undated(page)
     for count, workers in ((2, 0), (3, 1)):  # two blocks
         page.unlink()

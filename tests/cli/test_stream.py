@@ -1,4 +1,4 @@
-"""boxcov stream through the command line, on files made here."""
+"""boxcov stream through the command line, on generated files."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_bad_frame_gives_an_error_line(made, tmp_path) -> None:
 
 
 def test_nonfinite_boxes_give_an_error_line(tmp_path) -> None:
-    """A method gives none; its boxes are the detector's own, which may."""
+    """Covariances are checked; the boxes of the detector itself may be non-finite."""
     cloud(pillar_config(), 0).numpy().astype("<f4").tofile(tmp_path / "x.bin")
     box = torch.tensor([[1.0, float("nan")]])
     found = Detections(
@@ -107,7 +107,7 @@ def test_kitti_points_give_boxes_in_kitti_axes(made, tmp_path) -> None:
     word, posterior, _ = made
     detector = load_detector(word)
     there = cloud(detector.config, 3)
-    x, y = there[:, 1], -there[:, 0]  # the same place, in KITTI's axes
+    x, y = there[:, 1], -there[:, 0]  # the same position in KITTI's axes
     np.stack([x, y, there[:, 2], there[:, 3] / 255], 1).astype("<f4").tofile(tmp_path / "k.bin")
     done = boxcov(
         f"stream {tmp_path} --detector {word} --posterior {posterior} "

@@ -17,10 +17,8 @@ from boxcov import BoxcovError
 from boxcov.pipeline import stream as streaming
 from helpers.command_line import boxcov
 
-NOWHERE = (
-    "--detector",
-    "centerpoint:absent.safetensors",
-)  # whoever begins to work says that it is not there
+# a command that starts to work reports this missing file instead
+NOWHERE = ("--detector", "centerpoint:absent.safetensors")
 VERBS = {
     "fit": ("fit", *NOWHERE),
     "predict": ("predict", "--method", "nms", *NOWHERE),
@@ -46,7 +44,7 @@ def told_before_the_work(verb: str, out: Path, reason: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_read_only_folder(tmp_path, verb, monkeypatch) -> None:
-    """As every user but root sees it."""
+    """As for every user but root."""
 
     def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
@@ -105,7 +103,7 @@ def test_file_instead_of_a_folder(tmp_path, verb) -> None:
 
 
 class Full(io.StringIO):
-    """A disk with room for one line, and what takes its place."""
+    """A disk with space for one line."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -131,7 +129,7 @@ def test_stream_to_a_full_disk_ends_with_one_line(tmp_path, monkeypatch) -> None
     ):
         streaming.write_lines(None, None, paths, out, seen)
     assert json.loads(out.getvalue().splitlines()[0]) == {"frame": "a", "ms": 1.0}
-    assert next(paths) == Path("c")  # it did not go on
+    assert next(paths) == Path("c")  # the stream stopped at the error
     out.file.close()
 
 

@@ -50,6 +50,17 @@ class NetDetector(Detector):
         return {"head": self.net}
 
 
+def two_convolutions() -> NetDetector:
+    """Return a detector of two convolutions with fixed weights."""
+    torch.manual_seed(0)
+    return NetDetector(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 1)))
+
+
+def random_item(count: int = 2) -> tuple[Tensor, Tensor]:
+    """Return random inputs and targets of ``count`` frames for it."""
+    return torch.randn(count, 2, 5, 5), torch.randn(count, 2, 25)
+
+
 class Tokens(nn.Module):
     """Linear layers on (B, T, C), as in a transformer, seen as maps."""
 

@@ -1,4 +1,4 @@
-"""Factors of layers of equal form, joined as on a GPU, against those of each layer by itself."""
+"""Factors of layers of equal shape, computed together as on a GPU, against one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BRANCHES = 5
 
 
 class Branches(nn.Module):
-    """Heads of one form, each with an input of its own; ``after`` may do something to them when they have been read."""
+    """Heads of equal shape with different inputs; ``after`` is called with the inputs."""
 
     def __init__(self, after: list[Any]) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def assert_same(
 
 @pytest.fixture
 def joins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many inputs were computed at once, each time."""
+    """The number of inputs of each joint computation."""
     sizes: list[int] = []
 
     def spied(xs: Any, *rest: Any) -> Tensor:
@@ -103,7 +103,7 @@ def test_every_kind_of_layer(case: Case, locations: Any) -> None:
     one_by_one, joined = (
         counted(detector, items, how, locations=locations) for how in (False, True)
     )
-    assert joined.batch_layers  # nothing was in the way
+    assert joined.batch_layers  # the layers were computed together
     assert_same(joined.sums, one_by_one.sums)
 
 
@@ -116,7 +116,7 @@ def test_layers_of_one_form_are_one_product(joins: list[int]) -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_no_more_than_the_room_at_once(
+def test_joined_inputs_stay_within_the_memory_limit(
     joins: list[int], monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
     detector = branches()
@@ -126,9 +126,8 @@ def test_no_more_than_the_room_at_once(
     y = y if stride == 1 else y[:, :, :12]
     expected = counted(detector, [(x, y)], joined=False)
     joins.clear()
-    one = (
-        2 * 2 * 42 * 8 if stride == 1 else 2 * 2 * 9 * 12 * 8
-    )  # bytes of a stem's input, or of its columns
+    # bytes of a stem's input, or of its unfolded columns
+    one = 2 * 2 * 42 * 8 if stride == 1 else 2 * 2 * 9 * 12 * 8
     monkeypatch.setattr(batched_factors, "MAX_BYTES", 2 * one)
     monkeypatch.setattr(
         grams, "_correlates", lambda x, geometry: all(s == 1 for s in geometry.stride)
@@ -137,9 +136,8 @@ def test_no_more_than_the_room_at_once(
     assert sorted(joins) == [1] * (1 + BRANCHES) + [2, 2] if stride == 1 else joins.count(2) >= 2
 
 
-def test_the_work_does_not_grow_with_the_tasks() -> None:
-    """Counted: products and reductions of a fit step of a CenterPoint, whose tasks have branches of equal form."""
-
+def test_number_of_operations_does_not_grow_with_the_tasks() -> None:
+    """Count products and reductions of one fit step; the tasks have branches of equal shape."""
     seen = []
     for tasks in ((("car",), ("bus",)), (("car",), ("bus",), ("truck",), ("barrier",))):
         config = pillar_config(tasks=tasks)
@@ -163,11 +161,11 @@ def test_the_work_does_not_grow_with_the_tasks() -> None:
     assert seen[0] == seen[1]
 
 
-# what could go wrong while an input waits
+# inputs that change before their factors are computed
 
 
-def test_an_input_that_is_written_to_later_is_not_taken_for_itself() -> None:
-    """Autograd minds in the first batch, where it needs the inputs of the chosen layers, and not in the others."""
+def test_an_input_overwritten_in_place_turns_off_joining() -> None:
+    """Autograd would raise in the first batch only, where it saves the inputs."""
     spoil = [False]
 
     def change(read: list[Tensor]) -> None:
@@ -192,7 +190,7 @@ def test_an_input_that_is_written_to_later_is_not_taken_for_itself() -> None:
     )
 
 
-def test_without_gradients_an_input_may_be_written_to() -> None:
+def test_without_gradients_an_input_may_be_overwritten() -> None:
     class Gate(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -213,13 +211,12 @@ def test_without_gradients_an_input_may_be_written_to() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_bad_layer_among_joined_ones_is_named_alone_and_the_batch_leaves_nothing(
+def test_only_the_bad_layer_is_named_and_the_sums_are_unchanged(
     bad: int,
 ) -> None:
     detector, items = branches(), [batch(0), batch(1)]
-    items[bad][0][0, 2 * 3, 2, 2] = (
-        1e4  # its exponential is infinite, the tanh behind the layer is not
-    )
+    # exp() overflows before the layer; tanh() after it is finite
+    items[bad][0][0, 2 * 3, 2, 2] = 1e4
     accumulator = counted(detector, items[:bad], joined=True)
     before = {
         name: (sums.Q.clone(), sums.H.clone(), sums.locations)
@@ -227,7 +224,8 @@ def test_a_bad_layer_among_joined_ones_is_named_alone_and_the_batch_leaves_nothi
     }
     with pytest.raises(
         BoxcovError,
-        match=rf"batch {bad} gives a NaN or infinite input or gradient at net\.stem\.3\.weight, though",
+        match=rf"batch {bad} gives a NaN or infinite input or gradient "
+        r"at net\.stem\.3\.weight, though",
     ):
         accumulator.add(*items[bad], bad)
     assert accumulator.frames == 2 * bad

@@ -28,7 +28,7 @@ from helpers.cut_offs import FRAMES, Cut, CutOff, about, bytes_of, cut
     ],
     ids=["head", "mc", "backbone", "fraction", "modules", "by gradient"],
 )
-def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, settings) -> None:
+def test_an_interrupted_fit_resumes_to_the_same_bytes(tmp_path, settings) -> None:
     whole = bytes_of(fit(TinyCenter(), FRAMES, **settings), tmp_path)
     path = tmp_path / "c"
     done = fit(TinyCenter(), FRAMES, **settings).frames
@@ -48,18 +48,20 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, settings) ->
     resumed = fit(TinyCenter(), reading, checkpoint=Checkpoint(path, resume=True), **settings)
     assert bytes_of(resumed, tmp_path) == whole
     assert resumed.frames == done
-    assert len(reading.read) == done - 2 + 1  # those left, and the last one to compare
+    assert (
+        len(reading.read) == done - 2 + 1
+    )  # the remaining items, and the last counted one for comparison
 
 
 @pytest.mark.parametrize("at", range(1, 7))
-def test_every_place_to_be_cut_off(tmp_path, at) -> None:
+def test_fit_resumes_after_an_interrupt_at_any_item(tmp_path, at) -> None:
     cut(tmp_path / "c", at)
     assert bytes_of(
         fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True)), tmp_path
     ) == bytes_of(fit(TinyCenter(), FRAMES), tmp_path)
 
 
-def test_a_stream_is_read_past_what_was_counted(tmp_path) -> None:
+def test_resuming_a_stream_skips_the_counted_items(tmp_path) -> None:
     def stream(cut_at: int = -1):
         for i, item in enumerate(FRAMES):
             if i == cut_at:
@@ -84,10 +86,9 @@ def test_a_stream_is_read_past_what_was_counted(tmp_path) -> None:
     assert bytes_of(resumed, tmp_path) == bytes_of(whole, tmp_path)
 
 
-def test_the_interval_is_kept_and_an_error_saves_what_was_counted(tmp_path, monkeypatch) -> None:
-    ticks = iter(
-        [0.0, 10.0, 20.0, 60.0, 60.0, 70.0, 70.0]
-    )  # at the start, after each frame, and after each writing
+def test_checkpoints_at_the_interval_and_on_an_error(tmp_path, monkeypatch) -> None:
+    # at the start, after each frame, and after each write
+    ticks = iter([0.0, 10.0, 20.0, 60.0, 60.0, 70.0, 70.0])
     monkeypatch.setattr(module, "monotonic", lambda: next(ticks))
     written = []
     monkeypatch.setattr(
@@ -102,7 +103,7 @@ def test_the_interval_is_kept_and_an_error_saves_what_was_counted(tmp_path, monk
     assert written == [3, 4]
 
 
-def test_a_checkpoint_in_the_way_is_not_overwritten(tmp_path) -> None:
+def test_an_existing_checkpoint_is_not_overwritten(tmp_path) -> None:
     cut(tmp_path / "c")
     with pytest.raises(
         BoxcovError,
@@ -111,7 +112,7 @@ def test_a_checkpoint_in_the_way_is_not_overwritten(tmp_path) -> None:
         fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c"))
 
 
-def test_resume_without_a_checkpoint_begins_at_the_beginning(tmp_path) -> None:
+def test_resume_without_a_checkpoint_starts_a_fit(tmp_path) -> None:
     assert fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True)).frames == 7
     with pytest.raises(BoxcovError, match="every_seconds must be a number of at least 0, got nan"):
         Checkpoint(tmp_path / "c", every_seconds=float("nan"))
@@ -156,7 +157,7 @@ def test_other_weights_are_refused(tmp_path) -> None:
         fit(TinyCenter(seed=1), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True))
 
 
-def test_what_the_sums_do_not_depend_on_may_change(tmp_path) -> None:
+def test_settings_that_do_not_affect_the_sums_may_change(tmp_path) -> None:
     cut(tmp_path / "c")
     resumed = fit(
         TinyCenter(),
@@ -174,12 +175,12 @@ SECOND = {"options": SECOND_OPTIONS, "fisher": "mc"}
 
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory) -> bytes:
-    """The posterior of two passes that were let alone."""
+    """The posterior of two uninterrupted passes."""
     return bytes_of(fit(TinyCenter(), FRAMES, **SECOND), tmp_path_factory.mktemp("twice"))
 
 
 @pytest.mark.parametrize("done", [7, 8, 10, 14])
-def test_a_second_pass_goes_on_where_it_was(tmp_path, done, twice) -> None:
+def test_an_interrupted_second_pass_resumes(tmp_path, done, twice) -> None:
     def stop(number: int, total: int | None) -> None:
         assert total == 14
         if number == done:
@@ -214,7 +215,8 @@ def test_a_second_pass_of_other_settings_is_refused(tmp_path) -> None:
     fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", every_seconds=0), **SECOND)
     with pytest.raises(
         BoxcovError,
-        match=r"c\.second: checkpoint of another fit \(full was \['head\.branches\.size\.3'\], is \[\]\)",
+        match=r"c\.second: checkpoint of another fit "
+        r"\(full was \['head\.branches\.size\.3'\], is \[\]\)",
     ):
         fit(
             TinyCenter(),
@@ -224,9 +226,8 @@ def test_a_second_pass_of_other_settings_is_refused(tmp_path) -> None:
             fisher="mc",
         )
     (tmp_path / "c").unlink()
-    with pytest.raises(
-        BoxcovError, match=r"c\.second: checkpoint of an interrupted fit"
-    ):  # before the first pass
+    # refused before the first pass
+    with pytest.raises(BoxcovError, match=r"c\.second: checkpoint of an interrupted fit"):
         fit(TinyCenter(), CutOff(FRAMES, 0), checkpoint=Checkpoint(tmp_path / "c"), **SECOND)
     (tmp_path / "c.second").write_bytes(b"no")
     with pytest.raises(BoxcovError, match=r"c\.second: not a checkpoint of a fit, or damaged"):
@@ -234,7 +235,7 @@ def test_a_second_pass_of_other_settings_is_refused(tmp_path) -> None:
 
 
 def test_a_second_pass_in_other_bases_is_refused(tmp_path) -> None:
-    """The same sums may give other eigenvectors on another machine: what was counted in the old ones means nothing there."""
+    """Equal sums may give other eigenvectors on another machine; moments of one do not fit."""
     fit(
         TinyCenter(),
         FRAMES,
@@ -254,7 +255,7 @@ def test_a_second_pass_in_other_bases_is_refused(tmp_path) -> None:
 
 
 class Interrupted(dict):
-    """The fourth look at it is one too many."""
+    """Raises KeyboardInterrupt at the fourth lookup."""
 
     def __getitem__(self, name):
         self.looks = getattr(self, "looks", 0) + 1
@@ -263,8 +264,8 @@ class Interrupted(dict):
         return super().__getitem__(name)
 
 
-def test_an_interrupt_between_two_layers_of_an_item_is_not_kept(tmp_path, twice) -> None:
-    """Asked twice it ends at once: what is then half counted must not be in the file."""
+def test_a_half_counted_item_is_not_saved(tmp_path, twice) -> None:
+    """A second signal ends the fit at once; a half counted item must not be in the file."""
     commit, add, calls = Accumulator._commit, GradientMoments._add_frame, []
 
     def half_committed(self, *args) -> None:
@@ -328,7 +329,7 @@ def test_signals_wait_for_the_frame_and_leave_a_checkpoint(tmp_path, number) -> 
     assert bytes_of(resumed, tmp_path) == bytes_of(fit(TinyCenter(), FRAMES), tmp_path)
 
 
-def test_asked_twice_it_ends_at_once(tmp_path) -> None:
+def test_a_second_signal_ends_the_fit_at_once(tmp_path) -> None:
     class Twice(CutOff):
         def __getitem__(self, i: int):
             if i == 2:
@@ -358,7 +359,7 @@ def test_a_signal_in_the_last_frame_is_not_lost(tmp_path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_another_thread_cannot_take_signals_and_keeps_its_checkpoint(tmp_path) -> None:
+def test_another_thread_writes_checkpoints_without_signals(tmp_path) -> None:
     thread = threading.Thread(target=lambda: cut(tmp_path / "c"))
     thread.start()
     thread.join()

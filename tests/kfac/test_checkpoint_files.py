@@ -1,4 +1,4 @@
-"""Checkpoints on disks that are full, read-only or gone, and damaged ones."""
+"""Checkpoints on full, read-only and missing disks, and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.cut_offs import FRAMES, CutOff, about, bytes_of, cut, edit
 # disks
 
 
-def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch) -> None:
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, monkeypatch) -> None:
     real, calls = os.fsync, []
 
     def fsync(handle: int) -> None:
@@ -40,7 +40,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch) -> None:
 
 @pytest.fixture
 def tiny_disk(tmp_path):
-    """A file system of 128 KiB, where one may be mounted."""
+    """A file system of 128 KiB; skipped where mounting is not allowed."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if (
@@ -63,9 +63,7 @@ def test_a_disk_that_is_really_full(tiny_disk) -> None:
     assert os.listdir(tiny_disk) == []
 
 
-def test_a_folder_that_is_not_there_or_read_only_is_told_before_the_work(
-    tmp_path, monkeypatch
-) -> None:
+def test_missing_and_read_only_folders_fail_before_the_work(tmp_path, monkeypatch) -> None:
     frames = CutOff(FRAMES, -1)
     with pytest.raises(
         BoxcovError, match=r"absent/c: cannot be written \(No such file or directory\)"
@@ -95,7 +93,7 @@ def test_a_folder_that_vanishes(tmp_path) -> None:
         )
 
 
-def test_what_a_kill_left_half_written_is_removed(tmp_path) -> None:
+def test_partial_files_of_a_killed_run_are_removed(tmp_path) -> None:
     (tmp_path / ".c.abcdefgh").write_bytes(b"half")
     (tmp_path / ".c.something else").write_bytes(b"not ours")
     fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c"))

@@ -1,4 +1,4 @@
-"""EKFAC and whole Fishers against per-frame gradients in float64."""
+"""EKFAC and full Fishers against per-frame gradients in float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUPED = next(case for case in CASES if case.name == "conv2d grouped")
 
 
 def exact_fisher(block, gradients: dict[str, Tensor]) -> Tensor:
-    """The Fisher of one layer (w, w), without the entries between its groups."""
+    """The Fisher of one layer (w, w), with zeros between its groups."""
     g = flat(block, gradients).unflatten(1, (block.layer.geometry.groups, -1))  # (B, G, w)
     return torch.block_diag(*torch.einsum("bgi,bgj->gij", g, g) / len(g))
 
@@ -36,9 +36,7 @@ def approximation(block) -> Tensor:
 
 @pytest.mark.parametrize("locations", ["all", "gradient"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_corrected_is_the_fishers_diagonal_in_the_eigenbasis_and_nearer_than_kfac(
-    case: Case, locations: str
-) -> None:
+def test_ekfac_is_the_diagonal_of_the_fisher_in_the_eigenbasis(case: Case, locations: str) -> None:
     detector = case.detector()
     inputs, targets = case.frames(detector, count=7)
     frames = [(inputs[:3], targets[:3]), (inputs[3:], targets[3:])]
@@ -89,7 +87,7 @@ def refined_posterior(kind: str, **more) -> Posterior:
 
 
 def dense(posterior: Posterior, name: str) -> Tensor:
-    """Sigma, inverted as a whole."""
+    """The inverse of the dense precision."""
     F = approximation(posterior.blocks[name])
     return torch.linalg.inv(
         posterior.n_data * F + posterior.tau(name) * torch.eye(len(F), dtype=F.dtype)
@@ -97,7 +95,7 @@ def dense(posterior: Posterior, name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["corrected", "full", "both"])
-def test_samples_quadratic_forms_and_evidence_are_those_of_the_dense_matrix(kind: str) -> None:
+def test_samples_quadratic_forms_and_evidence_match_dense(kind: str) -> None:
     posterior = refined_posterior(kind)
     assert [
         (block.ekfac_eigenvalues is None, block.full_fisher is None)
@@ -122,7 +120,7 @@ def test_samples_quadratic_forms_and_evidence_are_those_of_the_dense_matrix(kind
         white = torch.linalg.solve_triangular(L, white.T, upper=False)
         assert (
             float((white - torch.eye(len(white), dtype=white.dtype)).abs().max()) < 0.06
-        )  # a standard error is 0.01 at most
+        )  # the standard error is at most 0.01
         quadratic = quadratic + flat(block, J) @ expected @ flat(block, J).transpose(1, 2)
         evidence += 0.5 * float(
             len(w) * torch.tensor(0.5).log() - 0.5 * w @ w + torch.linalg.slogdet(expected)[1]
@@ -168,7 +166,7 @@ def test_fit_does_both_passes_over_the_same_frames(fisher: str, sizes: list[int]
     for name, block in posterior.blocks.items():
         assert torch.equal(block.ekfac_eigenvalues, again.blocks[name].ekfac_eigenvalues)
         assert float(block.ekfac_eigenvalues.sum()) > 0
-    if fisher == "empirical":  # batches do not matter
+    if fisher == "empirical":  # the batch size does not matter
         single = fit(detector, frames, options=FitOptions(ekfac=True), depth=["head.branches.size"])
         for name, block in posterior.blocks.items():
             assert float(block.ekfac_eigenvalues.sum()) == pytest.approx(
@@ -251,7 +249,7 @@ def fit_plain() -> Posterior:
 
 
 def rewritten(path, change) -> None:
-    """The file with another header."""
+    """Write the file again with a changed header or changed tensors."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -270,7 +268,7 @@ def test_old_files_load_and_readers_of_old_files_refuse_new_ones(tmp_path) -> No
     assert Posterior.load(path, GROUPED.detector()).locations == "all"
     refined_posterior("corrected").save(path)
     rewritten(path, lambda about, _: formats.append(about["format"]))
-    assert formats == [1, 2]  # a reader that knows of no correction must not pass over it
+    assert formats == [1, 2]  # readers of format 1 must refuse corrected eigenvalues
     rewritten(path, lambda about, _: about.update(format=4))
     with pytest.raises(BoxcovError, match="in format 4, this version reads up to 3"):
         Posterior.load(path, GROUPED.detector())
@@ -309,7 +307,7 @@ def test_without_a_prior_a_poor_fisher_is_refused() -> None:
         refined_posterior("full").with_prior(0.0)
 
 
-def test_what_cannot_be_refined_is_told() -> None:
+def test_posteriors_that_cannot_be_refined_are_refused() -> None:
     detector = GROUPED.detector()
     item = GROUPED.frames(detector)
     posterior = fit(detector, [item])
@@ -346,8 +344,8 @@ def test_too_large_a_layer_is_refused(monkeypatch) -> None:
         refined_posterior("full")
 
 
-def test_a_layer_whose_output_is_handed_out_raw_but_followed_is_not_the_last() -> None:
-    """CenterPoint's neck is among the raw outputs, for the crops of its head: its layers are not the last."""
+def test_a_raw_output_that_other_layers_read_is_not_a_last_layer() -> None:
+    """CenterPoint's neck is a raw output, because the head reads crops of it."""
     config = pillar_config()
     posterior = fit(
         detector_of(config), frames(config), options=FitOptions(full_layers="last"), depth="neck"

@@ -1,4 +1,4 @@
-"""The input factor by correlation against plain unfolding, over shapes, strides, dilations and groups."""
+"""Input factors by correlation against unfolding: shapes, strides, dilations and groups."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_input_gram_equals_unfolding(case: tuple[Tensor, Geometry], has_bias: bo
 def test_correlation_equals_unfolding_wherever_it_is_possible(
     case: tuple[Tensor, Geometry],
 ) -> None:
-    """Also where unfolding would be less work, so that small maps test the border."""
+    """Also where unfolding is cheaper, so that small maps test the border."""
     x, geometry = case
     strided = any(s != 1 for s in geometry.stride) and not geometry.transposed
     if strided or any(p > r for pair, r in zip(geometry.padding, geometry.reach) for p in pair):
@@ -99,7 +99,7 @@ def test_correlation_equals_unfolding_wherever_it_is_possible(
 def test_inputs_of_one_shape_together(
     case: tuple[Tensor, Geometry], has_bias: bool, count: int, stretches: int
 ) -> None:
-    """Also correlated in several stretches of the row, as on a GPU, and where unfolding would be less work."""
+    """Also in several pieces of a row, as on a GPU, and where unfolding is cheaper."""
     x, geometry = case
     xs = [x + i for i in range(count)]
     possible = not (any(s != 1 for s in geometry.stride) and not geometry.transposed)
@@ -124,8 +124,8 @@ def test_linear_inputs_together(shape: tuple[int, ...], has_bias: bool) -> None:
 def test_long_rows_are_cut_on_a_gpu_alone() -> None:
     x = torch.empty(1, 36 * 64, 128, 128, device="meta")
     assert grams._count_pieces(x, 36, 130 * 130, 262) == 8
-    assert grams._count_pieces(x, 36, 130 * 130, 2620) == 1  # short ones would be all margin
-    assert grams._count_pieces(x, 1, 130 * 130, 262) == 1  # large products are many tiles
+    assert grams._count_pieces(x, 36, 130 * 130, 2620) == 1  # short pieces would be mostly margin
+    assert grams._count_pieces(x, 1, 130 * 130, 262) == 1  # large products already fill the GPU
     assert grams._count_pieces(torch.empty(1, 64, 8, 8), 1, 100, 1) == 1
 
 
@@ -158,9 +158,8 @@ def test_a_large_map_is_correlated_and_a_strided_one_unfolded() -> None:
 
 
 def test_float32_loses_no_more_than_rounding() -> None:
-    x = (
-        torch.randn(2, 8, 40, 40).relu() + 3
-    )  # a large mean, as after a ReLU: what the ring takes away is not small
+    # a large mean, as after a ReLU, makes the correction at the border large
+    x = torch.randn(2, 8, 40, 40).relu() + 3
     geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
     Q, _ = grams.input_gram(x, geometry, True)
     expected, _ = unfolded(x.double(), geometry, True)

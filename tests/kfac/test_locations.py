@@ -19,7 +19,7 @@ from oracles.dense import brute_columns, relative
 def brute_pairs(
     detector: NetDetector, inputs: Tensor, targets: Tensor
 ) -> dict[str, list[tuple[Tensor, Tensor]]]:
-    """By weight name, ``a`` (1, G, n_in, T) and ``d`` (1, G, n_out, T) of every frame and use."""
+    """Return ``a`` (1, G, n_in, T) and ``d`` (1, G, n_out, T) per weight, frame and layer call."""
     names = {id(p): name for name, p in detector.named_parameters()}
     found: dict[str, list] = {}
     for i in range(len(inputs)):
@@ -77,7 +77,7 @@ def test_factors_equal_brute_force_and_keep_the_trace(case: Case) -> None:
 
 
 class Marked(NetDetector):
-    """A gradient of the same size at the locations that the targets mark, and none elsewhere."""
+    """A gradient of equal norm at the locations marked by the targets, and zero elsewhere."""
 
     def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
         return (raw["map"] * targets).sum((1, 2))
@@ -143,7 +143,7 @@ def test_layers_that_read_the_same_tensor_have_their_own_factor(tmp_path) -> Non
     model = ExactGLM(detector, again)
     inputs = frames[0][0]
     first_time = model(inputs).covariance
-    assert model.router.route.head == "stages"  # though the branches share no factor
+    assert model.router.route.head == "stages"  # although the branches share no factor
     part = model.router._head_by_instance(model.linearized.at(inputs))
     assert relative(first_time, part.covariance) < 1e-5
 

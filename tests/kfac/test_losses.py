@@ -1,4 +1,4 @@
-"""Weights of the frames' losses."""
+"""Weights of the losses of frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from oracles.dense import relative
 
 
 class Undivided(TinyCenter):
-    """The loss of the reference detector, times the number that it was divided by."""
+    """The loss of the reference detector without its normaliser."""
 
     def loss(self, raw, targets) -> Tensor:
         if not hasattr(targets, "mask"):
@@ -91,7 +91,8 @@ def test_bad_weights_are_named(given) -> None:
     detector = NetDetector(nn.Conv2d(2, 2, 1))
     with pytest.raises(
         BoxcovError,
-        match="frame_weight must return a finite number of at least 0 for each of the 2 frames of batch 0, got",
+        match="frame_weight must return a finite number of at least 0 for each of the 2 frames "
+        "of batch 0, got",
     ):
         fit(
             detector,

@@ -52,7 +52,8 @@ def bad_items() -> dict[str, tuple[Any, Any]]:
 MESSAGES = {
     "inputs": r"inputs of batch 2 holds 20 NaN or infinite values of 100",
     "loss": r"the loss of batch 2 is nan in frame 1 of the batch",
-    "gradient": r"batch 2 gives a NaN or infinite input or gradient at net\.0\.weight, net\.2\.weight, though its loss is finite",
+    "gradient": r"batch 2 gives a NaN or infinite input or gradient "
+    r"at net\.0\.weight, net\.2\.weight, though its loss is finite",
 }
 
 
@@ -92,7 +93,7 @@ def test_a_second_pass_leaves_out_the_same_frames(detector) -> None:
         assert torch.equal(found.variances(name), expected.variances(name))
 
 
-def test_nothing_left(detector) -> None:
+def test_skipping_every_frame_is_an_error(detector) -> None:
     with (
         pytest.warns(BoxcovWarning),
         pytest.raises(BoxcovError, match="all 2 items hold a NaN or an infinity"),

@@ -1,4 +1,4 @@
-"""Arguments of fits, posteriors and predictors that are out of the ordinary: the right numbers, or an error that names what is wrong."""
+"""Unusual arguments of fits, posteriors and predictors: correct numbers or a clear error."""
 
 from __future__ import annotations
 

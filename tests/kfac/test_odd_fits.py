@@ -1,4 +1,4 @@
-"""Fits of detectors and frames that are out of the ordinary: the right posterior, or an error that names what is wrong."""
+"""Fits of unusual detectors and frames: the correct posterior or a clear error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def same(a: Posterior, b: Posterior, tolerance: float = 1e-12) -> bool:
 
 
 class Gated(nn.Module):
-    """Turns gradients on around one of its layers, whatever the mode outside."""
+    """Enables gradients around one layer, in any outer grad mode."""
 
     def __init__(self, mode: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Gated(nn.Module):
 
 
 class GatedTwice(Gated):
-    """And off again around another use of it, whose result is a constant for the training."""
+    """Calls the layer again without gradients; training treats that result as a constant."""
 
     def forward(self, x: Tensor) -> Tensor:
         with self.mode():
@@ -85,7 +85,7 @@ def test_a_gate_without_gradients_is_a_constant_as_in_training() -> None:
     detector = double(lambda: GatedTwice(torch.enable_grad))
     x, y = item(3)
     H = torch.zeros(3, 3, dtype=torch.float64)
-    for i in range(3):  # each frame's gradient at the output of a's one use that training follows
+    for i in range(3):  # the gradient per frame at the output of the call with gradients
         out = detector.net.a(x[i : i + 1]).detach().requires_grad_()
         raw = detector.net.b((out * out.detach().sigmoid()).tanh())
         detector.loss({"map": raw.flatten(2)}, y[i : i + 1]).sum().backward()
@@ -109,13 +109,12 @@ def test_fit_leaves_the_grad_mode_as_it_was(
 def test_fit_inside_inference_mode_is_the_plain_fit(detector: NetDetector, fisher: str) -> None:
     plain = fit(detector, [item(), item(seed=1)], fisher=fisher)
     with torch.inference_mode():
-        inside = fit(
-            detector, [item(), item(seed=1)], fisher=fisher
-        )  # frames made there are inference tensors, too
+        # the frames are inference tensors, too
+        inside = fit(detector, [item(), item(seed=1)], fisher=fisher)
         assert torch.is_inference_mode_enabled()
     assert same(inside, plain)
     assert inside.loss == plain.loss
-    draws = inside.sample(1)  # and the posterior is of tensors like any others
+    draws = inside.sample(1)  # the posterior holds ordinary tensors
     assert not any(draw.is_inference() for draw in draws.values())
     with torch.inference_mode():
         made = [item()]
@@ -126,7 +125,7 @@ def test_fit_inside_inference_mode_is_the_plain_fit(detector: NetDetector, fishe
 
 
 class Scaled(nn.Module):
-    """A bias that is a factor as well."""
+    """A bias that is also used as a factor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +136,7 @@ class Scaled(nn.Module):
 
 
 class OneBias(Scaled):
-    """A bias of two layers."""
+    """A bias shared by two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +159,7 @@ def test_a_bias_with_another_use_is_refused(kind: type[nn.Module], depth: Any) -
         fit(double(kind), [item()], depth=depth)
 
 
-# how many frames there are
+# number of frames
 
 
 def test_identity_on_batches_counts_frames(detector: NetDetector) -> None:
@@ -174,7 +173,7 @@ def test_identity_on_batches_counts_frames(detector: NetDetector) -> None:
 def test_a_fraction_of_ragged_batches_keeps_the_number_of_frames(
     detector: NetDetector, seed: int
 ) -> None:
-    """Nine frames in batches of 4, 4 and 1: whichever are drawn, they stand for nine."""
+    """Nine frames in batches of 4, 4 and 1: any drawn batches represent nine frames."""
     posterior = fit(
         detector,
         batched([item(1, i) for i in range(9)], 4),
@@ -184,7 +183,7 @@ def test_a_fraction_of_ragged_batches_keeps_the_number_of_frames(
     assert posterior.frames in (1, 4)
 
 
-def test_identity_on_a_stream_asks_for_n_data(detector: NetDetector) -> None:
+def test_identity_on_a_stream_needs_n_data(detector: NetDetector) -> None:
     def stream() -> Iterator[Any]:
         return ((item(1, seed)[0], None) for seed in range(3))
 
@@ -193,15 +192,13 @@ def test_identity_on_a_stream_asks_for_n_data(detector: NetDetector) -> None:
     assert fit(detector, stream(), fisher="identity", n_data=3).n_data == 3
 
 
-# numbers out of range, and memory
+# non-finite numbers, and memory
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_an_infinite_pixel_under_a_finite_loss_is_told_with_its_batch(
-    detector: NetDetector, bad: int
-) -> None:
+def test_an_infinite_pixel_names_its_batch(detector: NetDetector, bad: int) -> None:
     frames = [item(1, 0), item(1, 1), item(1, 2)]
-    frames[bad][0][0, 0, 2, 2] = inf  # tanh takes it to 1
+    frames[bad][0][0, 0, 2, 2] = inf  # tanh maps it to 1
     raw = detector(frames[bad][0])
     assert bool(detector.loss(raw, frames[bad][1]).isfinite().all())
     with pytest.raises(BoxcovError, match=rf"batch {bad}\b"):
@@ -209,7 +206,7 @@ def test_an_infinite_pixel_under_a_finite_loss_is_told_with_its_batch(
 
 
 class Exploding(nn.Module):
-    """Infinite inside, where the input is merely large."""
+    """Overflows inside for a large finite input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +217,7 @@ class Exploding(nn.Module):
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_an_infinity_inside_under_a_finite_loss_is_told_with_its_batch_and_layer(bad: int) -> None:
+def test_an_infinite_activation_names_its_batch_and_layer(bad: int) -> None:
     detector = double(Exploding)
     frames = [item(1, 0), item(1, 1), item(1, 2)]
     frames[bad][0][0, 0, 2, 2] = 1e4
@@ -240,13 +237,13 @@ def test_running_out_of_memory_is_not_taken_for_bad_targets() -> None:
 
 
 class Normalising(NetDetector):
-    """Normalises its input where it lies."""
+    """Normalises its input in place."""
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         return super().forward(inputs.sub_(0.7).div_(0.5))
 
 
-def test_frames_are_left_as_they_were_by_a_forward_that_works_in_place() -> None:
+def test_an_in_place_forward_leaves_the_frames_unchanged() -> None:
     detector, frames = (
         double(lambda: nn.Conv2d(2, 2, 3, padding=1), Normalising),
         [item(), item(seed=1)],
@@ -257,11 +254,11 @@ def test_frames_are_left_as_they_were_by_a_forward_that_works_in_place() -> None
     assert same(fit(detector, frames), first)
 
 
-# what is in the posterior
+# choice of layers
 
 
 class NormedConv(nn.Conv2d):
-    """Not a norm layer, whatever its name."""
+    """Not a norm layer, despite its name."""
 
 
 def test_a_convolution_with_norm_in_its_name_is_in_the_posterior() -> None:
@@ -271,7 +268,7 @@ def test_a_convolution_with_norm_in_its_name_is_in_the_posterior() -> None:
     assert set(fit(double(net), [item()]).blocks) == {"net.0", "net.2"}
 
 
-# layers that see nothing
+# layers without locations
 
 
 class Proposals(NetDetector):
@@ -297,12 +294,11 @@ class Proposals(NetDetector):
 
 
 class ConvolvedProposals(Proposals):
-    """The second stage is a convolution, an item a proposal."""
+    """The second stage is a convolution over the crop of each proposal."""
 
     def second(self, features: Tensor, frame: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        crops = (
-            nn.functional.pad(features, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
-        )  # (B, C, h, w, 3, 3)
+        # (B, C, h, w, 3, 3)
+        crops = nn.functional.pad(features, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
         return self.net["second"](crops[frame, :, row, column]).flatten(1)
 
 
@@ -320,7 +316,7 @@ def proposals(kind: type[Proposals]) -> NetDetector:
     "order", [[0, 1, 2], [1, 0, 2], [1, 2, 0]], ids=["first", "second", "last"]
 )
 @pytest.mark.parametrize("kind", SECOND)
-def test_a_batch_without_proposals_is_a_batch_like_any_other(
+def test_a_batch_without_proposals_counts_as_a_batch(
     kind: type[Proposals], order: list[int]
 ) -> None:
     detector = proposals(kind)

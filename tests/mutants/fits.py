@@ -9,9 +9,9 @@ DISKS = "kfac/test_checkpoint_files.py::"
 KEEPER = "kfac/checkpoint.py"
 FILES = "files.py"
 FIT = "kfac/fit.py"
-FULL = "kfac/test_checkpoint_files.py::test_a_full_disk_keeps_the_checkpoint_before"
-FULL_OUT = "test_provenance.py::test_a_full_disk_is_a_clear_error_without_half_a_file"
-INTERVAL = "kfac/test_checkpoint.py::test_the_interval_is_kept_and_an_error_saves_what_was_counted"
+FULL = "kfac/test_checkpoint_files.py::test_a_full_disk_keeps_the_previous_checkpoint"
+FULL_OUT = "test_provenance.py::test_a_full_disk_is_an_error_and_leaves_no_partial_file"
+INTERVAL = "kfac/test_checkpoint.py::test_checkpoints_at_the_interval_and_on_an_error"
 LOADING = "data/test_loader.py::"
 RANKS_CLI = "cli/test_ranks.py::"
 UNWRITABLE = "cli/test_unwritable.py::"
@@ -39,14 +39,14 @@ FITS = [
         KEEPER,
         " and not self.sums.is_partial",
         "",
-        f"{CHECKPOINT}test_an_interrupt_between_two_layers_of_an_item_is_not_kept",
+        f"{CHECKPOINT}test_a_half_counted_item_is_not_saved",
     ),
     Mutant(
         "the second pass is kept",
         FIT,
         "Checkpointer(second_checkpoint, ",
         "Checkpointer(None, ",
-        f"{CHECKPOINT}test_a_second_pass_goes_on_where_it_was[8]",
+        f"{CHECKPOINT}test_an_interrupted_second_pass_resumes[8]",
     ),
     Mutant(
         "other bases are refused",
@@ -60,14 +60,14 @@ FITS = [
         KEEPER,
         "self._last_item = item\n        return remaining",
         "self._last_item = item\n        return items.starting_at(self.next_item - 1)",
-        f"{CHECKPOINT}test_every_place_to_be_cut_off[4]",
+        f"{CHECKPOINT}test_fit_resumes_after_an_interrupt_at_any_item[4]",
     ),
     Mutant(
         "drawn targets have a seed of each item",
         "kfac/losses.py",
         "item_seed(self.sample_seed, batch)",
         "torch.seed()",
-        f"{CHECKPOINT}test_a_run_that_was_cut_off_goes_on_to_the_same_bytes[mc]",
+        f"{CHECKPOINT}test_an_interrupted_fit_resumes_to_the_same_bytes[mc]",
     ),
     Mutant(
         "signals wait for the frame",
@@ -88,7 +88,7 @@ FITS = [
         KEEPER,
         "if self._signal is not None:  # the second",
         "if False:  # the second",
-        f"{CHECKPOINT}test_asked_twice_it_ends_at_once",
+        f"{CHECKPOINT}test_a_second_signal_ends_the_fit_at_once",
     ),
     Mutant(
         "another fit is refused",
@@ -109,21 +109,21 @@ FITS = [
         KEEPER,
         "if not self.resume and Path(self.path).exists():",
         "if False:",
-        f"{CHECKPOINT}test_a_checkpoint_in_the_way_is_not_overwritten",
+        f"{CHECKPOINT}test_an_existing_checkpoint_is_not_overwritten",
     ),
     Mutant(
         "what a kill left half written goes",
         KEEPER,
         "remove_leftovers(self.path)",
         "pass",
-        f"{DISKS}test_what_a_kill_left_half_written_is_removed",
+        f"{DISKS}test_partial_files_of_a_killed_run_are_removed",
     ),
     Mutant(
         "a read-only folder before the fit",
         KEEPER,
         "check_writable(self.path)",
         "pass",
-        f"{DISKS}test_a_folder_that_is_not_there_or_read_only_is_told_before_the_work",
+        f"{DISKS}test_missing_and_read_only_folders_fail_before_the_work",
     ),
     Mutant(
         "a full disk is a clear error",

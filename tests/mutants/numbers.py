@@ -101,7 +101,7 @@ NUMBERS = [
         "_torch/precision.py",
         "else x.float()",
         "else x",
-        "kfac/test_fit.py::test_the_sums_of_a_half_precision_detector_are_not_rounded_to_it",
+        "kfac/test_fit.py::test_sums_of_half_precision_detectors_are_not_in_half",
     ),
     Mutant(
         "no autocast in the algebra",

@@ -29,7 +29,7 @@ def smaller(posterior: Posterior) -> Posterior:
 
 
 def change(new: torch.Tensor, old: torch.Tensor) -> float:
-    """The largest relative change of a variance, over all directions, by the dense covariances."""
+    """Return the largest relative change of a variance over all directions."""
     L = torch.linalg.cholesky(old.double())
     half = torch.linalg.solve_triangular(L, new.double(), upper=False)
     ratios = torch.linalg.eigvalsh(torch.linalg.solve_triangular(L, half.T, upper=False))
@@ -38,8 +38,8 @@ def change(new: torch.Tensor, old: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("error", [0.3, 0.01, 1e-4])
 @pytest.mark.parametrize("case", [GROUPED, TRANSPOSED], ids=lambda case: case.name)
-def test_no_variance_changes_by_more(case, error: float) -> None:
-    """Against dense covariances, under priors so strong that much becomes one and so weak that nothing does."""
+def test_variances_change_by_at_most_the_bound(case, error: float) -> None:
+    """Compare dense covariances, under priors from weak to strong."""
     detector = case.detector()
     whole = fit(detector, [case.frames(detector)], n_data=40)
     for tau in (1e-2, 1.0, 1e2, 1e4):
@@ -53,14 +53,13 @@ def test_no_variance_changes_by_more(case, error: float) -> None:
         assert found.error <= error
 
 
-def test_the_bound_is_not_far_above_what_happens(posterior: Posterior, smaller: Posterior) -> None:
-    """Some direction of some layer changes by most of what is stated."""
+def test_the_bound_is_tight(posterior: Posterior, smaller: Posterior) -> None:
+    """Some variance changes by a large part of the stated bound."""
     name = "head.branches.size.3"
     exact, found = posterior.restricted([name]), smaller.restricted([name])
     own = posterior.restricted([name]).compress(0.01)
-    assert (
-        change(dense_covariance(found, name), dense_covariance(exact, name)) <= smaller.error + 1e-5
-    )  # covariances in float32
+    changed = change(dense_covariance(found, name), dense_covariance(exact, name))
+    assert changed <= smaller.error + 1e-5  # covariances in float32
     assert change(dense_covariance(own, name), dense_covariance(exact, name)) > 0.3 * own.error
 
 
@@ -74,9 +73,8 @@ def test_every_predictor_stays_within_the_bound(
     assert float((diagonal[0] / diagonal[1] - 1).abs().max()) <= smaller.error + 1e-5
     assert relative(GLM(tiny, smaller)(image).covariance, found.covariance) < 1e-4
     traces = MCGLM(tiny, smaller, samples=200)(image).uncertainty / found.uncertainty
-    assert (
-        float((traces - 1).abs().max()) < 0.5
-    )  # five standard errors of a variance from 200 samples
+    # five standard errors of a variance from 200 samples
+    assert float((traces - 1).abs().max()) < 0.5
     assert bool((MCI(tiny, smaller.with_prior(1e4), samples=3)(image).uncertainty > 0).all())
 
 
@@ -85,9 +83,8 @@ def test_a_strong_prior_leaves_little_to_store(posterior: Posterior) -> None:
         posterior.with_prior(tau).compress(0.01).storage().stored for tau in (1e-4, 1.0, 1e4, 1e12)
     ]
     assert sizes == sorted(sizes, reverse=True)
-    assert (
-        sizes[0] < 0.55 * posterior.storage().stored
-    )  # almost nothing but the prior is lost: reflections, many of them exact
+    # under a weak prior the reflections alone save almost half
+    assert sizes[0] < 0.55 * posterior.storage().stored
     assert sizes[1] < 0.3 * posterior.storage().stored
     nothing = posterior.with_prior(1e12).compress(0.01)
     assert all(block.Q.packed.rank == 0 for block in nothing.blocks.values())
@@ -134,7 +131,7 @@ def test_another_prior_has_another_bound(
     assert Posterior.load(tmp_path / "p", tiny).error == float("inf")
 
 
-def test_what_goes_with_a_truncated_posterior(
+def test_operations_on_a_compressed_posterior(
     tiny: TinyCenter, posterior: Posterior, smaller: Posterior, train_frames: list
 ) -> None:
     assert smaller.restricted(["head.shared.0"]).error == smaller.error
@@ -176,7 +173,7 @@ def test_a_prior_of_zero_is_refused() -> None:
         compress(whole)
 
 
-def test_reflections_are_a_basis_whatever_they_are(posterior: Posterior) -> None:
+def test_any_reflections_give_an_orthonormal_basis(posterior: Posterior) -> None:
     factor = posterior.blocks["head.shared.0"].Q
     n = factor.values.shape[1]
     packed = pack(
@@ -197,7 +194,7 @@ def test_reflections_are_a_basis_whatever_they_are(posterior: Posterior) -> None
 
 
 def test_the_bound_notices_a_wrong_basis(posterior: Posterior) -> None:
-    """What is stated is computed from the basis that is read back."""
+    """The stated bound is computed from the stored basis."""
     factor = posterior.blocks["head.shared.0"].Q
     floor = torch.full((1,), 1e-3, dtype=torch.float64)
     turned = Eigendecomposition(factor.vectors.roll(1, 2), factor.values)

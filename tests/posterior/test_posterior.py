@@ -46,14 +46,13 @@ def test_covariance_of_20000_samples_is_sigma(case, form: str) -> None:
         )
         off = (white - torch.eye(len(white), dtype=white.dtype)).abs()
         assert float(off.max()) < 0.06
-        assert (
-            float(off.square().mean().sqrt()) < 0.0098
-        )  # 0.0075 is expected, give or take a tenth of it for the smallest layer
+        # 0.0075 is expected, with a standard error of a tenth of it for the smallest layer
+        assert float(off.square().mean().sqrt()) < 0.0098
         assert len(white) == block.size
 
 
 def test_cholesky_and_eigenbasis_samplers_agree_in_law() -> None:
-    """A pure Kronecker covariance, once by Cholesky factors and once in the eigenbasis: the same mean square in random directions."""
+    """Equal mean squares in random directions, for a pure Kronecker covariance."""
     paper = posterior_of(GROUPED, form="paper", jitter=0.1)
     name = next(iter(paper.blocks))
     block = paper.blocks[name]
@@ -70,7 +69,7 @@ def test_cholesky_and_eigenbasis_samplers_agree_in_law() -> None:
     assert float((ratio - 1).abs().max()) < 0.06  # the standard error of each is 0.014
 
 
-def test_cholesky_factors_are_the_papers() -> None:
+def test_cholesky_factors_match_the_paper() -> None:
     paper = posterior_of(GROUPED, form="paper", jitter=0.1)
     for block in paper.blocks.values():
         L_Q, L_H = block.cholesky(0.1)
@@ -155,7 +154,7 @@ def test_tuning_by_a_score() -> None:
 
 
 def test_rank_deficient_factors() -> None:
-    """A constant input channel and a dead output: right under a prior, refused without one."""
+    """A constant input channel and a dead output need a prior."""
     torch.manual_seed(0)
     matrix = torch.diag(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64))[None]
     eigen = Eigendecomposition.of(matrix, torch.float64)
@@ -176,7 +175,7 @@ def test_eigenvalues_are_never_negative() -> None:
     x = torch.randn(3, 50, dtype=torch.float64)
     eigen = Eigendecomposition.of(
         (x.T @ x)[None], torch.float32
-    )  # rank 3 of 50: rounding would give negative ones
+    )  # rank 3 of 50: rounding alone would give negative ones
     assert float(eigen.values.min()) == 0
     assert eigen.rank == 3
 
@@ -228,7 +227,7 @@ def test_layerwise_prior_and_paper_form_survive_a_file(
     assert Posterior.load(tmp_path / "p", tiny).jitter == 1e-3
 
 
-def test_a_posterior_of_other_weights_is_refused_with_both_fingerprints(
+def test_a_posterior_of_other_weights_is_refused(
     tmp_path, tiny: TinyCenter, posterior: Posterior
 ) -> None:
     posterior.save(tmp_path / "p")
@@ -266,7 +265,7 @@ def test_damaged_files_are_named(
         Posterior.load(path, tiny)
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, posterior: Posterior) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path, posterior: Posterior) -> None:
     with pytest.raises(BoxcovError, match="cannot be written"):
         posterior.save(tmp_path / "absent" / "p")
     (tmp_path / "folder").mkdir()
@@ -288,7 +287,7 @@ def test_samples_are_the_same_on_the_gpu(posterior: Posterior) -> None:
     assert all(relative(there[name].cpu(), here[name]) < 1e-4 for name in here)
 
 
-# the samples are a sequence
+# samples form a sequence
 
 
 def test_fewer_samples_are_the_first_of_more(posterior) -> None:

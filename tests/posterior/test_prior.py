@@ -1,4 +1,4 @@
-"""The control that has seen no data."""
+"""The control posterior that uses no data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_standard_deviations_are_the_weights_root_mean_squares(tiny, control, po
         assert torch.allclose(control.variances(name).sqrt(), torch.tensor(0.3 * rms), rtol=1e-5)
     fitted = posterior.weight_scaled(
         tiny, scale=0.3
-    )  # what was fitted does not matter, nor how many frames there were
+    )  # independent of the fitted factors and the number of frames
     assert fitted.fisher == "identity"
     assert (
         relative(

@@ -1,0 +1,148 @@
+"""Bad options, arguments, frames and losses of a fit raise clear errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from boxcov import BoxcovError, BoxcovWarning, FitOptions, fit
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from helpers.nets import NetDetector, random_item, two_convolutions
+
+
+@pytest.fixture
+def detector() -> NetDetector:
+    return two_convolutions()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "dense"}, "form must be one of eigen, paper, got 'dense'"),
+        ({"fraction": 0.0}, "fraction must be above 0 and at most 1, got 0.0"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(BoxcovError, match=message):
+        FitOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fisher": "true"}, "fisher must be one of empirical, mc, identity, got 'true'"),
+        ({"prior_precision": -1.0}, "prior_precision must be at least 0 and finite, got -1.0"),
+        (
+            {"prior_precision": float("nan")},
+            "prior_precision must be at least 0 and finite, got nan",
+        ),
+        ({"n_data": 0}, "n_data must be above 0 and finite, got 0"),
+        (
+            {"prior_precision": 0.0},
+            r"rank-deficient \(net\.0: Q has rank \d+ of 19.*prior_precision above 0",
+        ),
+        (
+            {"options": FitOptions(form="paper", jitter=0.0)},
+            "a jitter of 0.0 does not change that",
+        ),
+    ],
+)
+def test_bad_arguments(detector: NetDetector, arguments: dict, message: str) -> None:
+    with pytest.raises(BoxcovError, match=message):
+        fit(detector, [(torch.randn(1, 2, 2, 2), torch.randn(1, 2, 4))], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([], "the data set is empty"),
+        ([torch.randn(1, 2, 5, 5)], "item 0 is a Tensor"),
+        (
+            [random_item(), (torch.full((1, 2, 5, 5), float("nan")), torch.randn(1, 2, 25))],
+            "inputs of batch 1 holds 50 NaN or infinite values of 50",
+        ),
+        (
+            [(torch.randn(1, 2, 5, 5), torch.randn(1, 2, 7))],
+            "the targets of batch 0 do not fit the detector: RuntimeError",
+        ),
+        (
+            [(torch.randn(1, 2, 5, 5), None)],
+            "the targets of batch 0 do not fit the detector: TypeError",
+        ),
+    ],
+    ids=["empty", "no pair", "nan", "shape", "none"],
+)
+def test_bad_frames(detector: NetDetector, frames: list, message: str) -> None:
+    with pytest.raises(BoxcovError, match=message):
+        fit(detector, frames)
+
+
+def test_targets_for_another_number_of_frames() -> None:
+    inputs, targets = shapes.frames(count=1)[0]
+    with pytest.raises(BoxcovError, match="1 frames in the batch, but targets for 2"):
+        fit(TinyCenter(), [(inputs, targets * 2)])
+
+
+def test_nan_weights_are_named(detector: NetDetector) -> None:
+    detector.net[2].weight.data[0, 0] = float("inf")
+    with pytest.raises(BoxcovError, match=r"net\.2\.weight \(1 of 6 values\)"):
+        fit(detector, [random_item()])
+
+
+class Mean(NetDetector):
+    def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return super().loss(raw, targets).mean()
+
+
+class Detached(NetDetector):
+    def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return super().loss({"map": raw["map"].detach()}, targets)
+
+
+class FirstChannel(NetDetector):
+    def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return 0 * raw["map"].sum((1, 2)) + 0 * targets.sum((1, 2))
+
+
+def test_losses_without_gradient_are_reported() -> None:
+    net = nn.Conv2d(2, 2, 1)
+    with pytest.raises(BoxcovError, match=r"one value per frame, shape \(B,\), got \(\)"):
+        fit(Mean(net), [random_item()])
+    with pytest.raises(BoxcovError, match="no gradient for any chosen layer"):
+        fit(Detached(net), [random_item()])
+    with pytest.warns(
+        BoxcovWarning, match=r"zero gradient for net\.weight: the posterior there is the prior"
+    ):
+        fit(FirstChannel(net), [random_item()])
+
+
+class _FromDict(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        out: Tensor = self.net(inputs["image"])
+        return out
+
+
+class PerLocation(NetDetector):
+    """Forgets to sum over the locations of a frame."""
+
+    def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return (raw["map"] - targets).square().sum(1).flatten()
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_a_loss_of_more_values_than_frames_is_refused(detector: NetDetector, in_dict: bool) -> None:
+    inputs, targets = random_item(3)
+    frames = [({"image": inputs}, targets) if in_dict else (inputs, targets)]
+    wrong = PerLocation(_FromDict(detector.net) if in_dict else detector.net)
+    with pytest.raises(
+        BoxcovError,
+        match=r"loss\(\) returned 75 values for batch 0, which has 3 frames: "
+        "return the sum over each frame",
+    ):
+        fit(wrong, frames)
