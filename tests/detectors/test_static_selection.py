@@ -55,7 +55,7 @@ def test_centerpoint(rules: dict[str, Any], seed: int) -> None:
     )
 
 
-def test_what_there_is_no_room_for_is_counted() -> None:
+def test_boxes_beyond_the_limits_are_counted() -> None:
     detector = pillar()
     inputs = [cloud(detector.config)]
     with torch.no_grad():
@@ -114,6 +114,6 @@ def test_suppression_is_greedy(seed: int) -> None:
     assert torch.equal(stays, expected)
 
 
-def test_a_chain_too_long_to_follow_says_so() -> None:
+def test_a_chain_longer_than_the_rounds_is_reported() -> None:
     chain = torch.diag_embed(torch.ones(1, 39), 1)
     assert not bool(static_nms(chain)[1])

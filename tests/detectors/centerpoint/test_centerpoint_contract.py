@@ -231,7 +231,7 @@ def test_half_precision_trains_and_detects(config):
     assert plain.boxes.isfinite().all()
 
 
-def test_unknown_velocities_everywhere_are_said_aloud():
+def test_a_warning_if_every_velocity_is_unknown():
     config = pillar_config()
     targets = target(config)
     targets["boxes"][:, 7:] = torch.nan

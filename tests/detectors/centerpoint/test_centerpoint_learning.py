@@ -55,7 +55,7 @@ def scene(config):
 
 
 @pytest.mark.parametrize("kind", ["pillar", "voxel"])
-def test_a_scene_learned_by_heart(kind):
+def test_a_network_overfits_a_scene(kind):
     rules = Reporting(threshold=0.3, radii=(4.0, 1.0))
     if kind == "pillar":
         dense = Dense(

@@ -356,7 +356,7 @@ def test_classes() -> None:
     assert wrap(model).labels.numbers == tuple(range(1, 81))
 
 
-def test_inputs_that_are_none(detector: QueryDetector) -> None:
+def test_invalid_inputs(detector: QueryDetector) -> None:
     for inputs in (torch.zeros(3, 64, 96), torch.zeros(1, 1, 64, 96)):
         with pytest.raises(BoxcovError, match=r"images must be \(B, 3, h, w\), got"):
             detector(inputs)
