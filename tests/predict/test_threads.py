@@ -11,8 +11,8 @@ import torch
 
 import boxcov
 from boxcov import MCGLM, ExactGLM
+from boxcov._torch.precision import matrix_precision
 from boxcov.detectors import centerpoint
-from boxcov.predict.cuda.graphs import matrix_precision
 from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config
 
 METHODS = {

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.precision import at_least_float32
+from boxcov._torch.precision import at_least_float32, matrix_precision
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import MEMORY, sample_covariance
-from boxcov.predict.cuda.graphs import matrix_precision
 from boxcov.predict.forward_mode.jvp import PosteriorSamples, directional_derivatives
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.instances import (

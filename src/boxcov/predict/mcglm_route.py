@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from boxcov._torch.precision import matrix_precision
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.graphs import matrix_precision
 from boxcov.predict.finite_difference import check_step, finite_differences
 from boxcov.predict.forward_mode.jvp import PosteriorSamples, directional_derivatives
 from boxcov.predict.forward_mode.propagation import check_decode

@@ -36,10 +36,10 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from boxcov._torch.precision import Precision
 from boxcov.detector import InstanceGroup
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.graphs import Precision
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.forward_mode.propagation import TangentPropagation
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents

@@ -1,4 +1,4 @@
-"""Engine: the static part of the plain pass, with tangents, as one CUDA graph.
+"""CUDA graphs, and the engine that runs the static part of the plain pass, with tangents, as one.
 
 A detector's network is about a thousand small kernels, and a GPU waits for most of their launches.
 A graph is one launch. ``predict/route.py`` compares it with the plain pass before it is used.
@@ -6,7 +6,7 @@ A graph is one launch. ``predict/route.py`` compares it with the plain pass befo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,13 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from boxcov._torch.inputs import fresh
 from boxcov._torch.shadow import shadow
 from boxcov.detector import Detector
-from boxcov.predict.cuda.graphs import Graphs, Many
 from boxcov.predict.forward_mode.directions import Directions
 from boxcov.predict.forward_mode.tangents import Tangents
 
 _MAX_GRAPHS = 2  # each holds all intermediates of a pass
+
+Many = tuple[Tensor, ...]
+_Captured = tuple[torch.cuda.CUDAGraph, Many]
 
 
 class CaptureError(Exception):
@@ -38,6 +40,62 @@ class GraphPass:
     inputs: Tensor  # of the static part
     key: Hashable  # names the graph
     is_replay: bool
+
+
+class Graphs:
+    """Calls functions of tensors, and replays them as CUDA graphs from the second call on.
+
+    Calls with the same key and shapes share a graph. The next replay writes over the outputs.
+    max_graphs: each graph holds its intermediates.
+    """
+
+    def __init__(self, max_graphs: int = 16) -> None:
+        self._max_graphs = max_graphs
+        self._called: set[Hashable] = set()
+        self._graphs: dict[Hashable, _Captured] = {}
+        self._inputs: dict[Hashable, Tensor] = {}  # static inputs, shared by graphs of one shape
+        self.replayed = False  # whether the last call was a replay
+        self.capturing = False  # also after a capture that failed
+
+    def __call__(self, key: Hashable, run: Callable[..., Many], *given: Tensor) -> Many:
+        key = key, tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
+        self.replayed = key in self._called
+        if not self.replayed:  # libraries choose their algorithms, which a capture must not do
+            self._called.add(key)
+            return run(*given)
+        if key not in self._graphs:
+            if len(self._graphs) >= self._max_graphs:
+                self._graphs.pop(next(iter(self._graphs)))
+            self.capturing = True
+            self._graphs[key] = self._capture(run, given)
+            self.capturing = False
+        graph, out = self._graphs[key]
+        self._copy_inputs(given)
+        graph.replay()
+        return out
+
+    def _capture(self, run: Callable[..., Many], given: Many) -> _Captured:
+        inputs = self._copy_inputs(given)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                run(*inputs)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        # other threads may use the GPU meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            out = run(*inputs)
+        return graph, out
+
+    def _copy_inputs(self, given: Many) -> Many:
+        inputs = []
+        for number, tensor in enumerate(given):
+            key = number, tensor.shape, tensor.stride(), tensor.dtype
+            if key not in self._inputs:
+                self._inputs[key] = torch.empty_like(tensor)
+            inputs.append(self._inputs[key].copy_(tensor))
+        return tuple(inputs)
 
 
 class StaticGraph:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.layer_calls import LayerCall
-from boxcov.predict.cuda.graphs import Precision
+from boxcov._torch.precision import Precision
 
 
 class Directions:

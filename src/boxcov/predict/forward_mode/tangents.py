@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from boxcov._torch.layer_calls import LayerCall, parse
-from boxcov.predict.cuda.graphs import matrix_precision
+from boxcov._torch.precision import matrix_precision
 from boxcov.predict.forward_mode.directions import Directions, channels_last
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov.predict.cuda.graphs import matrix_precision
+from boxcov._torch.precision import matrix_precision
 from boxcov.predict.head.cells import Cells, Plan
 from boxcov.predict.head.weights import StagePosterior, StageWeights, padding_to_four
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from boxcov._torch.precision import Precision, matrix_precision
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.graphs import Graphs, Many, Precision, matrix_precision
+from boxcov.predict.cuda.static_graph import Graphs, Many
 from boxcov.predict.head.cells import (
     BoxPositions,
     Cells,
