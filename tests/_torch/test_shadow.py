@@ -30,9 +30,8 @@ def test_a_shadow_is_in_eval_mode_and_has_no_side_effects() -> None:
     x = torch.randn(8, 2)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     assert torch.equal(twin(x), twin(x))  # no dropout
-    assert all(
-        torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items()
-    )  # the running statistics are unchanged
+    # the running statistics are unchanged
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert not hasattr(module, "seen")
     assert all(m.training for m in module.modules())
     assert not any(m.training for m in twin.modules())

@@ -123,10 +123,11 @@ def test_product_kind_with_heading_as_axis(posterior: Path, tmp_path) -> None:
     assert set(report["variances"]) == set(found.fields)
     assert report["heading"] == found.provenance["heading"] == "axis"
     assert 0 < report["half_turns"] < 1
+    # no flip of the heading was fitted
     assert (
         np.sqrt(np.exp(np.array(found.log_residual)[:, found.fields.index("yaw")])).max()
         < np.pi / 2
-    )  # no flip of the heading was fitted
+    )
 
 
 @pytest.mark.parametrize(

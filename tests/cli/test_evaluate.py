@@ -168,9 +168,8 @@ def test_json_has_every_number(saved, frames) -> None:
         *differences,
     ]
     assert rows["exact"]["boxes"] == len(matched(noisy(frames), frames))
-    assert (
-        rows["exact"]["AUROC l2"]["value"] > rows["nms"]["AUROC l2"]["value"]
-    )  # the covariances that belong to the boxes
+    # the covariances that belong to the boxes
+    assert rows["exact"]["AUROC l2"]["value"] > rows["nms"]["AUROC l2"]["value"]
     assert report["about"]["frames"] == 4
     assert report["about"]["nms"]["method"] == "nms"
 

@@ -49,9 +49,8 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "tiny.pth"
 
 
-@pytest.mark.filterwarnings(
-    "ignore::boxcov.errors.BoxcovWarning"
-)  # three objects do not use all levels
+# three objects do not use all levels
+@pytest.mark.filterwarnings("ignore::boxcov.errors.BoxcovWarning")
 def test_fit_predict_and_evaluate_on_images(root: Path, weights: Path, tmp_path: Path) -> None:
     source, detector = DataOptions(f"coco:{root}@64", "val2017"), f"yolox:{weights}"
     posterior = tmp_path / "p.safetensors"

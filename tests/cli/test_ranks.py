@@ -58,9 +58,8 @@ def test_ranks_write_the_file_of_one_process(tmp_path, made, alone, count) -> No
     out = tmp_path / "d.safetensors"
     ended = forked(count, lambda rank: prediction.run(replace(made, out=out), block=2))
     assert [code for code, _ in ended] == [0] * count, ended
-    assert [said == "{}" for _, said in ended] == [False] + [True] * (
-        count - 1
-    )  # only rank 0 prints
+    # only rank 0 prints
+    assert [said == "{}" for _, said in ended] == [False] + [True] * (count - 1)
     assert out.read_bytes() == alone
     assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
 
@@ -89,9 +88,8 @@ def test_killed_rank_ends_all_and_leaves_whole_blocks(tmp_path, made, alone) -> 
     assert sum(map(len, map(Detections.load, parts.iterdir()))) > 0
     refused = forked(2, lambda rank: prediction.run(replace(made, out=out), block=2))
     assert "blocks of an interrupted run" in refused[0][1]
-    ended = forked(
-        3, lambda rank: prediction.run(replace(made, out=out, resume=True), block=2)
-    )  # any number of ranks can resume
+    # any number of ranks can resume
+    ended = forked(3, lambda rank: prediction.run(replace(made, out=out, resume=True), block=2))
     assert [code for code, _ in ended] == [0] * 3
     assert out.read_bytes() == alone
 

@@ -48,9 +48,8 @@ def test_an_interrupted_fit_resumes_to_the_same_bytes(tmp_path, settings) -> Non
     resumed = fit(TinyCenter(), reading, checkpoint=Checkpoint(path, resume=True), **settings)
     assert bytes_of(resumed, tmp_path) == whole
     assert resumed.frames == done
-    assert (
-        len(reading.read) == done - 2 + 1
-    )  # the remaining items, and the last counted one for comparison
+    # the remaining items, and the last counted one for comparison
+    assert len(reading.read) == done - 2 + 1
 
 
 @pytest.mark.parametrize("at", range(1, 7))

@@ -118,9 +118,8 @@ def test_samples_quadratic_forms_and_evidence_match_dense(kind: str) -> None:
         L = torch.linalg.cholesky(expected)
         white = torch.linalg.solve_triangular(L, (rows.T @ rows) / len(rows), upper=False)
         white = torch.linalg.solve_triangular(L, white.T, upper=False)
-        assert (
-            float((white - torch.eye(len(white), dtype=white.dtype)).abs().max()) < 0.06
-        )  # the standard error is at most 0.01
+        # the standard error is at most 0.01
+        assert float((white - torch.eye(len(white), dtype=white.dtype)).abs().max()) < 0.06
         quadratic = quadratic + flat(block, J) @ expected @ flat(block, J).transpose(1, 2)
         evidence += 0.5 * float(
             len(w) * torch.tensor(0.5).log() - 0.5 * w @ w + torch.linalg.slogdet(expected)[1]

@@ -91,9 +91,10 @@ def test_marked_locations_are_averaged_plainly() -> None:
     posterior = fit(
         detector, [(x, marks.expand(4, 3, 42))], options=FitOptions(locations="gradient")
     )
+    # (n, 18)
     a = columns(x, Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)))[:, 0].transpose(1, 2)[
         marks[:, 0] == 1
-    ]  # (n, 18)
+    ]
     a = torch.cat([a, torch.ones_like(a[:, :1])], 1)
     assert 0 < len(a) < 4 * 42
     assert relative(posterior.blocks["net"].Q.matrix[0], a.T @ a / len(a)) < 1e-12

@@ -123,10 +123,11 @@ def test_no_normaliser_is_every_task_times_its_own_number(positives: str) -> Non
     detector = detector_of(
         replace(config, loss=replace(config.loss, positives=positives, normaliser="max"))
     )
+    # the last task has no object
     few = {
         "boxes": target(config)["boxes"][:3],
         "labels": torch.tensor([0, 1, 1]),
-    }  # the last task has none
+    }
     with torch.no_grad():
         raw = detector([cloud(config, 0), cloud(config, 1)])
         encoded = detector.encode([target(config, 1, each=3), few], raw["tasks"][0]["heatmap"])

@@ -173,9 +173,8 @@ def test_rank_deficient_factors() -> None:
 
 def test_eigenvalues_are_never_negative() -> None:
     x = torch.randn(3, 50, dtype=torch.float64)
-    eigen = Eigendecomposition.of(
-        (x.T @ x)[None], torch.float32
-    )  # rank 3 of 50: rounding alone would give negative ones
+    # rank 3 of 50: rounding alone would give negative ones
+    eigen = Eigendecomposition.of((x.T @ x)[None], torch.float32)
     assert float(eigen.values.min()) == 0
     assert eigen.rank == 3
 

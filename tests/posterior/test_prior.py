@@ -20,9 +20,8 @@ def test_standard_deviations_are_the_weights_root_mean_squares(tiny, control, po
     for name, block in control.blocks.items():
         rms = float(weights[block.layer.weight].detach().square().mean().sqrt())
         assert torch.allclose(control.variances(name).sqrt(), torch.tensor(0.3 * rms), rtol=1e-5)
-    fitted = posterior.weight_scaled(
-        tiny, scale=0.3
-    )  # independent of the fitted factors and the number of frames
+    # independent of the fitted factors and the number of frames
+    fitted = posterior.weight_scaled(tiny, scale=0.3)
     assert fitted.fisher == "identity"
     assert (
         relative(
