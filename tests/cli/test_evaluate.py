@@ -149,7 +149,7 @@ def test_frames_without_objects_and_missing_frames(frames) -> None:
         BoxcovError, match="last frame of the detections is 3, but the data has 2 frames"
     ):
         matched(noisy(frames), frames[:2])
-    with pytest.raises(BoxcovError, match="without a covariance"):
+    with pytest.raises(BoxcovError, match="these detections have no covariance"):
         matched(replace(noisy(frames), covariance=None), frames)
     with pytest.raises(BoxcovError, match="no frames to compare"):
         GroundTruth.from_frames([])
