@@ -1,4 +1,4 @@
-"""A detector with its covariances as an ONNX file: the same boxes and covariances in onnxruntime as in PyTorch."""
+"""ONNX files give the boxes and covariances of PyTorch in onnxruntime."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
 from boxcov._torch.fingerprint import fingerprint
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.export.onnx import StaticLimits, about, export
+from boxcov.export.onnx import StaticLimits, about, export, trace
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.centerpoint_cases import frames as clouds
 from helpers.yolox_cases import nano, objects, small
 
 pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
 runtime = pytest.importorskip("onnxruntime")
 
 
 @dataclass
 class File:
-    """A graph at work."""
+    """An exported file, run by onnxruntime."""
 
     path: Path
 
@@ -43,7 +44,7 @@ class File:
 
 
 def check(found: dict[str, Tensor], expected: Detections, slack: float = 1e-3) -> None:
-    """The detector's boxes, as many as fit, and nothing behind them."""
+    """Check that the rows are the detector's boxes, as many as fit, then padding."""
     n = int(found["count"])
     assert n == min(len(expected), len(found["scores"]))
     assert int(found["left_off"]) == len(expected) - n
@@ -75,7 +76,7 @@ def pillar() -> tuple[Any, Posterior]:
 
 
 @pytest.mark.parametrize("samples", [4, pytest.param("exact", marks=pytest.mark.slow)])
-def test_centerpoint_gives_the_same(tmp_path, pillar, samples: Any) -> None:
+def test_centerpoint_agrees_with_torch(tmp_path, pillar, samples: Any) -> None:
     detector, posterior = pillar
     model = (
         ExactGLM(detector, posterior)
@@ -102,7 +103,7 @@ def test_centerpoint_gives_the_same(tmp_path, pillar, samples: Any) -> None:
 
 
 @pytest.mark.slow
-def test_fewer_rows_than_boxes_hold_the_best_and_say_so(tmp_path, pillar) -> None:
+def test_boxes_beyond_the_limit_are_counted(tmp_path, pillar) -> None:
     detector, posterior = pillar
     points = cloud(detector.config, 5)
     with torch.no_grad():
@@ -115,7 +116,7 @@ def test_fewer_rows_than_boxes_hold_the_best_and_say_so(tmp_path, pillar) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("samples", [10, "exact"])
-def test_the_shipped_centerpoint_gives_the_same(tmp_path, samples: Any) -> None:
+def test_the_shipped_centerpoint_agrees_with_torch(tmp_path, samples: Any) -> None:
     from boxcov.data import simulated
 
     detector = centerpoint.load("small")
@@ -144,7 +145,7 @@ def test_the_shipped_centerpoint_gives_the_same(tmp_path, samples: Any) -> None:
         counts.append(len(expected))
         check(file(map_), expected)
     assert counts[0] > 50
-    assert counts[1] > 150  # more than there is room for
+    assert counts[1] > 150  # more than the rows
     assert 0 < counts[2] < 50  # a few
 
 
@@ -152,7 +153,7 @@ def test_the_shipped_centerpoint_gives_the_same(tmp_path, samples: Any) -> None:
 
 
 def photo(seed: int, side: int = 64) -> Tensor:
-    """Smooth blots, so that no two cells have the same score."""
+    """Return a smooth image, so that no two cells have the same score."""
     rough = torch.rand(1, 3, 5, 7, generator=torch.Generator().manual_seed(seed))
     return 255 * torch.nn.functional.interpolate(
         rough, (side, side), mode="bicubic", align_corners=True
@@ -182,7 +183,7 @@ def yolo() -> tuple[Any, Posterior]:
 
 
 @pytest.mark.parametrize("samples", [4, pytest.param("exact", marks=pytest.mark.slow)])
-def test_yolox_gives_the_same(tmp_path, yolo, samples: Any) -> None:
+def test_yolox_agrees_with_torch(tmp_path, yolo, samples: Any) -> None:
     detector, posterior = yolo
     model = (
         ExactGLM(detector, posterior) if samples == "exact" else MCGLM(detector, posterior, samples)
@@ -203,7 +204,7 @@ def test_yolox_gives_the_same(tmp_path, yolo, samples: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("samples", [10, "exact"])
-def test_the_trained_nano_gives_the_same(tmp_path, samples: Any) -> None:
+def test_the_trained_nano_agrees_with_torch(tmp_path, samples: Any) -> None:
     detector = yolox.load(nano() / "yolox_nano_folded.safetensors")
     data = [
         (
@@ -237,7 +238,7 @@ def YOLOXAt(detector: Any, threshold: float) -> Any:
 # any detector, any depth
 
 
-def test_below_the_head_by_forward_mode(tmp_path, tiny, train_frames, image) -> None:
+def test_weights_below_the_head_by_forward_mode(tmp_path, tiny, train_frames, image) -> None:
     posterior = boxcov.fit(tiny, train_frames[:3], depth="neck", n_data=2000)
     export(tiny, posterior, tmp_path / "neck.onnx", image, 3, limits=StaticLimits(boxes=12))
     file = File(tmp_path / "neck.onnx")
@@ -251,7 +252,7 @@ def test_below_the_head_by_forward_mode(tmp_path, tiny, train_frames, image) -> 
         export(tiny, posterior, tmp_path / "neck.onnx", image, "exact")
 
 
-def test_no_box_some_and_as_many_as_there_is_room_for(
+def test_any_number_of_boxes_up_to_the_limit(
     tmp_path, tiny, posterior, train_frames, image
 ) -> None:
     before = {name: (id(p), p.requires_grad) for name, p in tiny.named_parameters()}
@@ -281,7 +282,7 @@ def test_no_box_some_and_as_many_as_there_is_room_for(
 # what is refused
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_written(
+def test_mismatches_are_refused_and_nothing_is_written(
     tmp_path, tiny, posterior, image, monkeypatch
 ) -> None:
     out = tmp_path / "t.onnx"
@@ -294,7 +295,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
         export(tiny, posterior, out, image, 1)
     with pytest.raises(BoxcovError, match="boxes must be a whole number of at least 1"):
         StaticLimits(boxes=0)
-    monkeypatch.setattr("boxcov.export.onnx.builder.LARGEST", 1000)
+    monkeypatch.setattr("boxcov.export.onnx.model.LARGEST", 1000)
     with pytest.raises(BoxcovError, match="GiB of constants"):
         export(tiny, posterior, out, image, 2)
     monkeypatch.undo()
@@ -305,16 +306,16 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
 
 
 def test_a_graph_that_differs_is_not_written(tmp_path, tiny, posterior, image, monkeypatch) -> None:
-    from boxcov.export.onnx import operators
-
-    wrong = dict(operators.OPERATORS, atan2=operators.OPERATORS["add"])
-    monkeypatch.setattr("boxcov.export.onnx.write.OPERATORS", wrong)
+    wrong = {torch.ops.aten.atan2.default: torch.add}
+    monkeypatch.setattr(
+        "boxcov.export.onnx.trace.DECOMPOSITIONS", {**trace.DECOMPOSITIONS, **wrong}
+    )
     with pytest.raises(BoxcovError, match="gives other boxes than PyTorch on the example"):
         export(tiny, posterior, tmp_path / "t.onnx", image, 2, limits=StaticLimits(boxes=4))
     assert not (tmp_path / "t.onnx").exists()
 
 
-def test_an_encoders_weights_are_not_in_the_graph(tmp_path, pillar) -> None:
+def test_a_posterior_of_the_encoder_is_refused(tmp_path, pillar) -> None:
     detector, _ = pillar
     posterior = boxcov.fit(detector, clouds(detector.config, 1), depth=["encoder.layers.0.linear"])
     map_ = torch.zeros(1, 8, 32, 32)
@@ -324,7 +325,7 @@ def test_an_encoders_weights_are_not_in_the_graph(tmp_path, pillar) -> None:
         export(detector, posterior, tmp_path / "t.onnx", map_)
 
 
-def test_files_of_others_say_so(tmp_path) -> None:
+def test_other_files_are_refused(tmp_path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"nonsense")
     with pytest.raises(BoxcovError, match=r"x\.onnx: not an ONNX file of boxcov's"):
         about(tmp_path / "x.onnx")

@@ -1,6 +1,6 @@
-"""A detector together with its uncertainty as one ONNX file: boxes, scores, labels and covariances, in shapes that do not change.
+"""A detector with its covariances as one ONNX file: boxes, scores, labels, covariances.
 
-Needs ``pip install 'boxcov[onnx]'``. See docs/guide/deploy.md for what is in the graph and what is not.
+Needs ``pip install 'boxcov[onnx]'``. See docs/guide/deploy.md for what the graph contains.
 """
 
 from boxcov.export.onnx.write import about, export

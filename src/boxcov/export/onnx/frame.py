@@ -1,15 +1,16 @@
-"""A detector with its uncertainty as one function of tensors of fixed shapes: what is traced."""
+"""A detector with its covariances as one function of tensors with fixed shapes, to be traced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from boxcov.detector import Detector
+from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
@@ -26,18 +27,21 @@ OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
 Covariance = Callable[[LinearizationPoint, StaticSelection], Tensor]
 
 
-class Frame:
-    """``frame(inputs)`` gives the tensors ``OUTPUTS``: n boxes, of which the first ``count`` are the detector's.
+class FrameFunction:
+    """Compute the tensors ``OUTPUTS`` of one frame: n rows, of which the first ``count`` are boxes.
 
-    samples: as many directions of the posterior, those that ``MCGLM`` draws with ``seed``; None for the exact covariance.
+    samples: number of posterior samples, those of ``MCGLM`` with ``seed``; None for the exact
+    covariance.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> frames = shapes.frames(count=2)
     >>> detector = TinyCenter(threshold=0.05, most=3).eval()
-    >>> frame = Frame(detector, boxcov.fit(detector, frames), frames[0][0], samples=5, seed=0, limits=StaticLimits(boxes=4))
-    >>> [tuple(out.shape) for out in frame(frames[0][0])]
+    >>> posterior = boxcov.fit(detector, frames)
+    >>> inputs, limits = frames[0][0], StaticLimits(boxes=4)
+    >>> function = FrameFunction(detector, posterior, inputs, samples=5, seed=0, limits=limits)
+    >>> [tuple(out.shape) for out in function(inputs)]
     [(3, 5), (3,), (3,), (3, 5, 5), (), ()]
     """
 
@@ -54,50 +58,50 @@ class Frame:
         model = ExactGLM(detector, posterior)
         self.linearized = model.linearized
         with torch.no_grad():
-            point, fixed = self._point(inputs)
-            moving = _moving(point, fixed)
+            point, static = self._linearize(inputs)
+            moving = _moving_parameters(point, static)
             if samples is None:
-                self.covariance = _exact(posterior, moving, point, fixed, model)
+                self.covariance = _exact_covariance(posterior, moving, point, static, model)
             else:
                 etas = posterior.sample(samples, torch.Generator().manual_seed(seed))
-                self.covariance = _sampled(posterior, moving, point, etas)
+                self.covariance = _sampled_covariance(posterior, moving, point, etas)
             self.linearized.trunk.forget()
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            point, fixed = self._point(inputs)
-            covariance = self.covariance(point, fixed)
+            point, static = self._linearize(inputs)
+            covariance = self.covariance(point, static)
             self.linearized.trunk.forget()
-        valid, selection = fixed.valid, fixed.selection
+        valid, selection = static.valid, static.selection
         return (
             torch.where(valid.unsqueeze(1), point.boxes, 0),
             torch.where(valid, selection.scores, 0),
             torch.where(valid, selection.labels, -1),
             torch.where(valid[:, None, None], covariance, 0),
-            fixed.count,
-            fixed.left_off,
+            static.count,
+            static.left_off,
         )
 
-    def _point(self, inputs: Tensor) -> tuple[LinearizationPoint, StaticSelection]:
-        """The plain pass, and the boxes of the detector in a fixed number of rows."""
+    def _linearize(self, inputs: Tensor) -> tuple[LinearizationPoint, StaticSelection]:
+        """Run the plain detector and select its boxes in a fixed number of rows."""
         shadow = self.linearized.shadow
         raw = self.linearized.recorded(inputs)
-        fixed = shadow.select_static(raw, self.limits)
-        if fixed is None:
+        static = shadow.select_static(raw, self.limits)
+        if static is None:
             raise BoxcovError(
-                f"{type(shadow).__name__} has no select_static(): it does not say what it reports in shapes that do not depend on the frame"
+                f"{type(shadow).__name__} has no select_static(): an ONNX file needs a selection "
+                "whose shapes do not depend on the frame"
             )
-        return LinearizationPoint(
-            self.linearized, inputs, raw, fixed.selection, shadow.decode(raw, fixed.selection)
-        ), fixed
+        boxes = shadow.decode(raw, static.selection)
+        return LinearizationPoint(self.linearized, inputs, raw, static.selection, boxes), static
 
 
-def _moving(point: LinearizationPoint, fixed: StaticSelection) -> set[str]:
-    """Parameters of the posterior that move boxes at all, of any kind: a branch for the scores does not."""
+def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> set[str]:
+    """Return the posterior's parameters that boxes depend on, unlike those of a score branch."""
     moving: set[str] = set()
     with torch.enable_grad():
         theta = {name: w.requires_grad_() for name, w in point.linearized.theta().items()}
-        for selection in fixed.of_kind or (fixed.selection,):
+        for selection in static.of_kind or (static.selection,):
             z = replace(point, selection=selection).z_at(theta)
             probe = torch.linspace(1, 2, z.numel(), dtype=z.dtype).view(z.shape)
             gradients = torch.autograd.grad(
@@ -107,105 +111,101 @@ def _moving(point: LinearizationPoint, fixed: StaticSelection) -> set[str]:
     return moving
 
 
-def _sampled(
+def _sampled_covariance(
     posterior: Posterior, moving: set[str], point: LinearizationPoint, etas: dict[str, Tensor]
 ) -> Covariance:
-    """The sample covariance of the derivatives along ``etas``: through the stages of the head, or forward mode through all layers."""
-    head = _head(posterior, moving, point, etas)
+    """Return the sample covariance along ``etas``: by the head's stages, or by forward mode."""
+    head = _head_weights(posterior, moving, point, etas)
     if head is not None:
-        return lambda point, fixed: sample_covariance(_through(head, point))
-    own = {name: eta for name, eta in etas.items() if name in moving}
-    return lambda point, fixed: sample_covariance(directional_derivatives(point, own))
+        return lambda point, static: sample_covariance(_apply_head(head, point))
+    directions = {name: eta for name, eta in etas.items() if name in moving}
+    return lambda point, static: sample_covariance(directional_derivatives(point, directions))
 
 
-def _exact(
+def _exact_covariance(
     posterior: Posterior,
     moving: set[str],
     point: LinearizationPoint,
-    fixed: StaticSelection,
+    static: StaticSelection,
     model: ExactGLM,
 ) -> Covariance:
-    """``J Sigma J^T``: through the stages of the head, or its layers one instance at a time."""
-    head = _head(posterior, moving, point, None)
+    """Return ``J Sigma J^T``: by the head's stages, or by its layers per instance."""
+    head = _head_weights(posterior, moving, point, None)
     if head is not None:
-        return lambda point, fixed: _through(head, point)
-    seen: set[str] = set()
-    _by_kind(model, point, fixed, seen)  # which checks what instances() says: not in the graph
-    below = sorted(moving - seen)
+        return lambda point, static: _apply_head(head, point)
+    used: set[str] = set()
+    _covariance_by_kind(model, point, static, used)  # verifies instances(), outside the graph
+    below = sorted(moving - used)
     if below:
         raise BoxcovError(
-            f"an exact covariance goes into a graph for layers that instances() runs: {join_names(below)} lie below the head. "
-            "Take samples, or a posterior of the head"
+            "an exact covariance can be exported for layers that instances() runs: "
+            f"{join_names(below)} lie below the head. Take samples, or a posterior of the head"
         )
-    return lambda point, fixed: _by_kind(model, point, fixed, None)
+    return lambda point, static: _covariance_by_kind(model, point, static, None)
 
 
-def _head(
+def _head_weights(
     posterior: Posterior,
     moving: set[str],
     point: LinearizationPoint,
     etas: dict[str, Tensor] | None,
 ) -> HeadWeights | None:
-    """The stages of the head, if there are any and all that moves boxes is in them."""
+    """Return the weights of the head's stages, if they include all that boxes depend on."""
     staged = point.linearized.shadow.stages(point.raw, point.selection)
-    head = (
-        None
-        if staged is None
-        else build_head_weights(staged, posterior, point.linearized.names, etas)
-    )
+    if staged is None:
+        return None
+    head = build_head_weights(staged, posterior, point.linearized.names, etas)
     return head if head is not None and head.parameters and moving <= head.parameters else None
 
 
-def _through(head: HeadWeights, point: LinearizationPoint) -> Tensor:
-    """Covariances (n, D, D), or derivatives (n, D, k) for a head prepared with directions."""
+def _apply_head(head: HeadWeights, point: LinearizationPoint) -> Tensor:
+    """Return covariances (n, D, D), or derivatives (n, D, k) for a head with k directions."""
     staged = point.linearized.shadow.stages(point.raw, point.selection)
     assert staged is not None
     where = BoxPositions(staged.frame, staged.row, staged.column, staged.kind)
-    pixels, plan = plan_own_cells(
-        staged.features, where, head.radius, head.reaches, group_in_blocks(where.kind, head.n_kinds)
-    )
-    found, numbers, _ = head_covariance(head, plan, pixels)
+    groups = group_in_blocks(where.kind, head.n_kinds)
+    pixels, plan = plan_own_cells(staged.features, where, head.radius, head.reaches, groups)
+    result, numbers, _ = head_covariance(head, plan, pixels)
     J = decode_jacobian(numbers, lambda values: staged.decode(values, where.row, where.column))
-    return J @ found if head.has_directions else J @ found @ J.transpose(1, 2)
+    return J @ result if head.has_directions else J @ result @ J.transpose(1, 2)
 
 
-def _by_kind(
-    model: ExactGLM, point: LinearizationPoint, fixed: StaticSelection, seen: set[str] | None
+def _covariance_by_kind(
+    model: ExactGLM, point: LinearizationPoint, static: StaticSelection, used: set[str] | None
 ) -> Tensor:
-    """All rows as if they were of one kind, kind by kind, and of each row what belongs to its own.
+    """Compute all rows as every kind in turn, and take each row from its own kind (n, D, D).
 
-    seen: to be filled with the weights that were met, on a pass that may look at numbers.
+    used: receives the names of the weights used, in a pass that may read values; None to trace.
     """
     leaves = tree_map_only(
         Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw
     )
-    kind = (
-        fixed.selection.labels.new_zeros(len(fixed.selection)) if fixed.kind is None else fixed.kind
-    )
+    kind = static.kind
+    if kind is None:
+        kind = static.selection.labels.new_zeros(len(static.selection))
     n, D = point.boxes.shape
     out = point.boxes.new_zeros(n, D, D)
-    for number, selection in enumerate(fixed.of_kind or (fixed.selection,)):
-        groups = [
-            group
-            for group in point.linearized.shadow.instances(leaves, selection) or []
-            if len(group[0])
-        ]
-        if len(groups) != 1 or len(groups[0][0]) != n:
-            raise BoxcovError(
-                f"{type(point.linearized.shadow).__name__}.instances() must run boxes of one kind as one group: {len(groups)} of {n} boxes"
-            )
-        run = model.router.instances.run(*groups[0])
-        part = model.router.instances.covariance(run, is_traced=seen is None)
+    for number, selection in enumerate(static.of_kind or (static.selection,)):
+        run = model.router.instances.run(*_single_group(point, leaves, selection))
+        part = model.router.instances.covariance(run, is_traced=used is None)
         out = torch.where((kind == number)[:, None, None], part, out)
-        if seen is not None:
+        if used is not None:
             if n > 1 and run.uses:
                 check_items(run, type(point.linearized.shadow).__name__)
-            layers = [
-                block.layer
-                for block in model.posterior.blocks.values()
-                if block.layer.weight in run.uses
-            ]
-            seen |= {
-                name for layer in layers for name in (layer.weight, layer.bias) if name is not None
-            }
+            for block in model.posterior.blocks.values():
+                if block.layer.weight in run.uses:
+                    names = (block.layer.weight, block.layer.bias)
+                    used |= {name for name in names if name is not None}
     return out
+
+
+def _single_group(point: LinearizationPoint, leaves: Any, selection: Selection) -> Any:
+    """Return the one group of instances of a selection of one kind."""
+    shadow, n = point.linearized.shadow, len(point.boxes)
+    groups = [group for group in shadow.instances(leaves, selection) or [] if len(group[0])]
+    if len(groups) != 1 or len(groups[0][0]) != n:
+        raise BoxcovError(
+            f"{type(shadow).__name__}.instances() must return one group for boxes of one kind, "
+            f"got {len(groups)} groups for {n} boxes"
+        )
+    return groups[0]

@@ -1,8 +1,10 @@
-"""A function of tensors as a flat graph of plain operations: derivatives taken, nothing done in place, every shape a number."""
+"""Trace a function of tensors to a flat graph of basic operations with fixed shapes."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from math import pi
 from typing import Any
 
 import torch
@@ -10,34 +12,141 @@ from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
-_KEPT = (
+from boxcov.errors import BoxcovError
+
+# ONNX has one operator for each of these, so they are not decomposed.
+_WHOLE = (
     "native_batch_norm",
     "_native_batch_norm_legit_no_training",
     "upsample_nearest2d",
     "silu",
-)  # better told whole than in pieces
+)
+# These use the shape of a tensor, not its values: the result is zero, one or an argument.
+_FILL_VALUE: dict[str, float] = {
+    **dict.fromkeys(("zeros_like", "new_zeros", "_new_zeros_with_same_feature_meta"), 0),
+    **dict.fromkeys(("empty_like", "new_empty", "empty_permuted"), 0),
+    **dict.fromkeys(("ones_like", "new_ones"), 1),
+}
+_FILL_ARGUMENT = {"full_like": 1, "fill": 1, "new_full": 2}
 
 
-def traced(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> fx.GraphModule:
-    """What ``run`` does to tensors of these shapes, as a graph without derivatives, writes in place or loops.
+def trace(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> fx.GraphModule:
+    """Return what ``run`` does to tensors of these shapes, as a graph without writes in place.
 
-    The function must not look at numbers: the graph holds what it did with these inputs. ``jvp``, ``vmap`` and ``autograd.grad`` inside are
-    written out.
+    Derivatives and loops inside (``jvp``, ``vmap``, ``autograd.grad``) are written out, constants
+    are computed. ``run`` must not branch on values: the graph holds the branch of these inputs.
 
-    >>> graph = traced(lambda x: (torch.func.jvp(torch.sin, (x,), (torch.ones(3),))[1],), torch.zeros(3))
-    >>> bool((graph(torch.zeros(3))[0] == 1).all())
-    True
+    >>> slope = lambda x: (torch.func.jvp(torch.sin, (x,), (torch.ones(3),))[1],)
+    >>> graph = trace(slope, torch.zeros(3))
+    >>> graph(torch.zeros(3))
+    (tensor([1., 1., 1.]),)
     """
-    table = {
-        op: way
-        for op, way in core_aten_decompositions().items()
-        if str(op).split(".")[1] not in _KEPT
-    }
     with torch.no_grad():
         plain: Any = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
-        once = torch.func.functionalize(plain, remove="mutations")
+        functional = torch.func.functionalize(plain, remove="mutations")
         graph: fx.GraphModule = make_fx(
-            once, table, tracing_mode="real", _allow_non_fake_inputs=True
+            functional, DECOMPOSITIONS, tracing_mode="real", _allow_non_fake_inputs=True
         )(*inputs)
-    graph.graph.eliminate_dead_code()
+        graph.graph.eliminate_dead_code()
+        _fold_constants(graph)
     return graph
+
+
+def _convolution_backward(
+    grad: Tensor, inputs: Tensor, weight: Tensor, bias_sizes: Any, *options: Any
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient of the inputs of a convolution, as a transposed convolution."""
+    stride, padding, dilation, transposed, _, groups, wanted = options
+    if transposed or wanted[1] or wanted[2]:
+        raise BoxcovError(
+            "the gradient of a transposed convolution, or of the weights of a convolution, "
+            "cannot be written to ONNX"
+        )
+    covered = [
+        (grad.shape[2 + i] - 1) * stride[i]
+        - 2 * padding[i]
+        + dilation[i] * (weight.shape[2 + i] - 1)
+        + 1
+        for i in range(len(stride))
+    ]
+    rest = [size - part for size, part in zip(inputs.shape[2:], covered)]
+    convolve = torch.ops.aten.convolution
+    out = convolve(grad, weight, None, stride, padding, dilation, True, rest, groups)
+    return out, None, None
+
+
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    """Return the angle; that of ``torch.onnx`` is off by 2 pi at y = 0, x < 0."""
+    slope = (y / torch.where(x == 0, 1, x)).atan()
+    half_turn = torch.where(y < 0, -pi, pi)
+    angle = torch.where(x < 0, slope + half_turn, slope)
+    return torch.where(x == 0, y.sign() * (pi / 2), angle)
+
+
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Return the source in the shape of ``x``; ``torch.onnx`` does not expand it."""
+    return source.to(x.dtype).expand(x.shape)
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    **{
+        op: way
+        for op, way in core_aten_decompositions().items()
+        if str(op).split(".")[1] not in _WHOLE
+    },
+    torch.ops.aten.convolution_backward.default: _convolution_backward,
+    torch.ops.aten.atan2.default: _atan2,
+    torch.ops.aten.copy.default: _copy,
+}
+
+
+def _fold_constants(module: fx.GraphModule) -> None:
+    """Replace what does not depend on the inputs by its value, in place."""
+    graph, values = module.graph, _constants(module)
+    folded = [
+        node
+        for node, value in values.items()
+        if isinstance(value, Tensor) and any(user not in values for user in node.users)
+    ]
+    for number, node in enumerate(folded):
+        with graph.inserting_before(node):
+            new = _constant_node(module, f"_constant{number}", values[node])
+        node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in values)
+    graph.eliminate_dead_code()
+    module.delete_all_unused_submodules()
+    module.recompile()
+
+
+def _constants(module: fx.GraphModule) -> dict[fx.Node, Any]:
+    """Return the value of every node that does not depend on the inputs."""
+    values: dict[fx.Node, Any] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            values[node] = operator.attrgetter(node.target)(module)
+        elif node.op == "call_function" and all(arg in values for arg in node.all_input_nodes):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+        elif node.op == "call_function":
+            kind = str(node.target).removeprefix("aten.").split(".")[0]
+            position = _FILL_ARGUMENT.get(kind)
+            fill = _FILL_VALUE.get(kind) if position is None else node.args[position]
+            if isinstance(fill, (int, float)):
+                like = node.meta["val"]
+                values[node] = torch.full(like.shape, fill, dtype=like.dtype)
+    return values
+
+
+def _constant_node(module: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
+    """Add a constant to the graph; along repeated dimensions it is stored once."""
+    if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
+        value = value.flatten()[0].expand(value.shape)
+    stored = value
+    for dim, step in enumerate(value.stride()):
+        stored = stored.narrow(dim, 0, 1) if step == 0 and value.shape[dim] > 1 else stored
+    module.register_buffer(name, stored.detach().contiguous())
+    node = module.graph.get_attr(name)
+    node.meta["val"] = stored
+    if stored.shape != value.shape:
+        node = module.graph.call_function(torch.ops.aten.expand.default, (node, list(value.shape)))
+        node.meta["val"] = value
+    return node

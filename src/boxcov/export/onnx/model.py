@@ -1,0 +1,111 @@
+"""Lower a traced graph to an ONNX model with ``torch.onnx``, without what it stores twice."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from boxcov.errors import BoxcovError
+from boxcov.version import __version__
+
+OPSET = 18
+IR_VERSION = 8  # the oldest with this opset; older runtimes refuse newer ones
+LARGEST = 2**31 - 2**20  # bytes of constants: protobuf's limit for one file, less the nodes
+_FOLDED_SIZE = 1024  # elements; folding larger results makes the file larger than the nodes do
+
+
+def build_model(
+    graph: fx.GraphModule,
+    inputs: Tensor,
+    names: tuple[str, Sequence[str]],
+    metadata: Mapping[str, str],
+) -> bytes:
+    """Return the content of an ONNX file that computes ``graph``.
+
+    names: of the input and of the outputs. metadata: the custom properties of the file.
+    """
+    import onnx_ir
+    from onnx import checker
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    with _quiet():
+        model: Any = _lower(graph, inputs, names)
+        clear = common.ClearMetadataAndDocStringPass()  # stack traces: half of the bytes
+        clear(model)
+        optimizer.optimize(model, input_size_limit=_FOLDED_SIZE, output_size_limit=_FOLDED_SIZE)
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        common.DeduplicateInitializersPass(size_limit=LARGEST)(model)
+        common.CommonSubexpressionEliminationPass()(model)
+        clear(model)
+    _check_size(sum(value.const_value.nbytes for value in model.graph.initializers.values()))
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "boxcov", __version__
+    model.graph.name = "boxcov"
+    model.metadata_props.update(metadata)
+    proto = onnx_ir.to_proto(model)
+    checker.check_model(proto)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+def _lower(graph: fx.GraphModule, inputs: Tensor, names: tuple[str, Sequence[str]]) -> Any:
+    """Return the graph as a model of ``onnx_ir``, not optimized."""
+    input_name, output_names = names
+    try:
+        exported = torch.export.export(graph, (inputs,), strict=False)
+        program = torch.onnx.export(
+            exported,
+            (inputs,),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[input_name],
+            output_names=list(output_names),
+            optimize=False,
+            verbose=False,
+        )
+    except RuntimeError as error:  # of torch.export, or an OnnxExporterError
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).strip().split("\n")[0]
+        raise BoxcovError(
+            f"torch.onnx cannot write the detector or its derivative to ONNX: {reason}"
+        ) from error
+    if exported.range_constraints:  # symbolic sizes
+        raise BoxcovError(
+            "a shape depends on values, as in x[mask], and cannot be written to ONNX: "
+            "use torch.where"
+        )
+    assert program is not None
+    return program.model
+
+
+def _check_size(size: int) -> None:
+    if size > LARGEST:
+        raise BoxcovError(
+            f"the graph holds more than {LARGEST / 2**30:.1f} GiB of constants, the limit of one "
+            "ONNX file: take fewer samples, or a posterior of fewer layers (--depth head)"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the warnings of the exporter: the file is compared with PyTorch instead."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

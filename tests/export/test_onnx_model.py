@@ -1,0 +1,112 @@
+"""Traced functions in onnxruntime against torch: derivatives, writes in place, constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from boxcov import BoxcovError
+from boxcov.export.onnx.model import build_model
+from boxcov.export.onnx.trace import trace
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+runtime = pytest.importorskip("onnxruntime")
+
+Run = Callable[[Tensor], tuple[Tensor, ...]]
+X = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+W = torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(1))
+
+
+def model_of(run: Run) -> bytes:
+    names = [f"y{number}" for number in range(len(run(X)))]
+    return build_model(trace(run, X), X, ("x", names), {"key": "value"})
+
+
+def run_onnx(content: bytes) -> list[Tensor]:
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(value) for value in session.run(None, {"x": X.numpy()})]
+
+
+def write_in_place(x: Tensor) -> tuple[Tensor, ...]:
+    out = x.clone()
+    out[:, 1] = 0
+    out[:, :, 1:3] += 1
+    out[0, 0, -1] = x[0, 0, 0]
+    out[:, torch.tensor([0, 2])] = 5.0
+    return (out,)
+
+
+def differentiate_forward(x: Tensor) -> tuple[Tensor, ...]:
+    def derivative(eta: Tensor) -> Tensor:
+        out: Tensor = torch.func.jvp(lambda w: F.conv2d(x, w, padding=1).sigmoid(), (W,), (eta,))[1]
+        return out
+
+    return (torch.vmap(derivative)(torch.stack([W.flip(0), W * 2])),)
+
+
+def differentiate_backward(x: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of strided convolutions: the input is larger than what the kernel covers."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        padded = F.silu(F.conv2d(x, W, stride=2, padding=1)).square()
+        groups = F.conv2d(x, W[:3, :1, :2], stride=3, groups=3).square()
+        return torch.autograd.grad(padded.sum() + groups.sum(), x)
+
+
+def use_constants(x: Tensor) -> tuple[Tensor, ...]:
+    row = torch.arange(3.0).view(3, 1, 1)
+    return (
+        x + row.expand(3, 4, 5),
+        x * torch.zeros_like(x) + torch.full_like(x, 7),
+        x.new_ones(2) + 1,
+        torch.where(x > 0, W[0, :, :1, :1].exp(), x),
+        torch.cat([x, x.new_zeros(2, 3, 4, 1)], 3),
+    )
+
+
+def use_angles(x: Tensor) -> tuple[Tensor, ...]:
+    zero = torch.zeros_like(x)
+    return torch.atan2(x, x.flip(0)), torch.atan2(x, zero), torch.atan2(zero, x)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        write_in_place,
+        differentiate_forward,
+        differentiate_backward,
+        use_constants,
+        use_angles,
+    ],
+)
+def test_a_graph_agrees_with_torch(run: Run) -> None:
+    for output, expected in zip(run_onnx(model_of(run)), run(X), strict=True):
+        assert output.dtype == expected.dtype
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_equal_constants_are_stored_once() -> None:
+    table = torch.randn(1000, 5, generator=torch.Generator().manual_seed(2))
+    wide = torch.ones(4000, 1, 1, 5)
+    content = model_of(lambda x: (x @ table.T, (x + wide[:2]) @ table.clone().T, x[:1] * wide))
+    assert len(content) < 2 * 4 * table.numel()
+    model = onnx.load_from_string(content)
+    assert {entry.key: entry.value for entry in model.metadata_props} == {"key": "value"}
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda x: (torch.linalg.inv(x[0, 0, :, :4]),), "aten.linalg_inv_ex"),
+        (lambda x: (x[x > 0],), "a shape depends on values"),
+    ],
+    ids=["unknown", "mask"],
+)
+def test_unsupported_operations_are_named(run: Run, message: str) -> None:
+    with pytest.raises(BoxcovError, match=message):
+        model_of(run)
