@@ -1,11 +1,11 @@
 """The input factor of a convolution, computed without unfolding the input.
 
 Q is the sum over locations t of ``a_t a_t^T``, where a_t holds the input at the taps ``t + o``. Its
-block for two taps o and o' is a sum of ``x[i] x[i + o' - o]^T``. If the sum ran over every
-location whose kernel touches the input, it would be the autocorrelation of the input at the lag o' - o: a
-3x3 kernel has 81 blocks but 25 lags, 13 up to transposition. The locations that do not count form
-a thin ring around the output; they are unfolded and subtracted. The result is exact, and a 3x3
-kernel needs about six times less work than unfolding.
+block for two taps o and o' is a sum of ``x[i] x[i + o' - o]^T``. If the sum ran over every location
+whose kernel touches the input, it would be the autocorrelation of the input at the lag o' - o: a
+3x3 kernel has 81 blocks but 25 lags, 13 up to transposition. The locations outside the output form
+a thin ring around it; they are unfolded and subtracted. The result is exact, and a 3x3 kernel needs
+about six times less work than unfolding.
 
 Layers of equal shape become the groups of one product, which saves kernel launches on a GPU.
 """

@@ -22,7 +22,7 @@ _SINGLE = World()
 class Items:
     """The share of ``frames`` that a fit uses, numbered from 0; an item is one batch of frames.
 
-    A random subset is drawn from an indexable sequence; from a stream, evenly spaced items are taken.
+    A random subset is drawn from an indexable sequence; from a stream, evenly spaced items.
 
     >>> items = Items("abcdefgh", fraction=0.5, seed=0)
     >>> items.expected, len(list(items.starting_at(1)))

@@ -8,10 +8,10 @@ reflections (``householder.py``). The result is another factor Q'. A layer's pre
 
     delta = || (Q + a I)^-1/2 (Q' - Q) (Q + a I)^-1/2 ||_2,
 
-the new precision lies between 1 - delta and 1 + delta times the old one in every direction:
-for this m, and for smaller m too, because then ``a`` is larger. So every variance of any linear function of
-the weights lies within 1 / (1 +- delta) of what it was: the trace and every diagonal entry of every
-box's covariance, on any frame. delta is computed from the values as they are read
+the new precision lies between 1 - delta and 1 + delta times the old one in every direction: for
+this m, and for smaller m too, because then ``a`` is larger. So every variance of any linear
+function of the weights lies within 1 / (1 +- delta) of what it was: the trace and every diagonal
+entry of every box's covariance, on any frame. delta is computed from the values as they are read
 back from the file.
 
 Eigenvalues far below ``tau / (n m)`` all have the variance 1 / tau and become one number.
