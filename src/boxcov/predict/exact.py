@@ -37,9 +37,9 @@ from boxcov.predict.verification import State, Verification
 class ExactGLM(PosteriorPredictor):
     """The full D x D covariance of every box, exact.
 
-    samples: for a posterior that reaches below the head: estimate that part by Monte Carlo with so
-        many samples, drawn with ``seed``. None: that part is exact too, at one backward pass per
-        number. Covariance adds over layers, so both are one estimator.
+    samples: for a posterior that reaches below the head: estimate that part by Monte Carlo with
+        this many samples, drawn with ``seed``. None: that part is exact too, at one backward pass
+        per number. Covariance adds over layers, so the two parts are added.
     calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
     with_logit: also return the variance of each score's logit and its covariance with the box.
     engine: speed against accuracy and memory.
@@ -95,7 +95,7 @@ class ExactGLM(PosteriorPredictor):
 class HeadPart:
     """The part of a covariance that the layers of the head contribute."""
 
-    covariance: Tensor  # (m, D, D), or the row (m, D + 1) of the score logit
+    covariance: Tensor  # (m, D, D); of the score logit, its row (m, D + 1)
     below: list[str]  # layers of the posterior that are not included
     tangents_below: Tensor | None = None  # derivatives (m, D, k) along normalised directions
 
@@ -186,7 +186,7 @@ class ExactRouter(TangentRouter, InstanceRouter):
         if known is None or not is_verified or not known.matches(watched.raw):
             is_verified = self._verify_instances(watched, direct)
         upstream = self._dependence[has_logits].upstream_of(watched.raw, read)
-        if upstream & direct:  # a weight used on both sides of the cut
+        if upstream & direct:  # a weight used in instances() and before it
             return self._no_head(point)
         blocks = self.instances.block_of
         if not is_verified:  # too few boxes to decide: the oracle's numbers

@@ -14,12 +14,12 @@ engine                          verified against
 ==============================  ================================================================
 
 Autograd and ``forward_mode/jvp.py`` work for any detector; they are the oracles and need no
-verification. An engine starts UNVERIFIED. It becomes VERIFIED when it agrees with its oracle, and
-its numbers are used from that frame on, including that frame: equal frames give equal numbers,
-whether first or later. A new kind of box (another task or level) is verified when it first appears.
+verification. An engine starts UNVERIFIED. It becomes VERIFIED when it agrees with its oracle. Its
+result is used for that frame and all later ones, so a frame gives the same result whether it comes
+first or later. A new kind of box (another task or level) is verified when it first appears.
 An optional speed-up that contradicts its oracle, or is not available, becomes REFUSED; its oracle
 is used and one warning says so. Stages or instances that contradict their oracle are an error of
-the detector: ``BoxcovError``. When a frame has too few boxes to decide (``verification.py``), the
+the detector: ``BoxcovError``. If a frame has too few boxes for a verdict (``verification.py``), the
 oracle's numbers are returned and the next frame is compared again.
 
 The route is logged when it is fixed (logger "boxcov", level INFO) and shown by ``repr(model)``.
@@ -73,8 +73,8 @@ _HALF_TANGENTS_TOLERANCE = 0.15
 class EngineOptions:
     """Speed against accuracy and memory; the defaults give float32 accuracy.
 
-    precision: of products on a GPU: "float32", or "tf32", which is faster and less exact; "half"
-        also propagates tangents in bfloat16, on a CPU too.
+    precision: arithmetic of matrix products on a GPU: "float32", or "tf32", which is faster and
+        less exact; "half" also propagates tangents in bfloat16, on a CPU too.
     tolerance: relative error allowed for each variance of the posterior in a head with stages;
         1e-3 or 1e-2 may be much faster.
     cuda_graphs: on a GPU, replay the static part of the detector and the head's stages as CUDA
@@ -118,7 +118,7 @@ class Route:
 
 
 class Router:
-    """Runs the plain pass of every frame; this base class re-runs the network for the rest."""
+    """Runs the plain pass of every frame; derivatives run the whole network again."""
 
     def __init__(self, linearized: LinearizedDetector, options: EngineOptions) -> None:
         self.linearized, self.options = linearized, options
@@ -176,7 +176,7 @@ class Router:
             return None
         if done is not None and done.is_replay and not self.graph_check.covers({done.key}):
             if not self.graph.matches_plain(done):
-                self._refuse_graph("gives other bits as a CUDA graph")
+                self._refuse_graph("gives a different result as a CUDA graph")
                 return None
             self.graph_check.accept({done.key})
         return done
@@ -185,11 +185,11 @@ class Router:
         self.graph_check.refuse()
         self.graph.release()
         name = type(self.linearized.detector).__name__
-        _warn(f"{name}.static_part() {reason}, so it runs without one, which is slower")
+        _warn(f"{name}.static_part() {reason}; it now runs without a CUDA graph, which is slower")
 
 
 class InstanceRouter(Router):
-    """Runs the head by instance where that covers all posterior weights that boxes depend on."""
+    """Runs the head per instance if all posterior weights that affect the boxes are in it."""
 
     def __init__(self, linearized: LinearizedDetector, options: EngineOptions) -> None:
         super().__init__(linearized, options)

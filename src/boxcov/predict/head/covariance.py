@@ -1,4 +1,4 @@
-"""The exact covariance of all boxes of a frame through a staged head, as a handful of products.
+"""The exact covariance of all boxes of a frame through a staged head, in a few products.
 
 Let A (T, n_in) be the inputs of a layer at the T cells that a box depends on, and D_j (T, n_out)
 the gradient of the box's raw output j at the layer's outputs. In the eigenbasis of the posterior,
