@@ -86,15 +86,7 @@ def test_shapes_are_checked() -> None:
     with pytest.raises(
         BoxcovError, match=r"covariance has shape \(4, 2, 2\), expected \(4, 3, 3\)"
     ):
-        Detections(
-            found.boxes,
-            found.scores,
-            found.labels,
-            found.frame,
-            found.fields,
-            found.classes,
-            torch.zeros(4, 2, 2),
-        )
+        replace(found, covariance=torch.zeros(4, 2, 2))
     with pytest.raises(BoxcovError, match=r"boxes has shape \(4, 2\)"):
         Detections(
             found.boxes[:, :2], found.scores, found.labels, found.frame, found.fields, found.classes
@@ -102,15 +94,7 @@ def test_shapes_are_checked() -> None:
     with pytest.raises(
         BoxcovError, match=r"predictive has shape \(4, 2, 2\), expected \(4, 3, 3\)"
     ):
-        Detections(
-            found.boxes,
-            found.scores,
-            found.labels,
-            found.frame,
-            found.fields,
-            found.classes,
-            predictive=torch.zeros(4, 2, 2),
-        )
+        replace(found, predictive=torch.zeros(4, 2, 2))
     with pytest.raises(BoxcovError, match=r"factor has shape \(2, 3, 5\)"):
         Detections(
             found.boxes,

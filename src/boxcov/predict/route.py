@@ -1,4 +1,6 @@
-"""The router: the only place that decides how a frame is computed.
+"""The routers decide how a frame is computed: the rules and all states are here.
+
+The decisions of ExactGLM are in ``exact.py``, those of MCGLM in ``mcglm_route.py``.
 
 Engines compute and know nothing of each other. A router holds one ``Verification`` per fast engine
 and chooses among them on the first boxes:
