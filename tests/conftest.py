@@ -14,10 +14,10 @@ from boxcov import Posterior, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter, train
 
-# One thread per process where several test workers share the cores, and OMP_NUM_THREADS where it is
-# set, so that the tests can be run with any number of threads.
-if "OMP_NUM_THREADS" not in os.environ:
-    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+# One thread per process where several test workers share the cores. OMP_NUM_THREADS goes first; MKL
+# would cap it at the number of cores, and tests must hold with more threads than cores too.
+DEFAULT_THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", DEFAULT_THREADS)))
 
 
 @pytest.fixture(scope="session", autouse=True)
