@@ -146,6 +146,16 @@ class Detector(nn.Module, ABC):
         """
         return None
 
+    def signals(self, raw: Any, selection: Selection) -> dict[str, Tensor]:
+        """Return named numbers (m,) per box that the network has already computed.
+
+        For example raw outputs, the margin to the next class, the spread of a predicted
+        distribution, the number of points in the box. The error model learns from them how far off
+        a box may be. Each number depends on its own frame alone; logarithms of positive numbers
+        work best.
+        """
+        return {}
+
     def candidates(self, raw: Any) -> Candidates | None:
         """Return all candidates of the NMS, and what removed each. Used by ``NMSSpread``."""
         return None

@@ -17,6 +17,7 @@ from boxcov.detectors.centerpoint.loss import Encoded, TaskTargets, encode, fram
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.selection import candidates, select, select_static
+from boxcov.detectors.centerpoint.signals import signals
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
 from boxcov.head_stages import HeadStages, LogitBranch
 from boxcov.static_selection import StaticLimits, StaticSelection
@@ -59,8 +60,9 @@ class CenterPoint(Detector):
         self.register_buffer("first_classes", first, persistent=False)
 
     def forward(self, inputs: Sequence[Tensor]) -> Raw:
-        features = self.neck(self.backbone(self.encoder(inputs)))
-        return {"features": features, "tasks": self.head(features)}
+        bev = self.encoder(inputs)
+        features = self.neck(self.backbone(bev))
+        return {"bev": bev, "features": features, "tasks": self.head(features)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {
@@ -103,6 +105,9 @@ class CenterPoint(Detector):
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         """Return the heat map's logit (m,) of each box's class at its cell."""
         return logits_at(raw["tasks"], selection)
+
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        return signals(raw["tasks"], raw["bev"], selection, self.config)
 
     def stages(self, raw: Raw, selection: Selection) -> HeadStages:
         """Return the head as stages; the kind of a box is its task."""
