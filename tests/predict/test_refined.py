@@ -7,7 +7,7 @@ import torch
 
 from boxcov import GLM, MCGLM, EngineOptions, ExactGLM, FitOptions, Posterior, fit
 from boxcov.kfac.ekfac import apply_ekfac
-from boxcov.predict.verification import State
+from boxcov.predict.route import State
 from helpers.nets import CASES, Case
 from oracles.dense import box_jacobian, flat, relative
 

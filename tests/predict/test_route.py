@@ -12,7 +12,7 @@ from boxcov import GLM, MCGLM, MCI, BoxcovWarning, ExactGLM, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict import exact, mcglm_route
 from boxcov.predict.linearize import short_way
-from boxcov.predict.verification import State, Verdict, judge_boxes, judge_weights
+from boxcov.predict.route import State, Verdict, judge_boxes, judge_weights
 from oracles.dense import relative
 
 MANY = torch.full((12,), 1e-6)
@@ -123,7 +123,7 @@ def test_undecided_stages_give_the_oracles_numbers(tiny, posterior, image, monke
 
 
 def test_undecided_instances_give_the_oracles_numbers(tiny, posterior, image, monkeypatch) -> None:
-    monkeypatch.setattr("boxcov.predict.route.judge_weights", lambda *given: Verdict.UNDECIDED)
+    monkeypatch.setattr("boxcov.predict.instances.judge_weights", lambda *given: Verdict.UNDECIDED)
     calls = []
     original = exact.autograd_covariance
     monkeypatch.setattr(

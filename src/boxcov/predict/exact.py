@@ -22,16 +22,14 @@ from boxcov.predict.forward_mode.jvp import PosteriorSamples, directional_deriva
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.instances import (
     InstanceEngine,
-    InstanceRun,
-    check_items,
-    has_instances,
+    InstancesCheck,
+    instance_groups,
     leaves_read,
     with_leaves,
 )
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields
-from boxcov.predict.route import EngineOptions, InstanceRouter, TangentRouter
-from boxcov.predict.verification import State, Verification
+from boxcov.predict.route import EngineOptions, State, TangentRouter
 
 
 class ExactGLM(PosteriorPredictor):
@@ -100,7 +98,7 @@ class HeadPart:
     tangents_below: Tensor | None = None  # derivatives (m, D, k) along normalised directions
 
 
-class ExactRouter(TangentRouter, InstanceRouter):
+class ExactRouter(TangentRouter):
     """Routes of ``ExactGLM``: the head by stages, instances or autograd; below it by autograd, or
     by Monte Carlo along ``samples``."""
 
@@ -115,7 +113,7 @@ class ExactRouter(TangentRouter, InstanceRouter):
         super().__init__(linearized, posterior, options)
         self.samples, self.with_logit = samples, with_logit
         self.instances = InstanceEngine(linearized, posterior)
-        self.items_check = Verification()
+        self.instances_check = InstancesCheck()
         self._below_stages: list[str] = []  # known once the stages are verified
 
     def needs_trunk(self) -> bool:
@@ -169,23 +167,22 @@ class ExactRouter(TangentRouter, InstanceRouter):
 
     def _head_by_instance(self, point: LinearizationPoint) -> HeadPart:
         """The part of the layers that instances() runs; with logits only the logit's row."""
-        if not has_instances(point):
-            return self._no_head(point)
         watched = with_leaves(point)
-        last_row = has_logits = point.logits is not None
+        groups = instance_groups(watched)
+        if groups is None:
+            return self._no_head(point)
+        has_logits, check = point.logits is not None, self.instances_check
         total = self._no_head(point).covariance
         direct: set[str] = set()
         read: set[int] = set()
-        for run in self.instances.runs(watched):
-            self._verify_items(run, has_logits)
-            total[run.index] = self.instances.covariance(run, last_row=last_row)
-            direct |= run.uses.keys() & self.instances.block_of.keys()
+        for group in groups:
+            run = self.instances.run(*group)
+            check.verify_items(run, point)
+            total[run.index] = self.instances.covariance(run, last_row=has_logits)
+            direct |= run.uses.keys()
             read |= leaves_read(run.z)
-        known = self._dependence.get(has_logits)
-        is_verified = self.instances_check.covers((has_logits, name) for name in direct)
-        if known is None or not is_verified or not known.matches(watched.raw):
-            is_verified = self._verify_instances(watched, direct)
-        upstream = self._dependence[has_logits].upstream_of(watched.raw, read)
+        is_verified = check.verify(watched, direct)
+        upstream = check.upstream(watched, read)
         if upstream & direct:  # a weight used in instances() and before it
             return self._no_head(point)
         blocks = self.instances.block_of
@@ -193,12 +190,6 @@ class ExactRouter(TangentRouter, InstanceRouter):
             layers = self.posterior.restricted([blocks[name] for name in direct])
             total = autograd_covariance(point, layers)[has_logits]
         return HeadPart(total, [name for weight, name in blocks.items() if weight in upstream])
-
-    def _verify_items(self, run: InstanceRun, has_logits: bool) -> None:
-        subjects = {(has_logits, name) for name in run.uses}
-        if run.uses and len(run.index) > 1 and not self.items_check.covers(subjects):
-            check_items(run, type(self.linearized.detector).__name__)
-            self.items_check.accept(subjects)
 
     def _etas(self, layers: list[str]) -> dict[str, Tensor]:
         """The samples of some layers, cut from those of all: a seed gives the same directions."""

@@ -1,13 +1,12 @@
 """Engine: the covariance of the head's layers with the instance as the batch dimension.
 
 ``Detector.instances`` runs the head once with every instance as one item of the batch. D backward
-passes, batched, then give the gradients of all instances at every layer. This file computes, and
-compares with ``Detector.decode``; ``route.py`` decides.
+passes, batched, then give the gradients of all instances at every layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +19,11 @@ from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32
 from boxcov._torch.unfold import columns, rows
 from boxcov.detector import Detector, InstanceGroup
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import layer_covariance
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
+from boxcov.predict.route import Verdict, Verification, judge_weights, rounding_tolerance
 
 LayerUses = dict[str, list[tuple[LayerCall, GradientEdge]]]
 """By weight, the layer calls that used it, and where the gradient enters each."""
@@ -45,11 +45,6 @@ class InstanceEngine:
         self.linearized, self.posterior = linearized, posterior
         self.block_of = {block.layer.weight: name for name, block in posterior.blocks.items()}
         self._variances = {name: posterior.variances(name) for name in posterior.blocks}
-
-    def runs(self, point: LinearizationPoint) -> Iterator[InstanceRun]:
-        """Forward passes of all instances, group by group."""
-        for index, run in instance_groups(point):
-            yield self.run(index, run)
 
     def run(self, index: Tensor, run: Callable[[], Tensor]) -> InstanceRun:
         """Run one group, recording every use of a weight of the posterior."""
@@ -119,37 +114,21 @@ class InstanceEngine:
         return layers
 
 
-def instance_groups(point: LinearizationPoint) -> list[InstanceGroup]:
-    """The instances of a frame, group by group; every instance must occur once."""
-    found = [(index, run) for index, run in _given_groups(point) or [] if len(index)]
+def instance_groups(point: LinearizationPoint) -> list[InstanceGroup] | None:
+    """The instances of a frame, group by group, each once; None if the detector cannot do that."""
+    detector = point.linearized.shadow
+    options = {} if point.logits is None else {"with_logit": True}
+    given = detector.instances(point.raw, point.selection, **options)
+    if given is None:
+        return None
+    found = [(index, run) for index, run in given if len(index)]
     index = torch.cat([index for index, _ in found]) if found else torch.zeros(0)
     if sorted(index.tolist()) != list(range(len(point.selection))):
         raise BoxcovError(
-            f"{method_name(point)} must give each of the {len(point.selection)} instances once, "
+            f"{_method_name(point)} must give each of the {len(point.selection)} instances once, "
             f"it gave {len(index)}"
         )
     return found
-
-
-def has_instances(point: LinearizationPoint) -> bool:
-    """Whether the detector can run this frame's boxes by instance."""
-    return _given_groups(point) is not None
-
-
-def method_name(point: LinearizationPoint) -> str:
-    """The detector's method to name in an error message."""
-    with_logit = "" if point.logits is None else "with_logit=True"
-    kind = type(point.linearized.shadow)
-    if kind.instances is Detector.instances:  # derived from the stages, so these are wrong
-        return f"{kind.__name__}.stages()"
-    return f"{kind.__name__}.instances({with_logit})"
-
-
-def _given_groups(point: LinearizationPoint) -> Iterable[InstanceGroup] | None:
-    detector = point.linearized.shadow
-    if point.logits is None:
-        return detector.instances(point.raw, point.selection)
-    return detector.instances(point.raw, point.selection, with_logit=True)
 
 
 def with_leaves(point: LinearizationPoint) -> LinearizationPoint:
@@ -181,74 +160,104 @@ def leaves_read(z: Tensor) -> set[int]:
     return found
 
 
-# comparison with decode()
+class InstancesCheck(Verification):
+    """Verifies ``instances()`` against ``decode()``: equal boxes, equal gradients.
 
-
-@dataclass(frozen=True)
-class Dependence:
-    """For each floating-point tensor of the raw outputs, in order, the weights it depends on."""
-
-    upstream: tuple[frozenset[str], ...]
-
-    def matches(self, raw: Any) -> bool:
-        """Whether other raw outputs have the same structure."""
-        return len(_float_tensors(raw)) == len(self.upstream)
-
-    def upstream_of(self, raw: Any, read: set[int]) -> set[str]:
-        """The weights upstream of those tensors of ``raw`` that were ``read`` (by id)."""
-        return {
-            name
-            for tensor, names in zip(_float_tensors(raw), self.upstream)
-            if id(tensor) in read
-            for name in names
-        }
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """``instances()`` and ``decode()`` on the same raw outputs."""
-
-    dependence: Dependence
-    by_instance: Tensor  # (m, D) numbers by instance
-    decoded: Tensor  # (m, D) numbers by decode()
-    gradient_errors: dict[str, float]  # relative, by weight, of a weighted sum of all numbers
-
-    def value_errors(self, point: LinearizationPoint) -> Tensor:
-        """Largest relative difference (m,) of each box, the short way in fields that wrap."""
-        delta = short_way(self.by_instance - self.decoded, point.linearized.shadow).abs()
-        return (delta / (1 + self.decoded.abs())).amax(1)
-
-
-def compare_with_decode(point: LinearizationPoint) -> Comparison:
-    """Numbers and gradients of a frame by instance and by ``decode()``, from one pass.
-
-    Both use the raw outputs of this pass: in another precision than the plain pass they are not
-    exactly those of the point.
+    Its subjects are weights, with logits and without.
     """
-    linearized = point.linearized
-    with torch.enable_grad():
-        theta = {name: w.requires_grad_() for name, w in linearized.theta().items()}
-        substitute = linearized.substitute(theta)
-        raw, decoded = linearized.run(point.inputs, substitute, lambda raw: (raw, point.z_of(raw)))
-        dependence = Dependence(tuple(_weights_behind(t, theta) for t in _float_tensors(raw)))
-        own = with_leaves(replace(point, raw=raw))
-        z = torch.zeros_like(decoded)
-        with LayerCallMode(linearized.names, substitute):
-            for index, run in instance_groups(own):
-                z = z.index_copy(0, index, run())
-        probe = torch.linspace(-1, 1, z.numel(), device=z.device).cos().reshape(z.shape)
-        gradients = [
-            _gradients((numbers * probe.to(numbers.dtype)).sum(), list(theta.values()))
-            for numbers in (decoded, z)
-        ]
-    # the gradient of a weight upstream of what instances() reads does not pass the instances
-    upstream = dependence.upstream_of(own.raw, leaves_read(z))
-    errors = {
-        name: _gradient_error(whole, by_instance)
-        for name, whole, by_instance in zip(theta, *gradients)
-        if name not in upstream
-    }
-    return Comparison(dependence, z.detach(), decoded.detach(), errors)
+
+    def __init__(self) -> None:
+        super().__init__()
+        # with logits or without: for each tensor of the raw outputs, the weights it depends on
+        self._upstream: dict[bool, list[set[str]]] = {}
+        self._items = Verification()
+
+    def verify(self, point: LinearizationPoint, weights: set[str]) -> bool:
+        """Compare, unless that is done; False if the frame has too few boxes to decide."""
+        has_logits = point.logits is not None
+        subjects = {(has_logits, name) for name in weights}
+        known = self._upstream.get(has_logits, [])
+        if self.covers(subjects) and len(known) == len(_float_tensors(point.raw)):
+            return True
+        if self._compare(point) is not Verdict.AGREES:
+            return False
+        self.accept(subjects)
+        return True
+
+    def upstream(self, point: LinearizationPoint, read: set[int]) -> set[str]:
+        """The weights upstream of those raw outputs of ``point`` that were ``read`` (by id)."""
+        behind = zip(_float_tensors(point.raw), self._upstream[point.logits is not None])
+        return set().union(*(names for tensor, names in behind if id(tensor) in read))
+
+    def verify_items(self, run: InstanceRun, point: LinearizationPoint) -> None:
+        """Raise unless box i depends on item i of every layer alone."""
+        subjects = {(point.logits is not None, name) for name in run.uses}
+        if run.uses and len(run.index) > 1 and not self._items.covers(subjects):
+            check_items(run, type(point.linearized.shadow).__name__)
+            self._items.accept(subjects)
+
+    def _compare(self, point: LinearizationPoint) -> Verdict:
+        """Verdict on numbers and gradients of a frame, both from the raw outputs of one pass.
+
+        In another precision than the plain pass those are not exactly the point's.
+        """
+        linearized = point.linearized
+        with torch.enable_grad():
+            theta = {name: w.requires_grad_() for name, w in linearized.theta().items()}
+            on_call = linearized.substitute(theta)
+            raw, decoded = linearized.run(point.inputs, on_call, lambda raw: (raw, point.z_of(raw)))
+            behind = [_weights_behind(tensor, theta) for tensor in _float_tensors(raw)]
+            self._upstream[point.logits is not None] = behind
+            own = with_leaves(replace(point, raw=raw))
+            z = torch.zeros_like(decoded)
+            with LayerCallMode(linearized.names, on_call):
+                for index, run in instance_groups(own) or []:
+                    z = z.index_copy(0, index, run())
+            probe = torch.linspace(-1, 1, z.numel(), device=z.device).cos().reshape(z.shape)
+            gradients = [
+                _gradients((numbers * probe.to(numbers.dtype)).sum(), list(theta.values()))
+                for numbers in (decoded, z)
+            ]
+        # the gradient of a weight upstream of what instances() reads does not pass the instances
+        upstream = self.upstream(own, leaves_read(z))
+        errors = {
+            name: _gradient_error(whole, by_instance)
+            for name, whole, by_instance in zip(theta, *gradients)
+            if name not in upstream
+        }
+        return _judge(point, z.detach(), decoded.detach(), errors)
+
+
+def _judge(
+    point: LinearizationPoint, z: Tensor, decoded: Tensor, gradient_errors: dict[str, float]
+) -> Verdict:
+    """Verdict on numbers (m, D) by instance and by ``decode()``, and on gradients by weight."""
+    tolerance = rounding_tolerance(w.dtype for w in point.linearized.weights.values())
+    oracle = "decode()" if point.logits is None else "decode() with logits()"
+    delta = short_way(z - decoded, point.linearized.shadow).abs()
+    errors = (delta / (1 + decoded.abs())).amax(1)
+    if not bool((errors <= tolerance).all()):  # values have no kinks: every box must agree
+        row = int(errors.argmax())
+        raise BoxcovError(
+            f"{_method_name(point)} gives box {row} as {z[row].tolist()}, {oracle} gives "
+            f"{decoded[row].tolist()}"
+        )
+    verdict = judge_weights(gradient_errors.values(), len(errors), tolerance)
+    if verdict is Verdict.CONTRADICTS:
+        wrong = [name for name, error in gradient_errors.items() if not error <= tolerance]
+        raise BoxcovError(
+            f"{_method_name(point)} gives other gradients than {oracle} for {join_names(wrong)}: "
+            "is its crop too small, or its border off?"
+        )
+    return verdict
+
+
+def _method_name(point: LinearizationPoint) -> str:
+    with_logit = "" if point.logits is None else "with_logit=True"
+    kind = type(point.linearized.shadow)
+    if kind.instances is Detector.instances:  # derived from the stages, so these are wrong
+        return f"{kind.__name__}.stages()"
+    return f"{kind.__name__}.instances({with_logit})"
 
 
 def check_items(run: InstanceRun, detector_name: str) -> None:
@@ -310,9 +319,9 @@ def _float_tensors(raw: Any) -> list[Tensor]:
     return [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
-def _weights_behind(tensor: Tensor, theta: dict[str, Tensor]) -> frozenset[str]:
+def _weights_behind(tensor: Tensor, theta: dict[str, Tensor]) -> set[str]:
     gradients = _gradients(tensor.sum(), list(theta.values()))
-    return frozenset(name for name, g in zip(theta, gradients) if g is not None)
+    return {name for name, g in zip(theta, gradients) if g is not None}
 
 
 def _gradients(number: Tensor, weights: list[Tensor]) -> list[Tensor | None]:

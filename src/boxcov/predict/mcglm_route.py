@@ -16,8 +16,7 @@ from boxcov.predict.forward_mode.propagation import check_decode
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.route import EngineOptions, Route, Router, TangentRouter
-from boxcov.predict.verification import State
+from boxcov.predict.route import EngineOptions, Route, Router, State, TangentRouter
 
 
 class DirectionRouter(TangentRouter):

@@ -21,20 +21,21 @@ from boxcov._torch.inputs import fresh
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
 from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
-from boxcov.detector import Detector
+from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
 from boxcov.kfac.subset import select_parameters
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.jvp import PosteriorSamples
-from boxcov.predict.linearize import LinearizationPoint, OnCall
+from boxcov.predict.instances import InstancesCheck, instance_groups, leaves_read, with_leaves
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, OnCall
 from boxcov.predict.predictor import (
     Predictor,
     calibration_of,
     check_samples,
     logit_fields,
 )
-from boxcov.predict.route import InstanceRouter
+from boxcov.predict.route import EngineOptions, Router, State
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _NOTHING_DROPPED = (
@@ -66,7 +67,7 @@ class MCI(Predictor):
     """
 
     method = "mci"
-    router: InstanceRouter
+    router: MCIRouter
 
     def __init__(
         self,
@@ -113,8 +114,8 @@ class MCI(Predictor):
         )
         self.router = self.build_router()
 
-    def build_router(self) -> InstanceRouter:
-        return InstanceRouter(self.linearize(), self.engine)
+    def build_router(self) -> MCIRouter:
+        return MCIRouter(self.linearize(), self.engine)
 
     def settings(self) -> dict[str, Any]:
         own = {
@@ -188,6 +189,36 @@ class MCI(Predictor):
             z = point.z_of(point.linearized.shadow(fresh(point.inputs)))
         self._drops += active.count
         return z
+
+
+class MCIRouter(Router):
+    """The head per instance, if all chosen weights that affect the boxes are in it."""
+
+    def __init__(self, linearized: LinearizedDetector, options: EngineOptions) -> None:
+        super().__init__(linearized, options)
+        self.instances_check = InstancesCheck()
+
+    def needs_trunk(self) -> bool:
+        return self.instances_check.state is not State.VERIFIED
+
+    def groups(self, point: LinearizationPoint) -> list[InstanceGroup] | None:
+        """The instances of a frame; None if the whole network has to run."""
+        if self.instances_check.state is State.UNVERIFIED:
+            self._decide(point)
+        return instance_groups(point) if self.instances_check.state is State.VERIFIED else None
+
+    def _decide(self, point: LinearizationPoint) -> None:
+        check, watched = self.instances_check, with_leaves(point)
+        with torch.inference_mode(False), torch.enable_grad():
+            groups = instance_groups(watched)
+            read = {leaf for _, run in groups or [] for leaf in leaves_read(run())}
+        if groups is None:
+            check.refuse()
+        elif not check.verify(watched, {""}):
+            return
+        elif check.upstream(watched, read):
+            check.refuse()
+        self.settle("the whole network" if check.is_refused else "instances")
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator) -> Tensor:

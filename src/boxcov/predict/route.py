@@ -2,13 +2,12 @@
 
 The decisions of ExactGLM are in ``exact.py``, those of MCGLM in ``mcglm_route.py``.
 
-Engines compute and know nothing of each other. A router holds one ``Verification`` per fast engine
-and chooses among them on the first boxes:
+A router holds one ``Verification`` per fast engine and chooses among them on the first boxes:
 
 ==============================  ================================================================
 engine                          verified against
 ==============================  ================================================================
-``instances.py``                ``decode()``: equal boxes, equal gradients (``_verify_instances``)
+``instances.py``                ``decode()``: equal boxes, equal gradients
 ``head/stages.py``, exact       ``instances.py``, for every kind of box (``exact.py``)
 ``head/stages.py``, directions  ``forward_mode/jvp.py``, for every kind (``mcglm_route.py``)
 ``forward_mode/propagation.py`` ``forward_mode/jvp.py``
@@ -21,16 +20,22 @@ result is used for that frame and all later ones, so a frame gives the same resu
 first or later. A new kind of box (another task or level) is verified when it first appears.
 An optional speed-up that contradicts its oracle, or is not available, becomes REFUSED; its oracle
 is used and one warning says so. Stages or instances that contradict their oracle are an error of
-the detector: ``BoxcovError``. If a frame has too few boxes for a verdict (``verification.py``), the
-oracle's numbers are returned and the next frame is compared again.
+the detector: ``BoxcovError``.
+
+Rounding differs between two engines, and an activation at its kink (ReLU at zero) may fall to
+either side, which changes a box's derivatives by some per cent. A few boxes that differ are
+therefore no contradiction, and a frame with few boxes decides nothing unless the difference is far
+beyond rounding: the oracle's numbers are then returned, and the next frame is compared again.
 
 The route is logged when it is fixed (logger "boxcov", level INFO) and shown by ``repr(model)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
 from logging import getLogger
 from typing import Any, get_args
 from warnings import warn
@@ -39,36 +44,19 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.precision import Precision
-from boxcov.detector import InstanceGroup
-from boxcov.errors import BoxcovError, BoxcovWarning, join_names
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.forward_mode.propagation import TangentPropagation
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedHead, StagedResult
 from boxcov.predict.head.weights import TOLERANCE
-from boxcov.predict.instances import (
-    Dependence,
-    compare_with_decode,
-    has_instances,
-    instance_groups,
-    leaves_read,
-    method_name,
-    with_leaves,
-)
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.verification import (
-    State,
-    Verdict,
-    Verification,
-    judge_boxes,
-    judge_weights,
-    relative_errors,
-    rounding_tolerance,
-)
 
 _LOG = getLogger("boxcov")
+BOX_TOLERANCE = 3e-2  # relative difference of a box's derivatives that a kink may cause in float32
 _HALF_TANGENTS_TOLERANCE = 0.15
+_ENOUGH_BOXES = 8
 
 
 @dataclass(frozen=True)
@@ -119,6 +107,94 @@ class Route:
         return f"head layers by {self.head}, below the head: {self.below}, {trunk}{graph}"
 
 
+class Verdict(Enum):
+    """Result of one comparison."""
+
+    AGREES = "agrees"
+    UNDECIDED = "undecided"  # the frame has too few boxes: use the slow result, compare again
+    CONTRADICTS = "contradicts"
+
+
+class State(Enum):
+    """What is known about an engine."""
+
+    UNVERIFIED = "unverified"
+    VERIFIED = "verified"
+    REFUSED = "refused"  # not available for this detector, or it contradicted its oracle
+
+
+class Verification:
+    """State of one engine, and the subjects (kinds of boxes, weights, graphs) it was verified for.
+
+    >>> stages = Verification()
+    >>> stages.accept({0, 1})
+    >>> stages.state.value, stages.covers({0}), stages.covers({0, 2})
+    ('verified', True, False)
+    """
+
+    def __init__(self) -> None:
+        self.state = State.UNVERIFIED
+        self.subjects: set[Hashable] = set()
+
+    def accept(self, subjects: Iterable[Hashable]) -> None:
+        self.state = State.VERIFIED
+        self.subjects.update(subjects)
+
+    def refuse(self) -> None:
+        self.state = State.REFUSED
+
+    def covers(self, subjects: Iterable[Hashable]) -> bool:
+        """Whether the engine is verified for all ``subjects``."""
+        return self.state is State.VERIFIED and self.subjects.issuperset(subjects)
+
+    @property
+    def is_refused(self) -> bool:
+        return self.state is State.REFUSED
+
+
+def relative_errors(fast: Tensor, slow: Tensor) -> Tensor:
+    """Relative difference (m,) of each box's numbers (m, ...)."""
+    scale = slow.flatten(1).norm(dim=1).clamp(min=1e-30)
+    errors: Tensor = (fast - slow).flatten(1).norm(dim=1) / scale
+    return errors
+
+
+def judge_boxes(errors: Tensor, tolerance: float = BOX_TOLERANCE) -> Verdict:
+    """Verdict on relative differences (m,) of the covariance or derivatives of each box.
+
+    With at least 8 boxes, more than a quarter of them off is a contradiction. With 2 to 7 boxes
+    only a difference of ten times the tolerance for all of them is one.
+
+    >>> judge_boxes(torch.tensor([1e-6, 1e-6])), judge_boxes(torch.tensor([1e-6, 0.05])).value
+    (<Verdict.AGREES: 'agrees'>, 'undecided')
+    """
+    wrong = int((~(errors <= tolerance)).sum())  # NaN is wrong
+    if wrong == 0:
+        return Verdict.AGREES
+    if len(errors) >= _ENOUGH_BOXES:
+        return Verdict.AGREES if wrong <= len(errors) // 4 else Verdict.CONTRADICTS
+    far = bool((~(errors <= 10 * tolerance)).all())
+    return Verdict.CONTRADICTS if far and len(errors) > 1 else Verdict.UNDECIDED
+
+
+def judge_weights(errors: Iterable[float], boxes: int, tolerance: float) -> Verdict:
+    """Verdict on relative differences of gradients that were summed over ``boxes`` boxes."""
+    worst = max((float("inf") if error != error else error for error in errors), default=0.0)
+    if worst <= tolerance:
+        return Verdict.AGREES
+    is_clear = boxes >= _ENOUGH_BOXES or (boxes > 1 and worst > 10 * tolerance)
+    return Verdict.CONTRADICTS if is_clear else Verdict.UNDECIDED
+
+
+def rounding_tolerance(dtypes: Iterable[torch.dtype]) -> float:
+    """Relative difference that rounding may cause in a network with weights of these dtypes.
+
+    >>> rounding_tolerance([torch.float32]), rounding_tolerance([torch.bfloat16])
+    (0.01, 0.5)
+    """
+    return max(1e-2, 64 * max(torch.finfo(dtype).eps for dtype in dtypes))
+
+
 class Router:
     """Runs the plain pass of every frame; derivatives run the whole network again."""
 
@@ -126,9 +202,13 @@ class Router:
         self.linearized, self.options = linearized, options
         self.route: Route | None = None  # None before the first boxes
         self.graph_check = Verification()
-        self.graph = StaticGraph(linearized.detector, linearized.weights.values())
-        if not options.cuda_graphs or not self.graph.is_available():
+        on_gpu = next(linearized.detector.parameters()).is_cuda
+        if not (options.cuda_graphs and on_gpu and self.graph.is_available()):
             self.graph_check.refuse()
+
+    @cached_property
+    def graph(self) -> StaticGraph:
+        return StaticGraph(self.linearized.detector, self.linearized.weights.values())
 
     def plain_pass(self, inputs: Any) -> LinearizationPoint:
         """Run the plain detector once, with the trunk cached and tangents as the route needs."""
@@ -190,64 +270,6 @@ class Router:
         _warn(f"{name}.static_part() {reason}; it now runs without a CUDA graph, which is slower")
 
 
-class InstanceRouter(Router):
-    """Runs the head per instance if all posterior weights that affect the boxes are in it."""
-
-    def __init__(self, linearized: LinearizedDetector, options: EngineOptions) -> None:
-        super().__init__(linearized, options)
-        self.instances_check = Verification()
-        self._dependence: dict[bool, Dependence] = {}  # with logits or without
-
-    def needs_trunk(self) -> bool:
-        return self.instances_check.state is not State.VERIFIED
-
-    def groups(self, point: LinearizationPoint) -> list[InstanceGroup] | None:
-        """The instances of a frame; None if the whole network has to run."""
-        if self.instances_check.state is State.UNVERIFIED:
-            self._decide(point)
-        return instance_groups(point) if self.instances_check.state is State.VERIFIED else None
-
-    def _decide(self, point: LinearizationPoint) -> None:
-        if not has_instances(point):
-            self.instances_check.refuse()
-        else:
-            watched = with_leaves(point)
-            with torch.inference_mode(False), torch.enable_grad():
-                read = {leaf for _, run in instance_groups(watched) for leaf in leaves_read(run())}
-            if not self._verify_instances(watched, {""}):
-                return
-            if self._dependence[point.logits is not None].upstream_of(watched.raw, read):
-                self.instances_check.refuse()
-        is_refused = self.instances_check.is_refused
-        self.settle("the whole network" if is_refused else "instances")
-
-    def _verify_instances(self, point: LinearizationPoint, weights: set[str]) -> bool:
-        """Compare with decode(); False if the frame has too few boxes to decide."""
-        found = compare_with_decode(point)
-        self._dependence[point.logits is not None] = found.dependence
-        tolerance = rounding_tolerance(w.dtype for w in self.linearized.weights.values())
-        method = method_name(point)
-        oracle = "decode()" if point.logits is None else "decode() with logits()"
-        errors = found.value_errors(point)
-        if not bool((errors <= tolerance).all()):  # values have no kinks: every box must agree
-            row = int(errors.argmax())
-            raise BoxcovError(
-                f"{method} gives box {row} as {found.by_instance[row].tolist()}, {oracle} gives "
-                f"{found.decoded[row].tolist()}"
-            )
-        gradients = found.gradient_errors
-        verdict = judge_weights(gradients.values(), len(errors), tolerance)
-        if verdict is Verdict.CONTRADICTS:
-            wrong = [name for name, error in gradients.items() if not error <= tolerance]
-            raise BoxcovError(
-                f"{method} gives other gradients than {oracle} for {join_names(wrong)}: is its "
-                "crop too small, or its border off?"
-            )
-        if verdict is Verdict.AGREES:
-            self.instances_check.accept((point.logits is not None, name) for name in weights)
-        return verdict is Verdict.AGREES
-
-
 class TangentRouter(Router):
     """Shared by the routers that can propagate tangents and use the stages of a head."""
 
@@ -260,7 +282,10 @@ class TangentRouter(Router):
         self.staged_head = StagedHead(
             posterior, options.precision, options.tolerance, options.cuda_graphs
         )
-        self.propagation = TangentPropagation(linearized.weights, options.precision)
+
+    @cached_property
+    def propagation(self) -> TangentPropagation:
+        return TangentPropagation(self.linearized.weights, self.options.precision)
 
     def new_kinds(self, staged: StagedResult) -> set[Hashable]:
         """Kinds of boxes in this frame for which the stages are not verified yet."""
@@ -290,7 +315,7 @@ class TangentRouter(Router):
         """Compare derivatives (m, D, k) with those of vmap(jvp); refuse them if they contradict."""
         is_half = self.options.precision == "half"
         errors = relative_errors(fast, slow)
-        tolerance = _HALF_TANGENTS_TOLERANCE if is_half else 3e-2
+        tolerance = _HALF_TANGENTS_TOLERANCE if is_half else BOX_TOLERANCE
         verdict = judge_boxes(errors, tolerance)
         if verdict is Verdict.AGREES:
             self.tangents_check.accept({tangents.ends})

@@ -8,7 +8,7 @@ import torch
 import boxcov
 from boxcov.predict.cuda import static_graph as module
 from boxcov.predict.cuda.static_graph import Graphs
-from boxcov.predict.verification import State
+from boxcov.predict.route import State
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 
 

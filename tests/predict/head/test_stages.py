@@ -21,7 +21,7 @@ from boxcov.predict.head import weights as prepared
 from boxcov.predict.head.cells import BoxPositions, group_by_kind, plan_own_cells, window_tables
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.separable_variances import fit_separable
-from boxcov.predict.verification import State
+from boxcov.predict.route import State
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
 from oracles.dense import relative
 

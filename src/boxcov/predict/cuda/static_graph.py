@@ -103,10 +103,6 @@ class StaticGraph:
 
     weights: along which tangents may be propagated; tangents of weights before the static part
     cannot enter the graph.
-
-    >>> from boxcov.detectors import centerpoint
-    >>> StaticGraph(centerpoint.load("small")).is_available()  # on a CPU a graph gains nothing
-    False
     """
 
     def __init__(self, detector: Detector, weights: Iterable[Tensor] = ()) -> None:
@@ -121,10 +117,9 @@ class StaticGraph:
         self._storages: set[int] = set()  # of the last replay's outputs
 
     def is_available(self) -> bool:
-        """Whether the detector is on a GPU, declares a static part and has no hooks to call."""
+        """Whether the detector declares a static part and has no hooks to call."""
         has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in self._shadow.modules())
-        declared = type(self._shadow).static_inputs is not Detector.static_inputs
-        return next(self._shadow.parameters()).is_cuda and declared and not has_hooks
+        return type(self._shadow).static_inputs is not Detector.static_inputs and not has_hooks
 
     def run(self, inputs: Any, tangents: Tangents | None = None) -> GraphPass | None:
         """Run a pass, and fill ``tangents``; None if this frame cannot be run as a graph."""
