@@ -6,9 +6,9 @@ from mutants.mutant import Mutant
 
 FIT = "kfac/fit.py"
 NONFINITE = "kfac/test_nonfinite.py::"
-GUARD = "predict/test_psd_check.py::"
+GUARD = "predict/test_covariance.py::"
 NAMED = "kfac/test_nonfinite.py::test_a_frame_that_is_not_finite_is_fatal_and_named"
-SAME = "predict/test_psd_check.py::test_same_seed_same_bytes"
+SAME = "predict/test_covariance.py::test_same_seed_same_bytes"
 CARRY = "test_provenance.py::test_results_carry_version_seed_fingerprint_and_settings"
 
 NUMBERS = [
@@ -42,21 +42,21 @@ NUMBERS = [
     ),
     Mutant(
         "a covariance is positive semi-definite",
-        "predict/psd_check.py",
+        "predict/covariance.py",
         "failed == 0",
         "failed == failed",
         f"{GUARD}test_the_check_agrees_with_the_eigenvalues[0]",
     ),
     Mutant(
         "a covariance is finite",
-        "predict/psd_check.py",
+        "predict/covariance.py",
         "C.isfinite().flatten(1).all(1)",
         "C.isfinite().flatten(1).any(1)",
         f"{GUARD}test_the_violated_property_is_named",
     ),
     Mutant(
         "a covariance is symmetric",
-        "predict/psd_check.py",
+        "predict/covariance.py",
         ".abs() <= slack)",
         ".abs() <= 1)",
         f"{GUARD}test_the_violated_property_is_named",

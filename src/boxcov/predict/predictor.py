@@ -22,11 +22,11 @@ from boxcov._torch.inputs import ready
 from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.posterior.calibration import Calibration, CalibrationTables
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.covariance import check_covariance
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.psd_check import check_covariance
 from boxcov.predict.route import EngineOptions, Router
 
 
@@ -71,7 +71,7 @@ class Predictor(ABC):
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearized.trunk.forget()
-            self._check(result)
+            check_covariance(result, self.method, self.settings())
             if self._calibration is None:
                 return result
             return self._calibrated(result, self._calibration)
@@ -155,19 +155,6 @@ class Predictor(ABC):
             found["calibration"] = {"kind": known.kind, "estimator": known.estimator}
         return found
 
-    def _check(self, result: Detections) -> None:
-        check_covariance(result, self.method, self.settings())
-        parts = {
-            "variance": result.score_variance,
-            "covariance with the box": result.score_covariance,
-        }
-        for name, part in parts.items():
-            if part is not None and not bool(part.isfinite().all()):
-                raise NotFiniteError(
-                    f"{self.method}: the {name} of a score's logit is not finite under "
-                    f"{self.settings()}"
-                )
-
 
 class PosteriorPredictor(Predictor):
     """A method with a posterior, which must belong to the detector."""
@@ -206,18 +193,7 @@ class PosteriorPredictor(Predictor):
 
 
 def calibration_of(posterior: Posterior, detector: Detector) -> Calibration:
-    """The posterior's calibration, checked against the detector's boxes and classes.
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> detector = TinyCenter()
-    >>> posterior = boxcov.fit(detector, shapes.frames(count=2))
-    >>> calibration_of(posterior, detector)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: calibrated=True, but the posterior has no calibration: ...
-    """
+    """The posterior's calibration, checked against the detector's boxes and classes."""
     if posterior.calibration is None:
         raise BoxcovError(
             "calibrated=True, but the posterior has no calibration: fit one with `boxcov calibrate`"
@@ -239,24 +215,14 @@ def estimator(settings: Mapping[str, Any]) -> str:
 
 
 def logit_fields(row: Tensor | None) -> dict[str, Any]:
-    """Fields of ``Detections`` from each logit's covariance with box and logit (m, D + 1).
-
-    >>> logit_fields(torch.tensor([[0.1, 0.2, 4.0]]))
-    {'score_variance': tensor([4.]), 'score_covariance': tensor([[0.1000, 0.2000]])}
-    """
+    """Fields of ``Detections`` from each logit's covariance with box and logit (m, D + 1)."""
     if row is None:
         return {}
     return {"score_variance": row[:, -1].contiguous(), "score_covariance": row[:, :-1].contiguous()}
 
 
 def check_samples(samples: int) -> None:
-    """Raise unless there are at least two samples, which a covariance needs.
-
-    >>> check_samples(1)
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: samples must be at least 2 for a covariance, got 1
-    """
+    """Raise unless there are at least two samples, which a covariance needs."""
     if not isinstance(samples, int):
         raise BoxcovError(f"samples must be a whole number, got {samples!r}")
     if samples < 2:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from boxcov import GLM, MCGLM, MCI, BoxcovError, Detections, ExactGLM, FitOption
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.errors import NotFiniteError
-from boxcov.predict.psd_check import _properties, check_covariance, tolerance
+from boxcov.predict.covariance import _properties, check_covariance, tolerance
 
 
 def found(C: torch.Tensor) -> Detections:
@@ -72,6 +74,14 @@ def test_the_violated_property_is_named(spoil, what) -> None:
         NotFiniteError, match=rf"m: the covariance of 1 of 3 boxes is not {what} \(box 1: "
     ):
         check_covariance(found(C), "m", {})
+
+
+@pytest.mark.parametrize("name", ["score_variance", "score_covariance"])
+def test_the_logits_row_must_be_finite(name) -> None:
+    row = {"score_variance": torch.ones(3), "score_covariance": torch.zeros(3, 2)}
+    row[name][2] = float("nan")
+    with pytest.raises(NotFiniteError, match="1 of 3 boxes is not finite with the score's logit"):
+        check_covariance(replace(found(random_covariances(3, 2, 2)), **row), "m", {})
 
 
 def test_no_boxes() -> None:
