@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import boxcov
-from boxcov._torch.fingerprint import fingerprint
+from boxcov._torch.modules import fingerprint
 from boxcov.data import shapes, simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config

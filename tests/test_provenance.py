@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from boxcov import GLM, MCGLM, MCI, Detections, ExactGLM, FitOptions, __version__, fit
-from boxcov._torch.fingerprint import fingerprint
+from boxcov._torch.modules import fingerprint
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.files import write_safetensors

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import boxcov
 from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
-from boxcov._torch.fingerprint import fingerprint
+from boxcov._torch.modules import fingerprint
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.export.onnx import StaticLimits, about, export, trace

@@ -233,7 +233,7 @@ def test_a_posterior_of_other_weights_is_refused(
     other = TinyCenter(seed=1)
     with pytest.raises(BoxcovError) as error:
         Posterior.load(tmp_path / "p", other)
-    from boxcov._torch.fingerprint import fingerprint
+    from boxcov._torch.modules import fingerprint
 
     assert fingerprint(tiny) in str(error.value)
     assert fingerprint(other) in str(error.value)

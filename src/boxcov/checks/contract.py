@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from boxcov._torch.fingerprint import check_finite_weights, versions
 from boxcov._torch.inputs import fresh, most_frames
-from boxcov._torch.shadow import shadow
+from boxcov._torch.modules import check_finite_weights, shadow, versions
 from boxcov.checks.subject import (
     NotChecked,
     Outcome,

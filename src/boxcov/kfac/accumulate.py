@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov._torch.distributed import World
-from boxcov._torch.fingerprint import check_buffers, versions
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
+from boxcov._torch.modules import check_buffers, versions
 from boxcov._torch.precision import at_least_float32
 from boxcov._torch.unfold import Geometry, Layer, columns, rows, to_matrix
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
-from boxcov._torch.fingerprint import check_fingerprint
 from boxcov._torch.inputs import load_item
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
+from boxcov._torch.modules import check_fingerprint
 from boxcov._torch.precision import at_least_float32, full_precision
 from boxcov._torch.unfold import to_matrix
 from boxcov.detector import Detector

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
-from boxcov._torch.fingerprint import check_finite_weights, fingerprint
 from boxcov._torch.inputs import load_item
+from boxcov._torch.modules import check_finite_weights, fingerprint
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, join_names
 from boxcov.kfac.accumulate import Accumulator

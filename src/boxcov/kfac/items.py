@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
-from boxcov._torch.fingerprint import hash_tensor
+from boxcov._torch.modules import hash_tensor
 from boxcov.data.loader import LoadedFrames, load_items
 from boxcov.data.sequence import Batches
 from boxcov.errors import BoxcovError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.inputs import fresh, most_frames
-from boxcov._torch.shadow import shadow
+from boxcov._torch.modules import shadow
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteFrameError
 from boxcov.kfac.options import FrameWeight

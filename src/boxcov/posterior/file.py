@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from boxcov._torch.fingerprint import check_fingerprint
+from boxcov._torch.modules import check_fingerprint
 from boxcov._torch.unfold import Layer
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning

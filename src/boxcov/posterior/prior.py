@@ -8,7 +8,7 @@ from math import isfinite
 
 import torch
 
-from boxcov._torch.fingerprint import check_fingerprint
+from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.kronecker_block import Eigendecomposition, log_evidence

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from boxcov._torch.fingerprint import check_buffers, versions
 from boxcov._torch.inputs import fresh
 from boxcov._torch.layer_calls import LayerCall, LayerCallMode
-from boxcov._torch.shadow import shadow
+from boxcov._torch.modules import check_buffers, shadow, versions
 from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError

@@ -12,13 +12,13 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov._torch.fingerprint import (
+from boxcov._torch.inputs import ready
+from boxcov._torch.modules import (
     WeightSnapshot,
     check_fingerprint,
     check_finite_weights,
     fingerprint,
 )
-from boxcov._torch.inputs import ready
 from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector

@@ -12,8 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from boxcov._torch.fingerprint import check_fingerprint, fingerprint
-from boxcov._torch.shadow import shadow
+from boxcov._torch.modules import check_fingerprint, fingerprint, shadow
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
 from boxcov.export.onnx.frame import OUTPUTS, FrameFunction

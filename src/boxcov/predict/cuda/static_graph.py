@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from boxcov._torch.inputs import fresh
-from boxcov._torch.shadow import shadow
+from boxcov._torch.modules import shadow
 from boxcov.detector import Detector
 from boxcov.predict.forward_mode.directions import Directions
 from boxcov.predict.forward_mode.tangents import Tangents

@@ -3,8 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.fingerprint import fingerprint
-from boxcov._torch.shadow import shadow
+from boxcov._torch.modules import fingerprint, shadow
 
 
 class Odd(nn.Module):
