@@ -17,9 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from boxcov.crops import stage_instances
 from boxcov.detections import Detections
-from boxcov.head_stages import HeadStages
+from boxcov.head_stages import HeadStages, stage_instances
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov.crops import crop, run_on_crops
 from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.errors import BoxcovError
+from boxcov.head_stages import crop, run_on_crops
 
 Raw = dict[str, Any]
 _REACH = 2  # cells that a box sees to each side: two 3x3 convolutions

@@ -10,9 +10,8 @@ from torch import nn
 
 import boxcov
 from boxcov import BoxcovError, EngineOptions, ExactGLM
-from boxcov.crops import stage_instances
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.head_stages import Stage
+from boxcov.head_stages import Stage, stage_instances
 from oracles.dense import relative
 
 

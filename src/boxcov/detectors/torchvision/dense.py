@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boxcov.crops import crop, run_on_crops
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.scores import logit_of_log, softmax_logit
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
+from boxcov.head_stages import crop, run_on_crops
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov.crops import crop
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.detectors.yolox.backbone import PAFPN
 from boxcov.detectors.yolox.config import STRIDES, Config
@@ -17,6 +16,7 @@ from boxcov.detectors.yolox.head import REACH, Head
 from boxcov.detectors.yolox.loss import Assigned, encode, frame_losses
 from boxcov.detectors.yolox.selection import candidates, select, select_static
 from boxcov.errors import BoxcovError
+from boxcov.head_stages import crop
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 Raw = dict[str, Any]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from boxcov.crops import run_on_crops
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.layers import BaseConv, conv
+from boxcov.head_stages import run_on_crops
 
 REACH = 2  # cells that a box sees to each side: two 3x3 convolutions
 

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from boxcov import BoxcovError
-from boxcov.crops import crop, run_on_crops, stage_instances
-from boxcov.head_stages import HeadStages, LogitBranch, Stage
+from boxcov.head_stages import HeadStages, LogitBranch, Stage, crop, run_on_crops, stage_instances
 
 CELLS = torch.tensor([[0, 1, 0, 1, 0], [0, 7, 3, 4, 6], [0, 9, 5, 0, 9]])  # corners, edges, middle
 
