@@ -38,7 +38,18 @@ def write_in_place(x: Tensor) -> tuple[Tensor, ...]:
     out[:, :, 1:3] += 1
     out[0, 0, -1] = x[0, 0, 0]
     out[:, torch.tensor([0, 2])] = 5.0
+    out[..., ::2] *= 3
+    out[..., -2:-1] = 4.0
+    out[:] += 1
+    out[3:] = 2.0  # no rows
     return (out,)
+
+
+def write_to_empty(x: Tensor) -> tuple[Tensor, ...]:
+    out, same = torch.empty(4, 5), torch.arange(20.0).view(4, 5).new_empty(4, 5)
+    for rows in (slice(0, 3), slice(3, 4)):
+        out[rows], same[rows] = x[0, 0, rows], x[1, 1, rows]
+    return out, same
 
 
 def differentiate_forward(x: Tensor) -> tuple[Tensor, ...]:
@@ -78,6 +89,7 @@ def use_angles(x: Tensor) -> tuple[Tensor, ...]:
     "run",
     [
         write_in_place,
+        write_to_empty,
         differentiate_forward,
         differentiate_backward,
         use_constants,
@@ -97,6 +109,16 @@ def test_equal_constants_are_stored_once() -> None:
     assert len(content) < 2 * 4 * table.numel()
     model = onnx.load_from_string(content)
     assert {entry.key: entry.value for entry in model.metadata_props} == {"key": "value"}
+
+
+def test_uninitialised_memory_is_not_stored() -> None:
+    torch.use_deterministic_algorithms(True)  # empty() returns NaN
+    try:
+        model = onnx.load_from_string(model_of(write_to_empty))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for constant in model.graph.initializer:
+        assert not bool(torch.tensor(onnx.numpy_helper.to_array(constant)).isnan().any())
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ _WHOLE = (
     "upsample_nearest2d",
     "silu",
 )
-# These use the shape of a tensor, not its values: the result is zero, one or an argument.
+# These use a shape, not values: the result is zero (also of ``empty``), one or an argument.
 _FILL_VALUE: dict[str, float] = {
     **dict.fromkeys(("zeros_like", "new_zeros", "_new_zeros_with_same_feature_meta"), 0),
-    **dict.fromkeys(("empty_like", "new_empty", "empty_permuted"), 0),
+    **dict.fromkeys(("empty", "empty_like", "empty_permuted", "empty_strided"), 0),
+    **dict.fromkeys(("new_empty", "new_empty_strided"), 0),
     **dict.fromkeys(("ones_like", "new_ones"), 1),
 }
 _FILL_ARGUMENT = {"full_like": 1, "fill": 1, "new_full": 2}
@@ -88,6 +89,32 @@ def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return source.to(x.dtype).expand(x.shape)
 
 
+def _slice_scatter(
+    x: Tensor,
+    source: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Any:
+    """Return ``x`` with a slice replaced, by concatenation.
+
+    ``torch.onnx`` transposes ``x`` and scatters row by row, which took a third of a frame.
+    """
+    if step != 1:
+        return NotImplemented
+    size = x.shape[dim]
+    first, last, _ = slice(start, end).indices(size)
+    before, after = x.narrow(dim, 0, first), x.narrow(dim, last, size - last)
+    return torch.cat([part for part in (before, source, after) if part.shape[dim]], dim)
+
+
+def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Any:
+    """Return ``x`` with one entry along ``dim`` replaced."""
+    index %= x.shape[dim]
+    return _slice_scatter(x, source.unsqueeze(dim), dim, index, index + 1)
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     **{
         op: way
@@ -97,6 +124,8 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.convolution_backward.default: _convolution_backward,
     torch.ops.aten.atan2.default: _atan2,
     torch.ops.aten.copy.default: _copy,
+    torch.ops.aten.slice_scatter.default: _slice_scatter,
+    torch.ops.aten.select_scatter.default: _select_scatter,
 }
 
 
@@ -123,17 +152,23 @@ def _constants(module: fx.GraphModule) -> dict[fx.Node, Any]:
     for node in module.graph.nodes:
         if node.op == "get_attr":
             values[node] = operator.attrgetter(node.target)(module)
-        elif node.op == "call_function" and all(arg in values for arg in node.all_input_nodes):
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
         elif node.op == "call_function":
-            kind = str(node.target).removeprefix("aten.").split(".")[0]
-            position = _FILL_ARGUMENT.get(kind)
-            fill = _FILL_VALUE.get(kind) if position is None else node.args[position]
-            if isinstance(fill, (int, float)):
+            fill = _fill_value(node)
+            if fill is not None:  # first: empty() would put uninitialised memory into the file
                 like = node.meta["val"]
                 values[node] = torch.full(like.shape, fill, dtype=like.dtype)
+            elif all(arg in values for arg in node.all_input_nodes):
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
     return values
+
+
+def _fill_value(node: fx.Node) -> float | None:
+    """Return the value that ``node`` fills a tensor with, or None if it does something else."""
+    kind = str(node.target).removeprefix("aten.").split(".")[0]
+    position = _FILL_ARGUMENT.get(kind)
+    fill = _FILL_VALUE.get(kind) if position is None else node.args[position]
+    return fill if isinstance(fill, (int, float)) else None
 
 
 def _constant_node(module: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
