@@ -16,7 +16,7 @@ from boxcov.detectors.centerpoint.decode import CellIndex
 from boxcov.kfac.ekfac import apply_ekfac
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.jvp import directional_derivatives
-from boxcov.predict.head import products, stages
+from boxcov.predict.head import cells, covariance, stages
 from boxcov.predict.head import weights as prepared
 from boxcov.predict.head.cells import BoxPositions, group_by_kind, plan_own_cells, window_tables
 from boxcov.predict.head.covariance import head_covariance
@@ -194,10 +194,7 @@ def test_own_cells_per_box_give_the_same_covariance(posterior, data, fill: int) 
             group_by_kind(at.kind, head.n_kinds, 16),
             ready,
         )
-        (C,) = model.router.staged_head.decoded(
-            *head_covariance(head, plan, pixels),
-            lambda numbers: staged.decode(numbers, at.row, at.column),
-        )
+        (C,) = stages.decode_result(head, head_covariance(head, plan, pixels), staged, at)
     assert C.shape == (32, 9, 9)
     assert bool(C.isfinite().all())
     assert relative(C[:21], fast) < 1e-5
@@ -210,7 +207,7 @@ def test_taps_are_summed_over_the_larger_window(side: int, size: int, as_product
     expected = torch.zeros(2, 6, side + size - 1, side + size - 1, 4, dtype=torch.float64)
     for i, j in product(range(side), repeat=2):
         expected[:, :, i : i + size, j : j + size] += spread[:, :, i, j].unflatten(2, (size, size))
-    torch.testing.assert_close(products.fold_gradients(spread, as_product), expected.flatten(2, 3))
+    torch.testing.assert_close(cells.fold_gradients(spread, as_product), expected.flatten(2, 3))
 
 
 @pytest.mark.parametrize("count", [1, 40])
@@ -291,7 +288,7 @@ def test_sizes_padded_to_fours_give_the_same_covariance(
     detector = chosen(count)
     plain = ExactGLM(detector, posterior)(data[0][0]).covariance
     sampled = MCGLM(detector, posterior, samples=5)(data[0][0]).covariance
-    for module in (products, prepared):
+    for module in (covariance, prepared):
         monkeypatch.setattr(module, "padding_to_four", lambda size, like: -size % 4)
     model = ExactGLM(detector, posterior)
     assert relative(model(data[0][0]).covariance, plain) < 1e-5
@@ -322,7 +319,7 @@ def test_merged_directions_stay_within_the_tolerance(
     detector, wide = chosen(count), posterior.with_prior(1e5)
     exact = ExactGLM(detector, wide)(data[0][0]).covariance
     if fours:
-        for module in (products, prepared):
+        for module in (covariance, prepared):
             monkeypatch.setattr(module, "padding_to_four", lambda size, like: -size % 4)
     model = ExactGLM(detector, wide, engine=EngineOptions(tolerance=1e-2))
     found = model(data[0][0]).covariance

@@ -17,7 +17,8 @@ from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.forward_mode.jvp import directional_derivatives
 from boxcov.predict.head.cells import BoxPositions, group_in_blocks, plan_own_cells
-from boxcov.predict.head.covariance import decode_jacobian, head_covariance
+from boxcov.predict.head.covariance import head_covariance
+from boxcov.predict.head.stages import decode_result
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
 from boxcov.predict.instances import check_items
 from boxcov.predict.linearize import LinearizationPoint
@@ -165,9 +166,7 @@ def _apply_head(head: HeadWeights, point: LinearizationPoint) -> Tensor:
     where = BoxPositions(staged.frame, staged.row, staged.column, staged.kind)
     groups = group_in_blocks(where.kind, head.n_kinds)
     pixels, plan = plan_own_cells(staged.features, where, head.radius, head.reaches, groups)
-    result, numbers, _ = head_covariance(head, plan, pixels)
-    J = decode_jacobian(numbers, lambda values: staged.decode(values, where.row, where.column))
-    return J @ result if head.has_directions else J @ result @ J.transpose(1, 2)
+    return decode_result(head, head_covariance(head, plan, pixels), staged, where)[0]
 
 
 def _covariance_by_kind(

@@ -1,4 +1,4 @@
-"""Index tensors, made once per frame: which rows each stage of a head reads for the boxes.
+"""Cells of the feature map: which of them each stage of a head reads for the boxes of a frame.
 
 A stage is evaluated at L cells of the feature map, its rows 0 to L - 1. Row L is zero and stands
 for the zero padding outside the map. On a CPU boxes share cells: a cell in several windows is
@@ -9,12 +9,14 @@ only; the cells outside the map are then rows like any other, and are set to zer
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from boxcov.predict.covariance import MEMORY
+from boxcov.predict.head.weights import StageWeights
 
 _CACHE_SIZE = 2**20  # bytes of intermediates on a CPU: they should fit its second-level cache
 
@@ -37,6 +39,19 @@ class Cells:
     box_rows: Tensor  # (m, T) rows that each box depends on; L is outside the map
     rows_per_box: int = 0  # of a box's own cells: T and padding; 0 where boxes share cells
     inside: Tensor | None = None  # (L + 1, 1) of own cells: 1 inside the map, 0 outside
+
+    def gather(self, rows: Tensor, has_bias: bool, n_extra: int) -> Tensor:
+        """Inputs A (L + 1, n_in) of the stage, from the rows (L' + 1, C) of the previous one.
+
+        n_extra: columns behind the gathered ones, the 1 of a bias and then zeros. The last row of A
+        is zero.
+        """
+        L, n = len(self.input_rows), self.input_rows.shape[1] * rows.shape[1]
+        A = rows.new_zeros(L + 1, n + n_extra)
+        A[:-1, :n] = rows.index_select(0, self.input_rows.flatten()).view(L, n)
+        if has_bias:
+            A[:-1, n] = 1
+        return A
 
     def rows_of(self, boxes: Tensor) -> Tensor:
         """``box_rows`` of some boxes (..., T); box m is padding, all of it outside the map."""
@@ -72,6 +87,11 @@ class Plan:
     max_bytes: int  # of intermediates at a time
     outside: Tensor | None = None  # (P + 1,) of own cells: whether a cell is outside the map
 
+    def chunks(self, count: int, size: int, like: Tensor) -> range:
+        """Starts of chunks of ``count`` items with ``size`` numbers each, within ``max_bytes``."""
+        step = int(self.max_bytes // (size * like.element_size()))
+        return range(0, count, max(1, min(count, step)))
+
 
 def plan_shared_cells(
     features: Tensor, positions: BoxPositions, radius: int, reaches: list[int]
@@ -79,11 +99,6 @@ def plan_shared_cells(
     """Features (P + 1, C) of the cells that boxes depend on, each once, and the plan for a CPU.
 
     The last row of the features is zero. radius: of the boxes' windows. reaches: of the stages.
-
-    >>> positions = BoxPositions(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
-    >>> rows, plan = plan_shared_cells(torch.randn(1, 4, 8, 8), positions, radius=1, reaches=[1])
-    >>> rows.shape, len(plan.groups)  # four cells of the box in the corner, nine of the other one
-    (torch.Size([14, 4]), 2)
     """
     batch, _, height, width = features.shape
     size = height * width
@@ -115,10 +130,6 @@ def window_tables(
     """The cells of m boxes that have their own, without ``inside``: they depend on m only.
 
     fill: the rows of a box are padded to a multiple of it.
-
-    >>> first, second = window_tables(3, radius=2, reaches=[1, 1], like=torch.zeros(1), fill=4)
-    >>> first.input_rows.shape, first.box_rows.shape, second.input_rows.shape
-    (torch.Size([36, 9]), torch.Size([3, 9]), torch.Size([12, 9]))
     """
     side = 2 * radius + 1
     n_rows = m * side * side
@@ -148,12 +159,6 @@ def plan_own_cells(
     """Features (P + 1, C) of each box's own cells, and the plan for a GPU or a static graph.
 
     All sizes follow from m and ``group``. tables: those of ``window_tables`` for m boxes.
-
-    >>> positions = BoxPositions(*torch.tensor([[0, 0], [0, 3], [7, 4], [0, 1]]))
-    >>> group = group_by_kind(positions.kind, kinds=2, most=1)
-    >>> rows, plan = plan_own_cells(torch.randn(1, 4, 8, 8), positions, 1, [1], group)
-    >>> rows.shape
-    torch.Size([19, 4])
     """
     m, C = len(positions.frame), features.shape[1]
     tables = window_tables(m, radius, reaches, features) if tables is None else tables
@@ -258,3 +263,47 @@ def _one_group_per_kind(kind: Tensor) -> tuple[Group, ...]:
         slot = torch.arange(len(boxes), device=kind.device)
         groups.append(Group(slice(k, k + 1), boxes.unsqueeze(0), boxes, slot))
     return tuple(groups)
+
+
+def backpropagate(d: Tensor, W: Tensor, stage: StageWeights) -> Tensor:
+    """Gradients (..., T', n_in / taps) at a stage's input, from those (..., T, n_out) at ``A W``.
+
+    W is (*lead, n_in, n_out), where ``lead`` are the first dimensions of d. T' cells are the larger
+    window that the T cells read.
+    """
+    k = 2 * stage.reach + 1
+    W = W[..., : W.shape[-2] - stage.n_extra, :].transpose(-1, -2)
+    side = round(d.shape[-2] ** 0.5)
+    taps = (d.flatten(W.dim() - 2, -2) @ W).view(*d.shape[:-2], side, side, k * k, -1)
+    return fold_gradients(taps, as_product=d.is_cuda)
+
+
+def fold_gradients(taps: Tensor, as_product: bool) -> Tensor:
+    """Sum the gradients of the taps of all cells (..., side, side, k k, C) over the larger window.
+
+    Returns (..., s s, C), s = side + k - 1. It is ``torch.nn.functional.fold`` with the channels
+    last. as_product: as one product with ones and zeros, a single launch on a GPU.
+    """
+    *lead, side, _, n_taps, C = taps.shape
+    k = round(n_taps**0.5)
+    if side == 1:
+        return taps.view(*lead, n_taps, C)
+    if as_product:
+        flat = taps.view(-1, side * side * n_taps, C)
+        fold = _fold_matrix(side, k, taps.dtype, taps.device)
+        return torch.bmm(fold.expand(len(flat), -1, -1), flat).view(*lead, -1, C)
+    out = taps.new_zeros(*lead, side + k - 1, side + k - 1, C)
+    for tap in range(n_taps):
+        y, x = divmod(tap, k)
+        out[..., y : y + side, x : x + side, :] += taps[..., tap, :]
+    return out.flatten(-3, -2)
+
+
+@lru_cache(maxsize=32)
+def _fold_matrix(side: int, k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(s s, side side k k) of ones and zeros: the cell of the larger window of each tap."""
+    s = side + k - 1
+    row = torch.arange(side).view(-1, 1, 1, 1) + torch.arange(k).view(1, 1, -1, 1)
+    column = torch.arange(side).view(1, -1, 1, 1) + torch.arange(k).view(1, 1, 1, -1)
+    cell = (row * s + column).flatten()
+    return (cell == torch.arange(s * s).unsqueeze(1)).to(device, dtype)

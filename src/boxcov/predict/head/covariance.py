@@ -20,7 +20,7 @@ which all branches and all boxes at the same cell share. The steps are:
 
 1. forward, stage by stage: A, alpha, the outputs, and the slope of norm and activation;
 2. backward, from the raw outputs: D_j, delta_j, and what each layer adds;
-3. the boxes' covariance ``J C J^T`` with the Jacobian J of the decoding (``decode_jacobian``).
+3. the boxes' covariance ``J C J^T`` with the Jacobian J of the decoding (``decode_result``).
 
 For directions eta_i instead of a posterior, ``alpha = A eta_i``, and the layer adds the directional
 derivatives ``sum over cells and outputs of D_j * alpha``.
@@ -28,26 +28,22 @@ derivatives ``sum over cells and outputs of D_j * alpha``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from boxcov.predict.head.cells import Cells, Group, Plan
-from boxcov.predict.head.products import (
-    StageCache,
-    append_remainder,
-    apply_norm_and_activation,
-    backpropagate,
-    chunk_starts,
-    gather_inputs,
-    gram_matrices,
-    linear_outputs,
-    pad_gradients,
-    quadratic_forms,
+from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate
+from boxcov.predict.head.weights import (
+    HeadWeights,
+    StageDirections,
+    StagePosterior,
+    StageWeights,
+    padding_to_four,
 )
-from boxcov.predict.head.weights import HeadWeights, StageDirections, StagePosterior, StageWeights
+
+# alpha, and the slope of norm and activation, which step 2 needs of a stage: (L + 1, columns) and
+# (L + 1, n_out), in the branches (G, B, n, T, columns or n_out)
+StageCache = tuple[Tensor | None, Tensor]
 
 
 def head_covariance(
@@ -68,13 +64,13 @@ def head_covariance(
         rows, cache = _run_stem_stage(stage, cells, rows)
         caches.append(cache)
     outputs, total, d = _run_branches(head, plan, rows)
-    for stage, cells, cache in zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1]):
-        d = d * cells.per_box(cache.slope)  # (R, m, T, n_out)
+    for stage, cells, (alpha, slope) in zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1]):
+        d = d * cells.per_box(slope)  # (R, m, T, n_out)
         added = None
-        if stage.posterior is not None and cache.alpha is not None:
-            added = _stem_covariance(stage.posterior, cache.alpha, d, cells, plan)
-        elif stage.directions is not None and cache.alpha is not None:
-            added = _stem_derivatives(stage.directions, cache.alpha, d, cells)
+        if stage.posterior is not None and alpha is not None:
+            added = _stem_covariance(stage.posterior, alpha, d, cells, plan)
+        elif stage.directions is not None and alpha is not None:
+            added = _stem_derivatives(stage.directions, alpha, d, cells)
         total = added if total is None else total if added is None else total + added
         if stage is not head.stem[0]:
             d = backpropagate(d, stage.W[0, 0], stage)
@@ -83,38 +79,20 @@ def head_covariance(
     return total, outputs, below
 
 
-def decode_jacobian(outputs: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
-    """Step 3: derivatives (m, D, R) of boxes in their raw outputs (m, R).
-
-    >>> decode_jacobian(torch.zeros(3, 2), lambda x: 2 * x.exp())[0]
-    tensor([[2., 0.],
-            [0., 2.]])
-    """
-    with torch.enable_grad():
-        outputs = outputs.detach().requires_grad_()
-        boxes = decode(outputs)
-        m, D = boxes.shape
-        ones = torch.eye(D, dtype=boxes.dtype, device=boxes.device).unsqueeze(1).expand(D, m, D)
-        (J,) = torch.autograd.grad(boxes, outputs, ones, is_grads_batched=True)  # (D, m, R)
-    return J.transpose(0, 1)
-
-
 def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> tuple[Tensor, StageCache]:
     """Step 1 for the stem: the outputs (L + 1, n_out) of a stage and what step 2 needs of it."""
-    A = gather_inputs(rows, cells.input_rows, stage)
-    alpha, W = None, stage.W[0, 0]
-    if stage.UW is not None:
-        alpha, y = (A @ stage.UW).tensor_split([stage.UW.shape[1] - W.shape[1]], 1)
-    else:
-        alpha = None if stage.basis is None else A @ stage.basis
-        y = linear_outputs(A, W, stage)
-    if alpha is not None and stage.posterior is not None:
-        alpha = append_remainder(A, alpha, stage.posterior)
-    h, slope = apply_norm_and_activation(y, stage.scale[0, 0], stage.shift[0, 0], stage)
+    A = cells.gather(rows, stage.has_bias, stage.n_extra)
+    alpha = None
+    if stage.posterior is not None:
+        alpha = stage.posterior.project(A)
+    elif stage.directions is not None:
+        alpha = A @ stage.directions.eta[0, 0]
+    y = stage.product(A, stage.W[0, 0])
+    h, slope = (t[0, 0] for t in stage.activate(y[None, None]))
     if cells.inside is not None:
-        return h * cells.inside, StageCache(alpha, slope * cells.inside)
+        return h * cells.inside, (alpha, slope * cells.inside)
     h[-1], slope[-1] = 0, 0
-    return h, StageCache(alpha, slope)
+    return h, (alpha, slope)
 
 
 def _stem_covariance(
@@ -122,18 +100,18 @@ def _stem_covariance(
 ) -> Tensor:
     """Step 2: what a stage of the stem adds (m, R, R), for gradients d (R, m, T, n_out)."""
     R, m, _, n_out = d.shape
-    grams = gram_matrices(posterior, alpha, cells, plan)  # (u, S, T T)
+    grams = _gram_matrices(posterior, alpha, cells, plan)  # (u, S, T T)
     T = round(grams.shape[-1] ** 0.5)
     delta = (d.flatten(0, 2) @ posterior.V[0, 0]).view(d.shape)
-    delta = pad_gradients(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
+    delta = _pad_gradients(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
     C = delta.new_empty(m, R, R)
-    starts = chunk_starts(m, n_out * T * T, delta, plan.max_bytes)
+    starts = plan.chunks(m, n_out * T * T, delta)
     for i in starts:
         part = slice(i, i + starts.step)
         K = grams[part] if plan.centres is None else grams.index_select(0, plan.centre_of[part])
         K = K if posterior.F is None else posterior.F[0, 0] @ K
         K = K.view(-1, n_out, T, T)
-        C[part] = quadratic_forms(K, delta[part].contiguous())[..., :R, :R]
+        C[part] = _quadratic_forms(K, delta[part].contiguous())[..., :R, :R]
     return C
 
 
@@ -162,7 +140,7 @@ def _derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Ten
     read = torch.cat([plan.map_cells, plan.map_cells.new_zeros(1)])[cells.input_rows]  # (L, taps)
     W = stage.W[0, 0][: C * read.shape[1]].to(tangents.dtype)
     moved = d.new_zeros(k, len(read) + 1, W.shape[1])
-    starts = chunk_starts(k, read.numel() * C, tangents, plan.max_bytes) if d.is_cuda else range(k)
+    starts = plan.chunks(k, read.numel() * C, tangents) if d.is_cuda else range(k)
     for i in starts:
         part = slice(i, i + starts.step)
         inputs = rows[part].index_select(1, read.flatten()).view(-1, *read.shape, C)
@@ -184,11 +162,10 @@ def _run_branches(
     (m, R, k), or None if the posterior does not contain them. The gradients are (R, m, T, C).
     """
     first, index = head.branches[0], head.branches[-1].output_index
-    A = gather_inputs(rows, plan.stages[-1].input_rows, first)
+    A = plan.stages[-1].gather(rows, first.has_bias, first.n_extra)
     grams = None
     if first.posterior is not None and first.posterior.F is not None:
-        alpha = append_remainder(A, A @ first.posterior.U, first.posterior)
-        grams = gram_matrices(first.posterior, alpha, plan.stages[-1], plan)
+        grams = _gram_matrices(first.posterior, first.posterior.project(A), plan.stages[-1], plan)
     groups = [_run_group(head, plan, group, A, grams) for group in plan.groups]
     outputs = _restore_order([out for out, _, _ in groups], plan).flatten(1)[:, index]
     d = _restore_order([d for _, _, d in groups], plan, 1)
@@ -229,14 +206,14 @@ def _run_group(
     d = d.expand(*x.shape[:2], c, *x.shape[2:])  # (G, B, c, n, T, n_out)
     total: Tensor | None = None
     for number in reversed(range(len(stages))):
-        stage, cache = stages[number], caches[number]
-        d = d * cache.slope.unsqueeze(2)
+        stage, (alpha, slope) = stages[number], caches[number]
+        d = d * slope.unsqueeze(2)
         added: Tensor | None = None
         if stage.directions is not None:
-            added = _branch_derivatives(stage.directions, cache.alpha, d)
+            added = _branch_derivatives(stage.directions, alpha, d)
         elif stage.posterior is not None:
             K = (
-                _own_kernels(stage.posterior, cache.alpha)
+                _own_kernels(stage.posterior, alpha)
                 if grams is None or number
                 else _shared_kernels(stage.posterior, grams, plan, group)
             )
@@ -273,12 +250,10 @@ def _run_first_stage(
         U = stage.posterior.U
         alpha = own @ U if U.dim() == 2 else own.unsqueeze(1) @ U
         alpha = alpha.view(G, -1, n, T, U.shape[-1])
-    y = by_branch(linear_outputs(own, stage.W.transpose(1, 2).flatten(2), stage))
-    scale, shift = stage.scale[:, :, None, None], stage.shift[:, :, None, None]
-    h, slope = apply_norm_and_activation(y, scale, shift, stage)
+    h, slope = stage.activate(by_branch(stage.product(own, stage.W.transpose(1, 2).flatten(2))))
     on_map = (rows < len(A) - 1) if inside is None else inside[:, 0][rows]
     on_map = on_map.view(G, 1, n, T, 1)
-    return h * on_map, StageCache(alpha, slope * on_map)
+    return h * on_map, (alpha, slope * on_map)
 
 
 def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache]:
@@ -291,11 +266,11 @@ def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache
         extra[: stage.has_bias] = 1
         A = torch.cat([A, extra.expand(*A.shape[:-1], -1)], -1)
     flat = A.flatten(2, 3)
-    alpha = None if stage.basis is None else (flat @ stage.basis).view(*A.shape[:4], -1)
-    y = linear_outputs(flat, stage.W, stage).view(*A.shape[:4], -1)
-    scale, shift = stage.scale[:, :, None, None], stage.shift[:, :, None, None]
-    h, slope = apply_norm_and_activation(y, scale, shift, stage)
-    return h, StageCache(alpha, slope)
+    basis = stage.posterior.U if stage.posterior is not None else None
+    basis = stage.directions.eta if stage.directions is not None else basis
+    alpha = None if basis is None else (flat @ basis).view(*A.shape[:4], -1)
+    h, slope = stage.activate(stage.product(flat, stage.W).view(*A.shape[:4], -1))
+    return h, (alpha, slope)
 
 
 def _shared_kernels(posterior: StagePosterior, grams: Tensor, plan: Plan, group: Group) -> Tensor:
@@ -322,8 +297,8 @@ def _branch_covariance(posterior: StagePosterior, K: Tensor, d: Tensor) -> Tenso
     """What a stage adds (G, B, n, c, c), for gradients d (G, B, c, n, T, n_out)."""
     c = d.shape[2]
     delta = (d.flatten(2, 4) @ posterior.V).view(d.shape).permute(0, 1, 3, 5, 4, 2)
-    delta = pad_gradients(delta, K.shape[-1])  # (G, B, n, p, T, c)
-    return quadratic_forms(K, delta)[..., :c, :c]
+    delta = _pad_gradients(delta, K.shape[-1])  # (G, B, n, p, T, c)
+    return _quadratic_forms(K, delta)[..., :c, :c]
 
 
 def _branch_derivatives(directions: StageDirections, alpha: Tensor | None, d: Tensor) -> Tensor:
@@ -331,3 +306,47 @@ def _branch_derivatives(directions: StageDirections, alpha: Tensor | None, d: Te
     assert alpha is not None  # (G, B, n, T, k n_out)
     moved: Tensor = alpha.unflatten(4, (directions.count, -1)).transpose(4, 5).flatten(3, 4)
     return d.transpose(2, 3).flatten(4) @ moved  # times (G, B, n, T n_out, k)
+
+
+# stem and branches
+
+
+def _gram_matrices(posterior: StagePosterior, alpha: Tensor, cells: Cells, plan: Plan) -> Tensor:
+    """``alpha diag(h[s]) alpha^T`` (u, S, T T) per centre cell; without h, K_p with p for s.
+
+    Where every box has its own cells, T counts the padding rows, too.
+    """
+    bands = posterior.bands or ((slice(0, alpha.shape[1]), posterior.variances[0, 0]),)
+    rows = None if plan.centres is None else cells.box_rows[plan.centres]
+    u, T = (len(cells.box_rows), cells.rows_per_box) if rows is None else rows.shape
+    grams = []
+    for q, h in bands:
+        S, n = (1, q.stop - q.start) if h is None else h.shape
+        starts = plan.chunks(u, S * T * n, alpha)
+        gram = alpha.new_empty(u, T, S * T)
+        buffer = alpha.new_empty(0 if h is None else starts.step, S, T, n)
+        for i in starts:
+            if rows is None:
+                left = alpha[i * T : min(i + starts.step, u) * T, q].unflatten(0, (-1, T))
+            else:
+                own = rows[i : i + starts.step].flatten()
+                left = alpha[:, q].index_select(0, own).view(-1, T, n)
+            right = left
+            if h is not None:
+                right = torch.mul(left.unsqueeze(1), h.unsqueeze(1), out=buffer[: len(left)])
+                right = right.flatten(1, 2)
+            # the longer side last: a CPU is half as fast the other way round
+            torch.bmm(left, right.transpose(1, 2), out=gram[i : i + starts.step])
+        grams.append(gram.view(u, T, S, T).transpose(1, 2))
+    return torch.cat(grams, 1).view(u, -1, T * T)
+
+
+def _quadratic_forms(K: Tensor, delta: Tensor) -> Tensor:
+    """``sum over p of delta^T K_p delta`` (..., R, R), K (..., p, T, T), delta (..., p, T, R)."""
+    C = delta.flatten(-3, -2).transpose(-1, -2) @ (K @ delta).flatten(-3, -2)
+    return (C + C.transpose(-1, -2)) / 2
+
+
+def _pad_gradients(delta: Tensor, T: int) -> Tensor:
+    """Zero-pad gradients (..., t, R) to T rows, as windows are; on a GPU also R, to fours."""
+    return pad(delta, (0, padding_to_four(delta.shape[-1], delta), 0, T - delta.shape[-2]))

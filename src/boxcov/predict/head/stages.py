@@ -6,7 +6,7 @@ result is used is decided in ``predict/route.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ from boxcov.predict.head.cells import (
     plan_shared_cells,
     window_tables,
 )
-from boxcov.predict.head.covariance import decode_jacobian, head_covariance
+from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.weights import TOLERANCE, HeadWeights, build_head_weights
 from boxcov.predict.linearize import LinearizationPoint
 
@@ -71,7 +71,8 @@ class StagedHead:
         self.posterior, self.precision, self.tolerance = posterior, precision, tolerance
         self.weights: HeadWeights | None = None  # of the stages of the last frame
         self.first_layer: frozenset[int] = frozenset()  # ids of the weights that read the features
-        self._graphs = Graphs() if cuda_graphs else None
+        self._captures = cuda_graphs
+        self._graphs: Graphs | None = None
         self._layers: tuple[int, ...] = ()
         self._etas: Mapping[str, Tensor] | None = None
         self._sizes: dict[int, PaddedSize] = {}
@@ -98,8 +99,8 @@ class StagedHead:
         if self.weights is None or not self.weights.parameters:
             return None
         positions = BoxPositions(staged.frame, staged.row, staged.column, staged.kind)
-        reaches_features = point.tangents is not None and bool(point.tangents.ends)
-        tangents = point.tangents.of(staged.features) if reaches_features else None  # type: ignore[union-attr]
+        own = point.tangents
+        tangents = own.of(staged.features) if own is not None and own.ends else None
         compute = self._on_cpu if staged.features.device.type == "cpu" else self._on_gpu
         with matrix_precision(self.precision):
             head, *below = compute(self.weights, staged, positions, tangents)
@@ -116,10 +117,8 @@ class StagedHead:
     ) -> Many:
         """On a CPU boxes that see the same cells share them."""
         pixels, plan = plan_shared_cells(staged.features, positions, head.radius, head.reaches)
-        found = head_covariance(head, plan, pixels, tangents=tangents)
-        return self.decoded(
-            *found, lambda numbers: staged.decode(numbers, positions.row, positions.column)
-        )
+        found = head_covariance(head, plan, pixels, tangents)
+        return decode_result(head, found, staged, positions)
 
     def _on_gpu(
         self,
@@ -148,23 +147,13 @@ class StagedHead:
                 features, own, head.radius, head.reaches, group, padded.windows
             )
             found = head_covariance(head, plan, pixels, *tangents)
-            return self.decoded(*found, lambda values: staged.decode(values, own.row, own.column))
+            return decode_result(head, found, staged, own)
 
         given = (staged.features, packed, *(() if tangents is None else (tangents,)))
+        if self._captures and self._graphs is None:
+            self._graphs = Graphs()
         made = run(*given) if self._graphs is None else self._graphs(most, run, *given)
         return tuple(tensor[:m].clone() for tensor in made)  # the next replay writes over them
-
-    def decoded(
-        self,
-        found: Tensor,
-        numbers: Tensor,
-        below: Tensor | None,
-        decode: Callable[[Tensor], Tensor],
-    ) -> Many:
-        """Covariance or derivatives of the boxes, from those of the head's numbers."""
-        J = decode_jacobian(numbers, decode).to(found.dtype)
-        head = J @ found if self._etas is not None else J @ found @ J.transpose(1, 2)
-        return (head,) if below is None else (head, J @ below)
 
     def _prepare(
         self, staged: HeadStages, names: Mapping[int, str], etas: Mapping[str, Tensor] | None
@@ -177,12 +166,34 @@ class StagedHead:
         has_new_directions = layers == self._layers
         self.weights = build_head_weights(staged, self.posterior, names, etas, self.tolerance)
         self._layers, self._etas = layers, etas
-        # a captured graph holds the old weights; directions that change are not worth capturing
-        self._graphs = None if self._graphs is None or has_new_directions else Graphs()
+        self._graphs = None  # a captured graph holds the old weights
+        self._captures &= not has_new_directions  # directions that change are not worth it
         if not has_new_directions:
             self._sizes.clear()
             first = staged.stem[0].layers if staged.stem else ()
             self.first_layer = frozenset(id(layer.weight) for row in first for layer in row)
+
+
+def decode_result(
+    head: HeadWeights,
+    found: tuple[Tensor, Tensor, Tensor | None],
+    staged: HeadStages,
+    positions: BoxPositions,
+) -> Many:
+    """Covariance, or derivatives, of the boxes, from what ``head_covariance`` found.
+
+    Derivatives below the head follow, if there are any.
+    """
+    total, outputs, below = found
+    with torch.enable_grad():
+        outputs = outputs.detach().requires_grad_()
+        boxes = staged.decode(outputs, positions.row, positions.column)
+        m, D = boxes.shape
+        ones = torch.eye(D, dtype=boxes.dtype, device=boxes.device).unsqueeze(1).expand(D, m, D)
+        (J,) = torch.autograd.grad(boxes, outputs, ones, is_grads_batched=True)  # (D, m, R)
+    J = J.transpose(0, 1).to(total.dtype)
+    of_boxes = J @ total if head.has_directions else J @ total @ J.transpose(1, 2)
+    return (of_boxes,) if below is None else (of_boxes, J @ below)
 
 
 def _round_up(count: int, step: int) -> int:

@@ -1,8 +1,8 @@
 """Weights and posterior of a staged head, arranged once so that a frame takes matrix products only.
 
 G is the number of box kinds, B the number of branches per kind; a stage of the stem has one of
-each. The inputs of a layer are ordered tap by tap, then by channel, as ``products.gather_inputs``
-gathers them. The 1 of a bias follows, then, on a GPU, zeros up to a multiple of four.
+each. The inputs of a layer are ordered tap by tap, then by channel, as ``Cells.gather`` gathers
+them. The 1 of a bias follows, then, on a GPU, zeros up to a multiple of four.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import pad, relu
 
+from boxcov._torch.precision import matrix_precision
 from boxcov.head_stages import HeadStages, Stage
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.head.separable_variances import fit_separable
@@ -39,6 +40,11 @@ class StagePosterior:
     bands: Bands = ()  # q, and h (S of the band, number of q); None stands for ones
     has_remainder: bool = False  # U is (n_in, kept), and ``a - U U^T a`` is appended to ``U^T a``
 
+    def project(self, A: Tensor) -> Tensor:
+        """alpha: ``A U`` of inputs A (L + 1, n_in), with a remainder ``[A U, A - A U U^T]``."""
+        alpha = A @ self.U
+        return torch.cat([alpha, A - alpha @ self.U.T], 1) if self.has_remainder else alpha
+
     def select(self, kinds: slice | Tensor) -> StagePosterior:
         """The layers of some kinds."""
         return replace(
@@ -54,7 +60,7 @@ class StagePosterior:
 class StageDirections:
     """k directions for each layer of a stage, in place of its posterior."""
 
-    eta: Tensor  # (G, B, n_in, k n_out); for a stage of the stem (n_in, k n_out)
+    eta: Tensor  # (G, B, n_in, k n_out)
     count: int  # k
 
 
@@ -75,7 +81,6 @@ class StageWeights:
     # at most one of the two; neither if the posterior does not contain the stage
     posterior: StagePosterior | None
     directions: StageDirections | None
-    UW: Tensor | None = None  # stem on a CPU: U (or eta) and W side by side, for a single product
 
     def select(self, kinds: slice | Tensor) -> StageWeights:
         """The layers of some kinds."""
@@ -89,12 +94,32 @@ class StageWeights:
             directions=None if own is None else replace(own, eta=own.eta[kinds]),
         )
 
-    @property
-    def basis(self) -> Tensor | None:
-        """What inputs are multiplied with to get alpha: U, or the directions."""
-        if self.posterior is not None:
-            return self.posterior.U
-        return None if self.directions is None else self.directions.eta
+    def product(self, A: Tensor, W: Tensor) -> Tensor:
+        """The layer's outputs ``A W``, as the network computes them.
+
+        With directions always in float32, also where TF32 is allowed: the input of a ReLU near zero
+        must keep its sign, since the error of a few directions does not average out.
+        """
+        if self.directions is None or not A.is_cuda:
+            return A @ W
+        with matrix_precision("float32"):
+            return A @ W
+
+    def activate(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Norm and activation of the layers' outputs y (G, B, ..., n_out), and the derivative."""
+        between = [1] * (y.dim() - 3)
+        scale, shift = (t.view(*t.shape[:2], *between, -1) for t in (self.scale, self.shift))
+        z = torch.addcmul(shift, y, scale)
+        if self.activation is None:
+            return z, scale.expand_as(z)
+        if self.activation in (torch.relu, relu):
+            positive = z > 0
+            return z * positive, positive * scale
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            h = self.activation(z)
+            (slope,) = torch.autograd.grad(h, z, torch.ones_like(h))
+        return h.detach(), slope * scale
 
 
 @dataclass(frozen=True)
@@ -162,7 +187,7 @@ def build_head_weights(
     stem, branches = stacked[: len(staged.stem)], stacked[len(staged.stem) :]
     if len(stacked) < len(built) or len({stage.W.shape[:2] for stage in branches}) > 1:
         return None
-    return HeadWeights(tuple(_join_basis(stage) for stage in stem), tuple(branches))
+    return HeadWeights(tuple(stem), tuple(branches))
 
 
 @dataclass(frozen=True)
@@ -182,9 +207,8 @@ class _Source:
         has_bias = layers[0].bias is not None
         if names and len(names) < len(layers):
             return None
-        if any(
-            block.full_fisher is not None for block in blocks
-        ):  # no eigenbases of inputs and outputs
+        # a full Fisher has no eigenbases of inputs and outputs
+        if any(block.full_fisher is not None for block in blocks):
             return None
         if any((block.layer.bias is not None) != has_bias for block in blocks):
             return None
@@ -230,29 +254,10 @@ def _stage_weights(
         n_extra=n_extra,
         output_index=output_index,
         branch_index=output_index // n_out,
-        parameters=tuple(_parameters(source.posterior, blocks)),
+        parameters=tuple(source.posterior.restricted(blocks).parameters) if blocks else (),
         posterior=posterior,
         directions=directions,
     )
-
-
-def _parameters(posterior: Posterior, blocks: list[str]) -> list[str]:
-    layers = [posterior.blocks[name].layer for name in blocks]
-    return [name for layer in layers for name in (layer.weight, layer.bias) if name is not None]
-
-
-def _join_basis(stage: StageWeights) -> StageWeights:
-    """A stage of the stem with its basis as a matrix, on a CPU as a view of ``UW``."""
-    basis = stage.basis
-    if basis is None:
-        return stage
-    basis = basis if basis.dim() == 2 else basis[0, 0]
-    UW = None if basis.is_cuda else torch.cat([basis, stage.W[0, 0]], 1)
-    basis = basis if UW is None else UW[:, : basis.shape[1]]
-    if stage.posterior is not None:
-        return replace(stage, UW=UW, posterior=replace(stage.posterior, U=basis))
-    assert stage.directions is not None
-    return replace(stage, UW=UW, directions=replace(stage.directions, eta=basis))
 
 
 def padding_to_four(size: int, like: Tensor) -> int:
@@ -322,11 +327,8 @@ def _stage_posterior(
         U = stack([block.Q.vectors[0][order] for block in blocks], n_in, n_in)
         return StagePosterior(U, V, variances)
     U = _pad_matrix(blocks[0].Q.vectors[0][order], n_in, n_in).contiguous()
-    found = (
-        fit_separable(posterior, names, source.tolerance, merge)
-        if U.dtype == torch.float32
-        else None
-    )
+    is_float32 = U.dtype == torch.float32
+    found = fit_separable(posterior, names, source.tolerance, merge) if is_float32 else None
     if found is None:
         return StagePosterior(U, V, variances)
     F = stack(list(found.F), n_out, found.F[0].shape[1])
