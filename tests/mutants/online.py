@@ -124,8 +124,8 @@ ONLINE = [
     Mutant(
         "a graph gives the same",
         "export/onnx/frame.py",
-        "J @ result if head.has_directions else",
-        "1.01 * J @ result if head.has_directions else",
+        "return decode_result(head,",
+        "return 1.01 * decode_result(head,",
         "export/test_onnx.py::test_centerpoint_agrees_with_torch[4]",
     ),
 ]
