@@ -137,20 +137,12 @@ def is_main_process() -> bool:
 
 
 def choose_backend(device: str) -> str:
-    """Return the backends for ``device``: nccl between GPUs, gloo for CPU memory.
-
-    >>> choose_backend("cpu"), choose_backend("cuda:1")
-    ('gloo', 'cpu:gloo,cuda:nccl')
-    """
+    """Return the backends for ``device``: nccl between GPUs, gloo for CPU memory."""
     return "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
 
 
 def transfer_device(device: torch.device, config: str) -> torch.device:
-    """Return where a tensor of ``device`` must lie to be sent through the backends ``config``.
-
-    >>> transfer_device(torch.device("cuda:1"), "cpu:gloo,cuda:gloo")
-    device(type='cpu')
-    """
+    """Return where a tensor of ``device`` must lie to be sent through the backends ``config``."""
     backends = dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)
     backend = backends.get(device.type)
     # gloo supports only some operations on GPUs

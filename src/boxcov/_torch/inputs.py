@@ -18,24 +18,12 @@ def move(tree: Any, device: torch.device) -> Any:
 
 
 def fresh(tree: Any) -> Any:
-    """Return a copy of a pytree for one forward pass, which may change its inputs in place.
-
-    >>> inputs = {"x": torch.zeros(1)}
-    >>> _ = fresh(inputs)["x"].add_(1)
-    >>> inputs["x"]
-    tensor([0.])
-    """
+    """Return a copy of a pytree for one forward pass, which may change its inputs in place."""
     return tree_map_only(Tensor, lambda t: t.clone(), tree)
 
 
 def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
-    """Return ``inputs`` on ``device``; raise if they hold NaN or infinite values.
-
-    >>> ready([torch.tensor([1.0, float("nan")])], torch.device("cpu"))
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.NotFiniteFrameError: inputs[0] holds 1 NaN or infinite values of 2
-    """
+    """Return ``inputs`` on ``device``; raise if they hold NaN or infinite values."""
     leaves = [
         (path, leaf)
         for path, leaf in tree_flatten_with_path(inputs)[0]

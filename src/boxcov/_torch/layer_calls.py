@@ -79,12 +79,7 @@ class LayerCall:
 
 
 def parse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LayerCall | None:
-    """Return the call as a matrix product, or None if it is another function.
-
-    >>> x, weight = torch.randn(1, 4, 5, 5), torch.randn(6, 2, 3, 3)
-    >>> parse(torch.conv2d, (x, weight), {"padding": 1, "groups": 2}).geometry.padding
-    ((1, 1), (1, 1))
-    """
+    """Return the call as a matrix product, or None if it is another function."""
     if func is F.linear:
         given = _bound(("input", "weight", "bias"), args, kwargs)
         return LayerCall(func, given["input"], given["weight"], given.get("bias"), {}, Geometry())

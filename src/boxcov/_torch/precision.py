@@ -17,12 +17,7 @@ Precision = Literal["float32", "tf32", "half"]
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate ``function`` to run without torch.autocast.
-
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     full_precision(torch.mm)(torch.eye(2), torch.eye(2)).dtype
-    torch.float32
-    """
+    """Decorate ``function`` to run without torch.autocast."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -36,11 +31,7 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return half-precision tensors as float32, others unchanged.
-
-    >>> at_least_float32(torch.zeros(1, dtype=torch.bfloat16)).dtype
-    torch.float32
-    """
+    """Return half-precision tensors as float32, others unchanged."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
@@ -51,13 +42,6 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
     The flags belong to the whole process: threads with the same precision run together, a thread
     with another one waits. A nested block gives up the outer block's precision until it ends, so
     that two threads with nested blocks cannot wait for each other forever.
-
-    >>> before = torch.backends.cuda.matmul.allow_tf32
-    >>> with matrix_precision("tf32"):
-    ...     torch.backends.cuda.matmul.allow_tf32
-    True
-    >>> torch.backends.cuda.matmul.allow_tf32 == before
-    True
     """
     outer = _holders.get(get_ident())
     _switch(precision != "float32")

@@ -78,12 +78,7 @@ class Layer:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry of this layer in the header of a file.
-
-        >>> layer = Layer("conv.weight", None, torch.Size([8, 4, 3, 3]), Geometry((3, 3)))
-        >>> Layer.from_json(layer.to_json()) == layer
-        True
-        """
+        """Return the entry of this layer in the header of a file."""
         return {
             "weight": self.weight,
             "bias": self.bias,
@@ -114,10 +109,6 @@ def to_matrix(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor
     """Return weights (..., *shape) and biases (..., out) as matrices (..., G, n_out, n_in).
 
     The bias is the last column.
-
-    >>> weight, bias = torch.randn(6, 2, 3, 3), torch.randn(6)
-    >>> to_matrix(weight, bias, Geometry((3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1), groups=3)).shape
-    torch.Size([3, 2, 19])
     """
     spatial = len(geometry.kernel)
     lead = weight.shape[: weight.dim() - 2 - spatial]
@@ -177,14 +168,7 @@ def columns(x: Tensor, geometry: Geometry) -> Tensor:
 
 
 def columns_at(x: Tensor, geometry: Geometry, item: Tensor, location: Tensor) -> Tensor:
-    """Return the vectors ``a`` (m, G, n_in) at locations (m,) of items (m,) only.
-
-    >>> x = torch.randn(2, 4, 5, 5)
-    >>> geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)
-    >>> a = columns_at(x, geometry, torch.tensor([0, 1]), torch.tensor([3, 24]))
-    >>> bool((a[1] == columns(x, geometry)[1, :, :, 24]).all())
-    True
-    """
+    """Return the vectors ``a`` (m, G, n_in) at locations (m,) of items (m,) only."""
     if not geometry.kernel:
         return x[item, location].unsqueeze(1)
     n = len(geometry.kernel)
@@ -209,10 +193,6 @@ def rows(d: Tensor, geometry: Geometry) -> Tensor:
     """Return the gradients ``d`` at every location (..., B, G, n_out, T).
 
     d is (..., B, out, *spatial), or (..., B, T, out) for a linear layer.
-
-    >>> geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)
-    >>> rows(torch.randn(9, 2, 4, 5, 5), geometry).shape
-    torch.Size([9, 2, 2, 2, 25])
     """
     if not geometry.kernel:
         return d.transpose(-1, -2).unsqueeze(-3)
@@ -222,11 +202,7 @@ def rows(d: Tensor, geometry: Geometry) -> Tensor:
 
 
 def gram(vectors: Tensor) -> Tensor:
-    """Return the sum over items and locations of the outer products: (B, G, n, T) -> (G, n, n).
-
-    >>> gram(torch.ones(2, 1, 3, 5))[0, 0]
-    tensor([10., 10., 10.])
-    """
+    """Return the sum over items and locations of the outer products: (B, G, n, T) -> (G, n, n)."""
     n, locations = vectors.shape[2:]
     if n <= 4:  # a reduction adds pairwise, which rounds less than a long product
         return (vectors.unsqueeze(2) * vectors.unsqueeze(3)).sum((0, 4))
@@ -237,11 +213,7 @@ def gram(vectors: Tensor) -> Tensor:
 
 
 def stretch(x: Tensor, geometry: Geometry) -> Tensor:
-    """Return the input of a transposed convolution with ``stride - 1`` zeros between the pixels.
-
-    >>> stretch(torch.ones(1, 1, 3), Geometry((2,), (2,), ((1, 1),), (1,), transposed=True))
-    tensor([[[1., 0., 1., 0., 1.]]])
-    """
+    """Return the input of a transposed convolution with ``stride - 1`` zeros between the pixels."""
     sizes = [s * (n - 1) + 1 for s, n in zip(geometry.stride, x.shape[2:])]
     out = x.new_zeros(*x.shape[:2], *sizes)
     out[(slice(None), slice(None), *(slice(None, None, s) for s in geometry.stride))] = x
@@ -280,11 +252,7 @@ def _windows(x: Tensor, geometry: Geometry) -> Tensor:
 
 
 def pad(x: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
-    """Add zeros (before, after) in each spatial dimension; negative numbers crop.
-
-    >>> pad(torch.ones(1, 1, 2), ((1, 0),))
-    tensor([[[0., 1., 1.]]])
-    """
+    """Add zeros (before, after) in each spatial dimension; negative numbers crop."""
     if not any(p for pair in padding for p in pair):
         return x
     return F.pad(x, [p for pair in reversed(padding) for p in pair])

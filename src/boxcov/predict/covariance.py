@@ -70,11 +70,7 @@ def layer_covariance(a: Tensor, d: Tensor, block: KroneckerBlock, variances: Ten
 
 
 def rotate(x: Tensor, vectors: Tensor) -> Tensor:
-    """``vectors^T x`` of x (..., G, n, T) and vectors (G, n, n), one product per group.
-
-    >>> rotate(torch.ones(2, 1, 3, 4), torch.eye(3)[None]).shape
-    torch.Size([2, 1, 3, 4])
-    """
+    """``vectors^T x`` of x (..., G, n, T) and vectors (G, n, n), one product per group."""
     flat = x.movedim((-3, -2), (0, 1)).flatten(2)  # (G, n, ... T)
     out = vectors.transpose(1, 2) @ flat
     return out.reshape(*x.shape[-3:-1], *x.shape[:-3], x.shape[-1]).movedim((0, 1), (-3, -2))

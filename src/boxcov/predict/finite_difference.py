@@ -17,18 +17,7 @@ _STEP_TOLERANCE = 0.05
 
 
 def finite_differences(point: LinearizationPoint, etas: Weights, epsilon: float) -> Tensor:
-    """(z(theta + epsilon eta) - z(theta)) / epsilon (m, D, k), one pass per direction.
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> frames = shapes.frames(count=2)
-    >>> detector = TinyCenter(threshold=0.05, most=3)
-    >>> model = boxcov.MCGLM(detector, boxcov.fit(detector, frames))
-    >>> point = model.linearized.at(frames[0][0])
-    >>> finite_differences(point, model.posterior.sample(7), epsilon=1e-5).shape
-    torch.Size([3, 5, 7])
-    """
+    """(z(theta + epsilon eta) - z(theta)) / epsilon (m, D, k), one pass per direction."""
     theta = point.linearized.theta()
     count = len(next(iter(etas.values())))
     columns = []

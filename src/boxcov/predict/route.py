@@ -164,9 +164,6 @@ def judge_boxes(errors: Tensor, tolerance: float = BOX_TOLERANCE) -> Verdict:
 
     With at least 8 boxes, more than a quarter of them off is a contradiction. With 2 to 7 boxes
     only a difference of ten times the tolerance for all of them is one.
-
-    >>> judge_boxes(torch.tensor([1e-6, 1e-6])), judge_boxes(torch.tensor([1e-6, 0.05])).value
-    (<Verdict.AGREES: 'agrees'>, 'undecided')
     """
     wrong = int((~(errors <= tolerance)).sum())  # NaN is wrong
     if wrong == 0:
@@ -187,11 +184,7 @@ def judge_weights(errors: Iterable[float], boxes: int, tolerance: float) -> Verd
 
 
 def rounding_tolerance(dtypes: Iterable[torch.dtype]) -> float:
-    """Relative difference that rounding may cause in a network with weights of these dtypes.
-
-    >>> rounding_tolerance([torch.float32]), rounding_tolerance([torch.bfloat16])
-    (0.01, 0.5)
-    """
+    """Relative difference that rounding may cause in a network with weights of these dtypes."""
     return max(1e-2, 64 * max(torch.finfo(dtype).eps for dtype in dtypes))
 
 

@@ -42,18 +42,7 @@ class ForwardModeError(BoxcovError):
 def directional_derivatives(
     point: LinearizationPoint, etas: Weights, chunk: int | None = None
 ) -> Tensor:
-    """J eta (m, D, k) along k directions (k, *shape) by parameter name; with logits (m, D + 1, k).
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> frames = shapes.frames(count=2)
-    >>> detector = TinyCenter(threshold=0.05, most=3)
-    >>> model = boxcov.MCGLM(detector, boxcov.fit(detector, frames))
-    >>> point = model.linearized.at(frames[0][0])
-    >>> directional_derivatives(point, model.posterior.sample(7)).shape
-    torch.Size([3, 5, 7])
-    """
+    """J eta (m, D, k) along k directions (k, *shape) by name; with logits (m, D + 1, k)."""
     if torch.is_autocast_enabled(point.boxes.device.type):
         raise BoxcovError(
             "forward-mode differentiation does not work under torch.autocast: call the model "

@@ -10,7 +10,7 @@ the calls that the network makes, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -40,9 +40,8 @@ _POINTWISE = (
     | _functions(Tensor, "sigmoid tanh exp")
 )
 _SUMS = _functions(torch, "add") | _functions(Tensor, "add add_ __add__ __radd__ __iadd__")
-_IN_PLACE = {
-    f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "ipow", "setitem", "iand", "ior")
-}
+_IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "and", "or")}
+_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
 class NoRule(Exception):
@@ -119,17 +118,14 @@ class Tangents(TorchFunctionMode):
             raise NoRule(f"{getattr(func, '__name__', func)} writes into a tensor")
         return self._by_jvp(func, args, kwargs)
 
+    def _has_tangents(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and id(value) in self._ids and value in self._tangents
+
     def _have_tangents(self, args: Any, kwargs: Any) -> bool:
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, Tensor):
-                if id(value) in self._ids and value in self._tangents:
-                    return True
-            elif isinstance(value, (list, tuple, dict)):
-                return any(
-                    isinstance(leaf, Tensor) and leaf in self._tangents
-                    for leaf in tree_leaves((args, kwargs))
-                )
-        return False
+        values: Sequence[Any] = (*args, *kwargs.values())
+        if any(isinstance(value, (list, tuple, dict)) for value in values):
+            values = tree_leaves(values)
+        return any(self._has_tangents(value) for value in values)
 
     def _set(self, tensor: Tensor, tangent: Tangent) -> None:
         self._tangents[tensor] = tangent
@@ -140,30 +136,23 @@ class Tangents(TorchFunctionMode):
         if id(call.weight) in self.ends:
             self._is_over = True
             return out
-        directions, x = (
-            self.directions,
-            self._tangents.get(call.x) if id(call.x) in self._ids else None,
-        )
-        eta, shift = directions.of(call.weight), directions.of(call.bias)
-        if self._have_tangents((call.weight, call.bias), {}):
+        if self._has_tangents(call.weight) or self._has_tangents(call.bias):
             raise NoRule("a weight that is computed")
+        directions, kernel = self.directions, call.geometry.kernel
+        x = self._tangents[call.x] if self._has_tangents(call.x) else None
+        eta, shift = directions.of(call.weight), directions.of(call.bias)
         if x is None and eta is None and shift is None:
             return out
         if call.geometry.transposed and call.geometry.groups > 1:
             raise NoRule("a transposed convolution in groups")
-        if call.x.dim() < 2 + len(call.geometry.kernel) and call.geometry.kernel:
+        if kernel and call.x.dim() < 2 + len(kernel):
             raise NoRule("a convolution without a batch")
+        product = self._convolution if kernel else self._linear
         with matrix_precision(directions.precision) if out.is_cuda else nullcontext():
-            t = (
-                self._convolution(call, x, eta)
-                if call.geometry.kernel
-                else self._linear(call, x, eta)
-            )
+            t = product(call, x, eta)
         if shift is not None:
-            trailing = len(call.geometry.kernel)
-            shift = shift.to(directions.dtype or out.dtype).reshape(
-                len(shift), *[1] * (out.dim() - 1 - trailing), -1, *[1] * trailing
-            )
+            shape = (*[1] * (out.dim() - 1 - len(kernel)), -1, *[1] * len(kernel))
+            shift = shift.to(directions.dtype or out.dtype).reshape(len(shift), *shape)
             t = shift.expand(len(shift), *out.shape) if t is None else t.add_(shift)
         assert t is not None
         self._set(out, Tangent(t))
@@ -174,9 +163,8 @@ class Tangents(TorchFunctionMode):
         if x is not None:
             t = F.linear(x.whole(), directions.cast(call.weight))
         if eta is not None:
-            own = F.linear(
-                call.x.to(directions.dtype or call.x.dtype), directions.stacked(call, eta)
-            )
+            plain = call.x.to(directions.dtype or call.x.dtype)
+            own = F.linear(plain, directions.stacked(call, eta))
             own = own.unflatten(-1, (directions.count, -1)).movedim(-2, 0)
             t = own if t is None else t.add_(own)
         return t
@@ -184,61 +172,38 @@ class Tangents(TorchFunctionMode):
     def _convolution(self, call: LayerCall, x: Tangent | None, eta: Tensor | None) -> Tensor | None:
         directions, t, groups = self.directions, None, call.geometry.groups
         if x is not None:
-            t = call.func(
-                channels_last(x.whole().flatten(0, 1)),
-                directions.cast(call.weight),
-                None,
-                **call.rest,
-            )
+            batch = channels_last(x.whole().flatten(0, 1))
+            t = call.func(batch, directions.cast(call.weight), None, **call.rest)
             t = t.unflatten(0, (directions.count, -1))
         if eta is not None:
             plain = channels_last(call.x.to(directions.dtype or call.x.dtype))
             own = call.func(plain, directions.stacked(call, eta), None, **call.rest)
-            own = (
-                own.unflatten(1, (groups, directions.count, -1)).movedim(2, 0).flatten(2, 3)
-            )  # (k, B, n_out, ...)
+            own = own.unflatten(1, (groups, directions.count, -1)).movedim(2, 0)
+            own = own.flatten(2, 3)  # (k, B, n_out, ...)
             t = own if t is None else t.add_(own)
         return t
 
     def _norm(self, args: Any, kwargs: Any) -> Tensor:
-        names = [
-            "input",
-            "running_mean",
-            "running_var",
-            "weight",
-            "bias",
-            "training",
-            "momentum",
-            "eps",
-        ]
-        given = {**dict(zip(names, args)), **kwargs}
+        given = {**dict(zip(_NORM, args)), **kwargs}
         if given.get("training") or given.get("running_var") is None:
             raise NoRule("a norm over the batch")
         out = F.batch_norm(*args, **kwargs)
-        x = self._tangents.get(given["input"])
-        if x is None or any(
-            isinstance(given.get(n), Tensor) and given[n] in self._tangents for n in names[1:5]
-        ):
+        if any(self._has_tangents(given.get(name)) for name in _NORM[1:5]):
             raise NoRule("a norm whose parameters are computed")
         scale = self.directions.norm_factor(
             given["running_var"], given.get("weight"), given.get("eps", 1e-5), out.dim()
         )
-        self._set(out, x.scaled(scale))
+        self._set(out, self._tangents[given["input"]].scaled(scale))
         return out
 
     def _pointwise(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         x, *rest = args if args else (kwargs.get("input"),)
-        if not isinstance(x, Tensor) or any(
-            isinstance(leaf, Tensor)
-            for leaf in tree_leaves((rest, {k: v for k, v in kwargs.items() if k != "input"}))
-        ):
+        others = (*rest, *(value for name, value in kwargs.items() if name != "input"))
+        if not isinstance(x, Tensor) or any(isinstance(value, Tensor) for value in others):
             raise NoRule("a pointwise function of several tensors")
         tangent = self._tangents[x]
-        before = (
-            x.detach().clone()
-            if func in (torch.relu_, Tensor.relu_) or kwargs.get("inplace") or True in rest
-            else x.detach()
-        )
+        writes = func in (torch.relu_, Tensor.relu_) or kwargs.get("inplace") or True in rest
+        before = x.detach().clone() if writes else x.detach()
         out: Tensor = func(*args, **kwargs)
         self._set(out, tangent.scaled(_slope(func, before, rest, kwargs, out)))
         return out
@@ -283,52 +248,30 @@ class Tangents(TorchFunctionMode):
     def _by_jvp(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Any other operation: vmap(jvp) of it alone."""
         out = func(*args, **kwargs)
-        into = [
-            leaf
-            for leaf in tree_leaves(out)
-            if isinstance(leaf, Tensor) and leaf.is_floating_point()
-        ]
+        into = _float_leaves(out)
         if not into:
             return out
         leaves, form = tree_flatten((args, kwargs))
-        moving = [
-            i
-            for i, leaf in enumerate(leaves)
-            if isinstance(leaf, Tensor) and leaf in self._tangents
-        ]
+        moving = [i for i, leaf in enumerate(leaves) if self._has_tangents(leaf)]
 
         def again(*primals: Tensor) -> list[Tensor]:
             filled = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             for i, primal in zip(moving, primals):
                 filled[i] = primal
             own_args, own_kwargs = tree_unflatten(filled, form)
-            found = func(*own_args, **own_kwargs)
-            return [
-                leaf
-                for leaf in tree_leaves(found)
-                if isinstance(leaf, Tensor) and leaf.is_floating_point()
-            ]
+            return _float_leaves(func(*own_args, **own_kwargs))
 
         primals = tuple(leaves[i].detach() for i in moving)
         tangents = tuple(self._tangents[leaves[i]].whole().to(leaves[i].dtype) for i in moving)
         for leaf, t in zip(into, push_forward(again, primals, tangents)):
-            self._set(
-                leaf, Tangent(t if self.directions.dtype is None else t.to(self.directions.dtype))
-            )
+            self._set(leaf, Tangent(t.to(self.directions.dtype or t.dtype)))
         return out
 
 
 def push_forward(
     function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
 ) -> list[Tensor]:
-    """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input.
-
-    >>> tangents = torch.tensor([[1.0], [2.0]])
-    >>> (out,) = push_forward(lambda x: [x * x], (torch.tensor([3.0]),), (tangents,))
-    >>> out
-    tensor([[ 6.],
-            [12.]])
-    """
+    """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input."""
 
     def one(*moved: Tensor) -> list[Tensor]:
         found: list[Tensor] = torch.func.jvp(function, primals, moved)[1]
@@ -340,6 +283,11 @@ def push_forward(
         return list(torch.vmap(one)(*tangents))
     except (RuntimeError, ValueError, TypeError) as error:  # no forward mode, or no batching
         raise NoRule(str(error)) from error
+
+
+def _float_leaves(tree: Any) -> list[Tensor]:
+    leaves = tree_leaves(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _slope(func: Any, x: Tensor, rest: list[Any], kwargs: Mapping[str, Any], out: Tensor) -> Tensor:
@@ -362,4 +310,5 @@ def _broadcast(t: Tensor, dims: int, out: Tensor) -> Tensor:
 
 def _is_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    in_place = name in _IN_PLACE or name == "__setitem__"
+    return in_place or (name.endswith("_") and not name.endswith("__"))

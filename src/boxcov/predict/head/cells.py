@@ -213,10 +213,6 @@ def group_by_kind(kind: Tensor, kinds: int, most: int) -> Group:
     """One group with one row per kind, padded to ``most`` boxes: few launches on a GPU.
 
     A box of the kind ``kinds`` is padding.
-
-    >>> group_by_kind(torch.tensor([1, 0, 1]), kinds=2, most=2).members
-    tensor([[1, 3],
-            [0, 2]])
     """
     m = len(kind)
     boxes = torch.arange(m, device=kind.device)

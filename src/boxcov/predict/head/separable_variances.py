@@ -56,15 +56,6 @@ def fit_separable(
 
     tolerance: largest relative error of a variance.
     merge: let the smallest eigenvalues share one variance, if they are more than half.
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=4))
-    >>> found = fit_separable(posterior, ["head.branches.size.0", "head.branches.rot.0"], 1e-5)
-    >>> v = posterior.variances("head.branches.rot.0")[0]
-    >>> bool(((found.variances(1) / v - 1).abs() < 2e-5).all())
-    True
     """
     blocks = [posterior.blocks[name] for name in names]
     if any(not block.is_kronecker for block in blocks):  # EKFAC variances have no separable form

@@ -197,11 +197,7 @@ def decode_result(
 
 
 def _round_up(count: int, step: int) -> int:
-    """``count`` rounded up to a multiple of ``step``, of larger steps for large counts.
-
-    >>> [_round_up(n, 32) for n in (1, 97, 300, 500)]
-    [32, 128, 320, 512]
-    """
+    """``count`` rounded up to a multiple of ``step``, of larger steps for large counts."""
     while count > 8 * step:
         step *= 2
     return -(-count // step) * step
