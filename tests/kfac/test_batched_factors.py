@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov import BoxcovError
-from boxcov._torch.layer_calls import parse
+from boxcov._torch.layers import parse
 from boxcov.kfac import batched_factors
 from boxcov.kfac import input_gram as grams
 from boxcov.kfac.accumulate import Accumulator

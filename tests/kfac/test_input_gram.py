@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from boxcov._torch.layer_calls import parse
-from boxcov._torch.unfold import Geometry, columns, from_matrix, gram, to_matrix
+from boxcov._torch.layers import Geometry, columns, from_matrix, gram, parse, to_matrix
 from boxcov.kfac import input_gram as grams
 
 

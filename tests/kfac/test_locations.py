@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov import BoxcovError, ExactGLM, FitOptions, Posterior, fit
-from boxcov._torch.layer_calls import LayerCall, LayerCallMode
-from boxcov._torch.unfold import Geometry, columns, columns_at
+from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode, columns, columns_at
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac.input_gram import input_gram, weighted_gram

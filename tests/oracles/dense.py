@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from boxcov import Detector, Posterior
-from boxcov._torch.layer_calls import LayerCall
-from boxcov._torch.unfold import to_matrix
+from boxcov._torch.layers import LayerCall, to_matrix
 from boxcov.posterior.kronecker_block import KroneckerBlock
 
 

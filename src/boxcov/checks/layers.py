@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.inputs import fresh
-from boxcov._torch.layer_calls import LayerCall, LayerCallMode
-from boxcov._torch.unfold import Geometry, Layer
+from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode
 from boxcov.checks.report import DepthCost, LayerRow, MethodCost
 from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
 from boxcov.errors import join_names
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.losses import FrameLosses
 from boxcov.kfac.subset import select_parameters
+from boxcov.posterior.kronecker_block import Layer
 
 _MIB = 2**20
 _SAMPLES = 10

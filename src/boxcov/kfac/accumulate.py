@@ -21,15 +21,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov._torch.distributed import World
-from boxcov._torch.layer_calls import LayerCall, LayerCallMode
+from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode, columns, rows, to_matrix
 from boxcov._torch.modules import check_buffers, versions
 from boxcov._torch.precision import at_least_float32
-from boxcov._torch.unfold import Geometry, Layer, columns, rows, to_matrix
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.batched_factors import InputFactors, Term, add_terms, output_terms
 from boxcov.kfac.factors import FactorSums, check_count, pack_sums, unpack_sums
 from boxcov.kfac.input_gram import weighted_gram
 from boxcov.kfac.losses import FrameLosses
+from boxcov.posterior.kronecker_block import Layer
 from boxcov.posterior.posterior import Locations
 
 _NO_INPUT = torch.empty(0)

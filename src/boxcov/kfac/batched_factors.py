@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.layer_calls import LayerCall
+from boxcov._torch.layers import Geometry, LayerCall, gram
 from boxcov._torch.precision import at_least_float32, full_precision
-from boxcov._torch.unfold import Geometry, gram
 from boxcov.kfac.input_gram import input_grams, memory_of
 
 MAX_BYTES = 256 * 2**20  # of inputs, or of gradients, in one batched product
@@ -69,7 +68,7 @@ class _PendingInput:
 class InputFactors:
     """The terms of Q of one pass; layers that read the same tensor share one term.
 
-    >>> from boxcov._torch.layer_calls import parse
+    >>> from boxcov._torch.layers import parse
     >>> linear = torch.nn.functional.linear
     >>> calls = [parse(linear, (torch.randn(5, 3), torch.randn(2, 3)), {}) for _ in range(4)]
     >>> inputs = InputFactors(batched=True)

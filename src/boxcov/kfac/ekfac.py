@@ -23,10 +23,9 @@ from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
 from boxcov._torch.inputs import load_item
-from boxcov._torch.layer_calls import LayerCall, LayerCallMode
+from boxcov._torch.layers import LayerCall, LayerCallMode, to_matrix
 from boxcov._torch.modules import check_fingerprint
 from boxcov._torch.precision import at_least_float32, full_precision
-from boxcov._torch.unfold import to_matrix
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.factors import check_count, read_sum

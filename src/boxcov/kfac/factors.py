@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.unfold import Layer, to_matrix
-from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
+from boxcov._torch.layers import to_matrix
+from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
 
 
 @dataclass

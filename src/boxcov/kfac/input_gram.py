@@ -21,7 +21,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from boxcov._torch.unfold import Geometry, columns, columns_at, gram, plain, stretch
+from boxcov._torch.layers import Geometry, columns, columns_at, gram, plain, stretch
 
 _MAX_BYTES = 128 * 2**20  # of columns at once
 _TILE = 64

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from boxcov import GLM, MCGLM, MCI, ExactGLM, fit
 from boxcov._torch.inputs import fresh, ready
-from boxcov._torch.layer_calls import LayerCallMode
+from boxcov._torch.layers import LayerCallMode
 from boxcov.detector import Detector
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError

@@ -15,13 +15,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from boxcov._torch.modules import check_fingerprint
-from boxcov._torch.unfold import Layer
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.files import reading, write_safetensors
 from boxcov.posterior.calibration import REMOVED_KINDS, Calibration
 from boxcov.posterior.householder import PackedFactor, check_packed
-from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
+from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
 from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
 from boxcov.version import __version__
 

@@ -7,14 +7,66 @@ over the frames (EKFAC) gives better eigenvalues in this basis, or the full Fish
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from math import log
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from boxcov._torch.unfold import Layer
+from boxcov._torch.layers import Geometry
 from boxcov.posterior.householder import PackedFactor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight matrix of the posterior, and the parameters that it consists of."""
+
+    weight: str  # name of the parameter
+    bias: str | None
+    shape: torch.Size  # of the weight
+    geometry: Geometry  # kernel, groups, transposed; stride and padding may differ between calls
+
+    @property
+    def name(self) -> str:
+        return self.weight.removesuffix(".weight")
+
+    @property
+    def n_in(self) -> int:
+        """Number of columns of the matrix, the bias included."""
+        form = self.geometry
+        inputs = self.shape[0] // form.groups if form.transposed else self.shape[1]
+        return int(inputs) * form.taps + (self.bias is not None)
+
+    @property
+    def n_out(self) -> int:
+        form = self.geometry
+        return int(self.shape[1] if form.transposed else self.shape[0] // form.groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of this layer in the header of a file."""
+        return {
+            "weight": self.weight,
+            "bias": self.bias,
+            "shape": list(self.shape),
+            "geometry": asdict(self.geometry),
+        }
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> Layer:
+        """Return the layer of a file's header; raise ValueError if the entry is invalid."""
+        geometry, bias = entry["geometry"], entry["bias"]
+        kernel, shape, groups = tuple(geometry["kernel"]), tuple(entry["shape"]), geometry["groups"]
+        sizes = (*kernel, *shape, groups)
+        valid = all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
+        if not valid or len(shape) != 2 + len(kernel):
+            raise ValueError(f"invalid layer: shape {shape}, kernel {kernel}, {groups} groups")
+        if not isinstance(entry["weight"], str) or not (bias is None or isinstance(bias, str)):
+            raise ValueError(f"invalid parameter names {entry['weight']!r} and {bias!r}")
+        transposed = bool(geometry["transposed"])
+        geometry = Geometry(kernel, groups=groups, transposed=transposed)
+        return Layer(entry["weight"], bias, torch.Size(shape), geometry)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from boxcov._torch.layers import from_matrix, to_matrix
 from boxcov._torch.precision import full_precision
-from boxcov._torch.unfold import from_matrix, to_matrix
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.calibration import Calibration
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, log_evidence

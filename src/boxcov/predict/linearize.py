@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from boxcov._torch.inputs import fresh
-from boxcov._torch.layer_calls import LayerCall, LayerCallMode
+from boxcov._torch.layers import LayerCall, LayerCallMode
 from boxcov._torch.modules import check_buffers, shadow, versions
 from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from boxcov._torch.inputs import fresh
-from boxcov._torch.layer_calls import LayerCall, LayerCallMode
+from boxcov._torch.layers import LayerCall, LayerCallMode
 from boxcov._torch.modules import check_fingerprint, check_finite_weights
 from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from boxcov._torch.layer_calls import LayerCall
+from boxcov._torch.layers import LayerCall
 from boxcov._torch.precision import Precision
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from boxcov._torch.layer_calls import LayerCall, LayerCallMode
+from boxcov._torch.layers import LayerCall, LayerCallMode
 from boxcov._torch.precision import Precision, at_least_float32, matrix_precision
 from boxcov.predict.forward_mode.directions import Directions
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents, push_forward

@@ -1,9 +1,12 @@
-"""Layers as matrix products.
+"""Linear layers and convolutions: calls of them, seen and replaced, and their matrix products.
 
 Every layer that boxcov factors is a product ``out = W a`` at T locations: a linear layer at each
 row of its input, a convolution at each output pixel, where ``a`` (n_in,) is the patch that the
-kernel sees. A grouped layer is G such products. This module holds pure functions of tensors;
-``layer_calls.py`` finds the tensors.
+kernel sees. A grouped layer is G such products.
+
+``LayerCallMode`` intercepts every linear layer and convolution that torch runs and recognises the
+weights by identity. It needs no hooks and no wrapped modules, and it sees a weight wherever it is
+used: twice, under two names, by another module, with other padding.
 
 Shapes: G groups, B items of the batch, T locations per item, n_in inputs (kernel taps included),
 n_out outputs of one group.
@@ -11,14 +14,24 @@ n_out outputs of one group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_CONVOLUTIONS: dict[Any, int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+_TRANSPOSED: dict[Any, int] = {
+    torch.conv_transpose1d: 1,
+    torch.conv_transpose2d: 2,
+    torch.conv_transpose3d: 3,
+}
+_CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED_ARGUMENTS = (*_CONVOLUTION_ARGUMENTS[:5], "output_padding", "groups", "dilation")
 
 
 @dataclass(frozen=True)
@@ -51,55 +64,112 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A weight matrix of the posterior, and the parameters that it consists of."""
+class LayerCall:
+    """One call of a layer: ``func(x, weight, bias, **rest)``."""
 
-    weight: str  # name of the parameter
-    bias: str | None
-    shape: torch.Size  # of the weight
-    geometry: Geometry  # kernel, groups, transposed; stride and padding may differ between calls
+    func: Callable[..., Tensor]
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    rest: Mapping[str, Any]
+    geometry: Geometry
 
-    @property
-    def name(self) -> str:
-        return self.weight.removesuffix(".weight")
-
-    @property
-    def n_in(self) -> int:
-        """Number of columns of the matrix, the bias included."""
-        inputs = (
-            self.shape[0] // self.geometry.groups if self.geometry.transposed else self.shape[1]
-        )
-        return int(inputs) * self.geometry.taps + (self.bias is not None)
-
-    @property
-    def n_out(self) -> int:
-        return int(
-            self.shape[1] if self.geometry.transposed else self.shape[0] // self.geometry.groups
+    def __call__(
+        self, x: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """Run the call, with the given tensors in place of its own."""
+        return self.func(
+            self.x if x is None else x,
+            self.weight if weight is None else weight,
+            self.bias if bias is None else bias,
+            **self.rest,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry of this layer in the header of a file."""
-        return {
-            "weight": self.weight,
-            "bias": self.bias,
-            "shape": list(self.shape),
-            "geometry": asdict(self.geometry),
-        }
+    @property
+    def batched_x(self) -> Tensor:
+        """The input as (B, channels, *spatial), or (B, T, n_in) for a linear layer."""
+        return self.batched_out(self.x.detach())
 
-    @staticmethod
-    def from_json(entry: Mapping[str, Any]) -> Layer:
-        """Return the layer of a file's header; raise ValueError if the entry is invalid."""
-        geometry, bias = entry["geometry"], entry["bias"]
-        kernel, shape, groups = tuple(geometry["kernel"]), tuple(entry["shape"]), geometry["groups"]
-        sizes = (*kernel, *shape, groups)
-        valid = all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
-        if not valid or len(shape) != 2 + len(kernel):
-            raise ValueError(f"invalid layer: shape {shape}, kernel {kernel}, {groups} groups")
-        if not isinstance(entry["weight"], str) or not (bias is None or isinstance(bias, str)):
-            raise ValueError(f"invalid parameter names {entry['weight']!r} and {bias!r}")
-        transposed = bool(geometry["transposed"])
-        geometry = Geometry(kernel, groups=groups, transposed=transposed)
-        return Layer(entry["weight"], bias, torch.Size(shape), geometry)
+    def batched_out(self, d: Tensor, lead: int = 0) -> Tensor:
+        """Return a gradient of the output in the same layout, with ``lead`` dimensions in front."""
+        if self.geometry.kernel:
+            missing = d.dim() - lead < 2 + len(self.geometry.kernel)
+            return d.unsqueeze(lead) if missing else d
+        front, rest = d.shape[:lead], d.shape[lead:]
+        if len(rest) <= 2:  # (n,) is B = 1, (B, n) has one location
+            return d.reshape(*front, -1, 1, rest[-1])
+        return d.reshape(*front, rest[0], -1, rest[-1])
+
+
+def parse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LayerCall | None:
+    """Return the call as a matrix product, or None if it is another function."""
+    if func is F.linear:
+        given, geometry = {**dict(zip(_CONVOLUTION_ARGUMENTS, args)), **kwargs}, Geometry()
+    elif func in _CONVOLUTIONS:
+        given = {**dict(zip(_CONVOLUTION_ARGUMENTS, args)), **kwargs}
+        geometry = _convolution(given, _CONVOLUTIONS[func])
+    elif func in _TRANSPOSED:
+        given = {**dict(zip(_TRANSPOSED_ARGUMENTS, args)), **kwargs}
+        geometry = _transposed(given, _TRANSPOSED[func])
+    else:
+        return None
+    rest = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
+    return LayerCall(func, given["input"], given["weight"], given.get("bias"), rest, geometry)
+
+
+def _convolution(given: Mapping[str, Any], n: int) -> Geometry:
+    kernel = tuple(given["weight"].shape[-n:])
+    dilation = _each(given.get("dilation", 1), n)
+    padding = given.get("padding", 0)
+    if padding == "valid":
+        sides = ((0, 0),) * n
+    elif padding == "same":  # torch adds the odd pixel at the end
+        total = [d * (k - 1) for d, k in zip(dilation, kernel)]
+        sides = tuple((t // 2, t - t // 2) for t in total)
+    else:
+        sides = tuple((p, p) for p in _each(padding, n))
+    return Geometry(
+        kernel, _each(given.get("stride", 1), n), sides, dilation, given.get("groups", 1)
+    )
+
+
+def _transposed(given: Mapping[str, Any], n: int) -> Geometry:
+    kernel = tuple(given["weight"].shape[-n:])
+    dilation = _each(given.get("dilation", 1), n)
+    extra = _each(given.get("output_padding", 0), n)
+    padding = _each(given.get("padding", 0), n)
+    sides = tuple(
+        (d * (k - 1) - p, d * (k - 1) - p + e)
+        for d, k, p, e in zip(dilation, kernel, padding, extra)
+    )
+    stride = _each(given.get("stride", 1), n)
+    return Geometry(kernel, stride, sides, dilation, given.get("groups", 1), transposed=True)
+
+
+def _each(value: Any, n: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * n if len(values) == 1 else values
+
+
+class LayerCallMode(TorchFunctionMode):
+    """While active, ``run(name, call)`` replaces every call of a weight in ``names`` (by id).
+
+    >>> linear = torch.nn.Linear(2, 3)
+    >>> with LayerCallMode({id(linear.weight): "linear"}, lambda name, call: call().relu() - 1):
+    ...     bool((linear(torch.ones(1, 2)) >= -1).all())
+    True
+    """
+
+    def __init__(self, names: Mapping[int, str], run: Callable[[str, LayerCall], Tensor]) -> None:
+        super().__init__()
+        self.names = names
+        self.run = run
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = parse(func, args, kwargs or {})
+        if call is not None and id(call.weight) in self.names:
+            return self.run(self.names[id(call.weight)], call)
+        return func(*args, **(kwargs or {}))
 
 
 # weights and gradients of weights <-> matrices
@@ -162,8 +232,7 @@ def columns(x: Tensor, geometry: Geometry) -> Tensor:
     if not geometry.kernel:
         return x.transpose(1, 2).unsqueeze(1)
     if geometry.transposed:
-        x, geometry = stretch(x, geometry), plain(geometry)
-        return _patches(x, geometry, flip=True)
+        return _patches(stretch(x, geometry), plain(geometry), flip=True)
     return _patches(x, geometry, flip=False)
 
 
@@ -172,21 +241,19 @@ def columns_at(x: Tensor, geometry: Geometry, item: Tensor, location: Tensor) ->
     if not geometry.kernel:
         return x[item, location].unsqueeze(1)
     n = len(geometry.kernel)
-    seen = (
-        _windows(stretch(x, geometry), plain(geometry))
-        if geometry.transposed
-        else _windows(x, geometry)
-    )
+    is_transposed = geometry.transposed
+    if is_transposed:
+        x, geometry = stretch(x, geometry), plain(geometry)
+    seen = _windows(x, geometry)
     at: list[Tensor] = []
     for size in reversed(seen.shape[2 : 2 + n]):
         at.insert(0, location % size)
         location = location // size
     picked = seen.movedim(1, 1 + n)[(item, *at)]  # (m, channels, *k)
-    if geometry.transposed:
+    if is_transposed:
         picked = picked.flip(tuple(range(2, 2 + n)))
-    return picked.reshape(
-        len(item), geometry.groups, seen.shape[1] // geometry.groups * geometry.taps
-    )
+    n_in = seen.shape[1] // geometry.groups * geometry.taps
+    return picked.reshape(len(item), geometry.groups, n_in)
 
 
 def rows(d: Tensor, geometry: Geometry) -> Tensor:
@@ -222,13 +289,7 @@ def stretch(x: Tensor, geometry: Geometry) -> Tensor:
 
 def plain(geometry: Geometry) -> Geometry:
     """Return the plain convolution that equals a transposed one over its stretched input."""
-    return Geometry(
-        geometry.kernel,
-        (1,) * len(geometry.kernel),
-        geometry.padding,
-        geometry.dilation,
-        geometry.groups,
-    )
+    return replace(geometry, stride=(1,) * len(geometry.kernel), transposed=False)
 
 
 def _patches(x: Tensor, geometry: Geometry, flip: bool) -> Tensor:
