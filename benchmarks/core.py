@@ -148,7 +148,7 @@ def fit_step(device: str, repeats: int) -> list[dict[str, object]]:
 def exact(device: str, repeats: int) -> list[dict[str, object]]:
     detector, twice = (Boxes(width=32).to(device).eval() for _ in range(2))
     twice.count = 100
-    posterior = boxcov.fit(detector, shapes.frames(count=4))
+    posterior = boxcov.fit(detector, shapes.frames(count=4), prior_precision=1.0)
     image = torch.randn(1, 1, 128, 128, device=device)
     fast, more = boxcov.ExactGLM(detector, posterior), boxcov.ExactGLM(twice, posterior)
     glm_model, sampled = boxcov.GLM(detector, posterior), boxcov.MCGLM(detector, posterior)
@@ -205,7 +205,9 @@ def trunk_passes(device: str) -> list[dict[str, object]]:
     detector = Boxes(width=16).eval()
     detector.backbone = Counting(*detector.backbone)
     detector.to(device)
-    model = boxcov.MCGLM(detector, boxcov.fit(detector, shapes.frames(count=2)), samples=10)
+    model = boxcov.MCGLM(
+        detector, boxcov.fit(detector, shapes.frames(count=2), prior_precision=1.0), samples=10
+    )
     passes[0] = 0
     model(torch.randn(1, 1, 64, 64, device=device))
     return [

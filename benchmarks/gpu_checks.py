@@ -96,7 +96,9 @@ def batches() -> str:
 
 
 def samples() -> str:
-    posterior = boxcov.fit(TinyCenter(), shapes.frames(count=4), depth="backbone")
+    posterior = boxcov.fit(
+        TinyCenter(), shapes.frames(count=4), depth="backbone", prior_precision=1.0
+    )
     here = posterior.sample(2, torch.Generator().manual_seed(0))
     there = posterior.to(DEVICE).sample(2, torch.Generator().manual_seed(0))
     worst = max(relative(there[name], here[name]) for name in here)
@@ -107,8 +109,8 @@ def samples() -> str:
 def factors() -> str:
     detector, frames = TinyCenter().double(), [(x.double(), t) for x, t in shapes.frames(count=4)]
     here, there = (
-        boxcov.fit(detector, frames, depth="backbone"),
-        boxcov.fit(deepcopy(detector).to(DEVICE), frames, depth="backbone"),
+        boxcov.fit(detector, frames, depth="backbone", prior_precision=1.0),
+        boxcov.fit(deepcopy(detector).to(DEVICE), frames, depth="backbone", prior_precision=1.0),
     )
     pairs = [
         (there.covariance(name), here.covariance(name))
@@ -127,7 +129,7 @@ def predictors() -> Iterator[Check]:
         [(x.double(), t) for x, t in shapes.frames(count=4)],
     )
     posterior, moved, inputs = (
-        boxcov.fit(detector, frames, depth="backbone"),
+        boxcov.fit(detector, frames, depth="backbone", prior_precision=1.0),
         deepcopy(detector).to(DEVICE),
         frames[0][0],
     )
@@ -181,7 +183,7 @@ def lidar(detector: CenterPoint) -> str:
     """CenterPoint in float32: boxes bit for bit, exact against sampled covariances."""
     detector = detector.to(DEVICE).eval()
     frames = simulated.frames(count=2, sweeps=2, device=DEVICE)
-    posterior = boxcov.fit(detector, frames)
+    posterior = boxcov.fit(detector, frames, prior_precision=1.0)
     inputs = frames[0][0]
     plain = detector.detect(inputs)
     exact, sampled = (
@@ -279,7 +281,9 @@ def steady(count: int = 20_000) -> str:
     detector = TinyCenter(threshold=0.3).to(DEVICE).eval()
     torch.nn.init.constant_(detector.head.branches["heatmap"][-1].bias, -0.5)
     frames = [inputs.to(DEVICE) for inputs, _ in shapes.frames(count=16)]
-    model = boxcov.MCGLM(detector, boxcov.fit(detector, shapes.frames(count=2)), 4)
+    model = boxcov.MCGLM(
+        detector, boxcov.fit(detector, shapes.frames(count=2), prior_precision=1.0), 4
+    )
     began = boxes = held = 0
     for number in range(count):
         if number == 500:

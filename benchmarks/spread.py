@@ -44,12 +44,16 @@ def rank(words: argparse.Namespace) -> None:
             else loaded(data, words.workers)
         )
         common = {"depth": words.depth, "distributed": not ranks.is_single}
-        boxcov.fit(detector, items[: 2 * ranks.size], **common)  # warm
+        boxcov.fit(detector, items[: 2 * ranks.size], prior_precision=1.0, **common)  # warm
         ranks.barrier()
         began, worked = time.perf_counter(), time.process_time()
         kept = Path(folder, "c")
         posterior = boxcov.fit(
-            detector, items, checkpoint=boxcov.Checkpoint(kept, every_seconds=1e9), **common
+            detector,
+            items,
+            prior_precision=1.0,
+            checkpoint=boxcov.Checkpoint(kept, every_seconds=1e9),
+            **common,
         )
         seconds, worked = time.perf_counter() - began, time.process_time() - worked
         worked = ranks.all_reduce([], [worked])[0]
@@ -57,6 +61,7 @@ def rank(words: argparse.Namespace) -> None:
         boxcov.fit(
             detector,
             items[:1],
+            prior_precision=1.0,
             checkpoint=boxcov.Checkpoint(Path(folder, "one"), every_seconds=0.0),
             depth=words.depth,
         )

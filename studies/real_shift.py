@@ -48,7 +48,7 @@ def measure(
     name: str,
 ) -> list[Row]:
     """Return one row per u: its median ratio of other to own drive, and the two AUROCs."""
-    whole = boxcov.fit(detector, training, depth="backbone")
+    whole = boxcov.fit(detector, training, depth="backbone", prior_precision=1.0)
     rows = []
     for short, depth in zip("HNB", DEPTHS.values()):
         model = boxcov.MCGLM(

@@ -44,7 +44,7 @@ def tiny(train_frames: list) -> TinyCenter:
 @pytest.fixture(scope="session")
 def posterior(tiny: TinyCenter, train_frames: list) -> Posterior:
     """The posterior of the reference detector's head."""
-    return fit(tiny, batched(train_frames, 8), n_data=2000)
+    return fit(tiny, batched(train_frames, 8), n_data=2000, prior_precision=1.0)
 
 
 @pytest.fixture(scope="session")

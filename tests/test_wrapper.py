@@ -49,7 +49,7 @@ def pair() -> tuple[TinyCenter, Detector]:
 
 
 def fitted(detector: Detector, **how: Any) -> boxcov.Posterior:
-    return boxcov.fit(detector, FRAMES, depth="neck", n_data=100, **how)
+    return boxcov.fit(detector, FRAMES, depth="neck", n_data=100, prior_precision=1.0, **how)
 
 
 def test_it_is_the_detector_that_it_wraps(monkeypatch, pair: tuple[TinyCenter, Detector]) -> None:

@@ -66,7 +66,7 @@ def frames() -> list:
 
 @pytest.fixture(scope="module")
 def posterior(detector: Yolo, frames: list) -> Posterior:
-    return fit(detector, frames, n_data=100)
+    return fit(detector, frames, n_data=100, prior_precision=1.0)
 
 
 def test_boxes_are_those_of_its_own_nms_bit_for_bit(detector: Yolo) -> None:
@@ -108,7 +108,7 @@ def test_boxes_and_the_model_stay_as_they_are(
     plain = detector.detect(x)
     before = {key: tensor.clone() for key, tensor in detector.state_dict().items()}
     attributes = [(m.training, sorted(m.__dict__)) for m in detector.modules()]
-    fit(detector, frames[:1])
+    fit(detector, frames[:1], prior_precision=1.0)
     for model in (MCGLM(detector, posterior, samples=4), ExactGLM(detector, posterior)):
         found = model(x)
         assert all(
@@ -120,7 +120,7 @@ def test_boxes_and_the_model_stay_as_they_are(
 
 
 def test_layers_of_all_parts_are_in_the_posterior(detector: Yolo, frames: list) -> None:
-    posterior = fit(detector, frames[:1], depth="backbone", fisher="identity")
+    posterior = fit(detector, frames[:1], depth="backbone", prior_precision=1.0, fisher="identity")
     products = {
         n.removesuffix(".weight")
         for n, p in detector.named_parameters()

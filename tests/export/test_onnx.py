@@ -72,7 +72,7 @@ def pillar() -> tuple[Any, Posterior]:
         config, reporting=replace(config.reporting, threshold=0.1, max_boxes=7, candidates=40)
     )
     detector = detector_of(config)
-    return detector, boxcov.fit(detector, clouds(config, 2), n_data=50)
+    return detector, boxcov.fit(detector, clouds(config, 2), n_data=50, prior_precision=1.0)
 
 
 @pytest.mark.parametrize("samples", [4, pytest.param("exact", marks=pytest.mark.slow)])
@@ -179,7 +179,7 @@ def yolo() -> tuple[Any, Posterior]:
         )
         for i in range(2)
     ]
-    return detector, boxcov.fit(detector, data, n_data=50, fisher="mc")
+    return detector, boxcov.fit(detector, data, n_data=50, prior_precision=1.0, fisher="mc")
 
 
 @pytest.mark.parametrize("samples", [4, pytest.param("exact", marks=pytest.mark.slow)])
@@ -239,7 +239,7 @@ def YOLOXAt(detector: Any, threshold: float) -> Any:
 
 
 def test_weights_below_the_head_by_forward_mode(tmp_path, tiny, train_frames, image) -> None:
-    posterior = boxcov.fit(tiny, train_frames[:3], depth="neck", n_data=2000)
+    posterior = boxcov.fit(tiny, train_frames[:3], depth="neck", n_data=2000, prior_precision=1.0)
     export(tiny, posterior, tmp_path / "neck.onnx", image, 3, limits=StaticLimits(boxes=12))
     file = File(tmp_path / "neck.onnx")
     model = MCGLM(tiny, posterior, 3)
@@ -317,7 +317,9 @@ def test_a_graph_that_differs_is_not_written(tmp_path, tiny, posterior, image, m
 
 def test_a_posterior_of_the_encoder_is_refused(tmp_path, pillar) -> None:
     detector, _ = pillar
-    posterior = boxcov.fit(detector, clouds(detector.config, 1), depth=["encoder.layers.0.linear"])
+    posterior = boxcov.fit(
+        detector, clouds(detector.config, 1), depth=["encoder.layers.0.linear"], prior_precision=1.0
+    )
     map_ = torch.zeros(1, 8, 32, 32)
     with pytest.raises(
         BoxcovError, match=r"encoder\.layers\.0\.linear\.weight, which is not in the graph"

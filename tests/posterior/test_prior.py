@@ -12,7 +12,9 @@ from oracles.dense import box_jacobian, relative
 
 @pytest.fixture(scope="module")
 def control(tiny, train_frames):
-    return fit(tiny, train_frames[:2], fisher="identity").weight_scaled(tiny, scale=0.3)
+    return fit(tiny, train_frames[:2], prior_precision=1.0, fisher="identity").weight_scaled(
+        tiny, scale=0.3
+    )
 
 
 def test_standard_deviations_are_the_weights_root_mean_squares(tiny, control, posterior) -> None:
@@ -57,7 +59,7 @@ def test_bad_controls(control, train_frames) -> None:
         control.weight_scaled(TinyCenter(seed=4))
     empty = TinyCenter()
     torch.nn.init.zeros_(empty.head.shared[0].weight)
-    posterior = fit(empty, train_frames[:1], fisher="identity")
+    posterior = fit(empty, train_frames[:1], prior_precision=1.0, fisher="identity")
     with pytest.raises(
         BoxcovError, match=r"all weights of head\.shared\.0 are 0.*exclude=\['head\.shared\.0'\]"
     ):

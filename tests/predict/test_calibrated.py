@@ -68,7 +68,9 @@ def test_no_boxes_give_an_empty_predictive_covariance() -> None:
     detector = TinyCenter(threshold=1.1)
     found = boxcov.ExactGLM(
         detector,
-        boxcov.fit(detector, frames, depth=["head.shared.0"]).with_calibration(calibration()),
+        boxcov.fit(detector, frames, depth=["head.shared.0"], prior_precision=1.0).with_calibration(
+            calibration()
+        ),
         calibrated=True,
     )(frames[0][0])
     assert found.predictive.shape == (0, 5, 5)

@@ -79,7 +79,7 @@ def test_a_batch_of_frames_equals_single_frames(tiny, posterior, train_frames) -
 
 @pytest.fixture(scope="module")
 def deep(tiny, train_frames):
-    return fit(tiny, train_frames[:40], depth="backbone", n_data=2000)
+    return fit(tiny, train_frames[:40], depth="backbone", n_data=2000, prior_precision=1.0)
 
 
 def test_exact_head_and_sampled_rest_have_less_noise(tiny, deep, image) -> None:
@@ -237,7 +237,7 @@ def test_groups_of_instances(depth: str, batch: int, tokens: int) -> None:
     torch.manual_seed(0)
     detector = Queries().double()
     x, y = torch.randn(6, 5, 3, dtype=torch.float64), torch.randn(6, 5, 2, 2, dtype=torch.float64)
-    posterior = fit(detector, [(x, y)], depth=depth)
+    posterior = fit(detector, [(x, y)], depth=depth, prior_precision=1.0)
     inputs = torch.randn(batch, tokens, 3, dtype=torch.float64)
     exact, glm = ExactGLM(detector, posterior)(inputs), GLM(detector, posterior)(inputs)
     assert len(exact) == batch * tokens

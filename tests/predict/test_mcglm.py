@@ -145,10 +145,13 @@ def test_exact_in_float32_agrees_with_float64(tiny, image, train_frames) -> None
     import copy
 
     twin = copy.deepcopy(tiny).double()
-    exact = ExactGLM(twin, fit(twin, [(x.double(), y) for x, y in train_frames[:20]], n_data=2000))(
-        image.double()
-    )
-    found = ExactGLM(tiny, fit(tiny, train_frames[:20], n_data=2000))(image)
+    exact = ExactGLM(
+        twin,
+        fit(
+            twin, [(x.double(), y) for x, y in train_frames[:20]], n_data=2000, prior_precision=1.0
+        ),
+    )(image.double())
+    found = ExactGLM(tiny, fit(tiny, train_frames[:20], n_data=2000, prior_precision=1.0))(image)
     assert relative(found.covariance.double(), exact.covariance) < 1e-3
 
 
@@ -227,9 +230,9 @@ def test_half_precision_detectors_are_supported(train_frames, image) -> None:
 
     detector = train(TinyCenter(seed=0), train_frames[:64], epochs=3)
     frames = train_frames[:16]
-    reference = ExactGLM(detector, fit(detector, frames))(image)
+    reference = ExactGLM(detector, fit(detector, frames, prior_precision=1.0))(image)
     half = copy.deepcopy(detector).bfloat16()
-    posterior = fit(half, [(x.bfloat16(), y) for x, y in frames])
+    posterior = fit(half, [(x.bfloat16(), y) for x, y in frames], prior_precision=1.0)
     exact = ExactGLM(half, posterior)(image.bfloat16())
     # the same objects, though perhaps in another order: bfloat16 has three digits
     apart = torch.cdist(exact.boxes[:, :2].float(), reference.boxes[:, :2])

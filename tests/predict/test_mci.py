@@ -144,7 +144,9 @@ def test_finite_differences_wrap_headings() -> None:
     assert torch.equal(
         detector.detect(x).boxes[:, 1].abs(), torch.full((8,), math.pi, dtype=torch.float64)
     )
-    posterior = fit(detector, [(x, torch.randn(2, 2, 25, dtype=torch.float64))], n_data=50)
+    posterior = fit(
+        detector, [(x, torch.randn(2, 2, 25, dtype=torch.float64))], n_data=50, prior_precision=1.0
+    )
     found = MCGLM(detector, posterior, derivative="fd", epsilon=1e-6)(x)
     assert relative(found.covariance, MCGLM(detector, posterior)(x).covariance) < 1e-4
     assert bool((found.std("yaw") > 0).all())

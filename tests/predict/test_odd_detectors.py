@@ -280,7 +280,7 @@ def center_frames() -> list[Any]:
 def test_a_posterior_of_layers_below_the_instances_only(
     center: TinyCenter, center_frames: list[Any], depth: list[str]
 ) -> None:
-    posterior = fit(center, center_frames, depth=depth)
+    posterior = fit(center, center_frames, depth=depth, prior_precision=1.0)
     inputs = center_frames[0][0]
     expected = GLM(center, posterior)(inputs)
     assert float(expected.uncertainty.min()) > 0
@@ -299,7 +299,7 @@ def test_a_posterior_of_layers_below_the_instances_only(
 def test_boxes_independent_of_the_posterior_have_variance_0(
     center: TinyCenter, center_frames: list[Any], make: Any
 ) -> None:
-    posterior = fit(center, center_frames, depth=["head.branches.heatmap"])
+    posterior = fit(center, center_frames, depth=["head.branches.heatmap"], prior_precision=1.0)
     inputs = center_frames[0][0]
     found = make(center, posterior)(inputs)
     assert torch.equal(found.boxes, center.detect(inputs).boxes)

@@ -88,7 +88,7 @@ def test_a_script_module_in_train_mode_is_refused() -> None:
     detector.train()
     before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
     with pytest.raises(BoxcovError, match=r"eval\(\)"):
-        fit(detector, [frames()], depth=["net.head"])
+        fit(detector, [frames()], depth=["net.head"], prior_precision=1.0)
     for make in METHODS.values():
         with pytest.raises(BoxcovError, match=r"eval\(\)"):
             make(detector, posterior)(frames()[0][:1])
@@ -242,7 +242,7 @@ def test_transformer_boxes_equal_its_fast_path_bit_for_bit(
     detector = NetDetector(Tokens(encoder())).eval()
     x, targets = torch.randn(2, 2, 5, 5), torch.randn(2, 2, 25)
     plain = detector.detect(x)
-    posterior = fit(detector, [(x, targets)], depth=["net.head"], n_data=50)
+    posterior = fit(detector, [(x, targets)], depth=["net.head"], n_data=50, prior_precision=1.0)
     expected = box_covariance(detector, posterior, x)
     for method, make in METHODS.items():
         found = make(detector, posterior)(x)

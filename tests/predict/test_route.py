@@ -59,7 +59,7 @@ def test_verdict_on_weights(errors: list[float], boxes: int, verdict: Verdict) -
 
 @pytest.fixture(scope="module")
 def deep(tiny, train_frames):
-    return fit(tiny, train_frames[:8], depth="backbone", n_data=2000)
+    return fit(tiny, train_frames[:8], depth="backbone", n_data=2000, prior_precision=1.0)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def deep(tiny, train_frames):
-    return fit(tiny, train_frames[:40], depth="backbone", n_data=2000)
+    return fit(tiny, train_frames[:40], depth="backbone", n_data=2000, prior_precision=1.0)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -136,7 +136,7 @@ def test_box_and_logit_have_one_psd_covariance(tiny, posterior, image) -> None:
 
 def test_a_posterior_without_the_heat_map_gives_variance_0(tiny, train_frames, image) -> None:
     """Only the size branch is in the posterior: the logit does not depend on it."""
-    posterior = fit(tiny, train_frames[:10], depth=["head.branches.size"])
+    posterior = fit(tiny, train_frames[:10], depth=["head.branches.size"], prior_precision=1.0)
     for kind in (ExactGLM, GLM, MCGLM):
         found = kind(tiny, posterior, with_logit=True)(image)
         assert bool((found.score_variance == 0).all())
@@ -195,7 +195,7 @@ def test_a_detector_without_logits(tiny, train_frames) -> None:
     from boxcov import Detector
 
     plain = type("Plain", (TinyCenter,), {"logits": Detector.logits})()
-    posterior = fit(plain, train_frames[:2])
+    posterior = fit(plain, train_frames[:2], prior_precision=1.0)
     with pytest.raises(
         BoxcovError,
         match=r"with_logit=True needs the logits of the scores: Plain has no logits\(\)",
@@ -254,7 +254,11 @@ def test_half_precision(tiny, posterior, image, train_frames) -> None:
     half = TinyCenter(threshold=0.1)
     half.load_state_dict(tiny.state_dict())
     half = half.eval().bfloat16()
-    own = fit(half, [(inputs.bfloat16(), targets) for inputs, targets in train_frames[:5]])
+    own = fit(
+        half,
+        [(inputs.bfloat16(), targets) for inputs, targets in train_frames[:5]],
+        prior_precision=1.0,
+    )
     found = ExactGLM(half, own, with_logit=True)(image.bfloat16())
     assert found.score_variance.dtype == torch.float32
     assert bool((found.score_variance > 0).all())

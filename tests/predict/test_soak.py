@@ -43,7 +43,7 @@ def test_memory_is_flat(kind: str, record_property) -> None:
     detector = TinyCenter(width=4, threshold=0.3, most=4).eval()
     frames = [inputs[:, :, :32, :32].contiguous() for inputs, _ in shapes.frames(count=16)]
     detector.head.branches["heatmap"][-1].bias.data.fill_(0.0)
-    posterior = fit(detector, shapes.frames(count=2))
+    posterior = fit(detector, shapes.frames(count=2), prior_precision=1.0)
     model = ExactGLM(detector, posterior) if kind == "exact" else MCGLM(detector, posterior, 4)
     began, done, boxes = time.monotonic(), 0, 0
     before = tensors = 0

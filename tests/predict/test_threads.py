@@ -34,7 +34,7 @@ def check(model: Any, alone: Any, inputs: list[Any], threads: int = 5) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("depth", ["head", pytest.param("neck", marks=pytest.mark.slow)])
 def test_one_model_on_the_tiny_detector(tiny, train_frames, method: str, depth: str) -> None:
-    posterior = boxcov.fit(tiny, train_frames[:4], depth=depth)
+    posterior = boxcov.fit(tiny, train_frames[:4], depth=depth, prior_precision=1.0)
     check(
         METHODS[method](tiny, posterior),
         METHODS[method](tiny, posterior),
@@ -46,7 +46,7 @@ def test_one_model_on_the_tiny_detector(tiny, train_frames, method: str, depth: 
 def test_one_model_on_a_centerpoint(method: str) -> None:
     config = pillar_config()
     detector = detector_of(config)
-    posterior = boxcov.fit(detector, frames(config))
+    posterior = boxcov.fit(detector, frames(config), prior_precision=1.0)
     check(
         METHODS[method](detector, posterior),
         METHODS[method](detector, posterior),

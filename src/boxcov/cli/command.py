@@ -66,6 +66,9 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
         default = list(default) if isinstance(default, tuple) else default
     is_path = Path in (hint, *get_args(hint))
     metavar = shown.metavar or ("FILE" if is_path else None)
+    parser = _parser(hint)
+    if parser is not None:
+        hint = str
     if shown.positional:
         info = typer.Argument(help=shown.text, metavar=metavar)
     else:
@@ -74,6 +77,7 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
             help=shown.text,
             metavar=metavar,
             min=shown.min,
+            parser=parser,
             show_default=shown.default or True,
             rich_help_panel=shown.panel,
         )
@@ -81,6 +85,14 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
+
+
+def _parser(hint: Any) -> Callable[[str], float | str] | None:
+    """Return the parser of ``float | Literal[...]``, a type that typer does not know."""
+    if float not in get_args(hint):
+        return None
+    words = [word for inner in get_args(hint) for word in get_args(inner)]
+    return (lambda text: text if text in words else float(text)) if words else None
 
 
 def _value(name: str, hint: Any, values: Mapping[str, Any]) -> Any:

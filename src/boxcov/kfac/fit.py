@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 from warnings import warn
 
 import torch
@@ -24,6 +24,7 @@ from boxcov.kfac.losses import FrameLosses
 from boxcov.kfac.options import FitOptions, check_choice
 from boxcov.kfac.subset import select_parameters
 from boxcov.posterior.posterior import FisherKind, Posterior
+from boxcov.posterior.prior import auto_prior_precision
 
 Progress = Callable[[int, int | None], None]
 _DEFAULTS = FitOptions()
@@ -35,7 +36,7 @@ def fit(
     frames: Iterable[Any],
     depth: str | Sequence[str] = "head",
     n_data: float | None = None,
-    prior_precision: float = 1.0,
+    prior_precision: float | Literal["auto"] = "auto",
     fisher: FisherKind = "empirical",
     *,
     options: FitOptions = _DEFAULTS,
@@ -49,7 +50,9 @@ def fit(
     depth: "head", "neck" (neck and head), "backbone" (all three), or a list of module names.
     n_data: number of training frames; by default the number of frames in ``frames``, also if
         ``options.fraction`` uses only a share of them.
-    prior_precision: precision tau of the Gaussian prior.
+    prior_precision: precision tau of the Gaussian prior, or "auto": one per layer, from the
+        marginal likelihood or the RMS of the weights, see
+        ``boxcov.posterior.prior.auto_prior_precision``. The form "paper" has no prior.
     fisher: "empirical" (the paper), "mc" (the detector samples the targets, so frames may be
         (inputs, None)), or "identity" (a baseline).
     options: see ``FitOptions``.
@@ -66,7 +69,7 @@ def fit(
     >>> posterior.frames, posterior.n_data
     (4, 1000.0)
     """
-    _check_arguments(frames, fisher, options)
+    _check_arguments(frames, prior_precision, fisher, options)
     check_finite_weights(detector)
     parameters = select_parameters(detector, depth, options.exclude)
     layers = [name.removesuffix(".weight") for name in parameters if not name.endswith(".bias")]
@@ -103,7 +106,7 @@ def fit(
     posterior = Posterior(
         blocks=kronecker_blocks(factors, parameters),
         n_data=float(items.total_frames(frames_read, items_read) if n_data is None else n_data),
-        prior_precision=prior_precision,
+        prior_precision=1.0 if prior_precision == "auto" else prior_precision,
         fisher=fisher,
         frames=accumulator.frames,
         loss=accumulator.loss / max(accumulator.frames, 1),
@@ -115,14 +118,15 @@ def fit(
         skipped=skipped,
         meta={"seed": str(options.seed), "fraction": f"{options.fraction:g}"},
     )
-    if not options.needs_second_pass:
-        return posterior
-
-    moments = GradientMoments(posterior, losses, options)
-    second = Checkpointer(second_checkpoint, settings | moments.settings(), moments)
-    passes.run(second, lambda number, item: _add_moments(moments, first.skipped, number, item))
-    moments.reduce(world)
-    return moments.posterior()
+    if options.needs_second_pass:
+        moments = GradientMoments(posterior, losses, options)
+        second = Checkpointer(second_checkpoint, settings | moments.settings(), moments)
+        passes.run(second, lambda number, item: _add_moments(moments, first.skipped, number, item))
+        moments.reduce(world)
+        posterior = moments.posterior()
+    if prior_precision == "auto" and options.form == "eigen":
+        return auto_prior_precision(posterior, detector)
+    return posterior
 
 
 class _Passes:
@@ -206,8 +210,12 @@ def _tokens(targets: Any) -> str:
     return f" ({join_names(tokens)})" if tokens else ""
 
 
-def _check_arguments(frames: Iterable[Any], fisher: str, options: FitOptions) -> None:
+def _check_arguments(
+    frames: Iterable[Any], prior_precision: float | str, fisher: str, options: FitOptions
+) -> None:
     check_choice("fisher", fisher, FisherKind)
+    if isinstance(prior_precision, str) and prior_precision != "auto":
+        raise BoxcovError(f"prior_precision must be 'auto' or a number, got {prior_precision!r}")
     if not options.needs_second_pass:
         return
     if isinstance(frames, Iterator):

@@ -215,3 +215,9 @@ def log_evidence(block: KroneckerBlock, n_data: float, tau: float) -> float:
         return float("-inf")
     precision = n_data * block.curvature.double() + tau
     return 0.5 * (block.size * log(tau) - tau * block.square_norm - float(precision.log().sum()))
+
+
+def determined_weights(block: KroneckerBlock, n_data: float, tau: float) -> float:
+    """Return how many weights the data determine: ``gamma = sum_i n f_i / (n f_i + tau)``."""
+    precision = n_data * block.curvature.double()
+    return float((precision / (precision + tau)).sum())

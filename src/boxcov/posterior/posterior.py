@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FisherKind = Literal["empirical", "mc", "identity"]
 Locations = Literal["all", "gradient"]
 Form = Literal["eigen", "paper"]
+EVIDENCE_LAYERS = "evidence_layers"  # in the meta data of an automatic prior, see prior.py
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +54,7 @@ class Posterior:
     >>> posterior
     Posterior(depth='head.shared.0', form='eigen')
       layers: 1 (head.shared.0), 4,608 weights
-      prior precision: 1
+      prior precision: auto, 874 to 874 (layers by evidence: 0, by RMS of weights: 1)
       Fisher: empirical, locations='all', 2 frames for n_data=100
       stored: 0.32 MiB
       calibration: none
@@ -122,15 +123,13 @@ class Posterior:
         return block.has_full_rank or (self.jitter > 0 and nonzero)
 
     def __repr__(self) -> str:
-        tau = self.prior_precision
         weights = sum(block.size for block in self.blocks.values())
         bound = f", variances within {self.error:.2%}" if self.error else ""
-        prior = f"{tau:g}" if not isinstance(tau, Mapping) else "one per layer"
         skipped = f" ({self.skipped} items skipped)" if self.skipped else ""
         lines = [
             f"Posterior(depth={self.depth!r}, form={self.form!r})",
             f"layers: {len(self.blocks)} ({join_names(self.blocks, 3)}), {weights:,} weights",
-            f"prior precision: {prior}",
+            f"prior precision: {self.prior_summary}",
             f"Fisher: {self.fisher}, locations={self.locations!r}, "
             f"{self.frames} frames{skipped} for n_data={self.n_data:g}",
             f"stored: {self.storage().stored / 2**20:.2f} MiB{bound}",
@@ -140,6 +139,21 @@ class Posterior:
         if corrected:
             lines.insert(4, f"second pass: {corrected} layers (EKFAC or full Fisher)")
         return "\n  ".join(lines)
+
+    @property
+    def prior_summary(self) -> float | str:
+        """The prior precision: a number, or a few words if each layer has its own."""
+        if self.form == "paper":
+            return "none"
+        if not isinstance(self.prior_precision, Mapping):
+            return self.prior_precision
+        taus = [self.tau(name) for name in self.blocks]
+        span = f"{min(taus):.3g} to {max(taus):.3g}"
+        if EVIDENCE_LAYERS not in self.meta:
+            return f"{span}, one per layer"
+        by_evidence = len(set(self.meta[EVIDENCE_LAYERS].split(",")) & set(self.blocks))
+        others = len(self.blocks) - by_evidence
+        return f"auto, {span} (layers by evidence: {by_evidence}, by RMS of weights: {others})"
 
     @property
     def parameters(self) -> list[str]:
@@ -282,7 +296,13 @@ class Posterior:
 
         The error bound of a compressed posterior grows as the prior precision falls.
         """
-        other = replace(self, prior_precision=prior_precision, form="eigen", calibration=None)
+        other = replace(
+            self,
+            prior_precision=prior_precision,
+            form="eigen",
+            calibration=None,
+            meta={key: text for key, text in self.meta.items() if key != EVIDENCE_LAYERS},
+        )
         if not self.error:
             return other
         from boxcov.posterior.compress import error_under_prior

@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
+from warnings import warn
 
 import torch
 
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, join_names
-from boxcov.posterior.kronecker_block import Eigendecomposition, log_evidence
-from boxcov.posterior.posterior import Posterior
+from boxcov.errors import BoxcovError, BoxcovWarning, join_names
+from boxcov.posterior.kronecker_block import (
+    Eigendecomposition,
+    KroneckerBlock,
+    determined_weights,
+)
+from boxcov.posterior.posterior import EVIDENCE_LAYERS, Posterior
 
 DECADES = (-8.0, 8.0)
+
+
+def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
+    """Return the posterior with a prior precision for each layer that fits the layer's weights.
+
+    The marginal likelihood ("evidence") of a layer with weights theta is largest where
+    ``tau |theta|^2 = gamma``, the number of weights that the data determine. If they determine few,
+    it explains all of |theta|^2 by those, and the prior of the others is far wider than any weight.
+    So the evidence decides only if its prior variance 1 / tau is at most twice the mean square of
+    the layer's weights, biases not included. Otherwise 1 / tau is that mean square.
+
+    >>> import boxcov
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> detector = TinyCenter()
+    >>> posterior = boxcov.fit(detector, shapes.frames(count=4), prior_precision=1.0)
+    >>> round(auto_prior_precision(posterior, detector).tau("head.shared.0"))
+    874
+    """
+    squares = _mean_squares(posterior, detector)
+    low, high = (10**x for x in DECADES)
+    precisions = {name: max(1 / max(square, low), low) for name, square in squares.items()}
+    by_evidence = []
+    for name, block in posterior.blocks.items():
+        tau = _maximize_evidence([block], posterior.n_data)
+        if low < tau < high and tau >= precisions[name] / 2:
+            precisions[name] = tau
+            by_evidence.append(name)
+    zero = [name for name, square in squares.items() if square == 0]
+    if zero:
+        warn(
+            f"all weights of {join_names(zero)} are 0, so that their prior has the smallest "
+            "standard deviation, 1e-4: give prior_precision as a number if that is too narrow",
+            BoxcovWarning,
+            stacklevel=3,
+        )
+    chosen = posterior.with_prior(precisions)
+    return replace(chosen, meta={**chosen.meta, EVIDENCE_LAYERS: ",".join(by_evidence)})
 
 
 def optimize_prior_precision(
@@ -26,14 +69,15 @@ def optimize_prior_precision(
     """Return the posterior with the best prior precision between 1e-8 and 1e8.
 
     score: function of a posterior to minimize, such as ``boxcov.held_out_nll``. By default the
-        marginal likelihood of the training frames is maximized, which needs no frames.
+        marginal likelihood of the training frames is maximized, which needs no frames. For a
+        detector it tends to give a prior far wider than the weights: see ``auto_prior_precision``.
     per_layer: optimize one precision per layer, by the marginal likelihood.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=4))
-    >>> optimized = optimize_prior_precision(posterior)
+    >>> optimized = optimize_prior_precision(posterior, per_layer=True)
     >>> optimized.log_marginal_likelihood() >= posterior.log_marginal_likelihood()
     True
     """
@@ -45,22 +89,33 @@ def optimize_prior_precision(
         return posterior.with_prior(
             10 ** minimize(lambda x: score(posterior.with_prior(10**x)), *DECADES, steps=16)
         )
-    n = posterior.n_data
-
-    def best(names: list[str]) -> float:
-        blocks = [posterior.blocks[name] for name in names]
-        return float(
-            10
-            ** minimize(
-                lambda x: -sum(log_evidence(block, n, 10**x) for block in blocks),
-                *DECADES,
-                steps=48,
-            )
-        )
-
+    n, blocks = posterior.n_data, posterior.blocks
     if per_layer:
-        return posterior.with_prior({name: best([name]) for name in posterior.blocks})
-    return posterior.with_prior(best(list(posterior.blocks)))
+        return posterior.with_prior(
+            {name: _maximize_evidence([block], n) for name, block in blocks.items()}
+        )
+    return posterior.with_prior(_maximize_evidence(list(blocks.values()), n))
+
+
+def _maximize_evidence(blocks: Sequence[KroneckerBlock], n_data: float) -> float:
+    """Return the tau with ``tau |theta|^2 = gamma``, or an end of the interval without one.
+
+    There is one such tau, because gamma falls as tau rises.
+    """
+    square_norm = sum(block.square_norm for block in blocks)
+
+    def is_below(decade: float) -> bool:
+        tau = 10**decade
+        gamma = sum(determined_weights(block, n_data, tau) for block in blocks)
+        return gamma > tau * square_norm
+
+    low, high = DECADES
+    if not is_below(low) or is_below(high):
+        return float(10**high if is_below(high) else 10**low)
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return float(10 ** ((low + high) / 2))
 
 
 def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) -> Posterior:
@@ -80,12 +135,7 @@ def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) 
     """
     if not 0 < scale < float("inf"):
         raise BoxcovError(f"scale must be above 0 and finite, got {scale}")
-    check_fingerprint(posterior.fingerprint, detector, "weight_scaled")
-    weights = dict(detector.named_parameters())
-    squares = {
-        name: float(weights[block.layer.weight].detach().double().square().mean())
-        for name, block in posterior.blocks.items()
-    }
+    squares = _mean_squares(posterior, detector)
     empty = [name for name, square in squares.items() if square == 0]
     if empty:
         raise BoxcovError(
@@ -102,15 +152,18 @@ def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) 
         for name, block in posterior.blocks.items()
     }
     precisions = {name: 1 / (scale**2 * square) for name, square in squares.items()}
-    return replace(
-        posterior,
-        blocks=blocks,
-        prior_precision=precisions,
-        fisher="identity",
-        form="eigen",
-        calibration=None,
-        error=0.0,
-    )
+    control = replace(posterior, blocks=blocks, fisher="identity", error=0.0)
+    return control.with_prior(precisions)
+
+
+def _mean_squares(posterior: Posterior, detector: Detector) -> dict[str, float]:
+    """Return the mean square of each layer's weights, biases not included."""
+    check_fingerprint(posterior.fingerprint, detector, "the posterior")
+    weights = dict(detector.named_parameters(remove_duplicate=False))
+    return {
+        name: float(weights[block.layer.weight].detach().double().square().mean())
+        for name, block in posterior.blocks.items()
+    }
 
 
 def minimize(

@@ -185,7 +185,7 @@ class PosteriorPredictor(Predictor):
             "depth": posterior.depth,
             "form": posterior.form,
             "n_data": posterior.n_data,
-            "prior_precision": posterior.prior_precision,
+            "prior_precision": posterior.prior_summary,
             "fisher": posterior.fisher,
             "weights_sha256": posterior.fingerprint,
             **self._optional_settings(),

@@ -77,7 +77,7 @@ def test_exact_equals_one_backward_per_output_on_the_border(kind: str, depth: st
     detector = detector_of(config)
     detector.__class__ = Corners
     data = frames(config, 1)
-    posterior = boxcov.fit(detector, data, depth=depth)
+    posterior = boxcov.fit(detector, data, depth=depth, prior_precision=1.0)
     exact = boxcov.ExactGLM(detector, posterior, with_logit=True)(data[0][0])
     glm = boxcov.GLM(detector, posterior, with_logit=True)(data[0][0])
     assert len(exact) == 9 * 2
@@ -103,7 +103,7 @@ def test_the_vectorised_way_agrees_without_instances(kind: str):
     config = pillar_config() if kind == "pillar" else voxel_config()
     detector = detector_of(config)
     data = frames(config, 1)
-    posterior = boxcov.fit(detector, data)
+    posterior = boxcov.fit(detector, data, prior_precision=1.0)
     exact = boxcov.ExactGLM(detector, posterior)(data[0][0])
     detector.instances = lambda raw, selection, with_logit=False: None
     assert close(boxcov.ExactGLM(detector, posterior)(data[0][0]).covariance, exact.covariance)
@@ -115,7 +115,7 @@ def test_every_depth_can_be_fitted_and_sampled(config: Config):
     data = frames(config, 1)
     names = {}
     for depth in ("head", "neck", "backbone", "encoder"):
-        posterior = boxcov.fit(detector, data, depth=depth)
+        posterior = boxcov.fit(detector, data, depth=depth, prior_precision=1.0)
         names[depth] = set(posterior.blocks)
     assert names["head"] < names["neck"] < names["backbone"] < names["encoder"]
     weights = {n.removesuffix(".weight") for n, p in detector.named_parameters() if p.dim() > 1}
@@ -140,10 +140,18 @@ def test_drawn_targets(kind: str):
     detector = detector_of(config)
     inputs = frames(config, 2)
     posterior = boxcov.fit(
-        detector, [(clouds, None) for clouds, _ in inputs], depth="encoder", fisher="mc"
+        detector,
+        [(clouds, None) for clouds, _ in inputs],
+        depth="encoder",
+        prior_precision=1.0,
+        fisher="mc",
     )
     again = boxcov.fit(
-        detector, [(clouds, None) for clouds, _ in inputs], depth="encoder", fisher="mc"
+        detector,
+        [(clouds, None) for clouds, _ in inputs],
+        depth="encoder",
+        prior_precision=1.0,
+        fisher="mc",
     )
     assert posterior.loss == again.loss
     assert boxcov.MCGLM(detector, posterior)(inputs[0][0]).covariance.isfinite().all()
@@ -183,7 +191,9 @@ def test_clouds_with_next_to_nothing_in_them(config: Config, points: str):
     assert found.boxes.isfinite().all()
     empty = {"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long)}
     assert bool(detector.loss(raw, [empty]).isfinite().all())
-    posterior = boxcov.fit(detector, [*frames(config, 1), ([inputs], [empty])], depth="encoder")
+    posterior = boxcov.fit(
+        detector, [*frames(config, 1), ([inputs], [empty])], depth="encoder", prior_precision=1.0
+    )
     assert boxcov.MCGLM(detector, posterior, samples=2)([inputs]).covariance.isfinite().all()
 
 
@@ -192,7 +202,7 @@ def test_no_boxes_above_the_threshold():
     detector = detector_of(config)
     data = frames(config, 1)
     assert len(detector.detect(data[0][0])) == 0
-    posterior = boxcov.fit(detector, data)
+    posterior = boxcov.fit(detector, data, prior_precision=1.0)
     for model in (
         boxcov.MCGLM(detector, posterior),
         boxcov.GLM(detector, posterior),
@@ -236,4 +246,4 @@ def test_a_warning_if_every_velocity_is_unknown():
     targets = target(config)
     targets["boxes"][:, 7:] = torch.nan
     with pytest.warns(boxcov.BoxcovWarning, match="vel"):
-        boxcov.fit(detector_of(config), [([cloud(config)], [targets])])
+        boxcov.fit(detector_of(config), [([cloud(config)], [targets])], prior_precision=1.0)

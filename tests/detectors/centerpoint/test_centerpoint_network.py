@@ -72,7 +72,9 @@ def test_storage_of_the_factors(config, sizes, monkeypatch):
     small = replace(config, point_range=(-3.2, -3.2, -5.0, 3.2, 3.2, 3.0))
     detector = CenterPoint(small).eval()
     for depth, mib in sizes.items():
-        posterior = boxcov.fit(detector, [([cloud(small)], None)], depth=depth, fisher="identity")
+        posterior = boxcov.fit(
+            detector, [([cloud(small)], None)], depth=depth, prior_precision=1.0, fisher="identity"
+        )
         assert posterior.storage().factors / 2**20 == pytest.approx(mib, abs=0.02)
 
 
@@ -266,10 +268,10 @@ def test_chunks_of_patches_give_the_same_numbers_and_factors(monkeypatch):
     config = voxel_config()
     detector = detector_of(config)
     data = frames(config, 1)
-    whole = boxcov.fit(detector, data, depth=["encoder"])
+    whole = boxcov.fit(detector, data, depth=["encoder"], prior_precision=1.0)
     boxes = detector.detect(data[0][0]).boxes
     monkeypatch.setattr("boxcov.detectors.centerpoint.voxel_encoder._PATCH_ELEMENTS", 5000)
-    parts = boxcov.fit(detector, data, depth=["encoder"])
+    parts = boxcov.fit(detector, data, depth=["encoder"], prior_precision=1.0)
     torch.testing.assert_close(detector.detect(data[0][0]).boxes, boxes, rtol=1e-4, atol=1e-5)
     for name, block in whole.blocks.items():
         torch.testing.assert_close(

@@ -26,7 +26,7 @@ def test_own_files_round_trip(kind, tmp_path):
         before = detector.state_dict()[name]
         assert torch.equal(tensor, before.half().float() if before.dim() > 1 else before)
     centerpoint.save(again, path)  # half precision loses nothing twice
-    posterior = boxcov.fit(again, frames(config, 1))
+    posterior = boxcov.fit(again, frames(config, 1), prior_precision=1.0)
     assert (
         boxcov.ExactGLM(centerpoint.load(path), posterior)([cloud(config)])
         .covariance.isfinite()

@@ -33,7 +33,7 @@ def frames() -> list:
 
 @pytest.fixture(scope="module")
 def posterior(detector: TorchvisionDetector, frames: list) -> Posterior:
-    return fit(detector, frames, n_data=100)
+    return fit(detector, frames, n_data=100, prior_precision=1.0)
 
 
 def test_boxes_are_those_of_the_model_bit_for_bit(detector: TorchvisionDetector) -> None:
@@ -85,7 +85,7 @@ def test_boxes_and_the_model_stay_as_they_are(
         (m.training, sorted(m.__dict__), dict(m._forward_hooks)) for m in detector.modules()
     ]
     draws = torch.get_rng_state()
-    fit(detector, frames[:1])
+    fit(detector, frames[:1], prior_precision=1.0)
     for model in (
         MCGLM(detector, posterior, samples=4),
         GLM(detector, posterior),
@@ -112,7 +112,7 @@ def test_monte_carlo_agrees(detector: TorchvisionDetector, posterior: Posterior)
 
 
 def test_deeper_layers_are_exact_too(detector: TorchvisionDetector, frames: list) -> None:
-    posterior = fit(detector, frames, depth="backbone", n_data=100)
+    posterior = fit(detector, frames, depth="backbone", n_data=100, prior_precision=1.0)
     products = {n.removesuffix(".weight") for n, p in detector.named_parameters() if p.dim() > 1}
     assert set(posterior.blocks) == products
     found, expected = ExactGLM(detector, posterior)(images()), GLM(detector, posterior)(images())
@@ -124,7 +124,7 @@ def test_group_norm_in_a_head_leaves_no_crops(frames: list) -> None:
     x = images()
     raw = detector(x)
     assert detector.instances(raw, detector.select(raw)) is None
-    posterior = fit(detector, frames)
+    posterior = fit(detector, frames, prior_precision=1.0)
     assert (
         relative(
             ExactGLM(detector, posterior)(x).covariance, GLM(detector, posterior)(x).covariance
@@ -229,7 +229,9 @@ def test_a_threshold_above_the_model_s() -> None:
     assert 0 < len(found) < len(plain)
     assert torch.equal(found.boxes, plain.boxes[plain.scores > middle])
     empty = wrap(model, NAMES, threshold=1.0)
-    assert ExactGLM(empty, fit(empty, [(x, [objects(1)])]))(x).covariance.shape == (0, 4, 4)
+    assert ExactGLM(empty, fit(empty, [(x, [objects(1)])], prior_precision=1.0))(
+        x
+    ).covariance.shape == (0, 4, 4)
 
 
 def test_images_as_coco_has_them() -> None:

@@ -47,7 +47,7 @@ def frames() -> list:
 
 @pytest.fixture(scope="module")
 def posterior(detector: QueryDetector, frames: list) -> Posterior:
-    return fit(detector, frames, n_data=100)
+    return fit(detector, frames, n_data=100, prior_precision=1.0)
 
 
 def state(model: nn.Module) -> list[Any]:
@@ -145,7 +145,7 @@ def test_boxes_and_the_model_stay_as_they_are(
 ) -> None:
     before, x = state(detector), frames[0][0]
     plain = detector.detect(x)
-    fit(detector, frames[:1])
+    fit(detector, frames[:1], prior_precision=1.0)
     for model in (
         MCGLM(detector, posterior, samples=4),
         GLM(detector, posterior),
@@ -163,7 +163,7 @@ def test_boxes_and_the_model_stay_as_they_are(
 @pytest.mark.filterwarnings("ignore:the loss of .* frames has a zero gradient")
 def test_deeper_layers_are_exact_too(detector: QueryDetector, frames: list) -> None:
     depth = list(detector.parts())[-1]
-    posterior = fit(detector, frames[:2], depth=depth, n_data=100)
+    posterior = fit(detector, frames[:2], depth=depth, n_data=100, prior_precision=1.0)
     products = {
         n.removesuffix(".weight")
         for n, p in detector.named_parameters()
@@ -194,7 +194,7 @@ def test_an_error_names_fused_attention_in_forward_mode(
     frames: list,
 ) -> None:
     detector = made("detr")
-    posterior = fit(detector, frames, depth="neck", n_data=100)
+    posterior = fit(detector, frames, depth="neck", n_data=100, prior_precision=1.0)
     with pytest.raises(
         BoxcovError, match=r"cannot differentiate in forward mode .* attn_implementation='eager'"
     ):
@@ -206,7 +206,7 @@ def test_an_error_names_fused_attention_in_forward_mode(
 
 def test_finite_differences_that_cannot_be_checked_say_so(frames: list) -> None:
     detector = made("rt_detr")
-    posterior = fit(detector, frames, depth="neck", n_data=100)
+    posterior = fit(detector, frames, depth="neck", n_data=100, prior_precision=1.0)
     with pytest.warns(
         BoxcovWarning, match="the step could not be checked, as this detector uses an operation"
     ):
@@ -241,7 +241,7 @@ def test_the_derivative_goes_through_the_boxes_of_earlier_layers(layer: str) -> 
 def test_one_decoder_layer_and_one_query_twice() -> None:
     detector = wrap(rt_detr(layers=1), threshold=0.0)
     frames = [(pixels(), [objects(2)])]
-    posterior = fit(detector, frames)
+    posterior = fit(detector, frames, prior_precision=1.0)
     found, expected = ExactGLM(detector, posterior)(pixels()), GLM(detector, posterior)(pixels())
     selection = detector.select(detector(pixels()))
     assert len(selection.where[1].unique()) < len(selection)
@@ -255,7 +255,7 @@ def test_the_second_version_of_rt_detr(frames: list) -> None:
     raw = detector(x)
     assert torch.equal(raw["boxes"], out.pred_boxes)
     assert torch.equal(raw["logits"], out.logits)
-    posterior = fit(detector, frames)
+    posterior = fit(detector, frames, prior_precision=1.0)
     found, expected = ExactGLM(detector, posterior)(x), GLM(detector, posterior)(x)
     assert len(found) > 2
     assert relative(found.covariance, expected.covariance) < 1e-5
@@ -310,7 +310,7 @@ def test_losses_on_all_layers_of_the_decoder(frames: list) -> None:
     torch.testing.assert_close(
         detector.loss(detector(x), targets)[0], expected, rtol=1e-4, atol=1e-5
     )
-    more = fit(detector, frames, n_data=100)
+    more = fit(detector, frames, n_data=100, prior_precision=1.0)
     assert (
         relative(ExactGLM(detector, more)(x).covariance, GLM(detector, more)(x).covariance) < 1e-5
     )

@@ -30,7 +30,7 @@ def test_every_cell_on_its_crop_is_the_same_cell_on_the_map(changes: dict) -> No
 def test_exact_is_one_backward_pass_a_number(changes: dict) -> None:
     detector = small(**changes)
     frames = [(images(seed=i), [objects(12, seed=i)]) for i in range(3)]
-    posterior = fit(detector, frames, n_data=100)
+    posterior = fit(detector, frames, n_data=100, prior_precision=1.0)
     exact, slow = (
         ExactGLM(detector, posterior)(frames[0][0]),
         GLM(detector, posterior)(frames[0][0]),
@@ -42,7 +42,7 @@ def test_exact_is_one_backward_pass_a_number(changes: dict) -> None:
 def test_the_posterior_covers_depthwise_layers_of_all_parts() -> None:
     detector = small()
     frames = [(images(2, seed=i), [objects(3, seed=i), objects(1, seed=i + 9)]) for i in range(2)]
-    posterior = fit(detector, frames, depth="backbone")
+    posterior = fit(detector, frames, depth="backbone", prior_precision=1.0)
     convolutions = {
         name.removesuffix(".weight") for name, p in detector.named_parameters() if p.dim() == 4
     }
@@ -70,7 +70,13 @@ def test_parts_are_apart_and_complete() -> None:
 
 def test_a_fisher_without_labels() -> None:
     detector = small()
-    posterior = fit(detector, [(images(seed=i), None) for i in range(3)], fisher="mc", n_data=100)
+    posterior = fit(
+        detector,
+        [(images(seed=i), None) for i in range(3)],
+        prior_precision=1.0,
+        fisher="mc",
+        n_data=100,
+    )
     assert bool((ExactGLM(detector, posterior)(images()).uncertainty > 0).all())
 
 

@@ -26,7 +26,9 @@ def test_it_finds_things_and_boxes_are_unchanged_bit_for_bit(
     detector: YOLOX, tmp_path: Path
 ) -> None:
     frames = coco.frames(real("coco"), "val2017")[:6]
-    posterior = fit(detector, coco.frames(real("coco"), "train2017")[:4], n_data=206)
+    posterior = fit(
+        detector, coco.frames(real("coco"), "train2017")[:4], n_data=206, prior_precision=1.0
+    )
     head, deep = ExactGLM(detector, posterior), MCGLM(detector, posterior, samples=2)
     plain = [detector.detect(inputs) for inputs, _ in frames]
     assert sum(map(len, plain)) > 20

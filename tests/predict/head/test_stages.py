@@ -58,7 +58,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def posterior(data):
-    return boxcov.fit(chosen(1), data, n_data=1e6)
+    return boxcov.fit(chosen(1), data, n_data=1e6, prior_precision=1.0)
 
 
 def kinds_verified(model: ExactGLM) -> set[int]:
@@ -122,7 +122,7 @@ def test_forms_of_the_posterior(data, form: str) -> None:
     detector = chosen(12, dtype=torch.float64)
     inputs = [points.double() for points in data[0][0]]
     labelled = [([points.double()], targets) for (points,), targets in data]
-    posterior = boxcov.fit(detector, labelled, n_data=1e4)
+    posterior = boxcov.fit(detector, labelled, n_data=1e4, prior_precision=1.0)
     posterior = {
         "eigen": lambda: posterior,
         "tau of each layer": lambda: posterior.with_prior(
@@ -132,11 +132,16 @@ def test_forms_of_the_posterior(data, form: str) -> None:
         "paper": lambda: posterior.paper(jitter=1e-2),
         "corrected": lambda: apply_ekfac(posterior, detector, labelled),
         "gradient": lambda: boxcov.fit(
-            detector, labelled, options=boxcov.FitOptions(locations="gradient"), n_data=1e4
+            detector,
+            labelled,
+            prior_precision=1.0,
+            options=boxcov.FitOptions(locations="gradient"),
+            n_data=1e4,
         ),
         "gradient, corrected": lambda: boxcov.fit(
             detector,
             labelled,
+            prior_precision=1.0,
             options=boxcov.FitOptions(locations="gradient", ekfac=True),
             n_data=1e4,
         ),
@@ -157,7 +162,7 @@ def test_forms_of_the_posterior(data, form: str) -> None:
 )
 def test_posteriors_of_part_of_the_head_and_of_more(data, depth) -> None:
     detector = chosen(12)
-    posterior = boxcov.fit(detector, data, depth=depth, n_data=1e4)
+    posterior = boxcov.fit(detector, data, depth=depth, n_data=1e4, prior_precision=1.0)
     model = ExactGLM(detector, posterior)
     model(data[0][0])
     assert (
@@ -228,7 +233,7 @@ def test_derivatives_along_directions(posterior, data, count: int) -> None:
 def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> None:
     """Head by stages, layers below by tangents: the first and later frames agree."""
     detector = chosen(count)
-    model = MCGLM(detector, boxcov.fit(detector, data, depth=depth), samples=4)
+    model = MCGLM(detector, boxcov.fit(detector, data, depth=depth, prior_precision=1.0), samples=4)
     first, found = model(data[0][0]), model(data[0][0])
     assert model.router._has_below
     assert model.router.tangents_check.state is State.VERIFIED
@@ -239,7 +244,7 @@ def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> N
 
 def test_exact_head_and_sampled_rest(data) -> None:
     detector = chosen(20)
-    posterior = boxcov.fit(detector, data, depth="backbone")
+    posterior = boxcov.fit(detector, data, depth="backbone", prior_precision=1.0)
     model = ExactGLM(detector, posterior, samples=6)
     first, found = model(data[0][0]), model(data[0][0])
     assert model.router.tangents_check.state is State.VERIFIED
@@ -255,7 +260,7 @@ def test_exact_head_and_sampled_rest(data) -> None:
 
 def test_bfloat16_tangents_are_close(data) -> None:
     detector = chosen(20)
-    posterior = boxcov.fit(detector, data, depth="backbone")
+    posterior = boxcov.fit(detector, data, depth="backbone", prior_precision=1.0)
     exact, half = (
         MCGLM(detector, posterior, samples=8, engine=EngineOptions(precision=precision))(data[0][0])
         for precision in ("float32", "half")

@@ -49,7 +49,7 @@ class OwnInstances(NoNorm):
 def test_wrong_stages_are_refused(tiny, train_frames, kind, message: str) -> None:
     wrong = kind()
     wrong.load_state_dict(tiny.state_dict())
-    posterior = boxcov.fit(wrong.eval(), train_frames[:4])
+    posterior = boxcov.fit(wrong.eval(), train_frames[:4], prior_precision=1.0)
     with pytest.raises(BoxcovError, match=message):
         ExactGLM(wrong, posterior)(train_frames[0][0])
 
@@ -57,7 +57,7 @@ def test_wrong_stages_are_refused(tiny, train_frames, kind, message: str) -> Non
 def test_a_strided_head_falls_back_to_instances(tiny, train_frames) -> None:
     odd = Strided()
     odd.load_state_dict(tiny.state_dict())
-    posterior = boxcov.fit(odd.eval(), train_frames[:4])
+    posterior = boxcov.fit(odd.eval(), train_frames[:4], prior_precision=1.0)
     found = ExactGLM(odd, posterior)(train_frames[0][0])
     assert (
         relative(found.covariance, ExactGLM(tiny, posterior)(train_frames[0][0]).covariance) < 1e-5
@@ -68,4 +68,8 @@ def test_an_unknown_precision_is_refused(tiny, train_frames) -> None:
     with pytest.raises(
         BoxcovError, match="precision must be one of float32, tf32, half, got 'double'"
     ):
-        ExactGLM(tiny, boxcov.fit(tiny, train_frames[:2]), engine=EngineOptions(precision="double"))
+        ExactGLM(
+            tiny,
+            boxcov.fit(tiny, train_frames[:2], prior_precision=1.0),
+            engine=EngineOptions(precision="double"),
+        )

@@ -47,8 +47,12 @@ class FitCommand:
         METHOD,
         "head, neck (neck and head), backbone (all three), or module names, comma-separated.",
     )
-    prior_precision: float = option(
-        1.0, METHOD, "Prior precision tau of (n F + tau I)^-1.", min=0.0
+    prior_precision: float | Literal["auto"] = option(
+        "auto",
+        METHOD,
+        "Prior precision tau of (n F + tau I)^-1; auto: one per layer, from the marginal "
+        "likelihood or the RMS of the weights.",
+        metavar="auto|NUMBER",
     )
     n_data: float | None = option(
         None,
@@ -94,6 +98,9 @@ class FitCommand:
     resume: bool = resume_option()
 
     def __post_init__(self) -> None:
+        tau = self.prior_precision
+        if tau != "auto" and not 0 <= tau < float("inf"):
+            raise BoxcovError(f"--prior-precision must be at least 0 and finite, got {tau}")
         if self.compress is None:
             return
         if not 0 < self.compress < 1:
