@@ -3,6 +3,10 @@
 The lists go to docs/concepts/architecture.md, between ``<!-- walks -->`` and ``<!-- end -->``. A
 file counts as entered when one of its functions runs; imports and class bodies do not count. The
 code of detectors and data sets is left out: it differs from detector to detector.
+
+A file is re-entered when another file calls back into it before the file's own call has returned:
+A calls B, B calls A. Each function that is called back counts once, however often that happens. A
+reader who follows the calls has to turn back so many times.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -24,18 +28,30 @@ START, END = "<!-- walks -->", "<!-- end -->"
 LEFT_OUT = ("data/", "detectors/", "__init__.py")
 
 
-def files_entered(call: Callable[[], Any]) -> list[str]:
-    """Return the files of boxcov whose functions ``call`` runs, in order of first entry."""
+def files_entered(call: Callable[[], Any]) -> dict[str, int]:
+    """Return the files of boxcov whose functions ``call`` runs, in order of first entry.
+
+    The values say how often each is re-entered.
+    """
     import boxcov
 
     package = str(Path(boxcov.__file__).parent) + "/"
-    entered: dict[str, None] = {}
+    entered: dict[str, int] = {}
+    seen: set[CodeType] = set()
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        is_function = code.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or class
-        if event == "call" and is_function and code.co_filename.startswith(package):
-            entered.setdefault(code.co_filename.removeprefix(package))
+        # neither the body of a module or class, nor a lambda or comprehension
+        is_function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")
+        if event != "call" or not is_function or code in seen:
+            return
+        path = code.co_filename.removeprefix(package)
+        if path == code.co_filename or path.startswith(LEFT_OUT):
+            return
+        seen.add(code)
+        waiting = _files_on_stack(frame, package)
+        calls_back = bool(waiting) and waiting[0] != path and path in waiting
+        entered[path] = entered.get(path, 0) + calls_back
 
     threading.setprofile(profile)
     sys.setprofile(profile)
@@ -44,10 +60,22 @@ def files_entered(call: Callable[[], Any]) -> list[str]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
-    return [path for path in entered if not path.startswith(LEFT_OUT)]
+    return entered
 
 
-def measure() -> dict[str, list[str]]:
+def _files_on_stack(frame: FrameType, package: str) -> list[str]:
+    """Return the files of the functions that wait for ``frame``, the caller first."""
+    found = []
+    caller = frame.f_back
+    while caller is not None:
+        path = caller.f_code.co_filename
+        if path.startswith(package) and not path.removeprefix(package).startswith(LEFT_OUT):
+            found.append(path.removeprefix(package))
+        caller = caller.f_back
+    return found
+
+
+def measure() -> dict[str, dict[str, int]]:
     """Return the walks of fit, exact prediction, evaluate and calibrate, by the call."""
     import boxcov
     from boxcov.error_model.fit import fit_calibration
@@ -59,7 +87,7 @@ def measure() -> dict[str, list[str]]:
     items = [frames[k] for k in range(8)]
     results: list[Any] = []
 
-    def walk(call: Callable[[], Any]) -> list[str]:
+    def walk(call: Callable[[], Any]) -> dict[str, int]:
         return files_entered(lambda: results.append(call()))
 
     walks = {}
@@ -107,15 +135,16 @@ def _arguments(found: Sequence[Any], items: Sequence[Any]) -> list[Any]:
     ]
 
 
-def markdown(walks: Mapping[str, Sequence[str]]) -> str:
+def markdown(walks: Mapping[str, Mapping[str, int]]) -> str:
     """Return one section per walk: the files, grouped where neighbours share a folder."""
     sections = []
-    for call, paths in walks.items():
-        lines = [f"**`{call}`**: {len(paths)} files", "", "```text"]
+    for call, walk in walks.items():
+        lines = [f"**`{call}`**: {len(walk)} files", "", "```text"]
         folder = None
-        for path in paths:
+        for path, again in walk.items():
             parent, _, name = path.rpartition("/")
-            lines.append(f"{parent or '.':<22}{name}" if parent != folder else " " * 22 + name)
+            shown = f"{name:<24}re-entered {again}" if again else name
+            lines.append(f"{parent or '.' if parent != folder else '':<22}{shown}")
             folder = parent
         sections.append("\n".join([*lines, "```"]))
     return "\n\n".join(sections)
@@ -128,8 +157,8 @@ def main() -> None:
     text = PAGE.read_text()
     start, end = text.index(START) + len(START), text.index(END)
     PAGE.write_text(f"{text[:start]}\n\n{markdown(walks)}\n\n{text[end:]}")
-    for call, paths in walks.items():
-        print(f"{len(paths):3} files  {call}")
+    for call, walk in walks.items():
+        print(f"{len(walk):3} files, re-entered at most {max(walk.values())} times  {call}")
 
 
 if __name__ == "__main__":

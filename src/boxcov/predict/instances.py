@@ -199,7 +199,7 @@ class InstancesCheck(Verification):
         with torch.enable_grad():
             theta = {name: w.requires_grad_() for name, w in linearized.theta().items()}
             on_call = linearized.substitute(theta)
-            raw, decoded = linearized.run(point.inputs, on_call, lambda raw: (raw, point.z_of(raw)))
+            raw, decoded = point.raw_and_z_by(on_call)
             behind = [_weights_behind(tensor, theta) for tensor in _float_tensors(raw)]
             self._upstream[point.logits is not None] = behind
             own = with_leaves(replace(point, raw=raw))

@@ -102,12 +102,7 @@ class LinearizedDetector:
     ) -> Any:
         """``then(raw)`` of another pass: the trunk is replayed, ``on_call`` computes each use of a
         posterior weight."""
-
-        def run(name: str, call: LayerCall) -> Tensor:
-            self.trunk.over()
-            return on_call(name, call)
-
-        with self.trunk.replaying(), LayerCallMode(self.names, run):
+        with self.trunk.replaying(), self._observer(on_call):
             return then(self._forward(inputs, tangents))
 
     def substitute(self, weights: Weights) -> OnCall:
@@ -127,13 +122,18 @@ class LinearizedDetector:
         with nullcontext() if tangents is None else tangents:
             return self.shadow(fresh(inputs))
 
-    def _recorded(self, inputs: Any, tangents: Tangents | None) -> Any:
+    def _observer(self, on_call: OnCall) -> LayerCallMode:
+        """``on_call`` computes each use of a posterior weight, which ends the trunk."""
+
         def run(name: str, call: LayerCall) -> Tensor:
             self.trunk.over()
-            return call()
+            return on_call(name, call)
 
+        return LayerCallMode(self.names, run)
+
+    def _recorded(self, inputs: Any, tangents: Tangents | None) -> Any:
         buffers = [] if self._buffers_checked else versions(list(self.shadow.buffers()))
-        observer = LayerCallMode(self.names, run) if self._is_observable else nullcontext()
+        observer = self._observer(lambda _, call: call()) if self._is_observable else nullcontext()
         with self.trunk.recording(), observer:
             raw = self._forward(inputs, tangents)
         check_buffers(buffers)
@@ -193,8 +193,14 @@ class LinearizationPoint:
 
     def z_by(self, on_call: OnCall) -> Tensor:
         """z of the same instances where ``on_call`` computes each use of a weight."""
-        z: Tensor = self.linearized.run(self.inputs, on_call, self.z_of)
-        return z
+        return self.raw_and_z_by(on_call)[1]
+
+    def raw_and_z_by(self, on_call: OnCall) -> tuple[Any, Tensor]:
+        """The raw outputs and z where ``on_call`` computes each use of a weight."""
+        found: tuple[Any, Tensor] = self.linearized.run(
+            self.inputs, on_call, lambda raw: (raw, self.z_of(raw))
+        )
+        return found
 
     def difference(self, z: Tensor) -> Tensor:
         """``z`` minus the plain z, the short way in fields that wrap."""
