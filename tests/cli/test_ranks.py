@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from boxcov import BoxcovError, Detections
 from boxcov.pipeline import predict as prediction
@@ -19,6 +20,15 @@ from helpers.forked import forked
 from helpers.kills import undated
 
 RAIN = DataOptions("simulated:rain", "val", 7, 0, 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """One thread, as in the ranks: files are compared bit for bit, and threads change sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
