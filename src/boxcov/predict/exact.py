@@ -241,33 +241,29 @@ def autograd_covariance(point: LinearizationPoint, posterior: Posterior) -> tupl
         step = max(1, int(MEMORY // (size * D)))
         covariances, last_rows = [], []
         for start in range(0, m, step):
-            stop = min(start + step, m)
-            gradients = _gradients(z[:, :D], start, stop, weights)
+            part = z[start : start + step]
+            gradients = _gradients(part[:, :D], weights)
             covariances.append(posterior.quadratic(gradients))
             if z.shape[1] == D:
                 last_rows.append(covariances[-1][:, -1])
                 continue
-            of_logit = _gradients(z[:, D:], start, stop, weights)
+            of_logit = _gradients(part[:, D:], weights)
             joint = {name: torch.cat([g, of_logit[name]], 1) for name, g in gradients.items()}
             last_rows.append(posterior.quadratic(joint)[:, -1])
     return torch.cat(covariances), torch.cat(last_rows)
 
 
-def _gradients(z: Tensor, start: int, stop: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients (c, D, *shape) of the numbers of boxes ``start`` to ``stop``."""
-    m, D = z.shape
-    seeds = z.new_zeros(stop - start, D, m, D)
-    boxes, fields = torch.arange(stop - start, device=z.device), torch.arange(D, device=z.device)
-    seeds[boxes[:, None], fields, boxes[:, None] + start, fields] = 1
+def _gradients(z: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients (c, D, *shape) of numbers z (c, D)."""
+    c, D = z.shape
+    seeds = torch.eye(c * D, dtype=z.dtype, device=z.device).view(-1, c, D)
     gradients = torch.autograd.grad(
-        *(z, list(weights.values()), seeds.flatten(0, 1)),
+        *(z, list(weights.values()), seeds),
         retain_graph=True,
         is_grads_batched=True,
         allow_unused=True,
     )
     return {
-        name: at_least_float32(
-            w.new_zeros(stop - start, D, *w.shape) if g is None else g.unflatten(0, (-1, D))
-        )
+        name: at_least_float32(w.new_zeros(c, D, *w.shape) if g is None else g.unflatten(0, (c, D)))
         for (name, w), g in zip(weights.items(), gradients)
     }

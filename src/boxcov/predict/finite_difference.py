@@ -18,15 +18,10 @@ _STEP_TOLERANCE = 0.05
 
 def finite_differences(point: LinearizationPoint, etas: Weights, epsilon: float) -> Tensor:
     """(z(theta + epsilon eta) - z(theta)) / epsilon (m, D, k), one pass per direction."""
-    theta = point.linearized.theta()
-    count = len(next(iter(etas.values())))
     columns = []
-    for i in range(count):
-        weights = {
-            name: theta[name] + (epsilon * eta[i]).to(theta[name].dtype)
-            for name, eta in etas.items()
-        }
-        columns.append(at_least_float32(point.difference(point.z_at(weights))) / epsilon)
+    for number in range(len(next(iter(etas.values())))):
+        z = point.z_at(point.linearized.moved(etas, number, epsilon))
+        columns.append(at_least_float32(point.difference(z)) / epsilon)
     return torch.stack(columns, 2)
 
 

@@ -75,14 +75,12 @@ class GLM(PosteriorPredictor):
 
 def _gradients(box: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Gradients (D, *shape) of the numbers of one box, one backward pass each."""
-    rows = []
-    for number in box:
-        grads = torch.autograd.grad(
-            number, list(weights.values()), retain_graph=True, allow_unused=True
+    own = list(weights.values())
+    rows = [
+        torch.autograd.grad(
+            number, own, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        rows.append(
-            [torch.zeros_like(w) if g is None else g for g, w in zip(grads, weights.values())]
-        )
-    return {
-        name: at_least_float32(torch.stack(column)) for name, column in zip(weights, zip(*rows))
-    }
+        for number in box
+    ]
+    columns = zip(weights, zip(*rows))
+    return {name: at_least_float32(torch.stack(column)) for name, column in columns}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from boxcov._torch.inputs import fresh
 from boxcov._torch.layers import LayerCall, LayerCallMode
@@ -117,6 +117,14 @@ class LinearizedDetector:
     def theta(self) -> dict[str, Tensor]:
         """The trained weights, detached."""
         return {name: p.detach() for name, p in self.weights.items()}
+
+    def moved(self, etas: Weights, number: int, step: float = 1.0) -> dict[str, Tensor]:
+        """The trained weights plus ``step`` times one of the directions (k, *shape)."""
+        theta = self.theta()
+        return {
+            name: theta[name] + (step * eta[number]).to(theta[name].dtype)
+            for name, eta in etas.items()
+        }
 
     def _forward(self, inputs: Any, tangents: Tangents | None) -> Any:
         with nullcontext() if tangents is None else tangents:
@@ -327,9 +335,5 @@ class Trunk:
 
     def _copied(self, key: int, out: Any) -> Any:
         """``out`` in new containers; tensors are cloned only if their readers change them."""
-        return tree_map(
-            lambda leaf: (
-                leaf.clone() if key in self._changed and isinstance(leaf, Tensor) else leaf
-            ),
-            out,
-        )
+        own = (lambda leaf: leaf.clone()) if key in self._changed else (lambda leaf: leaf)
+        return tree_map_only(Tensor, own, out)

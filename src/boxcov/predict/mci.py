@@ -29,12 +29,7 @@ from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.jvp import PosteriorSamples
 from boxcov.predict.instances import InstancesCheck, instance_groups, leaves_read, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, OnCall
-from boxcov.predict.predictor import (
-    Predictor,
-    calibration_of,
-    check_samples,
-    logit_fields,
-)
+from boxcov.predict.predictor import Predictor, calibration_of, check_samples, logit_fields
 from boxcov.predict.route import EngineOptions, Router, State
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
@@ -82,10 +77,17 @@ class MCI(Predictor):
         with_logit: bool = False,
     ) -> None:
         check_samples(samples)
+        calibration = None
         if posterior is not None:
             check_finite_weights(detector)
             check_fingerprint(posterior.fingerprint, detector, "posterior")
             names = posterior.parameters
+            calibration = calibration_of(posterior, detector) if calibrated else None
+        elif calibrated:
+            raise BoxcovError(
+                "calibrated=True needs a posterior with a calibration, "
+                "which MC dropout does not have"
+            )
         elif dropout is None:
             names = []
         elif 0 < dropout < 1:
@@ -95,39 +97,24 @@ class MCI(Predictor):
                 f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own "
                 "dropout layers"
             )
-        if calibrated and posterior is None:
-            raise BoxcovError(
-                "calibrated=True needs a posterior with a calibration, which MC dropout does not "
-                "have"
-            )
-        super().__init__(
-            detector,
-            names,
-            calibration_of(posterior, detector) if posterior is not None and calibrated else None,
-            with_logit,
-        )
+        super().__init__(detector, names, calibration, with_logit)
         self.posterior = None if posterior is None else posterior.to(self.device)
         self.dropout, self.samples, self.seed = dropout, samples, seed
         self._generator = torch.Generator(self.device)
-        self._samples = (
-            None if self.posterior is None else PosteriorSamples(self.posterior, samples, seed)
-        )
+        self._samples: PosteriorSamples | None = None
+        if self.posterior is not None:
+            self._samples = PosteriorSamples(self.posterior, samples, seed)
         self.router = self.build_router()
 
     def build_router(self) -> MCIRouter:
         return MCIRouter(self.linearize(), self.engine)
 
     def settings(self) -> dict[str, Any]:
-        own = {
-            "method": self.method,
-            "samples": self.samples,
-            "seed": self.seed,
-            **self._optional_settings(),
-        }
-        if self.posterior is None:
-            return {**own, "dropout": self.dropout, "weights_sha256": self._fingerprint}
-        about = {"depth": self.posterior.depth, "weights_sha256": self.posterior.fingerprint}
-        return {**own, **about}
+        own = {"method": self.method, "samples": self.samples, "seed": self.seed}
+        source: dict[str, Any] = {"dropout": self.dropout}
+        if self.posterior is not None:
+            source = {"depth": self.posterior.depth}
+        return {**own, **self._optional_settings(), **source, "weights_sha256": self._fingerprint}
 
     def predict(self, point: LinearizationPoint) -> Detections:
         has_own_dropout = self.posterior is None and self.dropout is None
@@ -176,13 +163,7 @@ class MCI(Predictor):
 
     def _perturb(self, number: int) -> OnCall:
         assert self._samples is not None
-        theta = self.linearized.theta()
-        return self.linearized.substitute(
-            {
-                name: theta[name] + eta[number].to(theta[name].dtype)
-                for name, eta in self._samples.etas.items()
-            }
-        )
+        return self.linearized.substitute(self.linearized.moved(self._samples.etas, number))
 
     def _sample_own_dropout(self, point: LinearizationPoint, number: int) -> Tensor:
         with _ActiveDropout(self._generator) as active:
@@ -250,6 +231,5 @@ class _ActiveDropout(TorchFunctionMode):
         if func is F.dropout:
             return drop(x, rate, self.generator)
         spatial = _DROPOUTS.index(func)  # drops whole channels
-        return x * drop(
-            x.new_ones(*x.shape[: x.dim() - spatial], *[1] * spatial), rate, self.generator
-        )
+        whole = x.new_ones(*x.shape[: x.dim() - spatial], *[1] * spatial)
+        return x * drop(whole, rate, self.generator)

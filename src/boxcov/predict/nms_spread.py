@@ -51,10 +51,8 @@ class NMSSpread(Predictor):
             )
         removed = (found.removed_by >= 0).nonzero()[:, 0]
         by = found.removed_by[removed]  # (c,)
-        boxes, plain = (
-            at_least_float32(detector.decode(point.raw, found)),
-            at_least_float32(point.boxes),
-        )
+        boxes = at_least_float32(detector.decode(point.raw, found))
+        plain = at_least_float32(point.boxes)
         delta = short_way(boxes[removed] - plain[by], detector)  # (c, D)
         weights = at_least_float32(found.scores[removed])
         total = plain.new_zeros(len(plain)).index_add(0, by, weights)  # (m,)
