@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
+from torch import Tensor
+
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
+from boxcov.predict.finite_difference import check_step, finite_differences
 from boxcov.predict.forward_mode.jvp import PosteriorSamples
 from boxcov.predict.linearize import LinearizationPoint
-from boxcov.predict.mcglm_route import DifferenceRouter, DirectionRouter
+from boxcov.predict.mcglm_route import DirectionRouter
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields
-from boxcov.predict.route import EngineOptions
+from boxcov.predict.route import EngineOptions, Router
 
 Derivative = Literal["jvp", "fd"]
 
@@ -43,7 +46,7 @@ class MCGLM(PosteriorPredictor):
     """
 
     method = "mcglm"
-    router: DirectionRouter | DifferenceRouter
+    router: DirectionRouter | Router  # of finite differences
 
     def __init__(
         self,
@@ -72,9 +75,9 @@ class MCGLM(PosteriorPredictor):
         self._samples = PosteriorSamples(self.posterior, samples, seed, fresh)
         self.router = self.build_router()
 
-    def build_router(self) -> DirectionRouter | DifferenceRouter:
+    def build_router(self) -> DirectionRouter | Router:
         if self.derivative == "fd":
-            return DifferenceRouter(self.linearize(), self.engine, self._samples, self.epsilon)
+            return super().build_router()
         return DirectionRouter(
             self.linearize(), self.posterior, self.engine, self._samples, self.with_logit
         )
@@ -91,7 +94,11 @@ class MCGLM(PosteriorPredictor):
         return {**super().settings(), **own}
 
     def predict(self, point: LinearizationPoint) -> Detections:
-        boxes, A = self.router.derivatives(point)
+        if isinstance(self.router, DirectionRouter):
+            boxes, A = self.router.derivatives(point)
+        else:
+            A = self._differences(point)
+            boxes = A[:, : point.boxes.shape[1]].contiguous()
         factor = (boxes - boxes.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5
         row = sample_covariance(A)[:, -1] if self.with_logit else None
         return point.detections(
@@ -100,3 +107,12 @@ class MCGLM(PosteriorPredictor):
             meta=self.settings(),
             **logit_fields(row),
         )
+
+    def _differences(self, point: LinearizationPoint) -> Tensor:
+        """J eta of z (m, D, k), one pass per direction; the step is checked on the first boxes."""
+        self._samples.next_frame()
+        A = finite_differences(point, self._samples.etas, self.epsilon)
+        if self.router.route is None:
+            self.router.settle("finite differences", "finite differences")
+            check_step(point, self._samples.etas, self.epsilon, A)
+        return A

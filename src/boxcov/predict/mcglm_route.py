@@ -10,13 +10,12 @@ from torch import Tensor
 
 from boxcov._torch.precision import matrix_precision
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.finite_difference import check_step, finite_differences
 from boxcov.predict.forward_mode.jvp import PosteriorSamples, directional_derivatives
 from boxcov.predict.forward_mode.propagation import check_decode
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.route import EngineOptions, Route, Router, State, TangentRouter
+from boxcov.predict.route import EngineOptions, Route, State, TangentRouter
 
 
 class DirectionRouter(TangentRouter):
@@ -157,30 +156,3 @@ class DirectionRouter(TangentRouter):
         """Directions of the weights that the stages do not account for."""
         own = self.staged_head.parameters
         return {name: eta for name, eta in self.samples.etas.items() if name not in own}
-
-
-class DifferenceRouter(Router):
-    """The route of ``MCGLM(derivative="fd")``: one pass of the network per direction."""
-
-    def __init__(
-        self,
-        linearized: LinearizedDetector,
-        options: EngineOptions,
-        samples: PosteriorSamples,
-        epsilon: float,
-    ) -> None:
-        super().__init__(linearized, options)
-        self.samples, self.epsilon = samples, epsilon
-
-    def plain_pass(self, inputs: Any) -> LinearizationPoint:
-        self.samples.next_frame()
-        return super().plain_pass(inputs)
-
-    def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:
-        """J eta of the boxes (m, D, k) and of z; the step is checked on the first boxes."""
-        etas = self.samples.etas
-        A = finite_differences(point, etas, self.epsilon)
-        if self.route is None:
-            self.settle("finite differences", "finite differences")
-            check_step(point, etas, self.epsilon, A)
-        return A[:, : point.boxes.shape[1]].contiguous(), A
