@@ -21,7 +21,7 @@ from boxcov._torch.inputs import move, ready
 from boxcov.data import batched, simulated
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.subset import select_parameters
+from boxcov.kfac.options import select_parameters
 
 WARM_UP = 3
 

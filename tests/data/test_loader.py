@@ -17,7 +17,7 @@ from boxcov import BoxcovError, Checkpoint, FitOptions, fit
 from boxcov.data import batched, loaded, shapes
 from boxcov.data.loader import load_items
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.kfac.items import hash_item
+from boxcov.kfac.checkpoint import hash_item
 
 
 class Drawn:

@@ -44,8 +44,8 @@ FITS = [
     Mutant(
         "the second pass is kept",
         FIT,
-        "Checkpointer(second_checkpoint, ",
-        "Checkpointer(None, ",
+        "self._checkpoints[number] = each",
+        "self._checkpoints[0] = first",
         f"{CHECKPOINT}test_an_interrupted_second_pass_resumes[8]",
     ),
     Mutant(

@@ -18,7 +18,7 @@ from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named
 from boxcov.errors import join_names
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.subset import select_parameters
+from boxcov.kfac.options import select_parameters
 from boxcov.posterior.kronecker_block import Layer
 
 _MIB = 2**20

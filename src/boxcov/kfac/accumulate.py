@@ -25,8 +25,16 @@ from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode, columns, ro
 from boxcov._torch.modules import check_buffers, versions
 from boxcov._torch.precision import at_least_float32
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
-from boxcov.kfac.batched_factors import InputFactors, Term, add_terms, output_terms
-from boxcov.kfac.factors import FactorSums, check_count, pack_sums, unpack_sums
+from boxcov.kfac.factors import (
+    FactorSums,
+    InputFactors,
+    Term,
+    add_terms,
+    check_count,
+    output_terms,
+    pack_sums,
+    unpack_sums,
+)
 from boxcov.kfac.input_gram import weighted_gram
 from boxcov.kfac.losses import FrameLosses
 from boxcov.posterior.kronecker_block import Layer
@@ -77,6 +85,10 @@ class Accumulator:
             (sums.layer, *sums.factors(self.frames, self.by_gradient))
             for sums in self.sums.values()
         ]
+
+    def identity_factors(self) -> list[tuple[Layer, Tensor, Tensor]]:
+        """Return the layers with identity matrices in place of Q and H."""
+        return [(sums.layer, *sums.identity()) for sums in self.sums.values()]
 
     def find_layers(self, inputs: Any) -> None:
         """Find the layers by a forward pass without a loss."""

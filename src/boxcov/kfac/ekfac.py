@@ -12,7 +12,7 @@ norm, of all matrices that are diagonal in it. Small layers can keep their full 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -30,7 +30,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.factors import check_count, read_sum
 from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.options import FitOptions
+from boxcov.kfac.options import FitOptions, check_layer_names
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
 from boxcov.posterior.posterior import Posterior
 
@@ -259,24 +259,6 @@ def _check_finite(gradients: list[dict[str, Tensor]], batch: int) -> None:
         raise NotFiniteFrameError(
             f"batch {batch} gives a NaN or infinite gradient at {join_names(bad)}, "
             "though its loss is finite"
-        )
-
-
-def check_layer_names(full_layers: str | Sequence[str], known: Iterable[str]) -> None:
-    """Raise if ``full_layers`` is neither "last" nor a list of ``known`` layers."""
-    if full_layers == "last":
-        return
-    if isinstance(full_layers, str):
-        raise BoxcovError(
-            f"full_layers must be 'last' or a list of layer names, got the string "
-            f"{full_layers!r}: write full_layers=[{full_layers!r}]"
-        )
-    known = list(known)
-    unknown = [name for name in full_layers if name not in known]
-    if unknown:
-        raise BoxcovError(
-            f"full_layers names {join_names(unknown)}, which the posterior does not have: "
-            f"it has {join_names(known)}"
         )
 
 

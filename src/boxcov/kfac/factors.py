@@ -1,4 +1,4 @@
-"""The Kronecker factors of one layer, from sums over all frames.
+"""The Kronecker factors of the layers: sums over all frames, and the terms that a batch adds.
 
     Q = mean over frames and locations of a a^T                (n_in, n_in)
     H = mean over frames of the sum over locations of d d^T    (n_out, n_out)
@@ -9,19 +9,31 @@ factor T. With ``locations="gradient"`` each location has the weight |d|^2,
     Q = (sum of |d|^2 a a^T) / (sum of |d|^2),
 
 so that ``tr Q tr H`` is exactly the mean over frames of the sum over locations of |a|^2 |d|^2.
+
+    term of Q: sum over locations of a a^T    (G, n_in, n_in)
+    term of H: sum over locations of d d^T    (G, n_out, n_out)
+
+A detector's head has dozens of layers of few shapes, and a GPU needs less time for one of their
+products than for its launch. So inputs of equal shape are collected until the pass is over and
+become the groups of one product, and so do gradients. A CPU gains nothing from this and computes
+each product at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.layers import to_matrix
+from boxcov._torch.layers import Geometry, LayerCall, gram, to_matrix
+from boxcov._torch.precision import at_least_float32, full_precision
+from boxcov.kfac.input_gram import input_grams, memory_of
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
+
+MAX_BYTES = 256 * 2**20  # of inputs, or of gradients, in one batched product
 
 
 @dataclass
@@ -80,6 +92,155 @@ def kronecker_blocks(
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Layers that read the same tensor have bitwise equal Q."""
     return one.shape == other.shape and torch.equal(one, other)
+
+
+# terms of one batch
+
+
+@dataclass(frozen=True)
+class Term:
+    """What one layer call adds to a sum, and its total, which is finite only if the term is."""
+
+    value: Tensor  # (G, n, n)
+    total: Tensor  # () float64
+
+    @staticmethod
+    def of(value: Tensor) -> Term:
+        return Term(value, value.sum(dtype=torch.float64))
+
+    @staticmethod
+    def unbind(values: Tensor) -> list[Term]:
+        """Return the terms of several calls (n, G, k, k), in float64 like the sums."""
+        values = values.double()
+        return [Term(*pair) for pair in zip(values.unbind(), values.sum((1, 2, 3)).unbind())]
+
+
+@dataclass(frozen=True)
+class _InputKind:
+    """Inputs of equal kind can be the groups of one product."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    geometry: Geometry
+    has_bias: bool
+
+
+@dataclass(frozen=True)
+class _PendingInput:
+    number: int
+    call: LayerCall
+    version: int  # of the input when it was added
+
+    @property
+    def was_changed(self) -> bool:
+        return self.call.x._version != self.version
+
+
+class InputFactors:
+    """The terms of Q of one pass; layers that read the same tensor share one term.
+
+    >>> from boxcov._torch.layers import parse
+    >>> linear = torch.nn.functional.linear
+    >>> calls = [parse(linear, (torch.randn(5, 3), torch.randn(2, 3)), {}) for _ in range(4)]
+    >>> inputs = InputFactors(batched=True)
+    >>> [inputs.add(call, has_bias=False, may_wait=True) for call in (*calls, calls[0])]
+    [0, 1, 2, 3, 0]
+    >>> inputs.finish(), len(inputs.terms)
+    (True, 4)
+    """
+
+    def __init__(self, batched: bool) -> None:
+        self.batched = batched
+        self.terms: dict[int, Term] = {}  # by number
+        # the tensors are kept alive, so that no other tensor gets the id of one of them
+        self._numbers: dict[Any, tuple[int, Tensor]] = {}
+        self._pending: dict[_InputKind, list[_PendingInput]] = {}
+        self._is_finished, self._was_changed = False, False
+
+    def add(self, call: LayerCall, has_bias: bool, may_wait: bool) -> int:
+        """Return the number of the term of the call's input, a key of ``terms`` after ``finish``.
+
+        may_wait: autograd keeps the input as well, so waiting costs no memory and the detector
+            is not supposed to write to it.
+        """
+        x = call.x
+        key = id(x), x._version, call.geometry, has_bias
+        if key in self._numbers:
+            return self._numbers[key][0]
+        number = len(self._numbers)
+        self._numbers[key] = number, x
+        kind = _InputKind(x.shape, x.dtype, x.device, call.geometry, has_bias)
+        entry = _PendingInput(number, call, x._version)
+        if not (self.batched and may_wait) or self._is_finished:
+            self._compute(kind, [entry])
+            return number
+        pending = self._pending.setdefault(kind, [])
+        pending.append(entry)
+        if (len(pending) + 1) * memory_of(call.batched_x, call.geometry) > MAX_BYTES:
+            self._compute(kind, self._pending.pop(kind))
+        return number
+
+    def finish(self) -> bool:
+        """Compute all pending terms; return False if an input was written to in the meantime."""
+        for kind, pending in self._pending.items():
+            self._compute(kind, pending)
+        self._pending, self._is_finished = {}, True
+        return not self._was_changed
+
+    @full_precision
+    def _compute(self, kind: _InputKind, pending: list[_PendingInput]) -> None:
+        self._was_changed |= any(entry.was_changed for entry in pending)
+        xs = [at_least_float32(entry.call.batched_x) for entry in pending]
+        values = input_grams(xs, kind.geometry, kind.has_bias)
+        terms = Term.unbind(values) if self.batched else [Term.of(value) for value in values]
+        self.terms |= zip((entry.number for entry in pending), terms)
+
+
+@full_precision
+def output_terms(Ds: Sequence[Tensor], batched: bool) -> list[Term]:
+    """Return the term of H of each of the gradients (B, G, n_out, T).
+
+    >>> [term.value.shape[1] for term in output_terms([torch.ones(2, 1, 3, 5)] * 2, batched=True)]
+    [3, 3]
+    """
+    if not batched:
+        return [Term.of(gram(at_least_float32(D))) for D in Ds]
+    kinds: dict[Any, list[int]] = {}
+    for number, D in enumerate(Ds):
+        kinds.setdefault((D.shape, D.dtype, D.device), []).append(number)
+    terms: dict[int, Term] = {}
+    for numbers in kinds.values():
+        for chunk in _chunks(numbers, Ds[numbers[0]]):
+            D = Ds[chunk[0]] if len(chunk) == 1 else torch.cat([Ds[n] for n in chunk], 1)
+            values = gram(at_least_float32(D)).unflatten(0, (len(chunk), -1))
+            terms |= zip(chunk, Term.unbind(values))
+    return [terms[number] for number in range(len(Ds))]
+
+
+def _chunks(numbers: list[int], like: Tensor) -> Iterator[list[int]]:
+    step = max(1, MAX_BYTES // max(1, like.numel() * max(4, like.element_size())))
+    for start in range(0, len(numbers), step):
+        yield numbers[start : start + step]
+
+
+def add_terms(pairs: Iterable[tuple[Tensor, Term]]) -> None:
+    """Add each term to its sum in place, many sums per kernel but each sum once per kernel.
+
+    >>> total = torch.zeros(1, 2, 2, dtype=torch.float64)
+    >>> add_terms([(total, Term.of(torch.ones(1, 2, 2)))] * 2)
+    >>> total.sum()
+    tensor(8., dtype=torch.float64)
+    """
+    rounds: list[list[tuple[Tensor, Tensor]]] = []
+    counts: dict[int, int] = {}
+    for total, term in pairs:
+        turn = counts[id(total)] = counts.get(id(total), -1) + 1
+        if turn == len(rounds):
+            rounds.append([])
+        rounds[turn].append((total, term.value))
+    for each in rounds:
+        torch._foreach_add_([total for total, _ in each], [value for _, value in each])
 
 
 # checkpoint files

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 from warnings import warn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
@@ -16,13 +16,11 @@ from boxcov._torch.modules import check_finite_weights, fingerprint
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, join_names
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.checkpoint import Checkpoint, Checkpointer
-from boxcov.kfac.ekfac import GradientMoments, check_layer_names
+from boxcov.kfac.checkpoint import Checkpoint, Checkpointer, Items, PassSums
+from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
-from boxcov.kfac.items import Items
 from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.options import FitOptions, check_choice
-from boxcov.kfac.subset import select_parameters
+from boxcov.kfac.options import FitOptions, check_choice, check_layer_names, select_parameters
 from boxcov.posterior.posterior import FisherKind, Posterior
 from boxcov.posterior.prior import auto_prior_precision
 
@@ -70,38 +68,26 @@ def fit(
     (4, 1000.0)
     """
     _check_arguments(frames, prior_precision, fisher, options)
-    check_finite_weights(detector)
-    parameters = select_parameters(detector, depth, options.exclude)
-    layers = [name.removesuffix(".weight") for name in parameters if not name.endswith(".bias")]
-    check_layer_names(options.full_layers, layers)
-
+    parameters = _select_parameters(detector, depth, options)
     world = World.current() if distributed else World()
     items = Items(frames, options.fraction, options.seed, world)
-    sample_seed = options.seed if fisher == "mc" else None
-    losses = FrameLosses(detector, parameters, options.frame_weight, sample_seed)
-    accumulator = Accumulator(losses, options.locations)
     settings = _settings(detector, depth, fisher, options) | {
         "parameters": list(parameters),
         "items": items.size,
         **({} if world.is_single else {"shard": f"{world.rank} of {world.size}"}),
     }
-    checkpoint = None if checkpoint is None else checkpoint.for_rank(world)
-    first = Checkpointer(checkpoint, settings, accumulator)
-    second_checkpoint = None
-    if checkpoint is not None and options.needs_second_pass:
-        second_checkpoint = checkpoint.second_pass()
-        second_checkpoint.check_path()
-    passes = _Passes(world, items, progress, 1 + options.needs_second_pass)
+    passes = _Passes(items, options, settings, checkpoint, progress)
+    sample_seed = options.seed if fisher == "mc" else None
+    losses = FrameLosses(detector, parameters, options.frame_weight, sample_seed)
+    accumulator = Accumulator(losses, options.locations)
 
     if fisher == "identity":
         frames_read, items_read, skipped = *_find_layers(accumulator, frames, options), 0
-        factors = [(sums.layer, *sums.identity()) for sums in accumulator.sums.values()]
+        factors = accumulator.identity_factors()
     else:
-        passes.run(first, lambda number, item: _add_item(accumulator, first, options, number, item))
-        items_done = world.count_items(first.next_item)
-        items_done, skipped = accumulator.reduce(world, items_done, len(first.skipped))
+        items_read, skipped = accumulator.reduce(world, *passes.run(accumulator))
         _check_factors(accumulator, skipped)
-        frames_read, items_read = accumulator.frames, items_done - skipped
+        frames_read = accumulator.frames
         factors = accumulator.factors()
     posterior = Posterior(
         blocks=kronecker_blocks(factors, parameters),
@@ -120,56 +106,83 @@ def fit(
     )
     if options.needs_second_pass:
         moments = GradientMoments(posterior, losses, options)
-        second = Checkpointer(second_checkpoint, settings | moments.settings(), moments)
-        passes.run(second, lambda number, item: _add_moments(moments, first.skipped, number, item))
+        passes.run(moments, moments.settings())
         moments.reduce(world)
         posterior = moments.posterior()
     if prior_precision == "auto" and options.form == "eigen":
-        return auto_prior_precision(posterior, detector)
+        posterior = auto_prior_precision(posterior, detector)
     return posterior
 
 
 class _Passes:
-    """Runs passes over the items with checkpoints and one progress report for all of them."""
+    """Runs one or two passes over the items, with checkpoints and one progress report for both."""
 
-    def __init__(self, world: World, items: Items, progress: Progress | None, passes: int) -> None:
-        self.world, self.items, self.progress = world, items, progress
-        self.total = None if items.expected is None else items.expected * passes
-        self.done = 0  # items of the passes before
+    def __init__(
+        self,
+        items: Items,
+        options: FitOptions,
+        settings: Mapping[str, Any],
+        checkpoint: Checkpoint | None,
+        progress: Progress | None,
+    ) -> None:
+        self.items, self.options, self.settings = items, options, settings
+        self.progress = progress
+        self.skipped: list[int] = []  # numbers of the items left out
+        self._done = 0  # items of the passes before
+        count = 1 + options.needs_second_pass
+        self._total = None if items.expected is None else items.expected * count
+        self._checkpoints: list[Checkpoint | None] = [None] * count
+        if checkpoint is not None:
+            first = checkpoint.for_rank(items.world)
+            for number, each in enumerate([first, first.second_pass()][:count]):
+                each.check_path()  # before any work is done
+                self._checkpoints[number] = each
 
-    def run(self, checkpointer: Checkpointer, add: Callable[[int, Any], None]) -> None:
-        with self.world.label_errors(), torch.inference_mode(False), checkpointer:
+    def run(self, sums: PassSums, settings: Mapping[str, Any] | None = None) -> tuple[int, int]:
+        """Add all items to ``sums``; return how many items this rank added and left out.
+
+        settings: what decides the sums, in addition to the settings of the fit.
+        """
+        checkpointer = Checkpointer(
+            self._checkpoints.pop(0), {**self.settings, **(settings or {})}, sums
+        )
+        world = self.items.world
+        with world.label_errors(), torch.inference_mode(False), checkpointer:
             for number, item in checkpointer.remaining(self.items):
-                add(number, item)
+                if number not in self.skipped and not self._add(sums, number, item):
+                    checkpointer.skipped.append(number)
                 checkpointer.item_done(number, item)
                 if self.progress is not None:
-                    self.progress(self.done + number + 1, self.total)
+                    self.progress(self._done + number + 1, self._total)
             checkpointer.save()  # what follows may fail: other ranks, a full disk
-        self.done += checkpointer.next_item
+        self._done += checkpointer.next_item
+        self.skipped += checkpointer.skipped
+        return world.count_items(checkpointer.next_item) - len(self.skipped), len(self.skipped)
+
+    def _add(self, sums: PassSums, number: int, item: Any) -> bool:
+        """Add one item; return whether it was finite."""
+        try:
+            sums.add(*load_item(item, number, sums.device), number)
+        except NotFiniteFrameError as error:
+            message = f"{error}{_tokens(item[1])}"
+            if self.options.nonfinite == "error":
+                raise NotFiniteFrameError(
+                    f"{message}. Correct it, or leave such frames out with nonfinite='skip'"
+                ) from None
+            warn(f"{message}: left out", BoxcovWarning, stacklevel=4)
+            return False
+        return True
 
 
-def _add_item(
-    accumulator: Accumulator,
-    checkpointer: Checkpointer,
-    options: FitOptions,
-    number: int,
-    item: Any,
-) -> None:
-    try:
-        accumulator.add(*load_item(item, number, accumulator.device), number)
-    except NotFiniteFrameError as error:
-        message = f"{error}{_tokens(item[1])}"
-        if options.nonfinite == "error":
-            raise NotFiniteFrameError(
-                f"{message}. Correct it, or leave such frames out with nonfinite='skip'"
-            ) from None
-        checkpointer.skipped.append(number)
-        warn(f"{message}: left out", BoxcovWarning, stacklevel=5)
-
-
-def _add_moments(moments: GradientMoments, skipped: list[int], number: int, item: Any) -> None:
-    if number not in skipped:
-        moments.add(*load_item(item, number, moments.device), number)
+def _select_parameters(
+    detector: Detector, depth: str | Sequence[str], options: FitOptions
+) -> dict[str, nn.Parameter]:
+    """Return the parameters of the posterior by name; raise if an argument names none."""
+    check_finite_weights(detector)
+    parameters = select_parameters(detector, depth, options.exclude)
+    layers = [name.removesuffix(".weight") for name in parameters if not name.endswith(".bias")]
+    check_layer_names(options.full_layers, layers)
+    return parameters
 
 
 def _find_layers(

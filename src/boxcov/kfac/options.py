@@ -1,14 +1,18 @@
-"""Options of a fit that most users leave at their defaults."""
+"""What a fit covers: its options, and the parameters and layers that its arguments name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from boxcov.errors import BoxcovError
+from torch import nn
+
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Form, Locations
 
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 NonFinite = Literal["error", "skip"]
 FrameWeight = Callable[[Any], Any]  # from the targets of a batch to the weights (B,) of its frames
 
@@ -67,3 +71,98 @@ def check_choice(name: str, value: str, choices: Any) -> None:
     """Raise if ``value`` is not one of the Literal ``choices``."""
     if value not in get_args(choices):
         raise BoxcovError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def select_parameters(
+    detector: Detector, depth: str | Sequence[str], exclude: Sequence[str] = ()
+) -> dict[str, nn.Parameter]:
+    """Return the parameters of ``depth`` by name, without those of norm layers.
+
+    depth: a part of ``detector.parts()``, which means this part and all parts between it and the
+        output, or a list of module names.
+    exclude: names of modules or parameters to leave out.
+
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> list(select_parameters(TinyCenter(), ["head.shared.0"]))
+    ['head.shared.0.weight']
+    """
+    if isinstance(exclude, str):
+        raise BoxcovError(
+            f"exclude must be a list of module names, got the string {exclude!r}: "
+            f"write exclude=[{exclude!r}]"
+        )
+    modules = _modules(detector, depth)
+    parameters = dict(detector.named_parameters())
+    constant = {id(p) for module in modules for p in _norm_parameters(module)}
+    for name in exclude:
+        if name in parameters:
+            constant.add(id(parameters[name]))
+        else:
+            constant |= {id(p) for p in _module(detector, name, "exclude").parameters()}
+    inside = {id(p) for module in modules for p in module.parameters()} - constant
+    selected = {name: p for name, p in parameters.items() if id(p) in inside}
+    if not selected:
+        raise BoxcovError(f"depth {depth!r} has no weights for a posterior")
+    return selected
+
+
+def _modules(detector: Detector, depth: str | Sequence[str]) -> list[nn.Module]:
+    if not isinstance(depth, str):
+        return [_module(detector, name, "depth") for name in depth]
+    parts = detector.parts()
+    if depth not in parts:
+        raise BoxcovError(
+            f"depth {depth!r} is not a part of this detector: it has {', '.join(parts)}; "
+            "a list of module names is accepted too"
+        )
+    modules: list[nn.Module] = []
+    for name, part in parts.items():
+        modules.extend([part] if isinstance(part, nn.Module) else part)
+        if name == depth:
+            break
+    return modules
+
+
+def _module(detector: Detector, name: str, argument: str) -> nn.Module:
+    try:
+        return detector.get_submodule(name)
+    except AttributeError:
+        similar = [
+            known
+            for known, _ in detector.named_modules()
+            if known and (name in known or known in name)
+        ]
+        hint = "detector.named_modules() lists them"
+        if similar:
+            hint = f"did you mean {join_names(similar, 4)}?"
+        raise BoxcovError(
+            f"{argument} names the module {name!r}, which the detector does not have: {hint}"
+        ) from None
+
+
+def _norm_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of norm layers, which are constants in eval mode."""
+    for child in module.modules():
+        by_name = "Norm" in type(child).__name__ and not isinstance(
+            child, (nn.Linear, nn.modules.conv._ConvNd)
+        )
+        if isinstance(child, _NORMS) or by_name:
+            yield from child.parameters(recurse=False)
+
+
+def check_layer_names(full_layers: str | Sequence[str], known: Iterable[str]) -> None:
+    """Raise if ``full_layers`` is neither "last" nor a list of ``known`` layers."""
+    if full_layers == "last":
+        return
+    if isinstance(full_layers, str):
+        raise BoxcovError(
+            f"full_layers must be 'last' or a list of layer names, got the string "
+            f"{full_layers!r}: write full_layers=[{full_layers!r}]"
+        )
+    known = list(known)
+    unknown = [name for name in full_layers if name not in known]
+    if unknown:
+        raise BoxcovError(
+            f"full_layers names {join_names(unknown)}, which the posterior does not have: "
+            f"it has {join_names(known)}"
+        )

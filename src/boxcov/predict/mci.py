@@ -23,7 +23,7 @@ from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
-from boxcov.kfac.subset import select_parameters
+from boxcov.kfac.options import select_parameters
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.jvp import PosteriorSamples

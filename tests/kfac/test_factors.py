@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from boxcov import BoxcovError
 from boxcov._torch.layers import parse
-from boxcov.kfac import batched_factors
+from boxcov.kfac import factors
 from boxcov.kfac import input_gram as grams
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.factors import FactorSums
 from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.subset import select_parameters
+from boxcov.kfac.options import select_parameters
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
 from helpers.nets import CASES, Case, NetDetector
 
@@ -90,7 +90,7 @@ def joins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(xs))
         return grams.input_grams(xs, *rest)
 
-    monkeypatch.setattr(batched_factors, "input_grams", spied)
+    monkeypatch.setattr(factors, "input_grams", spied)
     return sizes
 
 
@@ -128,7 +128,7 @@ def test_joined_inputs_stay_within_the_memory_limit(
     joins.clear()
     # bytes of a stem's input, or of its unfolded columns
     one = 2 * 2 * 42 * 8 if stride == 1 else 2 * 2 * 9 * 12 * 8
-    monkeypatch.setattr(batched_factors, "MAX_BYTES", 2 * one)
+    monkeypatch.setattr(factors, "MAX_BYTES", 2 * one)
     monkeypatch.setattr(
         grams, "_correlates", lambda x, geometry: all(s == 1 for s in geometry.stride)
     )
@@ -242,11 +242,11 @@ def test_factors_are_in_full_precision_where_the_forward_is_not(joined: bool) ->
     x, weight = torch.randn(2, 3, 40, 40), torch.randn(4, 3, 3, 3)
     call = parse(torch.conv2d, (x, weight), {"padding": 1})
     assert call is not None
-    inputs = batched_factors.InputFactors(joined)
+    inputs = factors.InputFactors(joined)
     with torch.autocast("cpu", torch.bfloat16):
         inputs.add(call, has_bias=True, may_wait=True)
         inputs.finish()
-        (found,) = batched_factors.output_terms(
+        (found,) = factors.output_terms(
             [x.flatten(2).unsqueeze(1).repeat(1, 1, 2, 1)], joined
         )
     expected = (
