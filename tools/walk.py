@@ -92,7 +92,7 @@ def measure() -> dict[str, dict[str, int]]:
 
     walks = {}
     walks["boxcov.fit(detector, frames)"] = walk(
-        lambda: boxcov.fit(detector, items[:2], n_data=3500, prior_precision=100.0)
+        lambda: boxcov.fit(detector, items[:2], n_data=3500)
     )
     posterior = results[-1]
     walks["boxcov.ExactGLM(detector, posterior)(inputs)"] = walk(

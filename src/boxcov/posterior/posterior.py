@@ -140,7 +140,7 @@ class Posterior:
             lines.insert(4, f"second pass: {corrected} layers (EKFAC or full Fisher)")
         return "\n  ".join(lines)
 
-    @property
+    @cached_property  # every frame's meta data hold it
     def prior_summary(self) -> float | str:
         """The prior precision: a number, or a few words if each layer has its own."""
         if self.form == "paper":
