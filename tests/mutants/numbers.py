@@ -76,6 +76,13 @@ NUMBERS = [
         f"{NONFINITE}test_the_condition_number_is_that_of_the_dense_covariance",
     ),
     Mutant(
+        "a degenerate evidence gives way to the weights' RMS",
+        "posterior/prior.py",
+        " and _is_below([block], posterior.n_data, precisions[name] / 2)",
+        "",
+        "posterior/test_auto_prior.py::test_few_frames_give_the_rms_of_the_weights",
+    ),
+    Mutant(
         "the worst condition number is said",
         "pipeline/fit.py",
         "worst = max(conditions",

@@ -48,6 +48,7 @@ def _format(report: dict[str, Any]) -> str:
     return (
         f"posterior of {report['layers']} layers ({report['depth']}) from {frames}, "
         f"in {report['minutes']:.2f} minutes\n"
+        f"prior precision: {report['prior']}\n"
         f"{report['storage']}{error}\n"
         f"largest condition number of the covariance: {report['condition']:.2g} "
         f"in {report['worst']}\n"

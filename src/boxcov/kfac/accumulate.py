@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov._torch.distributed import World
-from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode, columns, rows, to_matrix
+from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode, columns, rows
 from boxcov._torch.modules import check_buffers, versions
 from boxcov._torch.precision import at_least_float32
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
@@ -118,7 +118,10 @@ class Accumulator:
         Q, H = self._terms(forward, output_grads)
         loss = _finite_loss(Q + H, losses, batch)
         if is_first:
-            weight_grads = dict(zip(aliases, grads[len(wanted) :]))
+            weight_grads = {
+                name: torch.zeros_like(alias) if d is None else d
+                for (name, alias), d in zip(aliases.items(), grads[len(wanted) :])
+            }
             self._check_gradients(forward.differentiable, output_grads, weight_grads)
         self._commit(forward, Q, H, len(losses), loss)
 
@@ -265,7 +268,7 @@ class Accumulator:
         self,
         calls: list[_Call],
         grads: tuple[Tensor | None, ...],
-        weight_grads: Mapping[str, Tensor | None],
+        weight_grads: Mapping[str, Tensor],
     ) -> None:
         """Raise if the recorded calls do not explain the whole gradient of each weight.
 
@@ -281,31 +284,19 @@ class Accumulator:
                 sizes[call.name] = sizes.get(call.name, 0) + size
         wrong = []
         for name, sums in self.sums.items():
-            bias_name = sums.layer.bias
-            weight = weight_grads[name]
-            bias = None if bias_name is None else weight_grads[bias_name]
-            if weight is None and bias is None:
-                continue
-            expected = self._as_matrix(sums.layer, weight, bias)
+            expected = sums.layer.matrix(weight_grads)
             error = explained.get(name, torch.zeros_like(expected)) - expected
             size = sizes.get(name, torch.zeros_like(expected))
             tolerance = _tolerance(expected, self.parameters[name])
             columns_of = {name: slice(None)}
-            if bias_name is not None:
-                columns_of = {name: slice(-1), bias_name: slice(-1, None)}
+            if sums.layer.bias is not None:
+                columns_of = {name: slice(-1), sums.layer.bias: slice(-1, None)}
             for parameter, at in columns_of.items():
                 allowed = float(expected[..., at].norm()) + 1e-2 * float(size[..., at].norm())
                 if float(error[..., at].norm()) > tolerance * allowed:
                     wrong.append(parameter)
         if wrong:
             raise BoxcovError(_unsupported_message(wrong, []))
-
-    def _as_matrix(self, layer: Layer, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        weight = torch.zeros_like(self.parameters[layer.weight]) if weight is None else weight
-        if bias is None and layer.bias is not None:
-            bias = torch.zeros_like(self.parameters[layer.bias])
-        bias = None if bias is None else at_least_float32(bias)
-        return to_matrix(at_least_float32(weight), bias, layer.geometry)
 
 
 def _weight_gradient(call: LayerCall, d: Tensor, has_bias: bool) -> tuple[Tensor, Tensor]:

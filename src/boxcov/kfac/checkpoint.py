@@ -42,10 +42,6 @@ class Items:
     """The share of ``frames`` that a fit uses, numbered from 0; an item is one batch of frames.
 
     A random subset is drawn from an indexable sequence; from a stream, evenly spaced items.
-
-    >>> items = Items("abcdefgh", fraction=0.5, seed=0)
-    >>> items.expected, len(list(items.starting_at(1)))
-    (4, 3)
     """
 
     def __init__(
@@ -165,11 +161,7 @@ class Checkpoint:
 
 
 def second_pass_path(path: str | Path) -> Path:
-    """Return the checkpoint file of the second pass.
-
-    >>> str(second_pass_path("p.safetensors.checkpoint"))
-    'p.safetensors.checkpoint.second'
-    """
+    """Return the checkpoint file of the second pass."""
     return Path(path).with_name(f"{Path(path).name}.second")
 
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
 from boxcov._torch.inputs import load_item
-from boxcov._torch.layers import LayerCall, LayerCallMode, to_matrix
+from boxcov._torch.layers import LayerCall, LayerCallMode
 from boxcov._torch.modules import check_fingerprint
 from boxcov._torch.precision import at_least_float32, full_precision
 from boxcov.detector import Detector
@@ -48,7 +48,8 @@ def apply_ekfac(
     """Return ``posterior`` with eigenvalues corrected by a pass over the frames of its fit.
 
     Of ``options``, ``ekfac``, ``full_layers``, ``frame_weight`` and ``seed`` are used. There is one
-    backward pass per frame over its whole batch: batches of one frame are the fastest.
+    backward pass per frame over its whole batch: batches of one frame are the fastest. The prior
+    precision stays.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -172,10 +173,7 @@ class GradientMoments:
     @full_precision
     def _add_frame(self, gradients: dict[str, Tensor]) -> None:
         for sums in self.sums.values():
-            layer = sums.block.layer
-            bias = None if layer.bias is None else at_least_float32(gradients[layer.bias])
-            matrix = to_matrix(at_least_float32(gradients[layer.weight]), bias, layer.geometry)
-            sums.add(matrix.to(sums.block.Q.vectors))
+            sums.add(sums.block.layer.matrix(gradients).to(sums.block.Q.vectors))
 
     def posterior(self) -> Posterior:
         """Return the posterior with the corrected eigenvalues, without its calibration."""

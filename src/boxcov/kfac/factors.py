@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.layers import Geometry, LayerCall, gram, to_matrix
+from boxcov._torch.layers import Geometry, LayerCall, gram
 from boxcov._torch.precision import at_least_float32, full_precision
 from boxcov.kfac.input_gram import input_grams, memory_of
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
@@ -82,8 +82,8 @@ def kronecker_blocks(
         if eigen_Q is None:
             eigen_Q = Eigendecomposition.of(Q, dtype)
             decomposed.append((Q, eigen_Q))
-        bias = None if layer.bias is None else parameters[layer.bias].detach().double()
-        square_norm = float(to_matrix(weight.double(), bias, layer.geometry).square().sum())
+        own = [parameters[name] for name in (layer.weight, layer.bias) if name is not None]
+        square_norm = sum(float(p.detach().double().square().sum()) for p in own)
         eigen_H = Eigendecomposition.of(H, dtype)
         blocks[layer.name] = KroneckerBlock(layer, eigen_Q, eigen_H, square_norm)
     return blocks
@@ -138,17 +138,7 @@ class _PendingInput:
 
 
 class InputFactors:
-    """The terms of Q of one pass; layers that read the same tensor share one term.
-
-    >>> from boxcov._torch.layers import parse
-    >>> linear = torch.nn.functional.linear
-    >>> calls = [parse(linear, (torch.randn(5, 3), torch.randn(2, 3)), {}) for _ in range(4)]
-    >>> inputs = InputFactors(batched=True)
-    >>> [inputs.add(call, has_bias=False, may_wait=True) for call in (*calls, calls[0])]
-    [0, 1, 2, 3, 0]
-    >>> inputs.finish(), len(inputs.terms)
-    (True, 4)
-    """
+    """The terms of Q of one pass; layers that read the same tensor share one term."""
 
     def __init__(self, batched: bool) -> None:
         self.batched = batched
@@ -199,11 +189,7 @@ class InputFactors:
 
 @full_precision
 def output_terms(Ds: Sequence[Tensor], batched: bool) -> list[Term]:
-    """Return the term of H of each of the gradients (B, G, n_out, T).
-
-    >>> [term.value.shape[1] for term in output_terms([torch.ones(2, 1, 3, 5)] * 2, batched=True)]
-    [3, 3]
-    """
+    """Return the term of H of each of the gradients (B, G, n_out, T)."""
     if not batched:
         return [Term.of(gram(at_least_float32(D))) for D in Ds]
     kinds: dict[Any, list[int]] = {}
@@ -225,13 +211,7 @@ def _chunks(numbers: list[int], like: Tensor) -> Iterator[list[int]]:
 
 
 def add_terms(pairs: Iterable[tuple[Tensor, Term]]) -> None:
-    """Add each term to its sum in place, many sums per kernel but each sum once per kernel.
-
-    >>> total = torch.zeros(1, 2, 2, dtype=torch.float64)
-    >>> add_terms([(total, Term.of(torch.ones(1, 2, 2)))] * 2)
-    >>> total.sum()
-    tensor(8., dtype=torch.float64)
-    """
+    """Add each term to its sum in place, many sums per kernel but each sum once per kernel."""
     rounds: list[list[tuple[Tensor, Tensor]]] = []
     counts: dict[int, int] = {}
     for total, term in pairs:

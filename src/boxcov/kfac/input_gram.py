@@ -183,12 +183,7 @@ def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
 def _block_index(
     kernel: tuple[int, ...], lags: tuple[tuple[int, ...], ...], device: torch.device
 ) -> Tensor:
-    """Return the block of each pair of taps (taps, taps): of its lag, of the opposite, or zeros.
-
-    >>> _block_index((2,), ((0,), (1,)), torch.device("cpu"))
-    tensor([[0, 1],
-            [3, 0]])
-    """
+    """Return the block of each pair of taps (taps, taps): of its lag, of the opposite, or zeros."""
     number = {lag: i for i, lag in enumerate(lags)}
     opposite = {tuple(-n for n in lag): len(lags) + i for lag, i in number.items()}
     offsets = list(product(*(range(k) for k in kernel)))

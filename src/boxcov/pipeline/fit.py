@@ -83,6 +83,7 @@ def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
         "skipped": posterior.skipped,
         "n_data": posterior.n_data,
         "prior_precision": posterior.prior_precision,
+        "prior": posterior.prior_summary,
         "fisher": posterior.fisher,
         "form": posterior.form,
         "locations": posterior.locations,

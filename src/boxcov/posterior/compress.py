@@ -72,11 +72,7 @@ def compress(posterior: Posterior, error: float = 0.01) -> Posterior:
 
 
 def error_under_prior(error: float, ratio: float) -> float:
-    """Return the bound for a prior precision that is smaller by ``ratio``.
-
-    >>> round(error_under_prior(0.01, 10.0), 3), error_under_prior(0.01, 1000.0)
-    (0.11, inf)
-    """
+    """Return the bound for a prior precision that is smaller by ``ratio``."""
     return error if ratio <= 1 else _variance_error(error / (1 + error) * ratio)
 
 

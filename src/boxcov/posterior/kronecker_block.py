@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import Geometry
+from boxcov._torch.layers import Geometry, to_matrix
+from boxcov._torch.precision import at_least_float32
 from boxcov.posterior.householder import PackedFactor
 
 
@@ -43,6 +44,14 @@ class Layer:
     def n_out(self) -> int:
         form = self.geometry
         return int(self.shape[1] if form.transposed else self.shape[0] // form.groups)
+
+    def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the tensors of weight and bias, by parameter name, as one matrix (G, n_out, n_in).
+
+        It is float32 at least.
+        """
+        bias = None if self.bias is None else at_least_float32(tensors[self.bias])
+        return to_matrix(at_least_float32(tensors[self.weight]), bias, self.geometry)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of this layer in the header of a file."""
@@ -79,11 +88,7 @@ class Eigendecomposition:
 
     @staticmethod
     def of(matrix: Tensor, dtype: torch.dtype) -> Eigendecomposition:
-        """Decompose (G, n, n) in float64.
-
-        >>> Eigendecomposition.of(torch.diag(torch.tensor([1.0, 4.0]))[None], torch.float32).values
-        tensor([[1., 4.]])
-        """
+        """Decompose (G, n, n) in float64."""
         values, vectors = torch.linalg.eigh(matrix.double())
         # contiguous like tensors from a file, because the layout decides how products round
         return Eigendecomposition(vectors.to(dtype).contiguous(), values.clamp(min=0).to(dtype))
@@ -196,11 +201,7 @@ class KroneckerBlock:
 
 
 def numerical_rank(values: Tensor) -> int:
-    """Return the smallest number, over groups, of eigenvalues (G, n) above rounding.
-
-    >>> numerical_rank(torch.tensor([[0.0, 1e-12, 1.0, 2.0]]))
-    2
-    """
+    """Return the smallest number, over groups, of eigenvalues (G, n) above rounding."""
     floor = values.shape[1] * torch.finfo(values.dtype).eps * values.amax(1, keepdim=True)
     return int((values > floor).sum(1).min())
 

@@ -43,12 +43,13 @@ def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
     squares = _mean_squares(posterior, detector)
     low, high = (10**x for x in DECADES)
     precisions = {name: max(1 / max(square, low), low) for name, square in squares.items()}
-    by_evidence = []
-    for name, block in posterior.blocks.items():
-        tau = _maximize_evidence([block], posterior.n_data)
-        if low < tau < high and tau >= precisions[name] / 2:
-            precisions[name] = tau
-            by_evidence.append(name)
+    by_evidence = [
+        name
+        for name, block in posterior.blocks.items()
+        if precisions[name] < high and _is_below([block], posterior.n_data, precisions[name] / 2)
+    ]
+    for name in by_evidence:
+        precisions[name] = _maximize_evidence([posterior.blocks[name]], posterior.n_data)
     zero = [name for name, square in squares.items() if square == 0]
     if zero:
         warn(
@@ -99,24 +100,21 @@ def optimize_prior_precision(
 
 
 def _maximize_evidence(blocks: Sequence[KroneckerBlock], n_data: float) -> float:
-    """Return the tau with ``tau |theta|^2 = gamma``, or an end of the interval without one.
-
-    There is one such tau, because gamma falls as tau rises.
-    """
-    square_norm = sum(block.square_norm for block in blocks)
-
-    def is_below(decade: float) -> bool:
-        tau = 10**decade
-        gamma = sum(determined_weights(block, n_data, tau) for block in blocks)
-        return gamma > tau * square_norm
-
+    """Return the tau with ``tau |theta|^2 = gamma``, or an end of the interval without one."""
     low, high = DECADES
-    if not is_below(low) or is_below(high):
-        return float(10**high if is_below(high) else 10**low)
+    for end, is_beyond in ((low, False), (high, True)):
+        if _is_below(blocks, n_data, 10**end) == is_beyond:
+            return float(10**end)
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if is_below(middle) else (low, middle)
+        low, high = (middle, high) if _is_below(blocks, n_data, 10**middle) else (low, middle)
     return float(10 ** ((low + high) / 2))
+
+
+def _is_below(blocks: Sequence[KroneckerBlock], n_data: float, tau: float) -> bool:
+    """Return whether the evidence still rises at tau; it has one maximum, as gamma falls in tau."""
+    gamma = sum(determined_weights(block, n_data, tau) for block in blocks)
+    return gamma > tau * sum(block.square_norm for block in blocks)
 
 
 def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) -> Posterior:
