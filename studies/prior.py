@@ -43,7 +43,7 @@ def main() -> None:
     OUT.write_text(
         json.dumps(
             {
-                "title": f"Priors: boxes of {TEST} frames with an object, in the head of `small`",
+                "title": f"Priors of the head of `small`: boxes with an object in {TEST} frames",
                 "command": "python studies/prior.py",
                 "date": datetime.now(UTC).date().isoformat(),
                 "machine": "2 CPU cores",
