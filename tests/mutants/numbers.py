@@ -80,7 +80,7 @@ NUMBERS = [
         "posterior/prior.py",
         " and _is_below([block], posterior.n_data, precisions[name] / 2)",
         "",
-        "posterior/test_auto_prior.py::test_few_frames_give_the_rms_of_the_weights",
+        "posterior/test_prior.py::test_few_frames_give_the_rms_of_the_weights",
     ),
     Mutant(
         "the worst condition number is said",

@@ -62,6 +62,11 @@ class Items:
             drawn = torch.randperm(self.size, generator=generator)[: self.expected]
             self._subset = sorted(drawn.tolist())
 
+    def settings(self) -> dict[str, Any]:
+        """Return what decides which items this rank reads, for a checkpoint."""
+        size, world = {"items": self.size}, self.world
+        return size if world.is_single else {**size, "shard": f"{world.rank} of {world.size}"}
+
     def starting_at(self, start: int) -> Iterator[tuple[int, Any]]:
         """Yield the number and content of this rank's items from number ``start`` on.
 

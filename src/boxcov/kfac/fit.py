@@ -71,11 +71,8 @@ def fit(
     parameters = _select_parameters(detector, depth, options)
     world = World.current() if distributed else World()
     items = Items(frames, options.fraction, options.seed, world)
-    settings = _settings(detector, depth, fisher, options) | {
-        "parameters": list(parameters),
-        "items": items.size,
-        **({} if world.is_single else {"shard": f"{world.rank} of {world.size}"}),
-    }
+    settings = _settings(detector, depth, fisher, options)
+    settings |= {"parameters": list(parameters), **items.settings()}
     passes = _Passes(items, options, settings, checkpoint, progress)
     sample_seed = options.seed if fisher == "mc" else None
     losses = FrameLosses(detector, parameters, options.frame_weight, sample_seed)

@@ -331,12 +331,6 @@ class Posterior:
 
         return compress(self, error)
 
-    def weight_scaled(self, detector: Detector, scale: float = 1.0) -> Posterior:
-        """Return a control without any data, see ``boxcov.posterior.prior.weight_scaled``."""
-        from boxcov.posterior.prior import weight_scaled
-
-        return weight_scaled(self, detector, scale)
-
     def with_calibration(self, calibration: Calibration | None) -> Posterior:
         """Return the posterior with a calibration, see ``boxcov calibrate``."""
         return replace(self, calibration=calibration)

@@ -8,16 +8,10 @@ from functools import cache
 from math import isfinite
 from warnings import warn
 
-import torch
-
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
-from boxcov.posterior.kronecker_block import (
-    Eigendecomposition,
-    KroneckerBlock,
-    determined_weights,
-)
+from boxcov.posterior.kronecker_block import KroneckerBlock, determined_weights
 from boxcov.posterior.posterior import EVIDENCE_LAYERS, Posterior
 
 DECADES = (-8.0, 8.0)
@@ -40,7 +34,12 @@ def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
     >>> round(auto_prior_precision(posterior, detector).tau("head.shared.0"))
     874
     """
-    squares = _mean_squares(posterior, detector)
+    check_fingerprint(posterior.fingerprint, detector, "the posterior")
+    weights = dict(detector.named_parameters(remove_duplicate=False))
+    squares = {
+        name: float(weights[block.layer.weight].detach().double().square().mean())
+        for name, block in posterior.blocks.items()
+    }
     low, high = (10**x for x in DECADES)
     precisions = {name: max(1 / max(square, low), low) for name, square in squares.items()}
     by_evidence = [
@@ -115,54 +114,6 @@ def _is_below(blocks: Sequence[KroneckerBlock], n_data: float, tau: float) -> bo
     """Return whether the evidence still rises at tau; it has one maximum, as gamma falls in tau."""
     gamma = sum(determined_weights(block, n_data, tau) for block in blocks)
     return gamma > tau * sum(block.square_norm for block in blocks)
-
-
-def weight_scaled(posterior: Posterior, detector: Detector, scale: float = 1.0) -> Posterior:
-    """Return a control without data: independent weights, with a standard deviation per layer.
-
-    It is ``scale`` times the root mean square of the layer's weights, biases not included.
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> detector = TinyCenter()
-    >>> posterior = boxcov.fit(detector, shapes.frames(count=1), fisher="identity")
-    >>> control = weight_scaled(posterior, detector, scale=0.1)
-    >>> rms = detector.head.shared[0].weight.square().mean().sqrt()
-    >>> bool(torch.isclose(control.variances("head.shared.0").sqrt(), 0.1 * rms).all())
-    True
-    """
-    if not 0 < scale < float("inf"):
-        raise BoxcovError(f"scale must be above 0 and finite, got {scale}")
-    squares = _mean_squares(posterior, detector)
-    empty = [name for name, square in squares.items() if square == 0]
-    if empty:
-        raise BoxcovError(
-            f"all weights of {join_names(empty)} are 0: leave them out with "
-            f"FitOptions(exclude={empty!r})"
-        )
-    blocks = {
-        name: replace(
-            block,
-            H=Eigendecomposition(block.H.vectors, torch.zeros_like(block.H.values)),
-            ekfac_eigenvalues=None,
-            full_fisher=None,
-        )
-        for name, block in posterior.blocks.items()
-    }
-    precisions = {name: 1 / (scale**2 * square) for name, square in squares.items()}
-    control = replace(posterior, blocks=blocks, fisher="identity", error=0.0)
-    return control.with_prior(precisions)
-
-
-def _mean_squares(posterior: Posterior, detector: Detector) -> dict[str, float]:
-    """Return the mean square of each layer's weights, biases not included."""
-    check_fingerprint(posterior.fingerprint, detector, "the posterior")
-    weights = dict(detector.named_parameters(remove_duplicate=False))
-    return {
-        name: float(weights[block.layer.weight].detach().double().square().mean())
-        for name, block in posterior.blocks.items()
-    }
 
 
 def minimize(
