@@ -24,8 +24,8 @@ import torch
 from boxcov import MCGLM, MCI, Detections, ExactGLM, NMSSpread, Posterior, fit
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import match
-from boxcov.pipeline.ground_truth import GroundTruth
 
 SHIFTS = ("rain", "fog", "sparse", "crowd", "unseen")
 SETS: dict[str, tuple[str, int, int]] = {  # name: scenario, seed, frames

@@ -78,7 +78,6 @@ def _files_on_stack(frame: FrameType, package: str) -> list[str]:
 def measure() -> dict[str, dict[str, int]]:
     """Return the walks of fit, exact prediction, evaluate and calibrate, by the call."""
     import boxcov
-    from boxcov.error_model.fit import fit_calibration
 
     for name in ("kfac.fit", "predict.exact", "evaluate"):
         import_module(f"boxcov.{name}")  # so that imports are not measured
@@ -105,10 +104,7 @@ def measure() -> dict[str, dict[str, int]]:
     walks['boxcov.evaluate.table({"exact": match(...)})'] = walk(
         lambda: boxcov.evaluate.table({"exact": boxcov.evaluate.match(*arguments)}, replicates=20)
     )
-    records = boxcov.evaluate.match(*arguments)
-    walks["boxcov.error_model.fit.fit_calibration(records)"] = walk(
-        lambda: fit_calibration(records, estimator="exact")
-    )
+    walks["boxcov.calibrate(model, frames)"] = walk(lambda: boxcov.calibrate(model, items))
     return walks
 
 

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from boxcov.checks import check
     from boxcov.detections import Detections
     from boxcov.detector import Candidates, Detector, Selection
+    from boxcov.error_model.calibrate import calibrate
+    from boxcov.error_model.model import ErrorModel
     from boxcov.errors import BoxcovError, BoxcovWarning
     from boxcov.kfac.checkpoint import Checkpoint
     from boxcov.kfac.ekfac import apply_ekfac
     from boxcov.kfac.fit import fit
     from boxcov.kfac.options import FitOptions
-    from boxcov.posterior.calibration import Calibration
     from boxcov.posterior.posterior import Posterior
     from boxcov.predict.exact import ExactGLM
     from boxcov.predict.glm import GLM
@@ -32,7 +33,8 @@ _HOMES = {
     "detectors": "",
     "error_model": "",
     "evaluate": "",
-    "Calibration": "posterior.calibration",
+    "ErrorModel": "error_model.model",
+    "calibrate": "error_model.calibrate",
     "check": "checks",
     "Checkpoint": "kfac.checkpoint",
     "FitOptions": "kfac.options",
@@ -61,12 +63,12 @@ __all__ = [
     "MCI",
     "BoxcovError",
     "BoxcovWarning",
-    "Calibration",
     "Candidates",
     "Checkpoint",
     "Detections",
     "Detector",
     "EngineOptions",
+    "ErrorModel",
     "ExactGLM",
     "FitOptions",
     "NMSSpread",
@@ -74,6 +76,7 @@ __all__ = [
     "Selection",
     "__version__",
     "apply_ekfac",
+    "calibrate",
     "check",
     "data",
     "detectors",

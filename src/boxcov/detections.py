@@ -18,7 +18,17 @@ from boxcov.files import reading, write_safetensors
 from boxcov.version import __version__
 
 _REQUIRED = ("boxes", "scores", "labels", "frame")
-_OPTIONAL = ("covariance", "factor", "predictive", "score_variance", "score_covariance")
+_ERROR_MODEL = (
+    *("no_object", "iou_below", "flipped", "scale", "predictive", "region_widths", "joint_widths"),
+)
+_OPTIONAL = (
+    *("covariance", "factor", "score_variance", "score_covariance", "signals"),
+    *_ERROR_MODEL,
+)
+_UNCALIBRATED = (
+    "these detections are uncalibrated: fit an error model with boxcov.calibrate or "
+    "`boxcov calibrate`, and predict with it"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +48,7 @@ class Detections:
     >>> len(sure), sure.field("y"), sure.uncertainty
     (1, tensor([2.]), tensor([2.]))
     >>> sure
-    Detections: 1 boxes in 1 frames, method unknown, with covariance
+    Detections: 1 boxes in 1 frames, method unknown, with covariance, uncalibrated
       fields: x y
       classes: 1 car
       car 0.90: x=1 y=2, u=2
@@ -52,9 +62,17 @@ class Detections:
     classes: tuple[str, ...]
     covariance: Tensor | None = None  # (m, D, D)
     factor: Tensor | None = None  # (m, D, k) A: the covariance of all boxes is A A^T, A as (m D, k)
-    predictive: Tensor | None = None  # (m, D, D) calibrated covariance of each box's error
     score_variance: Tensor | None = None  # (m,) of the score logit, if with_logit=True
     score_covariance: Tensor | None = None  # (m, D) of the box with the score logit
+    signals: Tensor | None = None  # (m, S) inputs of the error model, named in meta["signals"]
+    # by the error model, see boxcov.calibrate
+    no_object: Tensor | None = None  # (m,) P(there is no object)
+    iou_below: Tensor | None = None  # (m, T) P(IoU below each threshold | there is an object)
+    flipped: Tensor | None = None  # (m,) P(the heading is off by half a turn)
+    scale: Tensor | None = None  # (m, D) Student-t scale of each field's error; yaw as an axis
+    predictive: Tensor | None = None  # (m, D, D) covariance of the error
+    region_widths: Tensor | None = None  # (m, L, D) half widths at each level
+    joint_widths: Tensor | None = None  # (m, L, D) half widths that hold all fields at once
     meta: Mapping[str, Any] = field(default_factory=dict)  # method, samples, seed, fingerprint ...
 
     def __post_init__(self) -> None:
@@ -62,9 +80,12 @@ class Detections:
         expected = {"boxes": (m, D), "scores": (m,), "labels": (m,), "frame": (m,)}
         expected |= {
             "covariance": (m, D, D),
-            "predictive": (m, D, D),
             "score_variance": (m,),
             "score_covariance": (m, D),
+            "no_object": (m,),
+            "flipped": (m,),
+            "scale": (m, D),
+            "predictive": (m, D, D),
         }
         for name, shape in expected.items():
             value = getattr(self, name)
@@ -83,13 +104,14 @@ class Detections:
 
     def __repr__(self) -> str:
         frames = len(self.frame.unique())
-        optional = [name for name in _OPTIONAL if getattr(self, name) is not None]
+        optional = [name for name in ("covariance", "factor") if getattr(self, name) is not None]
         counts = self.labels.bincount(minlength=len(self.classes)).tolist()
         classes = [f"{n} {name}" for n, name in zip(counts, self.classes) if n]
         lines = [
             f"Detections: {len(self)} boxes in {frames} frames, "
             f"method {self.meta.get('method', 'unknown')}, "
-            f"with {join_names(optional) or 'no covariance'}",
+            f"with {join_names(optional) or 'no covariance'}, "
+            f"{'uncalibrated' if self.no_object is None else 'calibrated'}",
             f"fields: {' '.join(self.fields)}",
             f"classes: {join_names(classes) or 'none'}",
         ]
@@ -97,6 +119,8 @@ class Detections:
             pairs = zip(self.fields, self.boxes[i].tolist())
             values = " ".join(f"{name}={value:.4g}" for name, value in pairs)
             u = "" if self.covariance is None else f", u={float(self.uncertainty[i]):.3g}"
+            if self.no_object is not None:
+                u = f", risk {float(self.risk[i]):.0%}"
             name = self.classes[int(self.labels[i])]
             lines.append(f"{name} {float(self.scores[i]):.2f}: {values}{u}")
         if len(self) > 3:
@@ -122,6 +146,60 @@ class Detections:
     def uncertainty(self) -> Tensor:
         """The trace of each covariance (m,), the paper's u."""
         return self._covariance().diagonal(dim1=1, dim2=2).sum(1)
+
+    @property
+    def misplaced(self) -> Tensor:
+        """P(IoU below the error model's threshold | there is an object) (m,)."""
+        return self.misplaced_at(self._error_model("threshold"))
+
+    @property
+    def risk(self) -> Tensor:
+        """P(the box is bad) (m,): there is no object, or the box is misplaced."""
+        return self.risk_at(self._error_model("threshold"))
+
+    @property
+    def dof(self) -> Tensor:
+        """Degrees of freedom of the Student-t distribution of each field's error (D,)."""
+        assert self.scale is not None
+        return self.scale.new_tensor(self._error_model("dof"))
+
+    def misplaced_at(self, iou: float) -> Tensor:
+        """Return P(IoU below ``iou`` | there is an object) (m,), linear between the thresholds."""
+        thresholds = self._error_model("thresholds")
+        if not thresholds[0] <= iou <= thresholds[-1]:
+            raise BoxcovError(
+                f"iou must lie between {thresholds[0]} and {thresholds[-1]}, the thresholds of the "
+                f"error model, got {iou}"
+            )
+        assert self.iou_below is not None
+        after = max(1, sum(t < iou for t in thresholds))
+        low, high = thresholds[after - 1], thresholds[after]
+        share = (iou - low) / (high - low)
+        columns = self.iou_below[:, after - 1], self.iou_below[:, after]
+        return torch.lerp(*columns, share)
+
+    def risk_at(self, iou: float) -> Tensor:
+        """Return P(there is no object, or the IoU is below ``iou``) (m,)."""
+        misplaced = self.misplaced_at(iou)
+        assert self.no_object is not None
+        risk: Tensor = self.no_object + (1 - self.no_object) * misplaced
+        return risk
+
+    def region(self, level: float, joint: bool = False) -> Tensor:
+        """Return half widths (m, D) that hold a share ``level`` of the errors.
+
+        Each field by itself; with ``joint=True`` all fields at once. The regions are conformal at
+        the levels of the error model; for another level the next higher one is taken, and the
+        width is infinite where there were too few calibration boxes for the level. The yaw is
+        that of the axis; ``flipped`` says how likely front and back are swapped.
+        """
+        levels = self._error_model("levels")
+        higher = [i for i, one in enumerate(levels) if one >= level - 1e-9]
+        if not 0 < level < 1 or not higher:
+            raise BoxcovError(f"level must lie above 0 and be at most {levels[-1]}, got {level}")
+        widths = self.joint_widths if joint else self.region_widths
+        assert widths is not None
+        return widths[:, higher[0]]
 
     def field(self, name: str) -> Tensor:
         """Return one field of all boxes (m,), by name."""
@@ -161,6 +239,9 @@ class Detections:
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors()}
         if self.covariance is not None:
             arrays["uncertainty"] = self.uncertainty.detach().cpu().numpy()
+        if self.no_object is not None:
+            arrays["misplaced"] = self.misplaced.detach().cpu().numpy()
+            arrays["risk"] = self.risk.detach().cpu().numpy()
         return arrays
 
     def save(self, path: str | Path) -> None:
@@ -216,6 +297,12 @@ class Detections:
 
     def _with(self, tensors: dict[str, Any]) -> Detections:
         return replace(self, **tensors)
+
+    def _error_model(self, key: str) -> Any:
+        """A number of the error model that filled these detections."""
+        if self.no_object is None or "error_model" not in self.meta:
+            raise BoxcovError(_UNCALIBRATED)
+        return self.meta["error_model"][key]
 
     def _column(self, name: str) -> int:
         if name not in self.fields:

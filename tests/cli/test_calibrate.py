@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from boxcov.error_model.fit import apply_calibration
 
 import boxcov as package
 from boxcov import Detections, Posterior
-from boxcov.error_model.fit import apply_calibration
 from boxcov.evaluate.covariance_metrics import covariance_metrics
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
-from boxcov.pipeline.ground_truth import GroundTruth, match_detections
 from boxcov.pipeline.options import DataOptions
 from helpers.command_line import boxcov
 

@@ -93,7 +93,7 @@ def test_predict_refuses_a_format_before_the_work(tmp_path: Path) -> None:
         f"--format ros --out {tmp_path / 'd.json'}"
     )
     assert done.code == 1
-    assert "--calibrated" in done.err
+    assert "boxcov calibrate" in done.err
     done = boxcov(
         f"predict --detector {word} --method nms --count 1 --sweeps 1 "
         f"--format csv --out {tmp_path / 'd.csv'}"

@@ -10,10 +10,10 @@ import torch
 from boxcov import BoxcovError, Detections
 from boxcov.data import simulated
 from boxcov.data.poses import BOX_FIELDS
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.scalar_uncertainty import uncertainty_of
 from boxcov.pipeline.evaluate import build_study
 from boxcov.pipeline.frames import load_frames
-from boxcov.pipeline.ground_truth import GroundTruth, match_detections
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from helpers.command_line import boxcov
 

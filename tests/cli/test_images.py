@@ -12,12 +12,12 @@ from boxcov import Detections
 from boxcov.data import coco
 from boxcov.detectors.yolox import YOLOX, Config
 from boxcov.errors import BoxcovError
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.pipeline import evaluate as evaluation
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline import predict as prediction
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import default_test_split, load_frames
-from boxcov.pipeline.ground_truth import GroundTruth, match_detections
 from boxcov.pipeline.options import (
     DataOptions,
     EstimatorOptions,

@@ -26,13 +26,13 @@ from boxcov.data import coco, kitti, nuscenes, shapes
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.detectors.training import Recipe, train
-from boxcov.pipeline.ground_truth import GroundTruth
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.pipeline.predict import block_store, read_blocks
-from helpers.calibration_cases import make_calibration
 from helpers.centerpoint_cases import detector_of, pillar_config
 from helpers.centerpoint_foreign import Foreign
 from helpers.coco_cases import coco_root, found_in
 from helpers.data_roots import VERSION, kitti_root, nuscenes_root, random_detections
+from helpers.error_models import make_error_model
 from helpers.mutations import mutated
 from helpers.yolox_cases import small
 
@@ -66,7 +66,7 @@ def _own(folder: Path) -> Iterable[Kind]:
         options=FitOptions(ekfac=True, full_layers=["head.branches.rot.3"]),
         depth=["head.shared", "head.branches.rot"],
     )
-    posterior.with_calibration(make_calibration(tiny.box_fields, tiny.classes)).save(
+    posterior.with_error_model(make_error_model(tiny.box_fields, tiny.classes)).save(
         folder / "posterior.safetensors"
     )
     yield Kind(

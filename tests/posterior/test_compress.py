@@ -14,7 +14,7 @@ from boxcov.kfac.ekfac import apply_ekfac
 from boxcov.posterior.compress import compress, difference
 from boxcov.posterior.householder import pack
 from boxcov.posterior.kronecker_block import Eigendecomposition
-from helpers.calibration_cases import make_calibration
+from helpers.error_models import make_error_model
 from helpers.nets import CASES
 from oracles.dense import dense_covariance, relative
 
@@ -102,12 +102,13 @@ def test_a_smaller_bound_keeps_more(posterior: Posterior) -> None:
 def test_shared_factors_stay_shared_and_files_give_the_same(
     tmp_path, tiny: TinyCenter, posterior: Posterior, smaller: Posterior
 ) -> None:
-    calibrated = smaller.with_calibration(make_calibration(tiny.box_fields, tiny.classes))
+    calibrated = smaller.with_error_model(make_error_model(tiny.box_fields, tiny.classes))
     calibrated.save(tmp_path / "p")
     again = Posterior.load(tmp_path / "p", tiny)
     assert (tmp_path / "p").stat().st_size < 0.3 * posterior.storage().stored
     assert again.error == smaller.error
-    assert again.calibration == calibrated.calibration
+    assert again.error_model is not None
+    assert again.error_model.to_json() == calibrated.error_model.to_json()
     assert again.blocks["head.branches.size.0"].Q is again.blocks["head.branches.rot.0"].Q
     for name, block in smaller.blocks.items():
         assert torch.equal(again.blocks[name].Q.vectors, block.Q.vectors)

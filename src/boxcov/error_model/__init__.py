@@ -1,5 +1,4 @@
-"""Errors of boxes from covariances and scores: the calibration and the risk of a box."""
+"""The error model: from everything known about a box to risk, error distribution and regions.
 
-from boxcov.error_model.risk import Risk, fit_risk
-
-__all__ = ["Risk", "fit_risk"]
+``model.py`` applies an error model to detections, ``calibrate.py`` fits one on labelled frames.
+"""

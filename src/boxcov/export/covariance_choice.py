@@ -40,6 +40,6 @@ def select_covariance(detections: Detections, kind: CovarianceKind = "predictive
         raise BoxcovError(
             "these detections have the epistemic covariance alone, which leaves out the noise of "
             "sensor and labels: a reader would trust the boxes too much. Calibrate (boxcov "
-            "calibrate, then calibrated=True or --calibrated), or pass covariance='epistemic'"
+            "calibrate), or pass covariance='epistemic'"
         )
     return detections.predictive

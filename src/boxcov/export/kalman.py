@@ -108,8 +108,8 @@ def _add_residual(
         if detections.predictive is None:
             raise BoxcovError(
                 "the epistemic covariance alone is no measurement noise R: it leaves out the noise "
-                "of sensor and labels. Use calibrated detections (boxcov calibrate, then "
-                "calibrated=True), or pass variances by field: residual={'x': 0.04, ...}"
+                "of sensor and labels. Use calibrated detections (boxcov "
+                "calibrate), or pass variances by field: residual={'x': 0.04, ...}"
             )
         return detections, "predictive"
     if detections.predictive is not None:

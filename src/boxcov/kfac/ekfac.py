@@ -176,14 +176,14 @@ class GradientMoments:
             sums.add(sums.block.layer.matrix(gradients).to(sums.block.Q.vectors))
 
     def posterior(self) -> Posterior:
-        """Return the posterior with the corrected eigenvalues, without its calibration."""
+        """Return the posterior with the corrected eigenvalues, without its error model."""
         if not self.frames:
             raise BoxcovError(
                 "the data set is empty: the second pass needs at least one frame, and a stream "
                 "can be read only once"
             )
         blocks = {name: sums.corrected_block(self.frames) for name, sums in self.sums.items()}
-        return replace(self.kfac_posterior, blocks=blocks, form="eigen", calibration=None)
+        return replace(self.kfac_posterior, blocks=blocks, form="eigen", error_model=None)
 
     def _start(self, full_layers: list[str]) -> None:
         """Set all sums to zero."""

@@ -1,39 +1,35 @@
-"""``boxcov calibrate``: fit a calibration on some frames and evaluate it on the others."""
+"""``boxcov calibrate``: fit the error model on some frames and evaluate it on the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
-from boxcov.detections import concatenate
-from boxcov.error_model.fit import apply_calibration, fit_calibration, region_coverage
+from boxcov.detections import Detections
+from boxcov.error_model.calibrate import fit_error_model, predict_frames, with_error_model
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.covariance_metrics import covariance_metrics, gaussian_fit
+from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.intervals import bootstrap
+from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import Progress, default_calibration_split, load_frames
-from boxcov.pipeline.ground_truth import GroundTruth, match_detections
 from boxcov.pipeline.options import CalibrateCommand
 from boxcov.pipeline.paths import check_output
 from boxcov.pipeline.predict import build_predictor
-from boxcov.posterior.calibration import Calibration
-from boxcov.posterior.posterior import Posterior
-from boxcov.predict.predictor import Predictor, estimator
+from boxcov.predict.predictor import estimator
 
-BASELINE = "score and size alone"
 LEVELS = (0.5, 0.9, 0.95)  # of the regions whose coverage is reported
 
 
 def run(options: CalibrateCommand, progress: Progress | None = None) -> dict[str, Any]:
-    """Write the posterior with a calibration to ``options.out`` and return a report.
+    """Write the posterior with an error model to ``options.out`` and return a report.
 
-    The first ``fit_share`` of the frames are used for the fit, the others for the report. Frames
-    are not mixed because consecutive frames look alike.
+    The report is about an error model fitted on the first ``fit_share`` of the frames, evaluated
+    on the others. The one that is written is fitted on all frames.
     """
     check_output(options.out)
     source = options.source
@@ -42,35 +38,28 @@ def run(options: CalibrateCommand, progress: Progress | None = None) -> dict[str
     frames = load_frames(source, options.device, detector.classes)
     fit_frames = _fit_frames(len(frames), options.fit_share)
     model = build_predictor(detector, options.estimator, source.seed)
-    records = _predict_records(model, frames, progress)
-    heading = {}
-    if "yaw" in records.fields:
-        heading = {"heading": options.heading, "half_turns": half_turn_share(records)}
-    if options.heading == "axis":
-        records = records.as_axes()
-    fit_kind = partial(
-        fit_calibration,
-        records[records.frame < fit_frames],
-        estimator=estimator(model.settings()),
-        data=f"{source.data} {source.split} seed {source.seed}",
-    )
-    found = fit_kind(options.kind)
-    baseline = found if found.kind == "score" else fit_kind("score")
-    held_out = compare_calibrations(records[records.frame >= fit_frames], found, baseline)
-    held_out = {"frames": len(frames) - fit_frames, **held_out}
-    found = replace(found, provenance={**found.provenance, **heading, "held_out": held_out})
-    posterior: Posterior = model.posterior  # type: ignore[attr-defined]  # all but nms have one
-    posterior.with_calibration(found).save(options.out)
+    model = with_error_model(model, None)
+    found, truth = predict_frames(model, frames, progress)
+    records = match_detections(found, truth, threshold=-1.0)
+    about = {"estimator": estimator(model.settings()), "fingerprint": model.posterior.fingerprint}  # type: ignore[attr-defined]
+    first = found.frame < fit_frames
+    tried = fit_error_model(found[first], records[first.numpy()], options.threshold, **about)
+    held_out = evaluate_error_model(tried.apply(found[~first]), records[~first.numpy()])
+    final = fit_error_model(found, records, options.threshold, **about)
+    report = {"data": f"{source.data} {source.split} seed {source.seed}", "held_out": held_out}
+    final = replace(final, provenance={**final.provenance, **report})
+    calibrated = with_error_model(model, final)
+    calibrated.posterior.save(options.out)  # type: ignore[attr-defined]
     return {
         "out": str(options.out),
-        "kind": found.kind,
-        "estimator": found.estimator,
-        **dict(found.provenance),
+        "estimator": final.estimator,
+        "threshold": final.threshold,
+        **dict(final.provenance),
     }
 
 
 def _fit_frames(frames: int, share: float) -> int:
-    """Return the number of frames for the fit."""
+    """Return the number of frames for the fit that is evaluated."""
     count = round(share * frames)
     if not 0 < count < frames:
         raise BoxcovError(
@@ -80,55 +69,72 @@ def _fit_frames(frames: int, share: float) -> int:
     return count
 
 
-def _predict_records(model: Predictor, frames: Sequence[Any], progress: Progress | None) -> Records:
-    found, targets = [], []
-    for number in range(len(frames)):
-        inputs, target = frames[number]
-        boxes = model(inputs)
-        found.append(replace(boxes, frame=boxes.frame + number).to("cpu"))
-        targets.append((None, target))
-        if progress is not None:
-            progress(number + 1, len(frames))
-    return match_detections(concatenate(found), GroundTruth.from_frames(targets))
+def evaluate_error_model(found: Detections, records: Records) -> dict[str, Any]:
+    """Return AUROC, calibration error and coverage on labelled frames not used in the fit.
 
-
-def half_turn_share(records: Records) -> float | None:
-    """Return the share of matched boxes whose yaw is off by more than a quarter turn."""
-    errors = records[records.paired].errors[:, records.fields.index("yaw")]
-    errors = errors[~np.isnan(errors)]
-    return float((np.abs(errors) > np.pi / 2).mean()) if len(errors) else None
-
-
-def compare_calibrations(
-    records: Records, found: Calibration, baseline: Calibration
-) -> dict[str, Any]:
-    """Return NLL, coverage, ENCE and ANEES before and after calibration and for the baseline.
-
-    ``gain`` is the NLL of the baseline minus that of the calibration, averaged over the boxes, with
-    a 95 % bootstrap interval over frames.
+    Each AUROC stands beside that of 1 - score, with the bootstrap interval over frames of their
+    difference.
     """
-    paired = records[records.paired]
-    if not len(paired):
+    paired = records.paired
+    if not paired.any():
         raise BoxcovError(
             "none of the boxes in the frames of the report matches an object: "
             "give more frames, or a smaller --fit-share"
         )
-    after, alone = (apply_calibration(paired, one).predictive for one in (found, baseline))
-    assert paired.covariance is not None
-    assert after is not None
-    assert alone is not None
+    threshold = found.meta["error_model"]["threshold"]
+    bad = records.iou < threshold
+    doubt = 1 - records.scores
+    numbers = found.numpy()
     rows = {
-        name: covariance_metrics(paired.errors, np.asarray(C, dtype=float), paired.fields)
-        for name, C in (("before", paired.covariance), ("after", after), (BASELINE, alone))
+        "risk": _ranking(numbers["risk"], doubt, bad, records.frame),
+        "no_object": _ranking(numbers["no_object"], doubt, ~paired, records.frame),
+        "misplaced": _ranking(
+            *(v[paired] for v in (numbers["misplaced"], doubt, bad, records.frame))
+        ),
     }
-    gain = gaussian_fit(paired.errors, alone).nll - gaussian_fit(paired.errors, after).nll
-    low, high = bootstrap(lambda chosen: gain[chosen].mean(), paired.frame)
+    errors = np.abs(records.as_axes().errors[paired])
+    coverage = {
+        str(level): float(np.nanmean(_inside(found[torch.as_tensor(paired)], errors, level)))
+        for level in LEVELS
+    }
     return {
-        "boxes": len(paired),
+        "frames": len(np.unique(records.frame)),
+        "boxes": len(records),
+        "paired": int(paired.sum()),
         "rows": rows,
-        "regions": {
-            str(level): region_coverage(apply_calibration(paired, found), found, level)
-            for level in LEVELS
-        },
-        "gain": {"mean": float(gain.mean()), "low": float(low), "high": float(high)},
+        "regions": coverage,
     }
+
+
+def _ranking(u: Any, doubt: Any, bad: Any, frame: Any) -> dict[str, float]:
+    def gain(rows: Any) -> float:
+        return float(auroc(bad[rows], u[rows]) - auroc(bad[rows], doubt[rows]))
+
+    low, high = bootstrap(gain, frame)
+    return {
+        "share": float(bad.mean()),
+        "AUROC": float(auroc(bad, u)),
+        "AUROC of 1 - score": float(auroc(bad, doubt)),
+        "low": float(low),
+        "high": float(high),
+        "ECE": calibration_error(u, bad),
+    }
+
+
+def calibration_error(probability: Any, happened: Any, bins: int = 15) -> float:
+    """Return the expected calibration error over bins with equal numbers of boxes.
+
+    >>> calibration_error(np.array([0.1, 0.1, 0.9, 0.9]), np.array([0, 0, 1, 1]), bins=2)
+    0.1
+    """
+    order = np.argsort(probability, kind="stable")
+    parts = [part for part in np.array_split(order, bins) if len(part)]
+    gaps = [len(part) * abs(probability[part].mean() - happened[part].mean()) for part in parts]
+    return round(float(sum(gaps) / len(probability)), 12)
+
+
+def _inside(found: Detections, errors: Any, level: float) -> Any:
+    """Return which errors (n, D) lie inside the regions, NaN where unknown."""
+    inside = (errors <= found.region(level).cpu().numpy()).astype(float)
+    inside[np.isnan(errors)] = np.nan
+    return inside

@@ -14,6 +14,7 @@ from boxcov._torch.distributed import World, join_process_group
 from boxcov.data.loader import load_items
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.scalar_uncertainty import uncertainty_of
 from boxcov.evaluate.summary import table
@@ -25,7 +26,6 @@ from boxcov.pipeline.frames import (
     load_in_background,
     source_of_detections,
 )
-from boxcov.pipeline.ground_truth import GroundTruth, match_detections
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from boxcov.pipeline.paths import blocks_folder, check_output
 from boxcov.report.page import write

@@ -48,7 +48,7 @@ def check_format(
     if format in MESSAGE_FORMATS and not has_predictive and covariance == "predictive":
         raise BoxcovError(
             f"the format {format} is read by trackers, which need the covariance of the errors: "
-            "give --calibrated with a posterior from boxcov calibrate, or --covariance epistemic"
+            "predict with a posterior from boxcov calibrate, or --covariance epistemic"
         )
     package, extra = _PACKAGES.get(format, ("json", ""))
     if find_spec(package) is None:

@@ -59,15 +59,15 @@ def run(
         detector = load_detector(options.detector, device)
         frames = load_frames(source, device, detector.classes)
         fields = tuple(detector.box_fields)
-        check_format(options.format, frames, fields, options.calibrated, options.message)
         model = build_predictor(
             detector,
             options.estimator,
             source.seed,
             max_boxes=options.max_boxes,
-            calibrated=options.calibrated,
             with_logit=options.with_logit,
         )
+        is_calibrated = model.error_model is not None
+        check_format(options.format, frames, fields, is_calibrated, options.message)
         meta = {
             **model.settings(),
             **_posterior_meta(options.estimator),
@@ -89,7 +89,7 @@ def run(
         return {}
     found = read_blocks(store, len(frames))
     milliseconds = found.meta["milliseconds"]
-    found = replace(found, meta={**meta, "milliseconds": milliseconds})
+    found = replace(found, meta={**meta, **found.meta})
     write_detections(options.format, out, frames, found, options.message)
     store.remove()
     return {
@@ -108,7 +108,6 @@ def build_predictor(
     seed: int = 0,
     *,
     max_boxes: int | None = None,
-    calibrated: bool = False,
     with_logit: bool = False,
 ) -> Predictor:
     """Return the predictor that ``options`` describe."""
@@ -122,18 +121,13 @@ def build_predictor(
             posterior,
             samples=samples,
             seed=seed,
-            calibrated=calibrated,
             with_logit=with_logit,
         )
     assert posterior is not None
     if options.method == "glm":
-        return GLM(
-            detector, posterior, calibrated=calibrated, max_boxes=max_boxes, with_logit=with_logit
-        )
+        return GLM(detector, posterior, max_boxes=max_boxes, with_logit=with_logit)
     if options.method == "exact":
-        return ExactGLM(
-            detector, posterior, options.samples, seed, calibrated=calibrated, with_logit=with_logit
-        )
+        return ExactGLM(detector, posterior, options.samples, seed, with_logit=with_logit)
     return MCGLM(
         detector,
         posterior,
@@ -141,7 +135,6 @@ def build_predictor(
         options.derivative or "jvp",
         1e-7 if options.epsilon is None else options.epsilon,
         seed,
-        calibrated=calibrated,
         with_logit=with_logit,
     )
 
@@ -177,7 +170,8 @@ def read_blocks(store: BlockStore[Detections], count: int) -> Detections:
     for numbers, (_, meta) in zip(store.ranges(count), found):
         with reading(store.path(numbers.start), "a block of a run"):
             milliseconds += map(float, meta["milliseconds"])
-    return replace(concatenate([block for block, _ in found]), meta={"milliseconds": milliseconds})
+    boxes = concatenate([block for block, _ in found])
+    return replace(boxes, meta={**_result_meta(boxes), "milliseconds": milliseconds})
 
 
 def _predict_block(
@@ -193,7 +187,13 @@ def _predict_block(
         found.append(replace(boxes, frame=boxes.frame + number).to("cpu"))
         if progress is not None:
             progress(number + 1, total)
-    return replace(concatenate(found), meta={"milliseconds": milliseconds})
+    boxes = concatenate(found)
+    return replace(boxes, meta={**_result_meta(boxes), "milliseconds": milliseconds})
+
+
+def _result_meta(found: Detections) -> dict[str, Any]:
+    """Return what the signals and the error model's numbers mean."""
+    return {name: found.meta[name] for name in ("signals", "error_model") if name in found.meta}
 
 
 def _synchronize(device: torch.device) -> None:

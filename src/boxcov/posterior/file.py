@@ -16,18 +16,19 @@ from torch import Tensor
 
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector
+from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.files import reading, write_safetensors
-from boxcov.posterior.calibration import REMOVED_KINDS, Calibration
 from boxcov.posterior.householder import PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
 from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
 from boxcov.version import __version__
 
-FORMAT = 1  # "calibration", "locations" and "skipped" are optional
+FORMAT = 1  # "error_model", "locations" and "skipped" are optional
 CORRECTED = 2  # with "corrected" and "full", from a second pass
 PACKED = 3  # compressed factors, and "error"
 _KEY = "boxcov.posterior"
+_ERROR_MODEL = "error_model."  # prefix of its tensors
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,10 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "meta": dict(posterior.meta),
         "skipped": posterior.skipped,
     }
-    if posterior.calibration is not None:
-        about["calibration"] = json.loads(posterior.calibration.to_json())
+    if posterior.error_model is not None:
+        about["error_model"] = posterior.error_model.to_json()
+        own = posterior.error_model.to("cpu").tensors()
+        tensors |= {f"{_ERROR_MODEL}{name}": tensor.contiguous() for name, tensor in own.items()}
     if posterior.error:
         about["error"] = posterior.error if isfinite(posterior.error) else None
     write_safetensors(path, tensors, {_KEY: json.dumps(about)})
@@ -114,23 +117,28 @@ def load(path: str | Path, detector: Detector) -> Posterior:
             name: tuple(p.shape) for name, p in detector.named_parameters(remove_duplicate=False)
         }
         posterior = _posterior(about, tensors, shapes).to(next(detector.parameters()).device)
-        return posterior.with_calibration(_calibration(about, path))
+        return posterior.with_error_model(_error_model(about, tensors, path))
 
 
-def _calibration(about: dict[str, Any], path: str | Path) -> Calibration | None:
-    """Read the calibration in the header; one of a removed kind is left out with a warning."""
-    entry = about.get("calibration")
-    if entry is None:
-        return None
-    if isinstance(entry, dict) and entry.get("kind") in REMOVED_KINDS:
+def _error_model(
+    about: dict[str, Any], tensors: Mapping[str, Tensor], path: str | Path
+) -> ErrorModel | None:
+    """Read the error model; a calibration of boxcov 0.1 is left out with a warning."""
+    if about.get("calibration") is not None:
         warn(
-            f"{path}: its calibration of kind {entry['kind']!r} is no longer supported and was "
-            "left out: run `boxcov calibrate` again",
+            f"{path}: its calibration was written by boxcov 0.1 and was left out: "
+            "run `boxcov calibrate` again",
             BoxcovWarning,
             stacklevel=4,
         )
+    if "error_model" not in about:
         return None
-    return Calibration.from_json(json.dumps(entry))
+    own = {
+        name.removeprefix(_ERROR_MODEL): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_ERROR_MODEL)
+    }
+    return ErrorModel.from_file(about["error_model"], own)
 
 
 def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from boxcov._torch.layers import from_matrix, to_matrix
 from boxcov._torch.precision import full_precision
+from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, join_names
-from boxcov.posterior.calibration import Calibration
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, log_evidence
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Posterior:
       prior precision: auto, 874 to 874 (layers by evidence: 0, by RMS of weights: 1)
       Fisher: empirical, locations='all', 2 frames for n_data=100
       stored: 0.32 MiB
-      calibration: none
+      error model: none, uncalibrated
     """
 
     blocks: Mapping[str, KroneckerBlock]  # by layer name
@@ -72,7 +72,7 @@ class Posterior:
     jitter: float = 1e-6  # of the form "paper", relative to a factor's mean eigenvalue
     meta: Mapping[str, str] = field(default_factory=dict)
     locations: Locations = "all"  # weights of the locations in Q
-    calibration: Calibration | None = None  # dropped whenever the variances change
+    error_model: ErrorModel | None = None  # dropped whenever the variances change
     skipped: int = 0  # items left out because of NaN or infinite values
     error: float = 0.0  # bound of the relative change of every variance by compress()
 
@@ -133,7 +133,7 @@ class Posterior:
             f"Fisher: {self.fisher}, locations={self.locations!r}, "
             f"{self.frames} frames{skipped} for n_data={self.n_data:g}",
             f"stored: {self.storage().stored / 2**20:.2f} MiB{bound}",
-            f"calibration: {'none' if self.calibration is None else self.calibration.kind}",
+            f"error model: {describe_error_model(self.error_model)}",
         ]
         corrected = sum(not block.is_kronecker for block in self.blocks.values())
         if corrected:
@@ -288,8 +288,8 @@ class Posterior:
     # other posteriors with the same factors
 
     def restricted(self, names: Iterable[str]) -> Posterior:
-        """Return the posterior of some of the layers, without its calibration."""
-        return replace(self, blocks={name: self.blocks[name] for name in names}, calibration=None)
+        """Return the posterior of some of the layers, without its error model."""
+        return replace(self, blocks={name: self.blocks[name] for name in names}, error_model=None)
 
     def with_prior(self, prior_precision: float | Mapping[str, float]) -> Posterior:
         """Return the posterior with another prior precision, in the form "eigen", uncalibrated.
@@ -300,7 +300,7 @@ class Posterior:
             self,
             prior_precision=prior_precision,
             form="eigen",
-            calibration=None,
+            error_model=None,
             meta={key: text for key, text in self.meta.items() if key != EVIDENCE_LAYERS},
         )
         if not self.error:
@@ -323,7 +323,7 @@ class Posterior:
                 "a compressed posterior has lost the small eigenvalues that the paper's form "
                 "divides by: use the original"
             )
-        return replace(self, form="paper", jitter=jitter, calibration=None)
+        return replace(self, form="paper", jitter=jitter, error_model=None)
 
     def compress(self, error: float = 0.01) -> Posterior:
         """Compress the posterior with an error bound, see ``boxcov.posterior.compress``."""
@@ -331,9 +331,9 @@ class Posterior:
 
         return compress(self, error)
 
-    def with_calibration(self, calibration: Calibration | None) -> Posterior:
-        """Return the posterior with a calibration, see ``boxcov calibrate``."""
-        return replace(self, calibration=calibration)
+    def with_error_model(self, error_model: ErrorModel | None) -> Posterior:
+        """Return the posterior with another error model, see ``boxcov.calibrate``."""
+        return replace(self, error_model=error_model)
 
     def to(self, device: torch.device | str) -> Posterior:
         moved: dict[int, Eigendecomposition] = {}  # shared factors stay shared

@@ -31,6 +31,8 @@ from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields
 from boxcov.predict.route import EngineOptions, State, TangentRouter
 
+_MIN_VARIANCE = 1e-30
+
 
 class ExactGLM(PosteriorPredictor):
     """The full D x D covariance of every box, exact.
@@ -38,7 +40,6 @@ class ExactGLM(PosteriorPredictor):
     samples: for a posterior that reaches below the head: estimate that part by Monte Carlo with
         this many samples, drawn with ``seed``. None: that part is exact too, at one backward pass
         per number. Covariance adds over layers, so the two parts are added.
-    calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
     with_logit: also return the variance of each score's logit and its covariance with the box.
     engine: speed against accuracy and memory.
 
@@ -63,16 +64,21 @@ class ExactGLM(PosteriorPredictor):
         samples: int | None = None,
         seed: int = 0,
         *,
-        calibrated: bool = False,
         with_logit: bool = False,
         engine: EngineOptions | None = None,
     ) -> None:
         if samples is not None:
             check_samples(samples)
-        super().__init__(detector, posterior, calibrated, with_logit, engine)
+        super().__init__(detector, posterior, with_logit, engine)
         self.samples, self.seed = samples, seed
         self._samples = None if samples is None else PosteriorSamples(self.posterior, samples, seed)
+        head = detector.parts()["head"]
+        modules = head if isinstance(head, tuple) else (head,)
+        own = {id(p) for module in modules for p in module.parameters()}
+        named = dict(detector.named_parameters(remove_duplicate=False))
+        self._reaches_below = any(id(named[name]) not in own for name in posterior.parameters)
         self.router = self.build_router()
+        self.set_error_model(posterior.error_model)
 
     def build_router(self) -> ExactRouter:
         return ExactRouter(
@@ -85,8 +91,21 @@ class ExactGLM(PosteriorPredictor):
         return {**super().settings(), **own, "precision": precision, "tolerance": tolerance}
 
     def predict(self, point: LinearizationPoint) -> Detections:
-        covariance, row = self.router.covariance(point)
-        return point.detections(covariance=covariance, meta=self.settings(), **logit_fields(row))
+        covariance, row, below = self.router.covariance(point)
+        found = point.detections(covariance=covariance, meta=self.settings(), **logit_fields(row))
+        return self._with_part_below(found, below) if self._reaches_below else found
+
+    def _empty(self, point: LinearizationPoint) -> Detections:
+        found = super()._empty(point)
+        return self._with_part_below(found, None) if self._reaches_below else found
+
+    def _with_part_below(self, found: Detections, below: Tensor | None) -> Detections:
+        """Add the log variances of the layers below the head, by themselves, as signals."""
+        assert found.covariance is not None
+        part = torch.zeros_like(found.covariance) if below is None else below
+        logs = part.diagonal(dim1=1, dim2=2).clamp(min=_MIN_VARIANCE).log()
+        names = [f"variance below the head {name}" for name in found.fields]
+        return replace(found, signals=logs, meta={**found.meta, "signals": names})
 
 
 @dataclass(frozen=True)
@@ -128,20 +147,22 @@ class ExactRouter(TangentRouter):
             self._etas(self._below_stages), self.staged_head.first_layer
         )
 
-    def covariance(self, point: LinearizationPoint) -> tuple[Tensor, Tensor | None]:
-        """The covariance of the boxes (m, D, D), and the row (m, D + 1) of the score logit."""
+    def covariance(self, point: LinearizationPoint) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The covariance of the boxes (m, D, D), the row (m, D + 1) of the score logit, and the
+        part of the covariance that comes from the layers below the head."""
         boxes = replace(point, logits=None)
         head = self._head(boxes)
         logit = self._head_by_instance(point) if self.with_logit else None
         covariance, row = head.covariance, None if logit is None else logit.covariance
         if self.samples is None and head.below and logit is not None and head.below == logit.below:
             both = autograd_covariance(point, self.posterior.restricted(head.below))
-            return covariance + both[0], logit.covariance + both[1]
-        if head.below:
-            covariance = covariance + self._below(boxes, head)
+            return covariance + both[0], logit.covariance + both[1], both[0]
+        below = self._below(boxes, head) if head.below else None
+        if below is not None:
+            covariance = covariance + below
         if logit is not None and logit.below:
             row = logit.covariance + self._row_below(point, logit.below)
-        return covariance, row
+        return covariance, row, below
 
     def _head(self, point: LinearizationPoint) -> HeadPart:
         """By stages where they are verified for all boxes, else by instance or not at all."""

@@ -20,7 +20,6 @@ class GLM(PosteriorPredictor):
     """``J Sigma J^T`` of every box, from D backward passes per box: the paper's baseline.
 
     max_boxes: compute only so many boxes of an input, the first ones; the others are left out.
-    calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
     with_logit: also return the variance of each score's logit and its covariance with the box.
 
     >>> import boxcov
@@ -41,16 +40,16 @@ class GLM(PosteriorPredictor):
         posterior: Posterior,
         *,
         max_boxes: int | None = None,
-        calibrated: bool = False,
         with_logit: bool = False,
     ) -> None:
         if max_boxes is not None and (not isinstance(max_boxes, int) or max_boxes < 1):
             raise BoxcovError(
                 f"max_boxes must be a whole number of boxes of at least 1, got {max_boxes!r}"
             )
-        super().__init__(detector, posterior, calibrated, with_logit)
+        super().__init__(detector, posterior, with_logit)
         self.max_boxes = max_boxes
         self.router = self.build_router()
+        self.set_error_model(posterior.error_model)
         self.router.settle("one backward pass per number", "the same")
 
     def predict(self, point: LinearizationPoint) -> Detections:

@@ -31,7 +31,6 @@ class MCGLM(PosteriorPredictor):
     fresh: draw new directions for every frame; otherwise those of ``seed`` serve all frames.
     cross_box: also return the joint covariance of all boxes, of low rank: see
         ``Detections.cross_covariance``.
-    calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
     with_logit: also return the variance of each score's logit and its covariance with the box.
     engine: speed against accuracy and memory.
 
@@ -59,7 +58,6 @@ class MCGLM(PosteriorPredictor):
         *,
         fresh: bool = False,
         cross_box: bool = False,
-        calibrated: bool = False,
         with_logit: bool = False,
         engine: EngineOptions | None = None,
     ) -> None:
@@ -69,11 +67,12 @@ class MCGLM(PosteriorPredictor):
             raise BoxcovError(f"derivative must be one of {known}, got {derivative!r}")
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
-        super().__init__(detector, posterior, calibrated, with_logit, engine)
+        super().__init__(detector, posterior, with_logit, engine)
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
         self.fresh, self.cross_box = fresh, cross_box
         self._samples = PosteriorSamples(self.posterior, samples, seed, fresh)
         self.router = self.build_router()
+        self.set_error_model(posterior.error_model)
 
     def build_router(self) -> DirectionRouter | Router:
         if self.derivative == "fd":

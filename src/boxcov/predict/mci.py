@@ -29,7 +29,7 @@ from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.jvp import PosteriorSamples
 from boxcov.predict.instances import InstancesCheck, instance_groups, leaves_read, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, OnCall
-from boxcov.predict.predictor import Predictor, calibration_of, check_samples, logit_fields
+from boxcov.predict.predictor import Predictor, check_samples, logit_fields
 from boxcov.predict.route import EngineOptions, Router, State
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
@@ -49,7 +49,6 @@ class MCI(Predictor):
     posterior: sample the networks from it; otherwise by dropout.
     dropout: the rate at which the inputs of every layer at ``depth`` are dropped; None keeps the
         detector's own dropout layers active instead.
-    calibrated: also fill ``Detections.predictive``, by the posterior's calibration.
     with_logit: also return the variance of each score's logit and its covariance with the box.
 
     The boxes returned are the mean, not the plain detector's: Bayesian averaging is not post hoc.
@@ -73,21 +72,13 @@ class MCI(Predictor):
         seed: int = 0,
         *,
         depth: str | Sequence[str] = "head",
-        calibrated: bool = False,
         with_logit: bool = False,
     ) -> None:
         check_samples(samples)
-        calibration = None
         if posterior is not None:
             check_finite_weights(detector)
             check_fingerprint(posterior.fingerprint, detector, "posterior")
             names = posterior.parameters
-            calibration = calibration_of(posterior, detector) if calibrated else None
-        elif calibrated:
-            raise BoxcovError(
-                "calibrated=True needs a posterior with a calibration, "
-                "which MC dropout does not have"
-            )
         elif dropout is None:
             names = []
         elif 0 < dropout < 1:
@@ -97,7 +88,7 @@ class MCI(Predictor):
                 f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own "
                 "dropout layers"
             )
-        super().__init__(detector, names, calibration, with_logit)
+        super().__init__(detector, names, with_logit)
         self.posterior = None if posterior is None else posterior.to(self.device)
         self.dropout, self.samples, self.seed = dropout, samples, seed
         self._generator = torch.Generator(self.device)
@@ -105,6 +96,7 @@ class MCI(Predictor):
         if self.posterior is not None:
             self._samples = PosteriorSamples(self.posterior, samples, seed)
         self.router = self.build_router()
+        self.set_error_model(None if posterior is None else posterior.error_model)
 
     def build_router(self) -> MCIRouter:
         return MCIRouter(self.linearize(), self.engine)

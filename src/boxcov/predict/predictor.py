@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from threading import Lock
 from typing import Any, ClassVar
-from warnings import warn
 
 import torch
 from torch import Tensor
@@ -22,8 +21,8 @@ from boxcov._torch.modules import (
 from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.posterior.calibration import Calibration, CalibrationTables
+from boxcov.error_model.model import ErrorModel, describe_error_model
+from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import check_covariance
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
@@ -40,7 +39,6 @@ class Predictor(ABC):
         self,
         detector: Detector,
         parameters: list[str],
-        calibration: Calibration | None = None,
         with_logit: bool = False,
         engine: EngineOptions | None = None,
     ) -> None:
@@ -53,15 +51,26 @@ class Predictor(ABC):
         self.with_logit = with_logit
         self.engine = engine or EngineOptions()
         self.device = next(detector.parameters()).device
-        self._calibration = calibration
-        self._tables: CalibrationTables | None = None  # on the device of the first boxes
+        self.error_model: ErrorModel | None = None
         self._detector, self._parameters = detector, parameters
         self._fingerprint = fingerprint(detector)
         self._snapshot = WeightSnapshot(detector)
         self._lock = Lock()  # the trunk cache holds one frame at a time
 
     def __call__(self, inputs: Any) -> Detections:
-        """The detector's boxes, scores and labels, with a covariance for each box."""
+        """The detector's boxes, scores and labels, with a covariance for each box.
+
+        With an error model also risk, error distribution and regions, see ``Detections``.
+        """
+        if self.error_model is None:
+            return self._run(inputs, with_signals=False)
+        return self.error_model.apply(self._run(inputs, with_signals=True))
+
+    def with_signals(self, inputs: Any) -> Detections:
+        """The detections with the signals that an error model needs, but without its results."""
+        return self._run(inputs, with_signals=True)
+
+    def _run(self, inputs: Any, with_signals: bool) -> Detections:
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._check_weights()
             inputs = ready(inputs, self.device)
@@ -72,9 +81,14 @@ class Predictor(ABC):
             finally:
                 self.linearized.trunk.forget()
             check_covariance(result, self.method, self.settings())
-            if self._calibration is None:
-                return result
-            return self._calibrated(result, self._calibration)
+            return _add_signals(result, point) if with_signals else result
+
+    def set_error_model(self, error_model: ErrorModel | None) -> None:
+        """Use another error model from now on; raise if it was fitted for something else."""
+        if error_model is not None:
+            error_model.check(estimator(self.settings()), self._fingerprint, self._detector)
+            error_model = error_model.to(self.device)
+        self.error_model = error_model
 
     def __repr__(self) -> str:
         detector = self._detector
@@ -91,6 +105,7 @@ class Predictor(ABC):
                 f"  posterior: depth {posterior.depth!r}, {len(posterior.blocks)} layers, "
                 f"n_data {posterior.n_data:g}"
             )
+        lines.append(f"  error model: {describe_error_model(self.error_model)}")
         return "\n".join([*lines, f"  route: {self.router.route or 'not chosen: no boxes yet'}"])
 
     @property
@@ -128,32 +143,8 @@ class Predictor(ABC):
             covariance=zeros(0, D, D), meta=self.settings(), **logit_fields(row)
         )
 
-    def _calibrated(self, result: Detections, calibration: Calibration) -> Detections:
-        """The same detections with ``predictive`` filled."""
-        covariance = result.covariance
-        assert covariance is not None
-        if self._tables is None:
-            own = estimator(self.settings())
-            if own != calibration.estimator:
-                warn(
-                    f"the calibration was fitted to covariances of {calibration.estimator}, these "
-                    f"are of {own}, with other noise: fit one for them with `boxcov calibrate`",
-                    BoxcovWarning,
-                    stacklevel=4,
-                )
-            self._tables = calibration.tables(covariance)
-        dtype = covariance.dtype
-        predictive = self._tables(
-            covariance, result.boxes.to(dtype), result.scores.to(dtype), result.labels
-        )
-        return replace(result, predictive=predictive)
-
     def _optional_settings(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"with_logit": True} if self.with_logit else {}
-        if self._calibration is not None:
-            known = self._calibration
-            found["calibration"] = {"kind": known.kind, "estimator": known.estimator}
-        return found
+        return {"with_logit": True} if self.with_logit else {}
 
 
 class PosteriorPredictor(Predictor):
@@ -163,19 +154,12 @@ class PosteriorPredictor(Predictor):
         self,
         detector: Detector,
         posterior: Posterior,
-        calibrated: bool = False,
         with_logit: bool = False,
         engine: EngineOptions | None = None,
     ) -> None:
         check_finite_weights(detector)
         check_fingerprint(posterior.fingerprint, detector, "posterior")
-        super().__init__(
-            detector,
-            posterior.parameters,
-            calibration_of(posterior, detector) if calibrated else None,
-            with_logit,
-            engine,
-        )
+        super().__init__(detector, posterior.parameters, with_logit, engine)
         self.posterior = posterior.to(self.device)
 
     def settings(self) -> dict[str, Any]:
@@ -192,14 +176,17 @@ class PosteriorPredictor(Predictor):
         }
 
 
-def calibration_of(posterior: Posterior, detector: Detector) -> Calibration:
-    """The posterior's calibration, checked against the detector's boxes and classes."""
-    if posterior.calibration is None:
-        raise BoxcovError(
-            "calibrated=True, but the posterior has no calibration: fit one with `boxcov calibrate`"
-        )
-    posterior.calibration.check(detector.box_fields, detector.classes, "the detector")
-    return posterior.calibration
+def _add_signals(found: Detections, point: LinearizationPoint) -> Detections:
+    """The detections with the detector's signals after those of the estimator."""
+    detector = point.linearized.shadow
+    named = detector.signals(point.raw, point.selection)
+    columns = [column[: len(found)].to(found.scores.device) for column in named.values()]
+    own = [] if found.signals is None else list(found.signals.unbind(1))
+    names = [*found.meta.get("signals", ()), *named]
+    if not names:
+        return found
+    signals = torch.stack([column.to(torch.float32) for column in (*own, *columns)], 1)
+    return replace(found, signals=signals, meta={**found.meta, "signals": names})
 
 
 def estimator(settings: Mapping[str, Any]) -> str:

@@ -121,9 +121,6 @@ class PredictCommand:
     source: DataOptions = DataOptions()
     estimator: EstimatorOptions
     max_boxes: int | None = option(None, METHOD, "glm: only the first boxes of each frame.", min=1)
-    calibrated: bool = option(
-        False, OUTPUT, "Also write the covariance of the errors; needs boxcov calibrate first."
-    )
     with_logit: bool = option(
         False, OUTPUT, "Also write the variance of the score logit and its covariance with the box."
     )
@@ -137,10 +134,6 @@ class PredictCommand:
         method = self.estimator.method
         if self.max_boxes is not None and method != "glm":
             raise BoxcovError(f"the method {method} has no option --max-boxes: remove it")
-        if self.calibrated and (self.estimator.posterior is None or method == "nms"):
-            raise BoxcovError(
-                "--calibrated needs a posterior with a calibration: write one with boxcov calibrate"
-            )
         if self.with_logit and method == "nms":
             raise BoxcovError("the method nms has no option --with-logit: remove it")
 
@@ -185,14 +178,11 @@ class CalibrateCommand:
     detector: str = detector_option()
     source: DataOptions = DataOptions()
     estimator: EstimatorOptions
-    kind: Literal["product", "score"] = option(
-        "product",
+    threshold: float | None = option(
+        None,
         METHOD,
-        "product: variance from score, size, range, class and the epistemic variances; "
-        "score: without the epistemic variances.",
-    )
-    heading: Literal["direction", "axis"] = option(
-        "direction", METHOD, "axis ignores half turns, which no variance can describe."
+        "A box whose IoU with its object is below this is misplaced.",
+        shown="0.4 for LiDAR, 0.7 for images",
     )
     fit_share: float = option(
         0.5, METHOD, "Fraction of the frames, from the first on, for the fit."
@@ -202,7 +192,7 @@ class CalibrateCommand:
     def __post_init__(self) -> None:
         if self.estimator.posterior is None or self.estimator.method == "nms":
             raise BoxcovError(
-                "the calibration is stored in a posterior: give --posterior FILE "
+                "the error model is stored in a posterior: give --posterior FILE "
                 "and a method that uses it"
             )
         if not 0 < self.fit_share < 1:

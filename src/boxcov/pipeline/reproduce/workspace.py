@@ -15,6 +15,7 @@ from boxcov.data import batched
 from boxcov.detections import Detections, concatenate
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteError
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.files import atomic_write, make_folder, reading
 from boxcov.kfac.checkpoint import Checkpoint
@@ -22,7 +23,6 @@ from boxcov.kfac.fit import fit
 from boxcov.kfac.options import FitOptions
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames, preload_frames
-from boxcov.pipeline.ground_truth import GroundTruth, match_detections
 from boxcov.pipeline.options import DataOptions
 from boxcov.pipeline.paths import checkpoint_path
 from boxcov.pipeline.reproduce.plan import TEST, Run, Setting, file_name

@@ -1,0 +1,220 @@
+"""``boxcov.calibrate``: fit the error model of a method on labelled frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from math import pi
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from boxcov.detections import Detections, concatenate
+from boxcov.error_model.inputs import box_inputs, stack_inputs
+from boxcov.error_model.model import LIMIT, ErrorModel
+from boxcov.error_model.network import Outputs
+from boxcov.error_model.regions import class_range_index, fit_regions
+from boxcov.error_model.training import FOLDS, WIDTHS, Fitted, Targets, fit_network, frame_folds
+from boxcov.errors import BoxcovError
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
+from boxcov.evaluate.records import Records
+from boxcov.predict.predictor import Predictor, estimator
+
+Progress = Callable[[int, int], None]
+LIDAR_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+IMAGE_THRESHOLDS = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)  # pairs have at least 0.5
+MIN_PAIRS = 50  # boxes with an object
+
+
+def calibrate(
+    model: Predictor,
+    frames: Sequence[Any],
+    threshold: float | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Predictor:
+    """Return the model with an error model, fitted on labelled frames not used in training.
+
+    frames: a sequence of pairs (inputs, targets).
+    threshold: a box whose IoU with its object is below it is misplaced; one of the thresholds
+        0.1 to 0.9 for LiDAR (default 0.4), 0.55 to 0.95 for images (default 0.7).
+    progress: called with the number of items done and their total.
+
+    ``model`` itself is unchanged. Save the error model with ``model.posterior.save(path)``.
+    """
+    posterior = getattr(model, "posterior", None)
+    if posterior is None:
+        raise BoxcovError(
+            f"{model.method} has no posterior to store the error model with: calibrate ExactGLM, "
+            "MCGLM, GLM, or MCI with a posterior"
+        )
+    found, truth = predict_frames(model, frames, progress)
+    records = match_detections(found, truth, threshold=-1.0)
+    error_model = fit_error_model(
+        found,
+        records,
+        threshold,
+        estimator=estimator(model.settings()),
+        fingerprint=posterior.fingerprint,
+    )
+    return with_error_model(model, error_model)
+
+
+def with_error_model(model: Predictor, error_model: ErrorModel | None) -> Predictor:
+    """Return the same model with another error model."""
+    twin = copy(model)
+    twin.posterior = model.posterior.with_error_model(error_model)  # type: ignore[attr-defined]
+    twin.set_error_model(error_model)
+    return twin
+
+
+def predict_frames(
+    model: Predictor, frames: Sequence[Any], progress: Progress | None = None
+) -> tuple[Detections, GroundTruth]:
+    """Return the detections of all frames with their signals, on the CPU, and the objects."""
+    found, targets, start = [], [], 0
+    for number in range(len(frames)):
+        inputs, target = frames[number]
+        boxes = model.with_signals(inputs)
+        found.append(replace(boxes, frame=boxes.frame + start).to("cpu"))
+        targets.append((None, target))
+        start += len(target)
+        if progress is not None:
+            progress(number + 1, len(frames))
+    if not found:
+        raise BoxcovError("there are no frames: calibration needs labelled frames")
+    return concatenate(found), GroundTruth.from_frames(targets)
+
+
+def fit_error_model(
+    found: Detections,
+    records: Records,
+    threshold: float | None = None,
+    *,
+    estimator: str,
+    fingerprint: str,
+    exclude: Sequence[str] = (),
+    widths: tuple[int, ...] = WIDTHS,
+) -> ErrorModel:
+    """Return the error model of detections and their records, row by row.
+
+    exclude: prefixes of inputs to leave out, for ablations ("variance", "signal").
+    """
+    thresholds = IMAGE_THRESHOLDS if "x1" in found.fields else LIDAR_THRESHOLDS
+    threshold = (0.7 if "x1" in found.fields else 0.4) if threshold is None else threshold
+    _check(found, records, threshold, thresholds)
+    named = box_inputs(found)
+    names = tuple(n for n in named if not any(n.startswith(prefix) for prefix in exclude))
+    raw = stack_inputs(named, names)
+    centre, spread = _standardisation(raw, names)
+    x = ((raw - centre) / spread).clamp(-LIMIT, LIMIT)
+    targets, unit = _targets(records, thresholds)
+    outputs = Outputs(len(thresholds), len(found.fields), "yaw" in found.fields)
+    folds = frame_folds(found.frame)
+    fitted = fit_network(x, targets, folds, outputs, widths)
+    held_out = _held_out_outputs(fitted, x, folds)
+    rows = targets.paired
+    log_scales = outputs.log_scale(held_out)[rows] + unit.log()
+    ratios = (targets.errors[rows] * unit).abs() / log_scales.exp()
+    labels, ranges = class_range_index(found)
+    return ErrorModel(
+        fields=found.fields,
+        classes=found.classes,
+        estimator=estimator,
+        fingerprint=fingerprint,
+        inputs=names,
+        thresholds=thresholds,
+        threshold=threshold,
+        centre=centre,
+        spread=spread,
+        network=fitted.network,
+        unit=unit,
+        dof=fitted.dof,
+        correlation=_correlation(targets.errors[rows] * unit / log_scales.exp()),
+        regions=fit_regions(ratios, labels[rows], ranges[rows], folds[rows], len(found.classes)),
+        provenance={
+            "boxes": len(found),
+            "frames": len(records_frames(records)),
+            "paired": int(rows.sum()),
+            "held_out_loss": round(fitted.loss, 6),
+            "width": fitted.width,
+            "epochs": fitted.epochs,
+        },
+    )
+
+
+def records_frames(records: Records) -> Any:
+    """Return the numbers of the frames with boxes."""
+    return np.unique(records.frame)
+
+
+def _check(
+    found: Detections, records: Records, threshold: float, thresholds: Sequence[float]
+) -> None:
+    if threshold not in thresholds:
+        raise BoxcovError(
+            f"threshold must be one of {', '.join(map(str, thresholds))}, got {threshold}"
+        )
+    paired, frames = int(records.paired.sum()), len(records_frames(records))
+    if paired < MIN_PAIRS or frames < FOLDS:
+        raise BoxcovError(
+            f"{paired} boxes with an object in {frames} frames are too few to fit an error model: "
+            f"give at least {MIN_PAIRS} boxes and {FOLDS} frames, better 40 frames or more"
+        )
+    if not bool(found.boxes.isfinite().all()):
+        raise BoxcovError("some boxes are not finite: remove those rows")
+
+
+def _standardisation(x: Tensor, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Return a robust centre and spread (P,); classes stay 0 or 1."""
+    low, centre, high = torch.quantile(
+        x[:200_000].double(), torch.tensor([0.16, 0.5, 0.84]).double(), 0
+    )
+    spread = torch.maximum((high - low) / 2, 0.1 * x.double().std(0)).clamp(min=1e-3)
+    is_class = torch.tensor([name.startswith("class ") for name in names])
+    centre, spread = centre.masked_fill(is_class, 0.0), spread.masked_fill(is_class, 1.0)
+    return centre.float(), spread.float()
+
+
+def _targets(records: Records, thresholds: Sequence[float]) -> tuple[Targets, Tensor]:
+    """Return the targets in units (D,): one and a half times the median error of each field."""
+    errors = torch.as_tensor(records.as_axes().errors).float()
+    flipped = torch.zeros(len(errors))
+    if "yaw" in records.fields:
+        yaw = np.abs(records.errors[:, records.fields.index("yaw")])
+        flipped = torch.as_tensor(yaw > pi / 2).float()
+    paired = torch.as_tensor(records.paired)
+    unit = (1.5 * errors[paired].abs().nanmedian(0).values).nan_to_num(1.0).clamp(min=1e-2)
+    below = torch.as_tensor(records.iou)[:, None] < torch.tensor(thresholds, dtype=torch.float64)
+    return Targets(paired, below.float(), flipped, errors / unit), unit
+
+
+def _held_out_outputs(fitted: Fitted, x: Tensor, folds: Tensor) -> Tensor:
+    """Return the outputs (n, O) of each box by the member that was not fitted on its frame."""
+    network = fitted.network
+    y = torch.empty(len(x), network.linear.shape[2])
+    with torch.no_grad():
+        for k in range(int(folds.max()) + 1):
+            member = network.with_parameters([p[k : k + 1] for p in network.parameters()])
+            y[folds == k] = member(x[folds == k])[0]
+    return y
+
+
+def _correlation(ratios: Tensor) -> Tensor:
+    """Return the correlations (D, D) of the normal scores of errors over scales (n, D).
+
+    A score is the standard normal quantile of the rank of the error within its field, so heavy
+    tails do not decide. Unknown errors count as 0.
+    """
+    n = len(ratios)
+    ranks = ratios.nan_to_num(0).argsort(0).argsort(0).double()
+    scores = torch.special.ndtri((ranks + 0.5) / n)
+    scores = scores.masked_fill(ratios.isnan(), 0.0)
+    R = scores.T @ scores / n
+    sd = R.diagonal().sqrt().clamp(min=1e-6)
+    R = R / sd[:, None] / sd[None]
+    mixed: Tensor = 0.99 * R + 0.01 * torch.eye(len(R))  # positive definite
+    return mixed.float()

@@ -1,0 +1,129 @@
+"""The inputs of the error model: everything that is known about a box, as named numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from boxcov.detections import Detections
+
+_MIN_VARIANCE = 1e-30
+_MIN_SCORE = 1e-4
+_NEAR = 3.0  # radius of the neighbourhood: metres, or sides of an image box
+_FAR = 50.0  # distance that stands for "no other box"
+_MOST = 2000  # boxes at once
+_Columns = dict[str, Tensor]
+
+
+def box_inputs(found: Detections) -> _Columns:
+    """Return the inputs of each box (m,) by name.
+
+    Score, sides, range, speed and directions; the neighbours among the reported boxes; the class;
+    the log variances of the covariance; and the detector's signals.
+    """
+    if len(found) > _MOST and bool((found.frame != found.frame[0]).any()):
+        return _inputs_by_frame(found)
+    boxes = found.boxes.detach().to(torch.float32)
+    columns = dict(zip(found.fields, boxes.unbind(1)))
+    score = found.scores.to(torch.float32).clamp(_MIN_SCORE, 1 - _MIN_SCORE)
+    inputs = {"score": torch.logit(score)}
+    sides = _sides(columns)
+    inputs |= {f"log {name}": side.clamp(min=1e-3).log() for name, side in sides.items()}
+    if {"x", "y"} <= columns.keys():
+        inputs |= _directions(columns)
+    if {"vx", "vy"} <= columns.keys():
+        squares = columns["vx"].square() + columns["vy"].square()
+        inputs["log speed"] = 0.5 * (squares + 0.01).log()  # 0.1 m/s is at rest
+    inputs |= _neighbours(found, columns, list(sides.values()))
+    inputs |= {name: (found.labels == c).float() for c, name in enumerate(class_names(found))}
+    inputs |= _variances(found)
+    if found.signals is not None:
+        names = (f"signal {name}" for name in found.meta["signals"])
+        inputs |= dict(zip(names, found.signals.to(torch.float32).unbind(1)))
+    return inputs
+
+
+def _inputs_by_frame(found: Detections) -> _Columns:
+    """As ``box_inputs``, frame by frame: the neighbours of many frames would need much memory."""
+    order = found.frame.argsort(stable=True)
+    counts = torch.unique(found.frame, return_counts=True)[1]
+    parts = [box_inputs(found[rows]) for rows in order.split(counts.tolist())]
+    back = order.argsort()
+    return {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
+
+
+def class_names(found: Detections) -> list[str]:
+    """Return the names of the class inputs, one per class."""
+    return [f"class {name}" for name in found.classes]
+
+
+def stack_inputs(inputs: _Columns, names: Sequence[str]) -> Tensor:
+    """Return the inputs ``names`` as one tensor (m, P)."""
+    return torch.stack([inputs[name] for name in names], 1)
+
+
+def _sides(columns: _Columns) -> _Columns:
+    if "x1" in columns:
+        return {
+            "width": columns["x2"] - columns["x1"],
+            "height": columns["y2"] - columns["y1"],
+        }
+    return {name: columns[name] for name in ("w", "l", "h") if name in columns}
+
+
+def _directions(columns: _Columns) -> _Columns:
+    """Return range and direction, and the heading relative to the line of sight, as axes."""
+    x, y = columns["x"], columns["y"]
+    azimuth = torch.atan2(y, x)
+    found = {
+        "log range": 0.5 * (x.square() + y.square() + 1).log(),
+        "azimuth cos": (2 * azimuth).cos(),
+        "azimuth sin": (2 * azimuth).sin(),
+    }
+    if "yaw" in columns:
+        angle = 2 * (columns["yaw"] - azimuth)
+        found |= {"view cos": angle.cos(), "view sin": angle.sin()}
+    return found
+
+
+def _neighbours(found: Detections, columns: _Columns, sides: list[Tensor]) -> _Columns:
+    """Return how near the other reported boxes of the frame are, and how many there are."""
+    if "x1" in columns:
+        size = torch.stack(sides, 1).clamp(min=1.0).prod(1).sqrt()
+        centre = torch.stack([columns["x1"] + columns["x2"], columns["y1"] + columns["y2"]], 1) / (
+            2 * size[:, None]
+        )
+    elif {"x", "y"} <= columns.keys():
+        centre = torch.stack([columns["x"], columns["y"]], 1)
+    else:
+        return {}
+    distance = (centre[:, None] - centre[None]).square().sum(2).sqrt()  # (m, m)
+    same_frame = found.frame[:, None] == found.frame[None]
+    other = same_frame & ~torch.eye(len(found), dtype=torch.bool, device=centre.device)
+    distance = distance.masked_fill(~other, _FAR).clamp(0.05, _FAR)
+    same_class = found.labels[:, None] == found.labels[None]
+    scores = found.scores.to(torch.float32)
+    # a column of _FAR, so that a frame without boxes has a minimum
+    far = distance.new_full((len(found), 1), _FAR)
+    nearest = torch.cat([distance, far], 1).amin(1)
+    nearest_same = torch.cat([distance.masked_fill(~same_class, _FAR), far], 1).amin(1)
+    return {
+        "nearest box": nearest.log(),
+        "nearest of class": nearest_same.log(),
+        "boxes in frame": same_frame.sum(1).float().log1p(),
+        "scores nearby": ((distance < _NEAR) * scores[None]).sum(1),
+    }
+
+
+def _variances(found: Detections) -> _Columns:
+    """Return the log variances of the fields, and of the score logit where it is known."""
+    if found.covariance is None:
+        return {}
+    variances = found.covariance.diagonal(dim1=1, dim2=2).to(torch.float32)
+    logs = variances.clamp(min=_MIN_VARIANCE).log()
+    inputs = {f"variance {name}": log for name, log in zip(found.fields, logs.unbind(1))}
+    if found.score_variance is not None:
+        inputs["variance logit"] = found.score_variance.float().clamp(min=_MIN_VARIANCE).log()
+    return inputs

@@ -1,0 +1,110 @@
+"""The network of the error model: an ensemble of small MLPs, evaluated at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import pi
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Which columns of the network's output mean what.
+
+    >>> Outputs(thresholds=9, fields=7, has_heading=True).size
+    19
+    """
+
+    thresholds: int  # T of the IoU
+    fields: int  # D of a box
+    has_heading: bool
+
+    @property
+    def size(self) -> int:
+        return 1 + self.thresholds + 1 + self.has_heading + self.fields
+
+    def no_object(self, y: Tensor) -> Tensor:
+        """Return P(there is no object), of the shape of ``y`` without its last dimension."""
+        return y[..., 0].sigmoid()
+
+    def iou_below(self, y: Tensor) -> Tensor:
+        """Return P(IoU below each threshold | there is an object) (..., T), rising.
+
+        The network gives the logits of the T + 1 intervals between the thresholds.
+        """
+        shares = y[..., 1 : 2 + self.thresholds].softmax(-1)
+        return shares.cumsum(-1)[..., :-1].clamp(0, 1)
+
+    def flipped(self, y: Tensor) -> Tensor:
+        """Return P(the heading is off by half a turn)."""
+        return y[..., 2 + self.thresholds].sigmoid()
+
+    def log_scale(self, y: Tensor) -> Tensor:
+        """Return the log scales (..., D) of the errors, in the units of the error model."""
+        return y[..., -self.fields :]
+
+
+@dataclass(frozen=True)
+class Network:
+    """K members with the same shape: a linear map plus an MLP with two hidden layers.
+
+    With a hidden width of 0 a member is the linear map alone.
+    """
+
+    linear: Tensor  # (K, P, O)
+    bias: Tensor  # (K, 1, O)
+    hidden: tuple[Tensor, ...] = ()  # weights and biases of both hidden layers, and of the output
+
+    @staticmethod
+    def initial(
+        members: int, inputs: int, outputs: int, width: int, generator: torch.Generator
+    ) -> Network:
+        def normal(*shape: int) -> Tensor:
+            values: Tensor = torch.randn(*shape, generator=generator) / float(shape[1]) ** 0.5
+            return values
+
+        linear, bias = torch.zeros(members, inputs, outputs), torch.zeros(members, 1, outputs)
+        if not width:
+            return Network(linear, bias)
+        first, second = torch.zeros(members, 1, width), torch.zeros(members, 1, width)
+        return Network(
+            *(linear, bias),
+            (
+                *(normal(members, inputs, width), first),
+                *(normal(members, width, width), second),
+                0.1 * normal(members, width, outputs),
+            ),
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the outputs (K, m, O) of inputs (m, P), or of (K, m, P), one set per member."""
+        x = x.expand(len(self.linear), -1, -1)
+        y = torch.baddbmm(self.bias, x, self.linear)
+        if not self.hidden:
+            return y
+        w1, b1, w2, b2, w3 = self.hidden
+        x = F.silu(torch.baddbmm(b1, x, w1))
+        x = F.silu(torch.baddbmm(b2, x, w2))
+        return torch.baddbmm(y, x, w3)
+
+    def parameters(self) -> list[Tensor]:
+        return [self.linear, self.bias, *self.hidden]
+
+    def with_parameters(self, parameters: list[Tensor]) -> Network:
+        return Network(parameters[0], parameters[1], tuple(parameters[2:]))
+
+
+def student_nll(errors: Tensor, log_scale: Tensor, dof: Tensor) -> Tensor:
+    """Return the negative log density of errors under Student-t distributions, elementwise.
+
+    >>> from scipy.stats import t
+    >>> nll = student_nll(torch.tensor(0.3), torch.tensor(2.0).log(), torch.tensor(4.0))
+    >>> round(float(nll + t.logpdf(0.3, 4, scale=2)), 5)
+    0.0
+    """
+    square = (errors * (-log_scale).exp()).square()
+    constant = torch.lgamma(dof / 2) - torch.lgamma((dof + 1) / 2) + 0.5 * (dof * pi).log()
+    return log_scale + 0.5 * (dof + 1) * torch.log1p(square / dof) + constant

@@ -1,0 +1,158 @@
+"""Fit the network of the error model: K members, each without the frames of one fold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boxcov.error_model.network import Network, Outputs, student_nll
+
+FOLDS = 5
+WIDTHS = (0, 96)  # hidden widths to choose from by the held-out loss; 0 is a linear model
+EPOCHS = 60
+RATE = 3e-3
+WEIGHT_DECAY = 1e-2
+MIN_DOF, MAX_DOF = 2.1, 50.0  # above 2, so that the covariance of the errors exists
+_BATCHES = 8  # at least, per epoch
+_MOST_PER_BATCH = 2048
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What is known about n boxes after they were paired with objects."""
+
+    paired: Tensor  # (n,) whether there is an object
+    iou_below: Tensor  # (n, T) whether the IoU is below each threshold
+    flipped: Tensor  # (n,) whether the heading is off by more than a quarter turn
+    errors: Tensor  # (n, D) in units of the error model, NaN where unknown
+
+    def __getitem__(self, rows: Tensor) -> Targets:
+        return Targets(
+            self.paired[rows], self.iou_below[rows], self.flipped[rows], self.errors[rows]
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """An ensemble and its held-out loss."""
+
+    network: Network
+    dof: Tensor  # (D,) degrees of freedom, the mean over the members
+    loss: float  # mean over the members, on the frames they were not fitted on
+    epochs: int
+    width: int
+
+
+def fit_network(
+    x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, widths: tuple[int, ...] = WIDTHS
+) -> Fitted:
+    """Return the ensemble whose width and number of epochs have the lowest held-out loss.
+
+    x: (n, P) standardised inputs; folds: (n,) the fold of each box's frame.
+    """
+    candidates = [_fit_width(x, targets, folds, outputs, width) for width in widths]
+    return min(candidates, key=lambda fitted: fitted.loss)
+
+
+def _fit_width(x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, width: int) -> Fitted:
+    members = int(folds.max()) + 1
+    generator = torch.Generator().manual_seed(0)
+    network = Network.initial(members, x.shape[1], outputs.size, width, generator)
+    log_dof = torch.full((members, 1, outputs.fields), log(4.0))
+    parameters = [p.requires_grad_() for p in (*network.parameters(), log_dof)]
+    weights, offsets = parameters[0:-1:2], [*parameters[1:-1:2], log_dof]
+    groups: list[dict[str, Any]] = [
+        {"params": weights, "weight_decay": WEIGHT_DECAY},
+        {"params": offsets},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=0.0)
+    rows = [(folds != k).nonzero()[:, 0] for k in range(members)]
+    held_out = [(folds == k).nonzero()[:, 0] for k in range(members)]
+    shortest = min(len(r) for r in rows)
+    batches = max(_BATCHES, ceil(shortest / _MOST_PER_BATCH))
+    size = ceil(shortest / batches)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, RATE, total_steps=EPOCHS * batches, pct_start=0.2
+    )
+    best: Fitted | None = None
+    for epoch in range(1, EPOCHS + 1):
+        order = torch.stack(
+            [r[torch.randperm(len(r), generator=generator)[:shortest]] for r in rows]
+        )
+        for batch in order.split(size, 1):
+            y = network(x[batch])
+            loss = _losses(y, log_dof.exp(), targets[batch], outputs).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 5.0)
+            optimizer.step()
+            schedule.step()
+            with torch.no_grad():
+                log_dof.clamp_(log(MIN_DOF), log(MAX_DOF))
+        held_out_loss = _held_out_loss(network, log_dof, x, targets, held_out, outputs)
+        if best is None or held_out_loss < best.loss:
+            copies = network.with_parameters([p.detach().clone() for p in network.parameters()])
+            dof = log_dof.detach().exp().mean(0)[0]
+            best = Fitted(copies, dof, held_out_loss, epoch, width)
+    assert best is not None
+    return best
+
+
+def _losses(y: Tensor, dof: Tensor, targets: Targets, outputs: Outputs) -> Tensor:
+    """Return the loss (K,) of each member; y (K, n, O), targets (K, n, ...).
+
+    The sum of four means: the log losses of no_object, of the IoU thresholds and of flipped, and
+    the Student-t NLL of the fields. All but the first are over boxes with an object.
+    """
+    paired = targets.paired.float()
+    count = paired.sum(1).clamp(min=1)
+    no_object = _log_loss(outputs.no_object(y), 1 - paired).mean(1)
+    per_box = _log_loss(outputs.iou_below(y), targets.iou_below).mean(2)
+    if outputs.has_heading:
+        per_box = per_box + _log_loss(outputs.flipped(y), targets.flipped)
+    known = ~targets.errors.isnan()
+    nll = student_nll(targets.errors.nan_to_num(), outputs.log_scale(y), dof)
+    per_box = per_box + (nll * known).sum(2) / outputs.fields
+    return no_object + (per_box * paired).sum(1) / count
+
+
+def _held_out_loss(
+    network: Network,
+    log_dof: Tensor,
+    x: Tensor,
+    targets: Targets,
+    held_out: list[Tensor],
+    outputs: Outputs,
+) -> float:
+    """Return the mean over the members of their loss on their own fold."""
+    total = 0.0
+    with torch.no_grad():
+        for k, rows in enumerate(held_out):
+            member = network.with_parameters([p[k : k + 1] for p in network.parameters()])
+            own = targets[rows.unsqueeze(0)]
+            total += float(_losses(member(x[rows]), log_dof[k : k + 1].exp(), own, outputs))
+    return total / len(held_out)
+
+
+def _log_loss(probability: Tensor, happened: Tensor) -> Tensor:
+    p = probability.clamp(1e-6, 1 - 1e-6)
+    loss: Tensor = -(happened * p.log() + (1 - happened) * (1 - p).log())
+    return loss
+
+
+def frame_folds(frame: Tensor, folds: int = FOLDS) -> Tensor:
+    """Return the fold (n,) of each box: consecutive blocks of frames.
+
+    Consecutive frames look alike, so they share a fold.
+
+    >>> frame_folds(torch.tensor([7, 7, 8, 9, 12]), folds=2)
+    tensor([0, 0, 0, 1, 1])
+    """
+    numbers = torch.unique(frame, return_inverse=True)[1]
+    count = int(numbers.max()) + 1
+    fold: Tensor = numbers * min(folds, count) // count
+    return fold

@@ -1,0 +1,53 @@
+"""A small error model without a fit, for tests of files and of everything that carries one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from boxcov.error_model.model import ErrorModel
+from boxcov.error_model.network import Network, Outputs
+from boxcov.error_model.regions import LEVELS, RANGES, Regions
+
+THRESHOLDS = (0.3, 0.4, 0.5)
+
+
+def make_error_model(
+    fields: Sequence[str],
+    classes: Sequence[str],
+    estimator: str = "exact",
+    fingerprint: str = "",
+    inputs: Sequence[str] = ("score",),
+    seed: int = 0,
+) -> ErrorModel:
+    """Return an error model with random weights that reads ``inputs``."""
+    generator = torch.Generator().manual_seed(seed)
+    D, P, K = len(fields), len(inputs), 2
+    outputs = Outputs(len(THRESHOLDS), D, "yaw" in fields)
+    network = Network.initial(K, P, outputs.size, 4, generator)
+    network = network.with_parameters(
+        [torch.randn(p.shape, generator=generator) for p in network.parameters()]
+    )
+    quantiles = torch.linspace(0.5, 3.0, len(LEVELS)).reshape(1, 1, -1, 1).expand(K, 1, -1, D)
+    return ErrorModel(
+        fields=tuple(fields),
+        classes=tuple(classes),
+        estimator=estimator,
+        fingerprint=fingerprint,
+        inputs=tuple(inputs),
+        thresholds=THRESHOLDS,
+        threshold=0.4,
+        centre=torch.zeros(P),
+        spread=torch.ones(P),
+        network=network,
+        unit=torch.full((D,), 0.1),
+        dof=torch.full((D,), 4.0),
+        correlation=torch.eye(D),
+        regions=Regions(
+            quantiles.contiguous(),
+            1.5 * quantiles[..., 0].contiguous(),
+            torch.zeros(len(classes), len(RANGES) + 1, dtype=torch.long),
+        ),
+        provenance={"boxes": 10, "paired": 5, "frames": 2},
+    )
