@@ -225,7 +225,7 @@ def report(model: ErrorModel, found: Detections, records: Records) -> dict[str, 
     large = records.l2 > records.l2[paired].mean()
     nll = _nll(out, records)[paired].sum(1)
     no_velocity = _nll(out, records)[paired][:, :7].sum(1)
-    metrics = quality(records.iou[paired], records.l2[paired], u[paired])["IoU"]
+    metrics = quality(records.iou[paired], records.l2[paired], u[paired])
     return {
         "boxes": len(records),
         "paired": int(paired.sum()),
@@ -238,7 +238,7 @@ def report(model: ErrorModel, found: Detections, records: Records) -> dict[str, 
             "1 - score, IoU < 0.4": auroc((records.iou < 0.4)[paired], 1 - records.scores[paired]),
             "1 - score, risk": auroc(records.iou < 0.4, 1 - records.scores),
         },
-        "paper": {key: metrics[key] for key in ("AvU", "P(A|C)", "P(U|I)")},
+        "paper": {key: metrics[key]["IoU"] for key in ("AvU", "P(A|C)", "P(U|I)")},
         "ECE": {
             "misplaced": ece(u[paired], (records.iou < 0.4)[paired]),
             "risk": ece(out.risk.numpy(), records.iou < 0.4),
