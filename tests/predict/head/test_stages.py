@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -18,7 +19,7 @@ from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.jvp import directional_derivatives
 from boxcov.predict.head import cells, covariance, stages
 from boxcov.predict.head import weights as prepared
-from boxcov.predict.head.cells import BoxPositions, group_by_kind, plan_own_cells, window_tables
+from boxcov.predict.head.cells import group_by_kind, plan_own_cells, window_tables
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.separable_variances import fit_separable
 from boxcov.predict.route import State
@@ -182,24 +183,15 @@ def test_own_cells_per_box_give_the_same_covariance(posterior, data, fill: int) 
         point = model.linearized.at(data[0][0])
         staged = point.linearized.shadow.stages(point.raw, point.selection)
         head = model.router.staged_head.weights
-        at = BoxPositions(
-            *(
-                nn.functional.pad(t, (0, 11), value=v)
-                for t, v in zip(
-                    (staged.frame, staged.row, staged.column, staged.kind), (0, 0, 0, 3)
-                )
-            )
-        )
-        ready = window_tables(32, head.radius, head.reaches, staged.features, fill)
-        pixels, plan = plan_own_cells(
-            staged.features,
-            at,
-            head.radius,
-            head.reaches,
-            group_by_kind(at.kind, head.n_kinds, 16),
-            ready,
-        )
-        (C,) = stages.decode_result(head, head_covariance(head, plan, pixels), staged, at)
+        fillers = {"frame": 0, "row": 0, "column": 0, "kind": 3}
+        padded = {
+            name: nn.functional.pad(getattr(staged, name), (0, 11), value=value)
+            for name, value in fillers.items()
+        }
+        staged = replace(staged, **padded)
+        group = group_by_kind(staged.kind, head.n_kinds, 16)
+        pixels, plan = plan_own_cells(staged, head, group, window_tables(32, head, fill))
+        (C,) = stages.decode_result(head, head_covariance(head, plan, pixels), staged)
     assert C.shape == (32, 9, 9)
     assert bool(C.isfinite().all())
     assert relative(C[:21], fast) < 1e-5

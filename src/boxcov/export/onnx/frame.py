@@ -16,7 +16,7 @@ from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.forward_mode.jvp import directional_derivatives
-from boxcov.predict.head.cells import BoxPositions, group_in_blocks, plan_own_cells
+from boxcov.predict.head.cells import group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.stages import decode_result
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
@@ -163,10 +163,8 @@ def _apply_head(head: HeadWeights, point: LinearizationPoint) -> Tensor:
     """Return covariances (n, D, D), or derivatives (n, D, k) for a head with k directions."""
     staged = point.linearized.shadow.stages(point.raw, point.selection)
     assert staged is not None
-    where = BoxPositions(staged.frame, staged.row, staged.column, staged.kind)
-    groups = group_in_blocks(where.kind, head.n_kinds)
-    pixels, plan = plan_own_cells(staged.features, where, head.radius, head.reaches, groups)
-    return decode_result(head, head_covariance(head, plan, pixels), staged, where)[0]
+    pixels, plan = plan_own_cells(staged, head, group_in_blocks(staged.kind, head.n_kinds))
+    return decode_result(head, head_covariance(head, plan, pixels), staged)[0]
 
 
 def _covariance_by_kind(

@@ -15,20 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from boxcov.head_stages import HeadStages
 from boxcov.predict.covariance import MEMORY
-from boxcov.predict.head.weights import StageWeights
+from boxcov.predict.head.weights import HeadWeights, StageWeights
 
 _CACHE_SIZE = 2**20  # bytes of intermediates on a CPU: they should fit its second-level cache
-
-
-@dataclass(frozen=True)
-class BoxPositions:
-    """The cells at the centres of m boxes, and the kinds of the boxes: (m,) each."""
-
-    frame: Tensor
-    row: Tensor
-    column: Tensor
-    kind: Tensor
 
 
 @dataclass(frozen=True)
@@ -93,24 +84,22 @@ class Plan:
         return range(0, count, max(1, min(count, step)))
 
 
-def plan_shared_cells(
-    features: Tensor, positions: BoxPositions, radius: int, reaches: list[int]
-) -> tuple[Tensor, Plan]:
+def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Plan]:
     """Features (P + 1, C) of the cells that boxes depend on, each once, and the plan for a CPU.
 
-    The last row of the features is zero. radius: of the boxes' windows. reaches: of the stages.
+    The last row of the features is zero.
     """
-    batch, _, height, width = features.shape
-    size = height * width
-    cell, inside = _window_cells(features, positions, radius)
+    batch, _, height, width = staged.features.shape
+    size, radius = height * width, head.radius
+    cell, inside = _window_cells(staged, radius)
     map_cells, index = unique_below(torch.where(inside, cell, batch * size), batch * size)
-    rows = features.flatten(2)[map_cells // size, :, map_cells % size]
+    rows = staged.features.flatten(2)[map_cells // size, :, map_cells % size]
     n_rows, side = len(map_cells), 2 * radius + 1
     unique_centres, centre_of = unique_below(index[:, radius, radius], n_rows)
     boxes = torch.arange(len(centre_of), device=centre_of.device)
     centres = torch.zeros_like(unique_centres).scatter(0, centre_of, boxes)
     stages = []
-    for reach in reaches:
+    for reach in head.reaches:
         k = 2 * reach + 1
         around = index.unfold(1, k, 1).unfold(2, k, 1).flatten(3)  # (m, s, s, k k)
         index = index[:, reach : side - reach, reach : side - reach]
@@ -119,55 +108,48 @@ def plan_shared_cells(
         table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell write the same
         stages.append(Cells(table[cells], box_rows.flatten(1)))
         index, n_rows, side = box_rows, len(cells), side - 2 * reach
-    groups = _one_group_per_kind(positions.kind)
+    groups = _one_group_per_kind(staged.kind)
     plan = Plan(tuple(stages), centres, centre_of, groups, map_cells, _CACHE_SIZE)
     return pad(rows, (0, 0, 0, 1)), plan
 
 
-def window_tables(
-    m: int, radius: int, reaches: list[int], like: Tensor, fill: int = 1
-) -> tuple[Cells, ...]:
+def window_tables(m: int, head: HeadWeights, fill: int = 1) -> tuple[Cells, ...]:
     """The cells of m boxes that have their own, without ``inside``: they depend on m only.
 
     fill: the rows of a box are padded to a multiple of it.
     """
-    side = 2 * radius + 1
+    side, device = 2 * head.radius + 1, head.branches[0].W.device
     n_rows = m * side * side
-    index = torch.arange(n_rows, device=like.device).view(m, side, side)
+    index = torch.arange(n_rows, device=device).view(m, side, side)
     stages = []
-    for reach in reaches:
+    for reach in head.reaches:
         k, side = 2 * reach + 1, side - 2 * reach
         T = side * side
         per_box = T + -T % fill
-        table = torch.full((m, per_box, k * k), n_rows, device=like.device)
+        table = torch.full((m, per_box, k * k), n_rows, device=device)
         table[:, :T] = index.unfold(1, k, 1).unfold(2, k, 1).reshape(m, T, k * k)
         n_rows = m * per_box
-        box_rows = torch.arange(n_rows, device=like.device).view(m, per_box)[:, :T]
+        box_rows = torch.arange(n_rows, device=device).view(m, per_box)[:, :T]
         stages.append(Cells(table.flatten(0, 1), box_rows.contiguous(), per_box))
         index = box_rows.reshape(m, side, side)
     return tuple(stages)
 
 
 def plan_own_cells(
-    features: Tensor,
-    positions: BoxPositions,
-    radius: int,
-    reaches: list[int],
-    group: Group,
-    tables: tuple[Cells, ...] | None = None,
+    staged: HeadStages, head: HeadWeights, group: Group, tables: tuple[Cells, ...] | None = None
 ) -> tuple[Tensor, Plan]:
     """Features (P + 1, C) of each box's own cells, and the plan for a GPU or a static graph.
 
     All sizes follow from m and ``group``. tables: those of ``window_tables`` for m boxes.
     """
-    m, C = len(positions.frame), features.shape[1]
-    tables = window_tables(m, radius, reaches, features) if tables is None else tables
-    cell, inside = _window_cells(features, positions, radius)
+    features, m = staged.features, len(staged.frame)
+    tables = window_tables(m, head) if tables is None else tables
+    cell, inside = _window_cells(staged, head.radius)
     mask = inside.to(features.dtype)
-    channels_last = features.permute(0, 2, 3, 1).reshape(-1, C)  # no copy on a GPU
+    channels_last = features.permute(0, 2, 3, 1).flatten(0, 2)  # no copy on a GPU
     rows = channels_last.index_select(0, cell.flatten()) * mask.view(-1, 1)
     stages, crop = [], 0
-    for cells, reach in zip(tables, reaches):
+    for cells, reach in zip(tables, head.reaches):
         crop += reach
         own = mask[:, crop : mask.shape[1] - crop, crop : mask.shape[2] - crop].flatten(1)
         own = pad(pad(own, (0, cells.rows_per_box - own.shape[1])).flatten(), (0, 1))
@@ -195,17 +177,17 @@ def unique_below(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return unique, index[numbers]
 
 
-def _window_cells(features: Tensor, positions: BoxPositions, radius: int) -> tuple[Tensor, Tensor]:
+def _window_cells(staged: HeadStages, radius: int) -> tuple[Tensor, Tensor]:
     """Cells (m, s, s) of each box's window, and whether they are inside the map.
 
     A cell outside gets the number of the nearest cell inside.
     """
-    height, width = features.shape[2:]
-    around = torch.arange(-radius, radius + 1, device=positions.row.device)
-    rows = (positions.row[:, None] + around)[:, :, None]  # (m, s, 1)
-    columns = (positions.column[:, None] + around)[:, None, :]  # (m, 1, s)
+    height, width = staged.features.shape[2:]
+    around = torch.arange(-radius, radius + 1, device=staged.row.device)
+    rows = (staged.row[:, None] + around)[:, :, None]  # (m, s, 1)
+    columns = (staged.column[:, None] + around)[:, None, :]  # (m, 1, s)
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    rows = positions.frame[:, None, None] * height + rows.clamp(0, height - 1)
+    rows = staged.frame[:, None, None] * height + rows.clamp(0, height - 1)
     return rows * width + columns.clamp(0, width - 1), inside
 
 

@@ -7,7 +7,7 @@ result is used is decided in ``predict/route.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import Graphs, Many
 from boxcov.predict.head.cells import (
-    BoxPositions,
     Cells,
     group_by_kind,
     plan_own_cells,
@@ -49,13 +48,12 @@ class PaddedSize:
     kinds: Tensor  # (G,)
 
     @staticmethod
-    def of(size: int, head: HeadWeights, features: Tensor, kind: Tensor) -> PaddedSize:
+    def of(size: int, head: HeadWeights, kind: Tensor) -> PaddedSize:
         padding = kind.new_zeros(4, size)
         padding[3] = head.n_kinds  # a kind that no box has
         kinds = torch.arange(head.n_kinds, device=kind.device)
         # a GPU's fast products need sizes that are multiples of four
-        windows = window_tables(size, head.radius, head.reaches, features, fill=4)
-        return PaddedSize(windows, padding, kinds)
+        return PaddedSize(window_tables(size, head, fill=4), padding, kinds)
 
 
 class StagedHead:
@@ -98,56 +96,38 @@ class StagedHead:
         self._prepare(staged, point.linearized.names, etas)
         if self.weights is None or not self.weights.parameters:
             return None
-        positions = BoxPositions(staged.frame, staged.row, staged.column, staged.kind)
         own = point.tangents
         tangents = own.of(staged.features) if own is not None and own.ends else None
         compute = self._on_cpu if staged.features.device.type == "cpu" else self._on_gpu
         with matrix_precision(self.precision):
-            head, *below = compute(self.weights, staged, positions, tangents)
+            head, *below = compute(self.weights, staged, tangents)
         return StagedResult(
             head, below[0] if below else None, staged.kind, self.weights.n_kinds, self._layers
         )
 
-    def _on_cpu(
-        self,
-        head: HeadWeights,
-        staged: HeadStages,
-        positions: BoxPositions,
-        tangents: Tensor | None,
-    ) -> Many:
+    def _on_cpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
         """On a CPU boxes that see the same cells share them."""
-        pixels, plan = plan_shared_cells(staged.features, positions, head.radius, head.reaches)
-        found = head_covariance(head, plan, pixels, tangents)
-        return decode_result(head, found, staged, positions)
+        pixels, plan = plan_shared_cells(staged, head)
+        return decode_result(head, head_covariance(head, plan, pixels, tangents), staged)
 
-    def _on_gpu(
-        self,
-        head: HeadWeights,
-        staged: HeadStages,
-        positions: BoxPositions,
-        tangents: Tensor | None,
-    ) -> Many:
+    def _on_gpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
         """On a GPU the number of boxes is rounded up, and each size becomes a CUDA graph."""
-        m = len(positions.kind)
+        m = len(staged.kind)
         size = _round_up(m, 32)
         if size not in self._sizes:
-            self._sizes[size] = PaddedSize.of(size, head, staged.features, positions.kind)
+            self._sizes[size] = PaddedSize.of(size, head, staged.kind)
         padded = self._sizes[size]
-        per_kind = (positions.kind.unsqueeze(1) == padded.kinds).sum(0)
+        per_kind = (staged.kind.unsqueeze(1) == padded.kinds).sum(0)
         most = _round_up(int(per_kind.amax()), 8)  # one synchronisation with the device
         packed = padded.padding.clone()
-        torch.stack(
-            [positions.frame, positions.row, positions.column, positions.kind], out=packed[:, :m]
-        )
+        torch.stack([staged.frame, staged.row, staged.column, staged.kind], out=packed[:, :m])
 
         def run(features: Tensor, packed: Tensor, *tangents: Tensor) -> Many:
-            own = BoxPositions(*packed)
-            group = group_by_kind(own.kind, head.n_kinds, most)
-            pixels, plan = plan_own_cells(
-                features, own, head.radius, head.reaches, group, padded.windows
-            )
-            found = head_covariance(head, plan, pixels, *tangents)
-            return decode_result(head, found, staged, own)
+            frame, row, column, kind = packed
+            own = replace(staged, features=features, frame=frame, row=row, column=column, kind=kind)
+            group = group_by_kind(kind, head.n_kinds, most)
+            pixels, plan = plan_own_cells(own, head, group, padded.windows)
+            return decode_result(head, head_covariance(head, plan, pixels, *tangents), own)
 
         given = (staged.features, packed, *(() if tangents is None else (tangents,)))
         if self._captures and self._graphs is None:
@@ -175,10 +155,7 @@ class StagedHead:
 
 
 def decode_result(
-    head: HeadWeights,
-    found: tuple[Tensor, Tensor, Tensor | None],
-    staged: HeadStages,
-    positions: BoxPositions,
+    head: HeadWeights, found: tuple[Tensor, Tensor, Tensor | None], staged: HeadStages
 ) -> Many:
     """Covariance, or derivatives, of the boxes, from what ``head_covariance`` found.
 
@@ -187,7 +164,7 @@ def decode_result(
     total, outputs, below = found
     with torch.enable_grad():
         outputs = outputs.detach().requires_grad_()
-        boxes = staged.decode(outputs, positions.row, positions.column)
+        boxes = staged.decode(outputs, staged.row, staged.column)
         m, D = boxes.shape
         ones = torch.eye(D, dtype=boxes.dtype, device=boxes.device).unsqueeze(1).expand(D, m, D)
         (J,) = torch.autograd.grad(boxes, outputs, ones, is_grads_batched=True)  # (D, m, R)
