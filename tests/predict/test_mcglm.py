@@ -8,7 +8,7 @@ import torch
 
 from boxcov import MCGLM, BoxcovError, BoxcovWarning, EngineOptions, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict.forward_mode.jvp import directional_derivatives
+from boxcov.predict.forward_mode.derivatives import directional_derivatives
 from helpers.nets import CASES
 from oracles.dense import box_covariance, box_jacobian, relative
 

@@ -15,7 +15,7 @@ from boxcov.kfac.fit import fit
 from boxcov.kfac.options import FitOptions
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.finite_difference import finite_differences
-from boxcov.predict.forward_mode.jvp import directional_derivatives
+from boxcov.predict.forward_mode.derivatives import directional_derivatives
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
 
 _LARGEST = 2500  # size of a factor that is decomposed in a few seconds

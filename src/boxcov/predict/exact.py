@@ -18,7 +18,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import MEMORY, sample_covariance
-from boxcov.predict.forward_mode.jvp import PosteriorSamples, directional_derivatives
+from boxcov.predict.forward_mode.derivatives import PosteriorSamples, directional_derivatives
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.instances import (
     InstanceEngine,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from boxcov._torch.precision import at_least_float32
 from boxcov.errors import BoxcovWarning
-from boxcov.predict.forward_mode.jvp import ForwardModeError, directional_derivatives
+from boxcov.predict.forward_mode.derivatives import ForwardModeError, directional_derivatives
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
 _STEP_TOLERANCE = 0.05

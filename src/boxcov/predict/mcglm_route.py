@@ -10,8 +10,11 @@ from torch import Tensor
 
 from boxcov._torch.precision import matrix_precision
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.forward_mode.jvp import PosteriorSamples, directional_derivatives
-from boxcov.predict.forward_mode.propagation import check_decode
+from boxcov.predict.forward_mode.derivatives import (
+    PosteriorSamples,
+    check_decode,
+    directional_derivatives,
+)
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector

@@ -4,18 +4,18 @@ The decisions of ExactGLM are in ``exact.py``, those of MCGLM in ``mcglm_route.p
 
 A router holds one ``Verification`` per fast engine and chooses among them on the first boxes:
 
-==============================  ================================================================
-engine                          verified against
-==============================  ================================================================
-``instances.py``                ``decode()``: equal boxes, equal gradients
-``head/stages.py``, exact       ``instances.py``, for every kind of box (``exact.py``)
-``head/stages.py``, directions  ``forward_mode/jvp.py``, for every kind (``mcglm_route.py``)
-``forward_mode/propagation.py`` ``forward_mode/jvp.py``
-``cuda/static_graph.py``        the plain pass, bit for bit
-==============================  ================================================================
+==========================  ====================================================================
+engine                      verified against
+==========================  ====================================================================
+``InstanceEngine``          ``decode()``: equal boxes, equal gradients
+``StagedHead``, exact       ``InstanceEngine``, for every kind of box (``exact.py``)
+``StagedHead``, directions  vmap(jvp), for every kind of box (``mcglm_route.py``)
+``TangentPropagation``      vmap(jvp)
+``StaticGraph``             the plain pass, bit for bit
+==========================  ====================================================================
 
-Autograd and ``forward_mode/jvp.py`` work for any detector; they are the oracles and need no
-verification. An engine starts UNVERIFIED. It becomes VERIFIED when it agrees with its oracle. Its
+Autograd and vmap(jvp) work for any detector; they are the oracles and need no verification. An
+engine starts UNVERIFIED. It becomes VERIFIED when it agrees with its oracle. Its
 result is used for that frame and all later ones, so a frame gives the same result whether it comes
 first or later. A new kind of box (another task or level) is verified when it first appears.
 An optional speed-up that contradicts its oracle, or is not available, becomes REFUSED; its oracle
@@ -47,7 +47,7 @@ from boxcov._torch.precision import Precision
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
-from boxcov.predict.forward_mode.propagation import TangentPropagation
+from boxcov.predict.forward_mode.derivatives import TangentPropagation
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedHead, StagedResult
 from boxcov.predict.head.weights import TOLERANCE

@@ -36,15 +36,7 @@ class Separable:
 
     F: tuple[Tensor, ...]  # (n_out, S) per layer, band after band; with merged q, theirs is last
     bands: tuple[tuple[slice, Tensor], ...]  # q, and h (S of the band, number of q)
-    error: float  # largest relative error of a variance
     n_merged: int = 0  # the first q that share one variance per p
-
-    def variances(self, layer: int) -> Tensor:
-        """The represented variances (n_out, n_in) of one layer."""
-        sizes = [*(len(h) for _, h in self.bands), int(self.n_merged > 0)]
-        *F, merged = self.F[layer].split(sizes, 1)
-        v = torch.cat([own @ h for own, (_, h) in zip(F, self.bands)], 1)
-        return torch.cat([merged.expand(-1, self.n_merged), v], 1) if self.n_merged else v
 
 
 def fit_separable(
@@ -74,7 +66,7 @@ def fit_separable(
     high = min(float(a.max()), 1e4 * max(top, low))  # 1 / (a + l) is flat beyond
     grid = _geometric(low, max(high, 1.01 * low), _GRID_SIZE, l)
     n_merged = _count_mergeable(l, low, tolerance) if merge else 0
-    dtype, bands, nodes, error = blocks[0].H.values.dtype, [], [], 0.0
+    dtype, bands, nodes = blocks[0].H.values.dtype, [], []
     for part in _cut_bands(l[n_merged:], grid, tolerance):
         band = slice(part.start + n_merged, part.stop + n_merged)
         bottom = float(l[band.start]) if band.start else 0.0
@@ -83,13 +75,11 @@ def fit_separable(
             return None
         bands.append((band, terms.h.T.to(dtype).contiguous()))
         nodes.append(terms.nodes)
-        error = max(error, terms.error)
     if n_merged:  # half the largest of them represents them all
         nodes.append(l[n_merged - 1 : n_merged] / 2)
-        error = max(error, float(l[n_merged - 1]) / 2 / low)
     beta = torch.cat(nodes)
     F = tuple((1 / (tau + nm.unsqueeze(1) * beta)).to(dtype) for nm, tau in curvatures)
-    return Separable(F, tuple(bands), error, n_merged)
+    return Separable(F, tuple(bands), n_merged)
 
 
 def _kronecker(posterior: Posterior, names: list[str]) -> Separable:
@@ -99,7 +89,7 @@ def _kronecker(posterior: Posterior, names: list[str]) -> Separable:
     h = 1 / blocks[0].Q.jittered(jitter)[0].double()
     F = [1 / block.H.jittered(jitter)[0].double() for block in blocks]
     band = slice(0, len(h)), h.unsqueeze(0).to(dtype)
-    return Separable(tuple(own.unsqueeze(1).to(dtype) for own in F), (band,), 0.0)
+    return Separable(tuple(own.unsqueeze(1).to(dtype) for own in F), (band,))
 
 
 def _count_mergeable(l: Tensor, low: float, tolerance: float) -> int:
