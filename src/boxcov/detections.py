@@ -18,13 +18,12 @@ from boxcov.files import reading, write_safetensors
 from boxcov.version import __version__
 
 _REQUIRED = ("boxes", "scores", "labels", "frame")
-_ERROR_MODEL = (
-    *("no_object", "iou_below", "flipped", "scale", "predictive", "region_widths", "joint_widths"),
-)
 _OPTIONAL = (
     *("covariance", "factor", "score_variance", "score_covariance", "signals"),
-    *_ERROR_MODEL,
+    *("no_object", "iou_below", "flipped", "scale", "predictive", "region_widths", "joint_widths"),
 )
+# Nobody can read these without meta["error_model"].
+_DESCRIBED = ("no_object", "iou_below", "scale", "region_widths", "joint_widths")
 _UNCALIBRATED = (
     "these detections are uncalibrated: fit an error model with boxcov.calibrate or "
     "`boxcov calibrate`, and predict with it"
@@ -77,8 +76,11 @@ class Detections:
 
     def __post_init__(self) -> None:
         m, D = len(self.scores), len(self.fields)
-        expected = {"boxes": (m, D), "scores": (m,), "labels": (m,), "frame": (m,)}
-        expected |= {
+        expected: dict[str, tuple[int, ...]] = {
+            "boxes": (m, D),
+            "scores": (m,),
+            "labels": (m,),
+            "frame": (m,),
             "covariance": (m, D, D),
             "score_variance": (m,),
             "score_covariance": (m, D),
@@ -87,6 +89,17 @@ class Detections:
             "scale": (m, D),
             "predictive": (m, D, D),
         }
+        if self.factor is not None:
+            expected["factor"] = (m, D, *self.factor.shape[2:3])
+        if self.signals is not None:
+            expected["signals"] = (m, len(self.meta.get("signals", ())))
+        described = [name for name in _DESCRIBED if getattr(self, name) is not None]
+        if described:
+            about = self.meta.get("error_model")
+            _check_summary(about, described[0], D)
+            T, L = len(about["thresholds"]), len(about["levels"])  # type: ignore[index]
+            expected |= {"iou_below": (m, T)}
+            expected |= {"region_widths": (m, L, D), "joint_widths": (m, L, D)}
         for name, shape in expected.items():
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != shape:
@@ -94,10 +107,8 @@ class Detections:
                     f"{name} has shape {tuple(value.shape)}, expected {shape} "
                     f"for {m} boxes of {self.fields}"
                 )
-        if self.factor is not None and tuple(self.factor.shape[:2]) != (m, D):
-            raise BoxcovError(
-                f"factor has shape {tuple(self.factor.shape)}, expected ({m}, {D}, samples)"
-            )
+        if (self.no_object is None) != (self.iou_below is None):
+            raise BoxcovError("no_object and iou_below belong together: give both or neither")
 
     def __len__(self) -> int:
         return int(self.scores.shape[0])
@@ -159,9 +170,13 @@ class Detections:
 
     @property
     def dof(self) -> Tensor:
-        """Degrees of freedom of the Student-t distribution of each field's error (D,)."""
-        assert self.scale is not None
-        return self.scale.new_tensor(self._error_model("dof"))
+        """Degrees of freedom of the Student-t distribution of each field's error (D,).
+
+        NaN, as ``scale``, for a field that a change of the coordinate frame mixed from several.
+        """
+        scale = self._calibrated("scale")
+        numbers = self._error_model("dof")
+        return scale.new_tensor([float("nan") if n is None else n for n in numbers])
 
     def misplaced_at(self, iou: float) -> Tensor:
         """Return P(IoU below ``iou`` | there is an object) (m,), linear between the thresholds."""
@@ -171,19 +186,15 @@ class Detections:
                 f"iou must lie between {thresholds[0]} and {thresholds[-1]}, the thresholds of the "
                 f"error model, got {iou}"
             )
-        assert self.iou_below is not None
+        below = self._calibrated("iou_below")
         after = max(1, sum(t < iou for t in thresholds))
         low, high = thresholds[after - 1], thresholds[after]
-        share = (iou - low) / (high - low)
-        columns = self.iou_below[:, after - 1], self.iou_below[:, after]
-        return torch.lerp(*columns, share)
+        return torch.lerp(below[:, after - 1], below[:, after], (iou - low) / (high - low))
 
     def risk_at(self, iou: float) -> Tensor:
         """Return P(there is no object, or the IoU is below ``iou``) (m,)."""
-        misplaced = self.misplaced_at(iou)
-        assert self.no_object is not None
-        risk: Tensor = self.no_object + (1 - self.no_object) * misplaced
-        return risk
+        no_object = self._calibrated("no_object")
+        return no_object + (1 - no_object) * self.misplaced_at(iou)
 
     def region(self, level: float, joint: bool = False) -> Tensor:
         """Return half widths (m, D) that hold a share ``level`` of the errors.
@@ -197,9 +208,7 @@ class Detections:
         higher = [i for i, one in enumerate(levels) if one >= level - 1e-9]
         if not 0 < level < 1 or not higher:
             raise BoxcovError(f"level must lie above 0 and be at most {levels[-1]}, got {level}")
-        widths = self.joint_widths if joint else self.region_widths
-        assert widths is not None
-        return widths[:, higher[0]]
+        return self._calibrated("joint_widths" if joint else "region_widths")[:, higher[0]]
 
     def field(self, name: str) -> Tensor:
         """Return one field of all boxes (m,), by name."""
@@ -299,10 +308,19 @@ class Detections:
         return replace(self, **tensors)
 
     def _error_model(self, key: str) -> Any:
-        """A number of the error model that filled these detections."""
-        if self.no_object is None or "error_model" not in self.meta:
+        """What ``ErrorModel.summary`` says about the error model that filled these detections."""
+        if self.no_object is None:
             raise BoxcovError(_UNCALIBRATED)
         return self.meta["error_model"][key]
+
+    def _calibrated(self, name: str) -> Tensor:
+        """A tensor of the error model."""
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            raise BoxcovError(
+                _UNCALIBRATED if self.no_object is None else f"these detections have no {name}"
+            )
+        return value
 
     def _column(self, name: str) -> int:
         if name not in self.fields:
@@ -317,10 +335,32 @@ class Detections:
         return self.covariance
 
 
+def _check_summary(about: Any, name: str, D: int) -> None:
+    """Raise if ``meta["error_model"]`` does not describe the error model that gave ``name``."""
+    lists = {"thresholds": 2, "levels": 1, "dof": D}
+    if not (
+        isinstance(about, Mapping)
+        and all(
+            isinstance(about.get(key), (list, tuple))
+            and len(about[key]) >= count
+            and all(isinstance(v, (int, float)) or (v is None and key == "dof") for v in about[key])
+            for key, count in lists.items()
+        )
+        and len(about["dof"]) == D
+        and isinstance(about.get("threshold"), (int, float))
+    ):
+        raise BoxcovError(
+            f"these detections have {name}, but meta['error_model'] does not say the thresholds, "
+            f"the threshold, the levels and {D} dof of the error model that computed it: predict "
+            "again with the calibrated posterior"
+        )
+
+
 def concatenate(parts: Sequence[Detections]) -> Detections:
     """Return the boxes of all parts in one; ``meta`` is that of the first part.
 
-    The frame numbers of the parts are kept as they are.
+    The frame numbers of the parts are kept as they are. Parts with other signals or of another
+    error model are refused.
     """
     if not parts:
         raise BoxcovError(
@@ -339,4 +379,10 @@ def concatenate(parts: Sequence[Detections]) -> Detections:
                 f"part {number} has {', '.join(name for name, _ in part._tensors())}, "
                 f"part 0 {', '.join(names)}"
             )
+        for key in ("signals", "error_model"):
+            if part.meta.get(key) != first.meta.get(key):
+                raise BoxcovError(
+                    f"part {number} has the {key.replace('_', ' ')} {part.meta.get(key)}, "
+                    f"part 0 {first.meta.get(key)}: they cannot be one Detections"
+                )
     return first._with({name: torch.cat([getattr(part, name) for part in parts]) for name in names})

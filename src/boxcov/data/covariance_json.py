@@ -1,13 +1,17 @@
 """Covariances in the JSON result files of all data sets, and checks before a file is written.
 
 A file has ``covariance_fields``, ``covariance_frame`` (the coordinate frame) and ``uncertainty``
-(how it was computed) once, and ``covariance``, ``uncertainty`` (its trace) and, where calibrated,
-``predictive`` per box. Matrices are flat, row by row.
+(how it was computed) once, and ``covariance`` and ``uncertainty`` (its trace) per box. Calibrated
+boxes also have ``predictive``, ``risk``, ``no_object``, ``misplaced``, ``iou_below`` (one
+probability per threshold of ``uncertainty.error_model``), ``flipped``, ``scale``, and the half
+widths ``region_widths`` and ``joint_widths`` (levels x fields). Matrices are flat, row by row. An
+unknown scale and an infinite half width are null.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -17,6 +21,8 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 
 Row = dict[str, Any]
+_PROBABILITIES = ("no_object", "flipped")  # (m,)
+_LISTS = ("iou_below", "scale", "region_widths", "joint_widths")  # (m, ...)
 
 
 def pair_with_frames(
@@ -93,7 +99,19 @@ def covariance_rows(name: str, found: Detections) -> list[Row]:
         check_finite(name, "predictive covariance", found.predictive)
         for row, numbers in zip(rows, nine_digits(found.predictive.flatten(1))):
             row["predictive"] = numbers
+    if found.no_object is not None:
+        _add_error_model(rows, found)
     return rows
+
+
+def _add_error_model(rows: list[Row], found: Detections) -> None:
+    """Add the results of the error model to the rows."""
+    named = {name: getattr(found, name) for name in ("risk", "misplaced", *_PROBABILITIES, *_LISTS)}
+    for name, values in named.items():
+        if values is not None:
+            for row, numbers in zip(rows, nine_digits(values.reshape(len(rows), -1))):
+                shown = [number if isfinite(number) else None for number in numbers]
+                row[name] = shown if name in _LISTS else shown[0]
 
 
 def read_column(rows: Sequence[Row], key: str, width: int) -> Tensor:
@@ -122,6 +140,7 @@ def read_detections(
     def matrices(key: str, present: object) -> Tensor | None:
         return read_column(rows, key, size * size).reshape(-1, size, size) if present else None
 
+    about: Mapping[str, Any] = meta.get("uncertainty", {})
     return Detections(
         boxes=boxes,
         scores=scores,
@@ -131,8 +150,34 @@ def read_detections(
         classes=tuple(classes),
         covariance=matrices("covariance", "covariance_fields" in meta),
         predictive=matrices("predictive", meta.get("predictive")),
-        meta=meta.get("uncertainty", {}),
+        **_read_error_model(about.get("error_model"), rows, fields),
+        meta=about,
     )
+
+
+def _read_error_model(about: Any, rows: Sequence[Row], fields: tuple[str, ...]) -> dict[str, Any]:
+    """Return the results of the error model by name; none if the file has no error model."""
+    if about is None:
+        return {}
+    D, L = len(fields), len(about["levels"])
+    shapes: dict[str, tuple[int, ...]] = {
+        "no_object": (),
+        "iou_below": (len(about["thresholds"]),),
+        "scale": (D,),
+        "region_widths": (L, D),
+        "joint_widths": (L, D),
+        **({"flipped": ()} if "yaw" in fields or "rotation_y" in fields else {}),
+    }
+    found = {}
+    for name, shape in shapes.items():
+        missing = torch.inf if name.endswith("widths") else torch.nan
+        filled = [[missing if v is None else v for v in _as_list(row[name])] for row in rows]
+        found[name] = torch.tensor(filled, dtype=torch.float64).reshape(len(rows), *shape)
+    return found
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def check_finite(name: str, what: str, values: Tensor) -> None:

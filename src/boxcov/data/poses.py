@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import pi
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,10 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 
 BOX_FIELDS = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")  # the paper's order
+Sources = Mapping[str, str | None]
+"""Mapped fields by name: the field that each is a multiple of, or None if it mixes several."""
+_MIXED = ("x", "y", "z", "vx", "vy")  # by a rotation
+_ROTATED: Sources = {name: None if name in _MIXED else name for name in BOX_FIELDS}
 
 
 @dataclass(frozen=True)
@@ -80,23 +86,29 @@ def wrap_angle(angle: Tensor) -> Tensor:
 
 
 def propagate(
-    detections: Detections, boxes: Tensor, jacobian: Tensor, fields: tuple[str, ...]
+    detections: Detections, boxes: Tensor, jacobian: Tensor, sources: Sources
 ) -> Detections:
     """Return the detections with mapped boxes (m, E) and covariances J C J^T, in J's dtype.
 
     ``jacobian`` (m, E, D) is that of the map. It may have fewer columns than the boxes have
-    fields: the map then ignores the last fields.
+    fields: the map then ignores the last fields. ``sources`` names the E mapped fields, and for
+    each the field that it is a multiple of, or None where it mixes several fields.
+
+    Probabilities and signals stay. A scale or a half width is exact if it has a source. It cannot
+    be computed for a field that mixes several, as x and y in a rotation: the scale is NaN there,
+    and the half width that of a box around the joint region, which holds at least the same share
+    of the errors, but is wider. ``predictive`` is exact for every field.
 
     >>> from torch import ones, zeros
     >>> fields, classes = ("x",), ("car",)
     >>> C = ones(1, 1, 1)
     >>> box = Detections(ones(1, 1), ones(1), zeros(1), zeros(1), fields, classes, C)
-    >>> propagate(box, box.boxes * 3, 3 * C, ("mm",)).covariance
+    >>> propagate(box, box.boxes * 3, 3 * C, {"mm": "x"}).covariance
     tensor([[[9.]]])
     """
     ignored = len(detections.fields) - jacobian.shape[2]
     J = torch.nn.functional.pad(jacobian, (0, ignored))
-    A = detections.factor
+    A, score = detections.factor, detections.score_covariance
 
     def transform(C: Tensor | None) -> Tensor | None:
         if C is None:
@@ -107,19 +119,50 @@ def propagate(
     return replace(
         detections,
         boxes=boxes,
-        fields=fields,
+        fields=tuple(sources),
         covariance=transform(detections.covariance),
         predictive=transform(detections.predictive),
         factor=None if A is None else J @ A.to(J),
+        score_covariance=None if score is None else (J @ score.to(J)[:, :, None])[:, :, 0],
+        **_scales_and_widths(detections, J, sources),
     )
+
+
+def _scales_and_widths(detections: Detections, J: Tensor, sources: Sources) -> dict[str, Any]:
+    """Return scale, half widths and meta after the map with the Jacobian J (m, E, D)."""
+    about = detections.meta.get("error_model")
+    if about is None:
+        return {}
+    of = [None if s is None else detections.fields.index(s) for s in sources.values()]
+    is_single = torch.tensor([i is not None for i in of])  # (E,)
+    size = J.abs()
+    scale, single, joint = detections.scale, detections.region_widths, detections.joint_widths
+    mapped: dict[str, Any] = {}
+    if scale is not None:
+        mapped["scale"] = _weighted_sum(scale.to(J)[:, None], size)[:, 0].where(
+            is_single, torch.nan
+        )
+    if single is not None and joint is not None:
+        mapped["joint_widths"] = around = _weighted_sum(joint.to(J), size)
+        mapped["region_widths"] = _weighted_sum(single.to(J), size).where(is_single, around)
+    dof = [None if i is None else about["dof"][i] for i in of]
+    return {**mapped, "meta": {**detections.meta, "error_model": {**about, "dof": dof}}}
+
+
+def _weighted_sum(widths: Tensor, size: Tensor) -> Tensor:
+    """Return sums (m, L, E) of half widths (m, L, D) with weights (m, E, D); 0 times inf is 0."""
+    weights = size[:, None]  # (m, 1, E, D)
+    return torch.where(weights > 0, weights * widths[:, :, None], 0).sum(3)
 
 
 def transform_detections(detections: Detections, pose: Pose) -> Detections:
     """Return the detections (``x y z w l h yaw vx vy``) in another coordinate frame, in float64.
 
-    Covariances are transformed by the Jacobian. Yaw is that of the rotated heading, and the
-    velocity that of the rotated vector, both projected to the horizontal plane. A round trip is
-    exact if the pose keeps z upright; a tilt of 2 degrees changes yaw by 0.0006 rad.
+    Covariances are transformed by the Jacobian. Scales of x y z vx vy become NaN and their half
+    widths wider, because a rotation mixes them, see ``propagate``. Yaw is that of the rotated
+    heading, and the velocity that of the rotated vector, both projected to the horizontal plane. A
+    round trip of boxes and covariances is exact if the pose keeps z upright; a tilt of 2 degrees
+    changes yaw by 0.0006 rad.
 
     >>> quarter_turn = rotation_matrix(torch.tensor([1.0, 0.0, 0.0, 1.0]).double())
     >>> car = torch.tensor([[10.0, 0, 0, 2, 4, 1.5, 0, 5, 0]])
@@ -144,4 +187,4 @@ def transform_detections(detections: Detections, pose: Pose) -> Detections:
     J[:, 3:6, 3:6] = torch.eye(3)
     J[:, 6, 6] = slope
     J[:, 7:, 7:] = R[:2, :2]
-    return propagate(detections.to("cpu"), transformed, J, BOX_FIELDS)
+    return propagate(detections.to("cpu"), transformed, J, _ROTATED)

@@ -27,6 +27,8 @@ from boxcov.files import atomic_write, reading
 
 IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
 RESULT_FIELDS = ("x", "y", "w", "h")
+_RESULT_SOURCES = {"x": "x1", "y": "y1", "w": None, "h": None}
+_IMAGE_SOURCES = {"x1": "x", "y1": "y", "x2": None, "y2": None}
 ALIASES = ("bbox_covar", "covars")
 _TO_SIZE = torch.tensor(
     [[1.0, 0, 0, 0], [0, 1, 0, 0], [-1, 0, 1, 0], [0, -1, 0, 1]], dtype=torch.float64
@@ -116,7 +118,7 @@ def _in_image(name: str, found: Detections, scale: float) -> Detections:
     boxes, J = to_image(found.boxes[:, :4], scale)
     check_finite(name, "box", boxes)
     check_finite(name, "score", found.scores[:, None])
-    return propagate(found.to("cpu"), boxes, J, RESULT_FIELDS)
+    return propagate(found.to("cpu"), boxes, J, _RESULT_SOURCES)
 
 
 def _entries(
@@ -168,4 +170,4 @@ def _read_frame(
         covariances=(meta, entries),
     )
     J = torch.linalg.inv(_TO_SIZE) * scale
-    return propagate(in_image, in_image.boxes @ J.T, J.expand(len(entries), 4, 4), IMAGE_FIELDS)
+    return propagate(in_image, in_image.boxes @ J.T, J.expand(len(entries), 4, 4), _IMAGE_SOURCES)

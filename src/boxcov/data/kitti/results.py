@@ -32,6 +32,10 @@ from boxcov.errors import BoxcovError
 from boxcov.files import atomic_write, make_folder, reading
 
 COVARIANCES = "covariance.json"
+# the centre is rotated, and that of the bottom face also depends on the height
+_SIZES = {"h": "h", "w": "w", "l": "l"}
+_CAMERA_SOURCES = {**dict.fromkeys(CAMERA_FIELDS), **_SIZES, "rotation_y": "yaw"}
+_LIDAR_SOURCES = {**dict.fromkeys(LIDAR_FIELDS), **_SIZES, "yaw": "rotation_y"}
 _IMAGE_SIZE = (1242, 375)  # if the image itself is missing
 
 
@@ -54,7 +58,7 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
     for item, (token, found) in enumerate(pairs):
         calibration = frames.calibration(item)
         boxes, J = to_camera(_lidar_boxes(token, found), calibration.pose)
-        in_camera = propagate(found.to("cpu"), boxes, J, CAMERA_FIELDS)
+        in_camera = propagate(found.to("cpu"), boxes, J, _CAMERA_SOURCES)
         check_finite(token, "score", in_camera.scores[:, None])
         image_size = _image_size(frames.folder / "image_2" / f"{token}.png")
         lines = _lines(in_camera, image_boxes(boxes, calibration.P2, *image_size))
@@ -135,7 +139,7 @@ def _read_frame(
             covariances=(meta, rows or []),
         )
     boxes, J = from_camera(in_camera.boxes, frames.calibration(item).pose)
-    return propagate(in_camera, boxes, J, LIDAR_FIELDS)
+    return propagate(in_camera, boxes, J, _LIDAR_SOURCES)
 
 
 def _image_size(path: Path) -> tuple[int, int]:
