@@ -12,6 +12,7 @@ from boxcov.data import coco
 from boxcov.data.coco.results import to_image
 from boxcov.errors import BoxcovError
 from helpers.coco_cases import average_precisions, coco_root, edited, found_in
+from helpers.error_models import make_error_model
 
 
 @pytest.fixture
@@ -196,3 +197,36 @@ def test_official_evaluation_ignores_the_covariances(frames: coco.Coco, tmp_path
     )
     assert with_it == without
     assert with_it[1] > 0.3  # at an IoU of 0.5: the boxes were put near the objects
+
+
+def test_results_of_an_error_model(frames: coco.Coco, tmp_path: Path) -> None:
+    """Corners to a width mix two fields: x1 and y1 keep scales and regions, x2 and y2 cannot."""
+    error_model = make_error_model(("x1", "y1", "x2", "y2"), frames.classes)
+    found = [error_model.apply(one) for one in found_in(frames)]
+    coco.write_results(tmp_path / "found.json", frames, found)
+    text = (tmp_path / "found.json").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    first, scale = json.loads(text)[0], frames.scale(0)
+    assert first["risk"] == pytest.approx(float(found[0].risk[0]), rel=1e-6)
+    assert first["misplaced"] == pytest.approx(float(found[0].misplaced[0]), rel=1e-6)
+    assert first["scale"] == [
+        pytest.approx(float(found[0].scale[0, 0]) / scale, rel=1e-6),
+        pytest.approx(float(found[0].scale[0, 1]) / scale, rel=1e-6),
+        None,
+        None,
+    ]
+    assert "flipped" not in first
+    widths = found[0].joint_widths[0, 3] / scale  # at 90 %
+    assert first["region_widths"][14] == pytest.approx(float(widths[0] + widths[2]), rel=1e-6)
+    for a, b in zip(found, coco.read_results(tmp_path / "found.json", frames), strict=True):
+        for name in ("no_object", "iou_below", "misplaced", "risk", "predictive"):
+            torch.testing.assert_close(
+                getattr(b, name), getattr(a, name).double(), rtol=1e-5, atol=1e-5
+            )
+        torch.testing.assert_close(b.scale[:, :2], a.scale[:, :2].double(), rtol=1e-6, atol=0)
+        assert bool(b.scale[:, 2:].isnan().all())
+        assert bool((b.region(0.9) >= a.region(0.9) * (1 - 1e-6)).all())
+        torch.testing.assert_close(
+            b.region(0.9)[:, :2], a.region(0.9)[:, :2].double(), rtol=1e-6, atol=0
+        )

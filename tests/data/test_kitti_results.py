@@ -28,6 +28,7 @@ from helpers.data_roots import (
     random_detections,
     real,
 )
+from helpers.error_models import make_error_model
 
 REAL = Pose(
     torch.from_numpy((KITTI_R0 * KITTI_TR).as_matrix()), torch.from_numpy(KITTI_R0.apply(KITTI_T))
@@ -188,3 +189,29 @@ def test_real_labels_come_back_as_they_were(tmp_path: Path) -> None:
             # 2D boxes in pixels: this data set projects boxes that are upright in the LiDAR's
             # frame, which is tilted by a degree against the camera's
             assert np.allclose(list(map(float, mine[4:8])), list(map(float, label[4:8])), atol=10)
+
+
+def test_results_of_an_error_model(root: Path, tmp_path: Path) -> None:
+    """A rotated centre has no scale; probabilities, sizes and yaw are read as written."""
+    frames = kitti.frames(root)
+    error_model = make_error_model(BOX_FIELDS, frames.classes)
+    given = [error_model.apply(found(frames, number)) for number in range(2)]
+    kitti.write_results(tmp_path / "out", frames, given)
+    rows = json.loads((tmp_path / "out/covariance.json").read_text())["frames"]["000000"]
+    assert rows[0]["risk"] == pytest.approx(float(given[0].risk[0]), rel=1e-6)
+    assert rows[0]["scale"][:3] == pytest.approx(given[0].scale[0, [5, 3, 4]].tolist(), rel=1e-6)
+    assert rows[0]["scale"][3:6] == [None] * 3
+    for one, back in zip(given, kitti.read_results(tmp_path / "out", frames), strict=True):
+        for name in ("no_object", "iou_below", "flipped", "misplaced", "risk"):
+            torch.testing.assert_close(
+                getattr(back, name), getattr(one, name).double(), rtol=1e-6, atol=1e-8
+            )
+        torch.testing.assert_close(
+            back.scale[:, 3:], one.scale[:, 3:7].double(), rtol=1e-3, atol=0
+        )  # the slope of yaw is not 1: the camera is tilted
+        assert bool(back.scale[:, :3].isnan().all())
+        assert back.dof[3:].tolist() == [4.0] * 4
+        assert bool((back.region(0.9) >= one.region(0.9)[:, :7] * (1 - 1e-3)).all())
+        expected = one.predictive[:, :7, :7].double()
+        off = (back.predictive - expected).flatten(1).norm(dim=1)
+        assert bool((off <= 1e-6 * expected.flatten(1).norm(dim=1)).all())

@@ -13,6 +13,7 @@ from boxcov.data import nuscenes
 from boxcov.data.poses import BOX_FIELDS, transform_detections
 from boxcov.errors import BoxcovError
 from helpers.data_roots import CAR_SPEED, car_centre, nuscenes_root, random_detections
+from helpers.error_models import make_error_model
 
 
 @pytest.fixture
@@ -171,3 +172,27 @@ def test_damaged_results(tmp_path: Path) -> None:
     )
     with pytest.raises(BoxcovError, match="no class tram"):
         nuscenes.read_results(path)
+
+
+def test_results_of_an_error_model(root: Path, tmp_path: Path) -> None:
+    frames = nuscenes.frames(root, sweeps=1)
+    error_model = make_error_model(BOX_FIELDS, nuscenes.CLASSES)
+    given = [error_model.apply(found(frames, number)) for number in range(4)]
+    given[3] = given[3][:0]
+    given[0].joint_widths[:, -1] = torch.inf  # too few boxes for the highest level
+    nuscenes.write_results(tmp_path / "r.json", frames, given)
+    text = (tmp_path / "r.json").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    back = nuscenes.read_results(tmp_path / "r.json")
+    for number, token in enumerate(frames.tokens):
+        there = transform_detections(given[number], frames.pose(number))
+        there = there[there.scores.argsort(descending=True)]
+        assert back[token].meta == there.meta
+        for name in (
+            *("no_object", "iou_below", "flipped", "scale", "predictive"),
+            *("region_widths", "joint_widths", "misplaced", "risk"),
+        ):
+            expected = getattr(there, name).double()
+            own = getattr(back[token], name)
+            torch.testing.assert_close(own, expected, rtol=1e-7, atol=1e-9, equal_nan=True)

@@ -7,9 +7,11 @@ import torch
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 
-from boxcov.data.poses import BOX_FIELDS, Pose, rotation_matrix, transform_detections
+from boxcov import Detections
+from boxcov.data.poses import BOX_FIELDS, Pose, propagate, rotation_matrix, transform_detections
 from boxcov.errors import BoxcovError
 from helpers.data_roots import quaternion, random_detections
+from helpers.error_models import make_error_model
 
 TILTED = Rotation.from_euler("zyx", [130, 4, -3], degrees=True)
 
@@ -45,23 +47,25 @@ def test_poses_compose_and_invert() -> None:
     )
 
 
+def move(box: Tensor) -> Tensor:
+    """Return one box in the frame of ``pose()``."""
+    heading = torch.stack([box[6].cos(), box[6].sin(), box.new_zeros(())])
+    velocity = torch.stack([box[7], box[8], box.new_zeros(())])
+    turned, speed = pose().R @ heading, pose().R @ velocity
+    return torch.cat(
+        [
+            pose().R @ box[:3] + pose().t,
+            box[3:6],
+            torch.atan2(turned[1], turned[0])[None],
+            speed[:2],
+        ]
+    )
+
+
 def test_covariances_move_by_the_jacobian_of_the_map() -> None:
     found = random_detections(boxes(), torch.zeros(5, dtype=torch.long), ("car",))
     factor = torch.randn(5, 9, 4, dtype=torch.float64)
     there = transform_detections(replace(found, factor=factor), pose())
-
-    def move(box: Tensor) -> Tensor:
-        heading = torch.stack([box[6].cos(), box[6].sin(), box.new_zeros(())])
-        velocity = torch.stack([box[7], box[8], box.new_zeros(())])
-        turned, speed = pose().R @ heading, pose().R @ velocity
-        return torch.cat(
-            [
-                pose().R @ box[:3] + pose().t,
-                box[3:6],
-                torch.atan2(turned[1], turned[0])[None],
-                speed[:2],
-            ]
-        )
 
     assert found.covariance is not None
     assert there.covariance is not None
@@ -108,3 +112,83 @@ def test_other_boxes_cannot_be_moved() -> None:
     found = random_detections(boxes(), torch.zeros(5, dtype=torch.long), ("car",))
     with pytest.raises(BoxcovError, match="x y z w l h yaw vx vy"):
         transform_detections(replace(found, fields=tuple(reversed(BOX_FIELDS))), pose())
+
+
+def calibrated(count: int = 5) -> Detections:
+    found = random_detections(boxes(count), torch.zeros(count, dtype=torch.long), ("car",))
+    return make_error_model(found.fields, found.classes).apply(found)
+
+
+def test_probabilities_do_not_depend_on_the_frame() -> None:
+    found = calibrated()
+    there = transform_detections(found, pose())
+    for name in ("no_object", "iou_below", "flipped", "misplaced", "risk"):
+        assert torch.equal(getattr(there, name), getattr(found, name))
+    for row in range(5):
+        J = jacobian(found.boxes[row])
+        expected = J @ found.predictive[row].double() @ J.T
+        torch.testing.assert_close(there.predictive[row], expected, rtol=1e-9, atol=1e-12)
+
+
+def jacobian(box: Tensor) -> Tensor:
+    J: Tensor = torch.autograd.functional.jacobian(move, box)
+    return J
+
+
+def test_scales_and_widths_of_rotated_boxes() -> None:
+    """Sizes and yaw keep theirs; those of the centre and the velocity are mixed."""
+    found = calibrated()
+    turn = pose(Rotation.from_euler("z", 30, degrees=True))
+    there = transform_detections(found, turn)
+    kept, mixed = [3, 4, 5, 6], [0, 1, 2, 7, 8]
+    torch.testing.assert_close(there.scale[:, kept], found.scale[:, kept].double())
+    assert bool(there.scale[:, mixed].isnan().all())
+    assert there.dof[kept].tolist() == [4.0] * 4
+    assert bool(there.dof[mixed].isnan().all())
+    torch.testing.assert_close(there.region(0.9)[:, kept], found.region(0.9)[:, kept].double())
+    c, s = 0.75**0.5, 0.5
+    x, y, z = found.region(0.9, joint=True)[:, :3].double().unbind(1)
+    bounds = torch.stack([c * x + s * y, s * x + c * y, z], 1)
+    torch.testing.assert_close(there.region(0.9)[:, :3], bounds)
+    torch.testing.assert_close(there.region(0.9, joint=True)[:, :3], bounds)
+
+
+def test_mapped_regions_hold_what_the_joint_region_holds() -> None:
+    found = calibrated(1)
+    turn = pose(Rotation.from_euler("z", 50, degrees=True))
+    there = transform_detections(found, turn)
+    errors = torch.randn(5_000, 9, generator=torch.Generator().manual_seed(0)).double()
+    errors = errors * found.region(0.9, joint=True)[0].double() / 1.5
+    R = turn.R
+    mapped = torch.cat([errors[:, :3] @ R.T, errors[:, 3:7], errors[:, 7:] @ R[:2, :2].T], 1)
+    held = (errors.abs() <= found.region(0.9, joint=True)[0]).all(1)
+    held_there = (mapped.abs() <= there.region(0.9, joint=True)[0]).all(1)
+    assert 0.1 < float(held.double().mean()) < 0.9
+    assert bool(held_there[held].all())
+
+
+def test_an_infinite_half_width_stays_where_it_is() -> None:
+    found = calibrated(2)
+    wide = found.joint_widths.clone()
+    wide[:, :, 2] = torch.inf
+    turn = pose(Rotation.from_euler("z", 30, degrees=True))
+    there = transform_detections(replace(found, joint_widths=wide), turn)
+    assert bool(there.joint_widths[:, :, 2].isinf().all())
+    assert bool(there.joint_widths[:, :, [0, 1, 3, 4, 5, 6, 7, 8]].isfinite().all())
+
+
+def test_the_covariance_with_the_score_is_mapped() -> None:
+    found = random_detections(boxes(), torch.zeros(5, dtype=torch.long), ("car",))
+    with_score = torch.randn(5, 9, dtype=torch.float64)
+    found = replace(found, score_variance=torch.ones(5), score_covariance=with_score)
+    there = transform_detections(found, pose())
+    for row, box in enumerate(found.boxes):
+        torch.testing.assert_close(there.score_covariance[row], jacobian(box) @ with_score[row])
+
+
+def test_no_boxes_are_mapped() -> None:
+    there = transform_detections(calibrated()[:0], pose())
+    assert there.region_widths.shape == (0, 7, 9)
+    assert there.meta == transform_detections(calibrated(), pose()).meta
+    few = propagate(calibrated()[:0], torch.zeros(0, 1), torch.zeros(0, 1, 9), {"half": "w"})
+    assert (few.scale.shape, few.dof.tolist()) == ((0, 1), [4.0])

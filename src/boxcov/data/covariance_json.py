@@ -109,7 +109,7 @@ def _add_error_model(rows: list[Row], found: Detections) -> None:
     named = {name: getattr(found, name) for name in ("risk", "misplaced", *_PROBABILITIES, *_LISTS)}
     for name, values in named.items():
         if values is not None:
-            for row, numbers in zip(rows, nine_digits(values.reshape(len(rows), -1))):
+            for row, numbers in zip(rows, nine_digits(values.unsqueeze(1).flatten(1))):
                 shown = [number if isfinite(number) else None for number in numbers]
                 row[name] = shown if name in _LISTS else shown[0]
 
