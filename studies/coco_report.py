@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from boxcov.error_model.fit import fit_calibration
 from coco import LOGIT, PARTS, detector_of, images_of, relative_trace, run
 from shift import auroc_of_shift, chart
 
@@ -25,7 +26,6 @@ from boxcov import Detections, ExactGLM, Posterior
 from boxcov.data import coco
 from boxcov.data.corruptions import KINDS
 from boxcov.detections import concatenate
-from boxcov.error_model.fit import fit_calibration
 from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import accurate_iou

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-
 from boxcov.error_model.fit import (
     apply_calibration,
     choose_fields,
@@ -18,12 +17,13 @@ from boxcov.error_model.fit import (
     region_coverage,
 )
 from boxcov.error_model.variance_model import VarianceModel
+from boxcov.posterior.calibration import VARIANCE
+
 from boxcov.evaluate.baselines import logistic, logistic_regression, out_of_fold
 from boxcov.evaluate.covariance_metrics import gaussian_fit
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
-from boxcov.posterior.calibration import VARIANCE
 
 FOLDS = 5
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from math import lgamma, log, pi
 
 import numpy as np
+from boxcov.error_model.variance_model import FieldModel, VarianceModel
 from measures import FOLDS, folds_of, richer
 from scipy.optimize import minimize
 
-from boxcov.error_model.variance_model import FieldModel, VarianceModel
 from boxcov.evaluate.records import Records
 
 FREEDOM = (1.0, 2.0, 4.0, 10.0, 30.0)
