@@ -1,8 +1,8 @@
 """What the error model is worth, beside every free and every expensive baseline.
 
 python studies/collect.py boxes --out OUT --device cuda
-python studies/error_model.py fit --root OUT --out RESULTS
-python studies/error_model.py tables --out RESULTS      writes docs/results/data/error-model-*.json
+python studies/error_model.py --root OUT --out RESULTS
+python studies/error_model_tables.py RESULTS
 
 The protocol, fixed before the test frames were read:
 - All rows are error models of the same kind, fitted by ``fit_error_model`` on the first frames of
@@ -32,7 +32,6 @@ from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import student_nll
 from boxcov.error_model.regions import RANGES, class_range_index
-from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.quality import quality
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
@@ -41,7 +40,6 @@ FIELDS = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
 FREE = "free: score + size + signals"
 OURS = "ours: free + covariances"
 SIZE = "score + size"
-RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 _NEIGHBOURS = ("nearest", "boxes in frame", "scores nearby")
 
 
@@ -72,8 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("step", choices=("fit", "tables"))
-    parser.add_argument("--root", type=Path, help="folder of studies/collect.py")
+    parser.add_argument("--root", type=Path, required=True, help="folder of studies/collect.py")
     parser.add_argument("--out", type=Path, required=True, help="folder for the JSON results")
     parser.add_argument("--rows", nargs="*", default=list(ROWS), help="names of rows")
     parser.add_argument("--frames", type=int, default=500, help="frames of the fit")
@@ -81,9 +78,6 @@ def main() -> None:
     parser.add_argument("--shifts", nargs="*", default=[], help="further sets to report on")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.step == "tables":
-        write_tables(args.out)
-        return
     for name in args.rows:
         began = time.perf_counter()
         row = ROWS[name]
@@ -286,163 +280,6 @@ def coverage(out: Detections, records: Records) -> dict[str, Any]:
             "groups": groups,
         }
     return result
-
-
-def difference(a: Path, b: Path, question: str) -> tuple[float, float, float]:
-    """Return the AUROC of row a minus that of row b, with its interval over frames."""
-    one, two = (dict(np.load(path)) for path in (a, b))
-    bad, keys, mask = one["iou"] < 0.4, ("misplaced",), ~np.isnan(one["l2"])
-    if question == "IoU < 0.7":
-        bad, keys = one["iou"] < 0.7, ("misplaced 0.7",)
-    elif question == "distance":
-        bad, keys = one["l2"] > one["l2"][mask].mean(), ("distance",)
-    elif question == "risk":
-        keys, mask = ("risk",), np.ones(len(bad), bool)
-    bad, frame = bad[mask], one["frame"][mask]
-    x, y = (d[keys[0]][mask] for d in (one, two))
-
-    def gain(rows: Any) -> float:
-        return auroc(bad[rows], x[rows]) - auroc(bad[rows], y[rows])
-
-    interval = bootstrap(gain, frame)
-    return auroc(bad, x) - auroc(bad, y), float(interval.low), float(interval.high)
-
-
-# tables of the documentation
-
-
-def write_tables(folder: Path) -> None:
-    """Write the tables from the results of all rows in ``folder`` and its folder ``pillar``."""
-    tables = {
-        "rows": rows_table(folder, 500),
-        "likelihood": likelihood_table(folder, 500),
-        "learning": learning_table(folder),
-        "coverage": coverage_table(folder, 500),
-        "shift": shift_table(folder, 500),
-        "pillar": rows_table(folder / "pillar", 500),
-    }
-    about = {
-        "command": "python studies/collect.py boxes --out OUT --device cuda; "
-        "python studies/error_model.py fit --root OUT --out RESULTS; "
-        "python studies/error_model.py tables --out RESULTS",
-        "date": date.today().isoformat(),
-        "machine": "collected on one NVIDIA H200, fitted on one CPU thread",
-    }
-    for name, table in tables.items():
-        path = RESULTS / f"error-model-{name}.json"
-        path.write_text(json.dumps({**about, **table}, indent=1) + "\n")
-
-
-def read_rows(folder: Path, frames: int) -> dict[str, dict[str, Any]]:
-    """Return the results of all rows of one number of frames, in the order of ``ROWS``."""
-    found = {}
-    for name in ROWS:
-        path = folder / f"test {frames} {slug(name)}.json"
-        if path.exists():
-            found[name] = json.loads(path.read_text())
-    return found
-
-
-def rows_table(folder: Path, frames: int) -> dict[str, Any]:
-    rows = read_rows(folder, frames)
-    first = next(iter(rows.values()))["sets"]["test"]
-    score = first["ranking"]["1 - score, IoU < 0.4"], first["ranking"]["1 - score, risk"]
-    lines: list[list[Any]] = [["1 - score", score[0], None, None, score[1], *[None] * 5]]
-    free = folder / f"test {frames} {slug(FREE)}.npz"
-    for name, result in rows.items():
-        one = result["sets"]["test"]
-        gain = None
-        if name != FREE:
-            own = folder / f"test {frames} {slug(name)}.npz"
-            mean, low, high = difference(own, free, "IoU < 0.4")
-            gain = f"{mean:+.3f} [{low:.3f}, {high:.3f}]"
-        ranking = [one["ranking"][key] for key in ("IoU < 0.4", "IoU < 0.7", "distance", "risk")]
-        paper = [one["paper"][key] for key in ("AvU", "P(A|C)", "P(U|I)")]
-        lines.append([name, *ranking, *paper, one["ECE"]["misplaced"], gain])
-    return {
-        "title": f"AUROC of bad boxes, {first['paired']:,} boxes with an object in 300 test frames",
-        "columns": [
-            *("inputs of the error model", "IoU < 0.4", "IoU < 0.7", "distance", "risk, all boxes"),
-            *("AvU", "P(A|C)", "P(U|I)", "ECE", "IoU < 0.4 against free"),
-        ],
-        "digits": [None, 3, 3, 3, 3, 3, 3, 3, 3, None],
-        "rows": lines,
-        "notes": [
-            "IoU < 0.4, IoU < 0.7 and distance above its mean: boxes with an object, ranked by "
-            "misplaced (by the scales of x, y, z for the distance). AvU, P(A|C), P(U|I) with u = "
-            "misplaced. 95 % intervals over frames.",
-        ],
-    }
-
-
-def likelihood_table(folder: Path, frames: int) -> dict[str, Any]:
-    rows = [
-        [name, *(result["sets"]["test"]["NLL"].values())]
-        for name, result in read_rows(folder, frames).items()
-    ]
-    return {
-        "title": "Student-t NLL per box with an object, lower is better",
-        "columns": ["inputs of the error model", "nine fields", "without velocity"],
-        "digits": [None, 2, 2],
-        "rows": rows,
-        "notes": [],
-    }
-
-
-def learning_table(folder: Path) -> dict[str, Any]:
-    lines = []
-    for frames in (20, 40, 150, 500, 1200):
-        rows = read_rows(folder, frames)
-        names = [name for name in (SIZE, FREE, OURS) if name in rows]
-        scores = [rows[n]["sets"]["test"]["ranking"]["IoU < 0.4"] for n in names]
-        ece_ = rows[OURS]["sets"]["test"]["ECE"]["misplaced"] if OURS in rows else None
-        lines.append([frames, *scores, *[None] * (3 - len(scores)), ece_])
-    return {
-        "title": "AUROC of IoU < 0.4 over the number of calibration frames",
-        "columns": ["frames", SIZE, FREE, OURS, "ECE of ours"],
-        "digits": [None, 3, 3, 3, 3],
-        "rows": lines,
-        "notes": [],
-    }
-
-
-def coverage_table(folder: Path, frames: int) -> dict[str, Any]:
-    lines = []
-    for level, one in read_rows(folder, frames)[OURS]["sets"]["test"]["coverage"].items():
-        groups = one["groups"].values()
-        fields = one["by field"]
-        cells = [one["all"], min(fields), max(fields), min(groups), max(groups), one["joint"]]
-        lines.append([f"{float(level):.0%}", *(100 * cell for cell in cells)])
-    return {
-        "title": "Share of errors inside the regions, in percent, on 300 test frames",
-        "columns": [
-            *("level", "all", "lowest field", "highest field", "lowest group", "highest group"),
-            "all fields jointly",
-        ],
-        "digits": [None, 1, 1, 1, 1, 1, 1],
-        "rows": lines,
-        "notes": ["Groups: class and range bin (20 m, 40 m) with at least 200 boxes."],
-    }
-
-
-def shift_table(folder: Path, frames: int) -> dict[str, Any]:
-    sets = read_rows(folder, frames)[OURS]["sets"]
-    lines = []
-    for name, one in sets.items():
-        scenario = name.removeprefix("test-") if "-" in name else "clear"
-        inside = 100 * one["coverage"]["0.9"]["all"]
-        ranking = one["ranking"]["IoU < 0.4"], one["ranking"]["1 - score, IoU < 0.4"]
-        lines.append([scenario, one["paired"], inside, *ranking, one["ECE"]["misplaced"]])
-    return {
-        "title": "The error model of clear frames on other scenarios",
-        "columns": [
-            *("scenario", "boxes with an object", "errors in 90 % regions"),
-            *("AUROC, misplaced", "AUROC, 1 - score", "ECE"),
-        ],
-        "digits": [None, None, 1, 3, 3, 3],
-        "rows": lines,
-        "notes": [],
-    }
 
 
 if __name__ == "__main__":
