@@ -27,6 +27,7 @@ from boxcov.version import __version__
 FORMAT = 1  # "error_model", "locations" and "skipped" are optional
 CORRECTED = 2  # with "corrected" and "full", from a second pass
 PACKED = 3  # compressed factors, and "error"
+SHIPPED = Path(__file__).parents[1] / "detectors/centerpoint/weights/small-posterior.safetensors"
 _KEY = "boxcov.posterior"
 _ERROR_MODEL = "error_model."  # prefix of its tensors
 
@@ -101,7 +102,12 @@ def _format(posterior: Posterior) -> int:
 
 
 def load(path: str | Path, detector: Detector) -> Posterior:
-    """Load a posterior for ``detector``; raise if it belongs to other weights."""
+    """Load a posterior for ``detector``; raise if it belongs to other weights.
+
+    ``path`` may be "small": the posterior of ``centerpoint.load("small")`` with its error model,
+    which is part of the package.
+    """
+    path = SHIPPED if str(path) == "small" else path
     with reading(path, "a boxcov posterior"):
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[_KEY])

@@ -381,7 +381,10 @@ class Posterior:
 
     @staticmethod
     def load(path: str | Path, detector: Detector) -> Posterior:
-        """Load a posterior onto the detector's device; raise if it belongs to other weights."""
+        """Load a posterior onto the detector's device; raise if it belongs to other weights.
+
+        ``path`` may be "small", for ``centerpoint.load("small")``: calibrated, in the package.
+        """
         from boxcov.posterior.file import load
 
         return load(path, detector)
