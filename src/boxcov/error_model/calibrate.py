@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from boxcov.detections import Detections, concatenate
-from boxcov.error_model.inputs import box_inputs, stack_inputs
+from boxcov.error_model.inputs import box_inputs, class_names, stack_inputs
 from boxcov.error_model.model import LIMIT, ErrorModel
 from boxcov.error_model.network import Outputs
 from boxcov.error_model.regions import class_range_index, fit_regions
@@ -27,6 +27,7 @@ Progress = Callable[[int, int], None]
 LIDAR_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 IMAGE_THRESHOLDS = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)  # pairs have at least 0.5
 MIN_PAIRS = 50  # boxes with an object
+MIN_CLASS = 20  # boxes; rarer classes are not told apart
 
 
 def calibrate(
@@ -107,7 +108,9 @@ def fit_error_model(
     threshold = (0.7 if "x1" in found.fields else 0.4) if threshold is None else threshold
     _check(found, records, threshold, thresholds)
     named = box_inputs(found)
-    names = tuple(n for n in named if not any(n.startswith(prefix) for prefix in exclude))
+    rare = [n for n in class_names(found) if float(named[n].sum()) < MIN_CLASS]
+    left_out = (*exclude, *rare)
+    names = tuple(n for n in named if not n.startswith(left_out))
     raw = stack_inputs(named, names)
     centre, spread = _standardisation(raw, names)
     x = ((raw - centre) / spread).clamp(-LIMIT, LIMIT)

@@ -1,0 +1,149 @@
+"""The error model of YOLOX on COCO, beside score + size and the free signals.
+
+python studies/coco_error_model.py --root ROOT --weights WEIGHTS --out OUT
+
+The posterior is fitted on train2017. The error models are fitted and judged on val2017 by five
+folds over images: each image is judged by a model of the other folds. Three repetitions with other
+folds are averaged, because there are few images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from boxcov import ExactGLM, Posterior, fit
+from boxcov.data import coco
+from boxcov.detections import Detections
+from boxcov.detectors import yolox
+from boxcov.error_model.calibrate import fit_error_model, predict_frames
+from boxcov.evaluate.ground_truth import match_detections
+from boxcov.evaluate.intervals import bootstrap
+from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.records import Records
+
+N_TRAIN = 118_287  # images that YOLOX was trained on
+FOLDS = 5
+NEIGHBOURS = ("nearest", "boxes in frame", "scores nearby")
+ROWS = {  # name: prefixes of the inputs that are left out
+    "score + size": ("signal", "variance", *NEIGHBOURS),
+    "score + size + signals": ("variance", "signal variance"),
+    "ours: + covariances": (),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--root", type=Path, required=True, help="COCO: annotations, images")
+    parser.add_argument("--weights", type=Path, required=True, help="YOLOX checkpoint")
+    parser.add_argument("--out", type=Path, required=True, help="folder of all results")
+    parser.add_argument("--samples", type=int, default=32, help="directions below the head")
+    parser.add_argument("--threshold", type=float, default=0.1, help="score threshold")
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    found, records = predictions(args)
+    keep = found.scores > args.threshold
+    found, records = found[keep], records[keep.numpy()]
+    results = {name: held_out(found, records, left, args.repeats) for name, left in ROWS.items()}
+    report = compare(records, results)
+    (args.out / "coco-error-model.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+def predictions(args: argparse.Namespace) -> tuple[Detections, Records]:
+    """Return the boxes of val2017 with signals and covariances, and their records."""
+    detector = yolox.load(args.weights, threshold=args.threshold)
+    images = {
+        split: coco.frames(args.root, split, detector.config.size, detector.classes)
+        for split in ("train2017", "val2017")
+    }
+    path = args.out / "posterior.safetensors"
+    if not path.exists():
+        fit(detector, images["train2017"], "backbone", N_TRAIN).save(path)
+    model = ExactGLM(detector, Posterior.load(path, detector), args.samples)
+    found, truth = predict_frames(model, images["val2017"])
+    return found, match_detections(found, truth, threshold=-1.0)
+
+
+def held_out(
+    found: Detections, records: Records, exclude: tuple[str, ...], repeats: int
+) -> dict[str, np.ndarray]:
+    """Return misplaced and the expected distance of each box by models of other images."""
+    numbers = np.unique(records.frame, return_inverse=True)[1]
+    sums: dict[str, np.ndarray] = {}
+    for repeat in range(repeats):
+        order = np.random.default_rng(repeat).permutation(numbers.max() + 1)
+        fold = order[numbers] % FOLDS
+        for k in range(FOLDS):
+            mine = fold == k
+            train = found[torch.as_tensor(~mine)]
+            # frames in the new order, so that the inner folds differ between the repeats
+            train = replace(train, frame=torch.as_tensor(order[numbers[~mine]]))
+            rows = torch.argsort(train.frame, stable=True)
+            model = fit_error_model(
+                *(train[rows], records[~mine][rows.numpy()]),
+                estimator="study",
+                fingerprint="",
+                exclude=exclude,
+            )
+            out = model.apply(found[torch.as_tensor(mine)])
+            assert out.scale is not None
+            for name, value in (
+                ("misplaced", out.misplaced),
+                ("distance", out.scale.square().sum(1).sqrt()),
+                ("risk", out.risk),
+            ):
+                sums.setdefault(name, np.zeros(len(fold)))[mine] += value.numpy() / repeats
+    return sums
+
+
+def compare(records: Records, results: dict[str, dict[str, np.ndarray]]) -> dict[str, Any]:
+    paired = records.paired
+    large = records.l2 > records.l2[paired].mean()
+    everything = np.ones(len(paired), bool)
+    questions = {
+        "IoU < 0.7": (paired, records.iou < 0.7, "misplaced"),
+        "l2 above mean": (paired, large, "distance"),
+        "risk": (everything, records.iou < 0.7, "risk"),
+    }
+    report: dict[str, Any] = {
+        "images": len(np.unique(records.frame)),
+        "boxes": len(records),
+        "paired": int(paired.sum()),
+    }
+    ours = results["ours: + covariances"]
+    for question, (mask, bad, key) in questions.items():
+        rows: dict[str, Any] = {"1 - score": auroc(bad[mask], 1 - records.scores[mask])}
+        for name, values in results.items():
+            rows[name] = auroc(bad[mask], values[key][mask])
+
+            rows[f"ours against {name}"] = gain_interval(
+                *(v[mask] for v in (bad, ours[key], values[key], records.frame))
+            )
+        report[question] = rows
+    return report
+
+
+def gain_interval(
+    bad: np.ndarray, ours: np.ndarray, other: np.ndarray, frame: np.ndarray
+) -> list[float]:
+    """Return the 95 % interval over frames of the difference of two AUROCs."""
+
+    def gain(rows: Any) -> float:
+        return auroc(bad[rows], ours[rows]) - auroc(bad[rows], other[rows])
+
+    interval = bootstrap(gain, frame)
+    return [float(interval.low), float(interval.high)]
+
+
+if __name__ == "__main__":
+    main()
