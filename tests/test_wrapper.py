@@ -176,6 +176,18 @@ def test_a_closure_over_a_part_is_refused() -> None:
         wrapped(model, decode=lambda model, raw, selection: head(raw))
 
 
+def test_signals_of_a_wrapped_model(pair: tuple[TinyCenter, Detector]) -> None:
+    model, detector = pair
+    raw = model(FRAMES[0][0])
+    selection = model.select(raw)
+    assert wrapped(model).signals(raw, selection) == {}
+    (logit,) = detector.signals(raw, selection).values()  # it has logits()
+    assert torch.equal(logit, model.logits(raw, selection))
+    informed = wrapped(model, signals=TinyCenter.signals)
+    assert informed.signals(raw, selection).keys() == model.signals(raw, selection).keys()
+    assert boxcov.check(informed, FRAMES[0])["signals"].passed
+
+
 def test_instances_may_ignore_the_score_logit(pair: tuple[TinyCenter, Detector]) -> None:
     model, detector = pair
     plain = wrapped(

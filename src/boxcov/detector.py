@@ -150,8 +150,9 @@ class Detector(nn.Module, ABC):
 
         For example raw outputs, the margin to the next class, the spread of a predicted
         distribution, the number of points in the box. The error model learns from them how far off
-        a box may be. Each number depends on its own frame alone; logarithms of positive numbers
-        work best.
+        a box may be. Every number is a finite float32 or float64 that depends on the box's own
+        frame alone, and the names are the same for every input, also without boxes. Logarithms of
+        positive numbers work best. ``boxcov.detectors.signals`` holds functions for common ones.
         """
         return {}
 

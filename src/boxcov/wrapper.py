@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.precision import at_least_float32
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.head_stages import HeadStages
@@ -25,6 +26,7 @@ _ARGUMENTS = {
     "instances": ("raw", "selection"),
     "stages": ("raw", "selection"),
     "logits": ("raw", "selection"),
+    "signals": ("raw", "selection"),
     "candidates": ("raw",),
     "sample_targets": ("raw", "generator"),
 }
@@ -44,6 +46,7 @@ def wrap(
     instances: Callable[..., Iterable[InstanceGroup] | None] | None = None,
     stages: Callable[[Any, Any, Selection], HeadStages | None] | None = None,
     logits: Callable[[Any, Any, Selection], Tensor | None] | None = None,
+    signals: Callable[[Any, Any, Selection], dict[str, Tensor]] | None = None,
     candidates: Callable[[Any, Any], Candidates | None] | None = None,
     sample_targets: Callable[[Any, Any, torch.Generator], Any] | None = None,
 ) -> Detector:
@@ -90,6 +93,7 @@ def wrap(
         "instances": instances,
         "stages": stages,
         "logits": logits,
+        "signals": signals,
         "candidates": candidates,
         "sample_targets": sample_targets,
     }
@@ -149,6 +153,18 @@ class Wrapped(Detector):
     def loss(self, raw: Any, targets: Any) -> Tensor:
         losses: Tensor = self._functions["loss"](self.model, raw, targets)
         return losses
+
+    def signals(self, raw: Any, selection: Selection) -> dict[str, Tensor]:
+        """Return the numbers of the user's function; without one, the score logit if it is known.
+
+        The error model adds what every detector has: score, size, range and neighbours.
+        """
+        own = self._functions.get("signals")
+        if own is not None:
+            found: dict[str, Tensor] = own(self.model, raw, selection)
+            return found
+        logit = self.logits(raw, selection)
+        return {} if logit is None else {"logit": at_least_float32(logit)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {

@@ -224,6 +224,30 @@ class BadLogits(Base):
         return super().logits(raw, selection).detach()
 
 
+class NaNSignals(Base):
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        return {"size": raw["size"].amin().log().expand(len(selection))}
+
+
+class WrongSignals(Base):
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        return {"size": raw["size"][:, 0]}
+
+
+class CoupledSignals(Base):
+    """The numbers of a box depend on the other frames of the batch."""
+
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        found = super().signals(raw, selection)
+        return {**found, "logit": found["logit"] + selection.frame.max()}
+
+
+class NamesVary(Base):
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        found = super().signals(raw, selection)
+        return found if len(raw["heatmap"]) == 1 else {"logit": found["logit"]}
+
+
 BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (NoGrad, "decode: derivative", "has no gradient in the raw outputs"),
     (HalfDetached, "decode: derivative", "the derivative of w, l differs"),
@@ -255,4 +279,8 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (BadInstances, "instances", r"instances\(\) gives box"),
     (BadStages, "stages", r"BadStages.stages\(\) gives box"),
     (BadLogits, "logits", "no gradient"),
+    (NaNSignals, "signals", "'size' holds 6 NaN or infinite values"),
+    (WrongSignals, "signals", r"'size' is \(1, 16, 16\), expected \(6,\)"),
+    (CoupledSignals, "signals", "'logit' changes when another frame is in the batch"),
+    (NamesVary, "signals", "a batch of two has the signals"),
 ]

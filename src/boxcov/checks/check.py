@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.inputs import move
-from boxcov.checks import contract, derivatives, layers, losses
+from boxcov.checks import batches, contract, derivatives, layers, losses
 from boxcov.checks.report import Finding, Report
 from boxcov.checks.subject import NotChecked, Outcome, Subject, unchanged
 from boxcov.detector import Detector
@@ -39,11 +39,12 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Outcome]], ...] = (
     ("loss: frames apart", losses.apart),
     ("loss: gradient", layers.loss_gradient),
     ("boxes: gradient", layers.box_gradient),
-    ("boxes: in a batch", losses.batch),
+    ("boxes: in a batch", batches.boxes),
     ("weights to boxes", derivatives.through_weights),
     ("instances", derivatives.instances),
     ("stages", derivatives.stages),
     ("logits", derivatives.logits),
+    ("signals", batches.signals),
     ("candidates", derivatives.candidates),
     ("sample_targets", losses.sampled_targets),
 )

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.inputs import fresh, most_frames
+from boxcov.checks.batches import changed, forward_batch, merged
 from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
-from boxcov.data.sequence import batched
 from boxcov.detector import Detector
 
 
@@ -88,34 +88,6 @@ def apart(subject: Subject) -> Outcome:
     return good(f"the same beside {how}, to {most:.0e}, and no gradient crosses frames")
 
 
-def batch(subject: Subject) -> Outcome:
-    """A frame's boxes are the same in a batch as alone, with the right frame index."""
-    boxes, chosen = subject.needed_boxes(), subject.needed_selection()
-    B = most_frames(subject.inputs, subject.targets)
-    if B is None:
-        raise NotChecked("the number of frames cannot be read off these inputs")
-    mate = subject.inputs if subject.other is None else subject.other[0]
-    with torch.no_grad():
-        detector, merged = subject.shadow(), _merged([subject.inputs, mate])
-        raw = _forward(detector, merged)
-        found = detector.select(raw)
-        own = found.frame < B
-        there = detector.decode(raw, found)[own]
-    size = boxes.abs().amax(0).clamp(min=1e-6)
-    near = (
-        int((((boxes[:, None] - there[None]).abs() / size).amax(2).amin(1) < 1e-3).sum())
-        if len(there)
-        else 0
-    )
-    if near < 0.9 * len(chosen) or abs(len(there) - len(chosen)) > 0.1 * len(chosen):
-        return bad(
-            f"{near} of a frame's {len(chosen)} boxes are found in a batch of two, "
-            f"which has {len(there)} boxes of that frame",
-            "do frames mix in forward() or in NMS, or is selection.frame wrong?",
-        )
-    return good(f"{near} of {len(chosen)} boxes are the same in a batch of two")
-
-
 def sampled_targets(subject: Subject) -> Outcome:
     """``sample_targets()`` draws targets that ``loss()`` accepts."""
     raw = subject.needed_raw()
@@ -134,7 +106,7 @@ def sampled_targets(subject: Subject) -> Outcome:
     return good("drawn targets have a finite loss")
 
 
-# batches of two
+# helpers
 
 
 def _known(subject: Subject) -> Tensor:
@@ -147,28 +119,11 @@ def _frame(subject: Subject) -> tuple[Any, Any]:
     return subject.inputs, subject.targets
 
 
-def _merged(items: list[Any]) -> Any:
-    try:
-        return fresh(batched(items, len(items))[0])
-    except Exception as error:
-        raise NotChecked(f"two frames cannot be merged into a batch: {error}") from None
-
-
 def _losses(subject: Subject, frames: list[tuple[Any, Any]]) -> Tensor:
-    inputs, targets = _merged([item[0] for item in frames]), _merged([item[1] for item in frames])
+    inputs, targets = merged([item[0] for item in frames]), merged([item[1] for item in frames])
     detector = subject.shadow()
     with torch.no_grad():
-        return detector.loss(_forward(detector, inputs), targets)
-
-
-def _forward(detector: Detector, inputs: Any) -> Any:
-    try:
-        return detector(inputs)
-    except Exception as error:
-        raise NotChecked(
-            f"two frames do not go into one batch: {type(error).__name__}: "
-            f"{str(error).splitlines()[0]}"
-        ) from None
+        return detector.loss(forward_batch(detector, inputs), targets)
 
 
 def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
@@ -188,7 +143,7 @@ def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
 def _leak(subject: Subject) -> str:
     """Name of a raw output of the second frame that the first frame's loss depends on, or ""."""
     mate = subject.other or (changed(subject.inputs), subject.targets)
-    inputs, targets = (_merged([a, b]) for a, b in zip(_frame(subject), mate))
+    inputs, targets = (merged([a, b]) for a, b in zip(_frame(subject), mate))
     detector, B = subject.shadow(), len(_known(subject))
     with torch.no_grad():
         raw = detector(inputs)
@@ -209,24 +164,6 @@ def _leak(subject: Subject) -> str:
         if g is not None and float(g[half:].abs().max()) > 1e-5 * float(g.abs().max()):
             return f"raw{name}"
     return ""
-
-
-def changed(inputs: Any) -> Any:
-    """Perturbed inputs of the same shapes: noise on floats, integer images mirrored.
-
-    >>> changed([torch.ones(2, 3)])[0].shape
-    torch.Size([2, 3])
-    """
-    generator = torch.Generator().manual_seed(0)
-
-    def other(t: Tensor) -> Tensor:
-        if t.is_floating_point() and t.numel() > 1:
-            return 0.9 * t + 0.05 * t.std().nan_to_num(0.0) * torch.randn(
-                t.shape, generator=generator
-            ).to(t)
-        return t.flip(-1) if t.dim() > 2 else t.clone()
-
-    return tree_map_only(Tensor, other, inputs)
 
 
 def _fewer(targets: Any) -> Any:

@@ -15,13 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from boxcov._torch.precision import at_least_float32
 from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, Selection
+from boxcov.detectors.signals import class_margin, finite, window, window_signals
 from boxcov.errors import BoxcovError
 from boxcov.head_stages import HeadStages, LogitBranch, Stage
 from boxcov.static_selection import StaticLimits, StaticSelection, best_rows
 
 _BRANCHES = {"heatmap": len(CLASSES), "offset": 2, "size": 2, "rot": 2}
+_RAW_NAMES = ("reg x", "reg y", "dim w", "dim l", "rot sin", "rot cos")
+_SPREAD_NAMES = ("x", "y", "w", "l", "sin", "cos")
 Raw = dict[str, Tensor]
 
 
@@ -137,6 +141,25 @@ class TinyCenter(Detector):
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         frame, row, column = selection.where
         return raw["heatmap"][frame, selection.labels, row, column]
+
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        frame, row, column = selection.where
+        rows, columns, inside = window(row, column, *raw["heatmap"].shape[2:])  # (m, 9) each
+        heat, *values = (
+            at_least_float32(raw[name][frame[:, None], :, rows, columns]) for name in _BRANCHES
+        )
+        around = torch.cat(values, 2)  # (m, 9, 6)
+        centre = (around[:, :, :2] + torch.stack([columns, rows], 2)) * self.cell
+        logits = heat.gather(2, selection.labels[:, None, None].expand(-1, 9, 1))[:, :, 0]
+        return finite(
+            {
+                **window_signals(
+                    logits, torch.cat([centre, around[:, :, 2:]], 2), inside, _SPREAD_NAMES
+                ),
+                **dict(zip(_RAW_NAMES, around[:, 4].unbind(1))),
+                "class margin": class_margin(heat[:, 4], selection.labels),
+            }
+        )
 
     def stages(self, raw: Raw, selection: Selection) -> HeadStages:
         frame, row, column = selection.where

@@ -10,9 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.precision import at_least_float32
 from boxcov.detector import Detector, InstanceGroup, Selection
+from boxcov.detectors.boxes import corners
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
+from boxcov.detectors.signals import (
+    SIDES,
+    TINY,
+    Signals,
+    class_signals,
+    finite,
+    named,
+    pyramid_window,
+    touched_sides,
+    window_signals,
+    with_log_size,
+)
 from boxcov.errors import BoxcovError
 from boxcov.head_stages import crop, run_on_crops
 
@@ -167,6 +181,26 @@ class Yolo(Detector):
         ]
         return logits
 
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        """Return named numbers (m,): also the spread of the distribution of each side."""
+        frame, number = selection.where.frame, self.labels.to_model(selection.labels)
+        shapes = [x.shape[2:] for x in raw["features"]]
+        around = pyramid_window(selection.where.cell, shapes)
+        logits = at_least_float32(raw["logits"][frame[:, None], :, around.index])  # (m, 9, nc)
+        boxes = at_least_float32(raw["found"][frame[:, None], :4, around.index])
+        scores = logits.gather(2, number[:, None, None].expand(-1, 9, 1))[:, :, 0]
+        sides = raw["distances"][frame, :, selection.where.cell].unflatten(1, (4, -1))
+        height, width = (n * self.head.stride[0] for n in shapes[0])
+        return finite(
+            {
+                **window_signals(scores, with_log_size(boxes), around.inside),
+                **class_signals(logits[:, 4], number),
+                **side_signals(at_least_float32(sides)),
+                "level": around.level,
+                "touched sides": touched_sides(corners(boxes[:, 4]), width, height),
+            }
+        )
+
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup]:
@@ -231,6 +265,23 @@ class Yolo(Detector):
                 criterion({**image, "feats": [x[b : b + 1] for x in raw["features"]]}, own)[0].sum()
             )
         return torch.stack(losses)
+
+
+def side_signals(values: Tensor) -> Signals:
+    """Return mean, log standard deviation and entropy of the distance of each side, in cells.
+
+    values: (m, 4, bins), the logits of the distributions, or one bin with the distance itself.
+    """
+    if values.shape[2] == 1:
+        return named("side", SIDES, values[:, :, 0])
+    p, bins = values.softmax(2), torch.arange(values.shape[2], device=values.device)
+    mean = (p * bins).sum(2)
+    variance = (p * (bins - mean[:, :, None]).square()).sum(2)
+    return {
+        **named("side", SIDES, mean),
+        **named("deviation", SIDES, 0.5 * (variance + TINY).log()),
+        **named("entropy", SIDES, -(p * values.log_softmax(2)).sum(2)),
+    }
 
 
 class _LossModel:

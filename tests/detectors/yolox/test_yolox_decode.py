@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from boxcov.detectors.boxes import iou
 from boxcov.detectors.yolox.config import Config
-from boxcov.detectors.yolox.decode import grid_of, pairwise_iou, reported_boxes
+from boxcov.detectors.yolox.decode import grid_of, reported_boxes
 from boxcov.detectors.yolox.selection import candidates, select, suppression_matrix
 from helpers.yolox_cases import SMALL
 
@@ -147,10 +148,10 @@ def test_none_one_and_ties() -> None:
     assert len(candidates(torch.full((2, 126, 8), -20.0), grid_of(MAPS), SMALL)) == 0
 
 
-def test_pairwise_iou_pair_by_pair() -> None:
+def test_iou_pair_by_pair() -> None:
     low = torch.rand(7, 2, dtype=torch.float64) * 4
     boxes = torch.cat([low, low + torch.rand(7, 2, dtype=torch.float64) * 4], 1)
-    found = pairwise_iou(boxes[:4], boxes)
+    found = iou(boxes[:4, None], boxes)
     for i in range(4):
         for j in range(7):
             assert float(found[i, j]) == pytest.approx(

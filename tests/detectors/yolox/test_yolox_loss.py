@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from boxcov.detectors.yolox.decode import corners
+from boxcov.detectors.boxes import corners
 from boxcov.detectors.yolox.loss import Assigned
 from boxcov.errors import BoxcovError
 from helpers.yolox_cases import images, objects, small

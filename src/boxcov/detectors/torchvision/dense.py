@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.scores import logit_of_log, softmax_logit
+from boxcov.detectors.signals import SIDES, finite, pyramid_window
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
+from boxcov.detectors.torchvision.signals import anchor_signals
 from boxcov.head_stages import crop, run_on_crops
 
 
@@ -103,7 +105,22 @@ class AnchorDetector(TorchvisionDetector):
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         at = (selection.where.frame, selection.where.anchor)
-        return self.score_logit(raw["cls_logits"][at], self.labels.to_model(selection.labels))
+        return self.logits_at(raw, at, self.labels.to_model(selection.labels))
+
+    def logits_at(self, raw: Raw, at: tuple[Tensor, Tensor], number: Tensor) -> Tensor:
+        """Return the logit (m,) of the score of class ``number`` (m,) at frames and anchors."""
+        return self.score_logit(raw["cls_logits"][at], number)
+
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        where = selection.where
+        shapes = [x.shape[2:] for x in raw["features"].values()]
+        around = pyramid_window(where.anchor, shapes, self.anchors_per_cell(raw))
+        found = self.found(raw, selection, raw["cls_logits"][where.frame, where.anchor])
+        at = (where.frame.repeat_interleave(9), around.index.flatten())
+        boxes = self.decode_regression(raw["bbox_regression"][at], raw["anchors"][at])
+        scores = self.logits_at(raw, at, found.number.repeat_interleave(9))
+        boxes, scores = boxes.unflatten(0, (-1, 9)), scores.unflatten(0, (-1, 9))
+        return anchor_signals(found, around, boxes, scores)
 
     @abstractmethod
     def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
@@ -207,6 +224,8 @@ class RetinaNet(AnchorDetector):
 class FCOS(RetinaNet):
     """Scores are sqrt(class score * centre-ness). GroupNorm in the head rules out crops."""
 
+    raw_names = tuple(f"side {side}" for side in SIDES)
+
     def scores(self, raw: Raw, b: int) -> Tensor:
         return (raw["cls_logits"][b].sigmoid() * raw["bbox_ctrness"][b].sigmoid()).sqrt()  # type: ignore[no-any-return]
 
@@ -214,10 +233,13 @@ class FCOS(RetinaNet):
         boxes: Tensor = self.model.box_coder.decode(values, start)
         return boxes
 
-    def logits(self, raw: Raw, selection: Selection) -> Tensor:
-        at = (selection.where.frame, selection.where.anchor)
-        named = self.score_logit(raw["cls_logits"][at], self.labels.to_model(selection.labels))
+    def logits_at(self, raw: Raw, at: tuple[Tensor, Tensor], number: Tensor) -> Tensor:
+        named = self.score_logit(raw["cls_logits"][at], number)
         return logit_of_log((F.logsigmoid(named) + F.logsigmoid(raw["bbox_ctrness"][at][:, 0])) / 2)
+
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        centerness = raw["bbox_ctrness"][selection.where.frame, selection.where.anchor, 0]
+        return finite({**super().signals(raw, selection), "centerness": centerness})
 
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from boxcov.detector import Detector, Selection
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
+from boxcov.detectors.signals import RAW_NAMES
+from boxcov.detectors.torchvision.signals import Found
 from boxcov.errors import BoxcovError
 
 Raw = dict[str, Any]
@@ -31,6 +33,7 @@ class TorchvisionDetector(Detector):
 
     box_fields = ("x1", "y1", "x2", "y2")
     first_number: ClassVar[int] = 0  # 1 if number 0 is the background
+    raw_names: ClassVar[tuple[str, ...]] = RAW_NAMES  # of the four regression values
 
     def __init__(
         self,
@@ -135,6 +138,18 @@ class TorchvisionDetector(Detector):
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         return self.in_images(*self.regression_of(raw, selection), raw, selection.frame)
+
+    def found(self, raw: Raw, selection: Selection, logits: Tensor) -> Found:
+        """Return what the signals of all families need; logits: (m, K)."""
+        sizes = torch.tensor(raw["sizes"], device=logits.device)[selection.frame]
+        values = self.regression_of(raw, selection)[0]
+        return Found(
+            dict(zip(self.raw_names, values.unbind(1))),
+            logits,
+            self.labels.to_model(selection.labels),
+            0 if self.first_number else None,
+            sizes,
+        )
 
     def in_images(self, values: Tensor, start: Tensor, raw: Raw, frame: Tensor) -> Tensor:
         """Return boxes (m, 4) in pixels of the images, clipped by torchvision's own functions.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.scores import softmax_logit
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
+from boxcov.detectors.torchvision.signals import Regions, region_signals
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,14 @@ class FasterRCNN(TorchvisionDetector):
         counts = [part[0].numel() for part in objectness]
         objectness, deltas = concat_box_prediction_layers(objectness, deltas)
         starts = rpn.box_coder.decode(deltas.detach(), anchors).view(len(anchors), -1, 4)
-        proposals, _ = rpn.filter_proposals(starts, objectness, images.image_sizes, counts)
+        proposals, scores = rpn.filter_proposals(starts, objectness, images.image_sizes, counts)
         raw = {
             "features": features,
             "objectness": objectness,
             "deltas": deltas,
             "anchors": anchors,
             "proposals": proposals,
+            "proposal_scores": scores,
         }
         sizes = [tuple(size) for size in images.image_sizes]
         class_logits, regression = self.head(self.pooled(features, proposals, sizes))
@@ -119,6 +121,26 @@ class FasterRCNN(TorchvisionDetector):
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         where = selection.where
         return softmax_logit(self._at_proposals(raw, where)[0][where.region], where.number)
+
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        where, proposals = selection.where, torch.cat(selection.where.proposals)
+        logits, regression = self._at_proposals(raw, where)
+        m, regions = len(selection), len(proposals)
+        values = regression.unflatten(1, (-1, 4))[:, where.number].transpose(0, 1)  # (m, R, 4)
+        boxes = self.model.roi_heads.box_coder.decode_single(
+            values.flatten(0, 1), proposals.repeat(m, 1)
+        )
+        scores = softmax_logit(logits.repeat(m, 1), where.number.repeat_interleave(regions))
+        frames = [torch.full_like(own[:, 0], b) for b, own in enumerate(where.proposals)]
+        every = Regions(
+            where.region,
+            torch.cat(frames) == selection.frame[:, None],
+            boxes.unflatten(0, (m, regions)),
+            scores.unflatten(0, (m, regions)),
+            proposals,
+            torch.cat(raw["proposal_scores"]),
+        )
+        return region_signals(self.found(raw, selection, logits[where.region]), every)
 
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False

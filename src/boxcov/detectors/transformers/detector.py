@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.detectors.transformers.images import Images
+from boxcov.detectors.transformers.signals import Queries, signals
 from boxcov.errors import BoxcovError
 
 Raw = dict[str, Any]
@@ -31,6 +32,7 @@ class QueryDetector(Detector):
     """
 
     box_fields = ("x1", "y1", "x2", "y2")
+    background: ClassVar[int | None] = None  # column of "no object" in the class logits
 
     def __init__(
         self, model: nn.Module, labels: Labels, threshold: float, processor: Any = None
@@ -66,6 +68,10 @@ class QueryDetector(Detector):
     @abstractmethod
     def image_loss(self, raw: Raw, target: list[dict[str, Tensor]], device: torch.device) -> Tensor:
         """Return the model's own loss of a batch of one image."""
+
+    def layer_boxes(self, raw: Raw, frame: Tensor, query: Tensor) -> Tensor | None:
+        """Return normalized boxes (m, L, 4) after each decoder layer, if the raw outputs do."""
+        return None
 
     def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Raw:
         given = self._given(inputs)
@@ -117,6 +123,20 @@ class QueryDetector(Detector):
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         frame, query = selection.where
         return self.score_logit(raw["logits"][frame, query], self.labels.to_model(selection.labels))
+
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        frame, query = selection.where
+        number, logits = self.labels.to_model(selection.labels), raw["logits"]
+        every = number.repeat_interleave(logits.shape[1])
+        scores = self.score_logit(logits[frame].flatten(0, 1), every)
+        queries = Queries(
+            query,
+            logits[frame, query],
+            scores.unflatten(0, (-1, logits.shape[1])),
+            raw["boxes"][frame],
+            self.layer_boxes(raw, frame, query),
+        )
+        return signals(queries, number, self.background)
 
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False

@@ -43,6 +43,8 @@ def wrap(
 class _Softmax(QueryDetector):
     """Softmax over all classes and, last, "no object": each query reports its best class."""
 
+    background = -1
+
     def box_head(self, hidden: Tensor, raw: Raw, frame: Tensor, query: Tensor) -> Tensor:
         boxes: Tensor = self.model.bbox_predictor(hidden).sigmoid()
         return boxes
@@ -82,6 +84,12 @@ class _Softmax(QueryDetector):
 
 class Detr(_Softmax):
     """DETR. The query embeddings are not weights of a matrix product and stay constant."""
+
+    def layer_boxes(self, raw: Raw, frame: Tensor, query: Tensor) -> Tensor | None:
+        if "layers" not in raw:
+            return None
+        hidden = raw["layers"][:, frame, query]  # (L, m, d)
+        return self.box_head(hidden, raw, frame, query).transpose(0, 1)
 
     def run(self, given: Given) -> Raw:
         out = self.model.model(
@@ -143,6 +151,10 @@ class RTDetr(QueryDetector):
             "encoder_logits": out.enc_topk_logits,
             "encoder_boxes": out.enc_topk_bboxes,
         }
+
+    def layer_boxes(self, raw: Raw, frame: Tensor, query: Tensor) -> Tensor:
+        boxes: Tensor = raw["all_boxes"][frame, :, query]
+        return boxes
 
     def box_head(self, hidden: Tensor, raw: Raw, frame: Tensor, query: Tensor) -> Tensor:
         p = raw["before"][frame, query].clamp(0, 1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from boxcov.detectors.boxes import corners
 from boxcov.detectors.scores import logit_of_log
 from boxcov.detectors.yolox.config import STRIDES, Config
 
@@ -57,12 +58,6 @@ def centred_boxes(values: Tensor, grid: Grid) -> Tensor:
     return torch.cat([values[..., :2] * stride + grid.corner, values[..., 2:4].exp() * stride], -1)
 
 
-def corners(boxes: Tensor) -> Tensor:
-    """Convert centre and size (..., 4) to x1 y1 x2 y2."""
-    centre, half = boxes[..., :2], boxes[..., 2:] / 2
-    return torch.cat([centre - half, centre + half], -1)
-
-
 def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -> Tensor:
     """Return the reported boxes (m, D) from the head's values at m cells.
 
@@ -74,13 +69,3 @@ def reported_boxes(values: Tensor, labels: Tensor, grid: Grid, config: Config) -
     named = values[:, 5:].gather(1, labels.unsqueeze(1))
     log_p = F.logsigmoid(values[:, 4:5]) + F.logsigmoid(named)
     return torch.cat([boxes, logit_of_log(log_p)], 1)
-
-
-def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Return the IoU (n, k) of boxes (n, 4) and (k, 4), x1 y1 x2 y2; 0 without area."""
-    low = torch.maximum(a[:, None, :2], b[None, :, :2])
-    high = torch.minimum(a[:, None, 2:], b[None, :, 2:])
-    both = (high - low).clamp(min=0).prod(2)
-    areas = [(x[:, 2:] - x[:, :2]).clamp(min=0).prod(1) for x in (a, b)]
-    union = areas[0][:, None] + areas[1] - both
-    return torch.where(union > 0, both / union.clamp(min=torch.finfo(a.dtype).tiny), 0)

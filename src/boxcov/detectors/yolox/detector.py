@@ -15,6 +15,7 @@ from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
 from boxcov.detectors.yolox.head import REACH, Head
 from boxcov.detectors.yolox.loss import Assigned, encode, frame_losses
 from boxcov.detectors.yolox.selection import candidates, select, select_static
+from boxcov.detectors.yolox.signals import signals
 from boxcov.errors import BoxcovError
 from boxcov.head_stages import crop
 from boxcov.static_selection import StaticLimits, StaticSelection
@@ -80,6 +81,9 @@ class YOLOX(Detector):
         return reported_boxes(
             raw["values"][where.frame, where.cell], selection.labels, where.grid, self.config
         )
+
+    def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        return signals(raw["values"], [x.shape[2:] for x in raw["features"]], selection)
 
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from boxcov.detectors.boxes import corners, iou
 from boxcov.detectors.objects import check_one_per_frame, objects_of
-from boxcov.detectors.yolox.decode import Grid, centred_boxes, corners, pairwise_iou
+from boxcov.detectors.yolox.decode import Grid, centred_boxes
 
 _BOX_WEIGHT = 5.0
 # SimOTA
@@ -103,17 +104,17 @@ def assign(
     classes = values.shape[1] - 5
     if not len(cells):
         return Assigned(cells, boxes.new_zeros(0, 4), boxes.new_zeros(0, classes))
-    iou = pairwise_iou(corners(boxes), corners(predicted[cells]))  # (n, A)
+    overlap = iou(corners(boxes)[:, None], corners(predicted[cells]))  # (n, A)
     cost = (
         _class_cost(values[cells], labels)
-        - _OVERLAP_WEIGHT * (iou + 1e-8).log()
+        - _OVERLAP_WEIGHT * (overlap + 1e-8).log()
         + _FAR_COST * ~near[:, cells]
     )
-    assigned = _cheapest_cells(cost, iou)
+    assigned = _cheapest_cells(cost, overlap)
     positive = assigned.any(0).nonzero()[:, 0]
     owners, costs = assigned[:, positive], cost[:, positive]
     owner = torch.where(owners.sum(0) > 1, costs.argmin(0), owners.int().argmax(0))
-    soft = F.one_hot(labels[owner], classes) * iou[owner, positive].unsqueeze(1)
+    soft = F.one_hot(labels[owner], classes) * overlap[owner, positive].unsqueeze(1)
     return Assigned(cells[positive], boxes[owner], soft)
 
 

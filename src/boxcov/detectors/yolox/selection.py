@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from boxcov.detector import Candidates, Selection
+from boxcov.detectors.boxes import corners, iou
 from boxcov.detectors.centerpoint.nms import greedy_nms
 from boxcov.detectors.yolox.config import STRIDES, Config
-from boxcov.detectors.yolox.decode import Grid, centred_boxes, corners, pairwise_iou
+from boxcov.detectors.yolox.decode import Grid, centred_boxes
 from boxcov.errors import BoxcovError
 from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
 
@@ -126,7 +127,7 @@ def suppression_matrix(boxes: Tensor, labels: Tensor, overlap: float) -> Tensor:
 
     boxes: (k, 4), x1 y1 x2 y2, by descending score.
     """
-    return ((pairwise_iou(boxes, boxes) > overlap) & (labels.unsqueeze(1) == labels)).triu(1)
+    return ((iou(boxes[:, None], boxes) > overlap) & (labels.unsqueeze(1) == labels)).triu(1)
 
 
 def _selection(scores: Tensor, labels: Tensor, grid: Grid, cells: list[Tensor]) -> Selection:

@@ -1,0 +1,141 @@
+"""Checks of batches: boxes and signals of a frame are the same in a batch of two as alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from boxcov._torch.inputs import fresh, most_frames
+from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good
+from boxcov.data.sequence import batched
+from boxcov.detector import Detector, Selection
+
+_SIGNAL_SLACK = 0.01  # relative to 1 + the value: batched convolutions round differently
+
+
+def boxes(subject: Subject) -> Outcome:
+    """A frame's boxes are the same in a batch as alone, with the right frame index."""
+    found, chosen = subject.needed_boxes(), subject.needed_selection()
+    raw, selection, own = _batch_of_two(subject, subject.inputs)  # NMS would suppress a copy
+    there = subject.shadow().decode(raw, selection)[own]
+    near = int((_nearest(found, there)[0] < 1e-3).sum())
+    if near < 0.9 * len(chosen) or abs(len(there) - len(chosen)) > 0.1 * len(chosen):
+        return bad(
+            f"{near} of a frame's {len(chosen)} boxes are found in a batch of two, "
+            f"which has {len(there)} boxes of that frame",
+            "do frames mix in forward() or in NMS, or is selection.frame wrong?",
+        )
+    return good(f"{near} of {len(chosen)} boxes are the same in a batch of two")
+
+
+def signals(subject: Subject) -> Outcome:
+    """``signals()`` returns finite numbers (m,), whatever else is in the batch."""
+    found, chosen, detector = subject.needed_boxes(), subject.needed_selection(), subject.shadow()
+    with torch.no_grad():
+        alone = detector.signals(subject.needed_raw(), chosen)
+    problem = _signals_problem(alone, len(chosen))
+    if problem:
+        return bad(problem, "return a dict of finite floats (m,): guard logarithms and divisions")
+    if not alone:
+        raise NotChecked("not implemented (optional, for the error model)")
+    summary = f"{len(alone)} numbers per box"
+    try:
+        raw, selection, own = _batch_of_two(subject, changed(subject.inputs))
+    except NotChecked as why:
+        return good(f"{summary}; {why}")
+    with torch.no_grad():
+        both = detector.signals(raw, selection)
+        distance, row = _nearest(found, detector.decode(raw, selection)[own])
+    if list(both) != list(alone):
+        return bad(
+            f"a batch of two has the signals {list(both)}, one frame {list(alone)}",
+            "return the same names in the same order for every input",
+        )
+    for name, values in alone.items():
+        if not len(row):
+            break
+        apart = (both[name][own][row] - values).abs() / (1 + values.abs())
+        if int((apart[distance < 1e-3] > _SIGNAL_SLACK).sum()) > 0.1 * len(chosen):
+            return bad(
+                f"{name!r} changes when another frame is in the batch, by up to "
+                f"{float(apart.max()):.2g}",
+                "compute the numbers of a box from its own frame alone",
+            )
+    return good(f"{summary}, the same in a batch of two")
+
+
+def _signals_problem(found: Any, m: int) -> str:
+    if not isinstance(found, dict):
+        return f"signals() gives a {type(found).__name__}"
+    for name, values in found.items():
+        if not isinstance(values, Tensor) or tuple(values.shape) != (m,):
+            form = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            return f"{name!r} is {form}, expected ({m},)"
+        if values.dtype not in (torch.float32, torch.float64):
+            return f"{name!r} is {values.dtype}, expected float32 or float64"
+        if not bool(values.isfinite().all()):
+            return f"{name!r} holds {int((~values.isfinite()).sum())} NaN or infinite values"
+    return ""
+
+
+def _batch_of_two(subject: Subject, mate: Any) -> tuple[Any, Selection, Tensor]:
+    """Return raw outputs and selection of a batch of two, and which boxes are the first's.
+
+    mate: the second frame's inputs if the user gave no other frame.
+    """
+    frames = most_frames(subject.inputs, subject.targets)
+    if frames is None:
+        raise NotChecked("the number of frames cannot be read off these inputs")
+    mate = mate if subject.other is None else subject.other[0]
+    with torch.no_grad():
+        detector = subject.shadow()
+        raw = forward_batch(detector, merged([subject.inputs, mate]))
+        selection = detector.select(raw)
+    return raw, selection, selection.frame < frames
+
+
+def _nearest(found: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the relative distance of each box to the nearest of the others, and its row."""
+    if not len(there):
+        return found.new_full((len(found),), torch.inf), found.new_zeros(0, dtype=torch.long)
+    size = found.abs().amax(0).clamp(min=1e-6)
+    distance, row = ((found[:, None] - there).abs() / size).amax(2).min(1)
+    return distance, row
+
+
+def merged(items: list[Any]) -> Any:
+    try:
+        return fresh(batched(items, len(items))[0])
+    except Exception as error:
+        raise NotChecked(f"two frames cannot be merged into a batch: {error}") from None
+
+
+def forward_batch(detector: Detector, inputs: Any) -> Any:
+    try:
+        return detector(inputs)
+    except Exception as error:
+        raise NotChecked(
+            f"two frames do not go into one batch: {type(error).__name__}: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+
+
+def changed(inputs: Any) -> Any:
+    """Perturbed inputs of the same shapes: noise on floats, integer images mirrored.
+
+    >>> changed([torch.ones(2, 3)])[0].shape
+    torch.Size([2, 3])
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def other(t: Tensor) -> Tensor:
+        if t.is_floating_point() and t.numel() > 1:
+            return 0.9 * t + 0.05 * t.std().nan_to_num(0.0) * torch.randn(
+                t.shape, generator=generator
+            ).to(t)
+        return t.flip(-1) if t.dim() > 2 else t.clone()
+
+    return tree_map_only(Tensor, other, inputs)
