@@ -1,4 +1,4 @@
-"""``boxcov calibrate``: from epistemic covariances to covariances of the errors."""
+"""``boxcov calibrate``: fit the error model, and show how good it is on other frames."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from boxcov.pipeline.options import CalibrateCommand
 if TYPE_CHECKING:
     from rich.table import Table
 
-LEVELS = ("0.5", "0.9", "0.95")
-
 
 def calibrate(options: CalibrateCommand, as_json: AsJson = False) -> None:
-    """Fit a calibration on labelled frames, and report its quality on other frames.
+    """Fit the error model of a method on labelled frames, and report its quality on other frames.
 
-    The frames must not be training frames of the detector.
+    The frames must not be training frames of the detector. The report is about a fit on the first
+    part of them; the error model that is written is fitted on all of them.
     """
     from boxcov.pipeline.calibrate import run
     from boxcov.pipeline.progress import Progress
@@ -32,50 +31,71 @@ def calibrate(options: CalibrateCommand, as_json: AsJson = False) -> None:
 
     console = Console()
     console.print(_table(report))
-    text = f"{_verdict(report)}\nwritten to {report['out']}"
+    text = f"{_regions(report)}\n{_verdict(report)}\nwritten to {report['out']}"
     console.print(text, highlight=False, soft_wrap=True)
 
 
 def _table(report: dict[str, Any]) -> Table:
+    """Return one line per probability, with the baseline 1 - score beside it."""
     from rich.table import Table
 
     held_out = report["held_out"]
     title = (
-        f"{report['kind']} for {report['estimator']}: "
+        f"error model for {report['estimator']}: "
         f"{held_out['boxes']} boxes of {held_out['frames']} frames not used in the fit"
     )
-    table = Table("covariance", "NLL", "50 %", "90 %", "95 %", "ENCE", "ANEES", title=title)
-    for name, row in held_out["rows"].items():
-        nll, ence, anees = (f"{row[key]:.3f}" for key in ("NLL", "ENCE", "ANEES"))
-        table.add_row(name, nll, *_percentages(row["coverage"]), ence, anees)
-    table.add_row("after, conformal regions", "", *_percentages(held_out["regions"]), "", "")
+    head = ("share", "AUROC", "1 - score", "difference (95 %)", "ECE")
+    table = Table("probability", *head, title=title, box=None, pad_edge=False)
+    names = {
+        "risk": "risk: the box is bad",
+        "no_object": "no_object: there is none",
+        "misplaced": f"misplaced: IoU below {report['threshold']:g}",
+    }
+    for key, name in names.items():
+        row = held_out["rows"][key]
+        interval = f"{row['low']:+.3f} to {row['high']:+.3f}"
+        numbers = (f"{row['AUROC']:.3f}", f"{row['baseline']:.3f}", interval, f"{row['ECE']:.3f}")
+        table.add_row(name, f"{100 * row['share']:.1f} %", *numbers)
     return table
 
 
-def _percentages(coverage: dict[str, float]) -> list[str]:
-    return [f"{100 * coverage[level]:.1f}" for level in LEVELS]
+def _regions(report: dict[str, Any]) -> str:
+    """Return the line about the coverage of the regions.
+
+    >>> _regions({"held_out": {"regions": {"0.5": 0.512, "0.9": 0.9}}})
+    'regions of 50 / 90 % hold 51.2 / 90.0 % of the errors'
+    """
+    regions = report["held_out"]["regions"]
+    levels = " / ".join(f"{100 * float(level):.0f}" for level in regions)
+    shares = " / ".join(f"{100 * share:.1f}" for share in regions.values())
+    return f"regions of {levels} % hold {shares} % of the errors"
 
 
 def _verdict(report: dict[str, Any]) -> str:
-    """Return a sentence: is the NLL better than that of score and size alone?
+    """Return a sentence: does risk find bad boxes better than 1 - score does?
 
-    >>> _verdict({"held_out": {"gain": {"mean": 0.5, "low": 0.3, "high": 0.7}}})
-    'NLL 0.500 (0.300 to 0.700) better than score and size alone'
-    >>> _verdict({"held_out": {"gain": {"mean": 0.0, "low": -0.1, "high": 0.1}}})
-    'NLL no better than score and size alone: 0.000 (-0.100 to 0.100)'
+    >>> row = {"AUROC": 0.97, "baseline": 0.95, "low": 0.01, "high": 0.03}
+    >>> _verdict({"held_out": {"rows": {"risk": row}}})
+    'risk finds bad boxes better than 1 - score: AUROC 0.970 against 0.950'
+    >>> _verdict({"held_out": {"rows": {"risk": {**row, "low": -0.01}}}})
+    'risk is not shown to find bad boxes better than 1 - score: give more frames with --count'
     """
-    gain = report["held_out"]["gain"]
-    interval = f"{gain['mean']:.3f} ({gain['low']:.3f} to {gain['high']:.3f})"
-    if gain["low"] > 0:
-        return f"NLL {interval} better than score and size alone"
-    return f"NLL no better than score and size alone: {interval}"
+    row = report["held_out"]["rows"]["risk"]
+    if row["low"] > 0:
+        numbers = f"AUROC {row['AUROC']:.3f} against {row['baseline']:.3f}"
+        return f"risk finds bad boxes better than 1 - score: {numbers}"
+    if row["high"] < 0:
+        return "risk finds bad boxes worse than 1 - score: give more frames with --count"
+    return (
+        "risk is not shown to find bad boxes better than 1 - score: give more frames with --count"
+    )
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite by None, for JSON: the NLL of a singular covariance.
+    """Replace numbers that are not finite by None, for JSON: the AUROC if no box is bad.
 
-    >>> _finite({"NLL": float("inf"), "ANEES": 1.0})
-    {'NLL': None, 'ANEES': 1.0}
+    >>> _finite({"AUROC": float("nan"), "share": 0.0})
+    {'AUROC': None, 'share': 0.0}
     """
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import PredictCommand
@@ -27,4 +28,16 @@ def predict(options: PredictCommand, as_json: AsJson = False) -> None:
     print(f"{boxes} boxes in {frames} frames, {milliseconds:.0f} ms per frame (median)")
     if boxes:
         print(f"uncertainty (trace): median {report['uncertainty']:.3g}")
+        print(_describe_risk(report))
     print(f"written to {report['out']}")
+
+
+def _describe_risk(report: dict[str, Any]) -> str:
+    """Return the line about the error model.
+
+    >>> _describe_risk({"risk": 0.0712}), _describe_risk({"risk": None})[:12]
+    ('risk: median 7.1 %', 'uncalibrated')
+    """
+    if report["risk"] is None:
+        return "uncalibrated: `boxcov calibrate` adds risk and the distribution of the errors"
+    return f"risk: median {100 * report['risk']:.1f} %"

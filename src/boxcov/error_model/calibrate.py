@@ -46,8 +46,7 @@ def calibrate(
 
     ``model`` itself is unchanged. Save the error model with ``model.posterior.save(path)``.
     """
-    posterior = getattr(model, "posterior", None)
-    if posterior is None:
+    if model.posterior is None:
         raise BoxcovError(
             f"{model.method} has no posterior to store the error model with: calibrate ExactGLM, "
             "MCGLM, GLM, or MCI with a posterior"
@@ -59,7 +58,7 @@ def calibrate(
         records,
         threshold,
         estimator=estimator(model.settings()),
-        fingerprint=posterior.fingerprint,
+        fingerprint=model.posterior.fingerprint,
     )
     return with_error_model(model, error_model)
 
@@ -67,7 +66,8 @@ def calibrate(
 def with_error_model(model: Predictor, error_model: ErrorModel | None) -> Predictor:
     """Return the same model with another error model."""
     twin = copy(model)
-    twin.posterior = model.posterior.with_error_model(error_model)  # type: ignore[attr-defined]
+    if model.posterior is not None:
+        twin.posterior = model.posterior.with_error_model(error_model)
     twin.set_error_model(error_model)
     return twin
 
@@ -104,9 +104,8 @@ def fit_error_model(
 
     exclude: prefixes of inputs to leave out, for ablations ("variance", "signal").
     """
-    thresholds = IMAGE_THRESHOLDS if "x1" in found.fields else LIDAR_THRESHOLDS
-    threshold = (0.7 if "x1" in found.fields else 0.4) if threshold is None else threshold
-    _check(found, records, threshold, thresholds)
+    thresholds, threshold = iou_thresholds(found.fields, threshold)
+    _check(found, records)
     named = box_inputs(found)
     rare = [n for n in class_names(found) if float(named[n].sum()) < MIN_CLASS]
     left_out = (*exclude, *rare)
@@ -154,13 +153,20 @@ def records_frames(records: Records) -> Any:
     return np.unique(records.frame)
 
 
-def _check(
-    found: Detections, records: Records, threshold: float, thresholds: Sequence[float]
-) -> None:
-    if threshold not in thresholds:
+def iou_thresholds(
+    fields: Sequence[str], threshold: float | None
+) -> tuple[tuple[float, ...], float]:
+    """Return the IoU thresholds for boxes with these fields, and the one given or the default."""
+    thresholds = IMAGE_THRESHOLDS if "x1" in fields else LIDAR_THRESHOLDS
+    default = 0.7 if "x1" in fields else 0.4
+    if threshold is not None and threshold not in thresholds:
         raise BoxcovError(
             f"threshold must be one of {', '.join(map(str, thresholds))}, got {threshold}"
         )
+    return thresholds, default if threshold is None else threshold
+
+
+def _check(found: Detections, records: Records) -> None:
     paired, frames = int(records.paired.sum()), len(records_frames(records))
     if paired < MIN_PAIRS or frames < FOLDS:
         raise BoxcovError(

@@ -16,6 +16,8 @@ import torch
 from boxcov._torch.distributed import join_process_group
 from boxcov.detections import Detections, concatenate
 from boxcov.detector import Detector
+from boxcov.error_model.calibrate import with_error_model
+from boxcov.errors import BoxcovError
 from boxcov.files import reading, remove_leftovers
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector
@@ -34,7 +36,7 @@ from boxcov.predict.glm import GLM
 from boxcov.predict.mcglm import MCGLM
 from boxcov.predict.mci import MCI
 from boxcov.predict.nms_spread import NMSSpread
-from boxcov.predict.predictor import Predictor
+from boxcov.predict.predictor import Predictor, estimator
 from boxcov.version import __version__
 
 clock = perf_counter
@@ -98,6 +100,7 @@ def run(
         "frames": len(frames),
         "milliseconds": median(milliseconds),
         "uncertainty": float(found.uncertainty.median()) if len(found) else None,
+        "risk": float(found.risk.median()) if is_calibrated and len(found) else None,
         **meta,
     }
 
@@ -109,34 +112,55 @@ def build_predictor(
     *,
     max_boxes: int | None = None,
     with_logit: bool = False,
+    calibrated: bool = True,
 ) -> Predictor:
-    """Return the predictor that ``options`` describe."""
+    """Return the predictor that ``options`` describe; ``calibrated=False`` has no error model."""
     if options.method == "nms":
         return NMSSpread(detector)
     posterior = None if options.posterior is None else Posterior.load(options.posterior, detector)
+    error_model = None
+    if posterior is not None:
+        error_model, posterior = posterior.error_model, posterior.with_error_model(None)
     samples = 10 if options.samples is None else options.samples
+    model: Predictor
     if options.method == "mci":
-        return MCI(
-            detector,
-            posterior,
-            samples=samples,
-            seed=seed,
-            with_logit=with_logit,
+        model = MCI(detector, posterior, samples=samples, seed=seed, with_logit=with_logit)
+    elif posterior is None:
+        raise BoxcovError(f"the method {options.method} needs a posterior: give --posterior FILE")
+    elif options.method == "glm":
+        model = GLM(detector, posterior, max_boxes=max_boxes, with_logit=with_logit)
+    elif options.method == "exact":
+        model = ExactGLM(detector, posterior, options.samples, seed, with_logit=with_logit)
+    else:
+        epsilon = 1e-7 if options.epsilon is None else options.epsilon
+        derivative = options.derivative or "jvp"
+        model = MCGLM(
+            detector, posterior, samples, derivative, epsilon, seed, with_logit=with_logit
         )
-    assert posterior is not None
-    if options.method == "glm":
-        return GLM(detector, posterior, max_boxes=max_boxes, with_logit=with_logit)
-    if options.method == "exact":
-        return ExactGLM(detector, posterior, options.samples, seed, with_logit=with_logit)
-    return MCGLM(
-        detector,
-        posterior,
-        samples,
-        options.derivative or "jvp",
-        1e-7 if options.epsilon is None else options.epsilon,
-        seed,
-        with_logit=with_logit,
-    )
+    if error_model is None or not calibrated:
+        return model
+    _check_estimator(options.posterior, error_model.estimator, estimator(model.settings()))
+    return with_error_model(model, error_model)
+
+
+def _check_estimator(path: Path | None, fitted: str, asked: str) -> None:
+    """Raise if an error model was fitted for another estimator than the one asked for."""
+    if fitted != asked:
+        raise BoxcovError(
+            f"{path}: its error model is for {_estimator_options(fitted)}, not for "
+            f"{_estimator_options(asked)}: predict with the former, or fit another error model "
+            f"with `boxcov calibrate {_estimator_options(asked)}`"
+        )
+
+
+def _estimator_options(name: str) -> str:
+    """Return the options of an estimator.
+
+    >>> _estimator_options("mcglm, 10 samples"), _estimator_options("exact")
+    ('--method mcglm --samples 10', '--method exact')
+    """
+    method, _, samples = name.removesuffix(" samples").partition(", ")
+    return f"--method {method}" + (f" --samples {samples}" if samples else "")
 
 
 def _posterior_meta(options: EstimatorOptions) -> dict[str, Any]:

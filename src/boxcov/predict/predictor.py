@@ -34,6 +34,7 @@ class Predictor(ABC):
 
     method: ClassVar[str]
     router: Router
+    posterior: Posterior | None = None  # MC dropout and NMS spread have none
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Predictor(ABC):
         detector = self._detector
         shown = ("samples", "derivative", "epsilon", "seed", "dropout", "max_boxes")
         arguments = [f"{name}={getattr(self, name)!r}" for name in shown if hasattr(self, name)]
-        posterior = getattr(self, "posterior", None)
+        posterior = self.posterior
         lines = [
             f"{type(self).__name__}({', '.join(arguments)})",
             f"  detector: {type(detector).__name__}, {len(detector.box_fields)} box fields, "
@@ -149,6 +150,8 @@ class Predictor(ABC):
 
 class PosteriorPredictor(Predictor):
     """A method with a posterior, which must belong to the detector."""
+
+    posterior: Posterior
 
     def __init__(
         self,
