@@ -40,7 +40,7 @@ def made(posterior: Path) -> tuple[Path, dict]:
 
 
 def test_report_uses_frames_outside_the_fit(made, posterior: Path) -> None:
-    out, report = made
+    _, report = made
     assert (report["estimator"], report["threshold"], report["frames"]) == ("exact", 0.4, 10)
     held_out = report["held_out"]
     assert held_out["frames"] == 5
