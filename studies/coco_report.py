@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from boxcov.error_model.fit import fit_calibration
 from coco import LOGIT, PARTS, detector_of, images_of, relative_trace, run
 from shift import auroc_of_shift, chart
 
@@ -32,7 +31,6 @@ from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summary import compare, table
-from boxcov.pipeline.calibrate import compare_calibrations
 from boxcov.report.pictures import write_images
 
 
@@ -78,7 +76,6 @@ def report(args: argparse.Namespace) -> None:
     rows = table(records, replicates=500)
     results: dict[str, Any] = {
         "rows": rows,
-        "calibration": calibrations(records),
         "by": against_score(records),
     }
     results["seconds per frame"] = {name: f.meta["seconds"] for name, f in found.items()}
@@ -141,19 +138,6 @@ def in_crowds(records: Records, truth: list[dict[str, Any]]) -> np.ndarray:
         ).prod(1)
         ignored[row] = bool((both >= 0.5 * (box[2:] - box[:2]).prod()).any())
     return ignored
-
-
-def calibrations(records: Mapping[str, Records]) -> dict[str, Any]:
-    """Return coverage and NLL on the second half of the images, calibrated on the first half."""
-    out = {}
-    for name in ("head", "backbone", "sum", "dropout"):
-        rows = records[name]
-        cut = (int(rows.frame.max()) + 1) // 2
-        fitted = rows[rows.frame < cut]
-        baseline = fit_calibration(fitted, "score", estimator=name)
-        product = fit_calibration(fitted, estimator=name)
-        out[f"{name}, product"] = compare_calibrations(rows[rows.frame >= cut], product, baseline)
-    return out
 
 
 def against_score(records: Mapping[str, Records]) -> dict[str, Any]:
@@ -283,7 +267,6 @@ def show(results: dict[str, Any]) -> None:
     header("u", "IoU: u - (1 - score)", "l2: u - size", "IoU: score and u - score")
     for name, row in results["by"].items():
         print(f"| {name} |", " | ".join(interval(c) for c in row.values()), "|")
-    show_calibrations(results["calibration"])
     correlation = {k: [round(v, 2) for v in pair] for k, pair in results["correlation"].items()}
     print("\nrank correlation with size and score:", correlation)
     print("seconds per frame:", results["seconds per frame"])
@@ -307,17 +290,6 @@ def show_metrics(rows: list[dict[str, Any]]) -> None:
             cells = ["" if v is None else f"{v:.3f}" for v in values]
             print(f"| {row['method']} |", " | ".join(cells), "|")
     print(rows[0]["boxes"], "boxes,", rows[0]["paired"], "paired")
-
-
-def show_calibrations(calibrations: dict[str, Any]) -> None:
-    header("calibration", "when", "NLL", "50 %", "90 %", "95 %", "ANEES")
-    for name, row in calibrations.items():
-        for when, cells in row["rows"].items():
-            coverage = (cells["coverage"][level] for level in ("0.5", "0.9", "0.95"))
-            numbers = [cells["NLL"], *coverage, cells["ANEES"]]
-            texts = ["" if n is None else f"{n:.3g}" for n in numbers]
-            print(f"| {name} | {when} |", " | ".join(texts), "|")
-        print("gain over the score baseline", row["gain"])
 
 
 def header(*columns: str) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from error_model import FREE, OURS, ROWS, SIZE, slug
 
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.ranking import auroc
+from error_model import FREE, OURS, ROWS, SIZE, slug
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 

@@ -1,4 +1,5 @@
-"""Numbers per frame that may recognise a distribution shift. Used by worth.py and coco_shift.py.
+"""Numbers per frame that may recognise a distribution shift. Used by coco_shift.py, coco_report.py
+and real_shift.py.
 
 All of them are fitted on clean frames alone.
 """
@@ -258,29 +259,6 @@ def gain(
     values = [value(mine, rows) - value(other, rows) for rows in draws]
     low, high = np.quantile(values[1:], (0.025, 0.975))
     return values[0], float(low), float(high)
-
-
-def shift_auroc_over_folds(
-    parts: Sequence[tuple[Array, Array]], replicates: int = 500
-) -> tuple[float, float, float]:
-    """Return the mean AUROC over folds, weighted by clean frames, with its 95 % interval.
-
-    Numbers of different folds are not comparable. The bootstrap draws clean frames within their
-    fold, and the same shifted frames in all folds.
-    """
-    rng = np.random.default_rng(0)
-    parts = [(c, s) for c, s in parts if len(c)]
-
-    def value(pairs: Sequence[tuple[Array, Array]]) -> float:
-        each = [auroc_of_shift(c, s) for c, s in pairs]
-        return float(np.average(each, weights=[len(c) for c, _ in pairs]))
-
-    values = []
-    for _ in range(replicates):
-        rows = rng.integers(0, len(parts[0][1]), len(parts[0][1]))
-        values.append(value([(rng.choice(c, len(c)), s[rows]) for c, s in parts]))
-    low, high = np.quantile(values, (0.025, 0.975))
-    return value(parts), float(low), float(high)
 
 
 def show(rows: Mapping[str, Mapping[str, tuple[float, float, float] | None]]) -> None:

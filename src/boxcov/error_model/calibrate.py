@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from math import pi
@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcov._torch.precision import full_precision
 from boxcov.detections import Detections, concatenate
-from boxcov.error_model.inputs import box_inputs, class_names, stack_inputs
-from boxcov.error_model.model import LIMIT, ErrorModel
+from boxcov.error_model.inputs import box_inputs, stack_inputs
+from boxcov.error_model.model import LIMIT, ErrorModel, not_finite
 from boxcov.error_model.network import Outputs
 from boxcov.error_model.regions import class_range_index, fit_regions
 from boxcov.error_model.training import FOLDS, WIDTHS, Fitted, Targets, fit_network, frame_folds
@@ -51,6 +52,7 @@ def calibrate(
             f"{model.method} has no posterior to store the error model with: calibrate ExactGLM, "
             "MCGLM, GLM, or MCI with a posterior"
         )
+    iou_thresholds(model.linearized.shadow.box_fields, threshold)  # before the work
     found, truth = predict_frames(model, frames, progress)
     records = match_detections(found, truth, threshold=-1.0)
     error_model = fit_error_model(
@@ -76,6 +78,13 @@ def predict_frames(
     model: Predictor, frames: Sequence[Any], progress: Progress | None = None
 ) -> tuple[Detections, GroundTruth]:
     """Return the detections of all frames with their signals, on the CPU, and the objects."""
+    if len(frames) < FOLDS:  # an item may hold several frames, so look before the work
+        count = sum(len(frames[number][1]) for number in range(len(frames)))
+        if count < FOLDS:
+            raise BoxcovError(
+                f"{count} frames are too few to fit an error model: give at least {FOLDS} labelled "
+                "frames, better 40 or more"
+            )
     found, targets, start = [], [], 0
     for number in range(len(frames)):
         inputs, target = frames[number]
@@ -85,11 +94,12 @@ def predict_frames(
         start += len(target)
         if progress is not None:
             progress(number + 1, len(frames))
-    if not found:
-        raise BoxcovError("there are no frames: calibration needs labelled frames")
     return concatenate(found), GroundTruth.from_frames(targets)
 
 
+@full_precision
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit_error_model(
     found: Detections,
     records: Records,
@@ -103,31 +113,29 @@ def fit_error_model(
     """Return the error model of detections and their records, row by row.
 
     exclude: prefixes of inputs to leave out, for ablations ("variance", "signal").
+    widths: hidden widths of the network to choose from, 0 for a linear model.
     """
     thresholds, threshold = iou_thresholds(found.fields, threshold)
     _check(found, records)
-    named = box_inputs(found)
-    rare = [n for n in class_names(found) if float(named[n].sum()) < MIN_CLASS]
-    left_out = (*exclude, *rare)
-    names = tuple(n for n in named if not n.startswith(left_out))
-    raw = stack_inputs(named, names)
-    centre, spread = _standardisation(raw, names)
+    inputs = _choose_inputs(box_inputs(found), exclude)
+    centre, spread = _standardisation(inputs)
+    raw = stack_inputs(inputs, tuple(inputs))
     x = ((raw - centre) / spread).clamp(-LIMIT, LIMIT)
     targets, unit = _targets(records, thresholds)
     outputs = Outputs(len(thresholds), len(found.fields), "yaw" in found.fields)
     folds = frame_folds(found.frame)
     fitted = fit_network(x, targets, folds, outputs, widths)
-    held_out = _held_out_outputs(fitted, x, folds)
     rows = targets.paired
-    log_scales = outputs.log_scale(held_out)[rows] + unit.log()
-    ratios = (targets.errors[rows] * unit).abs() / log_scales.exp()
+    scales = outputs.log_scale(_held_out_outputs(fitted, x, folds))[rows].exp()
+    ratios = targets.errors[rows] / scales
     labels, ranges = class_range_index(found)
+    shape = (len(found.classes), int(folds.max()) + 1)
     return ErrorModel(
         fields=found.fields,
         classes=found.classes,
         estimator=estimator,
         fingerprint=fingerprint,
-        inputs=names,
+        inputs=tuple(inputs),
         thresholds=thresholds,
         threshold=threshold,
         centre=centre,
@@ -135,22 +143,17 @@ def fit_error_model(
         network=fitted.network,
         unit=unit,
         dof=fitted.dof,
-        correlation=_correlation(targets.errors[rows] * unit / log_scales.exp()),
-        regions=fit_regions(ratios, labels[rows], ranges[rows], folds[rows], len(found.classes)),
+        correlation=_correlation(ratios),
+        regions=fit_regions(ratios.abs(), labels[rows], ranges[rows], folds[rows], shape),
         provenance={
             "boxes": len(found),
-            "frames": len(records_frames(records)),
+            "frames": len(np.unique(records.frame)),
             "paired": int(rows.sum()),
             "held_out_loss": round(fitted.loss, 6),
             "width": fitted.width,
             "epochs": fitted.epochs,
         },
     )
-
-
-def records_frames(records: Records) -> Any:
-    """Return the numbers of the frames with boxes."""
-    return np.unique(records.frame)
 
 
 def iou_thresholds(
@@ -167,36 +170,61 @@ def iou_thresholds(
 
 
 def _check(found: Detections, records: Records) -> None:
-    paired, frames = int(records.paired.sum()), len(records_frames(records))
+    if len(found) != len(records):
+        raise BoxcovError(f"{len(found)} boxes, but records of {len(records)}")
+    paired, frames = int(records.paired.sum()), len(np.unique(records.frame))
     if paired < MIN_PAIRS or frames < FOLDS:
         raise BoxcovError(
-            f"{paired} boxes with an object in {frames} frames are too few to fit an error model: "
-            f"give at least {MIN_PAIRS} boxes and {FOLDS} frames, better 40 frames or more"
+            f"{paired} boxes with an object in {frames} frames with boxes are too few to fit an "
+            f"error model: give at least {MIN_PAIRS} boxes and {FOLDS} frames, better 40 frames "
+            "or more"
         )
     if not bool(found.boxes.isfinite().all()):
         raise BoxcovError("some boxes are not finite: remove those rows")
 
 
-def _standardisation(x: Tensor, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+def _choose_inputs(inputs: Mapping[str, Tensor], exclude: Sequence[str]) -> dict[str, Tensor]:
+    """Return the inputs (n,) that vary, without rare classes; raise if one is not finite.
+
+    The network can learn nothing from a constant, and would answer at random to another value.
+    """
+    chosen = {name: x for name, x in inputs.items() if not name.startswith(tuple(exclude))}
+    bad = [name for name, x in chosen.items() if not bool(x.isfinite().all())]
+    if bad:
+        raise not_finite(bad)
+    rare = {n for n, x in chosen.items() if n.startswith("class ") and float(x.sum()) < MIN_CLASS}
+    return {
+        name: x
+        for name, x in chosen.items()
+        if name == "score" or (name not in rare and bool((x != x[0]).any()))
+    }
+
+
+def _standardisation(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return a robust centre and spread (P,); classes stay 0 or 1."""
-    low, centre, high = torch.quantile(
-        x[:200_000].double(), torch.tensor([0.16, 0.5, 0.84]).double(), 0
-    )
-    spread = torch.maximum((high - low) / 2, 0.1 * x.double().std(0)).clamp(min=1e-3)
-    is_class = torch.tensor([name.startswith("class ") for name in names])
-    centre, spread = centre.masked_fill(is_class, 0.0), spread.masked_fill(is_class, 1.0)
-    return centre.float(), spread.float()
+    pairs = []
+    for name, x in inputs.items():
+        low, centre, high = np.quantile(x.double().numpy(), (0.16, 0.5, 0.84)).tolist()
+        spread = max((high - low) / 2, 0.1 * float(x.double().std()), 1e-3)
+        pairs.append((0.0, 1.0) if name.startswith("class ") else (centre, spread))
+    centres, spreads = torch.tensor(pairs, dtype=torch.float32).unbind(1)
+    return centres, spreads
 
 
 def _targets(records: Records, thresholds: Sequence[float]) -> tuple[Targets, Tensor]:
-    """Return the targets in units (D,): one and a half times the median error of each field."""
+    """Return the targets in units (D,): one and a half times the median error of each field.
+
+    The unit of a field is NaN if its error is known for too few boxes; its errors are then NaN.
+    """
     errors = torch.as_tensor(records.as_axes().errors).float()
     flipped = torch.zeros(len(errors))
     if "yaw" in records.fields:
         yaw = np.abs(records.errors[:, records.fields.index("yaw")])
         flipped = torch.as_tensor(yaw > pi / 2).float()
     paired = torch.as_tensor(records.paired)
-    unit = (1.5 * errors[paired].abs().nanmedian(0).values).nan_to_num(1.0).clamp(min=1e-2)
+    unit = (1.5 * errors[paired].abs().nanmedian(0).values).clamp(min=1e-2)
+    is_known = (~errors[paired].isnan()).sum(0) >= MIN_PAIRS
+    unit = unit.where(is_known, torch.nan)
     below = torch.as_tensor(records.iou)[:, None] < torch.tensor(thresholds, dtype=torch.float64)
     return Targets(paired, below.float(), flipped, errors / unit), unit
 
@@ -216,14 +244,15 @@ def _correlation(ratios: Tensor) -> Tensor:
     """Return the correlations (D, D) of the normal scores of errors over scales (n, D).
 
     A score is the standard normal quantile of the rank of the error within its field, so heavy
-    tails do not decide. Unknown errors count as 0.
+    tails do not decide. Unknown errors have the score 0; a field without any is uncorrelated.
     """
-    n = len(ratios)
-    ranks = ratios.nan_to_num(0).argsort(0).argsort(0).double()
-    scores = torch.special.ndtri((ranks + 0.5) / n)
-    scores = scores.masked_fill(ratios.isnan(), 0.0)
-    R = scores.T @ scores / n
-    sd = R.diagonal().sqrt().clamp(min=1e-6)
-    R = R / sd[:, None] / sd[None]
-    mixed: Tensor = 0.99 * R + 0.01 * torch.eye(len(R))  # positive definite
-    return mixed.float()
+    scores = torch.zeros(ratios.shape, dtype=torch.float64)
+    for column, out in zip(ratios.T, scores.T):
+        known = ~column.isnan()
+        ranks = column[known].argsort().argsort().double()
+        out[known] = torch.special.ndtri((ranks + 0.5) / max(len(ranks), 1))
+    length = scores.norm(dim=0)
+    scores = scores / length.where(length > 0, 1.0)
+    R: Tensor = 0.99 * scores.T @ scores  # 0.99, so that it is positive definite
+    R.fill_diagonal_(1.0)
+    return R.float()

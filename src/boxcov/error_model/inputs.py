@@ -91,17 +91,16 @@ def _directions(columns: _Columns) -> _Columns:
 def _neighbours(found: Detections, columns: _Columns, sides: list[Tensor]) -> _Columns:
     """Return how near the other reported boxes of the frame are, and how many there are."""
     if "x1" in columns:
-        size = torch.stack(sides, 1).clamp(min=1.0).prod(1).sqrt()
-        centre = torch.stack([columns["x1"] + columns["x2"], columns["y1"] + columns["y2"]], 1) / (
-            2 * size[:, None]
-        )
+        x, y = (0.5 * (columns[f"{axis}1"] + columns[f"{axis}2"]) for axis in "xy")
     elif {"x", "y"} <= columns.keys():
-        centre = torch.stack([columns["x"], columns["y"]], 1)
+        x, y = columns["x"], columns["y"]
     else:
         return {}
-    distance = (centre[:, None] - centre[None]).square().sum(2).sqrt()  # (m, m)
+    distance = ((x[:, None] - x).square() + (y[:, None] - y).square()).sqrt()  # (m, m)
+    if "x1" in columns:  # in sides of the box itself, so that near and far objects compare
+        distance = distance / torch.stack(sides, 1).clamp(min=1.0).prod(1).sqrt()[:, None]
     same_frame = found.frame[:, None] == found.frame[None]
-    other = same_frame & ~torch.eye(len(found), dtype=torch.bool, device=centre.device)
+    other = same_frame & ~torch.eye(len(found), dtype=torch.bool, device=x.device)
     distance = distance.masked_fill(~other, _FAR).clamp(0.05, _FAR)
     same_class = found.labels[:, None] == found.labels[None]
     scores = found.scores.to(torch.float32)

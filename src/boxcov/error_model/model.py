@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from boxcov._torch.precision import full_precision
 from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.network import Network, Outputs
-from boxcov.error_model.regions import LEVELS, Regions, class_range_index
+from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
 from boxcov.errors import BoxcovError, join_names
 
 LIMIT = 4.0  # standardised inputs are clipped to this
 _NAMES = (  # of what is not a tensor
     *("fields", "classes", "estimator", "fingerprint", "inputs", "thresholds", "threshold"),
 )
+_TENSORS = ("centre", "spread", "unit", "dof", "correlation")
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,8 +70,13 @@ class ErrorModel:
         x = stack_inputs(dict(inputs), self.inputs)
         return ((x - self.centre) / self.spread).clamp(-LIMIT, LIMIT)
 
+    @full_precision
     def apply(self, found: Detections) -> Detections:
-        """Return the detections with risk, error distribution and regions filled."""
+        """Return the detections with risk, error distribution and regions filled.
+
+        ``scale``, ``predictive`` and regions of a field are NaN if its errors were unknown in the
+        calibration frames.
+        """
         inputs = box_inputs(found)
         missing = [name for name in self.inputs if name not in inputs]
         if missing:
@@ -78,7 +85,10 @@ class ErrorModel:
                 "fit another one with `boxcov calibrate`"
             )
         outputs = self.outputs
-        y = self.network(self.standardise(inputs))  # (K, m, O)
+        x = self.standardise(inputs)
+        if bool(x.isnan().any()):
+            raise not_finite(name for name, column in zip(self.inputs, x.T) if column.isnan().any())
+        y = self.network(x)  # (K, m, O)
         log_scales = outputs.log_scale(y) + self.unit.log()
         scale = log_scales.mean(0).exp()
         labels, ranges = class_range_index(found)
@@ -127,11 +137,7 @@ class ErrorModel:
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name."""
         named = {
-            "centre": self.centre,
-            "spread": self.spread,
-            "unit": self.unit,
-            "dof": self.dof,
-            "correlation": self.correlation,
+            **{name: getattr(self, name) for name in _TENSORS},
             "quantiles": self.regions.quantiles,
             "joint": self.regions.joint,
             "groups": self.regions.group_of,
@@ -143,14 +149,11 @@ class ErrorModel:
         """Return the model with other tensors, as ``tensors`` names them."""
         count = sum(name.startswith("network.") for name in tensors)
         network = self.network.with_parameters([tensors[f"network.{i}"] for i in range(count)])
+        own: dict[str, Any] = {name: tensors[name] for name in _TENSORS}
         return replace(
             self,
-            centre=tensors["centre"],
-            spread=tensors["spread"],
+            **own,
             network=network,
-            unit=tensors["unit"],
-            dof=tensors["dof"],
-            correlation=tensors["correlation"],
             regions=Regions(tensors["quantiles"], tensors["joint"], tensors["groups"]),
         )
 
@@ -166,46 +169,77 @@ class ErrorModel:
     def from_file(text: str, tensors: Mapping[str, Tensor]) -> ErrorModel:
         """Return the model that ``to_json`` and ``tensors`` describe; ValueError if damaged."""
         about = json.loads(text)
+        values = {name: about[name] for name in (*_NAMES, "provenance")}
         lists = ("fields", "classes", "inputs", "thresholds")
-        values = {**about, **{name: tuple(about[name]) for name in lists}}
-        P, D, C, T = (len(values[n]) for n in ("inputs", "fields", "classes", "thresholds"))
-        shapes = {"centre": (P,), "spread": (P,), "unit": (D,), "dof": (D,), "correlation": (D, D)}
-        for name, shape in shapes.items():
-            if tuple(tensors[name].shape) != shape:
-                raise ValueError(
-                    f"{name} of the error model has shape {tuple(tensors[name].shape)}, "
-                    f"expected {shape}"
-                )
-        groups, quantiles = tensors["groups"], tensors["quantiles"]
-        if groups.shape[0] != C or not 0 <= int(groups.min()) <= int(groups.max()) < len(
-            quantiles[0]
+        values |= {name: tuple(about[name]) for name in lists}
+        if not isinstance(values["provenance"], dict) or values["threshold"] not in tuple(
+            values["thresholds"]
         ):
-            raise ValueError("the groups of the error model's regions are out of range")
-        finite = [n for n, t in tensors.items() if n not in ("quantiles", "joint", "groups")]
-        if not all(bool(tensors[name].isfinite().all()) for name in finite):
-            raise ValueError("the error model holds a NaN or an infinity")
-        empty = torch.zeros(0)
+            raise ValueError(f"the error model has the threshold {values['threshold']!r}")
+        empty: dict[str, Any] = dict.fromkeys(_TENSORS, torch.zeros(0))
         bare = ErrorModel(
-            fields=values["fields"],
-            classes=values["classes"],
-            estimator=values["estimator"],
-            fingerprint=values["fingerprint"],
-            inputs=values["inputs"],
-            thresholds=values["thresholds"],
-            threshold=values["threshold"],
-            centre=empty,
-            spread=empty,
-            network=Network(empty, empty),
-            unit=empty,
-            dof=empty,
-            correlation=empty,
-            regions=Regions(empty, empty, empty),
-            provenance=values["provenance"],
+            **values,
+            **empty,
+            network=Network(torch.zeros(0), torch.zeros(0)),
+            regions=Regions(torch.zeros(0), torch.zeros(0), torch.zeros(0)),
         )
         model = bare.with_tensors(tensors)
-        if tuple(model.network.linear.shape[1:]) != (P, Outputs(T, D, "yaw" in bare.fields).size):
-            raise ValueError("the network of the error model does not fit its inputs and outputs")
+        _check_shapes(model)
+        _check_numbers(model)
         return model
+
+
+def _check_shapes(model: ErrorModel) -> None:
+    """Raise ValueError if the tensors of a file do not fit each other."""
+    P, D, C = len(model.inputs), len(model.fields), len(model.classes)
+    K, O, L = len(model.network.linear), model.outputs.size, len(LEVELS)
+    G = model.regions.quantiles.shape[1]
+    expected = {"centre": (P,), "spread": (P,), "unit": (D,), "dof": (D,), "correlation": (D, D)}
+    expected |= {"quantiles": (K, G, L, D), "joint": (K, G, L), "groups": (C, len(RANGES) + 1)}
+    network = [(K, P, O), (K, 1, O)]
+    if model.network.hidden:
+        W = model.network.hidden[0].shape[-1]
+        network += [(K, P, W), (K, 1, W), (K, W, W), (K, 1, W), (K, W, O)]
+    expected |= {f"network.{i}": shape for i, shape in enumerate(network)}
+    tensors = model.tensors()
+    for name in tensors.keys() | expected.keys():
+        shape = tuple(tensors[name].shape) if name in tensors else None
+        if shape != expected.get(name):
+            raise ValueError(
+                f"{name} of the error model has shape {shape}, expected {expected.get(name)}"
+            )
+
+
+def _check_numbers(model: ErrorModel) -> None:
+    """Raise ValueError if numbers of a file are out of range."""
+    groups, tensors = model.regions.group_of, model.tensors()
+    if groups.dtype != torch.long or not bool(
+        ((groups >= 0) & (groups < model.regions.quantiles.shape[1])).all()
+    ):
+        raise ValueError("the groups of the error model's regions are out of range")
+    for name, tensor in tensors.items():
+        if name != "groups" and tensor.dtype != torch.float32:
+            raise ValueError(f"{name} of the error model is {tensor.dtype}, expected float32")
+        may_be_open = name in ("quantiles", "joint", "unit", "groups")
+        if not may_be_open and not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} of the error model holds a NaN or an infinity")
+    is_in_range = [
+        (model.spread > 0).all(),
+        (model.dof > 2).all(),
+        ((model.unit > 0) | model.unit.isnan()).all(),
+        (model.regions.quantiles >= 0).all(),
+        (model.regions.joint >= 0).all(),
+    ]
+    if not all(map(bool, is_in_range)):
+        raise ValueError("a spread, unit, dof or quantile of the error model is out of range")
+
+
+def not_finite(names: Iterable[str]) -> BoxcovError:
+    """Return the error for inputs that are NaN or infinite."""
+    return BoxcovError(
+        f"the error model cannot use {join_names(names)}: NaN or infinite for some box. Correct "
+        "Detector.signals(), or the inputs of the frame"
+    )
 
 
 def describe_error_model(model: ErrorModel | None) -> str:

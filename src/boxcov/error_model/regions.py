@@ -3,9 +3,12 @@
 Member k of the ensemble was fitted without the frames of fold k. The errors of that fold, divided
 by the scales that member k gives them, are ranked within groups of boxes (class and range). If
 boxes are exchangeable, the member's half widths at a level hold at least that share of the errors
-of new boxes. The reported half width is the median over the members. Intervals around the same
-box are nested, so the median misses at most twice as often as a single member is allowed to; in
-practice it misses about as often.
+of new boxes of the group. The reported half width is the median over the members. Intervals around
+the same box are nested: where the median misses, at least half of the members miss, so it misses
+at most twice as often as the members do on average. In practice it misses about as often.
+
+A class and range with too few boxes uses the quantiles of the class, or of all boxes. What is
+promised is then the share over these boxes, not over the small group.
 """
 
 from __future__ import annotations
@@ -54,49 +57,54 @@ def class_range_index(found: Detections) -> tuple[Tensor, Tensor]:
     return found.labels, ranges
 
 
-def choose_groups(labels: Tensor, ranges: Tensor, folds: Tensor, classes: int) -> Tensor:
-    """Return the group (C, R) of each class and range, so that groups are large in every fold.
+def choose_groups(
+    labels: Tensor, ranges: Tensor, folds: Tensor, shape: tuple[int, int]
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the group (C, R) of each class and range, and which boxes (n,) each group ranks.
 
-    Group 0 is all boxes; then come whole classes, and classes within one range.
+    Group 0 is all boxes. A class that is large in every fold has a group, and so has each of its
+    ranges that is. ``shape`` is the number of classes and the number of folds.
     """
-    R, members = len(RANGES) + 1, int(folds.max()) + 1
-    group_of = torch.zeros(classes, R, dtype=torch.long)
-    number = 0
+    classes, members = shape
+    group_of = torch.zeros(classes, len(RANGES) + 1, dtype=torch.long)
+    groups = [torch.ones_like(labels, dtype=torch.bool)]
 
     def is_large(rows: Tensor) -> bool:
         return int(torch.bincount(folds[rows], minlength=members).min()) >= MIN_GROUP
 
     for c in range(classes):
-        if is_large(labels == c):
-            number += 1
-            group_of[c] = number
-            for r in range(R):
-                rows = (labels == c) & (ranges == r)
-                if is_large(rows) and int(rows.sum()) < int((labels == c).sum()):
-                    number += 1
-                    group_of[c, r] = number
-    return group_of
+        of_class = labels == c
+        if not is_large(of_class):
+            continue
+        group_of[c] = len(groups)
+        groups.append(of_class)
+        for r in range(len(RANGES) + 1):
+            rows = of_class & (ranges == r)
+            if is_large(rows) and not torch.equal(rows, of_class):
+                group_of[c, r] = len(groups)
+                groups.append(rows)
+    return group_of, groups
 
 
 def fit_regions(
-    ratios: Tensor, labels: Tensor, ranges: Tensor, folds: Tensor, classes: int
+    ratios: Tensor, labels: Tensor, ranges: Tensor, folds: Tensor, shape: tuple[int, int]
 ) -> Regions:
-    """Return the regions of errors over scales (n, D), NaN where unknown, and their folds (n,)."""
-    group_of = choose_groups(labels, ranges, folds, classes)
-    own = group_of[labels, ranges]
-    of_class = group_of.amin(1)[labels]  # 0 or the group of the whole class
-    joint = ratios.nan_to_num(0).amax(1)
-    singles, joints = [], []
-    for k in range(int(folds.max()) + 1):
-        rows, joint_rows = [], []
-        for g in range(int(group_of.max()) + 1):
-            # a group holds its rest, too: the class group is for ranges that are too small
-            member = folds == k if g == 0 else (folds == k) & ((own == g) | (of_class == g))
-            rows.append(torch.stack([conformal_quantiles(v) for v in ratios[member].T], 1))
-            joint_rows.append(conformal_quantiles(joint[member]))
-        singles.append(torch.stack(rows))
-        joints.append(torch.stack(joint_rows))
-    return Regions(torch.stack(singles), torch.stack(joints), group_of)
+    """Return the regions of absolute errors over scales (n, D), NaN where unknown.
+
+    folds: (n,) of the boxes; shape: the number of classes and the number of folds.
+    """
+    group_of, groups = choose_groups(labels, ranges, folds, shape)
+    largest = ratios.nan_to_num(0).amax(1)  # of the known fields
+    single, joint = [], []
+    for k in range(shape[1]):
+        for group in groups:
+            rows = group & (folds == k)
+            single.append(torch.stack([conformal_quantiles(v) for v in ratios[rows].T], 1))
+            joint.append(conformal_quantiles(largest[rows]))
+    size = (shape[1], len(groups))
+    return Regions(
+        torch.stack(single).unflatten(0, size), torch.stack(joint).unflatten(0, size), group_of
+    )
 
 
 def conformal_quantiles(values: Tensor, levels: Sequence[float] = LEVELS) -> Tensor:

@@ -19,6 +19,7 @@ WEIGHT_DECAY = 1e-2
 MIN_DOF, MAX_DOF = 2.1, 50.0  # above 2, so that the covariance of the errors exists
 _BATCHES = 8  # at least, per epoch
 _MOST_PER_BATCH = 2048
+_MOST_NORM = 2.0  # of a member's gradient
 
 
 @dataclass(frozen=True)
@@ -64,31 +65,19 @@ def _fit_width(x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, wid
     network = Network.initial(members, x.shape[1], outputs.size, width, generator)
     log_dof = torch.full((members, 1, outputs.fields), log(4.0))
     parameters = [p.requires_grad_() for p in (*network.parameters(), log_dof)]
-    weights, offsets = parameters[0:-1:2], [*parameters[1:-1:2], log_dof]
-    groups: list[dict[str, Any]] = [
-        {"params": weights, "weight_decay": WEIGHT_DECAY},
-        {"params": offsets},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=0.0)
     rows = [(folds != k).nonzero()[:, 0] for k in range(members)]
     held_out = [(folds == k).nonzero()[:, 0] for k in range(members)]
     shortest = min(len(r) for r in rows)
     batches = max(_BATCHES, ceil(shortest / _MOST_PER_BATCH))
-    size = ceil(shortest / batches)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, RATE, total_steps=EPOCHS * batches, pct_start=0.2
-    )
+    optimizer, schedule = _optimizer(parameters, EPOCHS * batches)
     best: Fitted | None = None
     for epoch in range(1, EPOCHS + 1):
-        order = torch.stack(
-            [r[torch.randperm(len(r), generator=generator)[:shortest]] for r in rows]
-        )
-        for batch in order.split(size, 1):
-            y = network(x[batch])
-            loss = _losses(y, log_dof.exp(), targets[batch], outputs).sum()
+        shuffled = [r[torch.randperm(len(r), generator=generator)[:shortest]] for r in rows]
+        for batch in torch.stack(shuffled).split(ceil(shortest / batches), 1):
+            loss = _losses(network(x[batch]), log_dof.exp(), targets[batch], outputs).sum()
             optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 5.0)
+            _clip_gradients(parameters)
             optimizer.step()
             schedule.step()
             with torch.no_grad():
@@ -100,6 +89,28 @@ def _fit_width(x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, wid
             best = Fitted(copies, dof, held_out_loss, epoch, width)
     assert best is not None
     return best
+
+
+def _optimizer(parameters: list[Tensor], steps: int) -> tuple[Any, Any]:
+    """AdamW with a one-cycle rate; only the weights decay, not the biases and log_dof."""
+    groups: list[dict[str, Any]] = [
+        {"params": parameters[0:-1:2], "weight_decay": WEIGHT_DECAY},
+        {"params": [*parameters[1:-1:2], parameters[-1]]},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, RATE, total_steps=steps, pct_start=0.2
+    )
+    return optimizer, schedule
+
+
+def _clip_gradients(parameters: list[Tensor]) -> None:
+    """Limit the norm of each member's gradient by itself: no member may learn from another."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients])  # (parameters, K)
+    shrink = (_MOST_NORM / squares.sum(0).sqrt()).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(shrink[:, None, None])
 
 
 def _losses(y: Tensor, dof: Tensor, targets: Targets, outputs: Outputs) -> Tensor:
