@@ -25,12 +25,13 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 def write_tables(folder: Path) -> None:
     """Write the tables from the results of all rows in ``folder`` and its folder ``pillar``."""
     tables = {
-        "rows": rows_table(folder, 500),
+        "rows": rows_table(folder, 500, "Small network"),
         "likelihood": likelihood_table(folder, 500),
         "learning": learning_table(folder),
         "coverage": coverage_table(folder, 500),
         "shift": shift_table(folder, 500),
-        "pillar": rows_table(folder / "pillar", 500),
+        "pillar": rows_table(folder / "pillar", 500, "Full-size pillar network"),
+        "gains": gains_table(folder, 500),
     }
     about = {
         "command": "python studies/collect.py boxes --out OUT --device cuda; "
@@ -54,7 +55,7 @@ def read_rows(folder: Path, frames: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def rows_table(folder: Path, frames: int) -> dict[str, Any]:
+def rows_table(folder: Path, frames: int, network: str) -> dict[str, Any]:
     rows = read_rows(folder, frames)
     first = next(iter(rows.values()))["sets"]["test"]
     score = first["ranking"]["1 - score, IoU < 0.4"], first["ranking"]["1 - score, risk"]
@@ -71,7 +72,8 @@ def rows_table(folder: Path, frames: int) -> dict[str, Any]:
         paper = [one["paper"][key] for key in ("AvU", "P(A|C)", "P(U|I)")]
         lines.append([name, *ranking, *paper, one["ECE"]["misplaced"], gain])
     return {
-        "title": f"AUROC of bad boxes, {first['paired']:,} boxes with an object in 300 test frames",
+        "title": f"{network}: AUROC of bad boxes, {first['paired']:,} boxes with an object in 300 "
+        "test frames",
         "columns": [
             *("inputs of the error model", "IoU < 0.4", "IoU < 0.7", "distance", "risk, all boxes"),
             *("AvU", "P(A|C)", "P(U|I)", "ECE", "IoU < 0.4 against free"),
@@ -83,6 +85,25 @@ def rows_table(folder: Path, frames: int) -> dict[str, Any]:
             "misplaced (by the scales of x, y, z for the distance). AvU, P(A|C), P(U|I) with u = "
             "misplaced. 95 % intervals over frames.",
         ],
+    }
+
+
+def gains_table(folder: Path, frames: int) -> dict[str, Any]:
+    """What ours adds to two baselines, for each question."""
+    lines = []
+    for other in (FREE, "+ deep ensemble, 4 more networks", "free + deep ensemble"):
+        cells = []
+        for question in ("IoU < 0.4", "IoU < 0.7", "distance", "risk"):
+            paths = (folder / f"test {frames} {slug(name)}.npz" for name in (OURS, other))
+            mean, low, high = difference(*paths, question)
+            cells.append(f"{mean:+.3f} [{low:.3f}, {high:.3f}]")
+        lines.append([other, *cells])
+    return {
+        "title": "AUROC of ours minus that of a baseline, with 95 % intervals over frames",
+        "columns": ["baseline", "IoU < 0.4", "IoU < 0.7", "distance", "risk, all boxes"],
+        "digits": [None] * 5,
+        "rows": lines,
+        "notes": [],
     }
 
 
