@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac import checkpoint as module
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.ekfac import GradientMoments
+from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.cut_offs import FRAMES, Cut, CutOff, about, bytes_of, cut
 
 
@@ -241,8 +243,14 @@ def test_a_second_pass_in_other_bases_is_refused(tmp_path) -> None:
         options=FitOptions(ekfac=True),
         checkpoint=Checkpoint(tmp_path / "c", every_seconds=0),
     )
+    decompose = Eigendecomposition.of
+
+    def other(matrix, dtype):
+        eigen = decompose(matrix, dtype)
+        return replace(eigen, vectors=-eigen.vectors)
+
     with (
-        mock.patch.object(GradientMoments, "settings", return_value={"basis": "other"}),
+        mock.patch.object(Eigendecomposition, "of", other),
         pytest.raises(BoxcovError, match=r"c\.second: checkpoint of another fit \(basis was"),
     ):
         fit(
