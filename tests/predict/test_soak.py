@@ -23,10 +23,15 @@ GROWTH = 8 * 2**20  # bytes: less than a tenth of one a frame
 
 
 def resident() -> int:
-    """Resident memory of this process in bytes."""
+    """Resident anonymous memory of this process in bytes.
+
+    Pages of files do not count: the kernel drops those of libraries that were not used for a while,
+    and reads them again.
+    """
     status = Path("/proc/self/statm")
     if status.exists():
-        return int(status.read_text().split()[1]) * resource.getpagesize()
+        _, whole, of_files, *_ = map(int, status.read_text().split())
+        return (whole - of_files) * resource.getpagesize()
     return resource.getrusage(
         resource.RUSAGE_SELF
     ).ru_maxrss  # elsewhere: the most it ever held, in bytes
@@ -51,7 +56,7 @@ def test_memory_is_flat(kind: str, record_property) -> None:
         boxes += len(model(frames[done % len(frames)]))
         done += 1
         if done == SETTLED:
-            before, tensors = resident(), live_tensors()
+            tensors, before = live_tensors(), resident()  # without the garbage of other tests
     seconds, grown = time.monotonic() - began, resident() - before
     summary = (
         f"{kind}: {done} frames, {boxes} boxes, {seconds:.0f} s, {grown / 2**20:+.2f} MiB after "
