@@ -157,17 +157,17 @@ def test_what_is_refused() -> None:
     model = yolo("yolov8n.yaml")
     for given, message in (
         ({"classes": ["horse"]}, "classes name horse, unknown to the model: it has cat, cow, dog"),
-        ({"threshold": 2}, "threshold must be from 0 to 1"),
+        ({"threshold": 2}, r"threshold must lie in \[0, 1\]"),
     ):
         with pytest.raises(BoxcovError, match=message):
             wrap(model, **given)
     with pytest.raises(BoxcovError, match="the model ends in a Segment; only Detect is supported"):
         wrap(yolo("yolov8n-seg.yaml", SegmentationModel))
-    with pytest.raises(BoxcovError, match=r"with sides that divide by 32, got \(1, 3, 60, 64\)"):
+    with pytest.raises(BoxcovError, match=r"with sides divisible by 32, got \(1, 3, 60, 64\)"):
         wrap(model)(torch.zeros(1, 3, 60, 64))
     ended = yolo("yolo26n.yaml")
     ended.end2end = True
-    with pytest.raises(BoxcovError, match=r"set model\.end2end = False for its one-to-many head"):
+    with pytest.raises(BoxcovError, match=r"set model\.end2end = False to use the one-to-many"):
         wrap(ended)
     ended.end2end = False
     assert len(wrap(ended, threshold=0.0, max_boxes=4).detect(images())) == 4

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.inputs import fresh, most_frames
-from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good
+from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, form_of, good
 from boxcov.data.sequence import batched
 from boxcov.detector import Detector, Selection
 
@@ -72,8 +72,7 @@ def _signals_problem(found: Any, m: int) -> str:
         return f"signals() gives a {type(found).__name__}"
     for name, values in found.items():
         if not isinstance(values, Tensor) or tuple(values.shape) != (m,):
-            form = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            return f"{name!r} is {form}, expected ({m},)"
+            return f"{name!r} is {form_of(values)}, expected ({m},)"
         if values.dtype not in (torch.float32, torch.float64):
             return f"{name!r} is {values.dtype}, expected float32 or float64"
         if not bool(values.isfinite().all()):

@@ -18,6 +18,7 @@ from boxcov.checks.subject import (
     State,
     Subject,
     bad,
+    form_of,
     good,
     named_floats,
     same_bits,
@@ -263,7 +264,7 @@ def _selection_problem(found: Any, frames: int | None) -> str:
     for name in ("frame", "scores", "labels"):
         value = getattr(found, name)
         if not isinstance(value, Tensor) or value.dim() != 1 or len(value) != len(found.scores):
-            return f"selection.{name} is {_form(value)}, expected ({len(found)},)"
+            return f"selection.{name} is {form_of(value)}, expected ({len(found)},)"
     if not bool(found.scores.isfinite().all()):
         return f"{int((~found.scores.isfinite()).sum())} scores are not finite"
     if found.frame.is_floating_point() or (len(found) and int(found.frame.min()) < 0):
@@ -276,10 +277,6 @@ def _selection_problem(found: Any, frames: int | None) -> str:
             f"selection.frame goes to {int(found.frame.max())}, but the batch has {frames} frames"
         )
     return ""
-
-
-def _form(value: Any) -> Any:
-    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
 def labels(subject: Subject) -> Outcome:
@@ -314,7 +311,7 @@ def boxes(subject: Subject) -> Outcome:
     if not isinstance(found, Tensor) or tuple(found.shape) != expected:
         fields = " ".join(subject.original.box_fields)
         return bad(
-            f"decode() gives {_form(found)}, expected {expected}: {expected[0]} instances, "
+            f"decode() gives {form_of(found)}, expected {expected}: {expected[0]} instances, "
             f"fields {fields}",
             "return one row per instance of the selection, one column per name in box_fields",
         )

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.inputs import fresh, most_frames
 from boxcov.checks.batches import changed, forward_batch, merged
-from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
+from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, form_of, good, named_floats
 from boxcov.detector import Detector
 
 
@@ -31,10 +31,9 @@ def shape(subject: Subject) -> Outcome:
         or found.dim() != 1
         or (frames is not None and len(found) != frames)
     ):
-        form = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         return bad(
-            f"loss() gives {form} for {'a batch' if frames is None else f'{frames} frames'}, "
-            "expected (B,)",
+            f"loss() gives {form_of(found)} for "
+            f"{'a batch' if frames is None else f'{frames} frames'}, expected (B,)",
             todo,
         )
     if not bool(found.isfinite().all()):

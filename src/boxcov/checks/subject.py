@@ -33,6 +33,11 @@ def bad(seen: str, todo: str) -> Outcome:
     return Outcome(False, seen, todo)
 
 
+def form_of(value: Any) -> Any:
+    """The shape of a tensor, else the type's name."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
 class NotChecked(Exception):
     """Raised when a check lacks what it needs, for example because an earlier one failed."""
 

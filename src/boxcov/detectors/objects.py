@@ -1,4 +1,4 @@
-"""The targets of the image detectors: boxes and labels of each image, checked."""
+"""Inputs and targets of the image detectors, checked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import Any
 from torch import Tensor
 
 from boxcov.errors import BoxcovError
+
+
+def check_images(images: Tensor, divisor: int) -> None:
+    """Raise an error unless images are (B, 3, h, w) with sides divisible by ``divisor``."""
+    shape = tuple(images.shape)
+    if len(shape) != 4 or shape[1] != 3 or shape[2] % divisor or shape[3] % divisor:
+        raise BoxcovError(
+            f"images must be (B, 3, h, w) with sides divisible by {divisor}, "
+            f"got {shape}: letterbox them"
+        )
 
 
 def objects_of(

@@ -14,7 +14,7 @@ from boxcov._torch.precision import at_least_float32
 from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.boxes import corners
 from boxcov.detectors.labels import Labels
-from boxcov.detectors.objects import check_one_per_frame, objects_of
+from boxcov.detectors.objects import check_images, check_one_per_frame, objects_of
 from boxcov.detectors.signals import (
     SIDES,
     TINY,
@@ -119,17 +119,7 @@ class Yolo(Detector):
         return self.model.model[-1]
 
     def forward(self, inputs: Tensor) -> Raw:
-        largest = int(self.model.stride.max())
-        if (
-            inputs.dim() != 4
-            or inputs.shape[1] != 3
-            or inputs.shape[2] % largest
-            or inputs.shape[3] % largest
-        ):
-            raise BoxcovError(
-                f"images must be (B, 3, h, w) with sides divisible by {largest}, "
-                f"got {tuple(inputs.shape)}: letterbox them"
-            )
+        check_images(inputs, int(self.model.stride.max()))
         found, maps = self.model(inputs.flip(1) / 255 if self.coco else inputs)
         maps = maps.get("one2many", maps)
         return {

@@ -199,7 +199,7 @@ def test_names_and_classes() -> None:
     everything, dogs = wrap(model, NAMES).detect(x), wrap(model, NAMES, ["dog"]).detect(x)
     assert torch.equal(dogs.boxes, everything.boxes[everything.labels == 2])
     for given, message in (
-        ({"names": ["cat"]}, "1 names, but the model has 4 classes, the background too"),
+        ({"names": ["cat"]}, "1 names, but the model has 4 classes including the background"),
         (
             {"names": NAMES, "classes": ["cat", "horse"]},
             "classes name horse, unknown to the model: it has cat, cow, dog",

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.modules import shadow
+from boxcov._torch.precision import at_least_float32
 from boxcov.detector import Candidates, Detector, Selection
 from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
-from boxcov.detectors.centerpoint.head import CenterHead, at_least_single
+from boxcov.detectors.centerpoint.head import CenterHead
 from boxcov.detectors.centerpoint.loss import Encoded, TaskTargets, encode, frame_losses
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
@@ -116,7 +117,7 @@ class CenterPoint(Detector):
         sizes = list(self.config.branches.values())
 
         def decode(numbers: Tensor, row: Tensor, column: Tensor) -> Tensor:
-            values = dict(zip(self.config.branches, at_least_single(numbers).split(sizes, 1)))
+            values = dict(zip(self.config.branches, at_least_float32(numbers).split(sizes, 1)))
             return boxes_of(values, row, column, self.config)
 
         cell = (where.frame, where.row, where.column, where.task)

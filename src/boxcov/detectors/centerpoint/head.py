@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.precision import at_least_float32
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.head_stages import Stage
 
@@ -52,8 +53,9 @@ class CenterHead(nn.Module):
 
     def forward(self, features: Tensor) -> list[TaskMaps]:
         x = self.shared(features)
+        # in half precision boxes at 50 m would be off by centimetres
         return [
-            {name: at_least_single(branch(x)) for name, branch in task.items()}
+            {name: at_least_float32(branch(x)) for name, branch in task.items()}
             for task in self.branches()
         ]
 
@@ -78,11 +80,6 @@ def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage
         return Stage(layers)
     norms = tuple(tuple(cast(nn.BatchNorm2d, chain[number + 1]) for chain in row) for row in chains)
     return Stage(layers, norms, torch.relu)
-
-
-def at_least_single(x: Tensor) -> Tensor:
-    """Convert half precision to float32: otherwise boxes at 50 m would be off by centimetres."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _block(n_in: int, width: int) -> tuple[nn.Module, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
+from boxcov.detectors.objects import check_images
 from boxcov.detectors.yolox.backbone import PAFPN
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
@@ -16,7 +17,6 @@ from boxcov.detectors.yolox.head import REACH, Head
 from boxcov.detectors.yolox.loss import Assigned, encode, frame_losses
 from boxcov.detectors.yolox.selection import candidates, select, select_static
 from boxcov.detectors.yolox.signals import signals
-from boxcov.errors import BoxcovError
 from boxcov.head_stages import crop
 from boxcov.static_selection import StaticLimits, StaticSelection
 
@@ -46,16 +46,7 @@ class YOLOX(Detector):
             self.head = Head(config)
 
     def forward(self, inputs: Tensor) -> Raw:
-        if (
-            inputs.dim() != 4
-            or inputs.shape[1] != 3
-            or inputs.shape[2] % STRIDES[-1]
-            or inputs.shape[3] % STRIDES[-1]
-        ):
-            raise BoxcovError(
-                f"images must be (B, 3, h, w) with sides divisible by {STRIDES[-1]}, "
-                f"got {tuple(inputs.shape)}: letterbox them"
-            )
+        check_images(inputs, STRIDES[-1])
         features = self.backbone(inputs)
         return {"features": features, "values": self.head(features)}
 
