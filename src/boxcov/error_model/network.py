@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import pi
+from math import log, pi
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+MIN_LOG_SCALE = log(0.01)  # of the unit of a field
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,12 @@ class Outputs:
         return y[..., 2 + self.thresholds].sigmoid()
 
     def log_scale(self, y: Tensor) -> Tensor:
-        """Return the log scales (..., D) of the errors, in the units of the error model."""
-        return y[..., -self.fields :]
+        """Return the log scales (..., D) of the errors, in the units of the error model.
+
+        They have a floor: objects at rest have velocity errors of next to nothing, and a tracker
+        needs an invertible covariance.
+        """
+        return y[..., -self.fields :].clamp(min=MIN_LOG_SCALE)
 
 
 @dataclass(frozen=True)

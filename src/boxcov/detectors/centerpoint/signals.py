@@ -80,7 +80,8 @@ def _occupancy(bev: Tensor, at: CellIndex, config: Config) -> Signals:
     ny, nx = bev.shape[2:]
     reach = [max(1, round(metres / size)) for metres in OCCUPANCY_WINDOWS]
     row, column, inside = window(middle_row, middle_column, ny, nx, max(reach))
-    occupied = bev[at.frame[:, None], :, row, column].ne(0).any(2)  # (m, side * side)
+    # features follow a ReLU; one maximum over the map is faster than all channels of each window
+    occupied = (bev.amax(1) > 0)[at.frame[:, None], row, column]  # (m, side * side)
     side = 2 * max(reach) + 1
     around = (occupied & inside).unflatten(1, (side, side))
     found = {}
