@@ -11,11 +11,14 @@ from boxcov import BoxcovError, Detections
 from boxcov.data import simulated
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
+from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.scalar_uncertainty import uncertainty_of
+from boxcov.evaluate.summary import summarise
 from boxcov.pipeline.evaluate import build_study
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from helpers.command_line import boxcov
+from helpers.error_models import make_error_model
 
 SOURCE = {"data": "simulated:clear", "split": "test", "count": 4, "seed": 0, "sweeps": 1}
 
@@ -265,3 +268,37 @@ def test_other_uncertainty_on_the_command_line(saved) -> None:
     found = json.loads(boxcov(*words, "--json").out)
     assert found["about"]["u"] == "relative"
     assert found["rows"][-1]["kind"] == "difference"
+
+
+def test_risk_is_one_more_method(frames, tmp_path) -> None:
+    path = tmp_path / "exact.safetensors"
+    found = noisy(frames)
+    model = make_error_model(found.fields, found.classes)
+    calibrated = model.apply(found)
+    calibrated.save(path)
+    done = boxcov("evaluate", path, "--replicates 5 --json")
+    assert done.code == 0, done.err
+    rows = {row["method"]: row for row in json.loads(done.out)["rows"]}
+    records = matched(calibrated, frames)
+    assert np.array_equal(records.risk, calibrated.risk[found.scores > 0.1].numpy())
+    expected = auroc(records.iou < 0.4, records.risk)
+    assert rows["exact: risk"]["AUROC IoU"]["value"] == pytest.approx(expected)
+    assert rows["exact"]["AUROC IoU"]["value"] != pytest.approx(expected)
+    kept = records[records.paired]
+    inside = np.abs(kept.as_axes().errors) <= kept.regions[:, 1]
+    share = inside[~np.isnan(kept.errors)].mean()
+    assert rows["exact"]["coverage 90% regions"]["value"] == pytest.approx(share)
+    assert "1 - score (exact: risk)" not in rows  # the same boxes: one baseline
+
+
+def test_predictive_is_compared_with_axes(frames) -> None:
+    found = noisy(frames)
+    turned = found.boxes.clone()
+    turned[:, BOX_FIELDS.index("yaw")] += np.pi
+    both = [
+        replace(found, boxes=boxes, predictive=found.covariance) for boxes in (found.boxes, turned)
+    ]
+    records = [matched(one, frames) for one in both]
+    plain, flipped = (summarise(one, 2) for one in records)
+    assert flipped["predictive"]["NLL"] == pytest.approx(plain["predictive"]["NLL"], rel=1e-4)
+    assert flipped["covariance"]["NLL"] > plain["covariance"]["NLL"] + 1

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov import MCGLM, Detections, Posterior, fit
+from boxcov import MCGLM, Detections, ExactGLM, Posterior, fit
 from boxcov.pipeline import stream as streaming
 from boxcov.pipeline.detectors import load_detector
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.centerpoint_cases import frames as clouds
 from helpers.command_line import boxcov, small_network
+from helpers.error_models import make_error_model
 from helpers.yolox_cases import objects, small
 
 
@@ -41,6 +42,22 @@ def made(tmp_path_factory) -> tuple[str, Path, Path]:
 
 def lines(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
+
+
+def test_lines_of_a_calibrated_posterior_hold_the_risk(made, tmp_path) -> None:
+    word, posterior, frames = made
+    detector = load_detector(word)
+    plain = Posterior.load(posterior, detector)
+    model = make_error_model(detector.box_fields, detector.classes, "exact", plain.fingerprint)
+    calibrated = tmp_path / "c.safetensors"
+    plain.with_error_model(model).save(calibrated)
+    words = f"--detector {word} --posterior {calibrated} --points plain --count 1"
+    done = boxcov(f"stream {frames} {words}")
+    assert done.code == 0, done.err
+    (line,) = lines(done.out)
+    expected = ExactGLM(detector, Posterior.load(calibrated, detector))([cloud(detector.config, 0)])
+    for name in ("risk", "no_object", "misplaced", "predictive"):
+        torch.testing.assert_close(torch.tensor(line[name]), getattr(expected, name))
 
 
 def test_one_line_per_frame_with_the_model_results(made) -> None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the loss of 2 frames has a zero 
 @pytest.fixture
 def out(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(demo, "DETECTOR", small_network(tmp_path))
-    monkeypatch.setattr(demo, "run", partial(demo.run, size=demo.Size(2, 2, 1, 5)))
+    monkeypatch.setattr(demo, "run", partial(demo.run, size=demo.Size(2, 2, 1, 5, 0)))
     return tmp_path / "out"
 
 

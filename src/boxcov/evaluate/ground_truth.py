@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors import safe_open
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
+from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.records import Records
 from boxcov.files import reading, write_safetensors
@@ -138,7 +139,7 @@ def match_detections(detections: Detections, truth: GroundTruth, threshold: floa
         )
     if "uncertainty" not in arrays:
         raise BoxcovError("these detections have no covariance: write them with boxcov predict")
-    return match(
+    records = match(
         arrays["boxes"],
         arrays["scores"],
         arrays["labels"],
@@ -154,3 +155,8 @@ def match_detections(detections: Detections, truth: GroundTruth, threshold: floa
         threshold=threshold,
         score_variance=arrays.get("score_variance"),
     )
+    if "risk" not in arrays:
+        return records
+    keep = arrays["scores"] > threshold
+    regions = [detections.region(level).cpu().numpy() for level in LEVELS]
+    return replace(records, risk=arrays["risk"][keep], regions=np.stack(regions, 1)[keep])

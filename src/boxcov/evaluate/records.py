@@ -44,6 +44,8 @@ class Records:
     covariance: Array | None = None  # (n, D, D) epistemic
     predictive: Array | None = None  # (n, D, D) calibrated: covariance of the error
     score_variance: Array | None = None  # (n,) variance of the score logit
+    risk: Array | None = None  # (n,) calibrated: P(the box is bad)
+    regions: Array | None = None  # (n, 3, D) calibrated: half widths of 50, 90 and 95 %; yaw: axis
 
     def __repr__(self) -> str:
         with_covariance = "without" if self.covariance is None else "with"
@@ -117,6 +119,6 @@ class Records:
 
     def without_covariance(self, uncertainty: Array) -> Records:
         """Return the same predictions with the u (n,) of a baseline that has no covariance."""
-        return replace(
-            self, uncertainty=uncertainty, covariance=None, predictive=None, score_variance=None
-        )
+        names = ("covariance", "predictive", "score_variance", "risk", "regions")
+        bare: dict[str, Any] = dict.fromkeys(names)
+        return replace(self, uncertainty=uncertainty, **bare)

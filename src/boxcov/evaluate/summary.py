@@ -21,6 +21,7 @@ from boxcov.evaluate.intervals import (
     partition_chance,
     shuffle_chance,
 )
+from boxcov.evaluate.probability_metrics import region_coverage
 from boxcov.evaluate.quality import (
     ERRORS,
     METRICS,
@@ -41,6 +42,7 @@ COLUMNS = (
     tuple(f"{name} {error}" for name in METRICS + RANKINGS for error in ERRORS)
     + COVARIANCE_METRICS
     + tuple(f"{name} calibrated" for name in COVARIANCE_METRICS)
+    + tuple(f"coverage {level:.0%} regions" for level in LEVELS)
 )
 _CELLS = [(name, error) for name in MEASURES for error in ERRORS]
 
@@ -51,7 +53,8 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
     ``summary["quality"]["P(U|I)"]["IoU"]`` holds value, low, high, chance, chance_low and
     chance_high; so do ``["AUROC"]["IoU"]`` and ``["AUSE"]["l2"]``. Intervals are over resampled
     frames; chance is the metric of shuffled u. ``covariance`` and ``predictive`` are as in
-    ``covariance_metrics``, or None. Values that are not finite are None, so all of it is JSON.
+    ``covariance_metrics``, or None; ``regions`` is the share of errors inside, by level, or None.
+    Values that are not finite are None, so all of it is JSON.
 
     >>> from boxcov.evaluate.matching import match
     >>> boxes, i = np.array([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 14.0, 14.0]]), np.arange(2)
@@ -83,7 +86,8 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
             "AUROC": cells["AUROC"],
             "AUSE": cells["AUSE"],
             "covariance": _covariance_metrics(records, records.covariance),
-            "predictive": _covariance_metrics(records, records.predictive),
+            "predictive": _covariance_metrics(records.as_axes(), records.predictive),
+            "regions": _region_coverage(records),
         }
     )
     return summary
@@ -245,6 +249,17 @@ def _covariance_metrics(records: Records, covariance: Array | None) -> dict[str,
     return covariance_metrics(records.errors[paired], covariance[paired], records.fields)
 
 
+def _region_coverage(records: Records) -> dict[str, float] | None:
+    """Return the share of the errors inside the regions, by level; the yaw is that of the axis."""
+    if records.regions is None:
+        return None
+    errors, paired = records.as_axes().errors, records.paired
+    return {
+        str(level): region_coverage(errors[paired], records.regions[paired, i])
+        for i, level in enumerate(LEVELS)
+    }
+
+
 def _by_group(
     records: Records, groups: Mapping[str, Array], replicates: int, seed: int
 ) -> dict[str, dict[str, Any]]:
@@ -285,6 +300,9 @@ def _covariance_cells(summary: dict[str, Any]) -> dict[str, Any]:
                 name + suffix: {"value": value, "low": None, "high": None}
                 for name, value in zip(COVARIANCE_METRICS, values)
             }
+    for level, share in (summary["regions"] or {}).items():
+        name = f"coverage {float(level):.0%} regions"
+        cells[name] = {"value": share, "low": None, "high": None}
     return cells
 
 

@@ -14,10 +14,11 @@ import torch
 
 from boxcov.detections import Detections
 from boxcov.files import atomic_write, make_folder
-from boxcov.pipeline import evaluate, fit, predict
+from boxcov.pipeline import calibrate, evaluate, fit, predict
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import (
+    CalibrateCommand,
     DataOptions,
     DemoCommand,
     EstimatorOptions,
@@ -44,6 +45,7 @@ class Size:
     frames: int = 10
     glm_boxes: int = 4  # GLM takes nine backward passes per box; its time is extrapolated
     replicates: int = 200
+    calibration_frames: int = 20  # 0: no error model
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,10 @@ def run(options: DemoCommand, step: Step, size: Size | None = None) -> Result:
         ),
         step(f"fit: posterior of the head from {size.fit_frames} frames"),
     )
+    calibrated = _calibrate(posterior, size.calibration_frames, step)
     test = DataOptions("simulated:clear", "test", size.frames)
     estimators = {
-        "exact": EstimatorOptions("exact", posterior),
+        "exact": EstimatorOptions("exact", calibrated),
         "MC-GLM": EstimatorOptions("mcglm", posterior),
         "NMS": EstimatorOptions("nms"),
         "MCI": EstimatorOptions("mci"),
@@ -107,6 +110,21 @@ def run(options: DemoCommand, step: Step, size: Size | None = None) -> Result:
     with atomic_write(out / "demo.json") as file:
         file.write_text(json.dumps({"quality": rows, "runtime": runtime}, indent=1) + "\n")
     return Result(rows, runtime, compare_glm(glm, Detections.load(files[0])), out / "report.html")
+
+
+def _calibrate(posterior: Path, frames: int, step: Step) -> Path:
+    """Write the posterior with an error model beside it, and return its path."""
+    if not frames:
+        return posterior
+    calibrated = posterior.with_name("calibrated.safetensors")
+    options = CalibrateCommand(
+        out=calibrated,
+        detector=DETECTOR,
+        source=DataOptions("simulated:clear", "val", frames),
+        estimator=EstimatorOptions("exact", posterior),
+    )
+    calibrate.run(options, step(f"calibrate: error model from {frames} frames"))
+    return calibrated
 
 
 def _predict(options: PredictCommand, progress: Callable[[int, int | None], None]) -> None:

@@ -137,6 +137,9 @@ def build_study(
             raise BoxcovError(f"{path}: no box has a score above 0.1: there is nothing to evaluate")
         u = _uncertainty(path, records, options)
         methods.append(Method(name, records.with_uncertainty(u), _describe(found.meta)))
+        if records.risk is not None:
+            note = "u is the risk: the probability that the box is bad"
+            methods.append(Method(f"{name}: risk", records.without_covariance(records.risk), note))
     about = {
         "data": " ".join(part for part in (source.data, source.split) if part),
         "frames": truth.frames,

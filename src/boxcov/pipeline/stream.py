@@ -31,6 +31,9 @@ from boxcov.predict.predictor import Predictor
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 MAX_LATENCIES = 100_000  # only the last ones are stored, so that an endless stream fits in memory
+_LINE = (  # arrays of a line, those that there are
+    *("boxes", "scores", "covariance", "risk", "no_object", "misplaced", "flipped", "predictive"),
+)
 clock = time.perf_counter
 
 
@@ -99,11 +102,12 @@ def scale_boxes(found: Detections, factor: float) -> Detections:
     """
     pixels = ("x1", "y1", "x2", "y2")
     factors = torch.tensor([factor if name in pixels else 1.0 for name in found.fields])
-    covariance, predictive = (
-        None if C is None else C * factors * factors.unsqueeze(1)
-        for C in (found.covariance, found.predictive)
-    )
-    return replace(found, boxes=found.boxes * factors, covariance=covariance, predictive=predictive)
+    lengths = ("boxes", "scale", "region_widths", "joint_widths")
+    scales = dict.fromkeys(lengths, factors)
+    scales |= dict.fromkeys(("covariance", "predictive"), factors * factors.unsqueeze(1))
+    tensors = {name: getattr(found, name) for name in scales}
+    scaled: dict[str, Any] = {n: t * scales[n] for n, t in tensors.items() if t is not None}
+    return replace(found, **scaled)
 
 
 def paths_from_lines(lines: TextIO) -> Iterator[Path]:
@@ -236,11 +240,9 @@ def predict_line(model: Predictor, read: FrameReader, path: Path) -> dict[str, A
 
 def _box_lists(found: Detections) -> dict[str, Any]:
     lists: dict[str, Any] = {"fields": list(found.fields)}
-    for name in ("boxes", "scores", "covariance", "predictive"):
-        tensor = getattr(found, name)
-        if tensor is None:
-            continue
-        if not bool(tensor.isfinite().all()):
+    arrays = found.numpy()
+    for name in (name for name in _LINE if name in arrays):
+        if not bool(np.isfinite(arrays[name]).all()):
             raise BoxcovError(f"{name} are not finite")
-        lists[name] = tensor.tolist()
+        lists[name] = arrays[name].tolist()
     return {**lists, "labels": [found.classes[label] for label in found.labels.tolist()]}

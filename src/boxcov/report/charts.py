@@ -84,7 +84,8 @@ def reliability_charts(study: Study) -> list[LineChart]:
     ):
         lines = []
         for i, method in enumerate(study.methods):
-            covariance, errors = getattr(method.records, name), method.records.errors
+            records = method.records.as_axes() if name == "predictive" else method.records
+            covariance, errors = getattr(records, name), records.errors
             if covariance is not None and method.records.paired.any():
                 observed = coverage(gaussian_fit(errors, covariance), COVERAGES)
                 lines.append(Line(method.name, COVERAGES, observed, i, with_markers=True))

@@ -131,7 +131,9 @@ def _quality(study: Study, replicates: int) -> Section | None:
             "<h3>Covariances</h3><p>For paired boxes: the negative log-likelihood of the errors "
             "(lower is better), the expected normalised calibration error (0 is right), the share "
             "of errors inside the ellipsoids of 50, 90 and 95&nbsp;%, and the average normalised "
-            "squared error (1 is right, more is overconfident). A dash marks a value that is "
+            "squared error (1 is right, more is overconfident). The calibrated covariance and the "
+            "regions are about the axis of the heading. The coverage of the regions is the share "
+            "of the errors of single fields within their half widths. A dash marks a value that is "
             f"infinite because a covariance is singular.</p>{covariances}"
         )
     return Section("quality", "Quality", content)

@@ -14,6 +14,7 @@ from boxcov.evaluate.summary import COVARIANCE_METRICS, RANKINGS
 Cell = str | tuple[str, str]  # text, or text and small text below it
 ERROR_NAMES = {"IoU": "IoU", "l2": "ℓ₂"}
 _MEASURES = METRICS + RANKINGS
+_COVARIANCES = {"": "epistemic", " calibrated": "calibrated", " regions": "regions"}
 
 
 def format_value(value: Any, digits: int = 3) -> str:
@@ -79,10 +80,10 @@ def metric_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def covariance_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of the covariance metrics, before and after calibration; "" without any."""
+    """Return the table of covariances, before and after calibration, and regions; "" if none."""
     lines: list[list[Cell]] = []
     for row in rows:
-        for suffix, words in (("", "epistemic"), (" calibrated", "calibrated")):
+        for suffix, words in _COVARIANCES.items():
             cells = [row.get(name + suffix) for name in COVARIANCE_METRICS]
             if any(cell is not None for cell in cells):
                 lines.append([row["method"], words, *(_metric_cell(cell) for cell in cells)])

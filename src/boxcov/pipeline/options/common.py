@@ -175,5 +175,5 @@ class MessageOptions:
     covariance: Literal["predictive", "epistemic"] = option(
         "predictive",
         OUTPUT,
-        "ros and autoware: covariance of the errors (needs a calibration), or the epistemic one.",
+        "ros and autoware: covariance of the errors (after boxcov calibrate), or epistemic.",
     )
