@@ -21,7 +21,9 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys) -> None:
     exec(code, scope)
     found = scope["found"]
     assert found.covariance.shape == (len(found), 9, 9)
-    assert 0.05 < float(found.std("x")[:4].median()) < 0.5  # decimetres, as the README says
+    assert 0.05 < float(found.std("x")[:4].median()) < 0.5
+    assert 0.03 < float(found.region(0.9)[:4, 0].median()) < 0.3  # decimetres, as the README says
+    assert float(found.risk[:4].min()) < 0.05 < 0.3 < float(found.risk[:4].max())
     assert (tmp_path / "posterior.safetensors").exists()
     assert "torch.Size" in capsys.readouterr().out
 

@@ -15,6 +15,7 @@ from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import DataOptions, EstimatorOptions
 from boxcov.pipeline.predict import build_predictor
+from boxcov.posterior import file as posterior_file
 from helpers.command_line import boxcov
 
 WORD = "centerpoint:small"
@@ -117,6 +118,14 @@ def test_predict_names_the_method_of_the_error_model(made, tmp_path) -> None:
     assert not out.exists()
     done = boxcov(f"predict --posterior {made[0]} --method glm --max-boxes 1 --out {out} --count 1")
     assert done.code == 0, done.err  # the same covariance as exact
+
+
+def test_small_is_the_posterior_in_the_package(made, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(posterior_file, "SHIPPED", made[0])
+    out = tmp_path / "d.safetensors"
+    done = boxcov(f"predict --posterior small --out {out} --count 1 --sweeps 2")
+    assert done.code == 0, done.err
+    assert Detections.load(out).no_object is not None
 
 
 @pytest.mark.parametrize(

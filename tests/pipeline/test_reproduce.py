@@ -14,9 +14,11 @@ import torch
 from boxcov import BoxcovError, BoxcovWarning, Detections
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.evaluate.ground_truth import match_detections
 from boxcov.pipeline.options import DataOptions
 from boxcov.pipeline.reproduce import workspace as workspace_module
 from boxcov.pipeline.reproduce.comparison import quality
+from boxcov.pipeline.reproduce.metrics import measure
 from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm, planned_runs
 from boxcov.pipeline.reproduce.study import reproduce
 from boxcov.pipeline.reproduce.workspace import Progress, Workspace, part_of, restrict_posterior
@@ -33,6 +35,7 @@ SETTING = Setting(
     slow=2,
     shifts=("shapes:noisy",),
     shift_count=2,
+    calibration_count=30,
 )
 TABLES = [
     *(f"quality-{form}-{which}" for form in FORMS for which in ("all", "paired")),
@@ -47,6 +50,7 @@ TABLES = [
 
 def load_shapes(source: DataOptions, device: str, classes: tuple) -> list:
     seed = {"shapes:train": 0, "shapes:test": 31, "shapes:noisy": 31}[source.data]
+    seed += 1000 * (source.split == "val")
     noise = 0.4 if source.data == "shapes:noisy" else 0.1
     return list(shapes.frames(count=source.count, seed=seed, noise=noise))
 
@@ -181,6 +185,22 @@ def test_tables_come_from_the_files(folder) -> None:
         path.write_bytes(content)
     changed = {row[0] for row, other in zip(before.rows, after.rows) if row != other}
     assert changed == {"MC-GLM"}
+
+
+@pytest.mark.usefixtures("on_shapes")
+def test_risk_is_in_the_quality_tables(folder) -> None:
+    workspace = Workspace(folder, SETTING)
+    exact, calibrated = (
+        workspace.detections(Run("exact", "prior", calibrated=which)) for which in (False, True)
+    )
+    assert torch.equal(exact.boxes, calibrated.boxes)
+    assert calibrated.meta["error_model"]["estimator"] == "exact"
+    table = quality(workspace, "prior")[0]
+    rows = {row[:2]: dict(zip(table.columns, row)) for row in table.rows}
+    risk = match_detections(calibrated, workspace.truth("test"), SETTING.threshold)
+    expected = measure(risk.with_uncertainty(risk.risk))["IoU"]
+    assert rows["risk", "IoU"]["AvU"] == pytest.approx(expected["AvU"]["value"])
+    assert rows["risk", "IoU"]["AUROC"] == pytest.approx(expected["AUROC"]["value"])
 
 
 @pytest.mark.usefixtures("on_shapes")

@@ -30,6 +30,7 @@ from boxcov.pipeline.frames import (
 from boxcov.pipeline.options import EstimatorOptions, PredictCommand
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import blocks_folder, check_output
+from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
@@ -168,7 +169,8 @@ def _posterior_meta(options: EstimatorOptions) -> dict[str, Any]:
     if options.posterior is None or options.method == "nms":
         return {}
     digest = sha256()
-    with options.posterior.open("rb") as file:
+    path = posterior_file.SHIPPED if str(options.posterior) == "small" else options.posterior
+    with path.open("rb") as file:
         while piece := file.read(2**20):
             digest.update(piece)
     return {"posterior": str(options.posterior), "posterior_sha256": digest.hexdigest()}

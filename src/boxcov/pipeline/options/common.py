@@ -137,7 +137,8 @@ class EstimatorOptions:
     posterior: Path | None = option(
         None,
         INPUT,
-        "Posterior written by boxcov fit; only nms and mci (MC dropout) work without one.",
+        "Posterior written by boxcov fit or calibrate; small: the calibrated one of "
+        "centerpoint:small, in the package. Only nms and mci (MC dropout) work without one.",
     )
     samples: int | None = option(
         None,
@@ -163,7 +164,8 @@ class EstimatorOptions:
                 f"the method {self.method} needs a posterior: "
                 "run boxcov fit and pass its file as --posterior FILE"
             )
-        if self.posterior is not None and not self.posterior.is_file():
+        is_shipped = str(self.posterior) == "small"
+        if self.posterior is not None and not is_shipped and not self.posterior.is_file():
             raise BoxcovError(f"{self.posterior}: no such file: write a posterior with boxcov fit")
 
 

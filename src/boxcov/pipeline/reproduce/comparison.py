@@ -45,7 +45,7 @@ def paper_tables(workspace: Workspace) -> list[Table]:
 def quality(workspace: Workspace, form: Form) -> list[Table]:
     """Return table I for all predictions, and for those that match an object.
 
-    MCI, GLM and MC-GLM as in the paper, and the baselines 1 - score and NMS.
+    MCI, GLM and MC-GLM as in the paper, the baselines 1 - score and NMS, and u = risk.
     """
     exact, refusal = workspace.records(Run("exact", form)), workspace.refusal(paper_mcglm(form))
     found = {"MCI": workspace.records(Run("mci")), "GLM": exact}
@@ -55,12 +55,16 @@ def quality(workspace: Workspace, form: Form) -> list[Table]:
     found["1 - score"] = exact.with_uncertainty(1 - exact.scores)
     if workspace.path(Run("nms")).exists():
         found["boxes that NMS removed"] = workspace.records(Run("nms"))
+    found |= _risk(workspace, form)
     boxes, difference = compare_glm(workspace, form)
     notes: tuple[str, ...] = (
         CHANCE,
         f"GLM: computed by ExactGLM; one backward pass per output agrees to {difference:.1g} "
         f"on the {boxes} boxes where it was run.",
     )
+    if workspace.setting.calibration_count:
+        count = workspace.setting.calibration_count
+        notes += (f"Risk: GLM with the error model, fitted on {count} other frames.",)
     if refusal is not None:
         notes += (f"MC-GLM by finite differences of 1e-7: no numbers. {refusal}.",)
     paired = {method: records[records.paired] for method, records in found.items()}
@@ -74,6 +78,15 @@ def quality(workspace: Workspace, form: Form) -> list[Table]:
         title = f"Quality, {NAMES[form]}, {title}"
         tables.append(Table(f"quality-{form}-{name}", title, columns, rows, notes))
     return tables
+
+
+def _risk(workspace: Workspace, form: Form) -> dict[str, Records]:
+    """Return the predictions with u = risk, if there are frames to fit the error model on."""
+    if not workspace.setting.calibration_count:
+        return {}
+    records = workspace.records(Run("exact", form, calibrated=True))
+    assert records.risk is not None
+    return {"risk": records.without_covariance(records.risk)}
 
 
 def compare_glm(workspace: Workspace, form: Form) -> tuple[int, float]:

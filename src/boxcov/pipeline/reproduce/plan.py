@@ -16,6 +16,7 @@ SHARES = {"100 %": 1.0, "10 %": 0.1, "5 %": 0.05}
 EPSILONS = {"1": 1.0, "1e-3": 1e-3, "1e-7": 1e-7}
 SAMPLES = {"10": 10, "20": 20, "30": 30}
 TEST = "test"  # the frames of every table but that of the shifts
+CALIBRATION = "calibration"  # the frames of the error model, of the split val
 SCENARIOS = ("rain", "fog", "sparse", "crowd", "unseen")
 
 
@@ -39,6 +40,7 @@ class Setting:
     sweeps: int = 10
     seed: int = 0
     device: str = "cpu"
+    calibration_count: int = 40  # simulated frames for the error model; 0: no error model
 
     @staticmethod
     def from_options(options: ReproduceCommand) -> Setting:
@@ -72,6 +74,12 @@ class Setting:
             sweeps=options.sweeps,
             seed=options.seed,
             device=options.device,
+            # other data has no frames beyond those of training and test
+            calibration_count=(
+                Setting.calibration_count
+                if test.startswith("simulated") and not options.quick
+                else 0
+            ),
         )
 
     def json(self) -> dict[str, Any]:
@@ -92,6 +100,7 @@ class Run:
     derivative: Literal["jvp", "fd"] = "jvp"
     epsilon: float = 1e-7
     on: str = TEST
+    calibrated: bool = False  # with an error model
 
     @property
     def key(self) -> str:
@@ -109,6 +118,8 @@ class Run:
             parts.append(f"k{self.samples}")
         if self.method == "mcglm":
             parts.append("jvp" if self.derivative == "jvp" else f"fd{self.epsilon:g}")
+        if self.calibrated:
+            parts.append("calibrated")
         return "-".join([*parts, file_name(self.on)])
 
 
@@ -141,6 +152,8 @@ def _runs_of_tables(setting: Setting) -> Iterator[Run]:
     yield from (Run("mci"), Run("nms"))
     for form in FORMS:
         yield from (Run("exact", form), Run("glm", form), Run("mcglm", form), paper_mcglm(form))
+        if setting.calibration_count:
+            yield Run("exact", form, calibrated=True)
         for depth in DEPTHS.values():
             yield Run("mcglm", form, depth)
         for share in SHARES.values():

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from boxcov.data import batched
 from boxcov.detections import Detections, concatenate
 from boxcov.detector import Detector
+from boxcov.error_model.calibrate import calibrate
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
@@ -25,7 +27,7 @@ from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames, preload_frames
 from boxcov.pipeline.options import DataOptions
 from boxcov.pipeline.paths import checkpoint_path
-from boxcov.pipeline.reproduce.plan import TEST, Run, Setting, file_name
+from boxcov.pipeline.reproduce.plan import CALIBRATION, TEST, Run, Setting, file_name
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.glm import GLM
@@ -86,11 +88,13 @@ class Workspace:
         return self._detector
 
     def frames(self, on: str) -> Sequence[Any]:
-        """Return the test frames, or those of a shift; they are loaded once."""
+        """Return the frames of the test, of the error model or of a shift; loaded once."""
         if on not in self._frames:
             s = self.setting
             source = DataOptions(s.test, s.test_split, s.test_count, s.seed, s.sweeps)
-            if on != TEST:
+            if on == CALIBRATION:
+                source = replace(source, split="val", count=s.calibration_count)
+            elif on != TEST:
                 source = replace(source, data=on, count=s.shift_count)
             frames = load_frames(source, s.device, self.detector.classes)
             self._frames[on] = preload_frames(frames, s.device)
@@ -182,7 +186,11 @@ class Workspace:
         if run.method == "glm":
             return GLM(self.detector, posterior, max_boxes=self.setting.slow)
         if run.method == "exact":
-            return ExactGLM(self.detector, posterior)
+            model = ExactGLM(self.detector, posterior)
+            if not run.calibrated:
+                return model
+            progress = partial(self.progress, "frames of the error model")
+            return calibrate(model, self.frames(CALIBRATION), progress=progress)
         return MCGLM(self.detector, posterior, run.samples, run.derivative, run.epsilon)
 
     # Results
