@@ -9,7 +9,7 @@ from torch import Tensor
 from boxcov import BoxcovError
 from boxcov.data.poses import BOX_FIELDS, Pose, rotation_matrix, transform_detections
 from boxcov.export.kalman import measurement_noise, measurements
-from helpers.export_boxes import in_space
+from helpers.export_boxes import in_space, with_error_model
 
 
 def test_fields_come_in_the_order_of_the_filter() -> None:
@@ -80,6 +80,19 @@ def test_another_frame_of_reference() -> None:
         J = torch.autograd.functional.jacobian(there, box)
         torch.testing.assert_close(made.R[i], J @ found.predictive[i] @ J.T)
     torch.testing.assert_close(made.z, transform_detections(found, pose).boxes[:, at])
+
+
+def test_measurements_carry_risk_for_the_gate() -> None:
+    found = with_error_model(in_space())
+    turn = Pose(rotation_matrix(torch.tensor([0.9, 0.0, 0.0, 0.3]).double()), torch.zeros(3))
+    for pose in (None, turn):
+        made = measurements(found, ("x", "y", "yaw"), pose=pose)
+        assert torch.equal(made.risk, found.risk)
+        assert torch.equal(made.no_object, found.no_object)
+        assert torch.equal(made.flipped, found.flipped)
+    assert torch.equal(measurement_noise(found), found.predictive.double())
+    plain = measurements(in_space())
+    assert (plain.risk, plain.no_object, plain.flipped) == (None, None, None)
 
 
 def test_a_missing_residual_is_refused() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 import torch
 
 from boxcov import BoxcovError
-from boxcov.export.rerun import ellipsoids, write_rrd
-from helpers.export_boxes import covariances, in_image, in_space
+from boxcov.export.rerun import ellipsoids, risk_colors, write_rrd
+from helpers.export_boxes import covariances, in_image, in_space, with_error_model
 
 
 def matrix(q: np.ndarray) -> np.ndarray:
@@ -56,6 +57,19 @@ def test_a_recording_of_images(tmp_path: Path) -> None:
     assert b"image/epistemic/3_sigma" in content
     assert b"image/predictive" not in content
     write_rrd(tmp_path / "none.rrd", in_space()[:0])
+
+
+def test_risk_is_shown_by_colour_and_label(tmp_path: Path) -> None:
+    found = with_error_model(in_space(3))
+    chosen = replace(
+        found, no_object=torch.tensor([0.0, 0.5, 1.0]), iou_below=torch.zeros_like(found.iou_below)
+    )
+    expected = [[0, 255, 0], [255, 255, 0], [255, 0, 0]]
+    assert risk_colors(chosen).tolist() == expected
+    assert risk_colors(in_space()) is None
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
+    write_rrd(tmp_path / "risk.rrd", chosen)
+    assert b"risk 50%" in (tmp_path / "risk.rrd").read_bytes()
 
 
 def test_unsupported_boxes_are_refused(tmp_path: Path) -> None:

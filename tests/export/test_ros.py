@@ -10,7 +10,7 @@ import torch
 from boxcov import BoxcovError, Detections
 from boxcov.data.poses import rotation_matrix
 from boxcov.export import ros
-from helpers.export_boxes import in_image, in_space
+from helpers.export_boxes import in_image, in_space, with_error_model
 
 COLUMN = {"x": 0, "y": 1, "z": 2, "rot_z": 5}
 
@@ -123,6 +123,21 @@ def test_autoware_labels_and_shapes() -> None:
     assert objects[0]["shape"]["dimensions"]["x"] == float(found.field("l")[0])
     assert objects[0]["existence_probability"] == pytest.approx(float(found.scores[0]))
     json.dumps(objects)
+
+
+def test_calibrated_objects_exist_with_their_probability() -> None:
+    found = with_error_model(in_space())
+    found = replace(found, flipped=torch.tensor([0.0, 0.04, 0.06, 0.5, 1.0]))
+    objects = ros.detected_objects(found, "base_link")["objects"]
+    for row, one in enumerate(objects):
+        assert one["existence_probability"] == pytest.approx(1 - float(found.no_object[row]))
+        assert one["classification"][0]["probability"] == pytest.approx(float(found.scores[row]))
+        numbers = one["kinematics"]["pose_with_covariance"]["covariance"]
+        assert numbers[35] == pytest.approx(float(found.predictive[row, 6, 6]))
+    known = [one["kinematics"]["orientation_availability"] for one in objects]
+    assert known == [2, 2, 1, 1, 1]  # AVAILABLE, SIGN_UNKNOWN
+    plain = ros.detected_objects(in_space(), "base_link")["objects"]
+    assert {one["kinematics"]["orientation_availability"] for one in plain} == {2}
 
 
 def test_boxes_without_a_velocity() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from boxcov import BoxcovError
 from boxcov.export import tables
-from helpers.export_boxes import in_image, in_space
+from helpers.export_boxes import in_image, in_space, with_error_model
 
 
 def test_the_table_contains_every_number_once(tmp_path: Path) -> None:
@@ -58,6 +58,24 @@ def test_boxes_without_covariance_and_no_boxes(tmp_path: Path) -> None:
     assert len((tmp_path / "none.csv").read_text().splitlines()) == 1
     with pytest.raises(BoxcovError, match="the box field score has the name of a column"):
         tables.columns(replace(found, fields=("x1", "y1", "x2", "score")))
+
+
+def test_calibrated_boxes_have_risk_scales_and_half_widths(tmp_path: Path) -> None:
+    found = with_error_model(in_space(frames=2))
+    tables.write_csv(tmp_path / "boxes.csv", found)
+    with (tmp_path / "boxes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for i, row in enumerate(rows):
+        for name in ("risk", "no_object", "misplaced", "flipped"):
+            assert float(row[name]) == pytest.approx(float(getattr(found, name)[i]), rel=1e-8)
+        for a, name in enumerate(found.fields):
+            assert float(row[f"scale_{name}"]) == pytest.approx(float(found.scale[i, a]), rel=1e-8)
+            assert float(row[f"half_width_90_{name}"]) == pytest.approx(
+                float(found.region_widths[i, 3, a]), rel=1e-8
+            )
+    assert len(rows[0]) == 4 + 9 + 4 + 9 + 9 + 1 + 45 + 45
+    image = list(tables.columns(with_error_model(in_image())))
+    assert image[8:12] == ["risk", "no_object", "misplaced", "scale_x1"]
 
 
 def test_pandas() -> None:

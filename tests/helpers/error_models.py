@@ -27,7 +27,7 @@ def make_error_model(
     outputs = Outputs(len(THRESHOLDS), D, "yaw" in fields)
     network = Network.initial(K, P, outputs.size, 4, generator)
     network = network.with_parameters(
-        [torch.randn(p.shape, generator=generator) for p in network.parameters()]
+        [0.3 * torch.randn(p.shape, generator=generator) for p in network.parameters()]
     )
     quantiles = torch.linspace(0.5, 3.0, len(LEVELS)).reshape(1, 1, -1, 1).expand(K, 1, -1, D)
     return ErrorModel(

@@ -6,6 +6,7 @@ import torch
 
 from boxcov import Detections
 from boxcov.data.poses import BOX_FIELDS
+from helpers.error_models import make_error_model
 
 IMAGE = ("x1", "y1", "x2", "y2")
 
@@ -32,6 +33,11 @@ def in_space(
         predictive=2 * C if calibrated else None,
         meta={"method": "exact", "frames": frames},
     )
+
+
+def with_error_model(found: Detections) -> Detections:
+    """Return the detections with the results of a small error model."""
+    return make_error_model(found.fields, found.classes).apply(found)
 
 
 def in_image(m: int = 3, calibrated: bool = True) -> Detections:

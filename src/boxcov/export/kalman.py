@@ -3,6 +3,10 @@
 The epistemic covariance alone is not R: a measurement also has the noise of the sensor and of the
 labels, and the error of a network that is too simple. This residual is part of
 ``Detections.predictive`` if the model is calibrated, or is passed here as ``residual``.
+
+The variance of yaw is that of the axis. A box whose front and back are swapped, which happens with
+the probability ``flipped``, is not covered by R: before the update, turn a measured yaw that lies
+more than a quarter turn from the track's by half a turn, or weight both hypotheses by ``flipped``.
 """
 
 from __future__ import annotations
@@ -29,6 +33,10 @@ class Measurements(NamedTuple):
     R: Tensor  # (m, E, E)
     fields: tuple[str, ...]  # E names
     residual: str  # source of the part that is not epistemic: "predictive" or "given"
+    # by the error model, for the gate and the birth of tracks; None if uncalibrated
+    risk: Tensor | None = None  # (m,) P(the box is bad)
+    no_object: Tensor | None = None  # (m,) P(there is no object)
+    flipped: Tensor | None = None  # (m,) P(the heading is off by half a turn)
 
 
 def measurements(
@@ -48,6 +56,9 @@ def measurements(
     pose: move the boxes (``x y z w l h yaw vx vy``) to another frame of reference first.
     measure: maps a box to other numbers, for example range and bearing. R is transformed by its
         Jacobian.
+
+    Calibrated detections also give ``risk``, ``no_object`` and ``flipped`` (m,) for each
+    measurement, for example to start no track from a box that is probably no object.
 
     >>> frame = label = torch.zeros(1)
     >>> box, C = torch.tensor([[3.0, 4.0]]), torch.eye(2)[None]
@@ -78,7 +89,8 @@ def measurements(
         index = [noisy.fields.index(name) for name in names]
         z, R = z[:, index], R[:, index][:, :, index]
     _check_positive_definite(z, R, names)
-    return Measurements(z, R, names, source)
+    risk = None if detections.no_object is None else detections.risk
+    return Measurements(z, R, names, source, risk, detections.no_object, detections.flipped)
 
 
 def measurement_noise(

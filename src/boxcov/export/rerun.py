@@ -35,7 +35,8 @@ def write_rrd(
     Boxes ``x y w l yaw``, with or without ``z`` and ``h``, go to ``world/boxes``. The 1 and 3 sigma
     ellipsoids of their centres go to ``world/epistemic`` and, where the predictive covariance is
     known, to ``world/predictive``. Boxes ``x1 y1 x2 y2`` go to ``image``, with the ellipses of both
-    corners.
+    corners. The labels of calibrated boxes say the risk, and their colour goes from green (0) over
+    yellow to red (1).
 
     frames: (inputs, targets) per frame, to show the inputs: lists of point clouds (n, 3 or more) or
         images (1, C, height, width).
@@ -77,6 +78,18 @@ def ellipsoids(covariance: Array) -> tuple[Array, Array]:
     return np.sqrt(values.clip(min=0)), quaternions
 
 
+def risk_colors(detections: Detections) -> Array | None:
+    """Return a colour (m, 3) per box, 0 to 255: green for a risk of 0, red for 1; None without one.
+
+    Uncalibrated boxes get the viewer's colour of their class.
+    """
+    if detections.no_object is None:
+        return None
+    risk = detections.risk.detach().cpu().double().numpy()
+    channels = [2 * risk, 2 * (1 - risk), np.zeros_like(risk)]
+    return np.round(255 * np.stack(channels, 1).clip(0, 1)).astype(np.uint8)
+
+
 def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
     arrays, fields = detections.numpy(), detections.fields
     value = {name: arrays["boxes"][:, i].astype(float) for i, name in enumerate(fields)}
@@ -91,6 +104,7 @@ def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
         quaternions=quaternions,
         labels=_labels(detections),
         class_ids=arrays["labels"],
+        colors=risk_colors(detections),
     )
     recording.log("world/boxes", boxes)
     index = [fields.index(name) for name in ("x", "y", "z") if name in fields]
@@ -118,6 +132,7 @@ def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
         array_format=rr.Box2DFormat.XYXY,
         labels=_labels(detections),
         class_ids=arrays["labels"],
+        colors=risk_colors(detections),
     )
     recording.log("image/boxes", boxes)
     for kind, C in _covariances(detections):
@@ -157,6 +172,8 @@ def _covariances(detections: Detections) -> list[tuple[str, Array]]:
 def _labels(detections: Detections) -> list[str]:
     names = [detections.classes[label] for label in detections.labels.tolist()]
     labels = [f"{name} {score:.2f}" for name, score in zip(names, detections.scores.tolist())]
+    if detections.no_object is not None:
+        return [f"{label}, risk {p:.0%}" for label, p in zip(labels, detections.risk.tolist())]
     if detections.covariance is None:
         return labels
     uncertainty = detections.uncertainty.tolist()

@@ -10,6 +10,9 @@ Pose covariances are 6 x 6, row by row, in the order x, y, z, rotation about x, 
 the variance of the yaw. boxcov's boxes stand upright, so that nothing is known of the rotations
 about x and y. Their variances are ``tilt_variance``, not 0, because some readers divide by them.
 The messages have no place for the covariance of the size.
+
+Of calibrated detections the covariance is ``predictive``, and Autoware's ``existence_probability``
+is ``1 - no_object``. The scores stay those of the detector.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ _AUTOWARE_ALIASES = {"cyclist": 6, "van": 1, "construction_vehicle": 2}
 _FIELDS_3D = ("x", "y", "z", "w", "l", "h", "yaw")
 _FIELDS_2D = ("x1", "y1", "x2", "y2")
 _ORIGIN = {"x": 0.0, "y": 0.0, "z": 0.0}
+_SIGN_UNKNOWN, _AVAILABLE = 1, 2  # of Autoware's orientation_availability
+_SURE_HEADING = 0.05  # most probability of a swap of front and back for a known direction
 _NO_TWIST: dict[str, Any] = {
     "twist": {"linear": _ORIGIN, "angular": _ORIGIN},
     "covariance": [0.0] * 36,
@@ -191,6 +196,10 @@ def detected_objects(
     Poses are in ``frame_id``, velocities in each object's axes, as the message requires. The
     covariance of the velocity is rotated by -yaw, taking the reported yaw as exact.
 
+    Of calibrated detections ``existence_probability`` is ``1 - no_object``, else the score. The
+    predictive variance of yaw is that of the axis: a box that is ``flipped`` with a probability
+    above 0.05 has the orientation SIGN_UNKNOWN, so that a tracker decides which end is the front.
+
     labels: Autoware's number per class name; its own names by default, and 0 (unknown) for others.
 
     >>> from torch import eye, ones, tensor, zeros
@@ -218,14 +227,16 @@ def detected_objects(
         kinematics = {
             "pose_with_covariance": pose,
             "has_position_covariance": True,
-            "orientation_availability": 2,  # AVAILABLE: also which end is the front
+            "orientation_availability": _orientation(detections, row),
             "twist_with_covariance": twist,
             "has_twist": twist != _NO_TWIST,
             "has_twist_covariance": twist != _NO_TWIST,
         }
         objects.append(
             {
-                "existence_probability": hypothesis["score"],
+                "existence_probability": hypothesis["score"]
+                if detections.no_object is None
+                else 1 - float(detections.no_object[row]),
                 "classification": [{"label": label, "probability": hypothesis["score"]}],
                 "kinematics": kinematics,
                 # type 0 is BOUNDING_BOX
@@ -287,6 +298,13 @@ def _pose_with_covariance(
 def _sizes(detections: Detections) -> list[dict[str, float]]:
     sizes = [detections.field(name).tolist() for name in ("l", "w", "h")]
     return [{"x": length, "y": width, "z": height} for length, width, height in zip(*sizes)]
+
+
+def _orientation(detections: Detections, row: int) -> int:
+    """Whether it is known which end of a box is the front."""
+    flipped = detections.flipped
+    is_sure = flipped is None or float(flipped[row]) <= _SURE_HEADING
+    return _AVAILABLE if is_sure else _SIGN_UNKNOWN
 
 
 def _hypothesis(detections: Detections, row: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,11 @@ def columns(detections: Detections) -> dict[str, Any]:
     """Return the columns (m,) of the table by name.
 
     They are frame, label, class, score, the box fields, ``uncertainty``, ``var_x`` for each field,
-    and ``cov_x_y`` for each pair of fields. Where the detections have them, the predictive
-    covariance follows as ``predictive_var_x`` and ``predictive_cov_x_y``, then ``score_variance``
-    and ``score_cov_x``.
+    and ``cov_x_y`` for each pair of fields. Calibrated boxes have ``risk``, ``no_object``,
+    ``misplaced``, ``flipped`` (with a heading), ``scale_x`` and ``half_width_90_x`` (the region
+    that holds 90 % of the errors) after the box fields, and the predictive covariance as
+    ``predictive_var_x`` and ``predictive_cov_x_y`` at the end. Then come ``score_variance`` and
+    ``score_cov_x``, where known.
 
     >>> from torch import eye, ones, zeros
     >>> frame = label = zeros(1).long()
@@ -35,7 +38,7 @@ def columns(detections: Detections) -> dict[str, Any]:
     ['frame', 'label', 'class', 'score', 'x', 'y', 'uncertainty', 'var_x', 'var_y', 'cov_x_y']
     """
     fields, arrays = detections.fields, detections.numpy()
-    taken = {"frame", "label", "class", "score", "uncertainty"} & set(fields)
+    taken = {"frame", "label", "class", "score", "uncertainty", "risk"} & set(fields)
     if taken:
         raise BoxcovError(
             f"the box field {', '.join(sorted(taken))} has the name of a column of the table: "
@@ -48,6 +51,8 @@ def columns(detections: Detections) -> dict[str, Any]:
         "score": arrays["scores"],
         **{name: arrays["boxes"][:, i] for i, name in enumerate(fields)},
     }
+    if detections.no_object is not None:
+        table |= _error_columns(detections, arrays)
     if "covariance" in arrays:
         table["uncertainty"] = arrays["uncertainty"]
         table |= _covariance_columns(arrays["covariance"], fields, "")
@@ -58,6 +63,20 @@ def columns(detections: Detections) -> dict[str, Any]:
     if "score_covariance" in arrays:
         score = arrays["score_covariance"]
         table |= {f"score_cov_{name}": score[:, i] for i, name in enumerate(fields)}
+    return table
+
+
+def _error_columns(detections: Detections, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of the error model: probabilities, scales, half widths at 90 %."""
+    names = ("risk", "no_object", "misplaced", "flipped")
+    table = {name: arrays[name] for name in names if name in arrays}
+    by_field = {}
+    if detections.scale is not None:
+        by_field["scale"] = arrays["scale"]
+    if detections.region_widths is not None:
+        by_field["half_width_90"] = detections.region(0.9).detach().cpu().numpy()
+    for name, values in by_field.items():
+        table |= {f"{name}_{field}": values[:, i] for i, field in enumerate(detections.fields)}
     return table
 
 
