@@ -6,13 +6,16 @@ numbers are exact in every arithmetic.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from shutil import copy
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
-from boxcov import Checkpoint, Detections, ExactGLM, Posterior, fit
+from boxcov import BoxcovWarning, Checkpoint, Detections, ExactGLM, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
 
 FILES = Path(__file__).parent / "data_0_1"
@@ -39,6 +42,19 @@ def test_posteriors_load_and_predict(detector: TinyCenter, name: str) -> None:
     assert (last.full_fisher is not None) == (name == "ekfac")
     assert (posterior.error > 0) == (name == "compressed")
     assert bool(ExactGLM(detector, posterior)(FRAMES[0][0]).covariance.isfinite().all())
+
+
+def test_a_calibration_is_left_out_with_a_warning(detector: TinyCenter, tmp_path: Path) -> None:
+    path = tmp_path / "posterior.safetensors"
+    with safe_open(FILES / "posterior.safetensors", framework="pt") as file:
+        about = json.loads(file.metadata()["boxcov.posterior"])
+    about["calibration"] = {"kind": "product", "fields": {}}
+    tensors = load_file(FILES / "posterior.safetensors")
+    save_file(tensors, path, {"boxcov.posterior": json.dumps(about)})
+    with pytest.warns(BoxcovWarning, match="run `boxcov calibrate` again"):
+        posterior = Posterior.load(path, detector)
+    assert posterior.error_model is None
+    assert "uncalibrated" in repr(posterior)
 
 
 def test_the_predictions_of_a_posterior_are_unchanged(detector: TinyCenter) -> None:

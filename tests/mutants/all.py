@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mutants.error_models import ERROR_MODELS
 from mutants.fits import FITS
 from mutants.hostile import HOSTILE, PACKAGES
 from mutants.numbers import NUMBERS
@@ -10,4 +11,4 @@ from mutants.processes import PROCESSES
 
 __all__ = ["MUTANTS", "SOAK"]
 
-MUTANTS = [*FITS, *PROCESSES, *HOSTILE, *NUMBERS, *PACKAGES, *ONLINE]
+MUTANTS = [*FITS, *PROCESSES, *HOSTILE, *NUMBERS, *ERROR_MODELS, *PACKAGES, *ONLINE]

@@ -113,7 +113,7 @@ class ErrorModel:
             "thresholds": list(self.thresholds),
             "threshold": self.threshold,
             "levels": list(LEVELS),
-            "dof": [round(value, 4) for value in self.dof.tolist()],
+            "dof": self.dof.tolist(),
             "frames": self.provenance.get("frames"),
         }
 

@@ -15,6 +15,7 @@ FOLDS = 5
 WIDTHS = (0, 96)  # hidden widths to choose from by the held-out loss; 0 is a linear model
 EPOCHS = 60
 RATE = 3e-3
+LINEAR_RATE = 3e-2  # of a linear model, which 500 smaller steps would not carry to its optimum
 WEIGHT_DECAY = 1e-2
 MIN_DOF, MAX_DOF = 2.1, 50.0  # above 2, so that the covariance of the errors exists
 _BATCHES = 8  # at least, per epoch
@@ -69,7 +70,7 @@ def _fit_width(x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, wid
     held_out = [(folds == k).nonzero()[:, 0] for k in range(members)]
     shortest = min(len(r) for r in rows)
     batches = max(_BATCHES, ceil(shortest / _MOST_PER_BATCH))
-    optimizer, schedule = _optimizer(parameters, EPOCHS * batches)
+    optimizer, schedule = _optimizer(network, log_dof, EPOCHS * batches)
     best: Fitted | None = None
     for epoch in range(1, EPOCHS + 1):
         shuffled = [r[torch.randperm(len(r), generator=generator)[:shortest]] for r in rows]
@@ -91,15 +92,17 @@ def _fit_width(x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, wid
     return best
 
 
-def _optimizer(parameters: list[Tensor], steps: int) -> tuple[Any, Any]:
-    """AdamW with a one-cycle rate; only the weights decay, not the biases and log_dof."""
+def _optimizer(network: Network, log_dof: Tensor, steps: int) -> tuple[Any, Any]:
+    """AdamW with a one-cycle rate; only the weights decay."""
+    rate = RATE if network.hidden else LINEAR_RATE
+    parameters = network.parameters()
     groups: list[dict[str, Any]] = [
-        {"params": parameters[0:-1:2], "weight_decay": WEIGHT_DECAY},
-        {"params": [*parameters[1:-1:2], parameters[-1]]},
+        {"params": parameters[0::2], "weight_decay": WEIGHT_DECAY},
+        {"params": [*parameters[1::2], log_dof]},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, RATE, total_steps=steps, pct_start=0.2
+        optimizer, rate, total_steps=steps, pct_start=0.2
     )
     return optimizer, schedule
 

@@ -1,0 +1,165 @@
+"""The fit of the network: known laws are recovered, folds stay apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from boxcov.error_model import training
+from boxcov.error_model.network import Outputs
+from boxcov.error_model.training import Targets, fit_network, frame_folds
+
+OUTPUTS = Outputs(thresholds=2, fields=2, has_heading=True)
+DOF = (3.0, 8.0)
+
+
+def synthetic(n: int, seed: int = 0, curved: float = 0.0) -> tuple[torch.Tensor, Targets, dict]:
+    """Boxes whose errors and probabilities follow known laws of three inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=generator)
+    bend = curved * (x[:, 1] * x[:, 2])
+    log_scale = torch.stack([0.7 * x[:, 0] + bend, -0.4 * x[:, 1] + 0.5], 1)
+    no_object = (x[:, 2] - 1).sigmoid()
+    low = 0.5 * (x[:, 0] + bend).sigmoid()
+    iou_below = torch.stack([low, 0.5 + 0.5 * low], 1)
+    flipped = torch.full((n,), 0.2)
+
+    def drawn(p: torch.Tensor) -> torch.Tensor:
+        return torch.rand(p.shape, generator=generator) < p
+
+    u = torch.rand(n, generator=generator)[:, None]
+    normal = torch.randn(n, 2, generator=generator)
+    halves = torch.randn(n, 2, 8, generator=generator).square()
+    dof = torch.tensor(DOF)
+    chi = torch.stack([halves[:, d, : int(DOF[d])].sum(1) for d in range(2)], 1)
+    errors = log_scale.exp() * normal * (dof / chi).sqrt()
+    paired = ~drawn(no_object)
+    errors[~paired] = torch.nan
+    targets = Targets(paired, (u < iou_below).float(), drawn(flipped).float(), errors)
+    law = {"log_scale": log_scale, "no_object": no_object, "iou": iou_below, "flipped": flipped}
+    return x, targets, law
+
+
+def folds_of(n: int, members: int = 3) -> torch.Tensor:
+    return torch.arange(n) * members // n
+
+
+@pytest.fixture(scope="module")
+def fitted() -> training.Fitted:
+    x, targets, _ = synthetic(4000)
+    return fit_network(x, targets, folds_of(4000), OUTPUTS, widths=(0,))
+
+
+def test_scales_and_dof_of_a_known_law_are_recovered(fitted: training.Fitted) -> None:
+    x, _, law = synthetic(2000, seed=1)
+    y = fitted.network(x).mean(0)
+    gap = (OUTPUTS.log_scale(y) - law["log_scale"]).abs()
+    assert float(gap.mean()) < 0.06
+    assert float(fitted.dof[0]) == pytest.approx(DOF[0], rel=0.2)
+    assert float(fitted.dof[1]) == pytest.approx(DOF[1], rel=0.35)
+    assert not any(p.requires_grad for p in fitted.network.parameters())
+
+
+def test_probabilities_are_calibrated_on_new_boxes(fitted: training.Fitted) -> None:
+    x, _, law = synthetic(4000, seed=2)
+    y = fitted.network(x)
+    found = {
+        "no_object": OUTPUTS.no_object(y).mean(0),
+        "iou": OUTPUTS.iou_below(y).mean(0),
+        "flipped": OUTPUTS.flipped(y).mean(0),
+    }
+    for name, p in found.items():
+        expected = law[name]
+        assert float((p - expected).abs().mean()) < 0.03, name
+        for part in p.flatten().argsort().split(p.numel() // 8):  # in each eighth, by size
+            gap = p.flatten()[part].mean() - expected.flatten()[part].mean()
+            assert abs(float(gap)) < 0.04, name
+
+
+def test_the_mlp_is_chosen_where_the_law_is_curved() -> None:
+    x, targets, _ = synthetic(800, curved=1.5)
+    assert fit_network(x, targets, folds_of(800), OUTPUTS).width == 96
+
+
+def test_the_linear_model_is_chosen_for_a_linear_law() -> None:
+    x, targets, _ = synthetic(600)
+    assert fit_network(x, targets, folds_of(600), OUTPUTS).width == 0
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "EPOCHS", 4)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("width", [0, 8])
+def test_frames_of_a_fold_never_reach_its_member(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch is chosen on all held-out frames, so it is fixed here: the last one."""
+    losses = iter(range(10**6, 0, -1))
+    monkeypatch.setattr(training, "_held_out_loss", lambda *args: float(next(losses)))
+    x, targets, _ = synthetic(300)
+    folds = folds_of(300)
+    before = fit_network(x, targets, folds, OUTPUTS, (width,)).network
+    own = folds == 1
+    spoilt = Targets(
+        torch.where(own, ~targets.paired, targets.paired),
+        torch.where(own[:, None], 1 - targets.iou_below, targets.iou_below),
+        torch.where(own, 1 - targets.flipped, targets.flipped),
+        torch.where(own[:, None], 1000 * targets.errors, targets.errors),
+    )
+    after = fit_network(x, spoilt, folds, OUTPUTS, (width,)).network
+    for p, q in zip(before.parameters(), after.parameters()):
+        torch.testing.assert_close(p[1], q[1], rtol=1e-4, atol=1e-6)
+        if p.shape[1] > 1:
+            assert float((p[0] - q[0]).abs().max()) > 1e-4
+            assert float((p[2] - q[2]).abs().max()) > 1e-4
+
+
+@pytest.mark.usefixtures("short")
+def test_a_fit_is_deterministic() -> None:
+    x, targets, _ = synthetic(200)
+    first, second = (fit_network(x, targets, folds_of(200), OUTPUTS, (8,)) for _ in range(2))
+    for p, q in zip(first.network.parameters(), second.network.parameters()):
+        assert torch.equal(p, q)
+    assert torch.equal(first.dof, second.dof)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_fold_without_objects_is_no_obstacle() -> None:
+    x, targets, _ = synthetic(200)
+    folds = folds_of(200)
+    paired = targets.paired & (folds != 2)
+    errors = torch.where(paired[:, None], targets.errors, torch.nan)
+    found = fit_network(
+        x, Targets(paired, targets.iou_below, targets.flipped, errors), folds, OUTPUTS, (8,)
+    )
+    assert all(bool(p.isfinite().all()) for p in found.network.parameters())
+
+
+@pytest.mark.usefixtures("short")
+def test_an_unknown_field_leaves_the_others_as_they_are() -> None:
+    x, targets, _ = synthetic(300)
+    errors = targets.errors.clone()
+    errors[:, 1] = torch.nan
+    found = fit_network(
+        x,
+        Targets(targets.paired, targets.iou_below, targets.flipped, errors),
+        folds_of(300),
+        OUTPUTS,
+        (0,),
+    )
+    assert all(bool(p.isfinite().all()) for p in found.network.parameters())
+    assert float(found.network.linear[..., -1].abs().max()) == 0  # nothing was learnt about it
+    assert float(found.network.linear[..., -2].abs().max()) > 0
+    assert float(found.dof[1]) == pytest.approx(4.0)
+
+
+def test_folds_are_blocks_of_frames() -> None:
+    frame = torch.tensor([9, 9, 3, 4, 4, 5, 6, 7, 8, 30])
+    folds = frame_folds(frame, 3)
+    assert folds.tolist() == [2, 2, 0, 0, 0, 0, 1, 1, 1, 2]
+    assert frame_folds(torch.tensor([5, 6]), 5).tolist() == [0, 1]
+    sizes = torch.bincount(frame_folds(torch.arange(103), 5))
+    assert int(sizes.max() - sizes.min()) <= 1

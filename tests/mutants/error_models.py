@@ -1,0 +1,53 @@
+"""Mutants that break promises of the error model."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+TRAINING = "error_model/test_training.py::"
+REGIONS = "error_model/test_regions.py::"
+
+ERROR_MODELS = [
+    Mutant(
+        "members are clipped apart",
+        "error_model/training.py",
+        "squares.sum(0).sqrt()",
+        "squares.sum().sqrt().expand(squares.shape[1])",
+        f"{TRAINING}test_frames_of_a_fold_never_reach_its_member[8]",
+    ),
+    Mutant(
+        "a member never sees its fold",
+        "error_model/training.py",
+        "(folds != k).nonzero()",
+        "(folds >= 0).nonzero()",
+        f"{TRAINING}test_frames_of_a_fold_never_reach_its_member[0]",
+    ),
+    Mutant(
+        "conformal quantiles count the new box",
+        "error_model/regions.py",
+        "ceil((len(values) + 1) * level - 1e-9)",
+        "ceil(len(values) * level - 1e-9)",
+        f"{REGIONS}test_quantiles_are_order_statistics[19]",
+    ),
+    Mutant(
+        "a member's quantiles are those of its fold",
+        "error_model/regions.py",
+        "rows = group & (folds == k)",
+        "rows = group & (folds >= 0)",
+        f"{REGIONS}test_each_member_is_ranked_on_its_own_fold",
+    ),
+    Mutant(
+        "groups are large in every fold",
+        "error_model/regions.py",
+        ".min()) >= MIN_GROUP",
+        ".max()) >= MIN_GROUP",
+        f"{REGIONS}test_a_group_that_one_fold_lacks_is_small",
+    ),
+    Mutant(
+        "neighbours are of the same frame",
+        "error_model/inputs.py",
+        "other = same_frame & ~",
+        "other = ~",
+        "error_model/test_inputs.py::test_a_batch_equals_its_frames[fields0]",
+    ),
+]
