@@ -245,7 +245,11 @@ class Detections:
 
     def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return numpy arrays by name, including the uncertainty."""
-        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors()}
+        tensors = {name: tensor.detach().cpu() for name, tensor in self._tensors()}
+        arrays = {  # numpy has no bfloat16
+            name: (t.float() if t.dtype == torch.bfloat16 else t).numpy()
+            for name, t in tensors.items()
+        }
         if self.covariance is not None:
             arrays["uncertainty"] = self.uncertainty.detach().cpu().numpy()
         if self.no_object is not None:

@@ -1,0 +1,310 @@
+"""``boxcov.calibrate`` from end to end on the small detector."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from boxcov import MCGLM, MCI, BoxcovError, Detections, ExactGLM, Posterior, calibrate, fit
+from boxcov.data import batched, shapes
+from boxcov.detections import concatenate
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.error_model import training
+from boxcov.error_model.calibrate import fit_error_model, predict_frames
+from boxcov.evaluate.ground_truth import match_detections
+from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.records import Records
+from boxcov.predict.predictor import Predictor
+
+ABOUT = {"estimator": "exact", "fingerprint": "", "widths": (0,)}
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "EPOCHS", 2)
+
+
+@pytest.fixture(scope="module")
+def collected(small: TinyCenter, small_posterior: Posterior, calibration_frames: list) -> Any:
+    """Detections and records of the calibration frames."""
+    found, truth = predict_frames(ExactGLM(small, small_posterior), calibration_frames)
+    return found, match_detections(found, truth, threshold=-1.0)
+
+
+def test_boxes_and_covariances_stay_bit_for_bit(
+    small: TinyCenter, small_posterior: Posterior, calibrated: Predictor, image: torch.Tensor
+) -> None:
+    state = deepcopy(small.state_dict())
+    plain, found = ExactGLM(small, small_posterior)(image), calibrated(image)
+    for name in ("boxes", "scores", "labels", "frame", "covariance"):
+        assert torch.equal(getattr(plain, name), getattr(found, name)), name
+    assert plain.no_object is None
+    assert all(torch.equal(value, state[name]) for name, value in small.state_dict().items())
+    assert not small.training
+    assert not any(module._forward_hooks for module in small.modules())
+
+
+def test_results_are_in_range(calibrated: Predictor, image: torch.Tensor) -> None:
+    found = calibrated(image)
+    for p in (found.no_object, found.misplaced, found.risk, found.flipped):
+        assert bool(((p >= 0) & (p <= 1)).all())
+    assert bool((found.iou_below.diff(dim=1) >= 0).all())
+    torch.testing.assert_close(
+        found.risk, found.no_object + (1 - found.no_object) * found.misplaced
+    )
+    assert bool((found.scale > 0).all())
+    assert bool((found.dof > 2).all())
+    assert float(torch.linalg.eigvalsh(found.predictive.double()).min()) > 0
+    variances = found.scale.square() * found.dof / (found.dof - 2)
+    torch.testing.assert_close(found.predictive.diagonal(dim1=1, dim2=2), variances)
+    assert bool((found.region(0.5) <= found.region(0.9)).all())
+    assert bool((found.region(0.9) <= found.region(0.9, joint=True)).all())
+
+
+def test_risk_beats_the_score_on_new_frames(calibrated: Predictor) -> None:
+    frames = list(shapes.frames(count=80, seed=12))
+    found, truth = predict_frames(calibrated, frames)
+    found = calibrated.error_model.apply(found)
+    records = match_detections(found, truth, threshold=-1.0)
+    bad = records.iou < 0.4
+    assert auroc(bad, found.risk.numpy()) > auroc(bad, 1 - records.scores) + 0.02
+    assert abs(float(found.risk.mean()) - bad.mean()) < 0.06
+    errors = np.abs(records.as_axes().errors[records.paired])
+    inside = errors <= found.region(0.9).numpy()[records.paired]
+    assert 0.84 <= inside.mean() <= 0.96
+
+
+def test_a_file_gives_the_same_numbers(
+    small: TinyCenter, calibrated: Predictor, image: torch.Tensor, tmp_path: Path
+) -> None:
+    calibrated.posterior.save(tmp_path / "posterior.safetensors")
+    posterior = Posterior.load(tmp_path / "posterior.safetensors", small)
+    first, second = calibrated(image).numpy(), ExactGLM(small, posterior)(image).numpy()
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name], err_msg=name)
+    assert repr(posterior.error_model) == repr(calibrated.error_model)
+
+
+def test_an_error_model_of_something_else_is_refused(
+    small: TinyCenter, calibrated: Predictor
+) -> None:
+    model, posterior = calibrated.error_model, calibrated.posterior
+    with pytest.raises(BoxcovError, match="covariances of exact, not mcglm, 4 samples"):
+        MCGLM(small, posterior, samples=4)
+    for change, message in (
+        ({"fingerprint": "0" * 64}, "for weights 000000000000, not"),
+        ({"fields": ("x", "y")}, "for box fields x y, not x y w l yaw"),
+        ({"classes": ("cat",)}, "for classes cat, not car, pedestrian"),
+    ):
+        with pytest.raises(BoxcovError, match=message):
+            ExactGLM(small, posterior.with_error_model(replace(model, **change)))
+
+
+def damages() -> dict[str, Any]:
+    def cut(name: str) -> Any:
+        return lambda t: t.__setitem__(name, t[name][:-1].contiguous())
+
+    def fill(name: str, value: float) -> Any:
+        return lambda t: t[name].fill_(value)
+
+    names = ("centre", "dof", "correlation", "quantiles", "joint", "groups", "network.0")
+    return {
+        **{f"{name} cut": cut(f"error_model.{name}") for name in names},
+        "spread 0": fill("error_model.spread", 0.0),
+        "unit negative": fill("error_model.unit", -1.0),
+        "dof 1": fill("error_model.dof", 1.0),
+        "weights NaN": fill("error_model.network.1", float("nan")),
+        "group 99": fill("error_model.groups", 99),
+        "no centre": lambda t: t.pop("error_model.centre"),
+        "no weights": lambda t: t.pop("error_model.network.0"),
+        "quantile NaN": fill("error_model.quantiles", float("nan")),
+    }
+
+
+@pytest.mark.parametrize("damage", damages())
+def test_a_damaged_file_is_refused(
+    small: TinyCenter, calibrated: Predictor, tmp_path: Path, damage: str
+) -> None:
+    path = tmp_path / "posterior.safetensors"
+    calibrated.posterior.save(path)
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata()
+    tensors = load_file(path)
+    damages()[damage](tensors)
+    save_file(tensors, path, about)
+    with pytest.raises(BoxcovError, match="damaged"):
+        Posterior.load(path, small)
+
+
+def test_too_few_frames_are_refused_before_the_work(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list
+) -> None:
+    model = ExactGLM(small, small_posterior)
+    calls: list[int] = []
+    model.with_signals = lambda inputs: calls.append(1)
+    with pytest.raises(BoxcovError, match="4 frames are too few"):
+        calibrate(model, calibration_frames[:4])
+    with pytest.raises(BoxcovError, match="threshold must be one of"):
+        calibrate(model, calibration_frames, threshold=0.45)
+    with pytest.raises(BoxcovError, match="no posterior"):
+        calibrate(MCI(small, samples=2), calibration_frames)
+    assert not calls
+
+
+def test_too_few_boxes_are_refused(collected: Any) -> None:
+    found, records = collected
+    first = found.frame < 6
+    with pytest.raises(BoxcovError, match="too few to fit an error model"):
+        fit_error_model(found[first], records[first.numpy()], **ABOUT)
+    with pytest.raises(BoxcovError, match=r"\d+ boxes, but records of"):
+        fit_error_model(found[first], records, **ABOUT)
+
+
+@pytest.mark.usefixtures("short")
+def test_rows_of_boxes_and_records_agree(collected: Any) -> None:
+    found, records = collected
+    np.testing.assert_allclose(records.boxes, found.boxes.numpy(), rtol=1e-6)
+    assert records.frame.tolist() == found.frame.tolist()
+
+
+@pytest.mark.usefixtures("short")
+def test_batches_count_as_their_frames(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list, collected: Any
+) -> None:
+    model = ExactGLM(small, small_posterior)
+    frames = batched(calibration_frames[:40], 20)
+    items = [frames[i] for i in range(2)]
+    found, truth = predict_frames(model, items)
+    alone = collected[0][collected[0].frame < 40]
+    assert truth.frames == 40
+    assert found.frame.tolist() == alone.frame.tolist()
+
+
+@pytest.mark.usefixtures("short")
+def test_frames_without_boxes_do_no_harm(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list
+) -> None:
+    empty = (torch.zeros(1, 1, 64, 64), [{"boxes": torch.zeros(0, 5), "labels": torch.zeros(0)}])
+    frames = [empty, *calibration_frames[:20], empty, *calibration_frames[20:40], empty]
+    detector = deepcopy(small)
+    detector.threshold = 0.2
+    model = calibrate(ExactGLM(detector, fit(detector, calibration_frames[:8])), frames)
+    nothing = model(empty[0])
+    assert len(nothing) == 0
+    assert nothing.risk.shape == (0,)
+    assert nothing.region(0.9).shape == (0, 5)
+    assert nothing.predictive.shape == (0, 5, 5)
+    assert model.error_model.provenance["frames"] == 40
+    assert len(model(calibration_frames[50][0]).risk)
+
+
+class WithSignals(TinyCenter):
+    value = 1.0
+
+    def signals(self, raw: Any, selection: Any) -> dict[str, torch.Tensor]:
+        return {"peak": self.value * selection.scores, "flat": torch.ones_like(selection.scores)}
+
+
+@pytest.mark.usefixtures("short")
+def test_signals_that_are_nan_are_refused_by_name(
+    small: TinyCenter, calibration_frames: list, image: torch.Tensor
+) -> None:
+    detector = WithSignals(width=8)
+    detector.load_state_dict(small.state_dict())
+    detector.eval()
+    model = ExactGLM(detector, fit(detector, calibration_frames[:8]))
+    calibrated = calibrate(model, calibration_frames)
+    assert "signal peak" in calibrated.error_model.inputs
+    assert "signal flat" not in calibrated.error_model.inputs  # a constant
+    assert bool(calibrated(image).risk.isfinite().all())
+    WithSignals.value = float("nan")
+    try:
+        with pytest.raises(BoxcovError, match="cannot use signal peak: NaN or infinite"):
+            calibrated(image)
+        with pytest.raises(BoxcovError, match="cannot use signal peak: NaN or infinite"):
+            calibrate(model, calibration_frames)
+    finally:
+        WithSignals.value = 1.0
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_detector_in_half_precision(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list, dtype: torch.dtype
+) -> None:
+    detector = deepcopy(small).to(dtype)
+    frames = [(image.to(dtype), targets) for image, targets in calibration_frames[:40]]
+    own = fit(detector, frames[:8])
+    found = calibrate(ExactGLM(detector, own), frames)(frames[0][0])
+    assert found.boxes.dtype == dtype
+    assert found.risk.dtype == torch.float32
+    assert bool(found.risk.isfinite().all())
+
+
+@pytest.mark.usefixtures("short")
+def test_grad_mode_and_autocast_do_not_matter(collected: Any) -> None:
+    plain = fit_error_model(*collected, **ABOUT)
+    found = collected[0]
+    expected = plain.apply(found).risk
+    with torch.inference_mode():
+        model = fit_error_model(*collected, **ABOUT)
+        assert torch.equal(model.apply(found).risk, expected)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model = fit_error_model(*collected, **ABOUT)
+        assert torch.equal(model.apply(found).risk, expected)
+
+
+@pytest.fixture(scope="module")
+def with_velocity(collected: Any) -> tuple[Detections, Records]:
+    """The same boxes with one more field, whose errors are known in no box."""
+    found, records = collected
+    n = len(found)
+    covariance = torch.eye(6).repeat(n, 1, 1)
+    covariance[:, :5, :5] = found.covariance
+    more = torch.cat([found.boxes, torch.ones(n, 1)], 1)
+    fields = (*found.fields, "vx")
+    unknown = np.full((n, 1), np.nan)
+    return (
+        replace(found, boxes=more, fields=fields, covariance=covariance),
+        replace(
+            records,
+            fields=fields,
+            boxes=more.double().numpy(),
+            truth=np.concatenate([records.truth, unknown], 1),
+            covariance=None,
+        ),
+    )
+
+
+def test_a_field_with_unknown_errors_is_nan(with_velocity: tuple[Detections, Records]) -> None:
+    found, records = with_velocity
+    model = fit_error_model(found, records, **ABOUT)
+    again = type(model).from_file(model.to_json(), model.tensors())  # may be stored
+    known = again.apply(found)
+    assert bool(known.scale[:, 5].isnan().all())
+    assert bool(known.scale[:, :5].isfinite().all())
+    assert bool(known.region(0.9)[:, 5].isnan().all())
+    assert bool(known.region(0.9)[:, :5].isfinite().all())
+    assert bool(known.region(0.9, joint=True)[:, :5].isfinite().all())
+    assert bool(known.predictive[:, 5].isnan().all())
+    assert bool(known.predictive[:, :5, :5].isfinite().all())
+    assert bool(known.risk.isfinite().all())
+
+
+@pytest.mark.usefixtures("short")
+def test_rows_may_be_permuted_and_cut(collected: Any) -> None:
+    found, records = collected
+    model = fit_error_model(found, records, **ABOUT)
+    whole = model.apply(found)
+    one = concatenate([model.apply(part) for part in found.frames()])
+    torch.testing.assert_close(one.risk, whole.risk, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one.predictive, whole.predictive, rtol=1e-3, atol=1e-5)

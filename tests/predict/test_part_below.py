@@ -1,0 +1,29 @@
+"""The variances of the layers below the head, which ExactGLM hands to the error model."""
+
+from __future__ import annotations
+
+import torch
+
+from boxcov import GLM, ExactGLM, fit
+from boxcov.detectors.tiny import TinyCenter
+
+
+def test_the_part_below_the_head_is_that_of_its_layers(tiny: TinyCenter, train_frames, image):
+    deep = fit(tiny, train_frames[:8], depth="backbone", n_data=2000, prior_precision=1.0)
+    below = deep.restricted([name for name in deep.blocks if not name.startswith("head.")])
+    variances = GLM(tiny, below)(image).covariance.diagonal(dim1=1, dim2=2)
+    model = ExactGLM(tiny, deep)
+    for _ in range(2):  # before and after the route is verified
+        found = model.with_signals(image)
+        names = found.meta["signals"]
+        columns = [names.index(f"variance below the head {name}") for name in tiny.box_fields]
+        torch.testing.assert_close(
+            found.signals[:, columns].exp(), variances, rtol=1e-3, atol=1e-12
+        )
+    nothing = model.with_signals(torch.full_like(image, -5.0))
+    assert list(nothing.meta["signals"]) == list(names)
+
+
+def test_a_head_posterior_has_no_part_below(tiny: TinyCenter, posterior, image) -> None:
+    names = ExactGLM(tiny, posterior).with_signals(image).meta.get("signals", [])
+    assert not [name for name in names if "below the head" in name]
