@@ -214,4 +214,5 @@ def test_results_of_an_error_model(root: Path, tmp_path: Path) -> None:
         assert bool((back.region(0.9) >= one.region(0.9)[:, :7] * (1 - 1e-3)).all())
         expected = one.predictive[:, :7, :7].double()
         off = (back.predictive - expected).flatten(1).norm(dim=1)
-        assert bool((off <= 1e-6 * expected.flatten(1).norm(dim=1)).all())
+        # rotation_y has four digits in the file, and the slope of yaw depends on it
+        assert bool((off <= 1e-3 * expected.flatten(1).norm(dim=1)).all())

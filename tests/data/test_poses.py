@@ -192,3 +192,13 @@ def test_no_boxes_are_mapped() -> None:
     assert there.meta == transform_detections(calibrated(), pose()).meta
     few = propagate(calibrated()[:0], torch.zeros(0, 1), torch.zeros(0, 1, 9), {"half": "w"})
     assert (few.scale.shape, few.dof.tolist()) == ((0, 1), [4.0])
+
+
+def test_unknown_errors_of_velocities_spoil_no_other_field() -> None:
+    found = calibrated()
+    predictive = found.predictive.clone()
+    predictive[:, 7:] = predictive[:, :, 7:] = torch.nan
+    there = transform_detections(replace(found, predictive=predictive), pose())
+    whole = transform_detections(found, pose())
+    torch.testing.assert_close(there.predictive[:, :7, :7], whole.predictive[:, :7, :7])
+    assert bool(there.predictive[:, 7:].isnan().all())

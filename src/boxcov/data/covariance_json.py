@@ -4,8 +4,8 @@ A file has ``covariance_fields``, ``covariance_frame`` (the coordinate frame) an
 (how it was computed) once, and ``covariance`` and ``uncertainty`` (its trace) per box. Calibrated
 boxes also have ``predictive``, ``risk``, ``no_object``, ``misplaced``, ``iou_below`` (one
 probability per threshold of ``uncertainty.error_model``), ``flipped``, ``scale``, and the half
-widths ``region_widths`` and ``joint_widths`` (levels x fields). Matrices are flat, row by row. An
-unknown scale and an infinite half width are null.
+widths ``region_widths`` and ``joint_widths`` (levels x fields). Matrices are flat, row by row.
+Unknown numbers and infinite half widths are null.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ def pair_with_frames(
             )
         used = {found.classes[int(label)] for label in found.labels.unique()}
         _check_classes(f"frame {name}", used, classes)
+        if found.predictive is not None:  # NaN: fields without labels in the calibration frames
+            known = found.predictive.masked_fill(found.predictive.isnan(), 0)
+            check_finite(name, "predictive covariance", known)
         meta = covariance_meta(found, found.fields, "")
         first = meta if first is None else first
         if meta != first:
@@ -96,9 +99,8 @@ def covariance_rows(name: str, found: Detections) -> list[Row]:
         for row, numbers in zip(rows, nine_digits(found.covariance.flatten(1))):
             row |= {"covariance": numbers, "uncertainty": sum(numbers[:: len(found.fields) + 1])}
     if found.predictive is not None:
-        check_finite(name, "predictive covariance", found.predictive)
         for row, numbers in zip(rows, nine_digits(found.predictive.flatten(1))):
-            row["predictive"] = numbers
+            row["predictive"] = [number if isfinite(number) else None for number in numbers]
     if found.no_object is not None:
         _add_error_model(rows, found)
     return rows
@@ -119,6 +121,13 @@ def read_column(rows: Sequence[Row], key: str, width: int) -> Tensor:
     return torch.tensor([row[key] for row in rows], dtype=torch.float64).reshape(len(rows), width)
 
 
+def _read_numbers(rows: Sequence[Row], key: str, shape: tuple[int, ...]) -> Tensor:
+    """Return the entries ``key`` as a float64 tensor (n, *shape) with null as NaN or infinity."""
+    missing = torch.inf if key.endswith("widths") else torch.nan
+    filled = [[missing if v is None else v for v in _as_list(row[key])] for row in rows]
+    return torch.tensor(filled, dtype=torch.float64).reshape(len(rows), *shape)
+
+
 def read_detections(
     boxes: Tensor,
     scores: Tensor,
@@ -134,11 +143,8 @@ def read_detections(
     detections have a covariance if the meta describes one.
     """
     meta, rows = covariances
-    size = len(fields)
+    D = len(fields)
     _check_classes("in the file", set(labels), classes)
-
-    def matrices(key: str, present: object) -> Tensor | None:
-        return read_column(rows, key, size * size).reshape(-1, size, size) if present else None
 
     about: Mapping[str, Any] = meta.get("uncertainty", {})
     return Detections(
@@ -148,8 +154,10 @@ def read_detections(
         frame=torch.zeros(len(boxes), dtype=torch.long),
         fields=fields,
         classes=tuple(classes),
-        covariance=matrices("covariance", "covariance_fields" in meta),
-        predictive=matrices("predictive", meta.get("predictive")),
+        covariance=read_column(rows, "covariance", D * D).reshape(-1, D, D)
+        if "covariance_fields" in meta
+        else None,
+        predictive=_read_numbers(rows, "predictive", (D, D)) if meta.get("predictive") else None,
         **_read_error_model(about.get("error_model"), rows, fields),
         meta=about,
     )
@@ -168,12 +176,7 @@ def _read_error_model(about: Any, rows: Sequence[Row], fields: tuple[str, ...]) 
         "joint_widths": (L, D),
         **({"flipped": ()} if "yaw" in fields or "rotation_y" in fields else {}),
     }
-    found = {}
-    for name, shape in shapes.items():
-        missing = torch.inf if name.endswith("widths") else torch.nan
-        filled = [[missing if v is None else v for v in _as_list(row[name])] for row in rows]
-        found[name] = torch.tensor(filled, dtype=torch.float64).reshape(len(rows), *shape)
-    return found
+    return {name: _read_numbers(rows, name, shape) for name, shape in shapes.items()}
 
 
 def _as_list(value: Any) -> list[Any]:

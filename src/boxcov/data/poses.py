@@ -113,8 +113,11 @@ def propagate(
     def transform(C: Tensor | None) -> Tensor | None:
         if C is None:
             return None
-        C = J @ C.to(J) @ J.transpose(1, 2)
-        return (C + C.transpose(1, 2)) / 2  # exactly symmetric despite rounding
+        # a field that is NaN, as velocities without labels, does not spoil the others
+        unknown = J.abs() @ C.isnan().to(J) @ J.abs().transpose(1, 2) > 0
+        C = J @ C.to(J).where(~C.isnan(), 0) @ J.transpose(1, 2)
+        C = (C + C.transpose(1, 2)) / 2  # exactly symmetric despite rounding
+        return C.masked_fill(unknown, torch.nan)
 
     return replace(
         detections,
