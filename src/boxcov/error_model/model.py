@@ -71,11 +71,11 @@ class ErrorModel:
         return ((x - self.centre) / self.spread).clamp(-LIMIT, LIMIT)
 
     @full_precision
-    def apply(self, found: Detections) -> Detections:
+    def apply(self, found: Detections, check: bool = True) -> Detections:
         """Return the detections with risk, error distribution and regions filled.
 
         ``scale``, ``predictive`` and regions of a field are NaN if its errors were unknown in the
-        calibration frames.
+        calibration frames. check: raise if an input is NaN; a traced graph cannot read values.
         """
         inputs = box_inputs(found)
         missing = [name for name in self.inputs if name not in inputs]
@@ -86,7 +86,7 @@ class ErrorModel:
             )
         outputs = self.outputs
         x = self.standardise(inputs)
-        if bool(x.isnan().any()):
+        if check and bool(x.isnan().any()):
             raise not_finite(name for name, column in zip(self.inputs, x.T) if column.isnan().any())
         y = self.network(x)  # (K, m, O)
         log_scales = outputs.log_scale(y) + self.unit.log()

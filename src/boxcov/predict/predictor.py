@@ -82,7 +82,7 @@ class Predictor(ABC):
             finally:
                 self.linearized.trunk.forget()
             check_covariance(result, self.method, self.settings())
-            return _add_signals(result, point) if with_signals else result
+            return add_signals(result, point) if with_signals else result
 
     def set_error_model(self, error_model: ErrorModel | None) -> None:
         """Use another error model from now on; raise if it was fitted for something else."""
@@ -179,7 +179,7 @@ class PosteriorPredictor(Predictor):
         }
 
 
-def _add_signals(found: Detections, point: LinearizationPoint) -> Detections:
+def add_signals(found: Detections, point: LinearizationPoint) -> Detections:
     """The detections with the detector's signals after those of the estimator."""
     detector = point.linearized.shadow
     named = detector.signals(point.raw, point.selection)

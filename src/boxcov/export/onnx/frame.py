@@ -22,14 +22,23 @@ from boxcov.predict.head.stages import decode_result
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
 from boxcov.predict.instances import check_items
 from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.predictor import add_signals
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
+ERROR_OUTPUTS = (
+    *("risk", "no_object", "misplaced", "iou_below", "flipped", "scale", "predictive"),
+    *("region_widths", "joint_widths"),
+)
+MAX_ROWS = 2000  # the neighbours of more boxes would be computed frame by frame
 Covariance = Callable[[LinearizationPoint, StaticSelection], Tensor]
 
 
 class FrameFunction:
-    """Compute the tensors ``OUTPUTS`` of one frame: n rows, of which the first ``count`` are boxes.
+    """Compute the tensors ``names`` of one frame: n rows, of which the first ``count`` are boxes.
+
+    They are ``OUTPUTS`` and, if the posterior holds an error model, ``ERROR_OUTPUTS``; ``flipped``
+    is left out for boxes without a heading.
 
     samples: number of posterior samples, those of ``MCGLM`` with ``seed``; None for the exact
     covariance.
@@ -55,11 +64,16 @@ class FrameFunction:
         seed: int,
         limits: StaticLimits,
     ) -> None:
-        self.limits = limits
+        self.limits, self.error_model = limits, posterior.error_model
+        posterior = posterior.with_error_model(None)
         model = ExactGLM(detector, posterior)
         self.linearized = model.linearized
         with torch.no_grad():
             point, static = self._linearize(inputs)
+            n, D = point.boxes.shape
+            # a first run, which refuses an error model that the graph cannot compute
+            results = self._error_results(point, static, point.boxes.new_ones(n, D, D))
+            self.names = (*OUTPUTS, *results)
             moving = _moving_parameters(point, static)
             if samples is None:
                 self.covariance = _exact_covariance(posterior, moving, point, static, model)
@@ -74,7 +88,7 @@ class FrameFunction:
             covariance = self.covariance(point, static)
             self.linearized.trunk.forget()
         valid, selection = static.valid, static.selection
-        return (
+        plain = (
             torch.where(valid.unsqueeze(1), point.boxes, 0),
             torch.where(valid, selection.scores, 0),
             torch.where(valid, selection.labels, -1),
@@ -82,6 +96,24 @@ class FrameFunction:
             static.count,
             static.left_off,
         )
+        return plain + tuple(
+            torch.where(valid.view(-1, *[1] * (value.dim() - 1)), value, 0)
+            for value in self._error_results(point, static, covariance).values()
+        )
+
+    def _error_results(
+        self, point: LinearizationPoint, static: StaticSelection, covariance: Tensor
+    ) -> dict[str, Tensor]:
+        """Return what the error model says about each row, by name; nothing without one."""
+        if self.error_model is None:
+            return {}
+        rows = torch.arange(len(covariance))
+        found = add_signals(point.detections(covariance=covariance), point)
+        # each row of padding has a frame of its own, so that it is no neighbour of a box
+        frame = torch.where(static.valid, 0, rows + 1)
+        found = self.error_model.apply(replace(found, frame=frame), check=False)
+        results = {name: getattr(found, name) for name in ERROR_OUTPUTS}
+        return {name: value for name, value in results.items() if value is not None}
 
     def _linearize(self, inputs: Tensor) -> tuple[LinearizationPoint, StaticSelection]:
         """Run the plain detector and select its boxes in a fixed number of rows."""

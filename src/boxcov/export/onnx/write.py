@@ -15,12 +15,12 @@ from torch import Tensor
 from boxcov._torch.modules import check_fingerprint, fingerprint, shadow
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
-from boxcov.export.onnx.frame import OUTPUTS, FrameFunction
+from boxcov.export.onnx.frame import MAX_ROWS, FrameFunction
 from boxcov.export.onnx.model import build_model
 from boxcov.export.onnx.trace import trace
 from boxcov.files import atomic_write, reading
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.predictor import check_samples
+from boxcov.predict.predictor import check_samples, estimator
 from boxcov.static_selection import StaticLimits
 from boxcov.version import __version__
 
@@ -54,6 +54,9 @@ def export(
     covariance of ``ExactGLM``. check: run the graph in onnxruntime on the example, and refuse to
     write it if it differs from PyTorch by more than 1e-3.
 
+    An error model that the posterior holds is part of the graph. It must be one for this method and
+    number of samples; ``posterior.with_error_model(None)`` leaves it out.
+
     >>> import boxcov, tempfile
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
@@ -72,6 +75,12 @@ def export(
     limits = limits or StaticLimits()
     if samples != "exact":
         check_samples(samples)
+    method = {
+        "method": "exact" if samples == "exact" else "mcglm",
+        "samples": None if samples == "exact" else samples,
+        "seed": None if samples == "exact" else seed,
+    }
+    _check_error_model(detector, posterior, estimator(method), limits)
     static_part = _static_part(detector, posterior, inputs)
     function = FrameFunction(
         static_part,
@@ -85,17 +94,15 @@ def export(
         expected = function(inputs)
     metadata = {
         **_describe(detector, posterior, limits),
-        "method": "exact" if samples == "exact" else "mcglm",
-        "samples": None if samples == "exact" else samples,
-        "seed": None if samples == "exact" else seed,
+        **method,
         "inputs": {input_name: list(inputs.shape)},
-        "outputs": {name: list(value.shape) for name, value in zip(OUTPUTS, expected)},
+        "outputs": {name: list(value.shape) for name, value in zip(function.names, expected)},
     }
     content = build_model(
-        trace(function, inputs), inputs, (input_name, OUTPUTS), {_KEY: json.dumps(metadata)}
+        trace(function, inputs), inputs, (input_name, function.names), {_KEY: json.dumps(metadata)}
     )
     if check:
-        _compare(content, input_name, inputs, expected)
+        _compare(content, {input_name: inputs.numpy()}, dict(zip(function.names, expected)))
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return metadata
@@ -151,6 +158,20 @@ def _static_part(detector: Detector, posterior: Posterior, inputs: Tensor) -> De
     return part
 
 
+def _check_error_model(
+    detector: Detector, posterior: Posterior, method: str, limits: StaticLimits
+) -> None:
+    """Raise if the posterior's error model is for something else, or too many rows."""
+    if posterior.error_model is None:
+        return
+    posterior.error_model.check(method, posterior.fingerprint, detector)
+    if limits.boxes > MAX_ROWS:
+        raise BoxcovError(
+            f"the graph of an error model has at most {MAX_ROWS} boxes, got {limits.boxes}: lower "
+            "the limit, or take posterior.with_error_model(None)"
+        )
+
+
 def _describe(detector: Detector, posterior: Posterior, limits: StaticLimits) -> dict[str, Any]:
     """Return the metadata that does not depend on the method."""
     fields = list(detector.box_fields)
@@ -168,24 +189,29 @@ def _describe(detector: Detector, posterior: Posterior, limits: StaticLimits) ->
         "n_data": posterior.n_data,
         "prior_precision": dict(tau) if isinstance(tau, Mapping) else tau,
         "limits": asdict(limits),
+        "error_model": None if posterior.error_model is None else posterior.error_model.summary(),
     }
 
 
-def _compare(content: bytes, input_name: str, inputs: Tensor, expected: tuple[Tensor, ...]) -> None:
+def _compare(content: bytes, inputs: dict[str, Any], expected: dict[str, Tensor]) -> None:
     """Raise if the graph in onnxruntime differs from PyTorch on the example."""
     onnxruntime = _import("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        outputs = session.run(None, {input_name: inputs.numpy()})
+        outputs = session.run(None, inputs)
     except Exception as error:  # onnxruntime's errors have no common base class
         raise BoxcovError(
             f"onnxruntime cannot run the graph, it was not written: {error}"
         ) from error
-    for name, reference, output in zip(OUTPUTS, expected, outputs):
-        distance = (torch.from_numpy(output).double() - reference.double()).norm()
-        difference = float(distance / reference.double().norm().clamp(min=1e-30))
+    for (name, reference), output in zip(expected.items(), outputs):
+        wanted = reference.double()
+        # an infinite half width must be infinite; its difference, NaN, counts as 0
+        off = torch.where(wanted.isinf(), 0, wanted - torch.from_numpy(output).double())
+        difference = float(off.norm() / wanted[~wanted.isinf()].norm().clamp(min=1e-30))
+        if not bool((torch.from_numpy(output).isinf() == wanted.isinf()).all()):
+            difference = torch.inf
         if not difference <= _TOLERANCE:
             raise BoxcovError(
                 f"the graph gives other {name} than PyTorch on the example (relative difference "

@@ -1,0 +1,92 @@
+"""ONNX files with an error model give risk, scales and regions of PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import boxcov
+from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.error_model.inputs import box_inputs
+from boxcov.export.onnx import StaticLimits, about, export
+from boxcov.export.onnx.frame import ERROR_OUTPUTS
+from helpers.error_models import make_error_model
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+runtime = pytest.importorskip("onnxruntime")
+
+
+def run_file(path: Path, inputs: Tensor) -> dict[str, Tensor]:
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [out.name for out in session.get_outputs()]
+    values = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
+    return {name: torch.from_numpy(value) for name, value in zip(names, values)}
+
+
+def with_error_model(model: Any, posterior: Posterior, inputs: Any, estimator: str) -> Posterior:
+    """Return the posterior with an error model that reads everything known about the boxes."""
+    found = model.with_signals(inputs)
+    names = tuple(box_inputs(found))
+    error_model = make_error_model(
+        found.fields, found.classes, estimator, posterior.fingerprint, names
+    )
+    quantiles = error_model.regions.quantiles.clone()
+    quantiles[:, :, -1] = torch.inf  # too few boxes for the highest level
+    return posterior.with_error_model(
+        replace(
+            error_model,
+            spread=torch.full((len(names),), 5.0),
+            network=error_model.network.with_parameters(
+                [0.3 * p for p in error_model.network.parameters()]
+            ),
+            regions=replace(error_model.regions, quantiles=quantiles),
+        )
+    )
+
+
+def check(found: dict[str, Tensor], expected: Detections) -> None:
+    n = int(found["count"])
+    assert n == min(len(expected), len(found["scores"]))
+    for name in ERROR_OUTPUTS:
+        own = getattr(expected, name)[:n]
+        torch.testing.assert_close(found[name][:n], own, rtol=2e-3, atol=1e-5)
+        assert not bool(found[name][n:].any())  # padding
+
+
+def test_tiny_with_an_error_model(tmp_path) -> None:
+    frames = shapes.frames(count=2)
+    detector = TinyCenter(threshold=0.05, most=3).eval()
+    posterior = boxcov.fit(detector, frames)
+    plain = MCGLM(detector, posterior, 2)
+    calibrated = with_error_model(plain, posterior, frames[0][0], "mcglm, 2 samples")
+    limits = StaticLimits(boxes=4)
+    said = export(detector, calibrated, tmp_path / "t.onnx", frames[0][0], 2, limits=limits)
+    assert said == about(tmp_path / "t.onnx")
+    assert said["error_model"]["thresholds"] == [0.3, 0.4, 0.5]
+    assert said["outputs"]["region_widths"] == [3, 7, 5]
+    model = MCGLM(detector, calibrated, 2)
+    for inputs, _ in frames:
+        expected = model(inputs)
+        assert len(expected) == 3
+        check(run_file(tmp_path / "t.onnx", inputs), expected)
+
+
+def test_error_models_that_do_not_fit_are_refused(tmp_path, tiny, posterior, image) -> None:
+    out = tmp_path / "t.onnx"
+    calibrated = with_error_model(ExactGLM(tiny, posterior), posterior, image, "exact")
+    with pytest.raises(BoxcovError, match="is for covariances of exact, not mcglm, 10 samples"):
+        export(tiny, calibrated, out, image, 10)
+    with pytest.raises(BoxcovError, match="at most 2000 boxes, got 2001"):
+        export(tiny, calibrated, out, image, "exact", limits=StaticLimits(boxes=2001))
+    other = replace(calibrated.error_model, inputs=("variance logit",))
+    with pytest.raises(BoxcovError, match="the error model needs variance logit"):
+        export(tiny, posterior.with_error_model(other), out, image, "exact")
+    assert not out.exists()
