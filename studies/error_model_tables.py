@@ -40,9 +40,11 @@ def write_tables(folder: Path) -> None:
         "date": date.today().isoformat(),
         "machine": "collected on one NVIDIA H200, fitted on one CPU thread",
     }
+    fields = ("title", "command", "date", "machine", "columns", "digits", "rows", "notes")
     for name, table in tables.items():
+        content = {**about, **table}
         path = RESULTS / f"error-model-{name}.json"
-        path.write_text(json.dumps({**about, **table}, indent=1) + "\n")
+        path.write_text(json.dumps({field: content[field] for field in fields}, indent=1) + "\n")
 
 
 def read_rows(folder: Path, frames: int) -> dict[str, dict[str, Any]]:

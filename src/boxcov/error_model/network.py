@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MIN_LOG_SCALE = log(0.01)  # of the unit of a field
+MIN_LOG_SCALE, MAX_LOG_SCALE = log(0.01), log(400)  # of the unit of a field
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Outputs:
     def log_scale(self, y: Tensor) -> Tensor:
         """Return the log scales (..., D) of the errors, in the units of the error model.
 
-        They have a floor: objects at rest have velocity errors of next to nothing, and a tracker
-        needs an invertible covariance.
+        They have bounds: objects at rest have velocity errors of next to nothing, and a tracker
+        needs an invertible covariance; beyond the calibration boxes a scale must not explode.
         """
-        return y[..., -self.fields :].clamp(min=MIN_LOG_SCALE)
+        return y[..., -self.fields :].clamp(MIN_LOG_SCALE, MAX_LOG_SCALE)
 
 
 @dataclass(frozen=True)
