@@ -24,6 +24,7 @@ from boxcov.detections import Detections
 
 LEVELS = (0.5, 0.6827, 0.8, 0.9, 0.95, 0.975, 0.99)
 RANGES = (20.0, 40.0)  # metres: groups are nearer than 20 m, up to 40 m, and beyond
+_ROUNDING = 1e-5  # equal errors, as of objects at rest, must not fall out by rounding
 MIN_GROUP = 60  # boxes of a group in a fold; smaller ones use those of their class, or all boxes
 
 
@@ -40,7 +41,7 @@ class Regions:
 
         log_scales: (K, m, D) of the members; groups: (m,).
         """
-        scales = log_scales.exp().unsqueeze(2)  # (K, m, 1, D)
+        scales = (1 + _ROUNDING) * log_scales.exp().unsqueeze(2)  # (K, m, 1, D)
         middle = (len(scales) - 1) // 2  # a sort is faster than median() over few members
         single = (self.quantiles[:, groups] * scales).sort(0).values[middle]
         joint = (self.joint[:, groups].unsqueeze(3) * scales).sort(0).values[middle]
