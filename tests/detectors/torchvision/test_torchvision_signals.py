@@ -60,6 +60,7 @@ def test_a_region_among_the_candidates_of_its_frame() -> None:
 
 @pytest.mark.parametrize("name", ["retinanet", "fcos", "ssd", "faster_rcnn"])
 def test_a_batch_gives_what_each_frame_gives(name: str) -> None:
+    pytest.importorskip("torchvision")
     cases = pytest.importorskip("helpers.torchvision_cases")
     from boxcov.detectors.torchvision import wrap
 
