@@ -32,6 +32,7 @@ from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import student_nll
 from boxcov.error_model.regions import RANGES, class_range_index
+from boxcov.evaluate.probability_metrics import calibration_error
 from boxcov.evaluate.quality import quality
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
@@ -241,8 +242,8 @@ def report(model: ErrorModel, found: Detections, records: Records) -> dict[str, 
         },
         "paper": {key: metrics[key]["IoU"] for key in ("AvU", "P(A|C)", "P(U|I)")},
         "ECE": {
-            "misplaced": ece(u[paired], (records.iou < 0.4)[paired]),
-            "risk": ece(out.risk.numpy(), records.iou < 0.4),
+            "misplaced": calibration_error(u[paired], (records.iou < 0.4)[paired]),
+            "risk": calibration_error(out.risk.numpy(), records.iou < 0.4),
         },
         "NLL": {"nine fields": float(nll.mean()), "without velocity": float(no_velocity.mean())},
         "coverage": coverage(out, records),
@@ -250,11 +251,6 @@ def report(model: ErrorModel, found: Detections, records: Records) -> dict[str, 
             name: float(w) for name, w in zip(FIELDS, out.region(0.9)[paired].median(0).values)
         },
     }
-
-
-def ece(p: np.ndarray, bad: np.ndarray, bins: int = 15) -> float:
-    order = np.array_split(np.argsort(p, kind="stable"), bins)
-    return float(sum(len(b) * abs(p[b].mean() - bad[b].mean()) for b in order) / len(p))
 
 
 def coverage(out: Detections, records: Records) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def box_inputs(found: Detections) -> _Columns:
         squares = columns["vx"].square() + columns["vy"].square()
         inputs["log speed"] = 0.5 * (squares + 0.01).log()  # 0.1 m/s is at rest
     inputs |= _neighbours(found, columns, list(sides.values()))
-    inputs |= {name: (found.labels == c).float() for c, name in enumerate(class_names(found))}
+    inputs |= {f"class {n}": (found.labels == c).float() for c, n in enumerate(found.classes)}
     inputs |= _variances(found)
     if found.signals is not None:
         names = (f"signal {name}" for name in found.meta["signals"])
@@ -52,11 +52,6 @@ def _inputs_by_frame(found: Detections) -> _Columns:
     parts = [box_inputs(found[rows]) for rows in order.split(counts.tolist())]
     back = order.argsort()
     return {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
-
-
-def class_names(found: Detections) -> list[str]:
-    """Return the names of the class inputs, one per class."""
-    return [f"class {name}" for name in found.classes]
 
 
 def stack_inputs(inputs: _Columns, names: Sequence[str]) -> Tensor:

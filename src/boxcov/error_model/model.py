@@ -56,11 +56,6 @@ class ErrorModel:
             f"{int(self.regions.group_of.max()) + 1} groups of regions"
         )
 
-    def describe(self) -> str:
-        """Return one line about what the model was fitted on."""
-        about = self.provenance
-        return f"fitted on {about.get('paired', '?')} boxes of {about.get('frames', '?')} frames"
-
     @property
     def outputs(self) -> Outputs:
         return Outputs(len(self.thresholds), len(self.fields), "yaw" in self.fields)
@@ -244,4 +239,7 @@ def not_finite(names: Iterable[str]) -> BoxcovError:
 
 def describe_error_model(model: ErrorModel | None) -> str:
     """Return one line for the repr of a model or posterior."""
-    return "none, uncalibrated" if model is None else model.describe()
+    if model is None:
+        return "none, uncalibrated"
+    about = model.provenance
+    return f"fitted on {about.get('paired', '?')} boxes of {about.get('frames', '?')} frames"
