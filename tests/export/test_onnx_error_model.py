@@ -16,7 +16,7 @@ from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model.inputs import box_inputs
 from boxcov.export.onnx import StaticLimits, about, export
-from boxcov.export.onnx.frame import ERROR_OUTPUTS
+from boxcov.predict.static_frame import ERROR_OUTPUTS
 from helpers.error_models import make_error_model
 
 pytest.importorskip("onnx")

@@ -123,7 +123,7 @@ ONLINE = [
     ),
     Mutant(
         "a graph gives the same",
-        "export/onnx/frame.py",
+        "predict/static_frame.py",
         "return decode_result(head,",
         "return 1.01 * decode_result(head,",
         "export/test_onnx.py::test_centerpoint_agrees_with_torch[4]",

@@ -15,12 +15,12 @@ from torch import Tensor
 from boxcov._torch.modules import check_fingerprint, fingerprint, shadow
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
-from boxcov.export.onnx.frame import MAX_ROWS, FrameFunction
 from boxcov.export.onnx.model import build_model
 from boxcov.export.onnx.trace import trace
 from boxcov.files import atomic_write, reading
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples, estimator
+from boxcov.predict.static_frame import MAX_ROWS, FrameFunction
 from boxcov.static_selection import StaticLimits
 from boxcov.version import __version__
 
