@@ -126,6 +126,28 @@ def test_small_is_the_posterior_in_the_package(made, tmp_path, monkeypatch) -> N
     done = boxcov(f"predict --posterior small --out {out} --count 1 --sweeps 2")
     assert done.code == 0, done.err
     assert Detections.load(out).no_object is not None
+    done = boxcov(f"predict --out {out} --count 1 --sweeps 2")  # the default of this detector
+    assert done.code == 0, done.err
+    assert done.out.startswith("posterior: small, the calibrated one of centerpoint:small")
+    assert "risk: median" in done.out
+    assert Detections.load(out).meta["posterior"] == "small"
+
+
+def test_stream_without_a_posterior_gives_the_risk(made, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(posterior_file, "SHIPPED", made[0])
+    ((inputs, _),) = load_frames(DataOptions("simulated:clear", "test", 1, 0, 2))
+    inputs[0].numpy().astype("<f4").tofile(tmp_path / "0.bin")
+    done = boxcov(f"stream {tmp_path} --points plain")
+    assert done.code == 0, done.err
+    assert "posterior: small" in done.err
+    line = json.loads(done.out)
+    assert len(line["risk"]) == len(line["boxes"]) > 0
+
+
+def test_export_without_a_posterior_needs_the_exact_method(tmp_path, monkeypatch) -> None:
+    done = boxcov(f"export --out {tmp_path}/x.onnx --candidates 8 --pairs 8 --boxes 4")
+    assert done.code == 1
+    assert "this error model is for covariances of exact, not mcglm" in done.err
 
 
 @pytest.mark.parametrize(

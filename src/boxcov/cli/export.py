@@ -7,6 +7,7 @@ from typing import Any
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import ExportCommand
+from boxcov.pipeline.options.common import SHIPPED_NOTE
 
 
 def export(options: ExportCommand, as_json: AsJson = False) -> None:
@@ -18,7 +19,12 @@ def export(options: ExportCommand, as_json: AsJson = False) -> None:
     from boxcov.pipeline.export import run
 
     report = run(options)
-    print(json.dumps(report) if as_json else _format(report))
+    if as_json:
+        print(json.dumps(report))
+        return
+    if options.posterior is None:
+        print(SHIPPED_NOTE)
+    print(_format(report))
 
 
 def _format(report: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import PredictCommand
+from boxcov.pipeline.options.common import SHIPPED_NOTE
 
 
 def predict(options: PredictCommand, as_json: AsJson = False) -> None:
@@ -24,6 +25,8 @@ def predict(options: PredictCommand, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(report))
         return
+    if options.estimator.posterior is None and "posterior" in report:
+        print(SHIPPED_NOTE)
     boxes, frames, milliseconds = report["boxes"], report["frames"], report["milliseconds"]
     print(f"{boxes} boxes in {frames} frames, {milliseconds:.0f} ms per frame (median)")
     if boxes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from boxcov.pipeline.options import StreamCommand
+from boxcov.pipeline.options.common import SHIPPED_NOTE
 
 
 def stream(options: StreamCommand) -> None:
@@ -16,6 +17,8 @@ def stream(options: StreamCommand) -> None:
     from boxcov.pipeline.stream import Latencies, run
 
     latencies = Latencies(options.warmup)
+    if options.estimator.for_detector(options.detector) != options.estimator:
+        print(f"boxcov: {SHIPPED_NOTE}", file=sys.stderr)
     try:
         run(options, sys.stdout, latencies)
     except BrokenPipeError:

@@ -11,6 +11,7 @@ from boxcov.detectors.yolox import YOLOX
 from boxcov.export import onnx
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import ExportCommand
+from boxcov.pipeline.options.common import default_posterior
 from boxcov.pipeline.paths import check_output
 from boxcov.pipeline.stream import FrameReader
 from boxcov.posterior.posterior import Posterior
@@ -20,7 +21,8 @@ def run(options: ExportCommand) -> dict[str, Any]:
     """Write the ONNX file, check it in onnxruntime and return a description of it."""
     check_output(options.out)
     detector = load_detector(options.detector)
-    posterior = Posterior.load(options.posterior, detector)
+    path = options.posterior or default_posterior(options.detector, "an ONNX file")
+    posterior = Posterior.load(path, detector)
     input_name, inputs = _example_input(detector, options)
     report = onnx.export(
         detector,

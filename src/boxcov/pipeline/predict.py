@@ -28,6 +28,7 @@ from boxcov.pipeline.frames import (
     load_in_background,
 )
 from boxcov.pipeline.options import EstimatorOptions, PredictCommand
+from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import blocks_folder, check_output
 from boxcov.posterior import file as posterior_file
@@ -53,6 +54,7 @@ def run(
     ``meta`` of the output states the options, the frames and the milliseconds per frame.
     """
     out, source = options.out, options.source
+    estimator_options = options.estimator.for_detector(options.detector)
     source = replace(source, split=source.split or default_test_split(source.data))
     check_output(out, folder=options.format == "kitti")
     remove_leftovers(out)
@@ -64,7 +66,7 @@ def run(
         fields = tuple(detector.box_fields)
         model = build_predictor(
             detector,
-            options.estimator,
+            estimator_options,
             source.seed,
             max_boxes=options.max_boxes,
             with_logit=options.with_logit,
@@ -73,7 +75,7 @@ def run(
         check_format(options.format, frames, fields, is_calibrated, options.message)
         meta = {
             **model.settings(),
-            **_posterior_meta(options.estimator),
+            **_posterior_meta(estimator_options),
             "detector": options.detector,
             "source": asdict(source),
             "frames": len(frames),
@@ -169,7 +171,8 @@ def _posterior_meta(options: EstimatorOptions) -> dict[str, Any]:
     if options.posterior is None or options.method == "nms":
         return {}
     digest = sha256()
-    path = posterior_file.SHIPPED if str(options.posterior) == "small" else options.posterior
+    is_shipped = options.posterior == SHIPPED_POSTERIOR
+    path = posterior_file.SHIPPED if is_shipped else options.posterior
     with path.open("rb") as file:
         while piece := file.read(2**20):
             digest.update(piece)

@@ -43,8 +43,9 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
     A frame that cannot be read gives a line with an error, and the stream continues; raise at the
     end if there was one.
     """
+    estimator = options.estimator.for_detector(options.detector)
     detector = load_detector(options.detector, options.device)
-    model = build_predictor(detector, options.estimator, options.seed)
+    model = build_predictor(detector, estimator, options.seed)
     read = FrameReader(detector, options.points, options.size)
     paths = (
         paths_from_lines(sys.stdin)

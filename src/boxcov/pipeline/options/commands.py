@@ -270,7 +270,12 @@ class ExportCommand:
     """Options of ``boxcov export``."""
 
     out: Path = out_option(REQUIRED, text="The .onnx file.")
-    posterior: Path = option(REQUIRED, INPUT, "Posterior written by boxcov fit.")
+    posterior: Path | None = option(
+        None,
+        INPUT,
+        "Posterior written by boxcov fit or calibrate.",
+        shown="small, the calibrated one in the package, for centerpoint:small --exact",
+    )
     detector: str = detector_option()
     samples: int = option(10, METHOD, "Posterior samples, stored as constants in the file.", min=2)
     exact: bool = option(False, METHOD, "The exact covariance of the head instead of samples.")

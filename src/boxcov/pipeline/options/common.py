@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,8 @@ from boxcov.errors import BoxcovError
 
 INPUT, METHOD, OUTPUT = "Input", "Method", "Output"  # the panels of the help text
 REQUIRED: Any = MISSING
+SHIPPED_POSTERIOR = Path("small")  # the calibrated posterior of centerpoint:small in the package
+SHIPPED_NOTE = "posterior: small, the calibrated one of centerpoint:small in the package"
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,8 @@ class EstimatorOptions:
     posterior: Path | None = option(
         None,
         INPUT,
-        "Posterior written by boxcov fit or calibrate; small: the calibrated one of "
-        "centerpoint:small, in the package. Only nms and mci (MC dropout) work without one.",
+        "Posterior written by boxcov fit or calibrate. nms and mci (MC dropout) work without one.",
+        shown="small, the calibrated one in the package, for centerpoint:small",
     )
     samples: int | None = option(
         None,
@@ -159,14 +161,31 @@ class EstimatorOptions:
                 raise BoxcovError(f"the method {self.method} has no option --{name}: remove it")
         if self.epsilon is not None and self.derivative != "fd":
             raise BoxcovError("--epsilon is the step of --derivative fd: forward mode has no step")
-        if self.posterior is None and self.method in ("mcglm", "glm", "exact"):
-            raise BoxcovError(
-                f"the method {self.method} needs a posterior: "
-                "run boxcov fit and pass its file as --posterior FILE"
-            )
-        is_shipped = str(self.posterior) == "small"
+        is_shipped = self.posterior == SHIPPED_POSTERIOR
         if self.posterior is not None and not is_shipped and not self.posterior.is_file():
             raise BoxcovError(f"{self.posterior}: no such file: write a posterior with boxcov fit")
+
+    def for_detector(self, detector: str) -> EstimatorOptions:
+        """Return the options with the posterior in the package, if none is given and it fits.
+
+        >>> EstimatorOptions("exact").for_detector("centerpoint:small").posterior
+        PosixPath('small')
+        """
+        if self.posterior is not None or self.method in ("nms", "mci"):
+            return self
+        return replace(self, posterior=default_posterior(detector, f"the method {self.method}"))
+
+
+def default_posterior(detector: str, user: str) -> Path:
+    """Return the name of the posterior in the package; raise if it is not the detector's.
+
+    user: what needs a posterior, for the message.
+    """
+    if detector != "centerpoint:small":
+        raise BoxcovError(
+            f"{user} needs a posterior: run boxcov fit and pass its file as --posterior FILE"
+        )
+    return SHIPPED_POSTERIOR
 
 
 @dataclass(frozen=True)
