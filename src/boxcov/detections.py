@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from boxcov.errors import BoxcovError, join_names
-from boxcov.files import reading, write_safetensors
+from boxcov.files import write_safetensors
+from boxcov.input_file import open_tensors
 from boxcov.version import __version__
 
 _REQUIRED = ("boxes", "scores", "labels", "frame")
@@ -270,14 +270,13 @@ class Detections:
     @staticmethod
     def load(path: str | Path) -> Detections:
         """Load detections; raise if the file is damaged or its numbers are out of range."""
-        with reading(path, "a file of boxcov detections"):
-            with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})["boxcov.detections"])
-                tensors = {
-                    name: file.get_tensor(name)
-                    for name in file.keys()  # noqa: SIM118
-                    if name in _REQUIRED + _OPTIONAL
-                }
+        what = "a file of boxcov detections"
+        with open_tensors(path, what, "boxcov.detections") as (about, file):
+            tensors = {
+                name: file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118
+                if name in _REQUIRED + _OPTIONAL
+            }
             fields, classes, meta = tuple(about["fields"]), tuple(about["classes"]), about["meta"]
             if not all(isinstance(name, str) for name in fields + classes) or not isinstance(
                 meta, dict

@@ -1,4 +1,4 @@
-"""Atomic writes, and clear errors for damaged files."""
+"""Atomic writes."""
 
 from __future__ import annotations
 
@@ -13,36 +13,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from boxcov.errors import BoxcovError
-
-# what readers raise on damaged files; RuntimeError includes the RecursionError of deep nesting
-DAMAGE = (
-    SafetensorError,
-    LookupError,
-    TypeError,
-    ValueError,
-    OSError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    EOFError,
-)
-
-
-@contextmanager
-def reading(path: str | Path, what: str) -> Iterator[None]:
-    """Turn whatever a damaged file makes its reader raise into one error that names the file."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise BoxcovError(f"{path}: no such file") from None
-    except BoxcovError as error:
-        if str(path) in str(error):
-            raise
-        raise BoxcovError(f"{path}: {error}") from None
-    except DAMAGE as error:
-        raise BoxcovError(
-            f"{path}: not {what}, or a damaged one ({type(error).__name__}: {error})"
-        ) from None
 
 
 @contextmanager

@@ -231,7 +231,9 @@ def test_a_second_pass_of_other_settings_is_refused(tmp_path) -> None:
     with pytest.raises(BoxcovError, match=r"c\.second: checkpoint of an interrupted fit"):
         fit(TinyCenter(), CutOff(FRAMES, 0), checkpoint=Checkpoint(tmp_path / "c"), **SECOND)
     (tmp_path / "c.second").write_bytes(b"no")
-    with pytest.raises(BoxcovError, match=r"c\.second: not a checkpoint of a fit, or damaged"):
+    with pytest.raises(
+        BoxcovError, match=r"c\.second: not a checkpoint of a fit, or a damaged one"
+    ):
         fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True), **SECOND)
 
 

@@ -109,11 +109,11 @@ def test_partial_files_of_a_killed_run_are_removed(tmp_path) -> None:
         (lambda told, tensors: told.update(format=9), "in format 9, this version reads 1"),
         (
             lambda told, tensors: told.pop("next"),
-            "not a checkpoint of a fit, or damaged .*remove it to start again",
+            "not a checkpoint of a fit, or a damaged one .*remove it to start again",
         ),
-        (lambda told, tensors: told.update(frames=-1), "or damaged"),
+        (lambda told, tensors: told.update(frames=-1), "or a damaged"),
         (lambda told, tensors: told.update(frames=0), "sums of no frame"),
-        (lambda told, tensors: told.update(loss=float("nan")), "or damaged"),
+        (lambda told, tensors: told.update(loss=float("nan")), "or a damaged"),
         (
             lambda told, tensors: tensors["0.Q"].fill_(float("nan")),
             "0.Q holds a NaN or an infinity",
@@ -156,7 +156,7 @@ def test_a_second_pass_of_no_frame_is_refused_by_name(tmp_path, change) -> None:
     edit(tmp_path / "c.second", lambda told, tensors: told.update(change))
     with pytest.raises(
         BoxcovError,
-        match=r"c\.second: not a checkpoint of a fit, or damaged \(ValueError: sums of",
+        match=r"c\.second: not a checkpoint of a fit, or a damaged one \(ValueError: sums of",
     ):
         fit(
             TinyCenter(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 DISKS = "kfac/test_checkpoint_files.py::"
-FILES = "files.py"
 TOOLS = "test_tools.py::"
 
 HOSTILE = [
@@ -25,7 +24,7 @@ HOSTILE = [
     ),
     Mutant(
         "damage is refused by name",
-        FILES,
+        "input_file.py",
         "DAMAGE = (SafetensorError, LookupError, ",
         "DAMAGE = (SafetensorError, ",
         "test_fuzz.py::test_damaged_files_are_refused_by_name",

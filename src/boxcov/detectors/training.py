@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -23,7 +22,8 @@ from boxcov._torch.inputs import move
 from boxcov.data.augment import Augmentation
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.files import reading, write_safetensors
+from boxcov.files import write_safetensors
+from boxcov.input_file import open_tensors
 
 Progress = Callable[[int, int, float], None]
 _KEY = "boxcov.training"
@@ -183,18 +183,16 @@ def _save(
 def _load(
     path: Path, detector: Detector, optimiser: torch.optim.Optimizer, recipe: Recipe, frames: int
 ) -> int:
-    with reading(path, "a training checkpoint"):
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})[_KEY])
-            there, counted, done = about["recipe"], about["frames"], about["done"]
-            if there != asdict(recipe) or counted != frames:
-                raise BoxcovError(
-                    f"{path}: belongs to another run ({there} on {counted} frames): "
-                    "remove it to start again"
-                )
-            if type(done) is not int or not 0 <= done <= recipe.steps:
-                raise ValueError(f"{done!r} of {recipe.steps} steps are done")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    with open_tensors(path, "a training checkpoint", _KEY) as (about, file):
+        there, counted, done = about["recipe"], about["frames"], about["done"]
+        if there != asdict(recipe) or counted != frames:
+            raise BoxcovError(
+                f"{path}: belongs to another run ({there} on {counted} frames): "
+                "remove it to start again"
+            )
+        if type(done) is not int or not 0 <= done <= recipe.steps:
+            raise ValueError(f"{done!r} of {recipe.steps} steps are done")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return _restore(path, detector, optimiser, tensors, done)
 
 

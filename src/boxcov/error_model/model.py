@@ -16,6 +16,7 @@ from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.network import Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
 from boxcov.errors import BoxcovError, join_names
+from boxcov.input_file import parse_metadata
 
 LIMIT = 4.0  # standardised inputs are clipped to this
 _NAMES = (  # of what is not a tensor
@@ -163,7 +164,7 @@ class ErrorModel:
     @staticmethod
     def from_file(text: str, tensors: Mapping[str, Tensor]) -> ErrorModel:
         """Return the model that ``to_json`` and ``tensors`` describe; ValueError if damaged."""
-        about = json.loads(text)
+        about = parse_metadata(text)
         values = {name: about[name] for name in (*_NAMES, "provenance")}
         lists = ("fields", "classes", "inputs", "thresholds")
         values |= {name: tuple(about[name]) for name in lists}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
 
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.detections import Detections
@@ -19,7 +18,8 @@ from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.records import Records
-from boxcov.files import reading, write_safetensors
+from boxcov.files import write_safetensors
+from boxcov.input_file import MAX_FRAMES, open_tensors
 
 Array = NDArray[Any]
 _ARRAYS = ("boxes", "labels", "frame")
@@ -87,16 +87,15 @@ class GroundTruth:
     @staticmethod
     def load(path: Path) -> tuple[GroundTruth, dict[str, Any]]:
         """Return the objects and the metadata that ``save`` wrote."""
-        with reading(path, "objects of frames"), safe_open(path, framework="np") as file:
-            meta: dict[str, Any] = json.loads((file.metadata() or {})[_KEY])
-            boxes, labels, frame = (file.get_tensor(name) for name in _ARRAYS)
+        with open_tensors(path, "objects of frames", _KEY) as (meta, file):
+            boxes, labels, frame = (file.get_tensor(name).numpy() for name in _ARRAYS)
             shapes = {boxes.shape[:1], labels.shape, frame.shape}
             kinds = "".join(array.dtype.kind for array in (boxes, labels, frame))
             if boxes.ndim != 2 or len(shapes) != 1 or kinds != "fii":
                 raise ValueError(f"arrays of shapes {shapes} and kinds {kinds}")
             count = meta.pop("count")
-            if type(count) is not int or not 0 < count < 1 << 40:
-                raise ValueError(f"number of frames {count}")
+            if type(count) is not int or not 0 < count <= MAX_FRAMES:
+                raise ValueError(f"number of frames {count}, expected 1 to {MAX_FRAMES}")
             if len(frame) and not 0 <= frame.min() <= frame.max() < count:
                 raise ValueError(f"objects of frames that are not among {count}")
             return GroundTruth(boxes, labels, frame, count), meta

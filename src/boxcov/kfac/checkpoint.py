@@ -19,7 +19,6 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -28,7 +27,8 @@ from boxcov._torch.modules import hash_tensor
 from boxcov.data.loader import LoadedFrames, load_items
 from boxcov.data.sequence import Batches
 from boxcov.errors import BoxcovError
-from boxcov.files import DAMAGE, check_writable, remove_leftovers, write_safetensors
+from boxcov.files import check_writable, remove_leftovers, write_safetensors
+from boxcov.input_file import open_tensors
 from boxcov.kfac.factors import check_count
 from boxcov.version import __version__
 
@@ -309,26 +309,18 @@ class Checkpointer:
         self._saved_items, self._saved_at = self.next_item, monotonic()
 
     def _load(self, path: Path) -> None:
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})[_KEY])
-                if header["format"] != FORMAT:
-                    raise BoxcovError(
-                        f"written by boxcov {header['version']} in format {header['format']}, "
-                        f"this version reads {FORMAT}"
-                    )
-                _check_settings(header["settings"], self.settings)
-                item_hash = str(header["item_sha256"])
-                skipped = [check_count(number) for number in header["skipped"]]
-                next_item = check_count(header["next"])
-                self.sums.load_state(file, header)
-        except BoxcovError as error:
-            raise BoxcovError(f"{path}: {error}") from None
-        except DAMAGE as error:
-            raise BoxcovError(
-                f"{path}: not a checkpoint of a fit, or damaged ({type(error).__name__}: {error}): "
-                "remove it to start again"
-            ) from None
+        what, advice = "a checkpoint of a fit", "remove it to start again"
+        with open_tensors(path, what, _KEY, advice) as (header, file):
+            if header["format"] != FORMAT:
+                raise BoxcovError(
+                    f"written by boxcov {header['version']} in format {header['format']}, "
+                    f"this version reads {FORMAT}"
+                )
+            _check_settings(header["settings"], self.settings)
+            item_hash = str(header["item_sha256"])
+            skipped = [check_count(number) for number in header["skipped"]]
+            next_item = check_count(header["next"])
+            self.sums.load_state(file, header)
         self.next_item = self._saved_items = next_item
         self.skipped, self._item_hash = skipped, item_hash
 

@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 from boxcov._torch.distributed import World
 from boxcov.data.loader import load_items
 from boxcov.errors import BoxcovError
-from boxcov.files import make_folder, reading
+from boxcov.files import make_folder
+from boxcov.input_file import reading
 from boxcov.pipeline.frames import Progress
 
 T = TypeVar("T")

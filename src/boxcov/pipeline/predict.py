@@ -18,7 +18,8 @@ from boxcov.detections import Detections, concatenate
 from boxcov.detector import Detector
 from boxcov.error_model.calibrate import with_error_model
 from boxcov.errors import BoxcovError
-from boxcov.files import reading, remove_leftovers
+from boxcov.files import remove_leftovers
+from boxcov.input_file import reading
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import (

@@ -11,14 +11,14 @@ from typing import Any, get_args
 from warnings import warn
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector
 from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.files import reading, write_safetensors
+from boxcov.files import write_safetensors
+from boxcov.input_file import open_tensors
 from boxcov.posterior.householder import PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
 from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
@@ -108,17 +108,15 @@ def load(path: str | Path, detector: Detector) -> Posterior:
     which is part of the package.
     """
     path = SHIPPED if str(path) == "small" else path
-    with reading(path, "a boxcov posterior"):
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})[_KEY])
-            if about["format"] not in (FORMAT, CORRECTED, PACKED):
-                raise BoxcovError(
-                    f"{path}: written by boxcov {about['version']} in format {about['format']}, "
-                    f"this version reads up to {PACKED}: update boxcov"
-                )
-            check_fingerprint(about["weights_sha256"], detector, str(path))
-            # clones are aligned like new tensors: the alignment decides how products round
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    with open_tensors(path, "a boxcov posterior", _KEY) as (about, file):
+        if about["format"] not in (FORMAT, CORRECTED, PACKED):
+            raise BoxcovError(
+                f"{path}: written by boxcov {about['version']} in format {about['format']}, "
+                f"this version reads up to {PACKED}: update boxcov"
+            )
+        check_fingerprint(about["weights_sha256"], detector, str(path))
+        # clones are aligned like new tensors: the alignment decides how products round
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         shapes = {
             name: tuple(p.shape) for name, p in detector.named_parameters(remove_duplicate=False)
         }

@@ -23,7 +23,8 @@ from boxcov.data.covariance_json import (
 from boxcov.data.poses import propagate
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import atomic_write, reading
+from boxcov.files import atomic_write
+from boxcov.input_file import reading
 
 IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
 RESULT_FIELDS = ("x", "y", "w", "h")

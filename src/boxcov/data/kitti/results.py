@@ -29,7 +29,8 @@ from boxcov.data.kitti.sequence import Kitti, read_labels
 from boxcov.data.poses import BOX_FIELDS, propagate, wrap_angle
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import atomic_write, make_folder, reading
+from boxcov.files import atomic_write, make_folder
+from boxcov.input_file import reading
 
 COVARIANCES = "covariance.json"
 # the centre is rotated, and that of the bottom face also depends on the height

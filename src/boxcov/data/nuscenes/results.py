@@ -23,7 +23,8 @@ from boxcov.data.nuscenes.sequence import NuScenes
 from boxcov.data.poses import BOX_FIELDS, rotation_matrix, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import atomic_write, reading
+from boxcov.files import atomic_write
+from boxcov.input_file import reading
 
 MAX_BOXES = 500  # per sample; the official evaluation refuses more
 _SENSORS = {

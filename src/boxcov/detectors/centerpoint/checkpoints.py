@@ -23,7 +23,8 @@ from boxcov.detectors.centerpoint.frameworks import (
 from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
 from boxcov.detectors.weight_file import State, describe_misfit, read_weights
 from boxcov.errors import BoxcovError, join_names
-from boxcov.files import reading, write_safetensors
+from boxcov.files import write_safetensors
+from boxcov.input_file import reading
 
 _KEY = "boxcov.centerpoint"
 _WEIGHTS = Path(__file__).parent / "weights"

@@ -14,7 +14,7 @@ from boxcov.detectors.weight_file import State, describe_misfit, read_weights
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.detector import YOLOX
 from boxcov.errors import BoxcovError, join_names
-from boxcov.files import reading
+from boxcov.input_file import reading
 
 _SHORT_NAMES = {  # of the pyramid's modules, in files with folded weights
     "lateral0": "lateral_conv0",

@@ -17,7 +17,8 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
 from boxcov.export.onnx.model import build_model
 from boxcov.export.onnx.trace import trace
-from boxcov.files import atomic_write, reading
+from boxcov.files import atomic_write
+from boxcov.input_file import reading
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples, estimator
 from boxcov.predict.static_frame import MAX_ROWS, FrameFunction

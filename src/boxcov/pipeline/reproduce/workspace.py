@@ -19,7 +19,8 @@ from boxcov.error_model.calibrate import calibrate
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
-from boxcov.files import atomic_write, make_folder, reading
+from boxcov.files import atomic_write, make_folder
+from boxcov.input_file import reading
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.fit import fit
 from boxcov.kfac.options import FitOptions

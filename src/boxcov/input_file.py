@@ -1,0 +1,274 @@
+"""Read files that others wrote: what a file says is bounded, typed and checked before it is used.
+
+Every reader of boxcov opens its files here. The limits are far above real data; a file beyond one
+is refused with the limit in the message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from math import isfinite
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TextIO, Union, get_args, get_origin, get_type_hints
+
+from safetensors import SafetensorError, safe_open
+
+from boxcov.errors import BoxcovError
+
+MAX_BYTES = 1 << 30  # of a file that is read as a whole: text, JSON, points
+MAX_STREAM = 1 << 50  # of a file that is read in pieces, with checks on the way
+MAX_METADATA = 1 << 25  # characters of the JSON in a safetensors header
+MAX_DEPTH = 32  # of lists and objects inside each other in metadata
+MAX_TEXT = 4096  # characters of a name or path in metadata
+MAX_FRAMES = 1 << 20  # that one file describes
+
+# what readers raise on damaged files; RuntimeError includes the RecursionError of deep nesting
+DAMAGE = (
+    SafetensorError,
+    LookupError,
+    TypeError,
+    ValueError,
+    OSError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    EOFError,
+    MemoryError,
+)
+
+
+@contextmanager
+def reading(path: str | Path, what: str, advice: str = "") -> Iterator[None]:
+    """Turn whatever a damaged file makes its reader raise into one error that names the file.
+
+    advice: what to do about it, at the end of the message.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise BoxcovError(f"{path}: no such file") from None
+    except BoxcovError as error:
+        if str(path) in str(error):
+            raise
+        raise BoxcovError(f"{path}: {error}") from None
+    except DAMAGE as error:
+        raise BoxcovError(
+            f"{path}: not {what}, or a damaged one ({type(error).__name__}: {shorten(error, 400)})"
+            + (advice and f": {advice}")
+        ) from None
+
+
+def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file of at most ``limit`` bytes; raise OSError otherwise.
+
+    >>> read_bytes("/dev/zero")
+    Traceback (most recent call last):
+    ...
+    OSError: [Errno 22] not a regular file: '/dev/zero'
+    """
+    # without O_NONBLOCK the opening of a pipe would wait for its writer
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(handle, "rb") as file:
+        check_regular(path, limit, os.fstat(handle))
+        return file.read(limit + 1)
+
+
+def check_regular(path: str | Path, limit: int, found: os.stat_result | None = None) -> None:
+    """Raise OSError unless ``path`` is a regular file of at most ``limit`` bytes."""
+    found = os.stat(path) if found is None else found
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(22, "not a regular file", str(path))
+    if found.st_size > limit:
+        raise OSError(27, f"{found.st_size} bytes, at most {limit} are read", str(path))
+
+
+@contextmanager
+def open_text(path: str | Path) -> Iterator[TextIO]:
+    """Open a regular text file in UTF-8 of any size, to be read in pieces."""
+    check_regular(path, MAX_STREAM)
+    with open(path, encoding="utf-8") as file:
+        yield file
+
+
+def read_text(path: str | Path) -> str:
+    """Return the content of a text file in UTF-8; raise OSError or UnicodeDecodeError."""
+    return read_bytes(path).decode("utf-8")
+
+
+def read_json(path: str | Path) -> Any:
+    """Return the content of a JSON file; raise OSError, ValueError or RecursionError."""
+    return json.loads(read_bytes(path))
+
+
+def parse_metadata(text: str) -> Any:
+    """Return the value of a JSON text in a file's header; raise ValueError beyond the limits.
+
+    >>> parse_metadata("[" * 99 + "]" * 99)
+    Traceback (most recent call last):
+    ...
+    ValueError: lists and objects are nested more than 32 deep
+    """
+    if len(text) > MAX_METADATA:
+        raise ValueError(f"{len(text)} characters of metadata, at most {MAX_METADATA} are read")
+    value = json.loads(text)
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in _children(outer)]
+    if level:
+        raise ValueError(f"lists and objects are nested more than {MAX_DEPTH} deep")
+    return value
+
+
+def _children(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+@contextmanager
+def open_tensors(
+    path: str | Path, what: str, key: str, advice: str = ""
+) -> Iterator[tuple[Any, Any]]:
+    """Open a safetensors file; yield its metadata under ``key`` and the file.
+
+    Damage is one error that names the file, also if it shows only later, inside the ``with``.
+    """
+    with reading(path, what, advice):
+        check_regular(path, MAX_STREAM)
+        with safe_open(path, framework="pt") as file:
+            yield parse_metadata((file.metadata() or {})[key]), file
+
+
+# schema
+
+
+@dataclass(frozen=True)
+class Range:
+    """The smallest and the largest number that is accepted."""
+
+    low: float
+    high: float
+
+
+Count = Annotated[int, Range(0, 1 << 31)]
+
+
+def conform(value: Any, kind: Any, name: str) -> Any:
+    """Return a JSON value as ``kind``; raise BoxcovError with ``name`` if it is something else.
+
+    kind: a type as in annotations: int, float, str, bool, None, Any, Literal, unions, ``list[T]``,
+    ``tuple[T, ...]``, ``dict[str, T]``, ``Annotated[int, Range(0, 9)]``, or a dataclass, whose
+    unknown and missing fields are refused. Numbers are finite, integers have 64 bits, and texts at
+    most MAX_TEXT characters.
+
+    >>> conform({"a": [1, 2]}, dict[str, tuple[int, ...]], "sizes")
+    {'a': (1, 2)}
+    >>> conform("3", Annotated[int, Range(0, 9)], "count")
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: count is '3', expected a whole number from 0 to 9
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        base, limits = inner
+        if not _is_like(value, base) or not limits.low <= value <= limits.high:
+            raise _unexpected(value, kind, name)
+        return conform(value, base, name)
+    if origin in (Union, UnionType):
+        return conform(value, next((k for k in inner if _is_like(value, k)), inner[0]), name)
+    if origin in (list, tuple) and isinstance(value, (list, tuple)):
+        kinds = [inner[0]] * len(value) if origin is list or Ellipsis in inner else inner
+        if len(kinds) != len(value):
+            raise _unexpected(value, kind, name)
+        return origin(conform(v, k, f"{name}[{i}]") for i, (v, k) in enumerate(zip(value, kinds)))
+    if origin is dict and isinstance(value, Mapping):
+        return {
+            conform(k, str, f"a key of {name}"): conform(v, inner[1], f"{name}.{shorten(k)}")
+            for k, v in value.items()
+        }
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        return _dataclass(value, kind, name)
+    if kind is Any or _is_scalar(value, kind):
+        return float(value) if kind is float else value
+    raise _unexpected(value, kind, name)
+
+
+def _dataclass(value: Mapping[str, Any], kind: Any, name: str) -> Any:
+    known = {field.name: field for field in fields(kind)}
+    for key in value:
+        if key not in known:
+            raise BoxcovError(f"{name} has an unknown entry {shorten(repr(key))}")
+    missing = [
+        field.name
+        for field in known.values()
+        if field.name not in value and field.default is field.default_factory is MISSING
+    ]
+    if missing:
+        raise BoxcovError(f"{name} has no {missing[0]}")
+    kinds = get_type_hints(kind, include_extras=True)
+    return kind(**{key: conform(v, kinds[key], f"{name}.{key}") for key, v in value.items()})
+
+
+def _is_like(value: Any, kind: Any) -> bool:
+    """Return whether a value could be of this member of a union."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _is_like(value, get_args(kind)[0])
+    if is_dataclass(kind) or origin is dict:
+        return isinstance(value, Mapping)
+    if origin in (list, tuple):
+        return isinstance(value, (list, tuple))
+    return kind is Any or _is_scalar(value, kind)
+
+
+def _is_scalar(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    checks: dict[Any, Callable[[], bool]] = {
+        NoneType: lambda: value is None,
+        None: lambda: value is None,
+        bool: lambda: isinstance(value, bool),
+        int: lambda: type(value) is int and abs(value) < 1 << 63,
+        float: lambda: type(value) in (int, float) and abs(value) < 1e308 and isfinite(value),
+        str: lambda: isinstance(value, str) and len(value) <= MAX_TEXT and _is_printable(value),
+    }
+    return kind in checks and checks[kind]()
+
+
+def _is_printable(text: str) -> bool:
+    """Return whether a text can be part of a path: no NUL and no half of a surrogate pair."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _unexpected(value: Any, kind: Any, name: str) -> BoxcovError:
+    return BoxcovError(f"{name} is {shorten(repr(value))}, expected {_describe(kind)}")
+
+
+def _describe(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return f"{_describe(inner[0])} from {inner[1].low:g} to {inner[1].high:g}"
+    if origin in (Union, UnionType, Literal):
+        return " or ".join(repr(k) if origin is Literal else _describe(k) for k in inner)
+    if origin in (list, tuple):
+        count = "" if origin is list or Ellipsis in inner else f"{len(inner)} "
+        return f"a list of {count}{_describe(inner[0])}"
+    names = {int: "a whole number", float: "a finite number", bool: "true or false"}
+    names |= {str: f"a text of at most {MAX_TEXT} characters", NoneType: "null"}
+    return names.get(kind, "an object")
+
+
+def shorten(value: Any, most: int = 80) -> str:
+    """Return the text of a value, cut to the length that a message can show.
+
+    >>> shorten("x" * 1000).count("x")
+    80
+    """
+    text = str(value)
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
