@@ -14,14 +14,29 @@ from torch import Tensor
 
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import write_safetensors
+from boxcov.image_border import clipped_sides
 from boxcov.input_file import open_tensors
 from boxcov.version import __version__
 
-_REQUIRED = ("boxes", "scores", "labels", "frame")
-_OPTIONAL = (
-    *("covariance", "factor", "score_variance", "score_covariance", "signals"),
-    *("no_object", "iou_below", "flipped", "scale", "predictive", "region_widths", "joint_widths"),
-)
+# m boxes, D fields, k directions, S signals, T thresholds, L levels
+_SHAPES = {
+    "boxes": "mD",
+    "scores": "m",
+    "labels": "m",
+    "frame": "m",
+    "covariance": "mDD",
+    "factor": "mDk",
+    "score_variance": "m",
+    "score_covariance": "mD",
+    "signals": "mS",
+    "no_object": "m",
+    "iou_below": "mT",
+    "flipped": "m",
+    "scale": "mD",
+    "predictive": "mDD",
+    "region_widths": "mLD",
+    "joint_widths": "mLD",
+}
 # Nobody can read these without meta["error_model"].
 _DESCRIBED = ("no_object", "iou_below", "scale", "region_widths", "joint_widths")
 _UNCALIBRATED = (
@@ -76,33 +91,17 @@ class Detections:
 
     def __post_init__(self) -> None:
         m, D = len(self.scores), len(self.fields)
-        expected: dict[str, tuple[int, ...]] = {
-            "boxes": (m, D),
-            "scores": (m,),
-            "labels": (m,),
-            "frame": (m,),
-            "covariance": (m, D, D),
-            "score_variance": (m,),
-            "score_covariance": (m, D),
-            "no_object": (m,),
-            "flipped": (m,),
-            "scale": (m, D),
-            "predictive": (m, D, D),
-        }
+        sizes = {"m": m, "D": D, "S": len(self.meta.get("signals", ()))}
         if self.factor is not None:
-            expected["factor"] = (m, D, *self.factor.shape[2:3])
-        if self.signals is not None:
-            expected["signals"] = (m, len(self.meta.get("signals", ())))
+            sizes["k"] = self.factor.shape[-1]
         described = [name for name in _DESCRIBED if getattr(self, name) is not None]
         if described:
             about = self.meta.get("error_model")
             _check_summary(about, described[0], D)
-            T, L = len(about["thresholds"]), len(about["levels"])  # type: ignore[index]
-            expected |= {"iou_below": (m, T)}
-            expected |= {"region_widths": (m, L, D), "joint_widths": (m, L, D)}
-        for name, shape in expected.items():
-            value = getattr(self, name)
-            if value is not None and tuple(value.shape) != shape:
+            sizes |= {"T": len(about["thresholds"]), "L": len(about["levels"])}  # type: ignore[index]
+        for name, value in self._tensors():
+            shape = tuple(sizes[letter] for letter in _SHAPES[name])
+            if tuple(value.shape) != shape:
                 raise BoxcovError(
                     f"{name} has shape {tuple(value.shape)}, expected {shape} "
                     f"for {m} boxes of {self.fields}"
@@ -126,6 +125,9 @@ class Detections:
             f"fields: {' '.join(self.fields)}",
             f"classes: {join_names(classes) or 'none'}",
         ]
+        clipped = int(self.clipped.any(1).sum())
+        if clipped and self.predictive is None:
+            lines.append(f"{clipped} boxes clipped at the image border: no variance of those sides")
         for i in range(min(3, len(self))):
             pairs = zip(self.fields, self.boxes[i].tolist())
             values = " ".join(f"{name}={value:.4g}" for name, value in pairs)
@@ -157,6 +159,17 @@ class Detections:
     def uncertainty(self) -> Tensor:
         """The trace of each covariance (m,), the paper's u."""
         return self._covariance().diagonal(dim1=1, dim2=2).sum(1)
+
+    @property
+    def clipped(self) -> Tensor:
+        """Which numbers (m, D) are sides that the detector clipped at the image border.
+
+        Their covariance is 0 and says nothing about their errors; that of the error model does.
+        """
+        if self.covariance is None:
+            return torch.zeros_like(self.boxes, dtype=torch.bool)
+        variances = self.covariance.diagonal(dim1=1, dim2=2)
+        return clipped_sides(self.fields, self.boxes, variances)
 
     @property
     def misplaced(self) -> Tensor:
@@ -275,7 +288,7 @@ class Detections:
             tensors = {
                 name: file.get_tensor(name)
                 for name in file.keys()  # noqa: SIM118
-                if name in _REQUIRED + _OPTIONAL
+                if name in _SHAPES
             }
             fields, classes, meta = tuple(about["fields"]), tuple(about["classes"]), about["meta"]
             if not all(isinstance(name, str) for name in fields + classes) or not isinstance(
@@ -304,7 +317,7 @@ class Detections:
                 raise ValueError(f"{name} are {tensor.dtype}, expected floating-point numbers")
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
-        present = ((name, getattr(self, name)) for name in _REQUIRED + _OPTIONAL)
+        present = ((name, getattr(self, name)) for name in _SHAPES)
         return [(name, tensor) for name, tensor in present if tensor is not None]
 
     def _with(self, tensors: dict[str, Any]) -> Detections:

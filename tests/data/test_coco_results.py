@@ -53,6 +53,21 @@ def to_image_by_hand(box: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.stack([x1, y1, x2 - x1, y2 - y1])
 
 
+def test_clipped_sides_are_named_and_come_back(frames: coco.Coco, tmp_path: Path) -> None:
+    found = []
+    for part in found_in(frames):
+        fixed = torch.zeros(len(part), 4, dtype=torch.bool)
+        fixed[::2, 0] = fixed[::3, 3] = True
+        covariance = part.covariance.masked_fill(fixed[:, :, None] | fixed[:, None, :], 0.0)
+        found.append(replace(part, covariance=covariance))
+    coco.write_results(tmp_path / "found.json", frames, found)
+    entries = json.loads((tmp_path / "found.json").read_text())
+    assert entries[0]["clipped"] == ["x1", "y2"]
+    assert "clipped" not in entries[1]
+    for a, b in zip(found, coco.read_results(tmp_path / "found.json", frames), strict=True):
+        assert torch.equal(a.clipped, b.clipped)
+
+
 def test_there_and_back(frames: coco.Coco, tmp_path: Path) -> None:
     found = [replace(f, predictive=2 * f.covariance) for f in found_in(frames)]
     coco.write_results(tmp_path / "found.json", frames, found)

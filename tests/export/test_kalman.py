@@ -123,6 +123,15 @@ def test_invalid_residuals_are_refused(residual: object, message: str) -> None:
         measurements(in_space(calibrated=False), residual=residual)  # type: ignore[arg-type]
 
 
+def test_unknown_predictive_fields_are_named() -> None:
+    found = in_space()
+    found.predictive[:, 7:] = found.predictive[:, :, 7:] = torch.nan
+    with pytest.raises(BoxcovError, match=r"covariance of vx, vy is NaN: .* with fields="):
+        measurements(found)
+    known = found.fields[:7]
+    torch.testing.assert_close(measurements(found, known).R, measurements(in_space(), known).R)
+
+
 def test_singular_noise_is_refused() -> None:
     found = in_space()
     found.predictive[2] = 0

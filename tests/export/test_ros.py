@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov import BoxcovError, Detections
+from boxcov import BoxcovError, BoxcovWarning, Detections
 from boxcov.data.poses import rotation_matrix
 from boxcov.export import ros
 from helpers.export_boxes import in_image, in_space, with_error_model
@@ -152,6 +152,34 @@ def test_boxes_without_a_velocity() -> None:
     assert (first["has_twist"], second["has_twist"]) == (False, True)
     assert json.loads(json.dumps(first)) == first
     assert "NaN" not in json.dumps(first)
+
+
+def test_unknown_predictive_fields() -> None:
+    found = in_space()
+    found.predictive[:, 7:] = found.predictive[:, :, 7:] = torch.nan
+    for one, other in zip(
+        ros.detected_objects(found, "base_link")["objects"],
+        ros.detected_objects(in_space(), "base_link")["objects"],
+    ):
+        kinematics = one["kinematics"]
+        assert kinematics["has_twist"]
+        assert not kinematics["has_twist_covariance"]
+        assert kinematics["twist_with_covariance"]["covariance"] == [0.0] * 36
+        expected = other["kinematics"]["pose_with_covariance"]
+        assert kinematics["pose_with_covariance"] == expected
+    found.predictive[:, 2] = found.predictive[:, :, 2] = torch.nan
+    with pytest.raises(BoxcovError, match=r"covariance of z is NaN: the calibration .*epistemic"):
+        ros.poses(found)
+
+
+def test_a_clipped_box_warns_unless_it_is_calibrated() -> None:
+    found = in_image()
+    found.covariance[1, 2] = found.covariance[1, :, 2] = 0.0
+    with pytest.warns(BoxcovWarning, match=r"1 of \d+ boxes are clipped at the image border"):
+        ros.detection2d_array(found, "camera_front", covariance="epistemic")
+    calibrated = with_error_model(found)
+    ros.detection2d_array(calibrated, "camera_front")
+    assert bool((calibrated.predictive.diagonal(dim1=1, dim2=2) > 0).all())
 
 
 def test_boxes_in_an_image() -> None:

@@ -28,7 +28,8 @@ Progress = Callable[[int, int], None]
 LIDAR_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 IMAGE_THRESHOLDS = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)  # pairs have at least 0.5
 MIN_PAIRS = 50  # boxes with an object
-MIN_CLASS = 20  # boxes; rarer classes are not told apart
+MIN_CLASS = 20  # boxes; rarer classes, and rarer clipped sides, are not told apart
+_FLAGS = ("class ", "clipped ")  # inputs that are 0 or 1
 
 
 def calibrate(
@@ -184,7 +185,7 @@ def _check(found: Detections, records: Records) -> None:
 
 
 def _choose_inputs(inputs: Mapping[str, Tensor], exclude: Sequence[str]) -> dict[str, Tensor]:
-    """Return the inputs (n,) that vary, without rare classes; raise if one is not finite.
+    """Return the inputs (n,) that vary, without rare flags; raise if one is not finite.
 
     The network can learn nothing from a constant, and would answer at random to another value.
     """
@@ -192,7 +193,7 @@ def _choose_inputs(inputs: Mapping[str, Tensor], exclude: Sequence[str]) -> dict
     bad = [name for name, x in chosen.items() if not bool(x.isfinite().all())]
     if bad:
         raise not_finite(bad)
-    rare = {n for n, x in chosen.items() if n.startswith("class ") and float(x.sum()) < MIN_CLASS}
+    rare = {n for n, x in chosen.items() if n.startswith(_FLAGS) and float(x.sum()) < MIN_CLASS}
     return {
         name: x
         for name, x in chosen.items()
@@ -201,12 +202,12 @@ def _choose_inputs(inputs: Mapping[str, Tensor], exclude: Sequence[str]) -> dict
 
 
 def _standardisation(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return a robust centre and spread (P,); classes stay 0 or 1."""
+    """Return a robust centre and spread (P,); classes and clipped sides stay 0 or 1."""
     pairs = []
     for name, x in inputs.items():
         low, centre, high = np.quantile(x.double().numpy(), (0.16, 0.5, 0.84)).tolist()
         spread = max((high - low) / 2, 0.1 * float(x.double().std()), 1e-3)
-        pairs.append((0.0, 1.0) if name.startswith("class ") else (centre, spread))
+        pairs.append((0.0, 1.0) if name.startswith(_FLAGS) else (centre, spread))
     centres, spreads = torch.tensor(pairs, dtype=torch.float32).unbind(1)
     return centres, spreads
 

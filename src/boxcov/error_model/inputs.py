@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from boxcov.detections import Detections
+from boxcov.image_border import MIN_VARIANCE, SIDES, log_variances
 
-_MIN_VARIANCE = 1e-30
 _MIN_SCORE = 1e-4
 _NEAR = 3.0  # radius of the neighbourhood: metres, or sides of an image box
 _FAR = 50.0  # distance that stands for "no other box"
@@ -21,7 +21,8 @@ def box_inputs(found: Detections) -> _Columns:
     """Return the inputs of each box (m,) by name.
 
     Score, sides, range, speed and directions; the neighbours among the reported boxes; the class;
-    the log variances of the covariance; and the detector's signals.
+    which sides are clipped at the image border; the log variances of the covariance; and the
+    detector's signals.
     """
     if len(found) > _MOST and bool((found.frame != found.frame[0]).any()):
         return _inputs_by_frame(found)
@@ -112,12 +113,19 @@ def _neighbours(found: Detections, columns: _Columns, sides: list[Tensor]) -> _C
 
 
 def _variances(found: Detections) -> _Columns:
-    """Return the log variances of the fields, and of the score logit where it is known."""
+    """Return the log variances of the fields, and of the score logit where it is known.
+
+    Also whether each side of an image box is clipped: such a side has no variance of its own.
+    """
     if found.covariance is None:
         return {}
+    clipped = found.clipped
     variances = found.covariance.diagonal(dim1=1, dim2=2).to(torch.float32)
-    logs = variances.clamp(min=_MIN_VARIANCE).log()
+    logs = log_variances(found.fields, variances, clipped)
     inputs = {f"variance {name}": log for name, log in zip(found.fields, logs.unbind(1))}
+    if "x1" in found.fields:
+        columns = dict(zip(found.fields, clipped.float().unbind(1)))
+        inputs |= {f"clipped {name}": columns[name] for name in SIDES}
     if found.score_variance is not None:
-        inputs["variance logit"] = found.score_variance.float().clamp(min=_MIN_VARIANCE).log()
+        inputs["variance logit"] = found.score_variance.float().clamp(min=MIN_VARIANCE).log()
     return inputs

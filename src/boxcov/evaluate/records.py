@@ -8,10 +8,14 @@ from math import pi
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from boxcov.image_border import LOW_SIDES, clipped_sides
 
 Array = NDArray[Any]
 PERIODS: Mapping[str, float] = {"yaw": 2 * pi}  # fields that wrap around
+_NEAR_BORDER = 1.0  # pixels: an object that ends nearer to the border reaches it
 
 
 @dataclass(frozen=True)
@@ -75,14 +79,35 @@ class Records:
     def errors(self) -> Array:
         """Prediction minus object (n, D), with angles wrapped to half a turn.
 
-        NaN where there is no object, or its field is unknown.
+        NaN where there is no object, its field is unknown, or the error is censored: the side is
+        clipped at the image border, and the object reaches that border.
         """
         difference = self.boxes - self.truth
         for name, period in PERIODS.items():
             if name in self.fields:
                 column = self.fields.index(name)
                 difference[:, column] = (difference[:, column] + period / 2) % period - period / 2
+        outward = np.array([1.0 if name in LOW_SIDES else -1.0 for name in self.fields])
+        difference[self.clipped & (outward * difference >= -_NEAR_BORDER)] = np.nan
         return difference
+
+    @property
+    def clipped(self) -> Array:
+        """Which numbers (n, D) are sides that the detector clipped at the image border."""
+        if self.covariance is None:
+            return np.zeros(self.boxes.shape, dtype=bool)
+        variances = np.diagonal(self.covariance, axis1=1, axis2=2)
+        found = clipped_sides(self.fields, torch.tensor(self.boxes), torch.tensor(variances))
+        clipped: Array = found.numpy()
+        return clipped
+
+    def errors_under(self, covariance: Array) -> Array:
+        """Return the errors (n, D) that a covariance (n, D, D) describes; others are NaN.
+
+        The epistemic covariance does not describe clipped sides: its variance there is 0.
+        """
+        variances = np.diagonal(covariance, axis1=1, axis2=2)
+        return np.where(self.clipped & (variances == 0), np.nan, self.errors)
 
     @property
     def range(self) -> Array:

@@ -79,6 +79,7 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
         {
             "boxes": len(records),
             "paired": int(records.paired.sum()),
+            "clipped": int(records.clipped.any(1).sum()),
             "frames": len(np.unique(records.frame)),
             "classes": dict(zip(records.classes, counts.tolist())),
             "partition": {error: part._asdict() for error, part in parts.items()},
@@ -246,7 +247,8 @@ def _covariance_metrics(records: Records, covariance: Array | None) -> dict[str,
     if covariance is None:
         return None
     paired = records.paired
-    return covariance_metrics(records.errors[paired], covariance[paired], records.fields)
+    errors = records.errors_under(covariance)
+    return covariance_metrics(errors[paired], covariance[paired], records.fields)
 
 
 def _region_coverage(records: Records) -> dict[str, float] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
+from warnings import warn
 
 from torch import Tensor
 
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 
 CovarianceKind = Literal["predictive", "epistemic"]
 
@@ -35,6 +37,15 @@ def select_covariance(detections: Detections, kind: CovarianceKind = "predictive
             raise BoxcovError(
                 "these detections have no epistemic covariance: use covariance='predictive'"
             )
+        clipped = int(detections.clipped.any(1).sum())
+        if clipped:
+            warn(
+                f"{clipped} of {len(detections)} boxes are clipped at the image border: their "
+                "epistemic covariance is 0 in the clipped sides, as if these were known. "
+                "Calibrated detections have a variance there",
+                BoxcovWarning,
+                stacklevel=3,
+            )
         return detections.covariance
     if detections.predictive is None:
         raise BoxcovError(
@@ -43,3 +54,21 @@ def select_covariance(detections: Detections, kind: CovarianceKind = "predictive
             "calibrate), or pass covariance='epistemic'"
         )
     return detections.predictive
+
+
+def check_known(C: Tensor, fields: Sequence[str], way_out: str) -> None:
+    """Raise if a predictive covariance (m, f, f) of ``fields`` is NaN, and say why.
+
+    >>> from torch import nan, tensor
+    >>> check_known(tensor([[[1.0, nan], [nan, nan]]]), ("x", "vx"), "leave it out")
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: the predictive covariance of vx is NaN: the calibration frames ...
+    """
+    is_unknown = C.diagonal(dim1=1, dim2=2).isnan().any(0).tolist()
+    unknown = [name for name, is_nan in zip(fields, is_unknown) if is_nan]
+    if unknown:
+        raise BoxcovError(
+            f"the predictive covariance of {', '.join(unknown)} is NaN: the calibration frames "
+            "have too few labels of it. Calibrate on frames with such labels, or " + way_out
+        )

@@ -21,6 +21,7 @@ from torch import Tensor
 from boxcov.data.poses import Pose, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
+from boxcov.export.covariance_choice import check_known
 
 MeasurementFunction = Callable[[Tensor], Tensor]
 """Maps a box (D,) to the numbers (E,) that the filter measures; differentiable."""
@@ -88,6 +89,7 @@ def measurements(
             )
         index = [noisy.fields.index(name) for name in names]
         z, R = z[:, index], R[:, index][:, :, index]
+        check_known(R, names, "measure the other fields with fields=")
     _check_positive_definite(z, R, names)
     risk = None if detections.no_object is None else detections.risk
     return Measurements(z, R, names, source, risk, detections.no_object, detections.flipped)

@@ -27,7 +27,7 @@ from torch import Tensor
 from boxcov.data.covariance_json import check_finite
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.export.covariance_choice import CovarianceKind, select_covariance
+from boxcov.export.covariance_choice import CovarianceKind, check_known, select_covariance
 
 AUTOWARE = {
     "unknown": 0,
@@ -194,7 +194,8 @@ def detected_objects(
     """Return the autoware_perception_msgs/DetectedObjects of one frame.
 
     Poses are in ``frame_id``, velocities in each object's axes, as the message requires. The
-    covariance of the velocity is rotated by -yaw, taking the reported yaw as exact.
+    covariance of the velocity is rotated by -yaw, taking the reported yaw as exact; if the
+    calibration frames had no labels of it, ``has_twist_covariance`` is false.
 
     Of calibrated detections ``existence_probability`` is ``1 - no_object``, else the score. The
     predictive variance of yaw is that of the axis: a box that is ``flipped`` with a probability
@@ -230,7 +231,7 @@ def detected_objects(
             "orientation_availability": _orientation(detections, row),
             "twist_with_covariance": twist,
             "has_twist": twist != _NO_TWIST,
-            "has_twist_covariance": twist != _NO_TWIST,
+            "has_twist_covariance": any(twist["covariance"]),
         }
         objects.append(
             {
@@ -270,7 +271,7 @@ def _twists(detections: Detections, covariance: CovarianceKind) -> list[dict[str
     R = torch.stack([yaw.cos(), yaw.sin(), -yaw.sin(), yaw.cos()], 1).view(-1, 2, 2)  # by -yaw
     velocity = torch.stack([detections.field(name) for name in ("vx", "vy")], 1)
     velocity = (R @ velocity.detach().cpu().double().unsqueeze(2)).squeeze(2)
-    C = R @ _selected_covariance(detections, covariance, ("vx", "vy")) @ R.transpose(1, 2)
+    C = R @ _selected_covariance(detections, covariance, ("vx", "vy"), 0.0) @ R.transpose(1, 2)
     is_known = velocity.isfinite().all(1).tolist()
     return [
         {"twist": {"linear": {"x": x, "y": y, "z": 0.0}, "angular": _ORIGIN}, "covariance": row}
@@ -313,13 +314,23 @@ def _hypothesis(detections: Detections, row: int) -> dict[str, Any]:
 
 
 def _selected_covariance(
-    detections: Detections, kind: CovarianceKind, fields: tuple[str, ...]
+    detections: Detections,
+    kind: CovarianceKind,
+    fields: tuple[str, ...],
+    unknown: float | None = None,
 ) -> Tensor:
-    """The covariance (m, f, f) of some fields, finite, in float64 on the CPU."""
-    C = select_covariance(detections, kind)
-    check_finite(_frame_number(detections), "covariance", C)
+    """The covariance (m, f, f) of some fields, finite, in float64 on the CPU.
+
+    unknown: takes the place of NaN, the covariance of fields without labels; None is an error.
+    """
     index = [detections.fields.index(name) for name in fields]
-    return C.detach().cpu().double()[:, index][:, :, index]
+    C = select_covariance(detections, kind).detach().cpu().double()[:, index][:, :, index]
+    if unknown is None:
+        check_known(C, fields, "pass covariance='epistemic'")
+    else:
+        C = C.masked_fill(C.isnan(), unknown)
+    check_finite(_frame_number(detections), "covariance", C)
+    return C
 
 
 def _finite_boxes(detections: Detections, fields: tuple[str, ...]) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from boxcov._torch.precision import at_least_float32, matrix_precision
 from boxcov.detections import Detections
 from boxcov.detector import Detector
+from boxcov.image_border import log_variances
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import MEMORY, sample_covariance
 from boxcov.predict.forward_mode.derivatives import PosteriorSamples, directional_derivatives
@@ -30,8 +31,6 @@ from boxcov.predict.instances import (
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields
 from boxcov.predict.route import EngineOptions, State, TangentRouter
-
-_MIN_VARIANCE = 1e-30
 
 
 class ExactGLM(PosteriorPredictor):
@@ -103,7 +102,7 @@ class ExactGLM(PosteriorPredictor):
         """Add the log variances of the layers below the head, by themselves, as signals."""
         assert found.covariance is not None
         part = torch.zeros_like(found.covariance) if below is None else below
-        logs = part.diagonal(dim1=1, dim2=2).clamp(min=_MIN_VARIANCE).log()
+        logs = log_variances(found.fields, part.diagonal(dim1=1, dim2=2), found.clipped)
         names = [f"variance below the head {name}" for name in found.fields]
         return replace(found, signals=logs, meta={**found.meta, "signals": names})
 

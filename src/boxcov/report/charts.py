@@ -85,8 +85,9 @@ def reliability_charts(study: Study) -> list[LineChart]:
         lines = []
         for i, method in enumerate(study.methods):
             records = method.records.as_axes() if name == "predictive" else method.records
-            covariance, errors = getattr(records, name), records.errors
+            covariance = getattr(records, name)
             if covariance is not None and method.records.paired.any():
+                errors = records.errors_under(covariance)
                 observed = coverage(gaussian_fit(errors, covariance), COVERAGES)
                 lines.append(Line(method.name, COVERAGES, observed, i, with_markers=True))
         if lines:

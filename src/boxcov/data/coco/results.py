@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ def write_results(
     The detections are ``x1 y1 x2 y2``, with or without ``logit``, in the pixels of the detector's
     input. The file is COCO's list of ``image_id``, ``category_id``, ``bbox`` (x y w h in pixels of
     the image) and ``score``. Each entry also has a ``covariance`` (4 x 4, row by row, of x y w h in
-    the same pixels), its trace ``uncertainty`` and, if calibrated, ``predictive``. How the
-    covariances were computed is written to ``NAME.meta.json`` in the same folder.
+    the same pixels), its trace ``uncertainty`` and, if calibrated, ``predictive``. ``clipped``
+    names the sides without a variance, because the detector clipped them at the image border. How
+    the covariances were computed is written to ``NAME.meta.json`` in the same folder.
 
     ``also`` adds the covariance under names that other tools read: ``bbox_covar`` (4 rows, of
     x y w h) and ``covars`` (2 x 2, of each of the two corners). These tools use it as the
@@ -68,7 +70,9 @@ def write_results(
         if meta and also:
             source = "covariance" if in_image.predictive is None else "predictive"
             meta["also"] = dict.fromkeys(also, source)
-        entries += _entries(name, in_image, frames, also)
+        for entry, sides in zip(_entries(name, in_image, frames, also), found.clipped.tolist()):
+            clipped = [side for side, is_clipped in zip(found.fields, sides) if is_clipped]
+            entries.append({**entry, "clipped": clipped} if clipped else entry)
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(entries), encoding="utf-8")
     meta_path = path.with_suffix(".meta.json")
@@ -171,4 +175,12 @@ def _read_frame(
         covariances=(meta, entries),
     )
     J = torch.linalg.inv(_TO_SIZE) * scale
-    return propagate(in_image, in_image.boxes @ J.T, J.expand(len(entries), 4, 4), _IMAGE_SOURCES)
+    boxes = in_image.boxes @ J.T
+    found = propagate(in_image, boxes, J.expand(len(entries), 4, 4), _IMAGE_SOURCES)
+    if found.covariance is None:
+        return found
+    clipped = [[side in entry.get("clipped", ()) for side in IMAGE_FIELDS] for entry in entries]
+    fixed = torch.tensor(clipped, dtype=torch.bool).reshape(-1, 4)
+    # exactly 0 again: the conversion from x y w h has rounded
+    covariance = found.covariance.masked_fill(fixed[:, :, None] | fixed[:, None, :], 0.0)
+    return replace(found, covariance=covariance)

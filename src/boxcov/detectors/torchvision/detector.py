@@ -27,7 +27,7 @@ class TorchvisionDetector(Detector):
 
     Inputs: a list of images (3, h, w) of any sizes, or a tensor (B, 3, h, w).
     Boxes: x1 y1 x2 y2 in pixels of the images. They are clipped to the image as torchvision does:
-    a clipped coordinate has no derivative, and so no variance.
+    a clipped side has no derivative, and so no variance, see ``Detections.clipped``.
     Targets: one dict per frame with ``boxes`` (n, 4) and ``labels`` (n,), indices into ``classes``.
     """
 
