@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError, Detections
-from boxcov.detections import concatenate
+from boxcov.concatenation import concatenate, join_frames
 
 
 def some(m: int = 4, D: int = 3, seed: int = 0) -> Detections:
@@ -187,14 +187,25 @@ def test_parts_that_differ_are_refused() -> None:
     )
     with pytest.raises(
         BoxcovError,
-        match="part 1 has boxes, scores, labels, frame, "
-        "part 0 boxes, scores, labels, frame, covariance, factor",
+        match=r"part 1 has the tensors \['boxes', 'scores', 'labels', 'frame'\], part 0 \['boxes'",
     ):
         concatenate([found, plain])
-    with pytest.raises(BoxcovError, match="part 1 has boxes"):
+    with pytest.raises(BoxcovError, match=r"part 1 has the classes \('other',\)"):
         concatenate([found, replace(found, classes=("other",))])
     with pytest.raises(BoxcovError, match="nothing to concatenate"):
         concatenate([])
+
+
+def test_frames_are_joined_with_their_numbers() -> None:
+    found = some(3)
+    one = replace(found, frame=torch.zeros(3, dtype=torch.long))
+    joined = join_frames([one, one[:0], one[:1], one[:0]])
+    assert (joined.frame.tolist(), joined.meta["frames"]) == ([0, 0, 0, 2], 4)
+    assert torch.equal(joined.frames(4)[2].boxes, one[:1].boxes)
+    batch = replace(found, frame=torch.tensor([0, 1, 1]))
+    assert join_frames([one, *batch.frames(2)]).frame.tolist() == [0, 0, 0, 1, 2, 2]
+    with pytest.raises(BoxcovError, match="part 1 holds several frames"):
+        join_frames([one, batch])
 
 
 def test_repr_is_short_for_any_number_of_boxes() -> None:

@@ -8,6 +8,7 @@ from boxcov.version import __version__
 if TYPE_CHECKING:
     from boxcov import data, detectors, error_model, evaluate
     from boxcov.checks import check
+    from boxcov.concatenation import join_frames
     from boxcov.detections import Detections
     from boxcov.detector import Candidates, Detector, Selection
     from boxcov.error_model.calibrate import calibrate
@@ -41,6 +42,7 @@ _HOMES = {
     "apply_ekfac": "kfac.ekfac",
     "fit": "kfac.fit",
     "Posterior": "posterior.posterior",
+    "join_frames": "concatenation",
     "Detections": "detections",
     "Candidates": "detector",
     "Detector": "detector",
@@ -84,6 +86,7 @@ __all__ = [
     "evaluate",
     "fit",
     "held_out_nll",
+    "join_frames",
     "wrap",
 ]
 

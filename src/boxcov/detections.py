@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -370,35 +370,3 @@ def _check_summary(about: Any, name: str, D: int) -> None:
             f"the threshold, the levels and {D} dof of the error model that computed it: predict "
             "again with the calibrated posterior"
         )
-
-
-def concatenate(parts: Sequence[Detections]) -> Detections:
-    """Return the boxes of all parts in one; ``meta`` is that of the first part.
-
-    The frame numbers of the parts are kept as they are. Parts with other signals or of another
-    error model are refused.
-    """
-    if not parts:
-        raise BoxcovError(
-            "nothing to concatenate: give at least one Detections, which may be empty"
-        )
-    first = parts[0]
-    names = [name for name, _ in first._tensors()]
-    for number, part in enumerate(parts):
-        if (part.fields, part.classes) != (first.fields, first.classes):
-            raise BoxcovError(
-                f"part {number} has boxes {part.fields} of {part.classes}, "
-                f"part 0 {first.fields} of {first.classes}"
-            )
-        if [name for name, _ in part._tensors()] != names:
-            raise BoxcovError(
-                f"part {number} has {', '.join(name for name, _ in part._tensors())}, "
-                f"part 0 {', '.join(names)}"
-            )
-        for key in ("signals", "error_model"):
-            if part.meta.get(key) != first.meta.get(key):
-                raise BoxcovError(
-                    f"part {number} has the {key.replace('_', ' ')} {part.meta.get(key)}, "
-                    f"part 0 {first.meta.get(key)}: they cannot be one Detections"
-                )
-    return first._with({name: torch.cat([getattr(part, name) for part in parts]) for name in names})

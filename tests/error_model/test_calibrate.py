@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from boxcov import MCGLM, MCI, BoxcovError, Detections, ExactGLM, Posterior, calibrate, fit
+from boxcov.concatenation import concatenate
 from boxcov.data import batched, shapes
-from boxcov.detections import concatenate
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model import training
 from boxcov.error_model.calibrate import fit_error_model, predict_frames

@@ -8,7 +8,8 @@ from math import log, pi
 import pytest
 import torch
 
-from boxcov.detections import Detections, concatenate
+from boxcov.concatenation import concatenate
+from boxcov.detections import Detections
 from boxcov.error_model import inputs as inputs_module
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from boxcov import GLM, MCGLM, MCI, BoxcovError, Detections, EngineOptions, ExactGLM, fit
-from boxcov.detections import concatenate
+from boxcov.concatenation import concatenate
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.tiny import TinyCenter
 from oracles.dense import relative

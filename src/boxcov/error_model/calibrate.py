@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.precision import full_precision
-from boxcov.detections import Detections, concatenate
+from boxcov.concatenation import concatenate
+from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.model import LIMIT, ErrorModel, not_finite
 from boxcov.error_model.network import Outputs

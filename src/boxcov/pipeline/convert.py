@@ -37,7 +37,7 @@ def _load_frames(options: ConvertCommand, found: Detections, count: int) -> Any:
     optional = options.format in MESSAGE_FORMATS and "source" not in found.meta
     if options.format not in FORMATS_WITH_FRAMES or optional:
         return None
-    source = source_of_detections(options.detections, found.meta, options.data)
+    source = source_of_detections(options.detections, found.meta, options.source)
     frames = load_frames(source, "cpu", found.classes)
     if len(frames) != count:
         raise BoxcovError(

@@ -11,6 +11,7 @@ from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, transformers, yolox
 from boxcov.detectors.centerpoint import Config
 from boxcov.errors import BoxcovError
+from boxcov.pipeline.user_code import load_function
 
 D = TypeVar("D", bound=Detector)
 
@@ -18,8 +19,9 @@ D = TypeVar("D", bound=Detector)
 def load_detector(name: str, device: str = "cpu") -> Detector:
     """Return the detector ``name`` on ``device``.
 
-    name: ``centerpoint:small``, ``centerpoint:CHECKPOINT``, ``yolox:CHECKPOINT`` or
-    ``transformers:FOLDER``.
+    name: ``centerpoint:small``, ``centerpoint:CHECKPOINT``, ``yolox:CHECKPOINT``,
+    ``transformers:FOLDER``, or ``python:MODULE:FUNCTION`` for a function of the user's that returns
+    a detector, in a module or a file.
 
     >>> len(load_detector("centerpoint:small").classes)
     10
@@ -29,13 +31,25 @@ def load_detector(name: str, device: str = "cpu") -> Detector:
         "centerpoint": centerpoint.load,
         "yolox": yolox.load,
         "transformers": transformers.load,
+        "python": _build_detector,
     }
     if kind not in loaders or not which:
         raise BoxcovError(
             f"no detector {name!r}: give centerpoint:small, centerpoint:CHECKPOINT, "
-            "yolox:CHECKPOINT or transformers:FOLDER"
+            "yolox:CHECKPOINT, transformers:FOLDER, or python:MODULE:FUNCTION for your own"
         )
     return move_to_device(loaders[kind](which), device)
+
+
+def _build_detector(where: str) -> Detector:
+    """Return the detector that the user's function returns."""
+    found = load_function(f"python:{where}")()
+    if not isinstance(found, Detector):
+        raise BoxcovError(
+            f"{where} returns a {type(found).__name__}, expected a boxcov.Detector: "
+            "return boxcov.wrap(model, ...)"
+        )
+    return found
 
 
 def move_to_device(detector: D, device: str) -> D:

@@ -185,7 +185,7 @@ def _common_source(options: EvaluateCommand, files: Sequence[Detections]) -> Dat
     """Return the frames that all files were computed on."""
     paths = options.predictions
     sources = [
-        source_of_detections(path, found.meta, options.data) for path, found in zip(paths, files)
+        source_of_detections(path, found.meta, options.source) for path, found in zip(paths, files)
     ]
     for path, source in zip(paths, sources):
         if source != sources[0]:
@@ -197,7 +197,8 @@ def _common_source(options: EvaluateCommand, files: Sequence[Detections]) -> Dat
 
 def _load_frames(source: DataOptions, found: Detections) -> Sequence[Any]:
     frames = load_frames(source, "cpu", found.classes)
-    expected = found.meta.get("frames", len(frames))
+    last = int(found.frame.max()) + 1 if len(found) else 0
+    expected = found.meta.get("frames", max(last, len(frames)))
     if expected != len(frames):
         raise BoxcovError(
             f"{source.data}: has {len(frames)} frames, but the predictions have {expected}: "

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 
 from boxcov.data import simulated
+from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.yolox import YOLOX
+from boxcov.errors import BoxcovError
 from boxcov.export import onnx
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import ExportCommand
 from boxcov.pipeline.options.common import default_posterior
 from boxcov.pipeline.paths import check_output
-from boxcov.pipeline.stream import FrameReader
+from boxcov.pipeline.stream import FrameReader, load_reader
 from boxcov.posterior.posterior import Posterior
 
 
@@ -46,6 +48,13 @@ def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any]:
         generator = torch.Generator().manual_seed(0)
         return "image", 255 * torch.rand(1, 3, size, size, generator=generator)
     path = options.example
+    if options.reader is not None or not isinstance(detector, CenterPoint):
+        if path is None:
+            raise BoxcovError(
+                f"boxcov cannot make an example input of a {type(detector).__name__}: give a frame "
+                "as --example FILE, with --reader python:FILE.py:FUNCTION"
+            )
+        return "input", FrameReader(detector, function=load_reader(options.reader))(path)[0]
     clouds = simulated.frames(count=1)[0][0] if path is None else FrameReader(detector)(path)[0]
     with torch.no_grad():
         return "map", detector.encoder(clouds).contiguous()

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
+from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes
-from boxcov.pipeline.options import DataOptions
+from boxcov.pipeline.options import DataOptions, PredictedData
+from boxcov.pipeline.user_code import PREFIX, load_function
 
 Progress = Callable[[int, int], None]  # frames done, frames in total
 SIMULATED_SPLITS = {"train": 0, "test": 1000, "val": 2000}  # added to the seed
@@ -28,7 +30,8 @@ def load_frames(
 
     COCO images are letterboxed to 416 pixels, or as in ``coco:ROOT@640``; ``coco:ROOT@whole`` keeps
     their size. KITTI frames are converted to the axes and classes of nuScenes for a detector that
-    has those classes. Simulated frames are generated on ``device``.
+    has those classes. Simulated frames are generated on ``device``. ``python:MODULE:FUNCTION``
+    calls a function of the user's with the name of the split.
 
     classes: those of the detector; an error is raised if the data has other classes.
 
@@ -53,10 +56,13 @@ def load_frames(
         root, size = _image_size(where)
         frames = coco.frames(root, name, size)
         labels = frames.classes
+    elif kind == "python" and where:
+        name = name or "train"
+        frames, labels = UserFrames(load_function(source.data)(name), where), classes
     else:
         raise BoxcovError(
-            f"no data {source.data!r}: give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT "
-            "or coco:ROOT"
+            f"no data {source.data!r}: give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT, "
+            "coco:ROOT, or python:MODULE:FUNCTION for your own"
         )
     frames = frames[frame_range][: source.count]
     if kind == "kitti" and not _same_names(classes, kitti.CLASSES):
@@ -64,6 +70,28 @@ def load_frames(
     elif kind == "kitti":
         classes = kitti.CLASSES  # the same names in another case
     return _check_frames(frames, labels, classes, f"{source.data}, split {source.split or name}")
+
+
+class UserFrames(FrameSequence):
+    """The frames of a function of the user's, each checked to be (inputs, targets)."""
+
+    def __init__(self, frames: Any, where: str) -> None:
+        if not hasattr(frames, "__len__") or not hasattr(frames, "__getitem__"):
+            raise BoxcovError(
+                f"{where} returns a {type(frames).__name__}, expected a sequence of "
+                "(inputs, targets): a list, or an object with a length and an index"
+            )
+        super().__init__(len(frames))
+        self.frames, self.where = frames, where
+
+    def load(self, index: int) -> Any:
+        frame = self.frames[index]
+        if not isinstance(frame, (tuple, list)) or len(frame) != 2:
+            raise BoxcovError(
+                f"{self.where}: frame {index} is a {type(frame).__name__}, expected a pair "
+                "(inputs, targets)"
+            )
+        return tuple(frame)
 
 
 def _simulated_frames(
@@ -187,25 +215,34 @@ def default_calibration_split(data: str) -> str:
     >>> default_calibration_split("simulated:fog"), default_calibration_split("nuscenes:ROOT")
     ('val', 'val')
     """
-    return "val" if data.startswith("simulated") else default_test_split(data)
+    return "val" if data.startswith(("simulated", PREFIX)) else default_test_split(data)
 
 
-def source_of_detections(path: Path, meta: Mapping[str, Any], data: str | None) -> DataOptions:
+def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedData) -> DataOptions:
     """Return the frames that a file of detections was computed on.
 
-    data: where these frames are now, if they have moved.
+    given: which frames these are if the file does not say so, or where they are now.
 
     >>> meta = {"source": {"data": "kitti:old", "split": "training"}}
-    >>> source_of_detections(Path("d.safetensors"), meta, "kitti:new").data
+    >>> source_of_detections(Path("d.safetensors"), meta, PredictedData("kitti:new")).data
     'kitti:new'
     """
-    stored = meta.get("source")
+    stored, data = meta.get("source"), given.data
     if not isinstance(stored, Mapping):
-        raise BoxcovError(
-            f"{path}: does not state which frames it was computed on: write it with boxcov predict"
-        )
+        if data is None:
+            raise BoxcovError(
+                f"{path}: does not state which frames it was computed on: give --data KIND:WHERE, "
+                "and --split and --count unless they are those of boxcov predict"
+            )
+        return DataOptions(data, given.split or default_test_split(data), given.count)
     source = DataOptions(**stored)
+    if given.split not in (None, source.split) or given.count not in (None, source.count):
+        raise BoxcovError(
+            f"{path}: states its frames, split {source.split} and count {source.count}: remove "
+            "--split and --count"
+        )
     if data is None:
+        _refuse_stored_code(path, source.data)
         return source
     same_kind = data.partition(":")[0] == source.data.partition(":")[0]
     if not same_kind or (data.startswith("simulated") and data != source.data):
@@ -214,3 +251,12 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], data: str | None) 
             "--data only states where a data set is now"
         )
     return replace(source, data=data)
+
+
+def _refuse_stored_code(path: Path, data: str) -> None:
+    """Raise if a file names code: reading a file never runs what the file names."""
+    if data.startswith(PREFIX):
+        raise BoxcovError(
+            f"{path}: its frames come from {data}, which boxcov does not run unless you name it: "
+            f"give --data {data}"
+        )

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from boxcov._torch.distributed import join_process_group
-from boxcov.detections import Detections, concatenate
+from boxcov.concatenation import concatenate
+from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.error_model.calibrate import with_error_model
 from boxcov.errors import BoxcovError

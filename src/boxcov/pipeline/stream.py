@@ -21,12 +21,14 @@ from boxcov.data.points import read_points
 from boxcov.data.poses import transform_detections
 from boxcov.detections import Detections
 from boxcov.detector import Detector
+from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
 from boxcov.pipeline.options import StreamCommand
 from boxcov.pipeline.predict import build_predictor
+from boxcov.pipeline.user_code import load_function
 from boxcov.predict.predictor import Predictor
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -46,7 +48,7 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
     estimator = options.estimator.for_detector(options.detector)
     detector = load_detector(options.detector, options.device)
     model = build_predictor(detector, estimator, options.seed)
-    read = FrameReader(detector, options.points, options.size)
+    read = FrameReader(detector, options.points, options.size, load_reader(options.reader))
     paths = (
         paths_from_lines(sys.stdin)
         if options.frames == "-"
@@ -57,25 +59,44 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
         raise BoxcovError(f"{failed} of {done} frames failed: see the errors in their lines")
 
 
+def load_reader(name: str | None) -> Callable[[Path], Any] | None:
+    """Return the function that ``--reader`` names, if it is given."""
+    return None if name is None else load_function(name)
+
+
 @dataclass(frozen=True)
 class FrameReader:
     """Reads a file as an input of the detector.
 
     points: layout of a point in a .bin file. "nuscenes": x y z intensity ring; "kitti": x y z and
     an intensity up to 1, x ahead; "plain": x y z intensity age. size: side of the square that an
-    image is letterboxed to, in pixels.
+    image is letterboxed to, in pixels. function: the user's own, from a path to inputs, for any
+    other detector.
     """
 
     detector: Detector
     points: str = "nuscenes"
     size: int | None = None
+    function: Callable[[Path], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.function is None and not isinstance(self.detector, (CenterPoint, YOLOX)):
+            raise BoxcovError(
+                f"boxcov does not know the input files of a {type(self.detector).__name__}: give "
+                "--reader python:FILE.py:FUNCTION, which takes a path and returns the inputs"
+            )
 
     @property
     def suffixes(self) -> tuple[str, ...]:
+        """How the names of frames end; every name ends in an empty suffix."""
+        if self.function is not None:
+            return ("",)
         return IMAGE_SUFFIXES if isinstance(self.detector, YOLOX) else (".bin",)
 
     def __call__(self, path: Path) -> tuple[Any, Callable[[Detections], Detections]]:
         """Return the inputs, and a function that maps boxes to the axes or pixels of the file."""
+        if self.function is not None:
+            return self.function(path), lambda found: found
         if isinstance(self.detector, YOLOX):
             square, scale = letterbox(read_image(path), self.size or self.detector.config.size)
             return square.unsqueeze(0), lambda found: scale_boxes(found, 1 / scale)
@@ -137,7 +158,7 @@ def paths_in_folder(
         names = sorted(
             path.name
             for path in folder.iterdir()
-            if path.suffix.lower() in suffixes and path.name not in done
+            if path.name.lower().endswith(suffixes) and path.name not in done and path.is_file()
         )
         for name in names:
             size = (folder / name).stat().st_size if watch else 0
@@ -149,7 +170,8 @@ def paths_in_folder(
             yield folder / name
         if not watch:
             if not done:
-                raise BoxcovError(f"{folder}: no {' or '.join(suffixes)} file there")
+                kinds = f"{' or '.join(suffixes)} file".lstrip()
+                raise BoxcovError(f"{folder}: no {kinds} there")
             return
         time.sleep(poll)
 

@@ -22,6 +22,7 @@ from boxcov.pipeline.options.common import (
     DataOptions,
     EstimatorOptions,
     MessageOptions,
+    PredictedData,
 )
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "FitCommand",
     "MessageOptions",
     "PredictCommand",
+    "PredictedData",
     "ReproduceCommand",
     "StreamCommand",
     "TrainCommand",

@@ -18,14 +18,15 @@ from boxcov.pipeline.options.common import (
     EstimatorOptions,
     Format,
     MessageOptions,
+    PredictedData,
     count_option,
     data_option,
     detector_option,
     device_option,
     format_option,
-    moved_data_option,
     option,
     out_option,
+    reader_option,
     resume_option,
     seed_option,
     size_option,
@@ -147,7 +148,7 @@ class ConvertCommand:
     )
     out: Path = out_option(REQUIRED, text="File to write; a folder with --format kitti.")
     format: Format = format_option(REQUIRED)
-    data: str | None = moved_data_option()
+    source: PredictedData = PredictedData()
     message: MessageOptions = MessageOptions()
 
 
@@ -158,7 +159,7 @@ class EvaluateCommand:
     predictions: tuple[Path, ...] = option(
         REQUIRED, INPUT, "Written by boxcov predict, one file per method.", positional=True
     )
-    data: str | None = moved_data_option()
+    source: PredictedData = PredictedData()
     uncertainty: Literal["trace", "expected-iou", "relative", "logdet", "score-variance"] = option(
         "trace", METHOD, "The scalar uncertainty u computed from each covariance."
     )
@@ -292,6 +293,7 @@ class ExportCommand:
         "Frame to check the file on, as for boxcov stream.",
         shown="a simulated frame, or noise",
     )
+    reader: str | None = reader_option()
     size: int | None = size_option()
     seed: int = seed_option()
 
@@ -306,7 +308,7 @@ class StreamCommand:
     frames: str = option(
         REQUIRED,
         INPUT,
-        "Folder of .bin point clouds or images, read in order of their names; "
+        "Folder of .bin point clouds, images, or files of your own, read in order of their names; "
         "- reads paths from stdin.",
         metavar="FOLDER",
         positional=True,
@@ -316,6 +318,7 @@ class StreamCommand:
     points: Literal["nuscenes", "kitti", "plain"] = option(
         "nuscenes", INPUT, "Layout of a point in the .bin files."
     )
+    reader: str | None = reader_option()
     size: int | None = size_option()
     watch: bool = option(False, INPUT, "Wait for new files in the folder, until Ctrl-C.")
     count: int | None = count_option(text="Stop after this many frames.")

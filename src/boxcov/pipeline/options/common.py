@@ -51,22 +51,25 @@ detector_option = partial(
     option,
     "centerpoint:small",
     INPUT,
-    "centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT or transformers:FOLDER.",
+    "centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT, transformers:FOLDER, or a "
+    "function of your own that returns a detector, python:MODULE:FUNCTION or "
+    "python:FILE.py:FUNCTION.",
     metavar="KIND:WHICH",
 )
 data_option = partial(
     option,
     "simulated:clear",
     INPUT,
-    "simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT or coco:ROOT.",
+    "simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT, coco:ROOT, or a function of your own that "
+    "takes the split and returns frames: python:MODULE:FUNCTION or python:FILE.py:FUNCTION.",
     metavar="KIND:WHERE",
 )
-moved_data_option = partial(
+reader_option = partial(
     option,
     None,
     INPUT,
-    "Where the frames are now; by default where they were when the file was written.",
-    metavar="KIND:WHERE",
+    "A function of your own that takes a path and returns the detector's inputs.",
+    metavar="python:FILE.py:FUNCTION",
 )
 split_option = partial(
     option,
@@ -121,6 +124,25 @@ class DataOptions:
     )
     seed: int = seed_option()
     sweeps: int = sweeps_option()
+
+
+@dataclass(frozen=True)
+class PredictedData:
+    """The frames of a file of detections, as far as the file does not state them."""
+
+    data: str | None = option(
+        None,
+        INPUT,
+        "Where the frames are now, if they moved; for detections made in Python, which frames.",
+        metavar="KIND:WHERE",
+        shown="as stated in the file",
+    )
+    split: str | None = option(
+        None, INPUT, "Split of --data.", shown="as stated in the file, or that of boxcov predict"
+    )
+    count: int | None = count_option(
+        text="Number of frames of --data.", shown="as stated in the file"
+    )
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from boxcov.concatenation import join_frames
 from boxcov.data import batched
-from boxcov.detections import Detections, concatenate
+from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.error_model.calibrate import calibrate
 from boxcov.errors import BoxcovError, NotFiniteError
@@ -166,10 +167,10 @@ class Workspace:
             start = _now(self.setting.device)
             one = model(inputs)
             times.append(1e3 * (_now(self.setting.device) - start))
-            found.append(replace(one, frame=torch.full_like(one.frame, number)))
+            found.append(one)
             self.progress(step, number + 1, len(frames))
-        joined = concatenate(found).to("cpu")
-        return replace(joined, meta={**joined.meta, "ms": times, "frames": len(frames)})
+        joined = join_frames(found).to("cpu")
+        return replace(joined, meta={**joined.meta, "ms": times})
 
     def _predictor(self, run: Run) -> Callable[[Any], Detections]:
         """Return the predictor of a run; the last one is reused if only the frames differ."""

@@ -1,0 +1,64 @@
+"""Several Detections in one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from boxcov.detections import Detections
+from boxcov.errors import BoxcovError
+
+
+def join_frames(parts: Sequence[Detections]) -> Detections:
+    """Return the detections of several frames in one: ``parts[i]``, of one frame, becomes frame i.
+
+    ``meta["frames"]`` is the number of frames, so that the last ones may be empty.
+
+    >>> one, index = torch.ones(1), torch.zeros(1, dtype=torch.long)
+    >>> found = Detections(torch.ones(1, 2), one, index, index, ("x", "y"), ("car",))
+    >>> joined = join_frames([found, found[:0], found])
+    >>> joined.frame.tolist(), joined.meta["frames"]
+    ([0, 2], 3)
+    """
+    for number, part in enumerate(parts):
+        if len(part.frame.unique()) > 1:
+            raise BoxcovError(f"part {number} holds several frames: split it, found.frames(count)")
+    numbered = [replace(p, frame=torch.full_like(p.frame, i)) for i, p in enumerate(parts)]
+    joined = concatenate(numbered)
+    return replace(joined, meta={**joined.meta, "frames": len(parts)})
+
+
+def concatenate(parts: Sequence[Detections]) -> Detections:
+    """Return the boxes of all parts in one; ``meta`` is that of the first part.
+
+    The frame numbers of the parts are kept as they are. Parts with other signals or of another
+    error model are refused.
+    """
+    if not parts:
+        raise BoxcovError(
+            "nothing to concatenate: give at least one Detections, which may be empty"
+        )
+    first, *others = parts
+    expected = _kind(first)
+    for number, part in enumerate(others, 1):
+        for what, value in _kind(part).items():
+            if value != expected[what]:
+                raise BoxcovError(
+                    f"part {number} has the {what} {value}, part 0 {expected[what]}: "
+                    "they cannot be one Detections"
+                )
+    tensors: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts]) for name in expected["tensors"]
+    }
+    return replace(first, **tensors)
+
+
+def _kind(part: Detections) -> dict[str, Any]:
+    """What the parts of one Detections have in common."""
+    names = {"fields": part.fields, "classes": part.classes}
+    tensors = [name for name, _ in part._tensors()]
+    meta = {key.replace("_", " "): part.meta.get(key) for key in ("signals", "error_model")}
+    return {**names, "tensors": tensors, **meta}

@@ -1,0 +1,83 @@
+"""Load the function that ``python:MODULE:FUNCTION`` or ``python:FILE.py:FUNCTION`` names.
+
+This runs the user's own code, with all rights of the process. Nothing that boxcov reads from a file
+of results or weights can name such a function: only options of the command line do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from boxcov.errors import BoxcovError
+
+PREFIX = "python:"
+FORM = "python:MODULE:FUNCTION"  # or python:FILE.py:FUNCTION
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Return the function ``name``; modules are also looked for in the working directory.
+
+    >>> load_function("python:math:sqrt")(9.0)
+    3.0
+    """
+    where, _, function = name.removeprefix(PREFIX).rpartition(":")
+    if not name.startswith(PREFIX) or not where or not function:
+        raise BoxcovError(f"{name!r} names no function: give {FORM} or python:FILE.py:FUNCTION")
+    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    found = getattr(module, function, None)
+    if not callable(found):
+        known = [key for key, value in vars(module).items() if _is_own(value, module)]
+        raise BoxcovError(
+            f"{where}: has no function {function!r}; it has {', '.join(known) or 'none'}"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
+
+
+def _load_module(name: str) -> ModuleType:
+    _add_to_path(Path.cwd())
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # an import inside the user's module
+        raise BoxcovError(
+            f"no module {error.name!r} is installed or in {Path.cwd()}: give the name of a module, "
+            "or a file as python:FILE.py:FUNCTION"
+        ) from None
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Run a file as a module, once; like a script it can import the files beside it."""
+    path = path.resolve()
+    name = str(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise BoxcovError(f"{path}: no such file")
+    spec = spec_from_file_location(name, path)
+    assert spec is not None  # the suffix is .py
+    assert spec.loader is not None
+    _add_to_path(path.parent)
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _add_to_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -1,0 +1,186 @@
+"""One's own detector on every command: from a file of functions to calibrated predictions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from boxcov import BoxcovError, Detections, ExactGLM, Posterior, join_frames
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.frames import load_frames
+from boxcov.pipeline.options import DataOptions
+from boxcov.pipeline.user_code import load_function
+from helpers import own_detector
+from helpers.command_line import boxcov
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder: mine.py with detector, frames and reader, and the weights beside it."""
+    folder = tmp_path_factory.mktemp("user")
+    shutil.copy(own_detector.__file__, folder / "mine.py")
+    own_detector.train(folder / "own_detector.pt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(folder: Path) -> str:
+    return f"--detector python:{folder}/mine.py:build --data python:{folder}/mine.py:frames"
+
+
+@pytest.fixture(scope="module")
+def posterior(folder: Path, words: str) -> Path:
+    done = boxcov(f"fit {words} --count 40 --n-data 256 --out {folder}/p.safetensors")
+    assert done.code == 0, done.err
+    return folder / "p.safetensors"
+
+
+@pytest.fixture(scope="module")
+def calibrated(folder: Path, words: str, posterior: Path) -> Path:
+    out = folder / "c.safetensors"
+    done = boxcov(f"calibrate {words} --posterior {posterior} --count 60 --out {out}")
+    assert done.code == 0, done.err
+    return out
+
+
+@pytest.fixture(scope="module")
+def predicted(folder: Path, words: str, calibrated: Path) -> Path:
+    out = folder / "exact.safetensors"
+    done = boxcov(f"predict {words} --posterior {calibrated} --count 8 --out {out}")
+    assert done.code == 0, done.err
+    return out
+
+
+def test_check_passes(words: str) -> None:
+    done = boxcov(f"check {words} --json")
+    assert done.code == 0, done.out
+    report = {finding["name"]: finding for finding in json.loads(done.out)["findings"]}
+    assert report["decode: derivative"]["passed"] is True
+    assert report["signals"]["passed"] is True
+
+
+def test_predictions_are_calibrated(folder: Path, words: str, predicted: Path) -> None:
+    found = Detections.load(predicted)
+    assert found.risk.shape == found.scores.shape
+    assert found.meta["frames"] == 8
+    assert found.meta["source"]["split"] == "test"
+    detector = load_detector(f"python:{folder}/mine.py:build")
+    plain = [detector.detect(own_detector.frames("test")[i][0]) for i in range(8)]
+    assert torch.equal(found.boxes, join_frames(plain).boxes)
+
+
+def test_predictions_made_in_python_are_evaluated(
+    folder: Path, calibrated: Path, predicted: Path
+) -> None:
+    detector = load_detector(f"python:{folder}/mine.py:build")
+    model = ExactGLM(detector, Posterior.load(calibrated, detector))
+    frames = own_detector.frames("test")
+    join_frames([model(frames[i][0]) for i in range(8)]).save(folder / "own.safetensors")
+
+    done = boxcov(f"evaluate {folder}/own.safetensors --replicates 2")
+    assert done.code == 1
+    assert "give --data KIND:WHERE" in done.err
+    data = f"--data python:{folder}/mine.py:frames --replicates 2 --json"
+    done = boxcov(f"evaluate {folder}/own.safetensors --count 8 {data}")
+    assert done.code == 0, done.err
+    rows = {row["method"]: row for row in json.loads(done.out)["rows"]}
+    again = boxcov(f"evaluate {predicted} {data}")
+    same = {row["method"]: row for row in json.loads(again.out)["rows"]}
+    assert rows["own"]["AUROC IoU"] == same["exact"]["AUROC IoU"]
+    done = boxcov(f"evaluate {folder}/own.safetensors --count 7 {data}")
+    assert "has 7 frames, but the predictions have 8" in done.err
+
+
+def test_a_file_of_results_runs_no_code(folder: Path, predicted: Path) -> None:
+    """A file of someone else's must not be able to run a function that it names."""
+    done = boxcov(f"evaluate {predicted} --replicates 2")
+    assert done.code == 1
+    assert "does not run unless you name it: give --data python:" in done.err
+
+
+def test_stream_reads_files_of_its_own(folder: Path, calibrated: Path) -> None:
+    pictures = folder / "pictures"
+    pictures.mkdir()
+    image = own_detector.frames("test")[0][0]["image"][0] * 0.3 + 0.3
+    torch.save(image, pictures / "0.pt")
+    words = f"stream {pictures} --detector python:{folder}/mine.py:build --posterior {calibrated}"
+    done = boxcov(words)
+    assert "give --reader python:FILE.py:FUNCTION" in done.err
+    done = boxcov(f"{words} --reader python:{folder}/mine.py:read")
+    assert done.code == 0, done.err
+    line = json.loads(done.out.splitlines()[0])
+    assert len(line["risk"]) == len(line["boxes"]) > 0
+
+
+def test_bench_times_it(words: str) -> None:
+    done = boxcov(f"bench {words} --frames 1 --repeats 1 --samples 2 --json")
+    assert done.code == 0, done.err
+    assert {"plain", "exact", "mcglm"} <= {row["method"] for row in json.loads(done.out)}
+
+
+def test_export_asks_for_an_example(folder: Path, posterior: Path) -> None:
+    done = boxcov(
+        f"export --detector python:{folder}/mine.py:build --posterior {posterior} "
+        f"--out {folder}/x.onnx"
+    )
+    assert done.code == 1
+    assert "give a frame as --example FILE" in done.err
+
+
+def test_a_module_is_found_in_the_working_directory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert load_detector("python:mine:build").classes == own_detector.CLASSES
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("python:", "names no function"),
+        ("python:here.py", "names no function"),
+        ("python:nowhere.py:build", "nowhere.py: no such file"),
+        ("python:no.such.module:build", "no module 'no' is installed"),
+        ("python:{folder}/mine.py:nothing", "has no function 'nothing'; it has Pyramid, build"),
+        ("python:{folder}/mine.py:CLASSES", "has no function 'CLASSES'"),
+    ],
+)
+def test_a_wrong_name_is_explained(name: str, message: str, folder: Path) -> None:
+    with pytest.raises(BoxcovError, match=message):
+        load_function(name.format(folder=folder))
+
+
+def test_a_function_of_another_kind_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "other.py"
+    file.write_text("def build():\n    return 3\n\ndef frames(split):\n    return [(1, 2, 3)]\n")
+    with pytest.raises(BoxcovError, match=r"returns a int, expected a boxcov\.Detector"):
+        load_detector(f"python:{file}:build")
+    found = load_frames(DataOptions(f"python:{file}:frames"), classes=("a",))
+    with pytest.raises(BoxcovError, match=r"frame 0 is a tuple, expected a pair"):
+        found[0]
+    with pytest.raises(TypeError):  # the user's own error, with its traceback
+        load_frames(DataOptions(f"python:{file}:build"))
+
+
+def test_an_error_in_the_file_is_not_hidden(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("import nothing_of_this_name\n")
+    for _ in range(2):  # a half-run module is not kept
+        with pytest.raises(ModuleNotFoundError):
+            load_function(f"python:{file}:build")
+
+
+def test_ranges_of_own_frames(folder: Path) -> None:
+    source = DataOptions(f"python:{folder}/mine.py:frames", "val[5:30]", count=4)
+    found = load_frames(source, classes=own_detector.CLASSES)
+    assert len(found) == 4
+    torch.testing.assert_close(
+        found[0][0]["image"], own_detector.frames("val")[5][0]["image"], rtol=0, atol=0
+    )
+    with pytest.raises(BoxcovError, match="there are no frames"):
+        load_frames(replace(source, split="val[70:]"), classes=own_detector.CLASSES)
