@@ -72,6 +72,8 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
     ...
     OSError: [Errno 22] not a regular file: '/dev/zero'
     """
+    if "\0" in str(path):
+        raise OSError(22, "a NUL in the path", str(path))
     # without O_NONBLOCK the opening of a pipe would wait for its writer
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(handle, "rb") as file:
@@ -236,14 +238,16 @@ def _is_scalar(value: Any, kind: Any) -> bool:
         bool: lambda: isinstance(value, bool),
         int: lambda: type(value) is int and abs(value) < 1 << 63,
         float: lambda: type(value) in (int, float) and abs(value) < 1e308 and isfinite(value),
-        str: lambda: isinstance(value, str) and len(value) <= MAX_TEXT and _is_printable(value),
+        str: lambda: is_text(value),
     }
     return kind in checks and checks[kind]()
 
 
-def _is_printable(text: str) -> bool:
-    """Return whether a text can be part of a path: no NUL and no half of a surrogate pair."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+def is_text(value: Any) -> bool:
+    """Return whether a value is a short text that can be a path: no NUL, no half of a surrogate."""
+    if not isinstance(value, str) or len(value) > MAX_TEXT or "\0" in value:
+        return False
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _unexpected(value: Any, kind: Any, name: str) -> BoxcovError:

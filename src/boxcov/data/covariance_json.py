@@ -145,12 +145,12 @@ def read_detections(
     meta, rows = covariances
     D = len(fields)
     _check_classes("in the file", set(labels), classes)
-
+    number = {name: label for label, name in enumerate(classes)}
     about: Mapping[str, Any] = meta.get("uncertainty", {})
     return Detections(
         boxes=boxes,
         scores=scores,
-        labels=torch.tensor([classes.index(name) for name in labels], dtype=torch.long),
+        labels=torch.tensor([number[name] for name in labels], dtype=torch.long),
         frame=torch.zeros(len(boxes), dtype=torch.long),
         fields=fields,
         classes=tuple(classes),

@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.input_file import read_bytes
+
+MAX_BYTES = 1 << 28  # of a point file
+MAX_OBJECTS = 10_000  # in one frame
+_PAIRS = 1 << 21  # of points and boxes that are compared at once
 
 
 def read_points(path: Path, columns: int) -> Tensor:
@@ -25,7 +30,7 @@ def read_points(path: Path, columns: int) -> Tensor:
             [4., 5., 6., 7.]])
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, MAX_BYTES)
     except OSError as error:
         raise BoxcovError(
             f"{path}: cannot be read ({error.strerror}): is this part of the data set unpacked?"
@@ -67,3 +72,20 @@ def points_in_boxes(points: Tensor, boxes: Tensor) -> Tensor:
     w, l, h = boxes[:, 3:6].T[..., None] / 2
     within: Tensor = (along.abs() <= l) & (across.abs() <= w) & (offset[..., 2].abs() <= h)
     return within
+
+
+def count_points(points: Tensor, boxes: Tensor) -> Tensor:
+    """Return how many points lie in each box (n,), as ``points_in_boxes``, in bounded memory.
+
+    >>> count_points(torch.zeros(3, 3), torch.ones(2, 7))
+    tensor([0, 0])
+    """
+    at_once = max(_PAIRS // max(len(points), 1), 1)
+    counts = [points_in_boxes(points, part).sum(1) for part in boxes.split(at_once)]
+    return torch.cat(counts)
+
+
+def check_objects(count: int, where: str | Path) -> None:
+    """Raise if a frame has more objects than boxcov reads."""
+    if count > MAX_OBJECTS:
+        raise BoxcovError(f"{where}: {count} objects in one frame, at most {MAX_OBJECTS} are read")

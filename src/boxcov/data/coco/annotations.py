@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,9 @@ from math import isfinite
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from boxcov.data.points import check_objects
 from boxcov.errors import BoxcovError, join_names
+from boxcov.input_file import conform, read_json
 
 Box = tuple[float, float, float, float]
 
@@ -45,7 +46,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
     of their category ids.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file: unpack COCO's annotations there") from None
     except (
@@ -66,7 +67,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
 
 def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Annotations:
     ids = {
-        str(entry["name"]): int(entry["id"])
+        conform(entry["name"], str, f"{path}: the name of a category"): int(entry["id"])
         for entry in sorted(content["categories"], key=lambda entry: int(entry["id"]))
     }
     classes = tuple(ids) if classes is None else tuple(classes)
@@ -98,7 +99,9 @@ def _picture(
     known: set[int],
     path: Path,
 ) -> Picture:
-    number, name = int(entry["id"]), str(entry["file_name"])
+    number = int(entry["id"])
+    name = conform(entry["file_name"], str, f"{path}: image {number}: file_name")
+    check_objects(len(objects.get(number, ())), f"{path}: image {number}")
     width, height = int(entry["width"]), int(entry["height"])
     parts = PurePosixPath(name.replace("\\", "/"))
     if not name or parts.is_absolute() or ".." in parts.parts or ":" in name:

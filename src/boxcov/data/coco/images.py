@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boxcov.errors import BoxcovError
+from boxcov.input_file import read_bytes, shorten
 
 PADDING = 114.0  # the grey around a letterboxed image
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # for some others Pillow starts programs
+MAX_PIXELS = 40_000_000
+MAX_BYTES = 1 << 28
 
 
 def read_image(path: str | Path) -> Tensor:
     """Return an image (3, h, w) of bytes: blue, green and red.
 
-    All formats of Pillow are read, also grey, transparent or 16-bit images.
+    JPEG, PNG, BMP and WebP are read, also grey, transparent or 16-bit images, up to 40 million
+    pixels.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -34,15 +40,22 @@ def read_image(path: str | Path) -> Tensor:
             "images are read with Pillow, which is not installed: pip install 'boxcov[coco]'"
         ) from None
     try:
-        with Image.open(path) as image:
+        with Image.open(BytesIO(read_bytes(path, MAX_BYTES)), formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise BoxcovError(
+                    f"{path}: {image.width} x {image.height} pixels, at most "
+                    f"{MAX_PIXELS // 1_000_000} million are read"
+                )
             image.load()
             rgb = _bytes(image)
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file: unpack the images there") from None
-    # what Pillow raises on damaged files; SyntaxError means a broken PNG
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except BoxcovError:
+        raise
+    except Exception as error:  # Pillow's decoders raise many types on damaged files
         raise BoxcovError(
-            f"{path}: not an image, or a damaged one ({type(error).__name__}: {error})"
+            f"{path}: not a JPEG, PNG, BMP or WebP image, or a damaged one "
+            f"({type(error).__name__}: {shorten(error, 400)})"
         ) from None
     return torch.from_numpy(np.ascontiguousarray(rgb[:, :, ::-1])).permute(2, 0, 1).contiguous()
 

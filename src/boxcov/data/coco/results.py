@@ -25,7 +25,7 @@ from boxcov.data.poses import propagate
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import atomic_write
-from boxcov.input_file import reading
+from boxcov.input_file import read_json, reading
 
 IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
 RESULT_FIELDS = ("x", "y", "w", "h")
@@ -87,14 +87,14 @@ def read_results(path: str | Path, frames: Coco) -> list[Detections]:
     path = Path(path)
     with reading(path, "a file of COCO results"):
         rows: dict[int, list[dict[str, Any]]] = {number: [] for number in frames.image_ids}
-        for entry in json.loads(path.read_text(encoding="utf-8")):
+        for entry in read_json(path):
             if entry["image_id"] not in rows:
                 raise BoxcovError(
                     f"{path}: a box in image {entry['image_id']}, which is not among the frames"
                 )
             rows[entry["image_id"]].append(entry)
         meta_path = path.with_suffix(".meta.json")
-        meta = json.loads(meta_path.read_text(encoding="utf-8")) if meta_path.exists() else {}
+        meta = read_json(meta_path) if meta_path.exists() else {}
         return [
             _read_frame(entries, frames, frames.scale(item), meta)
             for item, entries in enumerate(rows.values())
@@ -165,11 +165,11 @@ def _corner_covariances(row: list[float]) -> list[list[list[float]]]:
 def _read_frame(
     entries: list[dict[str, Any]], frames: Coco, scale: float, meta: dict[str, Any]
 ) -> Detections:
-    labels = [frames.category_ids.index(entry["category_id"]) for entry in entries]
+    names = dict(zip(frames.category_ids, frames.classes))
     in_image = read_detections(
         read_column(entries, "bbox", 4),
         read_column(entries, "score", 1)[:, 0],
-        [frames.classes[label] for label in labels],
+        [names[entry["category_id"]] for entry in entries],
         fields=RESULT_FIELDS,
         classes=frames.classes,
         covariances=(meta, entries),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from boxcov.data.poses import BOX_FIELDS, Pose, rotate_yaw
 from boxcov.errors import BoxcovError
+from boxcov.input_file import read_bytes
 
 LIDAR_FIELDS = BOX_FIELDS[:7]  # KITTI has no velocities
 CAMERA_FIELDS = ("h", "w", "l", "x", "y", "z", "rotation_y")  # the order of a label's columns
@@ -34,7 +35,7 @@ class CameraCalibration:
 def read_calibration(path: Path) -> CameraCalibration:
     """Read a file of the folder ``calib``."""
     try:
-        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+        lines = read_bytes(path).decode("ascii", errors="replace").splitlines()
     except OSError as error:
         raise BoxcovError(
             f"{path}: cannot be read ({error.strerror}): unpack the calibration archive there"

@@ -30,7 +30,7 @@ from boxcov.data.poses import BOX_FIELDS, propagate, wrap_angle
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import atomic_write, make_folder
-from boxcov.input_file import reading
+from boxcov.input_file import read_bytes, read_json, reading
 
 COVARIANCES = "covariance.json"
 # the centre is rotated, and that of the bottom face also depends on the height
@@ -83,7 +83,7 @@ def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
     with reading(path, "a file of covariances of KITTI results"):
         content = None
         if path.exists():
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
         meta = {} if content is None else content["meta"]
         rows = [None if content is None else content["frames"][token] for token in frames.tokens]
     return [_read_frame(folder, frames, item, meta, rows[item]) for item in range(len(frames))]
@@ -146,8 +146,7 @@ def _read_frame(
 def _image_size(path: Path) -> tuple[int, int]:
     """Return width and height of a PNG image from its header."""
     try:
-        with path.open("rb") as file:
-            head = file.read(24)
+        head = read_bytes(path)[:24]
     except OSError:
         return _IMAGE_SIZE
     if len(head) < 24 or not head.startswith(b"\x89PNG"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
+from os.path import isdir  # False, not an error, for a path that is too long or has a NUL
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from boxcov.data.kitti.camera import CameraCalibration, from_camera, read_calibration
-from boxcov.data.points import points_in_boxes, read_points
+from boxcov.data.points import check_objects, count_points, read_points
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError
+from boxcov.input_file import read_text, shorten
 
 CLASSES = ("Car", "Pedestrian", "Cyclist")  # those of the official evaluation
 # fmt: off
@@ -43,7 +45,7 @@ class Kitti(FrameSequence):
         token = self.all_tokens[index]
         points = read_points(self.folder / "velodyne" / f"{token}.bin", columns=4)  # (N, 4)
         boxes, labels = self._boxes(token)
-        count = points_in_boxes(points, boxes).sum(1)
+        count = count_points(points, boxes)
         target = {"boxes": boxes, "labels": labels, "points": count, "token": token}
         points[:, 3] *= 255
         return [torch.cat([points, torch.zeros(len(points), 1)], 1)], [target]
@@ -54,7 +56,7 @@ class Kitti(FrameSequence):
     def _boxes(self, token: str) -> tuple[Tensor, Tensor]:
         """Return boxes (n, 9) in the LiDAR's coordinates, and labels (n,)."""
         folder = self.folder / "label_2"
-        entries = read_labels(folder / f"{token}.txt") if folder.is_dir() else []
+        entries = read_labels(folder / f"{token}.txt") if isdir(folder) else []
         entries = [(kind, values) for kind, values in entries if kind in self.classes]
         rows = torch.tensor([values[7:14] for _, values in entries], dtype=torch.float64)
         boxes, _ = from_camera(rows.reshape(-1, 7), self._calibration(token).pose)
@@ -82,11 +84,11 @@ def frames(root: str | Path, split: str = "training", classes: Sequence[str] = C
     boxcov.errors.BoxcovError: nowhere/training/velodyne: no such folder: ...
     """
     folder = Path(root) / split
-    if not (folder / "velodyne").is_dir():
+    if not isdir(folder / "velodyne"):
         raise BoxcovError(
             f"{folder / 'velodyne'}: no such folder: give the root that holds training and testing"
         )
-    if not (folder / "label_2").is_dir() and split != "testing":
+    if not isdir(folder / "label_2") and split != "testing":
         raise BoxcovError(f"{folder / 'label_2'}: no such folder: unpack the label archive there")
     tokens = sorted(path.stem for path in (folder / "velodyne").glob("*.bin"))
     if not tokens:
@@ -107,7 +109,7 @@ def read_labels(path: Path) -> list[tuple[str, list[float]]]:
     [('Car', [1.5, 1.8, 4.2])]
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BoxcovError(
             f"{path}: cannot be read ({error}): unpack the label archive there"
@@ -123,8 +125,9 @@ def read_labels(path: Path) -> list[tuple[str, list[float]]]:
             values = []
         if len(values) not in (14, 15) or not all(map(isfinite, values)) or min(values[7:10]) <= 0:
             raise BoxcovError(
-                f"{path}, line {number}: {line!r} is not a label: expected a type, 14 numbers "
-                "(sizes above 0) and optionally a score"
+                f"{path}, line {number}: {shorten(line)!r} is not a label: expected a type, "
+                "14 numbers (sizes above 0) and optionally a score"
             )
         found.append((kind, values))
+    check_objects(len(found), path)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import dataclass
+from os.path import isdir  # False, not an error, for a path that is too long or has a NUL
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from boxcov.data.poses import rotation_matrix
 from boxcov.errors import BoxcovError
 
 Array = np.ndarray[Any, Any]
+_LONGEST_NAME = 512  # characters: one array holds all names at the length of the longest
 _LONGEST_GAP = 1.5  # seconds between annotations that give a velocity, as in nuScenes
 
 
@@ -81,11 +83,11 @@ def scene_names(split: str) -> list[str]:
 
 
 def _folder(root: Path, version: str) -> Path:
-    if not root.is_dir():
+    if not isdir(root):
         raise BoxcovError(
             f"{root}: no such folder: give the one that holds samples, sweeps and {version}"
         )
-    if not (root / version).is_dir():
+    if not isdir(root / version):
         there = sorted(path.parent.name for path in root.glob("*/sample_data.json"))
         raise BoxcovError(
             f"{root}: no version {version!r}: it holds "
@@ -289,6 +291,8 @@ def _chain(table: Table, rows: dict[str, int], tokens: list[str]) -> Array:
 def _file_name(table: Table, row: Row) -> bytes:
     """Return the file name of a row; raise if it leads out of the root, to files of others."""
     name = table.text(row, "filename")
+    if len(name) > _LONGEST_NAME:
+        raise table.unexpected(row, "filename", f"at most {_LONGEST_NAME} characters")
     if (
         not name
         or name.startswith("/")

@@ -22,9 +22,8 @@ from boxcov.data.nuscenes.classes import CLASSES, attribute
 from boxcov.data.nuscenes.sequence import NuScenes
 from boxcov.data.poses import BOX_FIELDS, rotation_matrix, transform_detections
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
 from boxcov.files import atomic_write
-from boxcov.input_file import reading
+from boxcov.input_file import read_json, reading
 
 MAX_BOXES = 500  # per sample; the official evaluation refuses more
 _SENSORS = {
@@ -67,14 +66,8 @@ def read_results(path: str | Path) -> dict[str, Detections]:
     ``boxcov.data.poses.transform_detections`` for another coordinate frame.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BoxcovError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise BoxcovError(f"{path}: not a nuScenes result file ({error})") from None
     with reading(path, "a nuScenes result file"):
-        content = json.loads(text)
+        content = read_json(path)
         meta, results = content["meta"], content["results"]
         return {token: _read_frame(entries, meta) for token, entries in results.items()}
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar
 
 from boxcov.errors import BoxcovError
+from boxcov.input_file import MAX_TEXT, is_text, open_text, shorten
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -32,23 +34,23 @@ class Table:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / f"{name}.json"
-        if not self.path.is_file():
+        if not isfile(self.path):
             raise BoxcovError(
                 f"{self.path}: no such table: unpack the metadata archive of this version there"
             )
 
     def __iter__(self) -> Iterator[Row]:
         try:
-            with self.path.open(encoding="utf-8") as file:
+            with open_text(self.path) as file:
                 yield from self._objects(file)
         except (OSError, UnicodeDecodeError) as error:
             raise BoxcovError(f"{self.path}: cannot be read ({error})") from None
 
     def text(self, row: Row, key: str) -> str:
         value = self._entry(row, key)
-        if not isinstance(value, str):
-            raise self._wrong_type(row, key, "text")
-        return value
+        if not is_text(value):
+            raise self.unexpected(row, key, f"a text of at most {MAX_TEXT} characters")
+        return str(value)
 
     def integer(self, row: Row, key: str) -> int:
         value = self._entry(row, key)
@@ -56,13 +58,13 @@ class Table:
             not (type(value) is int or (type(value) is float and value.is_integer()))
             or abs(value) >= 1 << 63
         ):
-            raise self._wrong_type(row, key, "a whole number of 64 bits")
+            raise self.unexpected(row, key, "a whole number of 64 bits")
         return int(value)
 
     def flag(self, row: Row, key: str) -> bool:
         value = self._entry(row, key)
         if not isinstance(value, bool):
-            raise self._wrong_type(row, key, "true or false")
+            raise self.unexpected(row, key, "true or false")
         return value
 
     def vector(self, row: Row, key: str, size: int) -> list[float]:
@@ -72,19 +74,19 @@ class Table:
             or len(value) != size
             or not all(isinstance(v, (int, float)) and abs(v) < _LARGEST for v in value)
         ):
-            raise self._wrong_type(row, key, f"{size} finite numbers")
+            raise self.unexpected(row, key, f"{size} finite numbers")
         return value
 
     def size(self, row: Row, key: str) -> list[float]:
         value = self.vector(row, key, 3)
         if min(value) <= 0:
-            raise self._wrong_type(row, key, "3 lengths above 0")
+            raise self.unexpected(row, key, "3 lengths above 0")
         return value
 
     def quaternion(self, row: Row, key: str) -> list[float]:
         value = self.vector(row, key, 4)
         if not any(value):
-            raise self._wrong_type(row, key, "a quaternion")
+            raise self.unexpected(row, key, "a quaternion")
         return value
 
     def refer(self, row: Row, key: str, index: Mapping[str, T], to: str) -> T:
@@ -92,8 +94,8 @@ class Table:
         token = self.text(row, key)
         if token not in index:
             raise BoxcovError(
-                f"{self._describe(row)}: its {key} {token!r} is not in {to}: the tables are of "
-                "different versions"
+                f"{self._describe(row)}: its {key} {shorten(repr(token))} is not in {to}: the "
+                "tables are of different versions"
             )
         return index[token]
 
@@ -104,11 +106,14 @@ class Table:
             )
         return row[key]
 
-    def _wrong_type(self, row: Row, key: str, wanted: str) -> BoxcovError:
-        return BoxcovError(f"{self._describe(row)}: {key} is {row[key]!r}, expected {wanted}")
+    def unexpected(self, row: Row, key: str, wanted: str) -> BoxcovError:
+        """Return the error for an entry that is not what was ``wanted``."""
+        return BoxcovError(
+            f"{self._describe(row)}: {key} is {shorten(repr(row[key]))}, expected {wanted}"
+        )
 
     def _describe(self, row: Row) -> str:
-        return f"{self.path}: the row of token {row.get('token')!r}"
+        return f"{self.path}: the row of token {shorten(repr(row.get('token')))}"
 
     def _objects(self, file: Any) -> Iterator[Row]:
         """Yield the objects of a JSON list, with one chunk and one row in memory."""
