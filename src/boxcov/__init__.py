@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from boxcov.kfac.fit import fit
     from boxcov.kfac.options import FitOptions
     from boxcov.posterior.posterior import Posterior
+    from boxcov.predict.compiled import CompiledModel, compile
     from boxcov.predict.exact import ExactGLM
     from boxcov.predict.glm import GLM
     from boxcov.predict.held_out_nll import held_out_nll
@@ -49,6 +50,8 @@ _HOMES = {
     "Selection": "detector",
     "BoxcovError": "errors",
     "BoxcovWarning": "errors",
+    "CompiledModel": "predict.compiled",
+    "compile": "predict.compiled",
     "ExactGLM": "predict.exact",
     "GLM": "predict.glm",
     "held_out_nll": "predict.held_out_nll",
@@ -67,6 +70,7 @@ __all__ = [
     "BoxcovWarning",
     "Candidates",
     "Checkpoint",
+    "CompiledModel",
     "Detections",
     "Detector",
     "EngineOptions",
@@ -80,6 +84,7 @@ __all__ = [
     "apply_ekfac",
     "calibrate",
     "check",
+    "compile",
     "data",
     "detectors",
     "error_model",

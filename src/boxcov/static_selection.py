@@ -80,6 +80,7 @@ def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Ten
     (tensor([2]), tensor(1), tensor(1))
     """
     n = min(n, len(scores))
-    index = torch.where(kept, scores, scores.new_full((), -1.0)).topk(n).indices
+    # stable: equal scores keep their order, as in ``Detector.select``
+    index = torch.where(kept, scores, -1.0).sort(descending=True, stable=True).indices[:n]
     total = kept.long().sum()
     return index, total.clamp(max=n), (total - n).clamp(min=0)

@@ -11,7 +11,7 @@ import torch
 from boxcov import BoxcovError
 from boxcov.detectors.centerpoint.nms import greedy_nms
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.static_selection import StaticLimits, static_nms
+from boxcov.static_selection import StaticLimits, best_rows, static_nms
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.yolox_cases import images, small
 
@@ -65,8 +65,22 @@ def test_boxes_beyond_the_limits_are_counted() -> None:
         assert int(few.left_off) == sum(max(count - 3, 0) for count in above) > 0
         pairs = detector.select_static(raw, StaticLimits(boxes=500, candidates=500, pairs=1))
         assert int(pairs.left_off) > 0
-    with pytest.raises(BoxcovError, match="takes one frame, got a batch of 2"):
-        detector.select_static(detector(inputs * 2), StaticLimits())
+
+
+@pytest.mark.parametrize("nms", ["rotated", "circle"])
+def test_centerpoint_in_batches(nms: str) -> None:
+    detector = pillar(nms=nms)
+    clouds = [cloud(detector.config, 0), cloud(detector.config, 1)[:0], cloud(detector.config, 1)]
+    assert check(detector, clouds, StaticLimits(boxes=900, candidates=500, pairs=400_000)) == 0
+
+
+def test_equal_scores_keep_their_order() -> None:
+    scores = torch.tensor([0.5, 0.7, 0.5, 0.7, 0.5, 0.9])
+    kept = torch.tensor([True, True, True, True, True, False])
+    index, count, excess = best_rows(scores.repeat(40), kept.repeat(40), 200)
+    expected = [i for best in (1, 0) for i in range(240) if i % 6 != 5 and i % 2 == best]
+    assert index.tolist() == expected
+    assert (int(count), int(excess)) == (200, 0)
 
 
 def test_yolox() -> None:

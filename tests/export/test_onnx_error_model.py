@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import boxcov
-from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
+from boxcov import MCGLM, BoxcovError, Detections, ExactGLM
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.error_model.inputs import box_inputs
 from boxcov.export.onnx import StaticLimits, about, export
 from boxcov.predict.static_frame import ERROR_OUTPUTS
-from helpers.error_models import make_error_model
+from helpers.error_models import with_error_model
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -29,27 +27,6 @@ def run_file(path: Path, inputs: Tensor) -> dict[str, Tensor]:
     names = [out.name for out in session.get_outputs()]
     values = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
     return {name: torch.from_numpy(value) for name, value in zip(names, values)}
-
-
-def with_error_model(model: Any, posterior: Posterior, inputs: Any, estimator: str) -> Posterior:
-    """Return the posterior with an error model that reads everything known about the boxes."""
-    found = model.with_signals(inputs)
-    names = tuple(box_inputs(found))
-    error_model = make_error_model(
-        found.fields, found.classes, estimator, posterior.fingerprint, names
-    )
-    quantiles = error_model.regions.quantiles.clone()
-    quantiles[:, :, -1] = torch.inf  # too few boxes for the highest level
-    return posterior.with_error_model(
-        replace(
-            error_model,
-            spread=torch.full((len(names),), 5.0),
-            network=error_model.network.with_parameters(
-                [0.3 * p for p in error_model.network.parameters()]
-            ),
-            regions=replace(error_model.regions, quantiles=quantiles),
-        )
-    )
 
 
 def check(found: dict[str, Tensor], expected: Detections) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
+from boxcov import Posterior
+from boxcov.error_model.inputs import box_inputs
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions
@@ -50,4 +54,25 @@ def make_error_model(
             torch.zeros(len(classes), len(RANGES) + 1, dtype=torch.long),
         ),
         provenance={"boxes": 10, "paired": 5, "frames": 2},
+    )
+
+
+def with_error_model(model: Any, posterior: Posterior, inputs: Any, estimator: str) -> Posterior:
+    """Return the posterior with an error model that reads everything known about the boxes."""
+    found = model.with_signals(inputs)
+    names = tuple(box_inputs(found))
+    error_model = make_error_model(
+        found.fields, found.classes, estimator, posterior.fingerprint, names
+    )
+    quantiles = error_model.regions.quantiles.clone()
+    quantiles[:, :, -1] = torch.inf  # too few boxes for the highest level
+    return posterior.with_error_model(
+        replace(
+            error_model,
+            spread=torch.full((len(names),), 5.0),
+            network=error_model.network.with_parameters(
+                [0.3 * p for p in error_model.network.parameters()]
+            ),
+            regions=replace(error_model.regions, quantiles=quantiles),
+        )
     )

@@ -119,6 +119,9 @@ class TinyCenter(Detector):
         where = (frame[order], row[order], column[order])
         return Selection(frame[order], scores[order], label[order], where)
 
+    def static_inputs(self, inputs: Tensor) -> Tensor:
+        return inputs
+
     def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
         heat = raw["heatmap"].sigmoid()
         peaks = (heat * (F.max_pool2d(heat, 3, stride=1, padding=1) == heat))[0].flatten()

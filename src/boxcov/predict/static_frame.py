@@ -1,4 +1,4 @@
-"""A detector with its covariances as one function of tensors with fixed shapes, to be traced."""
+"""A detector with its covariances as one function of fixed shapes, for ONNX and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from boxcov._torch.precision import matrix_precision
+from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
-from boxcov.predict.exact import ExactGLM
 from boxcov.predict.forward_mode.derivatives import directional_derivatives
 from boxcov.predict.head.cells import group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.stages import decode_result
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
-from boxcov.predict.instances import check_items
-from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.instances import InstanceEngine, check_items
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import add_signals
+from boxcov.predict.route import EngineOptions
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
@@ -35,13 +37,13 @@ Covariance = Callable[[LinearizationPoint, StaticSelection], Tensor]
 
 
 class FrameFunction:
-    """Compute the tensors ``names`` of one frame: n rows, of which the first ``count`` are boxes.
+    """Compute a frame, or a batch, in n rows, of which the first ``count`` are boxes.
 
-    They are ``OUTPUTS`` and, if the posterior holds an error model, ``ERROR_OUTPUTS``; ``flipped``
-    is left out for boxes without a heading.
+    detector: a static part. posterior: None for boxes alone; its error model, if it has one, is
+    applied. etas: posterior samples, for the covariance of ``MCGLM``; None for the exact one.
 
-    samples: number of posterior samples, those of ``MCGLM`` with ``seed``; None for the exact
-    covariance.
+    A call returns the tensors ``names``, with zeros in the padding: ``OUTPUTS`` and, with an error
+    model, ``ERROR_OUTPUTS``; ``flipped`` is left out for boxes without a heading.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -50,7 +52,7 @@ class FrameFunction:
     >>> detector = TinyCenter(threshold=0.05, most=3).eval()
     >>> posterior = boxcov.fit(detector, frames)
     >>> inputs, limits = frames[0][0], StaticLimits(boxes=4)
-    >>> function = FrameFunction(detector, posterior, inputs, samples=5, seed=0, limits=limits)
+    >>> function = FrameFunction(detector, posterior, inputs, limits)
     >>> [tuple(out.shape) for out in function(inputs)]
     [(3, 5), (3,), (3,), (3, 5, 5), (), ()]
     """
@@ -58,67 +60,77 @@ class FrameFunction:
     def __init__(
         self,
         detector: Detector,
-        posterior: Posterior,
+        posterior: Posterior | None,
         inputs: Tensor,
-        samples: int | None,
-        seed: int,
         limits: StaticLimits,
+        etas: dict[str, Tensor] | None = None,
+        engine: EngineOptions | None = None,
     ) -> None:
-        self.limits, self.error_model = limits, posterior.error_model
-        posterior = posterior.with_error_model(None)
-        model = ExactGLM(detector, posterior)
-        self.linearized = model.linearized
+        self.limits, self.engine = limits, engine or EngineOptions()
+        self.error_model = None if posterior is None else posterior.error_model
+        names = [] if posterior is None else posterior.parameters
+        self.linearized = LinearizedDetector(detector, names)
+        self.covariance: Covariance | None = None
+        self.needs_trunk = True
         with torch.no_grad():
             point, static = self._linearize(inputs)
-            n, D = point.boxes.shape
-            # a first run, which refuses an error model that the graph cannot compute
-            results = self._error_results(point, static, point.boxes.new_ones(n, D, D))
-            self.names = (*OUTPUTS, *results)
-            moving = _moving_parameters(point, static)
-            if samples is None:
-                self.covariance = _exact_covariance(posterior, moving, point, static, model)
-            else:
-                etas = posterior.sample(samples, torch.Generator().manual_seed(seed))
-                self.covariance = _sampled_covariance(posterior, moving, point, etas)
+            if posterior is not None:
+                self.covariance = self._choose(posterior, etas, point, static)
+            found, _ = self.run(inputs)  # refuses an error model that the graph cannot compute
+        given = [name for name in ERROR_OUTPUTS if self.error_model is not None]
+        self.names = (*OUTPUTS, *(name for name in given if getattr(found, name) is not None))
+
+    def _choose(
+        self,
+        posterior: Posterior,
+        etas: dict[str, Tensor] | None,
+        point: LinearizationPoint,
+        static: StaticSelection,
+    ) -> Covariance:
+        """Return how the covariance is computed: by the head's stages where they suffice."""
+        moving = _moving_parameters(point, static)
+        options = (etas, self.engine.tolerance)
+        head = _head_weights(posterior, moving, point, options)
+        self.needs_trunk = head is None
+        if head is not None:
+            return _staged_covariance(head)
+        if etas is not None:
+            return _sampled_covariance(moving, etas)
+        engine = InstanceEngine(self.linearized, posterior)
+        return _exact_covariance(moving, point, static, engine)
+
+    def run(self, inputs: Tensor) -> tuple[Detections, StaticSelection]:
+        """Return n rows of detections, with arbitrary padding, and which of them are boxes."""
+        with torch.no_grad():
+            point, static = self._linearize(inputs)
+            covariance = None
+            if self.covariance is not None:
+                with matrix_precision(self.engine.precision):
+                    covariance = self.covariance(point, static)
             self.linearized.trunk.forget()
+        found = point.detections(covariance=covariance)
+        if self.error_model is None:
+            return found, static
+        # each row of padding has a frame of its own, so that it is no neighbour of a box
+        own = -1 - torch.arange(len(found), device=found.scores.device)
+        frame = torch.where(static.valid, found.frame, own)
+        found = add_signals(replace(found, frame=frame), point)
+        return self.error_model.apply(found, check=False), static
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            point, static = self._linearize(inputs)
-            covariance = self.covariance(point, static)
-            self.linearized.trunk.forget()
-        valid, selection = static.valid, static.selection
-        plain = (
-            torch.where(valid.unsqueeze(1), point.boxes, 0),
-            torch.where(valid, selection.scores, 0),
-            torch.where(valid, selection.labels, -1),
-            torch.where(valid[:, None, None], covariance, 0),
-            static.count,
-            static.left_off,
-        )
-        return plain + tuple(
-            torch.where(valid.view(-1, *[1] * (value.dim() - 1)), value, 0)
-            for value in self._error_results(point, static, covariance).values()
-        )
-
-    def _error_results(
-        self, point: LinearizationPoint, static: StaticSelection, covariance: Tensor
-    ) -> dict[str, Tensor]:
-        """Return what the error model says about each row, by name; nothing without one."""
-        if self.error_model is None:
-            return {}
-        rows = torch.arange(len(covariance))
-        found = add_signals(point.detections(covariance=covariance), point)
-        # each row of padding has a frame of its own, so that it is no neighbour of a box
-        frame = torch.where(static.valid, 0, rows + 1)
-        found = self.error_model.apply(replace(found, frame=frame), check=False)
-        results = {name: getattr(found, name) for name in ERROR_OUTPUTS}
-        return {name: value for name, value in results.items() if value is not None}
+        found, static = self.run(inputs)
+        values = {"count": static.count, "left_off": static.left_off}
+        for name in self.names:
+            if name not in values:
+                value, padding = getattr(found, name), -1 if name == "labels" else 0
+                valid = static.valid.view(-1, *[1] * (value.dim() - 1))
+                values[name] = torch.where(valid, value, padding)
+        return tuple(values[name] for name in self.names)
 
     def _linearize(self, inputs: Tensor) -> tuple[LinearizationPoint, StaticSelection]:
         """Run the plain detector and select its boxes in a fixed number of rows."""
         shadow = self.linearized.shadow
-        raw = self.linearized.recorded(inputs)
+        raw = self.linearized.recorded(inputs) if self.needs_trunk else shadow(inputs)
         static = shadow.select_static(raw, self.limits)
         if static is None:
             raise BoxcovError(
@@ -136,7 +148,7 @@ def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> se
         theta = {name: w.requires_grad_() for name, w in point.linearized.theta().items()}
         for selection in static.of_kind or (static.selection,):
             z = replace(point, selection=selection).z_at(theta)
-            probe = torch.linspace(1, 2, z.numel(), dtype=z.dtype).view(z.shape)
+            probe = torch.linspace(1, 2, z.numel(), dtype=z.dtype, device=z.device).view(z.shape)
             gradients = torch.autograd.grad(
                 (z * probe).sum(), list(theta.values()), allow_unused=True
             )
@@ -144,63 +156,62 @@ def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> se
     return moving
 
 
-def _sampled_covariance(
-    posterior: Posterior, moving: set[str], point: LinearizationPoint, etas: dict[str, Tensor]
-) -> Covariance:
-    """Return the sample covariance along ``etas``: by the head's stages, or by forward mode."""
-    head = _head_weights(posterior, moving, point, etas)
-    if head is not None:
-        return lambda point, static: sample_covariance(_apply_head(head, point))
+def _staged_covariance(head: HeadWeights) -> Covariance:
+    """Return the covariance by the head's stages: exact, or along their directions."""
+
+    def covariance(point: LinearizationPoint, static: StaticSelection) -> Tensor:
+        staged = point.linearized.shadow.stages(point.raw, point.selection)
+        assert staged is not None
+        pixels, plan = plan_own_cells(staged, head, group_in_blocks(staged.kind, head.n_kinds))
+        found = decode_result(head, head_covariance(head, plan, pixels), staged)[0]
+        return sample_covariance(found) if head.has_directions else found
+
+    return covariance
+
+
+def _sampled_covariance(moving: set[str], etas: dict[str, Tensor]) -> Covariance:
+    """Return the sample covariance along ``etas``, by forward mode."""
     directions = {name: eta for name, eta in etas.items() if name in moving}
     return lambda point, static: sample_covariance(directional_derivatives(point, directions))
 
 
 def _exact_covariance(
-    posterior: Posterior,
-    moving: set[str],
-    point: LinearizationPoint,
-    static: StaticSelection,
-    model: ExactGLM,
+    moving: set[str], point: LinearizationPoint, static: StaticSelection, engine: InstanceEngine
 ) -> Covariance:
-    """Return ``J Sigma J^T``: by the head's stages, or by its layers per instance."""
-    head = _head_weights(posterior, moving, point, None)
-    if head is not None:
-        return lambda point, static: _apply_head(head, point)
+    """Return ``J Sigma J^T`` by the head's layers per instance."""
     used: set[str] = set()
-    _covariance_by_kind(model, point, static, used)  # verifies instances(), outside the graph
+    _covariance_by_kind(engine, point, static, used)  # verifies instances(), outside the graph
     below = sorted(moving - used)
     if below:
         raise BoxcovError(
             "an exact covariance can be exported for layers that instances() runs: "
             f"{join_names(below)} lie below the head. Take samples, or a posterior of the head"
         )
-    return lambda point, static: _covariance_by_kind(model, point, static, None)
+    return lambda point, static: _covariance_by_kind(engine, point, static, None)
 
 
 def _head_weights(
     posterior: Posterior,
     moving: set[str],
     point: LinearizationPoint,
-    etas: dict[str, Tensor] | None,
+    options: tuple[dict[str, Tensor] | None, float],
 ) -> HeadWeights | None:
-    """Return the weights of the head's stages, if they include all that boxes depend on."""
+    """Return the weights of the head's stages, if they include all that boxes depend on.
+
+    options: the directions and the tolerance of ``build_head_weights``.
+    """
     staged = point.linearized.shadow.stages(point.raw, point.selection)
     if staged is None:
         return None
-    head = build_head_weights(staged, posterior, point.linearized.names, etas)
+    head = build_head_weights(staged, posterior, point.linearized.names, *options)
     return head if head is not None and head.parameters and moving <= head.parameters else None
 
 
-def _apply_head(head: HeadWeights, point: LinearizationPoint) -> Tensor:
-    """Return covariances (n, D, D), or derivatives (n, D, k) for a head with k directions."""
-    staged = point.linearized.shadow.stages(point.raw, point.selection)
-    assert staged is not None
-    pixels, plan = plan_own_cells(staged, head, group_in_blocks(staged.kind, head.n_kinds))
-    return decode_result(head, head_covariance(head, plan, pixels), staged)[0]
-
-
 def _covariance_by_kind(
-    model: ExactGLM, point: LinearizationPoint, static: StaticSelection, used: set[str] | None
+    engine: InstanceEngine,
+    point: LinearizationPoint,
+    static: StaticSelection,
+    used: set[str] | None,
 ) -> Tensor:
     """Compute all rows as every kind in turn, and take each row from its own kind (n, D, D).
 
@@ -215,13 +226,13 @@ def _covariance_by_kind(
     n, D = point.boxes.shape
     out = point.boxes.new_zeros(n, D, D)
     for number, selection in enumerate(static.of_kind or (static.selection,)):
-        run = model.router.instances.run(*_single_group(point, leaves, selection))
-        part = model.router.instances.covariance(run, is_traced=used is None)
+        run = engine.run(*_single_group(point, leaves, selection))
+        part = engine.covariance(run, is_traced=used is None)
         out = torch.where((kind == number)[:, None, None], part, out)
         if used is not None:
             if n > 1 and run.uses:
                 check_items(run, type(point.linearized.shadow).__name__)
-            for block in model.posterior.blocks.values():
+            for block in engine.posterior.blocks.values():
                 if block.layer.weight in run.uses:
                     names = (block.layer.weight, block.layer.bias)
                     used |= {name for name in names if name is not None}

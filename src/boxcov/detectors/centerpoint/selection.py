@@ -21,7 +21,6 @@ from boxcov.detectors.centerpoint.nms import (
     rotated_iou,
     rotated_pairs,
 )
-from boxcov.errors import BoxcovError
 from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
 
 _SEEN_FROM_ABOVE = [0, 1, 3, 4, 6]  # x y w l yaw of a box
@@ -58,17 +57,18 @@ def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
 def select_static(
     tasks: Sequence[TaskMaps], config: Config, limits: StaticLimits
 ) -> StaticSelection:
-    """Return what ``select`` reports of one frame, in a fixed number of rows; kind: the task."""
-    if len(tasks[0]["reg"]) != 1:
-        raise BoxcovError(
-            f"a static selection takes one frame, got a batch of {len(tasks[0]['reg'])}"
-        )
-    ranked = rank_candidates(tasks, config, limits.candidates)  # (tasks, k)
+    """Return what ``select`` reports, in a fixed number of rows for all frames; kind: the task."""
+    ranked = rank_candidates(tasks, config, limits.candidates)  # (B tasks, k)
     suppresses, ignored = _static_suppressions(ranked, config, limits.pairs)
     kept, converged = static_nms(suppresses)
     kept = kept & ranked.valid
     kept = kept & (kept.cumsum(1) <= config.reporting.max_boxes)
     index, count, excess = best_rows(ranked.scores.flatten(), kept.flatten(), limits.boxes)
+    frames = len(tasks[0]["reg"])
+    if frames > 1:
+        is_box = torch.arange(len(index), device=index.device) < count
+        frame = torch.where(is_box, ranked.where.frame[index], frames)  # padding comes last
+        index = index[frame.argsort(stable=True)]
     selection = ranked.selection(index)
     at = selection.where
     of_kind = tuple(
@@ -109,13 +109,13 @@ def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = N
 
     By default k is the largest number of candidates above the threshold in any frame and task.
     """
-    best = [_best_cells(maps, config) for maps in tasks]
-    scores, classes, cells = (torch.stack(parts, 1) for parts in zip(*best))  # (B, tasks, K) each
+    best = [_best_cells(maps, config, task) for task, maps in enumerate(tasks)]
+    scores, labels, cells = (torch.stack(parts, 1) for parts in zip(*best))  # (B, tasks, K) each
     valid = scores > config.reporting.threshold
     k = int(valid.sum(2).amax()) if k is None else k
     excess = valid[:, :, k:].sum()
-    scores, classes, cells, valid = (
-        t[:, :, :k].flatten(0, 1) for t in (scores, classes, cells, valid)
+    scores, labels, cells, valid = (
+        t[:, :, :k].flatten(0, 1) for t in (scores, labels, cells, valid)
     )  # (B tasks, k)
     group = torch.arange(len(scores), device=scores.device).unsqueeze(1).expand_as(scores)
     columns = tasks[0]["reg"].shape[3]
@@ -123,12 +123,11 @@ def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = N
     where = CellIndex(*(t.flatten() for t in index))
     values = values_at(tasks, where, list(config.branches))
     boxes = boxes_of(values, where.row, where.column, config).unflatten(0, scores.shape)
-    first = torch.tensor([config.first_class(i) for i in range(len(tasks))], device=scores.device)
-    return Ranked(scores, first[where.task] + classes.flatten(), valid, where, boxes, excess)
+    return Ranked(scores, labels.flatten(), valid, where, boxes, excess)
 
 
-def _best_cells(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores, classes and cells (B, K) of a task's best candidates.
+def _best_cells(maps: TaskMaps, config: Config, task: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores, labels and cells (B, K) of a task's best candidates.
 
     The score is 0 outside the centre range.
     """
@@ -140,7 +139,8 @@ def _best_cells(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]
     if not rules.per_class:
         scores, labels = scores.max(1, keepdim=True)
     scores, index = scores.flatten(1).topk(min(rules.candidates, scores[0].numel()))
-    labels, cells = labels.flatten(1).gather(1, index), index % (rows * columns)
+    labels = labels.flatten(1).gather(1, index) + config.first_class(task)
+    cells = index % (rows * columns)
     missing = rules.candidates - scores.shape[1]  # on a small map tasks have different numbers
     padded = [torch.nn.functional.pad(t, (0, missing)) for t in (scores, labels, cells)]
     return padded[0], padded[1], padded[2]
@@ -162,8 +162,7 @@ def _suppressions(ranked: Ranked, config: Config) -> Pairs:
     """Return pairs of candidates, of all G k: the first, if kept, suppresses the second."""
     rules, boxes = config.reporting, ranked.boxes
     if rules.nms == "circle":
-        bound = boxes.new_tensor(rules.radii).repeat(len(boxes) // len(config.tasks))
-        return circle_pairs(boxes[:, :, :2], ranked.valid, bound)
+        return circle_pairs(boxes[:, :, :2], ranked.valid, _circle_bounds(boxes, config))
     return rotated_pairs(boxes[:, :, _SEEN_FROM_ABOVE], ranked.valid, rules.overlap)
 
 
@@ -173,7 +172,7 @@ def _static_suppressions(ranked: Ranked, config: Config, pairs: int) -> tuple[Te
     later = torch.ones(k, k, dtype=torch.bool, device=boxes.device).triu(1)
     both = ranked.valid.unsqueeze(2) & ranked.valid.unsqueeze(1) & later
     if rules.nms == "circle":
-        near = near_centres(boxes[:, :, :2], boxes.new_tensor(rules.radii)) & both
+        near = near_centres(boxes[:, :, :2], _circle_bounds(boxes, config)) & both
         return near.to(boxes.dtype), near.new_zeros((), dtype=torch.long)
     flat = boxes[:, :, _SEEN_FROM_ABOVE]
     near = near_boxes(flat) & both
@@ -186,3 +185,9 @@ def _static_suppressions(ranked: Ranked, config: Config, pairs: int) -> tuple[Te
     over = ((iou > rules.overlap) & (score > 0)).to(boxes.dtype)
     suppresses = boxes.new_zeros(near.numel()).scatter(0, index, over).view(near.shape)
     return suppresses, (near.long().sum() - pairs).clamp(min=0)
+
+
+def _circle_bounds(boxes: Tensor, config: Config) -> Tensor:
+    """Return the bound (G,) of each group's circle NMS, without a copy from the host."""
+    bounds = torch.cat([boxes.new_full((1,), radius) for radius in config.reporting.radii])
+    return bounds.repeat(len(boxes) // len(config.tasks))

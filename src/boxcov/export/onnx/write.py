@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from boxcov._torch.modules import check_fingerprint, fingerprint, shadow
+from boxcov._torch.modules import check_fingerprint, shadow
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
 from boxcov.export.onnx.model import build_model
@@ -85,11 +85,12 @@ def export(
     static_part = _static_part(detector, posterior, inputs)
     function = FrameFunction(
         static_part,
-        replace(posterior, fingerprint=fingerprint(static_part)),
+        posterior,
         inputs,
-        None if samples == "exact" else samples,
-        seed,
         limits,
+        None
+        if samples == "exact"
+        else posterior.sample(samples, torch.Generator().manual_seed(seed)),
     )
     with torch.no_grad():
         expected = function(inputs)

@@ -135,7 +135,7 @@ class StaticGraph:
         if given is None:
             return None
         ends = None if tangents is None else tangents.ends
-        key = (ends, self._directions_number, *_backend_flags())
+        key = (ends, self._directions_number, *backend_flags())
         try:
             made = self.graphs(key, lambda x: self._compute(key, x, tangents), given)
         except RuntimeError as error:
@@ -190,7 +190,7 @@ class StaticGraph:
         return GraphPass(tree_unflatten(leaves, form), tensors, given, key, is_replay)
 
 
-def _backend_flags() -> tuple[Hashable, ...]:
+def backend_flags() -> tuple[Hashable, ...]:
     """Settings that change the bits of a pass and may change between two frames."""
     cudnn = torch.backends.cudnn
     return (

@@ -1,0 +1,198 @@
+"""``boxcov.compile``: a model for deployment, which runs a frame as one CUDA graph."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from threading import Lock
+from typing import Any
+from warnings import warn
+
+import torch
+from torch import Tensor
+
+from boxcov._torch.inputs import fresh, ready
+from boxcov.detections import Detections
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.predict.covariance import check_covariance
+from boxcov.predict.cuda.static_graph import CaptureError, Graphs, backend_flags
+from boxcov.predict.exact import ExactGLM
+from boxcov.predict.mcglm import MCGLM
+from boxcov.predict.predictor import Predictor
+from boxcov.predict.route import relative_errors
+from boxcov.predict.static_frame import FrameFunction
+from boxcov.static_selection import StaticLimits
+
+_TOLERANCE = 1e-2  # relative difference of a covariance on the example: TF32 products
+_TENSORS = tuple(field.name for field in fields(Detections) if "Tensor" in str(field.type))
+
+
+def compile(
+    model: Detector | ExactGLM | MCGLM, example: Any, limits: StaticLimits | None = None
+) -> CompiledModel:
+    """Return the model as an object that runs each frame in a few launches.
+
+    Everything after the detector's encoder (network, selection, decoding, covariance and error
+    model) is captured as one CUDA graph of fixed shapes; the first call is as fast as the others.
+    The boxes are those of the model bit for bit. A plain detector is compiled without covariances.
+
+    example: inputs like those of later calls; its batch size is fixed. limits: of boxes and
+    candidates per call; a frame beyond them is computed by the model itself, with one warning.
+    On a CPU there is no graph: the same function runs step by step, which is slower.
+
+    >>> import boxcov
+    >>> from boxcov.data import shapes
+    >>> from boxcov.detectors.tiny import TinyCenter
+    >>> frames = shapes.frames(count=2)
+    >>> detector = TinyCenter(threshold=0.05, most=3).eval()
+    >>> model = boxcov.ExactGLM(detector, boxcov.fit(detector, frames))
+    >>> fast = compile(model, frames[0][0])
+    >>> torch.equal(fast(frames[1][0]).boxes, model(frames[1][0]).boxes)
+    True
+    """
+    return CompiledModel(model, example, limits)
+
+
+class CompiledModel:
+    """A model with fixed shapes: ``compiled(inputs)`` returns ``Detections``. See ``compile``.
+
+    Calls from several threads wait for each other.
+    """
+
+    def __init__(
+        self, model: Detector | ExactGLM | MCGLM, example: Any, limits: StaticLimits | None = None
+    ) -> None:
+        self.model, self.limits = model, limits or StaticLimits(boxes=256)
+        self.fallbacks = 0  # frames that the model itself had to compute
+        self._detector = model if isinstance(model, Detector) else model._detector
+        self.device = next(self._detector.parameters()).device
+        self._lock = Lock()
+        self._graphs = Graphs(max_graphs=4) if self.device.type == "cuda" else None
+        self._rows: Detections | None = None  # of the last run of the function, for its metadata
+        with torch.no_grad():
+            example = ready(example, self.device)
+            given = self._static_inputs(example)
+            self._shape = given.shape
+            self._function = self._build(given)
+            for _ in range(3):  # a first call, the capture, and a replay
+                found = self._run(given)
+        self._verify(found, example)
+
+    def __call__(self, inputs: Any) -> Detections:
+        """The detections of ``model(inputs)``, or of ``detector.detect(inputs)``."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if isinstance(self.model, Predictor):
+                self.model._check_weights()
+            inputs = ready(inputs, self.device)
+            given = self._static_inputs(inputs)
+            found = self._run(given) if given.shape == self._shape else None
+        if found is None:
+            return self._fall_back(inputs, given.shape)
+        if isinstance(self.model, Predictor):
+            check_covariance(found, self.model.method, self.model.settings())
+        return found
+
+    def __repr__(self) -> str:
+        inner = repr(self.model) if isinstance(self.model, Predictor) else type(self.model).__name__
+        return f"CompiledModel({self.limits}, inputs {tuple(self._shape)}) of\n{inner}"
+
+    def _static_inputs(self, inputs: Any) -> Tensor:
+        given = self._detector.static_inputs(fresh(inputs))
+        if given is None:
+            raise BoxcovError(
+                f"{type(self._detector).__name__}.static_inputs() returned None: boxcov.compile "
+                "needs a detector that declares its static part"
+            )
+        return given
+
+    def _build(self, given: Tensor) -> FrameFunction:
+        part, model = self._detector.static_part(), self.model
+        if isinstance(model, Detector):
+            return FrameFunction(part, None, given, self.limits)
+        _check_method(model)
+        posterior = model.posterior.with_error_model(model.error_model)
+        etas = model._samples.etas if isinstance(model, MCGLM) else None
+        return FrameFunction(part, posterior, given, self.limits, etas, model.engine)
+
+    def _run(self, given: Tensor) -> Detections | None:
+        """The detections; None if the frame is beyond the limits."""
+        if self._graphs is None:
+            tensors = self._compute(given)
+        else:
+            try:
+                tensors = self._graphs(backend_flags(), self._compute, given)
+            except RuntimeError as error:
+                if not self._graphs.capturing:
+                    raise
+                raise CaptureError(
+                    f"{type(self._detector).__name__} cannot be captured as a CUDA graph: "
+                    f"{str(error).splitlines()[0]}"
+                ) from error
+        *values, counts = tensors
+        count, left_off = counts.tolist()  # the one synchronisation with the device
+        if left_off:
+            return None
+        assert self._rows is not None
+        names = [name for name in _TENSORS if getattr(self._rows, name) is not None]
+        own: dict[str, Any] = {name: value[:count].clone() for name, value in zip(names, values)}
+        settings = {} if isinstance(self.model, Detector) else self.model.settings()
+        return replace(self._rows, **own, meta={**settings, **self._rows.meta})
+
+    def _compute(self, given: Tensor) -> tuple[Tensor, ...]:
+        """All tensors of the detections, then the number of boxes and of those left off (2,)."""
+        self._rows, static = self._function.run(given)
+        values = [getattr(self._rows, name) for name in _TENSORS]
+        counts = torch.stack([static.count, static.left_off])
+        return (*(value for value in values if value is not None), counts)
+
+    def _fall_back(self, inputs: Any, shape: torch.Size) -> Detections:
+        """The model's own detections, for a frame that the graph cannot hold."""
+        if not self.fallbacks:
+            reason = f"it has more boxes or candidates than {self.limits}"
+            if shape != self._shape:
+                reason = f"its inputs have the shape {tuple(shape)}, not {tuple(self._shape)}"
+            warn(
+                f"a frame is computed without the compiled graph, because {reason}; "
+                "CompiledModel.fallbacks counts further ones",
+                BoxcovWarning,
+                stacklevel=3,
+            )
+        self.fallbacks += 1
+        return self._plain(inputs)
+
+    def _plain(self, inputs: Any) -> Detections:
+        model = self.model
+        return model.detect(inputs) if isinstance(model, Detector) else model(inputs)
+
+    def _verify(self, found: Detections | None, example: Any) -> None:
+        """Raise if the example is beyond the limits, or differs from what the model computes."""
+        expected = self._plain(example)
+        if found is None:
+            raise BoxcovError(
+                f"the example with {len(expected)} boxes is beyond {self.limits}: "
+                "pass larger limits to boxcov.compile"
+            )
+        same = len(found) == len(expected) and torch.equal(found.boxes, expected.boxes)
+        if same and expected.covariance is not None and found.covariance is not None:
+            errors = relative_errors(found.covariance, expected.covariance)
+            same = not len(errors) or float(errors.median()) <= _TOLERANCE
+        if not same:
+            raise BoxcovError(
+                f"{type(self._detector).__name__} gives other boxes or covariances as a static "
+                "graph than by itself: does select_static() report what select() does?"
+            )
+
+
+def _check_method(model: ExactGLM | MCGLM) -> None:
+    if not isinstance(model, ExactGLM | MCGLM):
+        raise BoxcovError(f"boxcov.compile takes ExactGLM or MCGLM, not {type(model).__name__}")
+    options = {
+        "with_logit=True": model.with_logit,
+        "fresh=True": isinstance(model, MCGLM) and model.fresh,
+        "cross_box=True": isinstance(model, MCGLM) and model.cross_box,
+        "derivative='fd'": isinstance(model, MCGLM) and model.derivative == "fd",
+        "samples below the head": isinstance(model, ExactGLM) and model.samples is not None,
+    }
+    wrong = [name for name, is_used in options.items() if is_used]
+    if wrong:
+        raise BoxcovError(f"boxcov.compile does not support {', '.join(wrong)}")

@@ -1,0 +1,129 @@
+"""A compiled model gives the model's detections: the same boxes, and equal numbers for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import pytest
+import torch
+
+import boxcov
+from boxcov import BoxcovError, BoxcovWarning
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.predict.route import relative_errors
+from boxcov.static_selection import StaticLimits
+from helpers.centerpoint_cases import cloud, detector_of, pillar_config
+from helpers.error_models import with_error_model
+
+ROOMY = StaticLimits(boxes=300, candidates=500, pairs=100_000)
+
+
+@pytest.fixture(scope="module")
+def lidar() -> tuple[Any, Any]:
+    config = pillar_config()
+    detector = detector_of(
+        replace(config, reporting=replace(config.reporting, threshold=0.1, max_boxes=20))
+    )
+    frames = [([cloud(config, seed)], _objects(detector, cloud(config, seed))) for seed in (0, 1)]
+    with catch_warnings():
+        simplefilter("ignore")  # some tasks see no object
+        return detector, boxcov.fit(detector, frames, n_data=100, prior_precision=10.0)
+
+
+def _objects(detector: Any, points: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    found = detector.detect([points])[:5]
+    return [{"boxes": found.boxes.detach(), "labels": found.labels}]
+
+
+def same(fast: Any, slow: Any, tolerance: float = 1e-4) -> None:
+    for name in ("boxes", "scores", "labels", "frame"):
+        assert torch.equal(getattr(fast, name), getattr(slow, name)), name
+    assert (fast.covariance is None) == (slow.covariance is None)
+    if slow.covariance is not None:
+        assert float(relative_errors(fast.covariance, slow.covariance).max()) < tolerance
+
+
+@pytest.mark.parametrize("method", [boxcov.ExactGLM, boxcov.MCGLM])
+def test_centerpoint(lidar: tuple[Any, Any], method: Any) -> None:
+    detector, posterior = lidar
+    model = method(detector, posterior)
+    example = [cloud(detector.config, 0)]
+    fast = boxcov.compile(model, example, ROOMY)
+    for seed in (0, 1, 2):
+        inputs = [cloud(detector.config, seed)]
+        found = fast(inputs)
+        assert len(found)
+        same(found, model(inputs))
+        assert found.meta["method"] == model.method
+    assert fast.fallbacks == 0
+
+
+def test_batches_and_empty_clouds(lidar: tuple[Any, Any]) -> None:
+    detector, posterior = lidar
+    model = boxcov.ExactGLM(detector, posterior)
+    example = [cloud(detector.config, 0), cloud(detector.config, 1)]
+    fast = boxcov.compile(model, example, ROOMY)
+    same(fast(example), model(example))
+    half_empty = [example[0][:0], example[1]]
+    same(fast(half_empty), model(half_empty))
+
+
+def test_plain_detector(lidar: tuple[Any, Any]) -> None:
+    detector, _ = lidar
+    fast = boxcov.compile(detector, [cloud(detector.config, 0)], ROOMY)
+    inputs = [cloud(detector.config, 3)]
+    same(fast(inputs), detector.detect(inputs))
+
+
+def test_error_model_is_inside() -> None:
+    frames = shapes.frames(count=2)
+    detector = TinyCenter(threshold=0.05, most=4).eval()
+    posterior = boxcov.fit(detector, frames)
+    plain = boxcov.ExactGLM(detector, posterior)
+    model = boxcov.ExactGLM(detector, with_error_model(plain, posterior, frames[0][0], "exact"))
+    fast = boxcov.compile(model, frames[0][0])
+    found, expected = fast(frames[1][0]), model(frames[1][0])
+    same(found, expected)
+    for name in ("risk", "scale", "predictive", "region_widths", "signals"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-6, msg=name
+        )
+    assert found.meta["error_model"] == expected.meta["error_model"]
+
+
+def test_a_frame_beyond_the_limits_is_computed_by_the_model(lidar: tuple[Any, Any]) -> None:
+    detector, posterior = lidar
+    model = boxcov.ExactGLM(detector, posterior)
+    full = [cloud(detector.config, 0)]
+    fast = boxcov.compile(model, full, ROOMY)
+    fast._function.limits = StaticLimits(3, 500, 100_000)
+    with pytest.warns(BoxcovWarning, match="more boxes or candidates than"):
+        same(fast(full), model(full))
+    same(fast(full), model(full))
+    same(fast(full * 2), model(full * 2))  # another shape
+    assert fast.fallbacks == 3
+
+
+def test_what_cannot_be_compiled_is_refused(lidar: tuple[Any, Any]) -> None:
+    detector, posterior = lidar
+    example = [cloud(detector.config, 0)]
+    with pytest.raises(BoxcovError, match="does not support fresh=True"):
+        boxcov.compile(boxcov.MCGLM(detector, posterior, fresh=True), example)
+    with pytest.raises(BoxcovError, match="takes ExactGLM or MCGLM, not MCI"):
+        boxcov.compile(boxcov.MCI(detector, dropout=0.1, samples=3), example)
+    with pytest.raises(BoxcovError, match="is beyond StaticLimits"):
+        boxcov.compile(detector, example, StaticLimits(boxes=1))
+
+
+def test_changed_weights_are_noticed() -> None:
+    frames = shapes.frames(count=2)
+    detector = TinyCenter(threshold=0.05, most=3).eval()
+    model = boxcov.ExactGLM(detector, boxcov.fit(detector, frames))
+    fast = boxcov.compile(model, frames[0][0])
+    with torch.no_grad():
+        next(detector.parameters()).mul_(1.1)
+    with pytest.raises(BoxcovError, match="fingerprint"):
+        fast(frames[0][0])
