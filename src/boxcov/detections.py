@@ -19,24 +19,16 @@ from boxcov.input_file import open_tensors
 from boxcov.version import __version__
 
 # m boxes, D fields, k directions, S signals, T thresholds, L levels
-_SHAPES = {
-    "boxes": "mD",
-    "scores": "m",
-    "labels": "m",
-    "frame": "m",
-    "covariance": "mDD",
-    "factor": "mDk",
-    "score_variance": "m",
-    "score_covariance": "mD",
-    "signals": "mS",
-    "no_object": "m",
-    "iou_below": "mT",
-    "flipped": "m",
-    "scale": "mD",
-    "predictive": "mDD",
-    "region_widths": "mLD",
-    "joint_widths": "mLD",
+_NAMES = {
+    "mD": ("boxes", "score_covariance", "scale"),
+    "m": ("scores", "labels", "frame", "score_variance", "no_object", "flipped"),
+    "mDD": ("covariance", "predictive"),
+    "mLD": ("region_widths", "joint_widths"),
+    "mDk": ("factor",),
+    "mS": ("signals",),
+    "mT": ("iou_below",),
 }
+_SHAPES = {name: letters for letters, names in _NAMES.items() for name in names}
 # Nobody can read these without meta["error_model"].
 _DESCRIBED = ("no_object", "iou_below", "scale", "region_widths", "joint_widths")
 _UNCALIBRATED = (
