@@ -84,6 +84,20 @@ def test_what_was_not_given_is_not_there(pair: tuple[TinyCenter, Detector]) -> N
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
 
 
+def test_names_with_and_without_the_prefix() -> None:
+    parts = {"head": "model.head", "neck": ("lateral", "model.up"), "backbone": "backbone"}
+    detector = wrapped(tiny(), parts=parts)
+    assert [len(part) for part in detector.parts().values()] == [1, 2, 1]
+    ours, theirs = (
+        fitted(detector, options=boxcov.FitOptions(exclude=exclude))
+        for exclude in (["up", "head.shared.0.weight"], ["model.up", "model.head.shared.0.weight"])
+    )
+    assert set(ours.blocks) == set(theirs.blocks)
+    assert not any("up" in name for name in ours.blocks)
+    by_list = [boxcov.fit(detector, FRAMES, depth=[name]).blocks for name in ("up", "model.up")]
+    assert list(by_list[0]) == list(by_list[1])
+
+
 def test_mode_copies_and_bound_methods() -> None:
     model = tiny().train()
     detector = wrapped(
@@ -188,6 +202,7 @@ def test_signals_of_a_wrapped_model(pair: tuple[TinyCenter, Detector]) -> None:
     assert boxcov.check(informed, FRAMES[0])["signals"].passed
 
 
+@pytest.mark.filterwarnings("ignore:with_logit=True takes:boxcov.BoxcovWarning")
 def test_instances_may_ignore_the_score_logit(pair: tuple[TinyCenter, Detector]) -> None:
     model, detector = pair
     plain = wrapped(

@@ -287,12 +287,13 @@ def _part_name(model: nn.Module, part: str, entry: Any, known: Mapping[int, str]
                 "that is not a module of the model"
             )
         return known[id(entry)]
-    try:
-        model.get_submodule(entry)
-    except (AttributeError, TypeError):
+    modules = dict(model.named_modules(remove_duplicate=False))
+    name = str(entry)
+    name = name if name in modules else name.removeprefix("model.")  # as the detector names it
+    if name not in modules:
         children = [name for name, _ in model.named_children()]
         raise BoxcovError(
             f"the part {part!r} names {entry!r}, which the model does not have: "
             f"its children are {join_names(children)}"
-        ) from None
-    return str(entry)
+        )
+    return name

@@ -176,6 +176,34 @@ def test_layers_without_factors_are_named_with_the_way_out() -> None:
         "net.conv"
     ]
     assert "bias of a linear layer" in str(report)
+    assert report["layers"].seen == (
+        "1 layers can be in a posterior; 1 parameters cannot, which are used otherwise; "
+        "2 parameters are not used in this pass"
+    )
+
+
+class Sized(Base):
+    """The size of the image is a raw output that decode() reads as a number."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        return {**super().forward(inputs), "image": torch.tensor([[32.0, 32.0]] * len(inputs))}
+
+    def decode(self, raw: Any, selection: Any) -> Tensor:
+        height, width = raw["image"][0].tolist()
+        return super().decode(raw, selection) * torch.tensor([width, height, 1, 1, 1]) / 32
+
+
+def test_a_float_without_weights_needs_no_derivative(frame: Any) -> None:
+    finding = check(Sized(), frame)["decode: derivative"]
+    assert finding.passed, finding.seen
+
+
+def test_the_cost_of_scores_is_a_row(sound: Report, frame: Any) -> None:
+    passes = {m.method: m for m in sound.methods}
+    assert passes["ExactGLM(with_logit=True)"].backward == 11  # by stages: 5, and 6 with the logit
+    slow = {m.method: m for m in check(Base(), frame).methods}["ExactGLM(with_logit=True)"]
+    assert slow.backward == 6 * 6
+    assert "instances(with_logit=True) would make it 11" in slow.how
 
 
 def test_the_models_own_boxes(frame: Any) -> None:

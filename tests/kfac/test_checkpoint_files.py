@@ -126,7 +126,7 @@ def test_partial_files_of_a_killed_run_are_removed(tmp_path) -> None:
             lambda told, tensors: tensors.update({"0.H": torch.zeros(1, 2, 2).double()}),
             r"0\.H has shape \[1, 2, 2\]",
         ),
-        (lambda told, tensors: told["layers"].pop(), "cannot be factored"),
+        (lambda told, tensors: told["layers"].pop(), "cannot be in a posterior"),
         (
             lambda told, tensors: told["layers"][0]["geometry"].update(groups=0),
             "invalid layer: shape",

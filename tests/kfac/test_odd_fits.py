@@ -155,7 +155,7 @@ class OneBias(Scaled):
     ],
 )
 def test_a_bias_with_another_use_is_refused(kind: type[nn.Module], depth: Any) -> None:
-    with pytest.raises(BoxcovError, match=r"cannot be factored: .*net\.[cd]\.bias"):
+    with pytest.raises(BoxcovError, match=r"cannot be in a posterior: .*net\.[cd]\.bias"):
         fit(double(kind), [item()], depth=depth)
 
 

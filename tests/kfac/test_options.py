@@ -66,10 +66,29 @@ def test_one_error_names_all_unsupported_parameters() -> None:
     detector = NetDetector(Unfactored())
     with pytest.raises(
         BoxcovError,
-        match=r"cannot be factored: net\.scale, net\.act\.weight .*exclude=\['net', 'net\.act'\]",
+        match=r"net\.scale, net\.act\.weight \(not, .*exclude=\['net\.act', 'net\.scale'\]",
     ):
         fit(detector, [random_item()])
     assert set(fit(detector, [random_item()], depth=["net.conv"]).blocks) == {"net.conv"}
+
+
+class Idle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.idle = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+def test_a_layer_that_does_not_run_is_called_so() -> None:
+    message = (
+        r"posterior: net\.idle\.weight, net\.idle\.bias \(a layer that does not run.*"
+        r"exclude=\['net\.idle'\]"
+    )
+    with pytest.raises(BoxcovError, match=message) as error:
+        fit(NetDetector(Idle()), [random_item()])
+    assert "factored" not in str(error.value)
 
 
 def test_excluded_modules_are_constants() -> None:
@@ -93,10 +112,10 @@ class Embedding(nn.Module):
 
 def test_a_weight_with_a_hidden_use_is_refused() -> None:
     detector = NetDetector(Embedding())
-    with pytest.raises(BoxcovError, match=r"cannot be factored: net\.conv\.weight"):
+    with pytest.raises(BoxcovError, match=r"cannot be in a posterior: net\.conv\.weight"):
         fit(detector, [random_item()])
     detector.requires_grad_(False)  # also in a frozen detector
-    with pytest.raises(BoxcovError, match=r"cannot be factored: net\.conv\.weight"):
+    with pytest.raises(BoxcovError, match=r"cannot be in a posterior: net\.conv\.weight"):
         fit(detector, [random_item()])
 
 

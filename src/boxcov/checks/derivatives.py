@@ -32,7 +32,11 @@ def differentiable(subject: Subject) -> Outcome:
             "avoid no_grad(), detach(), numpy(), item() and torch.tensor(...) in decode()",
         )
     generator = torch.Generator().manual_seed(0)
-    directions = [_like(leaf, generator) for _, leaf in named_floats(raw)]
+    leaves = [leaf for _, leaf in named_floats(raw)]
+    # what does not depend on the weights, such as the size of the image, needs no derivative
+    directions = [
+        yes * _like(leaf, generator) for yes, leaf in zip(_moving(subject, leaves), leaves)
+    ]
     slope = _slope(detector, raw, directions, subject)
     step = 1e-6 if slope.dtype == torch.float64 else 1e-3
     with torch.no_grad():
@@ -66,12 +70,8 @@ def same_instances(subject: Subject) -> Outcome:
     expected, chosen = subject.needed_boxes().shape, subject.needed_selection()
     detector, raw = subject.shadow(), subject.needed_raw()
     leaves = [leaf for _, leaf in named_floats(raw)]
-    moving = (
-        subject.moving
-        if any(subject.moving) and len(subject.moving) == len(leaves)
-        else [True] * len(leaves)
-    )
     # With opposite signs, the highest scores become the lowest.
+    moving = _moving(subject, leaves)
     flipped = _moved(raw, [-2.0 * yes * leaf for yes, leaf in zip(moving, leaves)], 1.0)
     todo = "decode() must read selection.where, and not threshold, sort or suppress by itself"
     try:
@@ -221,6 +221,12 @@ def candidates(subject: Subject) -> Outcome:
 
 
 # helpers
+
+
+def _moving(subject: Subject, leaves: list[Tensor]) -> list[bool]:
+    """Which raw outputs depend on the weights; all of them if that is not known."""
+    known = any(subject.moving) and len(subject.moving) == len(leaves)
+    return subject.moving if known else [True] * len(leaves)
 
 
 def _exact(detector: Detector, subject: Subject) -> ExactGLM:

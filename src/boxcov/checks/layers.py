@@ -15,6 +15,7 @@ from boxcov._torch.inputs import fresh
 from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode
 from boxcov.checks.report import DepthCost, LayerRow, MethodCost
 from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
+from boxcov.detector import Detector
 from boxcov.errors import join_names
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.losses import FrameLosses
@@ -23,6 +24,8 @@ from boxcov.posterior.kronecker_block import Layer
 
 _MIB = 2**20
 _SAMPLES = 10
+_OTHER = "used otherwise than as the weight or bias of a linear layer or convolution"
+_IDLE = "not used in this pass"
 
 
 def trace(subject: Subject) -> Outcome:
@@ -55,9 +58,10 @@ def trace(subject: Subject) -> Outcome:
     ]
     subject.layers = [row for row in subject.layers if row.reason != "bias"]
     inside = [row for row in subject.layers if not row.reason]
-    lost = [
-        row.name for row in subject.layers if row.reason.startswith(("used otherwise", "not used"))
-    ]
+    other, idle = (
+        [row.name for row in subject.layers if row.reason == reason] for reason in (_OTHER, _IDLE)
+    )
+    lost = other + idle
     if not inside:
         return bad(
             f"no layer of {join_names(given)} can be in a posterior",
@@ -69,7 +73,10 @@ def trace(subject: Subject) -> Outcome:
         if lost
         else ""
     )
-    return good(f"{len(inside)} layers can be in a posterior, {len(lost)} parameters cannot", todo)
+    seen = f"{len(inside)} layers can be in a posterior"
+    seen += f"; {len(other)} parameters cannot, which are used otherwise" if other else ""
+    seen += f"; {len(idle)} parameters are not used in this pass" if idle else ""
+    return good(seen, todo)
 
 
 def _part_of(parts: dict[str, nn.Module | tuple[nn.Module, ...]]) -> dict[int, str]:
@@ -109,11 +116,7 @@ def _row(
         return replace(row, reason="in no part")
     if name not in chosen:
         return replace(row, reason="norm layer: a constant in eval mode")
-    if name in touched:
-        return replace(
-            row, reason="used otherwise than as the weight or bias of a linear layer or convolution"
-        )
-    return replace(row, reason="not used in this pass")
+    return replace(row, reason=_OTHER if name in touched else _IDLE)
 
 
 def loss_gradient(subject: Subject) -> Outcome:
@@ -204,27 +207,36 @@ def methods(subject: Subject) -> tuple[MethodCost, ...]:
     if subject.boxes is None or subject.raw is None or subject.selection is None:
         return ()
     m, D = subject.boxes.shape
-    by_instance = (
-        _quietly(lambda: subject.shadow().instances(subject.raw, subject.selection)) is not None
-    )
-    exact = (
-        MethodCost("ExactGLM", 1, D, "through the head, all boxes at once") if by_instance else None
-    )
+    numbers = f"{D} numbers of {m} boxes"
+    exact = MethodCost("ExactGLM", 2, m * D, f"{numbers}; instances() would make it {D}")
+    if _runs_by_instance(subject):
+        exact = MethodCost("ExactGLM", 1, D, "through the head, all boxes at once")
+    drawn = f"{_SAMPLES} of them forward-mode, from the posterior's first layer on"
     return (
         MethodCost("fit, per frame", 1, 1, "offline, once"),
-        exact
-        or MethodCost(
-            "ExactGLM", 2, m * D, f"{D} numbers of {m} boxes; instances() would make it {D}"
-        ),
-        MethodCost(
-            "MCGLM",
-            1 + _SAMPLES,
-            0,
-            f"{_SAMPLES} of them forward-mode, from the posterior's first layer on",
-        ),
-        MethodCost("GLM", 1, m * D, f"{D} numbers of {m} boxes"),
+        exact,
+        *_logit_cost(subject, m, D),
+        MethodCost("MCGLM", 1 + _SAMPLES, 0, drawn),
+        MethodCost("GLM", 1, m * D, numbers),
         MethodCost("MCI", 1 + _SAMPLES, 0, f"{_SAMPLES} with other weights, or dropout"),
     )
+
+
+def _logit_cost(subject: Subject, m: int, D: int) -> tuple[MethodCost, ...]:
+    """Passes of ``ExactGLM(with_logit=True)``, if the detector has logits."""
+    if type(subject.original).logits is Detector.logits:
+        return ()
+    name, by_instance = "ExactGLM(with_logit=True)", _runs_by_instance(subject)
+    if by_instance and _runs_by_instance(subject, with_logit=True):
+        return (MethodCost(name, 1, 2 * D + 1, "through the head, all boxes at once"),)
+    backward = m * (D + 1) + by_instance * D
+    todo = f"instances(with_logit=True) would make it {2 * D + 1}"
+    return (MethodCost(name, 2, backward, f"one per number of each box and its score; {todo}"),)
+
+
+def _runs_by_instance(subject: Subject, with_logit: bool = False) -> bool:
+    raw, selection, detector = subject.raw, subject.needed_selection(), subject.shadow()
+    return _quietly(lambda: detector.instances(raw, selection, with_logit)) is not None
 
 
 def timed(subject: Subject, times: int = 3) -> float | None:

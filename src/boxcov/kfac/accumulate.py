@@ -17,7 +17,7 @@ from math import isfinite
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov._torch.distributed import World
@@ -262,7 +262,7 @@ class Accumulator:
         shared = sorted({bias for bias in biases if biases.count(bias) > 1})
         lost = [name for name in self.parameters if name not in self.sums and name not in biases]
         if lost or shared:
-            raise BoxcovError(_unsupported_message(lost, shared))
+            raise BoxcovError(_unsupported_message(self.losses.detector, lost, shared))
 
     def _check_gradients(
         self,
@@ -296,7 +296,7 @@ class Accumulator:
                 if float(error[..., at].norm()) > tolerance * allowed:
                     wrong.append(parameter)
         if wrong:
-            raise BoxcovError(_unsupported_message(wrong, []))
+            raise BoxcovError(_unsupported_message(self.losses.detector, wrong, []))
 
 
 def _weight_gradient(call: LayerCall, d: Tensor, has_bias: bool) -> tuple[Tensor, Tensor]:
@@ -331,17 +331,33 @@ def _tolerance(gradient: Tensor, weight: Tensor) -> float:
     return 1e-3 if gradient.device.type == "cpu" else 2e-2
 
 
-def _unsupported_message(lost: list[str], shared: list[str]) -> str:
-    modules = sorted({name.rpartition(".")[0] or name for name in (*lost, *shared)})
-    reasons = []
-    if lost:
-        reasons.append(
-            f"{join_names(lost)} (not, or not only, the weight or bias of a linear layer or "
-            "convolution)"
-        )
-    if shared:
-        reasons.append(f"{join_names(shared)} (the bias of several layers)")
+def _unsupported_message(detector: nn.Module, lost: list[str], shared: list[str]) -> str:
+    idle = [name for name in lost if _is_layer(detector, name)]
+    other = [name for name in lost if name not in idle]
+    reasons = {
+        "not, or not only, the weight or bias of a linear layer or convolution": other,
+        "the bias of several layers": shared,
+        "a layer that does not run, or not with this weight alone": idle,
+    }
+    named = [f"{join_names(names)} ({reason})" for reason, names in reasons.items() if names]
     return (
-        f"these parameters cannot be factored: {'; '.join(reasons)}. Leave them out with "
-        f"FitOptions(exclude={modules!r}), or give depth as a list of module names"
+        f"these parameters cannot be in a posterior: {'; '.join(named)}. Leave them out with "
+        f"FitOptions(exclude={_shortest_names(detector, [*lost, *shared])!r}), or give depth as a "
+        "list of module names"
     )
+
+
+def _is_layer(detector: nn.Module, name: str) -> bool:
+    """Whether a parameter belongs to a linear layer or convolution."""
+    owner = detector.get_submodule(name.rpartition(".")[0])
+    return isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd))
+
+
+def _shortest_names(detector: nn.Module, names: list[str]) -> list[str]:
+    """Return names of modules instead of parameters where all parameters of a module are meant."""
+    found = set()
+    for name in names:
+        owner = name.rpartition(".")[0]
+        own = [f"{owner}.{key}" for key, _ in detector.get_submodule(owner).named_parameters()]
+        found.add(owner if owner and set(own) <= set(names) else name)
+    return sorted(found)

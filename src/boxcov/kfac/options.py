@@ -13,6 +13,7 @@ from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Form, Locations
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_WRAPPED = "model."  # the names of a model inside boxcov.wrap begin with it
 NonFinite = Literal["error", "skip"]
 FrameWeight = Callable[[Any], Any]  # from the targets of a batch to the weights (B,) of its frames
 
@@ -80,7 +81,8 @@ def select_parameters(
 
     depth: a part of ``detector.parts()``, which means this part and all parts between it and the
         output, or a list of module names.
-    exclude: names of modules or parameters to leave out.
+    exclude: names of modules or parameters to leave out. The leading ``model.`` of a wrapped
+        model's names may be left out, here and in ``depth``.
 
     >>> from boxcov.detectors.tiny import TinyCenter
     >>> list(select_parameters(TinyCenter(), ["head.shared.0"]))
@@ -95,8 +97,9 @@ def select_parameters(
     parameters = dict(detector.named_parameters())
     constant = {id(p) for module in modules for p in _norm_parameters(module)}
     for name in exclude:
-        if name in parameters:
-            constant.add(id(parameters[name]))
+        own = parameters.get(name, parameters.get(f"{_WRAPPED}{name}"))
+        if own is not None:
+            constant.add(id(own))
         else:
             constant |= {id(p) for p in _module(detector, name, "exclude").parameters()}
     inside = {id(p) for module in modules for p in module.parameters()} - constant
@@ -124,20 +127,17 @@ def _modules(detector: Detector, depth: str | Sequence[str]) -> list[nn.Module]:
 
 
 def _module(detector: Detector, name: str, argument: str) -> nn.Module:
-    try:
-        return detector.get_submodule(name)
-    except AttributeError:
-        similar = [
-            known
-            for known, _ in detector.named_modules()
-            if known and (name in known or known in name)
-        ]
+    modules: dict[str, nn.Module] = dict(detector.named_modules(remove_duplicate=False))
+    found = modules.get(name, modules.get(f"{_WRAPPED}{name}"))
+    if found is None:
+        similar = [known for known in modules if known and (name in known or known in name)]
         hint = "detector.named_modules() lists them"
         if similar:
             hint = f"did you mean {join_names(similar, 4)}?"
         raise BoxcovError(
             f"{argument} names the module {name!r}, which the detector does not have: {hint}"
-        ) from None
+        )
+    return found
 
 
 def _norm_parameters(module: nn.Module) -> Iterator[nn.Parameter]:

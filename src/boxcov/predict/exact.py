@@ -30,7 +30,7 @@ from boxcov.predict.instances import (
 )
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields
-from boxcov.predict.route import EngineOptions, State, TangentRouter
+from boxcov.predict.route import EngineOptions, State, TangentRouter, warn_of_route
 
 
 class ExactGLM(PosteriorPredictor):
@@ -133,6 +133,7 @@ class ExactRouter(TangentRouter):
         self.instances = InstanceEngine(linearized, posterior)
         self.instances_check = InstancesCheck()
         self._below_stages: list[str] = []  # known once the stages are verified
+        self._warned_of_slow_logit = False
 
     def needs_trunk(self) -> bool:
         if self.with_logit or self.stages_check.state is not State.VERIFIED:
@@ -152,6 +153,8 @@ class ExactRouter(TangentRouter):
         boxes = replace(point, logits=None)
         head = self._head(boxes)
         logit = self._head_by_instance(point) if self.with_logit else None
+        if logit is not None and len(logit.below) == len(self.posterior.blocks) > len(head.below):
+            self._warn_of_slow_logit(*point.boxes.shape)
         covariance, row = head.covariance, None if logit is None else logit.covariance
         if self.samples is None and head.below and logit is not None and head.below == logit.below:
             both = autograd_covariance(point, self.posterior.restricted(head.below))
@@ -210,6 +213,15 @@ class ExactRouter(TangentRouter):
             layers = self.posterior.restricted([blocks[name] for name in direct])
             total = autograd_covariance(point, layers)[has_logits]
         return HeadPart(total, [name for weight, name in blocks.items() if weight in upstream])
+
+    def _warn_of_slow_logit(self, m: int, D: int) -> None:
+        if not self._warned_of_slow_logit:
+            self._warned_of_slow_logit = True
+            warn_of_route(
+                f"with_logit=True takes {m * (D + 1)} backward passes for the {m} boxes of this "
+                "frame, because instances() and stages() do not give the score logit: accept "
+                "with_logit=True in instances(), which makes it a few"
+            )
 
     def _etas(self, layers: list[str]) -> dict[str, Tensor]:
         """The samples of some layers, cut from those of all: a seed gives the same directions."""

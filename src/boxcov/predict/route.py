@@ -260,7 +260,9 @@ class Router:
         self.graph_check.refuse()
         self.graph.release()
         name = type(self.linearized.detector).__name__
-        _warn(f"{name}.static_part() {reason}; it now runs without a CUDA graph, which is slower")
+        warn_of_route(
+            f"{name}.static_part() {reason}; it now runs without a CUDA graph, which is slower"
+        )
 
 
 class TangentRouter(Router):
@@ -315,7 +317,7 @@ class TangentRouter(Router):
         elif verdict is Verdict.CONTRADICTS:
             self.tangents_check.refuse()
             wrong = int((~(errors <= tolerance)).sum())
-            _warn(
+            warn_of_route(
                 f"propagated tangents differ from vmap(jvp) for {wrong} of {len(errors)} boxes, so "
                 "vmap(jvp) is used, which is slower: does the network write into tensors that it "
                 "has already passed on?"
@@ -323,5 +325,5 @@ class TangentRouter(Router):
         return verdict is Verdict.AGREES
 
 
-def _warn(message: str) -> None:
+def warn_of_route(message: str) -> None:
     warn(message, BoxcovWarning, stacklevel=2)
