@@ -6,7 +6,8 @@ from mutants.mutant import Mutant
 
 FIT = "kfac/fit.py"
 NONFINITE = "kfac/test_nonfinite.py::"
-GUARD = "predict/test_covariance.py::"
+GUARD = "test_result_check.py::"
+WEIGHTS = "predict/test_changed_weights.py::"
 NAMED = "kfac/test_nonfinite.py::test_a_frame_that_is_not_finite_is_fatal_and_named"
 SAME = "predict/test_covariance.py::test_same_seed_same_bytes"
 CARRY = "test_provenance.py::test_results_carry_version_seed_fingerprint_and_settings"
@@ -42,21 +43,21 @@ NUMBERS = [
     ),
     Mutant(
         "a covariance is positive semi-definite",
-        "predict/covariance.py",
+        "result_check.py",
         "failed == 0",
         "failed == failed",
         f"{GUARD}test_the_check_agrees_with_the_eigenvalues[0]",
     ),
     Mutant(
         "a covariance is finite",
-        "predict/covariance.py",
+        "result_check.py",
         "C.isfinite().flatten(1).all(1)",
         "C.isfinite().flatten(1).any(1)",
         f"{GUARD}test_the_violated_property_is_named",
     ),
     Mutant(
         "a covariance is symmetric",
-        "predict/covariance.py",
+        "result_check.py",
         ".abs() <= slack)",
         ".abs() <= 1)",
         f"{GUARD}test_the_violated_property_is_named",
@@ -64,9 +65,44 @@ NUMBERS = [
     Mutant(
         "every method is guarded",
         "predict/predictor.py",
-        "check_covariance(result, self.method, self.settings())",
-        "pass",
-        f"{GUARD}test_every_method_checks_its_covariances[ExactGLM]",
+        "found, self.method, advice, unknown",
+        "found[:0], self.method, advice, unknown",
+        "predict/test_covariance.py::test_every_method_checks_its_covariances[ExactGLM]",
+    ),
+    Mutant(
+        "a variance is never below 0",
+        "predict/predictor.py",
+        ".clamp_(min=0)",
+        ".clamp_(min=-1)",
+        "predict/test_covariance.py::test_a_variance_below_zero_by_rounding_is_zero",
+    ),
+    Mutant(
+        "the predictive covariance is checked",
+        "result_check.py",
+        "if found.predictive is not None:",
+        "if False:",
+        f"{GUARD}test_a_number_out_of_range_is_named",
+    ),
+    Mutant(
+        "probabilities lie between 0 and 1",
+        "result_check.py",
+        "(share >= 0) & (share <= 1)",
+        "share >= 0",
+        f"{GUARD}test_a_number_out_of_range_is_named",
+    ),
+    Mutant(
+        "every share of the weights is checked",
+        "_torch/modules.py",
+        "(self._next + 1) % max(1, len(self._shares))",
+        "self._next",
+        f"{WEIGHTS}test_a_change_is_noticed_within_the_delay",
+    ),
+    Mutant(
+        "the weights are checked before a result leaves",
+        "predict/predictor.py",
+        "return self._checksum.next_share()",
+        "return torch.ones((), dtype=torch.bool, device=self.device)",
+        f"{WEIGHTS}test_always_notices_at_once",
     ),
     Mutant(
         "the condition number",

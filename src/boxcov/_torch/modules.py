@@ -92,11 +92,19 @@ def hash_tensor(digest: Any, tensor: Tensor) -> None:
 def fingerprint(module: nn.Module) -> str:
     """Return the SHA-256 of all floating-point parameters and buffers; equal on every device."""
     digest = sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        if isinstance(tensor, Tensor) and tensor.is_floating_point():
-            digest.update(f"{name} ".encode())
-            hash_tensor(digest, tensor)
+    for name, tensor in sorted(_float_tensors(module).items()):
+        digest.update(f"{name} ".encode())
+        hash_tensor(digest, tensor)
     return digest.hexdigest()
+
+
+def _float_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The floating-point parameters and buffers by name, which share memory with the module."""
+    return {
+        name: tensor
+        for name, tensor in module.state_dict().items()
+        if isinstance(tensor, Tensor) and tensor.is_floating_point()
+    }
 
 
 def check_fingerprint(expected: str, detector: nn.Module, context: str) -> None:
@@ -112,8 +120,8 @@ def check_fingerprint(expected: str, detector: nn.Module, context: str) -> None:
 class WeightSnapshot:
     """Tells cheaply whether the tensors or submodules of a module were changed or replaced.
 
-    Compares version counters and addresses. A write through ``.data`` is not noticed;
-    ``fingerprint`` notices it, but reads every weight.
+    Compares version counters and addresses. A write through ``.data`` is not noticed here, but by
+    ``WeightChecksum``.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -136,6 +144,74 @@ class WeightSnapshot:
             owner.get(name) is t and t.data_ptr() == address and t._version == version
             for owner, name, t, address, version in self._tensors
         ) and all(list(now.values()) == before for now, before in self._children)
+
+
+class WeightChecksum:
+    """Tells whether the values of the weights changed, a share of them per call.
+
+    The floating-point tensors of the state dict are cut into ``calls`` shares of equal size. They
+    are read as integers: the sum does not depend on the order of the additions. Every place has a
+    factor of its own, so that exchanged values are noticed.
+
+    >>> linear = nn.Linear(2, 3)
+    >>> checksum = WeightChecksum(linear, calls=1)
+    >>> with torch.no_grad():
+    ...     before = bool(checksum.next_share())
+    ...     linear.weight.data.neg_()[0].shape, before, bool(checksum.next_share())
+    (torch.Size([2]), True, False)
+    """
+
+    _CHUNK = 2**20  # numbers at once, to bound memory
+
+    def __init__(self, module: nn.Module, calls: int) -> None:
+        tensors = {t.data_ptr(): t for t in _float_tensors(module).values()}
+        pieces = [piece for tensor in tensors.values() for piece in _bits(tensor)]
+        size = max(1, -(-sum(map(len, pieces)) // calls))
+        self._shares = [_cut(share, self._CHUNK) for share in _cut(pieces, size)]
+        longest = min(size, self._CHUNK)
+        device = pieces[0].device if pieces else None
+        # odd: a changed bit never vanishes from a product modulo 2^64
+        self._factors = torch.arange(longest, device=device) * 0x1E3779B97F4A7C15 * 2 + 1
+        self._expected = [self._sum(share) for share in self._shares]
+        self._next = 0
+
+    def next_share(self) -> Tensor:
+        """Whether the next share is unchanged: a flag on the device, without synchronisation."""
+        number, self._next = self._next, (self._next + 1) % max(1, len(self._shares))
+        if not self._shares:
+            return torch.tensor(True)
+        return self._sum(self._shares[number]) == self._expected[number]
+
+    def _sum(self, share: list[list[Tensor]]) -> Tensor:
+        total = self._factors.new_zeros(())
+        for chunk in share:
+            bits = torch.cat(chunk)
+            total = 3 * total + (bits * self._factors[: len(bits)]).sum()
+        return total
+
+
+def _cut(pieces: list[Tensor], size: int) -> list[list[Tensor]]:
+    """The pieces (n,) in groups of ``size`` values, cut where a group ends."""
+    groups: list[list[Tensor]] = []
+    room = 0
+    for piece in pieces:
+        while len(piece):
+            if not room:
+                groups.append([])
+                room = size
+            groups[-1].append(piece[:room])
+            piece, room = piece[room:], max(0, room - len(piece))
+    return groups
+
+
+def _bits(tensor: Tensor) -> list[Tensor]:
+    """Views of all values as integers (n,), in the order of the memory."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    flat = tensor.permute(order).flatten().view(kinds[tensor.element_size()])
+    if flat.data_ptr() == tensor.data_ptr():
+        return [flat]
+    return [view for row in tensor for view in _bits(row)]  # gaps in memory: flat is a copy
 
 
 def check_finite_weights(module: nn.Module) -> None:

@@ -13,11 +13,13 @@ from torch import Tensor
 from boxcov._torch.precision import full_precision
 from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
-from boxcov.error_model.network import Network, Outputs
+from boxcov.error_model.network import MAX_DOF, MIN_DOF, Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
 from boxcov.errors import BoxcovError, join_names
 from boxcov.input_file import parse_metadata
+from boxcov.result_check import properties
 
+MAX_UNIT = 1e6  # and 1 / MAX_UNIT at least, so that float32 holds every variance
 LIMIT = 4.0  # standardised inputs are clipped to this
 _NAMES = (  # of what is not a tensor
     *("fields", "classes", "estimator", "fingerprint", "inputs", "thresholds", "threshold"),
@@ -182,6 +184,7 @@ class ErrorModel:
         model = bare.with_tensors(tensors)
         _check_shapes(model)
         _check_numbers(model)
+        _check_inputs(model)
         return model
 
 
@@ -219,15 +222,35 @@ def _check_numbers(model: ErrorModel) -> None:
         may_be_open = name in ("quantiles", "joint", "unit", "groups")
         if not may_be_open and not bool(tensor.isfinite().all()):
             raise ValueError(f"{name} of the error model holds a NaN or an infinity")
-    is_in_range = [
-        (model.spread > 0).all(),
-        (model.dof > 2).all(),
-        ((model.unit > 0) | model.unit.isnan()).all(),
-        (model.regions.quantiles >= 0).all(),
-        (model.regions.joint >= 0).all(),
-    ]
-    if not all(map(bool, is_in_range)):
-        raise ValueError("a spread, unit, dof or quantile of the error model is out of range")
+    unit, dof, R = model.unit, model.dof, model.correlation
+    is_in_range = {
+        "spread": model.spread > 0,
+        "dof": (dof > 0.999 * MIN_DOF) & (dof < 1.001 * MAX_DOF),
+        "unit": (unit >= 1 / MAX_UNIT) & (unit <= MAX_UNIT) | unit.isnan(),
+        "quantiles": model.regions.quantiles >= 0,
+        "joint": model.regions.joint >= 0,
+        "correlation": torch.stack(list(properties(R[None]).values()))[:, 0],
+        "diagonal of the correlation": (R.diagonal() - 1).abs() <= 1e-3,
+    }
+    for name, holds in is_in_range.items():
+        if not bool(holds.all()):
+            raise ValueError(f"{name} of the error model is out of range")
+    thresholds = model.thresholds
+    if not all(isinstance(t, float) and 0 < t < 1 for t in thresholds) or list(
+        thresholds
+    ) != sorted(set(thresholds)):
+        raise ValueError(f"the thresholds {thresholds} of the error model do not rise from 0 to 1")
+
+
+def _check_inputs(model: ErrorModel) -> None:
+    """Raise ValueError if an input is none that boxes of these fields and classes can have."""
+    D, none = len(model.fields), torch.zeros(0)
+    labels, C = none.long(), none.reshape(0, D, D)
+    empty = Detections(none.reshape(0, D), none, labels, labels, model.fields, model.classes, C)
+    known = box_inputs(replace(empty, score_variance=none))
+    unknown = [n for n in model.inputs if n not in known and not str(n).startswith("signal ")]
+    if unknown or len(set(model.inputs)) < len(model.inputs):
+        raise ValueError(f"inputs {join_names(map(str, unknown))} of the error model are unknown")
 
 
 def not_finite(names: Iterable[str]) -> BoxcovError:

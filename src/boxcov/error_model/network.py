@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+MIN_DOF, MAX_DOF = 2.1, 50.0  # above 2, so that the covariance of the errors exists
 MIN_LOG_SCALE, MAX_LOG_SCALE = log(0.01), log(400)  # of the unit of a field
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.error_model.network import Network, Outputs, student_nll
+from boxcov.error_model.network import MAX_DOF, MIN_DOF, Network, Outputs, student_nll
 
 FOLDS = 5
 WIDTHS = (0, 96)  # hidden widths to choose from by the held-out loss; 0 is a linear model
@@ -17,7 +17,6 @@ EPOCHS = 60
 RATE = 3e-3
 LINEAR_RATE = 3e-2  # of a linear model, which 500 smaller steps would not carry to its optimum
 WEIGHT_DECAY = 1e-2
-MIN_DOF, MAX_DOF = 2.1, 50.0  # above 2, so that the covariance of the errors exists
 _BATCHES = 8  # at least, per epoch
 _MOST_PER_BATCH = 2048
 _MOST_NORM = 2.0  # of a member's gradient

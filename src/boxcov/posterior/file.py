@@ -21,7 +21,7 @@ from boxcov.files import write_safetensors
 from boxcov.input_file import open_tensors
 from boxcov.posterior.householder import PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
-from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
+from boxcov.posterior.posterior import MAX_PRECISION, FisherKind, Form, Locations, Posterior
 from boxcov.version import __version__
 
 FORMAT = 1  # "error_model", "locations" and "skipped" are optional
@@ -29,6 +29,8 @@ CORRECTED = 2  # with "corrected" and "full", from a second pass
 PACKED = 3  # compressed factors, and "error"
 SHIPPED = Path(__file__).parents[1] / "detectors/centerpoint/weights/small-posterior.safetensors"
 _KEY = "boxcov.posterior"
+_PROBES = 4
+_ORTHONORMAL = 1e-2  # rounding is at most 1e-4 for 3,500 eigenvectors of float32
 _ERROR_MODEL = "error_model."  # prefix of its tensors
 
 
@@ -180,6 +182,7 @@ def _block(
     entry: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     factors: dict[int, Eigendecomposition],
+    n_data: float,
 ) -> KroneckerBlock:
     """Return the block of one header entry; ``factors`` (by number) are shared between blocks."""
     layer = Layer.from_json(entry)
@@ -201,9 +204,15 @@ def _block(
         what = f"the corrected eigenvalues of {layer.name}"
         _check_values(eigenvalues, (groups, n_out, n_in), found["Q"].values.dtype, what)
     square_norm = number(entry["square_norm"], "square_norm")
-    return KroneckerBlock(
+    block = KroneckerBlock(
         layer, found["Q"], found["H"], square_norm, eigenvalues, found.get("full")
     )
+    if not block.curvature_range[1] * n_data <= MAX_PRECISION:
+        raise ValueError(
+            f"n_data times the Fisher of {layer.name} is {block.curvature_range[1] * n_data:g}, "
+            f"at most {MAX_PRECISION:g} is possible"
+        )
+    return block
 
 
 def _posterior(
@@ -211,6 +220,9 @@ def _posterior(
 ) -> Posterior:
     factors: dict[int, Eigendecomposition] = {}
     blocks: dict[str, KroneckerBlock] = {}
+    n_data = number(about["n_data"], "n_data")
+    if not about["blocks"]:
+        raise ValueError("it has no layers")
     for entry in about["blocks"]:
         layer = Layer.from_json(entry)  # checked first: it decides the size of packed factors
         if shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks:
@@ -218,7 +230,7 @@ def _posterior(
                 f"{layer.weight} of shape {tuple(layer.shape)} is not a weight of the detector, "
                 "or occurs twice"
             )
-        blocks[layer.name] = _block(entry, tensors, factors)
+        blocks[layer.name] = _block(entry, tensors, factors, n_data)
     tau = about["prior_precision"]
     taus = tau if isinstance(tau, dict) else {"": tau}
     taus = {str(name): number(value, "prior_precision") for name, value in taus.items()}
@@ -232,7 +244,7 @@ def _posterior(
         )
     return Posterior(
         blocks=blocks,
-        n_data=number(about["n_data"], "n_data"),
+        n_data=n_data,
         prior_precision=taus if isinstance(tau, dict) else taus[""],
         fisher=about["fisher"],
         frames=int(number(about["frames"], "frames")),
@@ -259,7 +271,10 @@ def _factor(
         if name.startswith(start)
     }
     if "vectors" in held:
-        return Eigendecomposition(held["vectors"], held["values"])
+        factor = Eigendecomposition(held["vectors"], held["values"])
+        _check_factor(factor, (groups, n, n), what)
+        _check_orthonormal(factor.vectors, what)
+        return factor
     packed = PackedFactor(
         n, held["exact"], held["rounded"], held["scale"], held["values"], held["rest"]
     )
@@ -279,6 +294,16 @@ def _check_factor(factor: Eigendecomposition, shape: tuple[int, int, int], what:
         raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
     if not bool((factor.vectors.abs() <= 1 + 1e-3).all()):
         raise ValueError(f"{what} has vectors longer than 1")
+
+
+def _check_orthonormal(vectors: Tensor, what: str) -> None:
+    """Raise ValueError unless ``V^T V x = x`` for random x: n^2 steps, not the n^3 of V^T V."""
+    G, n, _ = vectors.shape
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(G, n, _PROBES, generator=generator, dtype=vectors.dtype)
+    error = float((vectors.transpose(1, 2) @ (vectors @ x) - x).norm(dim=1).max())
+    if not error <= _ORTHONORMAL:
+        raise ValueError(f"{what} has eigenvectors that are not orthonormal (off by {error:.3g})")
 
 
 def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:

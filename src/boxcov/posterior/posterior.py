@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 FisherKind = Literal["empirical", "mc", "identity"]
 Locations = Literal["all", "gradient"]
 Form = Literal["eigen", "paper"]
+MAX_PRECISION = 1e30  # of a weight
+MAX_FRAMES = 1e15
 EVIDENCE_LAYERS = "evidence_layers"  # in the meta data of an automatic prior, see prior.py
 
 
@@ -107,13 +109,14 @@ class Posterior:
                     "give one per layer, or one number for all"
                 )
         for name in self.blocks:
-            if not 0 <= self.tau(name) < float("inf"):
+            tau = self.tau(name)
+            if not (tau == 0 or 1 / MAX_PRECISION <= tau <= MAX_PRECISION):
                 raise BoxcovError(
-                    "prior_precision must be at least 0 and finite, "
-                    f"got {self.tau(name)} for {name}"
+                    f"prior_precision must be 0, or lie between {1 / MAX_PRECISION:g} and "
+                    f"{MAX_PRECISION:g} so that float32 holds the variances, got {tau} for {name}"
                 )
-        if not 0 < self.n_data < float("inf"):
-            raise BoxcovError(f"n_data must be above 0 and finite, got {self.n_data}")
+        if not 0 < self.n_data <= MAX_FRAMES:
+            raise BoxcovError(f"n_data must be above 0 and at most 1e15, got {self.n_data}")
 
     def _is_invertible(self, name: str) -> bool:
         block = self.blocks[name]

@@ -1,4 +1,4 @@
-"""Covariances of boxes: the exact one that a layer contributes, that of samples, and the check.
+"""Covariances of boxes: the exact one that a layer contributes, and that of samples.
 
 In the eigenbasis, with a layer's inputs ``alpha = U^T a`` and gradients ``delta_j = V^T d_j`` of an
 instance at T locations, the layer contributes
@@ -8,27 +8,21 @@ instance at T locations, the layer contributes
 
 Either G is formed, or, for few locations, ``K[p, t, t'] = sum over q of v[p, q] alpha[q, t]
 alpha[q, t']``, which does not depend on j.
-
-Every covariance that a method returns is checked: finite, symmetric, positive semi-definite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from boxcov._torch.precision import full_precision
-from boxcov.detections import Detections
-from boxcov.errors import NotFiniteError
 from boxcov.posterior.kronecker_block import KroneckerBlock
 
 MEMORY = 256 * 2**20  # bytes of intermediates at once
 CACHE = 4 * 2**20  # on a CPU, so that they stay in its cache: 1.6 times faster at 100 boxes
-_FLOOR = 1e-6  # smallest standard deviation of a field that counts, relative to the box's largest
 
 
 @full_precision
@@ -96,53 +90,3 @@ def _by_pairs(alpha: Tensor, delta: Tensor, variances: Tensor) -> Tensor:
     left, right = (x.flatten(2).transpose(0, 1) for x in (delta, weighted))  # (g, D, G n_out T)
     C = left @ right.transpose(1, 2)
     return (C + C.transpose(1, 2)) / 2
-
-
-def check_covariance(result: Detections, method: str, settings: Mapping[str, Any]) -> None:
-    """Raise ``NotFiniteError``, naming a box, if a covariance is not one.
-
-    That of the score's logit with the box must be finite, too.
-    """
-    assert result.covariance is not None
-    if not len(result):
-        return
-    properties = _properties(result.covariance)
-    if result.score_variance is not None and result.score_covariance is not None:
-        row = torch.cat([result.score_covariance, result.score_variance.unsqueeze(1)], 1)
-        properties["finite with the score's logit"] = row.isfinite().all(1)
-    if bool(torch.stack(list(properties.values())).all()):  # one synchronisation with the device
-        return
-    name, holds = next((name, holds) for name, holds in properties.items() if not bool(holds.all()))
-    rows = (~holds).nonzero()[:, 0].tolist()
-    raise NotFiniteError(
-        f"{method}: the covariance of {len(rows)} of {len(result)} boxes is not {name} "
-        f"(box {rows[0]}: {result.boxes[rows[0]].tolist()}): the weights, or a step of {settings}, "
-        "are out of range"
-    )
-
-
-def tolerance(covariance: Tensor) -> float:
-    """Allowed deviation from symmetry and positivity, relative to the variances.
-
-    It is larger on a GPU, where products may be taken in TF32.
-    """
-    return 1e-3 if covariance.device.type == "cpu" else 1e-2
-
-
-@full_precision
-def _properties(C: Tensor) -> dict[str, Tensor]:
-    """For each property, whether each covariance of (m, D, D) has it (m,)."""
-    slack = tolerance(C)
-    spread = C.diagonal(dim1=1, dim2=2).abs().sqrt()  # (m, D)
-    most = spread.amax(1, keepdim=True)
-    spread = torch.maximum(spread, torch.where(most > 0, _FLOOR * most, 1))
-    # a correlation matrix: metres, radians and metres per second weigh the same
-    scaled = C / spread.unsqueeze(2) / spread.unsqueeze(1)
-    eye = torch.eye(C.shape[1], dtype=C.dtype, device=C.device)
-    lifted = (scaled + scaled.transpose(1, 2)) / 2 + slack * eye
-    _, failed = torch.linalg.cholesky_ex(lifted)  # a tenth of the time of eigenvalues
-    return {
-        "finite": C.isfinite().flatten(1).all(1),
-        "positive semi-definite": failed == 0,
-        "symmetric": ((scaled - scaled.transpose(1, 2)).abs() <= slack).flatten(1).all(1),
-    }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from boxcov._torch.inputs import ready
 from boxcov._torch.modules import (
+    WeightChecksum,
     WeightSnapshot,
     check_fingerprint,
     check_finite_weights,
@@ -22,11 +23,11 @@ from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.error_model.model import ErrorModel, describe_error_model
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.covariance import check_covariance
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.route import EngineOptions, Router
+from boxcov.result_check import check_result
 
 
 class Predictor(ABC):
@@ -55,7 +56,7 @@ class Predictor(ABC):
         self.error_model: ErrorModel | None = None
         self._detector, self._parameters = detector, parameters
         self._fingerprint = fingerprint(detector)
-        self._snapshot = WeightSnapshot(detector)
+        self._watch_weights()
         self._lock = Lock()  # the trunk cache holds one frame at a time
 
     def __call__(self, inputs: Any) -> Detections:
@@ -63,17 +64,15 @@ class Predictor(ABC):
 
         With an error model also risk, error distribution and regions, see ``Detections``.
         """
-        if self.error_model is None:
-            return self._run(inputs, with_signals=False)
-        return self.error_model.apply(self._run(inputs, with_signals=True))
+        return self._run(inputs, self.error_model, with_signals=self.error_model is not None)
 
     def with_signals(self, inputs: Any) -> Detections:
         """The detections with the signals that an error model needs, but without its results."""
-        return self._run(inputs, with_signals=True)
+        return self._run(inputs, None, with_signals=True)
 
-    def _run(self, inputs: Any, with_signals: bool) -> Detections:
+    def _run(self, inputs: Any, error_model: ErrorModel | None, with_signals: bool) -> Detections:
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            self._check_weights()
+            is_current = self._check_weights()
             inputs = ready(inputs, self.device)
             try:
                 point = self.router.plain_pass(inputs)
@@ -81,8 +80,31 @@ class Predictor(ABC):
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearized.trunk.forget()
-            check_covariance(result, self.method, self.settings())
-            return add_signals(result, point) if with_signals else result
+            result = add_signals(result, point) if with_signals else result
+            return self._check(result, error_model, is_current)
+
+    def _check(
+        self, result: Detections, error_model: ErrorModel | None, is_current: Tensor
+    ) -> Detections:
+        """The detections with the results of the error model, all checked."""
+        advice = f"the weights, or a step of {self.settings()}, are out of range"
+        found, unknown = result, None
+        if error_model is not None:
+            found, unknown = error_model.apply(result, check=False), error_model.unit.isnan()
+        try:
+            is_unchanged = check_result(
+                found, self.method, advice, unknown=unknown, also=is_current, strict=False
+            )
+        except NotFiniteError:
+            check_result(result, self.method, advice, strict=False)
+            if error_model is not None:
+                error_model.apply(result)  # names the inputs that are not finite
+            raise
+        if not is_unchanged:
+            check_fingerprint(self._fingerprint, self._detector, self.method)
+        assert found.covariance is not None
+        found.covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)  # -1e-16 by rounding
+        return found
 
     def set_error_model(self, error_model: ErrorModel | None) -> None:
         """Use another error model from now on; raise if it was fitted for something else."""
@@ -129,12 +151,21 @@ class Predictor(ABC):
     def settings(self) -> dict[str, Any]:
         """Settings that a reader of the result needs; they become ``Detections.meta``."""
 
-    def _check_weights(self) -> None:
-        """Raise if the detector's weights are not those that the model was built for."""
+    def _check_weights(self) -> Tensor:
+        """Raise if the detector's weights are not those that the model was built for.
+
+        Returns a flag on the device: whether the next share of their values is unchanged.
+        """
         if not self._snapshot.is_unchanged():
             check_fingerprint(self._fingerprint, self._detector, self.method)
-            self._snapshot = WeightSnapshot(self._detector)
+            self._watch_weights()
             self.router = self.build_router()  # equal weights, but other tensors
+        return self._checksum.next_share()
+
+    def _watch_weights(self) -> None:
+        verify = self.engine.verify
+        self._snapshot = WeightSnapshot(self._detector)
+        self._checksum = WeightChecksum(self._detector, 1 if verify == "always" else verify)
 
     def _empty(self, point: LinearizationPoint) -> Detections:
         D = point.boxes.shape[1]

@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from logging import getLogger
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 from warnings import warn
 
 import torch
@@ -70,15 +70,18 @@ class EngineOptions:
     cuda_graphs: on a GPU, replay the static part of the detector and the head's stages as CUDA
         graphs; they hold memory.
     chunk: number of directions differentiated at once by vmap(jvp), to bound memory; None for all.
+    verify: number of calls within which weights that were changed in place are noticed, whatever
+        changed them; every call reads this share of the weights. "always" reads all in each call.
 
     >>> EngineOptions(precision="tf32")
-    EngineOptions(precision='tf32', tolerance=1e-05, cuda_graphs=True, chunk=None)
+    EngineOptions(precision='tf32', tolerance=1e-05, cuda_graphs=True, chunk=None, verify=16)
     """
 
     precision: Precision = "float32"
     tolerance: float = TOLERANCE
     cuda_graphs: bool = True
     chunk: int | None = None
+    verify: int | Literal["always"] = 16
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -89,6 +92,10 @@ class EngineOptions:
         if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
             raise BoxcovError(
                 f"chunk must be a whole number of directions of at least 1, got {self.chunk!r}"
+            )
+        if self.verify != "always" and (not isinstance(self.verify, int) or self.verify < 1):
+            raise BoxcovError(
+                f"verify must be 'always' or a number of calls of at least 1, got {self.verify!r}"
             )
 
 

@@ -1,0 +1,134 @@
+"""Weights that are changed in place are noticed, also where no version counter rises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from boxcov import MCGLM, MCI, BoxcovError, ExactGLM
+from boxcov._torch.modules import WeightChecksum
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.predict.route import EngineOptions
+
+
+def scale_data(detector: TinyCenter) -> None:
+    next(detector.parameters()).data.mul_(1.01)
+
+
+def write_through_numpy(detector: TinyCenter) -> None:
+    list(detector.parameters())[-1].detach().numpy()[...] += 0.25
+
+
+def write_buffer(detector: TinyCenter) -> None:
+    name, _ = next((n, b) for n, b in detector.named_buffers() if b.is_floating_point())
+    detector.get_buffer(name).data.add_(0.5)
+
+
+def fused_step(detector: TinyCenter) -> None:
+    for parameter in detector.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(detector.parameters(), lr=1e-3, fused=True).step()
+
+
+CHANGES = [scale_data, write_through_numpy, write_buffer, fused_step]
+
+
+@pytest.fixture
+def own(tiny: TinyCenter) -> TinyCenter:
+    """A detector with a buffer that a test may change."""
+    detector = TinyCenter(threshold=tiny.threshold, most=tiny.most)
+    detector.load_state_dict(tiny.state_dict())
+    detector.register_buffer("offset", torch.zeros(3))
+    return detector
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_noticed_within_the_delay(change, own, image) -> None:
+    model = MCI(own, samples=2)
+    model(image)
+    change(own)
+    with pytest.raises(BoxcovError, match="mci: this posterior was made for weights with the"):
+        [model(image) for _ in range(model.engine.verify)]
+
+
+@pytest.mark.parametrize("method", [MCGLM, ExactGLM])
+@pytest.mark.parametrize("change", CHANGES[:2])
+def test_always_notices_at_once(method, change, tiny, posterior, image) -> None:
+    own = TinyCenter(threshold=tiny.threshold, most=tiny.most)
+    own.load_state_dict(tiny.state_dict())
+    model = method(own, posterior, engine=EngineOptions(verify="always"))
+    model(image)
+    change(own)
+    with pytest.raises(BoxcovError, match="weights with the fingerprint"):
+        model(image)
+
+
+@pytest.mark.parametrize("verify", [0, -1, "never", 1.5, None])
+def test_odd_options_are_refused(verify) -> None:
+    with pytest.raises(BoxcovError, match="verify must be 'always' or a number of calls"):
+        EngineOptions(verify=verify)
+
+
+class Odd(nn.Module):
+    """Weights of several types and layouts: channels last, with gaps, shared, empty, scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        kernel = torch.randn(6, 5, 3, 3, generator=generator)
+        self.kernel = nn.Parameter(kernel.to(memory_format=torch.channels_last))
+        self.gaps = nn.Parameter(torch.randn(7, 10, generator=generator)[:, ::3])
+        self.shared = self.kernel
+        self.empty = nn.Parameter(torch.zeros(0, 4))
+        self.register_buffer("in_half", torch.randn(9, generator=generator).half())
+        self.register_buffer("in_double", torch.randn(3, generator=generator).double())
+        self.register_buffer("scalar", torch.tensor(2.0))
+        self.register_buffer("count", torch.tensor(2))
+
+
+def swap(values: torch.Tensor) -> None:
+    first, second = (0, 0, 0, 0), (1, 2, 0, 1)
+    values[first], values[second] = values[second].clone(), values[first].clone()
+
+
+EDITS: list[Callable[[Odd], object]] = [
+    lambda m: m.kernel.data[3, 2, 1, 0].neg_(),
+    lambda m: swap(m.kernel.data),
+    lambda m: m.kernel.data.neg_(),
+    lambda m: m.gaps.data[6, 3].add_(1),
+    lambda m: m.in_half.data[8].mul_(2),
+    lambda m: m.in_double.data[0].mul_(1 + 1e-15),
+    lambda m: m.scalar.data.fill_(3),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("calls", [1, 3, 1000])
+@pytest.mark.parametrize("chunk", [4, 2**20])
+def test_any_value_of_any_layout_counts(edit, calls, chunk, monkeypatch) -> None:
+    monkeypatch.setattr(WeightChecksum, "_CHUNK", chunk)
+    module = Odd()
+    checksum = WeightChecksum(module, calls)
+    assert all(bool(checksum.next_share()) for _ in range(2 * calls))
+    module.count += 1  # not a weight
+    assert all(bool(checksum.next_share()) for _ in range(calls))
+    edit(module)
+    assert not all(bool(checksum.next_share()) for _ in range(calls))
+
+
+def test_a_module_without_weights() -> None:
+    assert bool(WeightChecksum(nn.ReLU(), 4).next_share())
+
+
+def test_the_shares_of_a_call_are_small() -> None:
+    """Each call reads its share and no more."""
+    module = nn.Sequential(*(nn.Linear(32, 32) for _ in range(40)))
+    checksum = WeightChecksum(module, 16)
+    sizes = [sum(map(len, (t for chunk in share for t in chunk))) for share in checksum._shares]
+    total = sum(p.numel() for p in module.parameters())
+    assert len(sizes) == 16
+    assert sum(sizes) == total
+    assert max(sizes) == total // 16
