@@ -65,8 +65,8 @@ NUMBERS = [
     Mutant(
         "every method is guarded",
         "predict/predictor.py",
-        "found, self.method, advice, unknown",
-        "found[:0], self.method, advice, unknown",
+        "            found,\n            self.method,",
+        "            found[:0],\n            self.method,",
         "predict/test_covariance.py::test_every_method_checks_its_covariances[ExactGLM]",
     ),
     Mutant(

@@ -14,7 +14,6 @@ from boxcov._torch.inputs import fresh, ready
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.predict.covariance import check_covariance
 from boxcov.predict.cuda.static_graph import CaptureError, Graphs, backend_flags
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.mcglm import MCGLM
@@ -81,16 +80,14 @@ class CompiledModel:
     def __call__(self, inputs: Any) -> Detections:
         """The detections of ``model(inputs)``, or of ``detector.detect(inputs)``."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            if isinstance(self.model, Predictor):
-                self.model._check_weights()
+            model = self.model if isinstance(self.model, Predictor) else None
+            is_current = None if model is None else model.check_weights()
             inputs = ready(inputs, self.device)
             given = self._static_inputs(inputs)
             found = self._run(given) if given.shape == self._shape else None
-        if found is None:
-            return self._fall_back(inputs, given.shape)
-        if isinstance(self.model, Predictor):
-            check_covariance(found, self.model.method, self.model.settings())
-        return found
+            if found is not None and model is not None and is_current is not None:
+                return model.check(found, is_current)
+        return self._fall_back(inputs, given.shape) if found is None else found
 
     def __repr__(self) -> str:
         inner = repr(self.model) if isinstance(self.model, Predictor) else type(self.model).__name__

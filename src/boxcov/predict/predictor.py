@@ -72,7 +72,7 @@ class Predictor(ABC):
 
     def _run(self, inputs: Any, error_model: ErrorModel | None, with_signals: bool) -> Detections:
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            is_current = self._check_weights()
+            is_current = self.check_weights()
             inputs = ready(inputs, self.device)
             try:
                 point = self.router.plain_pass(inputs)
@@ -81,25 +81,29 @@ class Predictor(ABC):
             finally:
                 self.linearized.trunk.forget()
             result = add_signals(result, point) if with_signals else result
-            return self._check(result, error_model, is_current)
-
-    def _check(
-        self, result: Detections, error_model: ErrorModel | None, is_current: Tensor
-    ) -> Detections:
-        """The detections with the results of the error model, all checked."""
-        advice = f"the weights, or a step of {self.settings()}, are out of range"
-        found, unknown = result, None
-        if error_model is not None:
-            found, unknown = error_model.apply(result, check=False), error_model.unit.isnan()
-        try:
-            is_unchanged = check_result(
-                found, self.method, advice, unknown=unknown, also=is_current, strict=False
-            )
-        except NotFiniteError:
-            check_result(result, self.method, advice, strict=False)
-            if error_model is not None:
+            if error_model is None:
+                return self.check(result, is_current)
+            try:
+                return self.check(error_model.apply(result, check=False), is_current)
+            except NotFiniteError:
+                self.check(result, is_current)
                 error_model.apply(result)  # names the inputs that are not finite
-            raise
+                raise
+
+    def check(self, found: Detections, is_current: Tensor) -> Detections:
+        """The detections, if all numbers are in range and the weights unchanged; raise otherwise.
+
+        is_current: the flag that ``check_weights`` returned for this frame.
+        """
+        model = None if found.scale is None else self.error_model
+        is_unchanged = check_result(
+            found,
+            self.method,
+            f"the weights, or a step of {self.settings()}, are out of range",
+            unknown=None if model is None else model.unit.isnan(),
+            also=is_current,
+            strict=False,
+        )
         if not is_unchanged:
             check_fingerprint(self._fingerprint, self._detector, self.method)
         assert found.covariance is not None
@@ -151,7 +155,7 @@ class Predictor(ABC):
     def settings(self) -> dict[str, Any]:
         """Settings that a reader of the result needs; they become ``Detections.meta``."""
 
-    def _check_weights(self) -> Tensor:
+    def check_weights(self) -> Tensor:
         """Raise if the detector's weights are not those that the model was built for.
 
         Returns a flag on the device: whether the next share of their values is unchanged.
