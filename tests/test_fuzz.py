@@ -62,7 +62,7 @@ def test_mutations_change_what_they_get_and_repeat(kind) -> None:
 
 
 def test_nothing_unpickles() -> None:
-    """Foreign weights use torch's weights-only loading; no other file from outside is unpickled."""
+    """Only the items of the run's own worker processes; the files of torch.save are interpreted."""
     for path in SOURCES:
         code = path.read_text(encoding="utf-8")
         for own, line in OWN_ITEMS.items():
@@ -70,12 +70,9 @@ def test_nothing_unpickles() -> None:
         found = re.findall(
             r"^\s*(?:import|from) (?:pickle|dill|joblib|shelve|marshal)\b.*", code, re.M
         )
-        assert [line.strip() for line in found] in ([], ["from pickle import UnpicklingError"]), (
-            path
-        )
+        assert not found, path
         assert "allow_pickle" not in code.replace("allow_pickle=False", ""), path
-        assert not re.search(r"\b(np|numpy)\.load\(", code), path
-        assert code.count("torch.load(") == code.count("weights_only=True"), path
+        assert not re.search(r"\b(np|numpy|torch)\.load\(", code), path
         assert not re.search(r"(?<![\w.])(eval|exec)\(", code), path
 
 

@@ -12,10 +12,20 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from io import BufferedReader, TextIOWrapper
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TextIO, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TextIO,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from safetensors import SafetensorError, safe_open
 
@@ -64,21 +74,16 @@ def reading(path: str | Path, what: str, advice: str = "") -> Iterator[None]:
         ) from None
 
 
-def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file of at most ``limit`` bytes; raise OSError otherwise.
-
-    >>> read_bytes("/dev/zero")
-    Traceback (most recent call last):
-    ...
-    OSError: [Errno 22] not a regular file: '/dev/zero'
-    """
+@contextmanager
+def open_bytes(path: str | Path, limit: int = MAX_STREAM) -> Iterator[BufferedReader]:
+    """Open a regular file of at most ``limit`` bytes; raise OSError for anything else."""
     if "\0" in str(path):
         raise OSError(22, "a NUL in the path", str(path))
     # without O_NONBLOCK the opening of a pipe would wait for its writer
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(handle, "rb") as file:
         check_regular(path, limit, os.fstat(handle))
-        return file.read(limit + 1)
+        yield file
 
 
 def check_regular(path: str | Path, limit: int, found: os.stat_result | None = None) -> None:
@@ -90,12 +95,23 @@ def check_regular(path: str | Path, limit: int, found: os.stat_result | None = N
         raise OSError(27, f"{found.st_size} bytes, at most {limit} are read", str(path))
 
 
+def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file of at most ``limit`` bytes; raise OSError otherwise.
+
+    >>> read_bytes("/dev/zero")
+    Traceback (most recent call last):
+    ...
+    OSError: [Errno 22] not a regular file: '/dev/zero'
+    """
+    with open_bytes(path, limit) as file:
+        return file.read()
+
+
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
     """Open a regular text file in UTF-8 of any size, to be read in pieces."""
-    check_regular(path, MAX_STREAM)
-    with open(path, encoding="utf-8") as file:
-        yield file
+    with open_bytes(path) as file, TextIOWrapper(file, encoding="utf-8") as text:
+        yield text
 
 
 def read_text(path: str | Path) -> str:
@@ -141,10 +157,17 @@ def open_tensors(
 
     Damage is one error that names the file, also if it shows only later, inside the ``with``.
     """
+    with open_safetensors(path, what, advice) as file:
+        yield parse_metadata((file.metadata() or {})[key]), file
+
+
+@contextmanager
+def open_safetensors(path: str | Path, what: str, advice: str = "") -> Iterator[Any]:
+    """Open a safetensors file of any program."""
     with reading(path, what, advice):
         check_regular(path, MAX_STREAM)
         with safe_open(path, framework="pt") as file:
-            yield parse_metadata((file.metadata() or {})[key]), file
+            yield file
 
 
 # schema

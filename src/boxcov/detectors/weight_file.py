@@ -2,78 +2,66 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import numpy as np
-import torch
-from safetensors import safe_open
 from torch import Tensor
 
+from boxcov.detectors.torch_file import ForeignCodeError, read_torch_file
 from boxcov.errors import BoxcovError, join_names
+from boxcov.input_file import open_safetensors, shorten
 
 State = Mapping[str, Tensor]
 _KEYS = ("state_dict", "model_state", "model")  # under which frameworks store the weights
+_ADVICE = (
+    "save its tensors alone with safetensors.torch.save_file(checkpoint['state_dict'], "
+    "'weights.safetensors')"
+)
 
 
-def read_weights(path: Path) -> tuple[State, Mapping[str, Any]]:
-    """Return the tensors of a file and its metadata.
+def read_weights(path: Path) -> tuple[State, Mapping[str, str]]:
+    """Return the tensors of a file, none of them empty, and the texts in its metadata.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save({"model": {"module.x": torch.zeros(2)}, "start_epoch": 3}, f"{folder}/x.pth")
     ...     read_weights(Path(f"{folder}/x.pth"))
     ({'x': tensor([0., 0.])}, {})
     """
-    try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return tensors, file.metadata() or {}
-        with torch.serialization.safe_globals(_numpy_scalars()):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        code = re.search(r"GLOBAL (\S+)", str(error))
-        if code is None:
+    if path.suffix == ".safetensors":
+        with open_safetensors(path, "a checkpoint") as file:
+            state: State = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            meta = file.metadata() or {}
+    else:
+        try:
+            content = read_torch_file(path)
+        except ForeignCodeError as error:
             raise BoxcovError(
-                f"{path}: not a checkpoint that torch.save wrote, or a damaged one"
+                f"{path}: holds more than weights ({shorten(error)}), and boxcov runs no code from "
+                f"a checkpoint. If you trust the file and have its framework: {_ADVICE}"
             ) from None
-        raise BoxcovError(
-            f"{path}: holds more than weights ({code[1]}), and boxcov runs no code from a "
-            "checkpoint. If you trust the file and have its framework, save the tensors alone: "
-            "torch.save({'state_dict': checkpoint['state_dict']}, ...)"
-        ) from None
-    except Exception as error:  # a damaged file can raise anything
-        raise BoxcovError(
-            f"{path}: not a checkpoint, or a damaged one ({type(error).__name__}: {error})"
-        ) from None
-    return _state(content, path)
+        except Exception as error:  # a damaged file can raise anything
+            raise BoxcovError(
+                f"{path}: not a checkpoint that torch.save wrote, or a damaged one "
+                f"({type(error).__name__}: {shorten(error, 400)}): {_ADVICE}"
+            ) from None
+        state, meta = _state(content, path)
+    for name, tensor in state.items():
+        if not tensor.numel():  # its shape can state any number of classes
+            raise BoxcovError(
+                f"{path}: {shorten(name)} of shape {tuple(tensor.shape)} holds no numbers"
+            )
+    return state, meta
 
 
-def _numpy_scalars() -> list[Any]:
-    """Return numpy's scalar types: checkpoints often contain one, which torch refuses as code."""
-    scalar = np.float64(0).__reduce__()[0]
-    return [
-        (scalar, "numpy.core.multiarray.scalar"),
-        (scalar, "numpy._core.multiarray.scalar"),
-        np.dtype,
-        type(np.dtype(np.float64)),
-    ]
-
-
-def _state(content: Any, path: Path) -> tuple[State, Mapping[str, Any]]:
-    """Return the tensors and the metadata in the content of a pickled checkpoint."""
+def _state(content: Any, path: Path) -> tuple[State, Mapping[str, str]]:
+    """Return the tensors and the metadata in the content of a checkpoint."""
     inside = content if isinstance(content, dict) else {}
     state = next((inside[key] for key in _KEYS if key in inside), inside)
-    if (
-        not isinstance(state, dict)
-        or not state
-        or not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in state.items())
-    ):
-        found = join_names(map(str, inside)) if inside else type(content).__name__
+    values = list(state.values()) if isinstance(state, dict) else [state]
+    if not values or not all(isinstance(tensor, Tensor) for tensor in values):
+        found = join_names(map(shorten, inside)) if inside else type(content).__name__
         raise BoxcovError(
             f"{path}: no weights found; looked for a dict of tensors, alone or under "
             f"{', '.join(_KEYS[:-1])} or {_KEYS[-1]}, and found {found}"
@@ -81,7 +69,8 @@ def _state(content: Any, path: Path) -> tuple[State, Mapping[str, Any]]:
     if all(name.startswith("module.") for name in state):  # saved from DataParallel
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     meta = inside.get("meta")
-    return state, meta if isinstance(meta, dict) else {}
+    texts = meta.items() if isinstance(meta, dict) else ()
+    return state, {name: value for name, value in texts if isinstance(value, str)}
 
 
 def describe_misfit(
@@ -92,6 +81,7 @@ def describe_misfit(
     shapes: the shapes that the network needs, by the name in the file.
     stored: the tensors before conversion, for the message.
 
+    >>> import torch
     >>> describe_misfit({"a": (2,), "b": (3,)}, {"a": torch.zeros(4), "c": torch.zeros(1)})
     '1 missing: b; 1 surplus: c; 1 of another shape: a (4,) for (2,)'
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -20,7 +20,7 @@ from boxcov.detector import Detector
 from boxcov.error_model.calibrate import with_error_model
 from boxcov.errors import BoxcovError
 from boxcov.files import remove_leftovers
-from boxcov.input_file import reading
+from boxcov.input_file import open_bytes, reading
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import (
@@ -172,13 +172,11 @@ def _posterior_meta(options: EstimatorOptions) -> dict[str, Any]:
     """Return the path and the hash of the posterior."""
     if options.posterior is None or options.method == "nms":
         return {}
-    digest = sha256()
     is_shipped = options.posterior == SHIPPED_POSTERIOR
     path = posterior_file.SHIPPED if is_shipped else options.posterior
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return {"posterior": str(options.posterior), "posterior_sha256": digest.hexdigest()}
+    with open_bytes(path) as file:
+        digest = file_digest(file, "sha256").hexdigest()
+    return {"posterior": str(options.posterior), "posterior_sha256": digest}
 
 
 def block_store(out: Path, block: int = BLOCK) -> BlockStore[Detections]:

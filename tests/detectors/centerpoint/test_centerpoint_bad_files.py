@@ -96,5 +96,5 @@ def test_damaged_and_missing_files(name, tmp_path):
 def test_a_truncated_checkpoint(tmp_path):
     path = saved(exported(detector_of(pillar_config()), "mmdet3d"), tmp_path)
     path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(boxcov.BoxcovError, match="not a checkpoint, or a damaged one"):
+    with pytest.raises(boxcov.BoxcovError, match=r"not a checkpoint .*, or a damaged one"):
         centerpoint.load(path)

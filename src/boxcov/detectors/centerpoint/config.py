@@ -8,6 +8,7 @@ from math import prod
 from typing import Any, Literal
 
 from boxcov.errors import BoxcovError
+from boxcov.input_file import parse_metadata
 
 Framework = Literal["mmdet3d", "det3d", "openpcdet"]
 
@@ -315,7 +316,7 @@ class Config:
     @staticmethod
     def from_json(text: str) -> Config:
         try:
-            given = _tuples(json.loads(text))
+            given = _tuples(parse_metadata(text))
             encoder = {"Pillars": Pillars, "Voxels": Voxels}[given.pop("kind")]
             if "most" in given["reporting"]:  # the name in files of version 0.1
                 given["reporting"]["max_boxes"] = given["reporting"].pop("most")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.transformers.families import FAMILIES, KNOWN, wrap
 from boxcov.errors import BoxcovError, join_names
+from boxcov.input_file import read_json, shorten
 
 
 def load(
@@ -66,7 +66,7 @@ def _model_name(path: Path) -> str:
     """Return the name of the model's class, from its configuration."""
     config = path / "config.json"
     try:
-        content = json.loads(config.read_text(encoding="utf-8"))
+        content = read_json(config)
     except FileNotFoundError:
         raise BoxcovError(
             f"{config}: no such file; save_pretrained writes it next to the weights"
@@ -76,7 +76,9 @@ def _model_name(path: Path) -> str:
     found = content.get("architectures") if isinstance(content, dict) else None
     known = [name for name in found or [] if isinstance(found, list) and name in FAMILIES]
     if not known:
-        raise BoxcovError(f"{config}: its architectures are {found}; supported are {KNOWN}")
+        raise BoxcovError(
+            f"{config}: its architectures are {shorten(found)}; supported are {KNOWN}"
+        )
     if not any(path.glob("*.safetensors")):
         raise BoxcovError(
             f"{path}: no safetensors file; pickled weights are not read: "
@@ -87,7 +89,7 @@ def _model_name(path: Path) -> str:
 
 def _without_backbone(path: Path) -> dict[str, Any]:
     """Return options that keep transformers from downloading the backbone's weights."""
-    content = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    content = read_json(path / "config.json")
     return {"use_pretrained_backbone": False} if content.get("use_pretrained_backbone") else {}
 
 

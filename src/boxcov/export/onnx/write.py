@@ -18,7 +18,7 @@ from boxcov.errors import BoxcovError, join_names
 from boxcov.export.onnx.model import build_model
 from boxcov.export.onnx.trace import trace
 from boxcov.files import atomic_write
-from boxcov.input_file import reading
+from boxcov.input_file import parse_metadata, read_bytes, reading
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples, estimator
 from boxcov.predict.static_frame import MAX_ROWS, FrameFunction
@@ -117,11 +117,11 @@ def about(path: str | Path) -> dict[str, Any]:
 
     with reading(path, "an ONNX file of boxcov's"):
         try:
-            model = onnx.load(str(path), load_external_data=False)
+            model = onnx.load_model_from_string(read_bytes(path, 1 << 31))
         except DecodeError as error:
             raise ValueError(str(error)) from None
         properties = {entry.key: entry.value for entry in model.metadata_props}
-        metadata: dict[str, Any] = json.loads(properties[_KEY])
+        metadata: dict[str, Any] = parse_metadata(properties[_KEY])
         return metadata
 
 

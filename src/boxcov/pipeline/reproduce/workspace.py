@@ -21,7 +21,7 @@ from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.files import atomic_write, make_folder
-from boxcov.input_file import reading
+from boxcov.input_file import read_json, reading
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.fit import fit
 from boxcov.kfac.options import FitOptions
@@ -68,8 +68,8 @@ class Workspace:
                 file.write_text(json.dumps(mine, indent=1) + "\n")
             return
         try:
-            stored = json.loads(path.read_text())
-        except ValueError:
+            stored = dict(read_json(path))
+        except (OSError, ValueError, TypeError, RecursionError):
             raise BoxcovError(
                 f"{path}: damaged; delete the folder or choose another with --out"
             ) from None
@@ -225,7 +225,7 @@ class Workspace:
             with atomic_write(path) as file:
                 file.write_text(json.dumps(times) + "\n")
         with reading(path, "a list of milliseconds"):
-            times = [float(ms) for ms in json.loads(path.read_text())]
+            times = [float(ms) for ms in read_json(path)]
         return times[1:] or times
 
     def truth(self, on: str) -> GroundTruth:
