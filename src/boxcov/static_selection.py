@@ -79,8 +79,14 @@ def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Ten
     >>> best_rows(torch.tensor([0.2, 0.9, 0.5]), torch.tensor([True, False, True]), 1)
     (tensor([2]), tensor(1), tensor(1))
     """
-    n = min(n, len(scores))
-    # stable: equal scores keep their order, as in ``Detector.select``
-    index = torch.where(kept, scores, -1.0).sort(descending=True, stable=True).indices[:n]
+    n, k = min(n, len(scores)), len(scores)
+    key = torch.where(kept, scores, -1.0)
+    place = torch.arange(k, device=scores.device)
+    # equal scores keep their order, as in ``Detector.select``; ONNX has no stable sort
+    is_ahead = (key.unsqueeze(0) > key.unsqueeze(1)) | (
+        (key.unsqueeze(0) == key.unsqueeze(1)) & (place.unsqueeze(0) < place.unsqueeze(1))
+    )
+    rank = is_ahead.long().sum(1)
+    index = torch.zeros_like(place).scatter(0, rank, place)[:n]
     total = kept.long().sum()
     return index, total.clamp(max=n), (total - n).clamp(min=0)

@@ -23,8 +23,6 @@ from boxcov.detectors.centerpoint.nms import (
 )
 from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
 
-_SEEN_FROM_ABOVE = [0, 1, 3, 4, 6]  # x y w l yaw of a box
-
 
 def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
     """Return the reported instances, frame by frame, by descending score."""
@@ -163,7 +161,7 @@ def _suppressions(ranked: Ranked, config: Config) -> Pairs:
     rules, boxes = config.reporting, ranked.boxes
     if rules.nms == "circle":
         return circle_pairs(boxes[:, :, :2], ranked.valid, _circle_bounds(boxes, config))
-    return rotated_pairs(boxes[:, :, _SEEN_FROM_ABOVE], ranked.valid, rules.overlap)
+    return rotated_pairs(_seen_from_above(boxes), ranked.valid, rules.overlap)
 
 
 def _static_suppressions(ranked: Ranked, config: Config, pairs: int) -> tuple[Tensor, Tensor]:
@@ -174,7 +172,7 @@ def _static_suppressions(ranked: Ranked, config: Config, pairs: int) -> tuple[Te
     if rules.nms == "circle":
         near = near_centres(boxes[:, :, :2], _circle_bounds(boxes, config)) & both
         return near.to(boxes.dtype), near.new_zeros((), dtype=torch.long)
-    flat = boxes[:, :, _SEEN_FROM_ABOVE]
+    flat = _seen_from_above(boxes)
     near = near_boxes(flat) & both
     pairs = min(pairs, near.numel())
     # pairs with the best second box first, so that the ignored pairs are the worst ones
@@ -191,3 +189,8 @@ def _circle_bounds(boxes: Tensor, config: Config) -> Tensor:
     """Return the bound (G,) of each group's circle NMS, without a copy from the host."""
     bounds = torch.cat([boxes.new_full((1,), radius) for radius in config.reporting.radii])
     return bounds.repeat(len(boxes) // len(config.tasks))
+
+
+def _seen_from_above(boxes: Tensor) -> Tensor:
+    """Return x y w l yaw (..., 5) of boxes; a list as an index would be copied from the host."""
+    return torch.cat([boxes[..., :2], boxes[..., 3:5], boxes[..., 6:7]], -1)
