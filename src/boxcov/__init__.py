@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from boxcov.kfac.ekfac import apply_ekfac
     from boxcov.kfac.fit import fit
     from boxcov.kfac.options import FitOptions
+    from boxcov.monitor import Monitor
     from boxcov.posterior.posterior import Posterior
     from boxcov.predict.compiled import CompiledModel, compile
     from boxcov.predict.exact import ExactGLM
@@ -42,6 +43,7 @@ _HOMES = {
     "FitOptions": "kfac.options",
     "apply_ekfac": "kfac.ekfac",
     "fit": "kfac.fit",
+    "Monitor": "monitor",
     "Posterior": "posterior.posterior",
     "join_frames": "concatenation",
     "Detections": "detections",
@@ -77,6 +79,7 @@ __all__ = [
     "ErrorModel",
     "ExactGLM",
     "FitOptions",
+    "Monitor",
     "NMSSpread",
     "Posterior",
     "Selection",

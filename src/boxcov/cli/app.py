@@ -23,6 +23,7 @@ from boxcov.cli.demo import demo
 from boxcov.cli.evaluate import evaluate
 from boxcov.cli.export import export
 from boxcov.cli.fit import fit
+from boxcov.cli.monitor import monitor
 from boxcov.cli.predict import predict
 from boxcov.cli.reproduce import reproduce
 from boxcov.cli.stream import stream
@@ -40,6 +41,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     bench: "--boxes 10 --boxes 100 --samples 10",
     export: "--detector centerpoint:small --posterior p.safetensors --out centerpoint.onnx",
     stream: "sweeps/LIDAR_TOP --posterior p.safetensors > boxes.jsonl",
+    monitor: "boxes.jsonl --usual usual.jsonl --false-alarm-rate 0.01",
     reproduce: "--quick --out reproduction",
     demo: "--out demo",
 }  # every command, with the arguments of an example

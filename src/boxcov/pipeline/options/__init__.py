@@ -15,7 +15,6 @@ from boxcov.pipeline.options.commands import (
     FitCommand,
     PredictCommand,
     ReproduceCommand,
-    StreamCommand,
     TrainCommand,
 )
 from boxcov.pipeline.options.common import (
@@ -24,6 +23,7 @@ from boxcov.pipeline.options.common import (
     MessageOptions,
     PredictedData,
 )
+from boxcov.pipeline.options.streams import MonitorCommand, StreamCommand
 
 __all__ = [
     "BenchCommand",
@@ -37,6 +37,7 @@ __all__ = [
     "ExportCommand",
     "FitCommand",
     "MessageOptions",
+    "MonitorCommand",
     "PredictCommand",
     "PredictedData",
     "ReproduceCommand",

@@ -19,6 +19,7 @@ from boxcov.pipeline.options.common import (
     Format,
     MessageOptions,
     PredictedData,
+    check_image_size,
     count_option,
     data_option,
     detector_option,
@@ -298,38 +299,7 @@ class ExportCommand:
     seed: int = seed_option()
 
     def __post_init__(self) -> None:
-        _check_image_size(self.size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamCommand:
-    """Options of ``boxcov stream``."""
-
-    frames: str = option(
-        REQUIRED,
-        INPUT,
-        "Folder of .bin point clouds, images, or files of your own, read in order of their names; "
-        "- reads paths from stdin.",
-        metavar="FOLDER",
-        positional=True,
-    )
-    detector: str = detector_option()
-    estimator: EstimatorOptions
-    points: Literal["nuscenes", "kitti", "plain"] = option(
-        "nuscenes", INPUT, "Layout of a point in the .bin files."
-    )
-    reader: str | None = reader_option()
-    size: int | None = size_option()
-    watch: bool = option(False, INPUT, "Wait for new files in the folder, until Ctrl-C.")
-    count: int | None = count_option(text="Stop after this many frames.")
-    warmup: int = option(5, OUTPUT, "First frames to leave out of the latencies.", min=0)
-    seed: int = seed_option()
-    device: str = device_option()
-
-    def __post_init__(self) -> None:
-        _check_image_size(self.size)
-        if self.watch and self.frames == "-":
-            raise BoxcovError("--watch needs a folder: paths on stdin are always waited for")
+        check_image_size(self.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,8 +347,3 @@ class DemoCommand:
         "Folder for the posterior, predictions, figures and report.",
         metavar="DIR",
     )
-
-
-def _check_image_size(size: int | None) -> None:
-    if size is not None and size % 32:
-        raise BoxcovError(f"--size must be a multiple of 32 pixels, got {size}")

@@ -220,3 +220,9 @@ class MessageOptions:
         OUTPUT,
         "ros and autoware: covariance of the errors (after boxcov calibrate), or epistemic.",
     )
+
+
+def check_image_size(size: int | None) -> None:
+    """Raise unless the side of a square image is a multiple of 32 pixels."""
+    if size is not None and size % 32:
+        raise BoxcovError(f"--size must be a multiple of 32 pixels, got {size}")

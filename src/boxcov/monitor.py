@@ -1,0 +1,241 @@
+"""``boxcov.Monitor``: does a frame look like the usual ones? Alarms at a chosen false-alarm rate.
+
+A frame is described by a few numbers. How unusual it is, is ranked among the usual frames: the new
+frame and the usual ones are treated alike (full conformal prediction), so if they are exchangeable
+the p-value is at most ``a`` with a probability of at most ``a``, for any detector.
+
+Evidence accumulates over frames by the Shiryaev-Roberts rule ``R = (R + 1) e(p)``. The mean of the
+bet ``e`` is 1 under uniform p-values, so ``R`` minus the number of frames is a martingale while
+nothing changes, and ``R`` reaches ``run_length`` after at least ``run_length`` frames on average.
+For this p-value the frames of the stream join the usual ones, so the p-values are independent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from boxcov.detections import Detections
+from boxcov.errors import BoxcovError
+from boxcov.files import atomic_write, reading
+
+Array = np.ndarray[Any, Any]
+SPOKEN = ("boxes", "objects", "certainty", "width")  # all further numbers make up the distance
+MAX_FRAMES = 5000  # of usual frames and of the stream together, so that a frame costs milliseconds
+_SHRINKAGE = 0.3  # of the covariance of the numbers towards its diagonal
+_LARGE = 2.0  # standard deviations from which on a number is given as a reason
+_VELOCITY = ("vx", "vy")  # of next to nothing for objects at rest
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the monitor says about a frame."""
+
+    p_value: float  # among the usual frames
+    alarm: bool  # whether the p-value is at most the false-alarm rate
+    evidence: float  # of the stream so far; 1 is none
+    change: bool  # whether the evidence has reached the run length; it then starts anew
+    reasons: tuple[str, ...]  # in words, the largest first; empty without alarm and change
+
+
+class Monitor:
+    """Compares the frames of a stream with usual frames.
+
+    false_alarm_rate: share of usual frames with an alarm.
+    run_length: mean number of usual frames before a false ``change``.
+
+    >>> import torch
+    >>> def frame(boxes, number=0):
+    ...     zeros = torch.zeros(boxes, dtype=torch.long)
+    ...     scores = torch.full((boxes,), 0.8)
+    ...     fields, classes = ("x", "y"), ("car",)
+    ...     return Detections(torch.zeros(boxes, 2), scores, zeros, zeros + number, fields, classes)
+    >>> monitor = Monitor([frame(20 + number % 9) for number in range(40)])
+    >>> monitor(frame(23)).alarm
+    False
+    >>> monitor(frame(2)).reasons[0]
+    'fewer boxes than usual: 2, usually 20 to 28'
+    """
+
+    def __init__(
+        self,
+        usual: Sequence[Detections | Mapping[str, Any]] | Mapping[str, Array],
+        false_alarm_rate: float = 0.05,
+        run_length: float = 1000.0,
+    ) -> None:
+        rows = usual if isinstance(usual, Mapping) else _stack([frame_numbers(f) for f in usual])
+        self.usual = {name: np.asarray(column, float) for name, column in rows.items()}  # (n,)
+        self.false_alarm_rate, self.run_length = float(false_alarm_rate), float(run_length)
+        if not 0 < self.false_alarm_rate < 1:
+            raise BoxcovError(f"false_alarm_rate must lie between 0 and 1, got {false_alarm_rate}")
+        if not self.run_length > 1:
+            raise BoxcovError(f"run_length must be above 1 frame, got {run_length}")
+        self._table = np.stack(list(self.usual.values()), 1) if self.usual else np.zeros((0, 0))
+        needed = ceil(1 / self.false_alarm_rate - 1e-9) - 1
+        if len(self._table) < max(needed, 2):
+            raise BoxcovError(
+                f"{len(self._table)} usual frames are too few for a false-alarm rate of "
+                f"{self.false_alarm_rate:g}: give at least {max(needed, 2)}"
+            )
+        self._joined = self._table  # usual frames and frames of the stream
+        self.evidence = 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"Monitor({len(self._table)} usual frames, {len(self.usual)} numbers, "
+            f"false-alarm rate {self.false_alarm_rate:g}, run length {self.run_length:g})"
+        )
+
+    def __call__(self, found: Detections | Mapping[str, Any]) -> Verdict:
+        """Return the verdict on the next frame: its detections, or a line of ``boxcov stream``."""
+        numbers = frame_numbers(found)
+        if numbers.keys() != self.usual.keys():
+            missing = sorted(numbers.keys() ^ self.usual.keys())
+            raise BoxcovError(
+                f"the frame and the usual frames differ in {', '.join(missing)}: predict both with "
+                "the same method and posterior"
+            )
+        row = np.array([numbers[name] for name in self.usual])
+        names = tuple(self.usual)
+        deviations = _deviations(np.vstack([self._table, row]), names)
+        p_value = _rank(deviations)
+        joined = np.vstack([self._joined, row])
+        self.evidence = (self.evidence + 1) * _bet(_rank(_deviations(joined, names)))
+        if len(joined) <= MAX_FRAMES:
+            self._joined = joined
+        evidence, change = self.evidence, self.evidence >= self.run_length
+        if change:
+            self.evidence = 0.0
+        alarm = p_value <= self.false_alarm_rate
+        reasons = self._reasons(deviations[-1], numbers) if alarm or change else ()
+        return Verdict(p_value, alarm, evidence, change, reasons)
+
+    def _reasons(self, deviations: Array, numbers: Mapping[str, float]) -> tuple[str, ...]:
+        names = [name for name in SPOKEN if name in self.usual] + ["distance"]
+        found = []
+        for name, z in sorted(zip(names, deviations), key=lambda pair: -abs(pair[1])):
+            if found and abs(z) < _LARGE:
+                break
+            found.append(_words(name, z, numbers.get(name), self.usual.get(name)))
+        return tuple(found)
+
+    def save(self, path: str | Path) -> None:
+        """Write one JSON file, which replaces ``path`` as a whole. The evidence is not stored."""
+        about = {
+            "boxcov.monitor": 1,
+            "false_alarm_rate": self.false_alarm_rate,
+            "run_length": self.run_length,
+            "usual": {name: column.tolist() for name, column in self.usual.items()},
+        }
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(about) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Monitor:
+        """Load a monitor; raise if the file is damaged."""
+        with reading(path, "a file of a boxcov monitor"):
+            about = json.loads(Path(path).read_text())
+            if about["boxcov.monitor"] != 1:
+                raise ValueError(f"version {about['boxcov.monitor']}")
+            usual = {str(name): np.array(column, float) for name, column in about["usual"].items()}
+            return Monitor(usual, about["false_alarm_rate"], about["run_length"])
+
+
+def frame_numbers(found: Detections | Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that describe one frame, by name.
+
+    Means over the boxes are weighted by P(there is an object), or by the score if the detections
+    are uncalibrated. They are NaN for a frame without boxes.
+    """
+    arrays = found.numpy() if isinstance(found, Detections) else found
+    fields = found.fields if isinstance(found, Detections) else tuple(found["fields"])
+    scores = np.asarray(arrays["scores"], float)
+    m = len(scores)
+    is_calibrated = "no_object" in arrays
+    weight = 1 - np.asarray(arrays["no_object"], float) if is_calibrated else scores
+    share = weight / weight.sum() if m and weight.sum() > 0 else np.full(m, 1 / max(m, 1))
+
+    def mean(values: Array) -> float:
+        return float(share @ values) if m else float("nan")
+
+    clipped = scores.clip(1e-4, 1 - 1e-4)
+    logs = {}
+    for name in ("covariance", "predictive"):
+        if name in arrays:
+            C = np.asarray(arrays[name], float).reshape(m, len(fields), len(fields))
+            diagonal = np.einsum("mdd->md", C)
+            logs[name] = np.log(diagonal.clip(1e-12))  # (m, D)
+    numbers = {
+        "boxes": log(1 + m),
+        "objects": log(1 + float(weight.sum())),
+        "certainty": mean(weight),
+    }
+    if logs:
+        columns = [i for i, name in enumerate(fields) if name not in _VELOCITY]
+        numbers["width"] = mean(0.5 * list(logs.values())[-1][:, columns].mean(1))
+    numbers["score logit"] = mean(np.log(clipped / (1 - clipped)))
+    for name, values in logs.items():
+        numbers |= {f"{name} {f}": mean(values[:, i]) for i, f in enumerate(fields)}
+    return numbers
+
+
+def _stack(rows: Sequence[Mapping[str, float]]) -> dict[str, Array]:
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise BoxcovError("the usual frames differ in what they hold: predict them in one run")
+    return {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+
+
+def _deviations(table: Array, names: Sequence[str]) -> Array:
+    """Return how unusual each row (n, P) is: standard scores (n, S + 1), the distance last.
+
+    All rows are treated alike, which makes the ranks conformal.
+    """
+    known = ~np.isnan(table)
+    mean = np.where(known, table, 0).sum(0) / known.sum(0).clip(1)
+    rows = np.where(known, table - mean, 0)
+    is_spoken = np.array([name in SPOKEN for name in names])
+    rest = rows[:, ~is_spoken]
+    S = rest.T @ rest / len(rest)
+    S = S + _SHRINKAGE * np.diag(S.diagonal()) + 1e-12 * np.eye(len(S))
+    distance = np.sqrt(np.einsum("ni,ij,nj->n", rest, np.linalg.inv(S), rest))
+    scores = np.column_stack([rows[:, is_spoken], distance - distance.mean()])
+    return scores / scores.std(0).clip(1e-9)
+
+
+def _rank(deviations: Array) -> float:
+    """Return the conformal p-value of the last row."""
+    unusual = np.maximum(np.abs(deviations[:, :-1]).max(1), deviations[:, -1])
+    # rounding must not put equal frames before the last one
+    return float((unusual >= unusual[-1] * (1 - 1e-9)).mean())
+
+
+def _bet(p: float) -> float:
+    """Return the mean of ``k p^(k - 1)`` over k from 0 to 1: an e-value, large for a small p.
+
+    >>> _bet(1.0), round(_bet(0.01), 2)
+    (0.5, 4.45)
+    """
+    return 0.5 if p > 1 - 1e-6 else (1 - p + p * log(p)) / (p * log(p) ** 2)
+
+
+def _words(name: str, z: float, value: float | None, usual: Array | None) -> str:
+    words = {
+        "boxes": ("fewer boxes than usual", "more boxes than usual"),
+        "objects": ("fewer objects than usual", "more objects than usual"),
+        "certainty": ("objects less certain than usual", "objects more certain than usual"),
+        "width": ("errors expected smaller than usual", "errors expected larger than usual"),
+        "distance": ("boxes unlike the usual boxes", "boxes unlike the usual boxes"),
+    }[name][int(z > 0)]
+    if usual is None or value is None or np.isnan(value) or name == "width":
+        return words
+    low, high = np.nanquantile(usual, (0.05, 0.95), method="nearest")
+    if name in ("boxes", "objects"):
+        value, low, high = (np.expm1(v) for v in (value, low, high))
+        return f"{words}: {value:.0f}, usually {low:.0f} to {high:.0f}"
+    return f"{words}: {value:.2f}, usually {low:.2f} to {high:.2f}"

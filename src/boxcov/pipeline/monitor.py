@@ -1,0 +1,122 @@
+"""``boxcov monitor``: compare the frames of a stream or a file with usual frames."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from boxcov.detections import Detections
+from boxcov.errors import BoxcovError
+from boxcov.files import atomic_write, check_writable, reading
+from boxcov.monitor import Monitor, Verdict
+from boxcov.pipeline.options import MonitorCommand
+
+_NEEDED = ("fields", "boxes", "scores")  # of a line
+_HELP = {
+    "frames": "Frames seen.",
+    "alarms": "Frames that do not look like the usual ones.",
+    "changes": "Times the evidence of a change reached the run length.",
+    "unreadable": "Frames that could not be read.",
+    "p_value": "Conformal p-value of the last frame.",
+    "evidence": "Evidence of a change, 1 is none.",
+}
+
+
+def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
+    """Write the verdict on each frame; return the totals and the last p-value and evidence."""
+    if options.save is not None:
+        check_writable(options.save)
+    if options.out is not None:
+        check_writable(options.out)
+    monitor = load_monitor(options)
+    if options.save is not None:
+        monitor.save(options.save)
+    totals: dict[str, Any] = dict.fromkeys(("frames", "alarms", "changes", "unreadable"), 0)
+    for name, frame in _frames(options.frames):
+        if "error" in frame:
+            verdict = {"alarm": True, "reasons": [f"no boxes: {frame['error']}"]}
+        else:
+            verdict = asdict(_judge(monitor, name, frame))
+            totals |= {key: verdict[key] for key in ("p_value", "evidence")}
+            totals["changes"] += verdict["change"]
+        totals["frames"] += 1
+        totals["alarms"] += verdict["alarm"]
+        totals["unreadable"] += "error" in frame
+        if options.format == "json":
+            print(json.dumps({"frame": name, **verdict}), file=out, flush=True)
+        elif options.out is not None:
+            with atomic_write(options.out) as temporary:
+                temporary.write_text(prometheus(totals))
+    if options.format == "prometheus" and options.out is None:
+        print(prometheus(totals), file=out, end="")
+    return totals
+
+
+def load_monitor(options: MonitorCommand) -> Monitor:
+    """Return the monitor of the usual frames: a file of ``--save``, or of frames."""
+    usual: Any
+    if options.usual.suffix == ".json":
+        usual = Monitor.load(options.usual).usual
+    else:
+        usual = [frame for _, frame in _frames(str(options.usual)) if "error" not in frame]
+    with reading(options.usual, "a file of usual frames"):
+        return Monitor(usual, options.false_alarm_rate, options.run_length)
+
+
+def _judge(monitor: Monitor, name: str, frame: Detections | Mapping[str, Any]) -> Verdict:
+    try:
+        return monitor(frame)
+    except BoxcovError as error:
+        raise BoxcovError(f"frame {name}: {error}") from None
+
+
+def _frames(where: str) -> Iterator[tuple[str, Any]]:
+    """Yield name and content of each frame: lines of ``boxcov stream``, or a file of boxes."""
+    if where == "-":
+        yield from _lines(iter(sys.stdin.readline, ""), "stdin")
+    elif Path(where).suffix == ".safetensors":
+        found = Detections.load(where)
+        for number, frame in enumerate(found.frames(found.meta.get("frames"))):
+            yield str(number), {"fields": frame.fields, **frame.numpy()}
+    else:
+        with reading(where, "JSON lines of boxcov stream"), Path(where).open() as file:
+            yield from _lines(file, where)
+
+
+def _lines(lines: Iterable[str], where: str) -> Iterator[tuple[str, Any]]:
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            missing = [key for key in _NEEDED if key not in line and "error" not in line]
+            if missing:
+                raise ValueError(f"it has no {missing[0]}")
+        except (ValueError, TypeError) as error:
+            raise BoxcovError(
+                f"{where}: line {number} is not a line of boxcov stream ({error})"
+            ) from None
+        yield str(line.get("frame", number - 1)), line
+
+
+def prometheus(totals: Mapping[str, Any]) -> str:
+    """Return the totals in Prometheus' text format.
+
+    >>> print(prometheus({"frames": 3, "p_value": 0.25}).splitlines()[-1])
+    boxcov_monitor_p_value 0.25
+    """
+    lines = []
+    for name, text in _HELP.items():
+        if name in totals:
+            is_counter = isinstance(totals[name], int)
+            metric = f"boxcov_monitor_{name}{'_total' if is_counter else ''}"
+            lines += [
+                f"# HELP {metric} {text}",
+                f"# TYPE {metric} {'counter' if is_counter else 'gauge'}",
+                f"{metric} {totals[name]}",
+            ]
+    return "\n".join(lines) + "\n"

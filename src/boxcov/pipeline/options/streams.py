@@ -1,0 +1,91 @@
+"""The options of the commands that read frames one by one as they come."""
+
+# ruff: noqa: RUF009  (``option`` returns a dataclass field)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from boxcov.errors import BoxcovError
+from boxcov.pipeline.options.common import (
+    INPUT,
+    METHOD,
+    OUTPUT,
+    REQUIRED,
+    EstimatorOptions,
+    check_image_size,
+    count_option,
+    detector_option,
+    device_option,
+    option,
+    out_option,
+    reader_option,
+    seed_option,
+    size_option,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamCommand:
+    """Options of ``boxcov stream``."""
+
+    frames: str = option(
+        REQUIRED,
+        INPUT,
+        "Folder of .bin point clouds, images, or files of your own, read in order of their names; "
+        "- reads paths from stdin.",
+        metavar="FOLDER",
+        positional=True,
+    )
+    detector: str = detector_option()
+    estimator: EstimatorOptions
+    points: Literal["nuscenes", "kitti", "plain"] = option(
+        "nuscenes", INPUT, "Layout of a point in the .bin files."
+    )
+    reader: str | None = reader_option()
+    size: int | None = size_option()
+    watch: bool = option(False, INPUT, "Wait for new files in the folder, until Ctrl-C.")
+    count: int | None = count_option(text="Stop after this many frames.")
+    warmup: int = option(5, OUTPUT, "First frames to leave out of the latencies.", min=0)
+    seed: int = seed_option()
+    device: str = device_option()
+
+    def __post_init__(self) -> None:
+        check_image_size(self.size)
+        if self.watch and self.frames == "-":
+            raise BoxcovError("--watch needs a folder: paths on stdin are always waited for")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorCommand:
+    """Options of ``boxcov monitor``."""
+
+    frames: str = option(
+        REQUIRED,
+        INPUT,
+        "Lines of boxcov stream (.jsonl; - reads them from stdin), or a file of boxcov predict.",
+        metavar="FRAMES",
+        positional=True,
+    )
+    usual: Path = option(
+        REQUIRED, INPUT, "Usual frames in the same formats, or a .json file of --save."
+    )
+    false_alarm_rate: float = option(0.05, METHOD, "Share of usual frames with an alarm.")
+    run_length: float = option(
+        1000.0, METHOD, "Mean number of usual frames before a false change.", metavar="FRAMES"
+    )
+    format: Literal["json", "prometheus"] = option(
+        "json", OUTPUT, "One JSON line per frame, or the totals as Prometheus text."
+    )
+    out: Path | None = out_option(
+        None, text="prometheus: file to replace after each frame.", shown="stdout, at the end"
+    )
+    save: Path | None = option(None, OUTPUT, "Write the usual frames as a small .json file.")
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.format == "json":
+            raise BoxcovError("--out is for --format prometheus: JSON lines go to stdout")
+        if self.save is not None and self.save.suffix != ".json":
+            raise BoxcovError(f"--save must name a .json file, got {self.save}")

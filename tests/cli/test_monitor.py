@@ -1,0 +1,116 @@
+"""boxcov monitor through the command line, on generated lines and files."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from boxcov import Detections
+from helpers.command_line import boxcov
+
+FIELDS = ("x", "y")
+
+
+def text(counts: list[int]) -> str:
+    """Lines of boxcov stream with these numbers of boxes."""
+    rows = [
+        {"frame": f"{i}.bin", "fields": FIELDS, "boxes": [[0.0, 0.0]] * n, "scores": [0.5] * n}
+        for i, n in enumerate(counts)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def usual(tmp_path: Path) -> Path:
+    (tmp_path / "usual.jsonl").write_text(text([20 + i % 9 for i in range(40)]))
+    return tmp_path / "usual.jsonl"
+
+
+def lines(out: str) -> list[dict]:
+    return [json.loads(one) for one in out.splitlines()]
+
+
+def test_lines_have_verdicts_and_reasons(usual: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.jsonl").write_text(text([24, 2]))
+    done = boxcov(f"monitor {tmp_path / 'new.jsonl'} --usual {usual}")
+    assert done.code == 0, done.err
+    first, second = lines(done.out)
+    assert (first["frame"], first["alarm"], first["reasons"]) == ("0.bin", False, [])
+    assert second["alarm"]
+    assert second["reasons"][0] == "fewer boxes than usual: 2, usually 20 to 28"
+    assert "2 frames, 1 alarms, 0 changes, 0 unreadable" in done.err
+
+
+def test_stdin_and_a_saved_monitor_give_the_same(usual: Path, tmp_path: Path) -> None:
+    new = text([24, 2, 60])
+    outs = []
+    for words in (
+        f"--usual {usual} --save {tmp_path / 'm.json'}",
+        f"--usual {tmp_path / 'm.json'}",
+    ):
+        with mock.patch.object(sys, "stdin", io.StringIO(new)):
+            outs.append(boxcov(f"monitor - {words}").out)
+    assert outs[0] == outs[1]
+    assert len(lines(outs[0])) == 3
+
+
+def test_a_file_of_boxes_counts_empty_frames(usual: Path, tmp_path: Path) -> None:
+    zeros = torch.zeros(24, dtype=torch.long)
+    found = Detections(
+        *(torch.zeros(24, 2), torch.full((24,), 0.5), zeros, zeros, FIELDS, ("car",)),
+        meta={"frames": 2},
+    )
+    found.save(tmp_path / "boxes.safetensors")
+    done = boxcov(f"monitor {tmp_path / 'boxes.safetensors'} --usual {usual}")
+    assert [one["alarm"] for one in lines(done.out)] == [False, True]
+
+
+def test_an_unreadable_frame_is_an_alarm(usual: Path, tmp_path: Path) -> None:
+    error = json.dumps({"frame": "9.bin", "error": "no such file"})
+    (tmp_path / "new.jsonl").write_text(f"{error}\n{text([24])}")
+    done = boxcov(f"monitor {tmp_path / 'new.jsonl'} --usual {usual}")
+    first, second = lines(done.out)
+    assert first == {"frame": "9.bin", "alarm": True, "reasons": ["no boxes: no such file"]}
+    assert not second["alarm"]
+
+
+def test_prometheus_text_holds_the_totals(usual: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.jsonl").write_text(text([24, 2]))
+    words = f"monitor {tmp_path / 'new.jsonl'} --usual {usual} --format prometheus"
+    done = boxcov(words)
+    assert "# TYPE boxcov_monitor_alarms_total counter\nboxcov_monitor_alarms_total 1" in done.out
+    assert "# TYPE boxcov_monitor_p_value gauge" in done.out
+    assert boxcov(f"{words} --out {tmp_path / 'boxcov.prom'}").out == ""
+    assert (tmp_path / "boxcov.prom").read_text() == done.out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("not json\n", "line 1 is not a line of boxcov stream"),
+        ('{"frame": "a", "boxes": []}\n', "line 1 is not a line of boxcov stream (it has no"),
+    ],
+)
+def test_other_lines_are_refused(usual: Path, tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "new.jsonl").write_text(content)
+    done = boxcov(f"monitor {tmp_path / 'new.jsonl'} --usual {usual}")
+    assert done.code == 1
+    assert message in done.err
+
+
+def test_bad_options_are_refused(usual: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.jsonl"
+    new.write_text(text([24]))
+    assert (
+        "--out is for --format prometheus" in boxcov(f"monitor {new} --usual {usual} --out x").err
+    )
+    assert "must name a .json file" in boxcov(f"monitor {new} --usual {usual} --save x.txt").err
+    rare = boxcov(f"monitor {new} --usual {usual} --false-alarm-rate 0.001")
+    assert f"{usual}: 40 usual frames are too few" in rare.err
+    assert "no such file" in boxcov(f"monitor {tmp_path / 'none.jsonl'} --usual {usual}").err
