@@ -23,7 +23,8 @@ import numpy as np
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import atomic_write, reading
+from boxcov.files import atomic_write
+from boxcov.input_file import reading
 
 Array = np.ndarray[Any, Any]
 SPOKEN = ("boxes", "objects", "certainty", "width")  # all further numbers make up the distance
@@ -118,7 +119,7 @@ class Monitor:
 
     def _reasons(self, deviations: Array, numbers: Mapping[str, float]) -> tuple[str, ...]:
         names = [name for name in SPOKEN if name in self.usual] + ["distance"]
-        found = []
+        found: list[str] = []
         for name, z in sorted(zip(names, deviations), key=lambda pair: -abs(pair[1])):
             if found and abs(z) < _LARGE:
                 break
@@ -205,7 +206,8 @@ def _deviations(table: Array, names: Sequence[str]) -> Array:
     S = S + _SHRINKAGE * np.diag(S.diagonal()) + 1e-12 * np.eye(len(S))
     distance = np.sqrt(np.einsum("ni,ij,nj->n", rest, np.linalg.inv(S), rest))
     scores = np.column_stack([rows[:, is_spoken], distance - distance.mean()])
-    return scores / scores.std(0).clip(1e-9)
+    standard: Array = scores / scores.std(0).clip(1e-9)
+    return standard
 
 
 def _rank(deviations: Array) -> float:

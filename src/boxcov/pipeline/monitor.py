@@ -11,7 +11,8 @@ from typing import Any, TextIO
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import atomic_write, check_writable, reading
+from boxcov.files import atomic_write, check_writable
+from boxcov.input_file import reading
 from boxcov.monitor import Monitor, Verdict
 from boxcov.pipeline.options import MonitorCommand
 
