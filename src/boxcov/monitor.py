@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil, log
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ import numpy as np
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import atomic_write
-from boxcov.input_file import reading
+from boxcov.input_file import conform, read_json, reading
 
 Array = np.ndarray[Any, Any]
 SPOKEN = ("boxes", "objects", "certainty", "width")  # all further numbers make up the distance
 MAX_FRAMES = 5000  # of usual frames and of the stream together, so that a frame costs milliseconds
+_KEY = "boxcov.monitor"
 _SHRINKAGE = 0.3  # of the covariance of the numbers towards its diagonal
 _LARGE = 2.0  # standard deviations from which on a number is given as a reason
 _VELOCITY = ("vx", "vy")  # of next to nothing for objects at rest
@@ -43,6 +44,15 @@ class Verdict:
     evidence: float  # of the stream so far; 1 is none
     change: bool  # whether the evidence has reached the run length; it then starts anew
     reasons: tuple[str, ...]  # in words, the largest first; empty without alarm and change
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The content of a file."""
+
+    usual: dict[str, list[float | None]]
+    false_alarm_rate: float
+    run_length: float
 
 
 class Monitor:
@@ -128,24 +138,21 @@ class Monitor:
 
     def save(self, path: str | Path) -> None:
         """Write one JSON file, which replaces ``path`` as a whole. The evidence is not stored."""
-        about = {
-            "boxcov.monitor": 1,
-            "false_alarm_rate": self.false_alarm_rate,
-            "run_length": self.run_length,
-            "usual": {name: column.tolist() for name, column in self.usual.items()},
+        usual = {  # JSON has no NaN
+            name: [None if np.isnan(value) else value for value in column.tolist()]
+            for name, column in self.usual.items()
         }
+        stored = _Stored(usual, self.false_alarm_rate, self.run_length)
         with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(about) + "\n")
+            temporary.write_text(json.dumps({_KEY: asdict(stored)}) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Monitor:
         """Load a monitor; raise if the file is damaged."""
         with reading(path, "a file of a boxcov monitor"):
-            about = json.loads(Path(path).read_text())
-            if about["boxcov.monitor"] != 1:
-                raise ValueError(f"version {about['boxcov.monitor']}")
-            usual = {str(name): np.array(column, float) for name, column in about["usual"].items()}
-            return Monitor(usual, about["false_alarm_rate"], about["run_length"])
+            stored = conform(read_json(path)[_KEY], _Stored, _KEY)
+            usual = {name: np.array(column, float) for name, column in stored.usual.items()}
+            return Monitor(usual, stored.false_alarm_rate, stored.run_length)
 
 
 def frame_numbers(found: Detections | Mapping[str, Any]) -> dict[str, float]:

@@ -93,8 +93,10 @@ def test_prometheus_text_holds_the_totals(usual: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("not json\n", "line 1 is not a line of boxcov stream"),
-        ('{"frame": "a", "boxes": []}\n', "line 1 is not a line of boxcov stream (it has no"),
+        ("not json\n", "new.jsonl, line 1: not a line of boxcov stream"),
+        ('{"frame": "a", "boxes": []}\n', "line 1: not a line of boxcov stream"),
+        ('{"frame": "a", "fields": ["x"], "boxes": [[0]], "scores": [NaN]}\n', "are not finite"),
+        ('{"frame": "a", "fields": ["x"], "boxes": [[0]], "scores": [1, 2]}\n', "cannot reshape"),
     ],
 )
 def test_other_lines_are_refused(usual: Path, tmp_path: Path, content: str, message: str) -> None:

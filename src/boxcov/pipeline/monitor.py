@@ -9,14 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import atomic_write, check_writable
-from boxcov.input_file import reading
+from boxcov.input_file import conform, open_text, parse_metadata, reading
 from boxcov.monitor import Monitor, Verdict
 from boxcov.pipeline.options import MonitorCommand
 
-_NEEDED = ("fields", "boxes", "scores")  # of a line
 _HELP = {
     "frames": "Frames seen.",
     "alarms": "Frames that do not look like the usual ones.",
@@ -84,7 +85,7 @@ def _frames(where: str) -> Iterator[tuple[str, Any]]:
         for number, frame in enumerate(found.frames(found.meta.get("frames"))):
             yield str(number), {"fields": frame.fields, **frame.numpy()}
     else:
-        with reading(where, "JSON lines of boxcov stream"), Path(where).open() as file:
+        with reading(where, "JSON lines of boxcov stream"), open_text(where) as file:
             yield from _lines(file, where)
 
 
@@ -92,16 +93,25 @@ def _lines(lines: Iterable[str], where: str) -> Iterator[tuple[str, Any]]:
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
-        try:
-            line = json.loads(text)
-            missing = [key for key in _NEEDED if key not in line and "error" not in line]
-            if missing:
-                raise ValueError(f"it has no {missing[0]}")
-        except (ValueError, TypeError) as error:
-            raise BoxcovError(
-                f"{where}: line {number} is not a line of boxcov stream ({error})"
-            ) from None
-        yield str(line.get("frame", number - 1)), line
+        with reading(f"{where}, line {number}", "a line of boxcov stream"):
+            line = parse_metadata(text)
+            name = conform(line["frame"], str, "frame")
+            frame = {"error": line["error"]} if "error" in line else _arrays(line)
+        yield name, frame
+
+
+def _arrays(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the monitor needs of a line; raise if it is damaged."""
+    fields = conform(line["fields"], tuple[str, ...], "fields")
+    m, D = len(line["boxes"]), len(fields)
+    shapes = {"scores": (m,), "no_object": (m,), "covariance": (m, D, D), "predictive": (m, D, D)}
+    arrays: dict[str, Any] = {"fields": fields}
+    for name, shape in shapes.items():
+        if name in line or name == "scores":
+            arrays[name] = np.array(line[name], float).reshape(shape)
+            if not np.isfinite(arrays[name]).all():
+                raise ValueError(f"{name} are not finite")
+    return arrays
 
 
 def prometheus(totals: Mapping[str, Any]) -> str:
