@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcov.detection_meta import check_meta
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import write_safetensors
 from boxcov.image_border import clipped_sides
-from boxcov.input_file import open_tensors
+from boxcov.input_file import MAX_FRAMES, conform, open_tensors
 from boxcov.version import __version__
 
 # m boxes, D fields, k directions, S signals, T thresholds, L levels
@@ -241,9 +243,19 @@ class Detections:
 
         Give the number of frames if the last ones may be empty.
         """
-        if count is None:
-            count = int(self.frame.max()) + 1 if len(self) else 0
-        return [self[self.frame == i] for i in range(count)]
+        count = self._count() if count is None else count
+        last = self._count() - 1
+        if last >= count:
+            raise BoxcovError(f"there are boxes in frame {last}, but only {count} frames")
+        rows = self[self.frame.argsort(stable=True)]
+        numbers = torch.arange(count + 1, device=self.frame.device, dtype=self.frame.dtype)
+        ends = torch.searchsorted(rows.frame, numbers).tolist()
+        empty = rows[:0]
+        return [rows[start:stop] if start < stop else empty for start, stop in pairwise(ends)]
+
+    def _count(self) -> int:
+        """The number of frames, if the last one has a box."""
+        return int(self.frame.max()) + 1 if len(self) else 0
 
     def to(self, device: torch.device | str) -> Detections:
         return self._with({name: tensor.to(device) for name, tensor in self._tensors()})
@@ -282,20 +294,18 @@ class Detections:
                 for name in file.keys()  # noqa: SIM118
                 if name in _SHAPES
             }
-            fields, classes, meta = tuple(about["fields"]), tuple(about["classes"]), about["meta"]
-            if not all(isinstance(name, str) for name in fields + classes) or not isinstance(
-                meta, dict
-            ):
-                raise ValueError(
-                    "names of fields or classes are not strings, or meta is not an object"
-                )
+            fields, classes = (
+                conform(about[name], tuple[str, ...], name) for name in ("fields", "classes")
+            )
+            meta = check_meta(about["meta"])
             found = Detections(**tensors, fields=fields, classes=classes, meta=meta)
             found._check_numbers()
+            check_meta(meta, found._count())
             return found
 
     def _check_numbers(self) -> None:
         """Raise if numbers from a file are out of range."""
-        for name, most in (("labels", len(self.classes)), ("frame", 1 << 40)):
+        for name, most in (("labels", len(self.classes)), ("frame", MAX_FRAMES)):
             numbers = getattr(self, name)
             if numbers.is_floating_point() or numbers.dtype == torch.bool:
                 raise ValueError(f"{name} are {numbers.dtype}, expected whole numbers")

@@ -220,7 +220,7 @@ def conform(value: Any, kind: Any, name: str) -> Any:
     if is_dataclass(kind) and isinstance(value, Mapping):
         return _dataclass(value, kind, name)
     if kind is Any or _is_scalar(value, kind):
-        return float(value) if kind is float else value
+        return value
     raise _unexpected(value, kind, name)
 
 

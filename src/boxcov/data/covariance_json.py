@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov.detection_meta import check_meta
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 
@@ -146,7 +147,7 @@ def read_detections(
     D = len(fields)
     _check_classes("in the file", set(labels), classes)
     number = {name: label for label, name in enumerate(classes)}
-    about: Mapping[str, Any] = meta.get("uncertainty", {})
+    about = check_meta(meta.get("uncertainty", {}))
     return Detections(
         boxes=boxes,
         scores=scores,

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError
+from boxcov.input_file import conform
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes
 from boxcov.pipeline.options import DataOptions, PredictedData
 from boxcov.pipeline.user_code import PREFIX, load_function
@@ -235,7 +236,7 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedDa
                 "and --split and --count unless they are those of boxcov predict"
             )
         return DataOptions(data, given.split or default_test_split(data), given.count)
-    source = DataOptions(**stored)
+    source: DataOptions = conform(stored, DataOptions, f"{path}: meta.source")
     if given.split not in (None, source.split) or given.count not in (None, source.count):
         raise BoxcovError(
             f"{path}: states its frames, split {source.split} and count {source.count}: remove "
