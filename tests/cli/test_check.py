@@ -8,6 +8,7 @@ import torch
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.detector import CenterPoint
 from boxcov.pipeline import check
+from boxcov.pipeline.options import CheckCommand
 from helpers.command_line import boxcov, small_network
 
 
@@ -29,8 +30,8 @@ def test_broken_detector_exits_with_1(word: str, monkeypatch: pytest.MonkeyPatch
         def loss(self, raw: object, targets: object) -> torch.Tensor:
             return super().loss(raw, targets).mean()
 
-    def named(word: str, device: str) -> CenterPoint:
-        found = centerpoint.load(word.partition(":")[2])
+    def named(options: CheckCommand, device: str) -> CenterPoint:
+        found = centerpoint.load(options.detector.partition(":")[2])
         found.__class__ = Broken
         return found
 

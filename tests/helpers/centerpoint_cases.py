@@ -110,7 +110,7 @@ def slow_pillars(config: Config, layers: Iterable[Any], clouds: list[Tensor]) ->
             x, y, z = (
                 int((point[i] - config.point_range[i]) // config.voxel_size[i]) for i in range(3)
             )
-            if not (0 <= x < nx and 0 <= y < ny and z == 0):
+            if not (0 <= x < nx and 0 <= y < ny and (z == 0 or rules.any_height)):
                 continue
             if (x, y) not in pillars and rules.max_cells and len(pillars) >= rules.max_cells[1]:
                 continue

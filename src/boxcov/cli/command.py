@@ -72,8 +72,9 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     if shown.positional:
         info = typer.Argument(help=shown.text, metavar=metavar)
     else:
+        name = field.name.replace("_", "-")
         info = typer.Option(
-            f"--{field.name.replace('_', '-')}",
+            f"--{name}/--no-{name}" if hint == bool | None else f"--{name}",
             help=shown.text,
             metavar=metavar,
             min=shown.min,

@@ -52,7 +52,7 @@ def run(options: BenchCommand, progress: Progress | None = None) -> list[dict[st
     Linux; None elsewhere).
     """
     device = options.device
-    detector = load_detector(options.detector, device).eval()
+    detector = load_detector(options, device).eval()
     split = default_test_split(options.data)
     source = DataOptions(options.data, split, options.frames + FIT_FRAMES, options.seed)
     items = preload_frames(load_frames(source, device, detector.classes), device)

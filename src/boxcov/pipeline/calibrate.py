@@ -38,7 +38,7 @@ def run(options: CalibrateCommand, progress: Progress | None = None) -> dict[str
     check_output(options.out)
     source = options.source
     source = replace(source, split=source.split or default_calibration_split(source.data))
-    detector = load_detector(options.detector, options.device)
+    detector = load_detector(options, options.device)
     threshold = iou_thresholds(detector.box_fields, options.threshold)[1]
     frames = load_frames(source, options.device, detector.classes)
     fit_frames = _fit_frames(len(frames), options.fit_share)

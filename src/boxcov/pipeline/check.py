@@ -10,7 +10,7 @@ from boxcov.pipeline.options import CheckCommand, DataOptions
 
 def run(options: CheckCommand) -> Report:
     """Check the detector on the first frame of the data, and the second if there is one."""
-    detector = load_detector(options.detector, options.device)
+    detector = load_detector(options, options.device)
     count = 2 if options.data.startswith("simulated") else None
     source = DataOptions(options.data, options.split, count, options.seed, options.sweeps)
     frames = load_frames(source, options.device, detector.classes)

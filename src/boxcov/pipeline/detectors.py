@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -11,34 +12,38 @@ from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, transformers, yolox
 from boxcov.detectors.centerpoint import Config
 from boxcov.errors import BoxcovError
+from boxcov.pipeline.options import DetectorOptions
 from boxcov.pipeline.user_code import load_function
 
 D = TypeVar("D", bound=Detector)
 
 
-def load_detector(name: str, device: str = "cpu") -> Detector:
-    """Return the detector ``name`` on ``device``.
+def load_detector(which: str | DetectorOptions, device: str = "cpu") -> Detector:
+    """Return the detector ``which`` on ``device``.
 
-    name: ``centerpoint:small``, ``centerpoint:CHECKPOINT``, ``yolox:CHECKPOINT``,
-    ``transformers:FOLDER``, or ``python:MODULE:FUNCTION`` for a function of the user's that returns
-    a detector, in a module or a file.
+    which: the options of a command, or ``centerpoint:small``, ``centerpoint:CHECKPOINT``,
+    ``yolox:CHECKPOINT``, ``transformers:FOLDER``, or ``python:MODULE:FUNCTION`` for a function of
+    the user's that returns a detector, in a module or a file.
 
     >>> len(load_detector("centerpoint:small").classes)
     10
     """
-    kind, _, which = name.partition(":")
+    options = DetectorOptions(detector=which) if isinstance(which, str) else which
+    kind, _, name = options.detector.partition(":")
     loaders: dict[str, Callable[[str], Detector]] = {
-        "centerpoint": centerpoint.load,
+        "centerpoint": partial(centerpoint.load, config=options.config, legacy=options.legacy),
         "yolox": yolox.load,
         "transformers": transformers.load,
         "python": _build_detector,
     }
-    if kind not in loaders or not which:
+    if kind not in loaders or not name:
         raise BoxcovError(
-            f"no detector {name!r}: give centerpoint:small, centerpoint:CHECKPOINT, "
+            f"no detector {options.detector!r}: give centerpoint:small, centerpoint:CHECKPOINT, "
             "yolox:CHECKPOINT, transformers:FOLDER, or python:MODULE:FUNCTION for your own"
         )
-    return move_to_device(loaders[kind](which), device)
+    if kind != "centerpoint" and (options.config is not None or options.legacy is not None):
+        raise BoxcovError(f"--config and --legacy are for checkpoints of CenterPoint, not {kind}")
+    return move_to_device(loaders[kind](name), device)
 
 
 def _build_detector(where: str) -> Detector:

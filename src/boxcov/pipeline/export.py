@@ -22,7 +22,7 @@ from boxcov.posterior.posterior import Posterior
 def run(options: ExportCommand) -> dict[str, Any]:
     """Write the ONNX file, check it in onnxruntime and return a description of it."""
     check_output(options.out)
-    detector = load_detector(options.detector)
+    detector = load_detector(options)
     path = options.posterior or default_posterior(options.detector, "an ONNX file")
     posterior = Posterior.load(path, detector)
     input_name, inputs = _example_input(detector, options)

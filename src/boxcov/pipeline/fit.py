@@ -29,7 +29,7 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
     remove_leftovers(out)
     checkpoint = checkpoint_path(out)
     with join_process_group(options.device) as (world, device):
-        detector = load_detector(options.detector, device)
+        detector = load_detector(options, device)
         frames = load_frames(source, device, detector.classes)
         posterior = fit_posterior(
             detector,
@@ -51,7 +51,7 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
             progress=progress,
         )
         stated = {name: str(value) for name, value in asdict(source).items() if value is not None}
-        meta = {**posterior.meta, "detector": options.detector, **stated}
+        meta = {**posterior.meta, **options.detector_meta, **stated}
         posterior = replace(posterior, meta=meta)
         if world.rank == 0:
             if options.compress is not None:

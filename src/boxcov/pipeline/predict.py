@@ -63,7 +63,7 @@ def run(
     store = block_store(out, block)
     with join_process_group(options.device) as (world, device):
         store.refuse_leftovers(options.resume, world)
-        detector = load_detector(options.detector, device)
+        detector = load_detector(options, device)
         frames = load_frames(source, device, detector.classes)
         fields = tuple(detector.box_fields)
         model = build_predictor(
@@ -78,7 +78,7 @@ def run(
         meta = {
             **model.settings(),
             **_posterior_meta(estimator_options),
-            "detector": options.detector,
+            **options.detector_meta,
             "source": asdict(source),
             "frames": len(frames),
             "device": model.device.type,

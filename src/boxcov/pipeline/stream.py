@@ -46,7 +46,7 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
     end if there was one.
     """
     estimator = options.estimator.for_detector(options.detector)
-    detector = load_detector(options.detector, options.device)
+    detector = load_detector(options, options.device)
     model = build_predictor(detector, estimator, options.seed)
     read = FrameReader(detector, options.points, options.size, load_reader(options.reader))
     paths = (

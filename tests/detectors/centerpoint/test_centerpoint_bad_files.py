@@ -37,17 +37,14 @@ def test_one_error_names_every_misfit(tmp_path):
     config = pillar_config()
     state = exported(detector_of(config), "det3d")
     del state["bbox_head.tasks.0.reg.3.bias"]
-    state["bbox_head.tasks.0.feature_adapt_cls.weight"] = torch.zeros(1)
+    state["bbox_head.tasks.0.iou.0.weight"] = torch.zeros(1)
     state["neck.blocks.0.1.weight"] = torch.zeros(7, 7, 3, 3)
     state["bbox_head.shared_conv.0.bias"] = torch.zeros(3)
     with pytest.raises(boxcov.BoxcovError) as error:
         centerpoint.load(saved(state, tmp_path), config)
     message = str(error.value)
     assert "1 missing: bbox_head.tasks.0.reg.3.bias" in message
-    assert (
-        "2 surplus: bbox_head.shared_conv.0.bias, bbox_head.tasks.0.feature_adapt_cls.weight"
-        in message
-    )
+    assert "2 surplus: bbox_head.shared_conv.0.bias, bbox_head.tasks.0.iou.0.weight" in message
     assert "1 of another shape: neck.blocks.0.1.weight (7, 7, 3, 3) for (4, 8, 3, 3)" in message
     assert "x.pth" in message
 
@@ -55,8 +52,17 @@ def test_one_error_names_every_misfit(tmp_path):
 def test_pillar_weights_do_not_fit_a_voxel_network(tmp_path):
     with pytest.raises(boxcov.BoxcovError, match="missing: pts_middle_encoder"):
         centerpoint.load(
-            saved(exported(detector_of(pillar_config()), "mmdet3d"), tmp_path), voxel_config()
+            saved(exported(detector_of(pillar_config()), "mmdet3d"), tmp_path),
+            voxel_config(),
+            legacy=False,
         )
+
+
+def test_deformable_convolutions_are_refused_by_name(tmp_path):
+    state = exported(detector_of(pillar_config()), "det3d")
+    state["bbox_head.tasks.0.feature_adapt_cls.conv.weight"] = torch.zeros(1)
+    with pytest.raises(boxcov.BoxcovError, match="does not implement deformable convolutions"):
+        centerpoint.load(saved(state, tmp_path), "pillar02")
 
 
 @pytest.mark.parametrize(

@@ -13,25 +13,22 @@ from safetensors.torch import save_file
 
 import boxcov
 from boxcov.detectors import centerpoint
-from boxcov.detectors.centerpoint import CenterPoint, Config
+from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.config import Pillars
 from boxcov.detectors.centerpoint.decode import CellIndex
+from boxcov.detectors.centerpoint.named_configs import named_config
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, voxel_config
 from helpers.centerpoint_files import exported, same_boxes, saved
 from helpers.centerpoint_foreign import LAYOUTS, Foreign
 
 FRAMEWORKS = ("mmdet3d", "det3d", "openpcdet")
-PILLARS = {
-    "mmdet3d": Config.mmdet3d_pillar(),
-    "det3d": Config.det3d_pillar(),
-    "openpcdet": Config.openpcdet_pillar(),
-}
+NAMES = {"pillar": "pillar02", "voxel": "voxel01"}
 FILES = {"mmdet3d": "mm", "det3d": "det3d", "openpcdet": "pcdet"}
 each_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
 
 
 def full_config(framework, kind):
-    return PILLARS[framework] if kind == "pillar" else Config.voxel(0.1, framework)
+    return named_config(NAMES[kind], framework)
 
 
 def wrapped(state, framework):
@@ -43,7 +40,7 @@ def wrapped(state, framework):
             "epoch": 20,
             "it": 1,
         }
-    return {"state_dict": state, "meta": {"epoch": 20}}
+    return {"state_dict": state, "meta": {"epoch": 20, "mmdet3d_version": "1.4.0"}}
 
 
 def all_boxes(detector, clouds):
@@ -85,14 +82,15 @@ def test_the_key_lists_load_strictly(framework, kind, tmp_path):
     ).state_dict()
     assert {name: tuple(t.shape) for name, t in ours.items()} == shapes
     state = {name: torch.full(shape, 0.01) for name, shape in shapes.items()}
-    assert isinstance(centerpoint.load(saved(wrapped(state, framework), tmp_path)), CenterPoint)
+    path = saved(wrapped(state, framework), tmp_path)
+    assert isinstance(centerpoint.load(path, NAMES[kind]), CenterPoint)
 
 
 @each_framework
 @pytest.mark.parametrize("kind", ["pillar", "voxel"])
 def test_full_size_checkpoints_load_strictly(framework, kind, tmp_path):
     state = Foreign(full_config(framework, kind), framework).state_dict()
-    detector = centerpoint.load(saved(wrapped(state, framework), tmp_path))
+    detector = centerpoint.load(saved(wrapped(state, framework), tmp_path), NAMES[kind])
     assert not detector.training
     assert detector.config == full_config(framework, kind)
     counts = (
@@ -110,7 +108,7 @@ def test_a_frameworks_network_gives_its_boxes_here(framework, kind, tmp_path):
     encoders = {
         "one pfn": Pillars(widths=(8,)),
         "two pfn": Pillars(widths=(8, 8), centre_z=False),
-        "dynamic": Pillars(widths=(8, 8), padded=False, max_points=None, max_cells=None),
+        "dynamic": Pillars((8, 8), padded=False, max_points=None, max_cells=None, any_height=True),
     }
     config = (
         voxel_config(voxel_size=(0.2, 0.2, 0.2))

@@ -70,19 +70,25 @@ def slow_select(raw, config):
                         for c in range(len(heat))
                         if rules.per_class or c == best
                     ]
-            found = sorted(found, key=lambda f: -f[0])[: rules.candidates]
-            found = [f for f in found if f[0] > rules.threshold]
+            found = sorted(found, key=lambda f: -f[0])
+            if not rules.per_class:  # det3d drops what is out of range before it cuts the list
+                found = [f for f in found if _inside(_box(raw, config, b, t, *f[2:]), rules)]
+            found = [f for f in found[: rules.candidates] if f[0] > rules.threshold]
             boxes = [_box(raw, config, b, t, i, j) for _, _, i, j in found]
             chosen = []
             for n, box in enumerate(boxes):
-                low, high = rules.centre_range[:3], rules.centre_range[3:]
-                if not all(lo <= v <= hi for lo, v, hi in zip(low, box[:3].tolist(), high)):
+                if not _inside(box, rules):
                     continue
                 if not chosen or _apart(box, torch.stack([boxes[m] for m in chosen]), t, rules):
                     chosen.append(n)
             kept += [(*found[n][:2], t, *found[n][2:]) for n in chosen[: rules.max_boxes]]
         out += [(b, *k) for k in sorted(kept, key=lambda k: -k[0])]
     return out
+
+
+def _inside(box, rules):
+    low, high = rules.centre_range[:3], rules.centre_range[3:]
+    return all(lo <= v <= hi for lo, v, hi in zip(low, box[:3].tolist(), high))
 
 
 def _box(raw, config, b, t, i, j):
@@ -106,6 +112,8 @@ RULES = {
     "few candidates": {"candidates": 20},
     "few boxes": {"max_boxes": 3},
     "near boxes only": {"centre_range": (-3, -3, -1, 3, 3, 1)},
+    "few, then near": {"candidates": 10, "centre_range": (-5, -5, -1, 5, 5, 1)},
+    "near, then few": {"candidates": 10, "centre_range": (-5, -5, -1, 5, 5, 1), "per_class": False},
     "threshold": {"threshold": 0.35},
 }
 

@@ -15,6 +15,7 @@ from boxcov.detectors.centerpoint.loss import encode, frame_losses, gaussian_rad
 from helpers.centerpoint_cases import detector_of, frames, pillar_config, target
 
 CONFIG = pillar_config()
+FRAMEWORKS = ("mmdet3d", "det3d", "openpcdet")
 
 
 def slow_radius(l, w, o=0.1):
@@ -22,6 +23,19 @@ def slow_radius(l, w, o=0.1):
     r2 = (2 * (l + w) + sqrt(4 * (l + w) ** 2 - 16 * (1 - o) * w * l)) / 2
     r3 = (-2 * o * (l + w) + sqrt(4 * o * o * (l + w) ** 2 + 16 * o * (1 - o) * w * l)) / 2
     return min(r1, r2, r3)
+
+
+def kept(box, config):
+    """Return whether a framework's data pipeline keeps an object, before the targets."""
+    x, y, z, w, l, _, yaw = box[:7]
+    low, high = config.point_range[:3], config.point_range[3:]
+    if config.loss.inside == "corner":  # det3d: a corner in the range
+        ends = [(a * l / 2, b * w / 2) for a in (1, -1) for b in (1, -1)]
+        turn = (cos(yaw), sin(yaw))
+        corners = [(x + a * turn[0] - b * turn[1], y + a * turn[1] + b * turn[0]) for a, b in ends]
+        return any(all(low[i] < c[i] < high[i] for i in (0, 1)) for c in corners)
+    axes = (0, 1, 2) if config.loss.inside == "centre_3d" else (0, 1)
+    return all(low[i] <= (x, y, z)[i] <= high[i] for i in axes)
 
 
 def slow_targets(targets, config, task, dtype=torch.float64):
@@ -40,9 +54,9 @@ def slow_targets(targets, config, task, dtype=torch.float64):
                 (x - config.point_range[0]) / config.cell[0],
                 (y - config.point_range[1]) / config.cell[1],
             )
-            if not (0 <= px < columns and 0 <= py < rows):
+            row, column = int(py), int(px)  # towards zero, as in the frameworks
+            if not (0 <= column < columns and 0 <= row < rows and kept(box, config)):
                 continue
-            row, column = int(py), int(px)
             radius = max(2, int(slow_radius(l / config.cell[0], w / config.cell[1])))
             sigma = (2 * radius + 1) / 6
             for i in range(rows):
@@ -50,6 +64,8 @@ def slow_targets(targets, config, task, dtype=torch.float64):
                     if max(abs(i - row), abs(j - column)) <= radius:
                         g = exp(-((i - row) ** 2 + (j - column) ** 2) / (2 * sigma**2))
                         heat[b, c, i, j] = max(float(heat[b, c, i, j]), g)
+            if config.loss.unknown_velocity == "zero":
+                vx, vy = (0.0 if v != v else v for v in (vx, vy))
             values = [px - column, py - row, z, log(l), log(w), log(h), sin(yaw), cos(yaw), vx, vy]
             objects.append((b, c, row, column, values))
     return heat, objects
@@ -105,14 +121,19 @@ def some_targets(count=2):
         t["boxes"][3, 0] = 99.0  # off the map
         t["boxes"][7, :2] = t["boxes"][17, :2]  # two objects of a class in a cell
         t["boxes"][5, 3:5] = 15.0  # a Gaussian that reaches over the border
+        t["boxes"][2, 2] = 4.0  # above the range
+        t["boxes"][4, :2] = torch.tensor([-6.9, 1.0])  # half a cell outside, with corners inside
+        t["boxes"][8, 1] = -6.41
+        t["boxes"][8, 3:5] = 0.01  # just outside, with all corners
     return targets
 
 
-def test_targets_are_those_of_the_loop():
-    targets = some_targets()
-    encoded = encode(targets, CONFIG, torch.zeros(2, dtype=torch.float64))
+@pytest.mark.parametrize("rules", [Loss(), *map(Loss.of, FRAMEWORKS)], ids=["", *FRAMEWORKS])
+def test_targets_are_those_of_the_loop(rules):
+    targets, config = some_targets(), replace(CONFIG, loss=rules)
+    encoded = encode(targets, config, torch.zeros(2, dtype=torch.float64))
     for t, found in enumerate(encoded.tasks):
-        heat, objects = slow_targets(targets, CONFIG, t)
+        heat, objects = slow_targets(targets, config, t)
         torch.testing.assert_close(found.heat, heat)
         assert [tuple(o[:4]) for o in objects] == list(
             zip(
@@ -127,7 +148,7 @@ def test_targets_are_those_of_the_loop():
         )
 
 
-@pytest.mark.parametrize("framework", ["mmdet3d", "det3d", "openpcdet"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_loss_is_that_of_the_loop(framework):
     config = replace(CONFIG, loss=Loss.of(framework))
     detector = detector_of(config, dtype=torch.float64)
@@ -197,6 +218,25 @@ def test_a_perfect_prediction_has_a_small_loss():
 def test_impossible_targets(change, message):
     with pytest.raises(boxcov.BoxcovError, match=f"targets of frame 0: .*{message}"):
         encode([change(target(CONFIG))], CONFIG, torch.zeros(1))
+
+
+def test_each_framework_has_its_own_objects():
+    """An object just below the range, one above it in z, and one of unknown velocity."""
+    boxes = torch.tensor([[0.0, 0.0, 0.0, 2.0, 4.0, 1.5, 0.0, 1.0, 1.0]]).repeat(3, 1)
+    boxes[0, 0] = -51.5
+    boxes[1, 2] = 3.5
+    boxes[2, 7:] = torch.nan
+    targets = [{"boxes": boxes, "labels": torch.zeros(3, dtype=torch.long)}]
+    found = {}
+    for framework in FRAMEWORKS:
+        config = Config.voxel(0.1, framework)
+        cars = encode(targets, config, torch.zeros(1)).tasks[0]
+        found[framework] = [tuple(row) for row in cars.values[:, [0, 2, 8]].tolist()]
+        assert cars.values.isfinite().all()
+    assert found["det3d"][0][0] == pytest.approx(-0.375, abs=1e-5)  # a cell of 0.8 m, truncated
+    assert [row[1] for row in found["mmdet3d"]] == [3.5, 0.0]
+    assert [row[1] for row in found["openpcdet"]] == [0.0]
+    assert found["openpcdet"][0][2] == 0.0
 
 
 def test_boxes_on_the_border_of_the_map():

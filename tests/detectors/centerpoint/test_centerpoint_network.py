@@ -81,11 +81,12 @@ def test_storage_of_the_factors(config, sizes, monkeypatch):
 ENCODERS = {
     "mmdet3d": Pillars(widths=(8,), max_points=4),
     "det3d": Pillars(widths=(8, 8), centre_z=False, max_points=4),
-    "openpcdet": Pillars(widths=(8, 8), padded=False, max_points=None, max_cells=None),
+    "openpcdet": Pillars((8, 8), padded=False, max_points=None, max_cells=None, any_height=True),
     "few pillars": Pillars(widths=(8,), max_points=2, max_cells=(10, 20)),
 }
 
 
+@pytest.mark.filterwarnings("ignore:a frame has more than 20 occupied cells")
 @pytest.mark.parametrize("encoder", ENCODERS.values(), ids=ENCODERS)
 def test_the_pillar_encoder_is_the_slow_one(encoder):
     config = pillar_config(
@@ -124,6 +125,7 @@ def test_a_padded_slot_takes_part_in_the_maximum():
     )
 
 
+@pytest.mark.filterwarnings("ignore:a frame has more than")
 @pytest.mark.parametrize("limits", [(None, None), (2, None), (None, 5), (3, 7)])
 def test_first_come_first_served(limits):
     max_points, max_cells = limits
@@ -152,6 +154,44 @@ def test_first_come_first_served(limits):
     for i, where in enumerate(cells.position.tolist()):
         assert torch.equal(cells.points[cells.cell == i], torch.stack(expected[tuple(where)]))
     assert torch.equal(cells.counts, torch.bincount(cells.cell))
+
+
+def test_openpcdets_pillars_take_points_of_any_height():
+    points = torch.zeros(3, 5)
+    points[:, 2] = torch.tensor([-40.0, 0.0, 40.0])
+    points[:, :2] = 0.1
+    networks = (Config.openpcdet_pillar(), Config.mmdet3d_pillar(), Config.voxel(0.1, "openpcdet"))
+    grids = [config.voxel_grid(training=False) for config in networks]
+    assert [int(voxelise([points], grid).counts.sum()) for grid in grids] == [3, 1, 1]
+    points[0, 2] = torch.nan
+    assert int(voxelise([points], grids[0]).counts.sum()) == 2
+
+
+def sweeps_of(count):
+    """A cloud of two sweeps with ``count`` points each, every point in a voxel of its own."""
+    points = torch.zeros(2 * count, 5)
+    points[:, 0] = 0.05 + 0.1 * torch.arange(2 * count)
+    points[count:, 4] = 0.5  # the age of the second sweep
+    return points
+
+
+def test_openpcdet_shuffles_before_its_limit():
+    grid = VoxelGrid((0, 0, -1, 20, 1, 1), (0.1, 1, 2), (200, 1, 1), 10, 100)
+    with pytest.warns(boxcov.BoxcovWarning, match="more than 100 occupied cells, the limit"):
+        in_order = voxelise([sweeps_of(100)], grid).points
+    with pytest.warns(boxcov.BoxcovWarning, match="more than 100 occupied cells"):
+        shuffled = voxelise([sweeps_of(100)] * 2, replace(grid, shuffled=True))
+    assert int((in_order[:, 4] > 0).sum()) == 0  # only the newest sweep
+    assert 30 < int((shuffled.points[:100, 4] > 0).sum()) < 70
+    # the order is fixed: frames of a batch are as frames of their own
+    assert torch.equal(shuffled.points[:100], shuffled.points[100:])
+    assert Config.voxel(0.1, "openpcdet").voxel_grid(training=False).shuffled
+    assert not Config.voxel(0.1, "mmdet3d").voxel_grid(training=False).shuffled
+
+
+def test_a_limit_that_is_not_hit_gives_no_warning():
+    grid = VoxelGrid((0, 0, -1, 20, 1, 1), (0.1, 1, 2), (200, 1, 1), 10, 200)
+    assert len(voxelise([sweeps_of(100)] * 2, grid).points) == 400  # two frames, 200 cells each
 
 
 def test_points_that_are_no_numbers_are_nowhere():

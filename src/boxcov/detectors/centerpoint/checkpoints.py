@@ -6,20 +6,24 @@ No code in a file is run. Every tensor is converted and checked by name and shap
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from boxcov.detectors.centerpoint.config import Config, Framework, Pillars
+from boxcov.detectors.centerpoint.config_choice import choose_config
 from boxcov.detectors.centerpoint.detector import CenterPoint
 from boxcov.detectors.centerpoint.frameworks import (
     HEADS,
-    SPARSE,
+    PILLARS,
     LayerNames,
     head_rows,
     layer_names,
 )
+from boxcov.detectors.centerpoint.provenance import TITLES, Fact, describe, is_legacy
 from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
 from boxcov.detectors.weight_file import State, describe_misfit, read_weights
 from boxcov.errors import BoxcovError, join_names
@@ -29,21 +33,31 @@ from boxcov.input_file import reading
 _KEY = "boxcov.centerpoint"
 _WEIGHTS = Path(__file__).parent / "weights"
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-# Permutations of a sparse kernel to (out, kz, ky, kx, in). The first is that of spconv 1.x.
-_LAYOUTS = ((4, 0, 1, 2, 3), (0, 1, 2, 3, 4), (3, 0, 1, 2, 4))
+# Permutations of a sparse kernel to (out, kz, ky, kx, in), and whose layout it is.
+_LAYOUTS: dict[tuple[int, ...], str] = {
+    (4, 0, 1, 2, 3): "spconv 1.x",
+    (0, 1, 2, 3, 4): "spconv 2.x",
+    (3, 0, 1, 2, 4): "spconv (kz, ky, kx, out, in)",
+}
 
 
 def load(
-    path_or_name: str | Path, config: Config | None = None, *, legacy: bool | None = None
+    path_or_name: str | Path,
+    config: Config | str | Path | None = None,
+    *,
+    legacy: bool | None = None,
 ) -> CenterPoint:
     """Load a trained CenterPoint in eval mode, from a checkpoint or from the package ("small").
 
-    config: by default the one in the file, or the framework's for this kind of network. Networks on
-    voxels of 0.075 m have weights of the same shapes as those on 0.1 m: pass
-    ``Config.voxel(0.075, framework)``.
+    config: for a checkpoint of another framework, whose weights do not tell the grid: a ``Config``,
+    the name of a published network (``pillar02``, ``voxel01``, ``voxel0075``; with ``-circlenms``
+    for circle NMS), or a configuration file of the framework (``.py`` or ``.yaml``), which is
+    parsed and never run. By default the one in the checkpoint's meta data or in the only such file
+    beside it.
     legacy: whether an mmdetection3d checkpoint was trained before version 1.0, which had another
-    convention for sizes and yaw. By default the version in the file decides; without one the file
-    counts as newer.
+    convention for sizes and yaw. By default what the file tells; an error asks where it does not.
+
+    ``provenance`` of the detector lists what was understood, with the evidence.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -53,14 +67,48 @@ def load(
     """
     path = _path(path_or_name)
     state, about = read_weights(path)
-    if _KEY in about:
-        with reading(path, "a CenterPoint that boxcov wrote"):
-            return _load_own(config or Config.from_json(about[_KEY]), state, path).eval()
+    if _KEY not in about:
+        return _load_foreign(path, state, about, config, legacy).eval()
+    if legacy is not None or isinstance(config, str | Path):
+        raise BoxcovError(
+            f"{path}: boxcov wrote this file, with its configuration inside: "
+            "give neither config nor legacy"
+        )
+    with reading(path, "a CenterPoint that boxcov wrote"):
+        return _load_own(config or Config.from_json(about[_KEY]), state, path).eval()
+
+
+def _load_foreign(
+    path: Path,
+    state: State,
+    about: Mapping[str, Any],
+    config: Config | str | Path | None,
+    legacy: bool | None,
+) -> CenterPoint:
+    """Return the network of another framework's checkpoint."""
     framework = _framework(state, path)
-    if legacy is None:
-        legacy = framework == "mmdet3d" and str(about.get("mmdet3d_version", "1")).startswith("0.")
-    detector = CenterPoint(config or _default_config(state, framework))
-    return _convert(detector, state, framework, legacy, path).eval()
+    facts = [Fact("framework", TITLES[framework], f"names that start with {HEADS[framework]}.")]
+    if framework != "mmdet3d" and legacy is not None:
+        raise BoxcovError(
+            f"{path}: legacy is about mmdetection3d, and this is a checkpoint of "
+            f"{TITLES[framework]}: remove it"
+        )
+    if any(".feature_adapt_" in name for name in state):
+        raise BoxcovError(f"{path}: boxcov does not implement deformable convolutions in the head")
+    config, source = choose_config(config, framework, path, about)
+    features = _point_features(state, framework)
+    if framework == "mmdet3d":
+        legacy, evidence = (
+            is_legacy(about, features, path) if legacy is None else (legacy, "as given")
+        )
+        facts.append(Fact("generation", "before 1.0" if legacy else "1.0 or later", evidence))
+    if isinstance(config.encoder, Pillars) and features in (10, 11):
+        config = replace(config, encoder=replace(config.encoder, centre_z=features == 11))
+    detector = CenterPoint(config)
+    facts += describe(config, framework, legacy, source)
+    facts += _convert(detector, state, framework, bool(legacy), path)
+    detector.provenance = tuple(facts)
+    return detector
 
 
 def save(detector: CenterPoint, path: str | Path) -> None:
@@ -112,15 +160,10 @@ def _framework(state: State, path: Path) -> Framework:
     )
 
 
-def _default_config(state: State, framework: Framework) -> Config:
-    if any(name.startswith(f"{SPARSE[framework]}.") for name in state):
-        return Config.voxel(0.1, framework)
-    named = {
-        "mmdet3d": Config.mmdet3d_pillar,
-        "det3d": Config.det3d_pillar,
-        "openpcdet": Config.openpcdet_pillar,
-    }
-    return named[framework]()
+def _point_features(state: State, framework: Framework) -> int | None:
+    """Return the numbers per point that a pillar encoder reads."""
+    weight = state.get(f"{PILLARS[framework]}.pfn_layers.0.linear.weight")
+    return weight.shape[1] if weight is not None and weight.dim() == 2 else None
 
 
 # convert
@@ -128,17 +171,18 @@ def _default_config(state: State, framework: Framework) -> Config:
 
 def _convert(
     detector: CenterPoint, state: State, framework: Framework, legacy: bool, path: Path
-) -> CenterPoint:
-    """Copy the weights of a framework's checkpoint into ``detector``."""
+) -> list[Fact]:
+    """Copy the weights of a framework's checkpoint into ``detector``; return what was converted."""
     names = list(layer_names(detector.config, framework))
     foreign = {own: there for layer in names for own, there in _tensor_names(layer)}
     order = _kernel_layout(detector, state, names)
     tensors = {name: tensor for name, tensor in state.items() if name != "global_step"}
+    folded = 0
     for layer in names:
         key = f"{layer.foreign}.weight"
         if key in tensors:
             tensors[key] = _convert_weight(detector, layer, tensors[key], framework, order)
-        _fold_bias(tensors, layer)
+        folded += _fold_bias(tensors, layer)
     _fill(detector, tensors, foreign, path, stored=state)
     with torch.no_grad():
         for layer in names:
@@ -146,20 +190,25 @@ def _convert(
                 branch = layer.own.split(".")[-2]
                 for parameter in detector.get_submodule(layer.own).parameters():
                     parameter.copy_(head_rows(parameter.clone(), branch, framework, legacy))
-    return detector
+    facts = [Fact("folded", f"{folded} biases, into the means of the norms after them", "names")]
+    if not isinstance(detector.config.encoder, Pillars):
+        facts.append(Fact("kernels", f"of {_LAYOUTS[order]}", "shapes of the sparse weights"))
+    return facts
 
 
-def _fold_bias(tensors: dict[str, Tensor], layer: LayerNames) -> None:
-    """Subtract a bias before a norm from the norm's mean.
+def _fold_bias(tensors: dict[str, Tensor], layer: LayerNames) -> bool:
+    """Subtract a bias before a norm from the norm's mean; return whether there was one.
 
     A bias of another shape stays and is reported as surplus.
     """
     if layer.foreign_norm is None:
-        return
+        return False
     key, mean_key = f"{layer.foreign}.bias", f"{layer.foreign_norm}.running_mean"
     bias, mean = tensors.get(key), tensors.get(mean_key)
-    if bias is not None and mean is not None and bias.shape == mean.shape:
-        tensors[mean_key] = mean.float() - tensors.pop(key).float()
+    if bias is None or mean is None or bias.shape != mean.shape:
+        return False
+    tensors[mean_key] = mean.float() - tensors.pop(key).float()
+    return True
 
 
 def _tensor_names(layer: LayerNames) -> list[tuple[str, str]]:
@@ -173,7 +222,7 @@ def _tensor_names(layer: LayerNames) -> list[tuple[str, str]]:
 def _kernel_layout(detector: CenterPoint, state: State, names: list[LayerNames]) -> tuple[int, ...]:
     """Return the layout that fits most of the sparse kernels: one with n_in = n_out fits two."""
     if isinstance(detector.config.encoder, Pillars):
-        return _LAYOUTS[0]
+        return next(iter(_LAYOUTS))
     votes = dict.fromkeys(_LAYOUTS, 0)
     for layer in names:
         module, tensor = detector.get_submodule(layer.own), state.get(f"{layer.foreign}.weight")

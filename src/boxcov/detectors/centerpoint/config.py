@@ -32,6 +32,7 @@ class Pillars:
     padded: bool = True  # whether the zeros that fill up a pillar take part in its maximum
     max_points: int | None = 20  # per pillar; None: no limit
     max_cells: tuple[int, int] | None = (30000, 40000)  # pillars per frame, training and inference
+    any_height: bool = False  # whether points above and below the range count too
 
     def __post_init__(self) -> None:
         if self.padded and self.max_points is None:
@@ -52,6 +53,7 @@ class Voxels:
     widths: tuple[int, int, int, int] = (16, 32, 64, 128)
     max_points: int | None = 10  # per voxel
     max_cells: tuple[int, int] | None = (90000, 120000)  # voxels per frame, training and inference
+    shuffled: bool = False  # whether the limits take points in a random, fixed order
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ class Reporting:
 
     threshold: float = 0.1
     candidates: int = 500  # per task, by descending score
-    per_class: bool = True  # whether a cell may report several classes, or its best class only
+    # Whether a cell may report several classes, and the best candidates are taken before those
+    # outside centre_range are dropped (mmdetection3d, OpenPCDet); False: neither (det3d)
+    per_class: bool = True
     nms: Literal["rotated", "circle"] = "rotated"
     overlap: float = 0.2  # rotated NMS: the largest IoU of two boxes of a task
     # circle NMS: each task's bound on the SQUARED distance, as in the originals
@@ -102,12 +106,21 @@ class Loss:
     # Divisor of a task's box loss: n + 1e-4 ("plus") or max(n, 1) ("max"). "none": no division.
     normaliser: Literal["plus", "max", "none"] = "plus"
     max_objects: int = 500  # per task and frame
+    # Which objects are targets: those with their centre in the range in x and y, also in z
+    # ("centre_3d"), or with any corner in it and a centre less than a cell below it ("corner").
+    inside: Literal["centre", "centre_3d", "corner"] = "centre"
+    # The target of an unknown velocity; the frameworks replace it by 0 when they read the data.
+    unknown_velocity: Literal["ignored", "zero"] = "ignored"
 
     @staticmethod
     def of(framework: Framework) -> Loss:
+        loss = Loss(unknown_velocity="zero")
         if framework == "openpcdet":  # it gives the rotation the small weight, not the velocity
-            return Loss(weights=(*[1.0] * 6, 0.2, 0.2, 1.0, 1.0), normaliser="max")
-        return Loss(positives="objects") if framework == "det3d" else Loss()
+            weights = (*[1.0] * 6, 0.2, 0.2, 1.0, 1.0)
+            return replace(loss, weights=weights, normaliser="max", inside="centre_3d")
+        if framework == "det3d":
+            return replace(loss, positives="objects", inside="corner")
+        return loss
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,8 @@ class VoxelGrid:
     shape: tuple[int, int, int]  # cells along x, y and z
     max_points: int | None = None  # per cell
     max_cells: int | None = None  # per frame
+    any_height: bool = False  # whether points above and below the range count too
+    shuffled: bool = False  # whether the limits take points in a random, fixed order
 
 
 @dataclass(frozen=True)
@@ -199,7 +214,13 @@ class Config:
         limits = self.encoder.max_cells
         max_cells = None if limits is None else limits[0 if training else 1]
         return VoxelGrid(
-            self.point_range, self.voxel_size, self.grid, self.encoder.max_points, max_cells
+            self.point_range,
+            self.voxel_size,
+            self.grid,
+            self.encoder.max_points,
+            max_cells,
+            any_height=isinstance(self.encoder, Pillars) and self.encoder.any_height,
+            shuffled=isinstance(self.encoder, Voxels) and self.encoder.shuffled,
         )
 
     @property
@@ -231,7 +252,7 @@ class Config:
     @staticmethod
     def mmdet3d_pillar() -> Config:
         """mmdetection3d's network on pillars of 0.2 m: one layer in the encoder."""
-        return Config()
+        return Config(loss=Loss.of("mmdet3d"))
 
     @staticmethod
     def det3d_pillar() -> Config:
@@ -244,8 +265,8 @@ class Config:
 
     @staticmethod
     def openpcdet_pillar() -> Config:
-        """OpenPCDet's network on pillars of 0.2 m: two layers in the encoder, no limits."""
-        encoder = Pillars(widths=(64, 64), padded=False, max_points=None, max_cells=None)
+        """OpenPCDet's network on pillars of 0.2 m: two layers, no limits, points of any height."""
+        encoder = Pillars((64, 64), padded=False, max_points=None, max_cells=None, any_height=True)
         return Config(encoder=encoder, loss=Loss.of("openpcdet"))
 
     @staticmethod
@@ -268,7 +289,8 @@ class Config:
             point_range=(-side, -side, -5.0, side, side, 3.0),
             voxel_size=(size, size, 0.2),
             encoder=Voxels(
-                max_cells=(60000, 60000) if few else (120000, 160000) if many else (90000, 120000)
+                max_cells=(60000, 60000) if few else (120000, 160000) if many else (90000, 120000),
+                shuffled=framework == "openpcdet",
             ),
             dense=Dense((128, 256), (5, 5), (1, 2), up_widths=(256, 256), up_strides=(1, 2)),
             reporting=det3d if framework == "det3d" else Reporting(),

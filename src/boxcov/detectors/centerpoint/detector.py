@@ -16,6 +16,7 @@ from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
 from boxcov.detectors.centerpoint.head import CenterHead
 from boxcov.detectors.centerpoint.loss import Encoded, TaskTargets, encode, frame_losses
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
+from boxcov.detectors.centerpoint.provenance import Fact
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.selection import candidates, select, select_static
 from boxcov.detectors.centerpoint.signals import signals
@@ -45,6 +46,7 @@ class CenterPoint(Detector):
     def __init__(self, config: Config, seed: int = 0) -> None:
         super().__init__()
         self.config = config
+        self.provenance: tuple[Fact, ...] = ()  # what ``load`` understood of a checkpoint
         self.box_fields, self.classes = config.box_fields, config.classes
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -17,12 +17,12 @@ HEADS: dict[Framework, str] = {
     "det3d": "bbox_head",
     "openpcdet": "dense_head",
 }
-SPARSE: dict[Framework, str] = {
+_SPARSE: dict[Framework, str] = {
     "mmdet3d": "pts_middle_encoder",
     "det3d": "backbone",
     "openpcdet": "backbone_3d",
 }
-_PILLARS: dict[Framework, str] = {
+PILLARS: dict[Framework, str] = {
     "mmdet3d": "pts_voxel_encoder",
     "det3d": "reader",
     "openpcdet": "vfe",
@@ -58,7 +58,7 @@ def layer_names(config: Config, framework: Framework) -> Iterator[LayerNames]:
     """Yield the names of every layer of the network."""
     if isinstance(config.encoder, Pillars):
         for i in range(len(config.encoder.widths)):
-            own, foreign = f"encoder.layers.{i}", f"{_PILLARS[framework]}.pfn_layers.{i}"
+            own, foreign = f"encoder.layers.{i}", f"{PILLARS[framework]}.pfn_layers.{i}"
             yield LayerNames(f"{own}.linear", f"{own}.norm", f"{foreign}.linear", f"{foreign}.norm")
     else:
         yield from _sparse(framework)
@@ -67,7 +67,7 @@ def layer_names(config: Config, framework: Framework) -> Iterator[LayerNames]:
 
 
 def _sparse(framework: Framework) -> Iterator[LayerNames]:
-    root = SPARSE[framework]
+    root = _SPARSE[framework]
     for stage in range(5):
         own = f"encoder.stages.{stage}"
         foreign = f"{root}.{_into_stage(stage, framework)}"

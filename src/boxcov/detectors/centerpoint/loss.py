@@ -10,6 +10,7 @@ from torch import Tensor
 
 from boxcov.detectors.centerpoint.config import Config, Loss
 from boxcov.detectors.centerpoint.head import TaskMaps
+from boxcov.detectors.centerpoint.nms import box_corners
 from boxcov.detectors.centerpoint.voxels import rank_among_equals
 from boxcov.errors import BoxcovError
 
@@ -169,14 +170,14 @@ def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -
     boxes, labels, frame = _concatenate(targets, config, like)
     cell_size = boxes.new_tensor(config.cell)
     at = (boxes[:, :2] - boxes.new_tensor(config.point_range[:2])) / cell_size  # (N, 2) in cells
-    cell = at.floor()
+    # det3d truncates towards zero: an object just below the range belongs to the first cell
+    cell = at.trunc() if config.loss.inside == "corner" else at.floor()
     rows, columns = config.map_size
     sizes = [len(classes) for classes in config.tasks]
     task, first = _task_of_class(sizes, labels.device)[labels].unbind(1)
     kept = rank_among_equals(task * len(targets) + frame) < config.loss.max_objects
-    kept &= ((cell >= 0) & (cell < boxes.new_tensor([columns, rows]))).all(1) & (
-        boxes[:, 3:5] > 0
-    ).all(1)
+    kept &= ((cell >= 0) & (cell < boxes.new_tensor([columns, rows]))).all(1)
+    kept &= (boxes[:, 3:5] > 0).all(1) & _in_range(boxes, config)
     index = kept.nonzero()[:, 0]
     index = index[task[index].argsort(stable=True)]
     counts = torch.bincount(task[index], minlength=len(sizes)).tolist()
@@ -194,6 +195,18 @@ def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -
     )
     parts = zip(heat.split(sizes, 1), *(numbers.split(counts) for numbers in per_object))
     return Encoded(tuple(TaskTargets(*part) for part in parts))
+
+
+def _in_range(boxes: Tensor, config: Config) -> Tensor:
+    """Return which boxes (n, D) the framework keeps as targets, besides those off the map."""
+    low, high = (boxes.new_tensor(config.point_range[i : i + 3]) for i in (0, 3))
+    if config.loss.inside == "centre_3d":
+        return ((boxes[:, :3] >= low) & (boxes[:, :3] <= high)).all(1)
+    if config.loss.inside == "corner":
+        x, y, w, l, yaw = boxes[:, [0, 1, 3, 4, 6]].T
+        corners = box_corners(torch.stack([x, y], 1), w, l, yaw)  # (n, 4, 2)
+        return ((corners > low[:2]) & (corners < high[:2])).all(2).any(1)
+    return boxes.new_ones(len(boxes), dtype=torch.bool)
 
 
 def _task_of_class(sizes: Sequence[int], device: torch.device) -> Tensor:
@@ -254,7 +267,12 @@ def _values(boxes: Tensor, offset: Tensor, config: Config) -> Tensor:
     w, l, h, yaw = boxes[:, 3:7].unbind(1)
     size = torch.stack([l, w, h], 1).clamp(min=torch.finfo(boxes.dtype).tiny).log()
     parts = [offset, boxes[:, 2:3], size, torch.stack([yaw.sin(), yaw.cos()], 1)]
-    return torch.cat([*parts, boxes[:, 7:9]] if config.velocity else parts, 1)
+    if not config.velocity:
+        return torch.cat(parts, 1)
+    velocity = boxes[:, 7:9]
+    if config.loss.unknown_velocity == "zero":
+        velocity = torch.where(velocity.isnan(), 0, velocity)
+    return torch.cat([*parts, velocity], 1)
 
 
 def _draw_gaussians(

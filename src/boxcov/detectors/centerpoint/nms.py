@@ -31,7 +31,7 @@ def intersection(a: Tensor, b: Tensor) -> Tensor:
     cos, sin = a[:, 4].cos(), a[:, 4].sin()
     dx, dy = (b[:, :2] - a[:, :2]).unbind(1)
     centre = torch.stack([cos * dx + sin * dy, cos * dy - sin * dx], 1)
-    polygon = _corners(centre, b[:, 2], b[:, 3], b[:, 4] - a[:, 4])  # (n, 4, 2)
+    polygon = box_corners(centre, b[:, 2], b[:, 3], b[:, 4] - a[:, 4])  # (n, 4, 2)
     for axis, side in ((0, a[:, 3]), (1, a[:, 2])):
         for sign in (1, -1):
             polygon = _clip(polygon, side.unsqueeze(1) / 2 - sign * polygon[:, :, axis])
@@ -39,7 +39,7 @@ def intersection(a: Tensor, b: Tensor) -> Tensor:
     return (x * y.roll(-1, 1) - x.roll(-1, 1) * y).sum(1).div(2).clamp(min=0)
 
 
-def _corners(centre: Tensor, w: Tensor, l: Tensor, yaw: Tensor) -> Tensor:
+def box_corners(centre: Tensor, w: Tensor, l: Tensor, yaw: Tensor) -> Tensor:
     """Return the corners (n, 4, 2), counter-clockwise."""
     cos, sin = yaw.cos(), yaw.sin()
     along = torch.stack([cos * l, sin * l], 1) / 2

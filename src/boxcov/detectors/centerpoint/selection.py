@@ -83,7 +83,7 @@ class Ranked:
 
     scores: Tensor  # (G, k)
     labels: Tensor  # (G k,)
-    valid: Tensor  # (G, k) above the threshold
+    valid: Tensor  # (G, k) above the threshold and in the range
     where: CellIndex  # G k cells
     boxes: Tensor  # (G, k, D)
     excess: Tensor  # () how many more are above the threshold, in all groups
@@ -121,21 +121,21 @@ def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = N
     where = CellIndex(*(t.flatten() for t in index))
     values = values_at(tasks, where, list(config.branches))
     boxes = boxes_of(values, where.row, where.column, config).unflatten(0, scores.shape)
+    if config.reporting.per_class:
+        valid = valid & _in_range(boxes[:, :, :3].unbind(2), config)
     return Ranked(scores, labels.flatten(), valid, where, boxes, excess)
 
 
 def _best_cells(maps: TaskMaps, config: Config, task: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores, labels and cells (B, K) of a task's best candidates.
-
-    The score is 0 outside the centre range.
-    """
+    """Return scores, labels and cells (B, K) of a task's best candidates."""
     rules = config.reporting
     heat = maps["heatmap"].sigmoid()
     rows, columns = heat.shape[2:]
-    scores = (heat * _in_range(maps, config)).flatten(2)  # (B, classes, cells)
+    scores = heat.flatten(2)  # (B, classes, cells)
     labels = torch.arange(scores.shape[1], device=heat.device).reshape(1, -1, 1).expand_as(scores)
     if not rules.per_class:
-        scores, labels = scores.max(1, keepdim=True)
+        inside = _in_range(_centres(maps, config), config).flatten(1).unsqueeze(1)
+        scores, labels = (scores * inside).max(1, keepdim=True)
     scores, index = scores.flatten(1).topk(min(rules.candidates, scores[0].numel()))
     labels = labels.flatten(1).gather(1, index) + config.first_class(task)
     cells = index % (rows * columns)
@@ -144,16 +144,21 @@ def _best_cells(maps: TaskMaps, config: Config, task: int) -> tuple[Tensor, Tens
     return padded[0], padded[1], padded[2]
 
 
-def _in_range(maps: TaskMaps, config: Config) -> Tensor:
-    """Return whether the centre that each cell predicts is in the range (B, 1, h, w)."""
-    low, high = config.reporting.centre_range[:3], config.reporting.centre_range[3:]
+def _centres(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x, y and z (B, h, w) of the centre that each cell predicts."""
     x, y = maps["reg"].unbind(1)
     columns = torch.arange(x.shape[2], device=x.device)
     rows = torch.arange(y.shape[1], device=y.device).unsqueeze(1)
     x = (x + columns) * config.cell[0] + config.point_range[0]
     y = (y + rows) * config.cell[1] + config.point_range[1]
-    inside = [(lo <= v) & (v <= hi) for v, lo, hi in zip((x, y, maps["height"][:, 0]), low, high)]
-    return (inside[0] & inside[1] & inside[2]).unsqueeze(1)
+    return x, y, maps["height"][:, 0]
+
+
+def _in_range(centres: Sequence[Tensor], config: Config) -> Tensor:
+    """Return which centres, given as x, y and z, are in the range."""
+    low, high = config.reporting.centre_range[:3], config.reporting.centre_range[3:]
+    inside = [(lo <= v) & (v <= hi) for v, lo, hi in zip(centres, low, high)]
+    return inside[0] & inside[1] & inside[2]
 
 
 def _suppressions(ranked: Ranked, config: Config) -> Pairs:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from boxcov.detectors.centerpoint.config import VoxelGrid
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ def voxelise(clouds: Sequence[Tensor], grid: VoxelGrid) -> Cells:
 
     Points outside the range are dropped. As in the original frameworks, so are the points that come
     after ``max_points`` others of their cell, and the cells first touched after ``max_cells``
-    others of their frame.
+    others of their frame, with a warning. The order is that of the cloud, newest sweep first, or
+    random with a fixed seed (``shuffled``), so that all sweeps lose points.
 
     >>> cloud = torch.zeros(4, 5)
     >>> cloud[:, 0] = torch.tensor([0.1, 1.5, 0.2, 9.0])
@@ -40,10 +43,12 @@ def voxelise(clouds: Sequence[Tensor], grid: VoxelGrid) -> Cells:
     >>> cells.counts, cells.position[:, 3]
     (tensor([2, 1]), tensor([0, 1]))
     """
-    points, frame = _concatenate(clouds)
+    points, frame = _concatenate(clouds, grid.shuffled)
     low, size = (points.new_tensor(list(v)) for v in (grid.point_range[:3], grid.voxel_size))
     nx, ny, nz = grid.shape
     at = ((points[:, :3] - low) / size).floor()  # (N, 3) x, y, z
+    if grid.any_height:
+        at[:, 2] = torch.where(at[:, 2].isfinite(), 0, at[:, 2])
     inside = ((at >= 0) & (at < points.new_tensor([nx, ny, nz]))).all(1)  # False for a NaN
     number = ((frame * nz + at[:, 2].long()) * ny + at[:, 1].long()) * nx + at[:, 0].long()
     order = inside.nonzero()[:, 0]
@@ -63,7 +68,7 @@ def voxelise(clouds: Sequence[Tensor], grid: VoxelGrid) -> Cells:
     return Cells(points[order], cell, counts, torch.stack([numbers // (nx * ny * nz), *zyx], 1))
 
 
-def _concatenate(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _concatenate(clouds: Sequence[Tensor], shuffled: bool) -> tuple[Tensor, Tensor]:
     """Return the points (N, 5) of all clouds, and the frame (N,) of each."""
     if isinstance(clouds, Tensor) or not len(clouds):
         raise BoxcovError(
@@ -75,10 +80,18 @@ def _concatenate(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
                 f"frame {i}: points must have the shape (N, 5) for x y z intensity dt, "
                 f"got {tuple(cloud.shape)}"
             )
+    if shuffled:
+        clouds = [cloud[_permutation(len(cloud), cloud.device)] for cloud in clouds]
     counts = torch.tensor([len(cloud) for cloud in clouds], device=clouds[0].device)
     frames = torch.arange(len(clouds), device=counts.device)
     points = torch.cat(list(clouds))
     return points, torch.repeat_interleave(frames, counts, output_size=len(points))
+
+
+def _permutation(count: int, device: torch.device) -> Tensor:
+    """Return a random order of ``count`` points, the same on every call."""
+    # of numpy: inside vmap torch allows no random numbers
+    return torch.from_numpy(np.random.default_rng(0).permutation(count)).to(device)
 
 
 def _within_limits(
@@ -97,8 +110,15 @@ def _within_limits(
         by_first_point = order[start].argsort()  # frame by frame, as the clouds are concatenated
         rank = torch.empty_like(by_first_point)
         rank[by_first_point] = rank_among_equals(frame[by_first_point])
-        early = (rank < grid.max_cells)[cell]
-        kept = early if kept is None else kept & early
+        early = rank < grid.max_cells
+        if not bool(early.all()):
+            warnings.warn(
+                f"a frame has more than {grid.max_cells:,} occupied cells, the limit of this "
+                "CenterPoint: the others are left out, as in training",
+                BoxcovWarning,
+                stacklevel=2,
+            )
+        kept = early[cell] if kept is None else kept & early[cell]
     return kept
 
 

@@ -19,6 +19,7 @@ from boxcov.pipeline.options.commands import (
 )
 from boxcov.pipeline.options.common import (
     DataOptions,
+    DetectorOptions,
     EstimatorOptions,
     MessageOptions,
     PredictedData,
@@ -32,6 +33,7 @@ __all__ = [
     "ConvertCommand",
     "DataOptions",
     "DemoCommand",
+    "DetectorOptions",
     "EstimatorOptions",
     "EvaluateCommand",
     "ExportCommand",

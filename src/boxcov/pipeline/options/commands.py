@@ -15,6 +15,7 @@ from boxcov.pipeline.options.common import (
     OUTPUT,
     REQUIRED,
     DataOptions,
+    DetectorOptions,
     EstimatorOptions,
     Format,
     MessageOptions,
@@ -22,7 +23,6 @@ from boxcov.pipeline.options.common import (
     check_image_size,
     count_option,
     data_option,
-    detector_option,
     device_option,
     format_option,
     option,
@@ -38,11 +38,10 @@ from boxcov.pipeline.options.common import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitCommand:
+class FitCommand(DetectorOptions):
     """Options of ``boxcov fit``."""
 
     out: Path = out_option(REQUIRED, text="File for the posterior.")
-    detector: str = detector_option()
     source: DataOptions = DataOptions()
     depth: str = option(
         "head",
@@ -115,11 +114,10 @@ class FitCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictCommand:
+class PredictCommand(DetectorOptions):
     """Options of ``boxcov predict``."""
 
     out: Path = out_option(REQUIRED, text="File for the boxes; a folder with --format kitti.")
-    detector: str = detector_option()
     source: DataOptions = DataOptions()
     estimator: EstimatorOptions
     max_boxes: int | None = option(None, METHOD, "glm: only the first boxes of each frame.", min=1)
@@ -173,11 +171,10 @@ class EvaluateCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateCommand:
+class CalibrateCommand(DetectorOptions):
     """Options of ``boxcov calibrate``."""
 
     out: Path = out_option(REQUIRED, text="File for the calibrated posterior; may be the input.")
-    detector: str = detector_option()
     source: DataOptions = DataOptions()
     estimator: EstimatorOptions
     threshold: float | None = option(
@@ -202,10 +199,9 @@ class CalibrateCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckCommand:
+class CheckCommand(DetectorOptions):
     """Options of ``boxcov check``."""
 
-    detector: str = detector_option()
     data: str = data_option()
     split: str | None = split_option()
     sweeps: int = sweeps_option()
@@ -238,10 +234,9 @@ class TrainCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchCommand:
+class BenchCommand(DetectorOptions):
     """Options of ``boxcov bench``."""
 
-    detector: str = detector_option()
     data: str = data_option()
     boxes: tuple[int, ...] = option(
         (),
@@ -268,7 +263,7 @@ class BenchCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand:
+class ExportCommand(DetectorOptions):
     """Options of ``boxcov export``."""
 
     out: Path = out_option(REQUIRED, text="The .onnx file.")
@@ -278,7 +273,6 @@ class ExportCommand:
         "Posterior written by boxcov fit or calibrate.",
         shown="small, the calibrated one in the package, for centerpoint:small --exact",
     )
-    detector: str = detector_option()
     samples: int = option(10, METHOD, "Posterior samples, stored as constants in the file.", min=2)
     exact: bool = option(False, METHOD, "The exact covariance of the head instead of samples.")
     boxes: int = option(100, OUTPUT, "Rows of the outputs: the maximal number of boxes.", min=1)
@@ -303,7 +297,7 @@ class ExportCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceCommand:
+class ReproduceCommand(DetectorOptions):
     """Options of ``boxcov reproduce``."""
 
     out: Path = option(
@@ -315,7 +309,6 @@ class ReproduceCommand:
     quick: bool = option(
         False, METHOD, "Few frames: a check that takes minutes, not numbers to read."
     )
-    detector: str = detector_option()
     data: str = option("simulated:clear", INPUT, "Frames for the posterior.", metavar="KIND:WHERE")
     split: str | None = option("train", INPUT, "Split of --data.")
     count: int | None = count_option(text="Number of frames of --data.")

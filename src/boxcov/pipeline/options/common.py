@@ -47,15 +47,6 @@ def option(
 # Options that mean the same in every command
 
 out_option = partial(option, panel=OUTPUT)
-detector_option = partial(
-    option,
-    "centerpoint:small",
-    INPUT,
-    "centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT, transformers:FOLDER, or a "
-    "function of your own that returns a detector, python:MODULE:FUNCTION or "
-    "python:FILE.py:FUNCTION.",
-    metavar="KIND:WHICH",
-)
 data_option = partial(
     option,
     "simulated:clear",
@@ -107,6 +98,44 @@ format_option = partial(
 Format = Literal[
     "native", "nuscenes", "kitti", "coco", "ros", "autoware", "csv", "parquet", "rerun"
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorOptions:
+    """Which detector, and what its checkpoint does not tell.
+
+    >>> DetectorOptions(detector="centerpoint:x.pth", config="voxel01").detector_meta
+    {'detector': 'centerpoint:x.pth', 'config': 'voxel01'}
+    """
+
+    detector: str = option(
+        "centerpoint:small",
+        INPUT,
+        "centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT, transformers:FOLDER, or a "
+        "function of your own that returns a detector, python:MODULE:FUNCTION or "
+        "python:FILE.py:FUNCTION.",
+        metavar="KIND:WHICH",
+    )
+    config: str | None = option(
+        None,
+        INPUT,
+        "Network of a CenterPoint checkpoint of another framework: pillar02, voxel01, voxel0075 "
+        "(with -circlenms for circle NMS), or the framework's configuration file.",
+        metavar="NAME|FILE",
+        shown="in the checkpoint or beside it",
+    )
+    legacy: bool | None = option(
+        None,
+        INPUT,
+        "Whether mmdetection3d before 1.0 wrote a CenterPoint checkpoint.",
+        shown="what the checkpoint tells",
+    )
+
+    @property
+    def detector_meta(self) -> dict[str, str]:
+        """What is stored in result files."""
+        given = {"detector": self.detector, "config": self.config, "legacy": self.legacy}
+        return {name: str(value) for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from boxcov.pipeline.options.common import (
     METHOD,
     OUTPUT,
     REQUIRED,
+    DetectorOptions,
     EstimatorOptions,
     check_image_size,
     count_option,
-    detector_option,
     device_option,
     option,
     out_option,
@@ -28,7 +28,7 @@ from boxcov.pipeline.options.common import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamCommand:
+class StreamCommand(DetectorOptions):
     """Options of ``boxcov stream``."""
 
     frames: str = option(
@@ -39,7 +39,6 @@ class StreamCommand:
         metavar="FOLDER",
         positional=True,
     )
-    detector: str = detector_option()
     estimator: EstimatorOptions
     points: Literal["nuscenes", "kitti", "plain"] = option(
         "nuscenes", INPUT, "Layout of a point in the .bin files."

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from boxcov.pipeline.frames import default_test_split
-from boxcov.pipeline.options import ReproduceCommand
+from boxcov.pipeline.options import DetectorOptions, ReproduceCommand
 
 Form = Literal["paper", "prior"]
 FORMS: tuple[Form, ...] = ("paper", "prior")
@@ -20,11 +20,10 @@ CALIBRATION = "calibration"  # the frames of the error model, of the split val
 SCENARIOS = ("rain", "fog", "sparse", "crowd", "unseen")
 
 
-@dataclass(frozen=True)
-class Setting:
+@dataclass(frozen=True, kw_only=True)
+class Setting(DetectorOptions):
     """Detector, frames and sizes; by default the detector and the frames inside the package."""
 
-    detector: str = "centerpoint:small"
     data: str = "simulated:clear"  # frames for the posterior
     split: str | None = "train"
     count: int | None = 100
@@ -60,6 +59,8 @@ class Setting:
         own_shifts = Setting.shifts if options.data.startswith("simulated") else ()
         return Setting(
             detector=options.detector,
+            config=options.config,
+            legacy=options.legacy,
             data=options.data,
             split=options.split,
             count=options.count or count,

@@ -86,7 +86,7 @@ class Workspace:
     @property
     def detector(self) -> Detector:
         if self._detector is None:
-            self._detector = load_detector(self.setting.detector, self.setting.device)
+            self._detector = load_detector(self.setting, self.setting.device)
         return self._detector
 
     def frames(self, on: str) -> Sequence[Any]:

@@ -1,0 +1,74 @@
+"""Choose the configuration of a checkpoint: as given, in its meta data, or in a file beside it.
+
+The weights do not tell the grid: networks on voxels of 0.1 m and of 0.075 m have the same shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from boxcov.detectors.centerpoint.config import Config, Framework
+from boxcov.detectors.centerpoint.config_file import SUFFIXES, parse_settings, read_settings
+from boxcov.detectors.centerpoint.named_configs import NAMES, named_config
+from boxcov.detectors.centerpoint.upstream_config import config_of, framework_of
+from boxcov.errors import BoxcovError, join_names
+
+
+def choose_config(
+    config: Config | str | Path | None, framework: Framework, path: Path, about: Mapping[str, Any]
+) -> tuple[Config, str]:
+    """Return the configuration of the checkpoint ``path``, and where it is from.
+
+    config: as given to ``load``. about: the meta data of the checkpoint.
+    """
+    if isinstance(config, Config):
+        return config, "as given"
+    if config is not None:
+        if Path(config).suffix in SUFFIXES:
+            return config_of(read_settings(Path(config)), framework), str(config)
+        return named_config(str(config), framework), f"the name {config}, as given"
+    for key in ("config", "cfg"):
+        if isinstance(text := about.get(key), str) and "\n" in text:
+            source = f"{key} in the meta data of {path}"
+            return config_of(parse_settings(text, source), framework), source
+    return _config_beside(path, framework)
+
+
+def _config_beside(path: Path, framework: Framework) -> tuple[Config, str]:
+    """Return the configuration in a file beside the checkpoint; raise if there is not just one."""
+    files = [file for suffix in SUFFIXES if (file := path.with_suffix(suffix)).is_file()]
+    if not files:
+        # OpenPCDet keeps checkpoints in a folder ckpt/ beside the configuration
+        folders = [path.parent, *([path.parent.parent] if path.parent.name == "ckpt" else [])]
+        found = (file for folder in folders for file in sorted(folder.iterdir()))
+        files = [file for file in found if file.suffix in SUFFIXES and _is_config(file, framework)]
+    if len(files) == 1:
+        return config_of(read_settings(files[0]), framework), str(files[0])
+    reason = (
+        f"there are several configurations beside it ({join_names(file.name for file in files)})"
+        if files
+        else "there is none in it or beside it"
+    )
+    raise BoxcovError(
+        f"{path}: the weights do not tell the grid of the network (voxel size and range), and "
+        f"{reason}: give its configuration as config=, on the command line --config: "
+        f"{', '.join(NAMES)}, or a configuration file of the framework (.py or .yaml)"
+        f"{_hint(path)}"
+    )
+
+
+def _is_config(file: Path, framework: Framework) -> bool:
+    try:
+        return framework_of(read_settings(file)) == framework
+    except BoxcovError:
+        return False
+
+
+def _hint(path: Path) -> str:
+    """Return what the file's name suggests: a hint for the user, never a decision."""
+    words = {"voxel0075": ("0075", "1440"), "voxel01": ("01voxel", "voxel01", "1024")}
+    words["pillar02"] = ("02pillar", "pillar02", "pp_", "_pp")
+    likely = next((name for name, parts in words.items() if any(p in path.name for p in parts)), "")
+    return f". Its file name suggests {likely}" if likely else ""

@@ -1,0 +1,236 @@
+"""Read the configuration files of det3d, mmdetection3d and OpenPCDet without running them.
+
+A Python file is parsed, and only literals, ``dict(...)`` and names of earlier literals are
+understood. Everything else is ``UNKNOWN``, and asking for it is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from boxcov.errors import BoxcovError, join_names
+
+SUFFIXES = (".py", ".yaml", ".yml")
+MAX_DEPTH = 10  # of files that name a base file
+
+
+class _Unknown:
+    """A value that only running the file would give."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+
+UNKNOWN = _Unknown()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The nested settings of a configuration file."""
+
+    values: Mapping[str, Any]
+    source: str  # of the messages: a file, or a place in a checkpoint
+    missing_bases: tuple[str, ...] = ()
+
+    def at(self, path: str) -> Any:
+        """Return the value at a dotted path; None if there is none."""
+        value: Any = self.values
+        for key in path.split("."):
+            if value is not UNKNOWN:
+                value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    def get(self, *paths: str, default: Any = None) -> Any:
+        """Return the value at the first of the dotted ``paths`` that exists.
+
+        The default is used only if no base file is missing that might hold the value. Without a
+        default the value is required.
+        """
+        for path in paths:
+            value = self.at(path)
+            if _is_unknown(value):
+                raise BoxcovError(
+                    f"{self.source}: {path} is not a plain value, and boxcov does not run "
+                    "configuration files"
+                )
+            if value is not None:
+                return value
+        if self.missing_bases:
+            raise BoxcovError(
+                f"{self.source}: no {paths[0]}; it may be in {join_names(self.missing_bases)}, "
+                "which is not there: put that file in its place"
+            )
+        if default is None:
+            raise BoxcovError(f"{self.source}: no {' or '.join(paths)}")
+        return default
+
+
+def _is_unknown(value: Any) -> bool:
+    """Return whether any part of a value is UNKNOWN."""
+    parts = value.values() if isinstance(value, Mapping) else value
+    nested = isinstance(value, Mapping | list)
+    return any(map(_is_unknown, parts)) if nested else value is UNKNOWN
+
+
+def read_settings(path: Path) -> Settings:
+    """Return the settings of a ``.py`` or ``.yaml`` file, including those of its base files."""
+    missing: list[str] = []
+    values = _read(path, missing, MAX_DEPTH)
+    return Settings(values, str(path), tuple(missing))
+
+
+def parse_settings(text: str, source: str) -> Settings:
+    """Return the settings in the text of a Python configuration.
+
+    >>> settings = parse_settings("size = [1, -2]\\nmodel = dict(grid=size[:1])\\nn = f(3)", "x.py")
+    >>> settings.get("model.grid")
+    [1]
+    >>> settings.get("n")
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: x.py: n is not a plain value, and boxcov does not run ...
+    """
+    return Settings(_run_literals(_parse(text, source), {}), source)
+
+
+def _read(path: Path, missing: list[str], depth: int) -> dict[str, Any]:
+    if not depth:
+        raise BoxcovError(f"{path}: more than {MAX_DEPTH} base files in a row")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BoxcovError(f"{path}: not a configuration file ({error})") from None
+    if path.suffix == ".py":
+        return _read_python(path, text, missing, depth)
+    values = _parse_yaml(text, path)
+    return {key: _with_base(value, path, missing, depth) for key, value in values.items()}
+
+
+def _read_python(path: Path, text: str, missing: list[str], depth: int) -> dict[str, Any]:
+    tree = _parse(text, str(path))
+    named = _run_literals(tree, {}).get("_base_", [])
+    base: dict[str, Any] = {}
+    for name in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
+        file = path.parent / str(name)
+        if file.is_file():
+            base = _merge(base, _read(file, missing, depth - 1))
+        else:
+            missing.append(str(file))
+    return _merge(base, _run_literals(tree, base))
+
+
+def _with_base(value: Any, path: Path, missing: list[str], depth: int) -> Any:
+    """Return a section of a YAML file merged into its ``_BASE_CONFIG_``, and lists by NAME."""
+    if not isinstance(value, dict):
+        return value
+    if isinstance(name := value.get("_BASE_CONFIG_"), str):
+        # relative to the folder tools/ of OpenPCDet, which holds cfgs/
+        places = [folder / name for folder in (path.parent, *path.parents)]
+        file = next((place for place in places if place.is_file()), None)
+        if file is None:
+            missing.append(name)
+        else:
+            value = {**_read(file, missing, depth - 1), **value}
+    return {key: _by_name(entry) for key, entry in value.items()}
+
+
+def _by_name(value: Any) -> Any:
+    """Return a list of dicts with a NAME as a dict of dicts."""
+    if isinstance(value, list) and all(isinstance(v, dict) and "NAME" in v for v in value):
+        return {str(v["NAME"]): v for v in value}
+    return value
+
+
+def _parse_yaml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise BoxcovError(
+            f"{path}: reading it needs PyYAML: pip install pyyaml, or give the name of a "
+            "configuration"
+        ) from None
+    try:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise BoxcovError(f"{path}: not a YAML file ({type(error).__name__})") from None
+    if not isinstance(values, dict):
+        raise BoxcovError(f"{path}: not a configuration: its content is no mapping")
+    return {str(key): value for key, value in values.items()}
+
+
+# Python files
+
+
+def _parse(text: str, source: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise BoxcovError(f"{source}: not a Python file ({type(error).__name__})") from None
+
+
+def _run_literals(tree: ast.Module, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names that the statements assign. base: what ``_base_`` stands for."""
+    names: dict[str, Any] = {}
+    for statement in tree.body:
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if isinstance(statement, ast.Assign) and isinstance(target, ast.Name):
+            names[target.id] = _value(statement.value, {**names, "_base_": base})
+        else:  # a call or a loop may change any name in it
+            names.update({n.id: UNKNOWN for n in ast.walk(statement) if isinstance(n, ast.Name)})
+    return names
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of an expression, or UNKNOWN."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.List(elts=entries) | ast.Tuple(elts=entries):
+            return [_value(entry, names) for entry in entries]
+        case ast.Dict(keys=keys, values=values):
+            if not all(isinstance(key, ast.Constant) for key in keys):
+                return UNKNOWN
+            pairs = zip(keys, values)
+            return {key.value: _value(value, names) for key, value in pairs}  # type: ignore[union-attr]
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=entries):
+            if any(entry.arg is None for entry in entries):
+                return UNKNOWN
+            return {str(entry.arg): _value(entry.value, names) for entry in entries}
+        case ast.Name(id=name):
+            return names.get(name, UNKNOWN)
+        case ast.Attribute(value=inner, attr=key):
+            held = _value(inner, names)
+            return held.get(key, UNKNOWN) if isinstance(held, Mapping) else UNKNOWN
+        case ast.Set(elts=[ast.Set(elts=[inner])]):  # {{_base_.name}}
+            return _value(inner, names)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Subscript(value=inner, slice=index):
+            return _item(_value(inner, names), index)
+    return UNKNOWN
+
+
+def _item(held: Any, index: ast.expr) -> Any:
+    try:
+        if isinstance(index, ast.Slice):
+            ends = (index.lower, index.upper, index.step)
+            return held[slice(*(None if end is None else ast.literal_eval(end) for end in ends))]
+        return held[ast.literal_eval(index)]
+    except (TypeError, ValueError, LookupError):
+        return UNKNOWN
+
+
+def _merge(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``new`` merged into ``base``, as mmcv does: dicts by key, ``_delete_`` replaces."""
+    out = dict(base)
+    for key, value in new.items():
+        held = out.get(key)
+        if isinstance(value, Mapping) and isinstance(held, Mapping) and not value.get("_delete_"):
+            out[key] = _merge(held, value)
+        else:
+            out[key] = value
+    return out

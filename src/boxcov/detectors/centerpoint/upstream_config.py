@@ -1,0 +1,254 @@
+"""What a configuration file of det3d, mmdetection3d or OpenPCDet says about its CenterPoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from boxcov.detectors.centerpoint.config import (
+    Config,
+    Framework,
+    Loss,
+    Pillars,
+    Reporting,
+    Voxels,
+)
+from boxcov.detectors.centerpoint.config_file import (
+    Settings,
+)
+from boxcov.detectors.centerpoint.named_configs import named_config
+from boxcov.errors import BoxcovError
+
+# The sections of each framework's files; the first that exists counts.
+_SECTIONS: dict[Framework, dict[str, tuple[str, ...]]] = {
+    "mmdet3d": {
+        "voxels": ("model.pts_voxel_layer", "model.data_preprocessor.voxel_layer"),
+        "encoder": ("model.pts_voxel_encoder",),
+        "backbone": ("model.pts_backbone",),
+        "neck": ("model.pts_neck",),
+        "head": ("model.pts_bbox_head",),
+        "test": ("model.test_cfg.pts", "test_cfg.pts"),
+        "train": ("model.train_cfg.pts", "train_cfg.pts"),
+    },
+    "det3d": {
+        "voxels": ("voxel_generator",),
+        "encoder": ("model.reader",),
+        "neck": ("model.neck",),
+        "head": ("model.bbox_head",),
+        "test": ("test_cfg",),
+    },
+    "openpcdet": {
+        "data": ("DATA_CONFIG",),
+        "voxels": (
+            "DATA_CONFIG.DATA_PROCESSOR.transform_points_to_voxels",
+            "DATA_CONFIG.DATA_PROCESSOR.transform_points_to_voxels_placeholder",
+        ),
+        "encoder": ("MODEL.VFE",),
+        "backbone": ("MODEL.BACKBONE_2D",),
+        "head": ("MODEL.DENSE_HEAD",),
+        "test": ("MODEL.DENSE_HEAD.POST_PROCESSING",),
+        "train": ("MODEL.DENSE_HEAD.LOSS_CONFIG.LOSS_WEIGHTS",),
+    },
+}
+# Where each framework keeps what a Config holds: a section and the path in it.
+_PATHS: dict[Framework, dict[str, str]] = {
+    "mmdet3d": {
+        "voxel_size": "voxels.voxel_size",
+        "point_range": "voxels.point_cloud_range",
+        "max_points": "voxels.max_num_points",
+        "max_cells": "voxels.max_voxels",
+        "encoder": "encoder.type",
+        "pillar_widths": "encoder.feat_channels",
+        "widths": "backbone.out_channels",
+        "layers": "backbone.layer_nums",
+        "strides": "backbone.layer_strides",
+        "up_widths": "neck.out_channels",
+        "up_strides": "neck.upsample_strides",
+        "shared": "head.share_conv_channel",
+        "tasks": "head.tasks",
+        "branches": "head.common_heads",
+        "threshold": "head.bbox_coder.score_threshold",
+        "candidates": "head.bbox_coder.max_num",
+        "centre_range": "head.bbox_coder.post_center_range",
+        "nms": "test.nms_type",
+        "overlap": "test.nms_thr",
+        "radii": "test.min_radius",
+        "max_boxes": "test.post_max_size",
+        "weights": "train.code_weights",
+        "box_weight": "head.loss_bbox.loss_weight",
+    },
+    "det3d": {
+        "voxel_size": "voxels.voxel_size",
+        "point_range": "voxels.range",
+        "max_points": "voxels.max_points_in_voxel",
+        "max_cells": "voxels.max_voxel_num",
+        "encoder": "encoder.type",
+        "pillar_widths": "encoder.num_filters",
+        "widths": "neck.ds_num_filters",
+        "layers": "neck.layer_nums",
+        "strides": "neck.ds_layer_strides",
+        "up_widths": "neck.us_num_filters",
+        "up_strides": "neck.us_layer_strides",
+        "shared": "head.share_conv_channel",
+        "tasks": "head.tasks",
+        "branches": "head.common_heads",
+        "threshold": "test.score_threshold",
+        "candidates": "test.nms.nms_pre_max_size",
+        "centre_range": "test.post_center_limit_range",
+        "nms": "test.circular_nms",
+        "overlap": "test.nms.nms_iou_threshold",
+        "radii": "test.min_radius",
+        "max_boxes": "test.nms.nms_post_max_size",
+        "weights": "head.code_weights",
+        "box_weight": "head.weight",
+    },
+    "openpcdet": {
+        "voxel_size": "voxels.VOXEL_SIZE",
+        "point_range": "data.POINT_CLOUD_RANGE",
+        "max_points": "voxels.MAX_POINTS_PER_VOXEL",
+        "max_cells": "voxels.MAX_NUMBER_OF_VOXELS",
+        "shuffled": "data.DATA_PROCESSOR.shuffle_points.SHUFFLE_ENABLED.test",
+        "encoder": "encoder.NAME",
+        "pillar_widths": "encoder.NUM_FILTERS",
+        "widths": "backbone.NUM_FILTERS",
+        "layers": "backbone.LAYER_NUMS",
+        "strides": "backbone.LAYER_STRIDES",
+        "up_widths": "backbone.NUM_UPSAMPLE_FILTERS",
+        "up_strides": "backbone.UPSAMPLE_STRIDES",
+        "shared": "head.SHARED_CONV_CHANNEL",
+        "tasks": "head.CLASS_NAMES_EACH_HEAD",
+        "branches": "head.SEPARATE_HEAD_CFG.HEAD_DICT",
+        "threshold": "test.SCORE_THRESH",
+        "candidates": "test.MAX_OBJ_PER_SAMPLE",
+        "centre_range": "test.POST_CENTER_LIMIT_RANGE",
+        "nms": "test.NMS_CONFIG.NMS_TYPE",
+        "overlap": "test.NMS_CONFIG.NMS_THRESH",
+        "max_boxes": "test.NMS_CONFIG.NMS_POST_MAXSIZE",
+        "weights": "train.code_weights",
+        "box_weight": "train.loc_weight",
+    },
+}
+_CIRCLE_NMS = ("circle", "circle_nms", True)
+_PILLAR_ENCODERS = ("PillarFeatureNet", "DynPillarVFE", "DynamicPillarVFE")
+_VOXEL_ENCODERS = ("HardSimpleVFE", "VoxelFeatureExtractorV3", "MeanVFE")
+# Settings of networks that boxcov does not implement: path, unsupported value, in words
+_UNSUPPORTED: dict[Framework, tuple[tuple[str, Any, str], ...]] = {
+    "mmdet3d": (
+        ("head.separate_head.type", "DCNSeparateHead", "deformable convolutions in the head"),
+    ),
+    "det3d": (
+        ("head.dcn_head", True, "deformable convolutions in the head"),
+        ("test.double_flip", True, "flipped copies of the frame (double_flip)"),
+    ),
+    "openpcdet": (),
+}
+
+
+def framework_of(settings: Settings) -> Framework | None:
+    """Return the framework whose files have these settings."""
+    heads: dict[Framework, str] = {
+        "openpcdet": "MODEL.DENSE_HEAD",
+        "mmdet3d": "model.pts_bbox_head",
+        "det3d": "model.bbox_head",
+    }
+    return next((name for name, head in heads.items() if settings.at(head) is not None), None)
+
+
+def config_of(settings: Settings, framework: Framework) -> Config:
+    """Return the configuration that a framework's file describes."""
+    found = framework_of(settings)
+    if found is None and not settings.missing_bases:
+        raise BoxcovError(f"{settings.source}: not the configuration of a CenterPoint")
+    if found is not None and found != framework:
+        raise BoxcovError(
+            f"{settings.source}: a configuration of {found}, but the checkpoint is of {framework}"
+        )
+    try:
+        return _build(_Reader(settings, framework))
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+        if isinstance(error, BoxcovError):
+            raise
+        raise BoxcovError(
+            f"{settings.source}: an unexpected value ({type(error).__name__}: {error})"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Settings by the names of ``_PATHS``."""
+
+    settings: Settings
+    framework: Framework
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """Return a setting; path: a name of ``_PATHS``, or a section and the path in it."""
+        section, _, rest = _PATHS[self.framework].get(path, path).partition(".")
+        places = [f"{start}.{rest}" for start in _SECTIONS[self.framework][section]]
+        return self.settings.get(*places, default=default)
+
+    def fields(self, of: Any, *names: str) -> dict[str, Any]:
+        """Return the settings ``names``, by default those of ``of``, with tuples for lists."""
+        found = {name: self.get(name, getattr(of, name)) for name in names}
+        return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+
+
+def _build(reader: _Reader) -> Config:
+    source, framework = reader.settings.source, reader.framework
+    kind = reader.get("encoder")
+    if kind not in (*_PILLAR_ENCODERS, *_VOXEL_ENCODERS):
+        raise BoxcovError(f"{source}: boxcov does not implement the encoder {kind}")
+    base = named_config("pillar02" if kind in _PILLAR_ENCODERS else "voxel01", framework)
+    for path, value, words in _UNSUPPORTED[framework]:
+        if reader.get(path, default=False) == value:
+            raise BoxcovError(f"{source}: boxcov does not implement {words}")
+    tasks = [t["class_names"] if isinstance(t, Mapping) else t for t in reader.get("tasks")]
+    dense = ("widths", "layers", "strides", "up_widths", "up_strides", "shared")
+    return replace(
+        base,
+        tasks=tuple(tuple(map(str, names)) for names in tasks),
+        point_range=tuple(map(float, reader.get("point_range"))),
+        voxel_size=tuple(map(float, reader.get("voxel_size"))),
+        encoder=_encoder(reader, base),
+        dense=replace(base.dense, **reader.fields(base.dense, *dense)),
+        reporting=_reporting(reader, base.reporting),
+        loss=_loss(reader, base.loss),
+        velocity="vel" in reader.get("branches"),
+    )
+
+
+def _encoder(reader: _Reader, base: Config) -> Pillars | Voxels:
+    encoder = base.encoder
+    if isinstance(encoder, Pillars):
+        if reader.framework == "mmdet3d" and reader.get("encoder.legacy", default=True):
+            raise BoxcovError(
+                f"{reader.settings.source}: boxcov does not implement the pillar encoder with "
+                "legacy=True"
+            )
+        encoder = replace(encoder, widths=tuple(reader.get("pillar_widths")))
+    elif reader.framework == "openpcdet":
+        encoder = replace(encoder, shuffled=bool(reader.get("shuffled", default=False)))
+    if encoder.max_points is None:
+        return encoder
+    limits = reader.get("max_cells")
+    if isinstance(limits, Mapping):
+        limits = [limits["train"], limits["test"]]
+    train, test = limits if isinstance(limits, list) else (limits, limits)
+    return replace(encoder, max_points=int(reader.get("max_points")), max_cells=(train, test))
+
+
+def _reporting(reader: _Reader, base: Reporting) -> Reporting:
+    names = ["threshold", "candidates", "overlap", "max_boxes", "centre_range"]
+    kind = reader.get("nms", default=False)  # det3d says whether it is circle NMS
+    if kind not in ("rotate", "nms_gpu", False, *_CIRCLE_NMS):
+        raise BoxcovError(f"{reader.settings.source}: boxcov does not implement the NMS {kind}")
+    if kind not in _CIRCLE_NMS:
+        return replace(base, nms="rotated", **reader.fields(base, *names))
+    return replace(base, nms="circle", **reader.fields(base, *names, "radii"))
+
+
+def _loss(reader: _Reader, base: Loss) -> Loss:
+    weights = tuple(map(float, reader.get("weights")))
+    if reader.framework == "det3d":  # it has the velocity before the rotation
+        weights = (*weights[:6], *weights[8:], *weights[6:8])
+    return replace(base, weights=weights, **reader.fields(base, "box_weight"))
