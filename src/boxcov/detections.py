@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -15,9 +14,10 @@ from torch import Tensor
 
 from boxcov.detection_meta import check_meta
 from boxcov.errors import BoxcovError, join_names
-from boxcov.files import write_safetensors
+from boxcov.files import to_json, write_safetensors
 from boxcov.image_border import clipped_sides
 from boxcov.input_file import MAX_FRAMES, conform, open_tensors
+from boxcov.result_check import check_result
 from boxcov.version import __version__
 
 # m boxes, D fields, k directions, S signals, T thresholds, L levels
@@ -275,14 +275,15 @@ class Detections:
         return arrays
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, which replaces ``path`` as a whole."""
+        """Write one safetensors file, which replaces ``path`` as a whole; numbers are checked."""
+        check_result(self, str(path))
         about = {
             "version": __version__,
             "fields": self.fields,
             "classes": self.classes,
             "meta": dict(self.meta),
         }
-        write_safetensors(path, dict(self._tensors()), {"boxcov.detections": json.dumps(about)})
+        write_safetensors(path, dict(self._tensors()), {"boxcov.detections": to_json(about)})
 
     @staticmethod
     def load(path: str | Path) -> Detections:
@@ -299,24 +300,19 @@ class Detections:
             )
             meta = check_meta(about["meta"])
             found = Detections(**tensors, fields=fields, classes=classes, meta=meta)
-            found._check_numbers()
+            found._check_types()
+            check_result(found, "it holds numbers out of range")
             check_meta(meta, found._count())
             return found
 
-    def _check_numbers(self) -> None:
-        """Raise if numbers from a file are out of range."""
-        for name, most in (("labels", len(self.classes)), ("frame", MAX_FRAMES)):
-            numbers = getattr(self, name)
-            if numbers.is_floating_point() or numbers.dtype == torch.bool:
-                raise ValueError(f"{name} are {numbers.dtype}, expected whole numbers")
-            if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < most):
-                raise ValueError(
-                    f"{name} from {int(numbers.min())} to {int(numbers.max())}, "
-                    f"expected 0 to {most - 1}"
-                )
+    def _check_types(self) -> None:
+        """Raise if numbers from a file have another type, or a frame is out of range."""
         for name, tensor in self._tensors():
-            if name not in ("labels", "frame") and not tensor.is_floating_point():
-                raise ValueError(f"{name} are {tensor.dtype}, expected floating-point numbers")
+            is_whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
+            if is_whole != (name in ("labels", "frame")):
+                raise ValueError(f"{name} are {tensor.dtype}, which they cannot be")
+        if len(self) and not 0 <= int(self.frame.min()) <= int(self.frame.max()) < MAX_FRAMES:
+            raise ValueError(f"frames from {int(self.frame.min())} to {int(self.frame.max())}")
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         present = ((name, getattr(self, name)) for name in _SHAPES)

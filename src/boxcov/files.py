@@ -1,12 +1,20 @@
-"""Atomic writes."""
+"""Write files: regular, complete or not at all, and by one process at a time.
+
+Everything that boxcov writes goes through this module.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import socket
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save
@@ -14,12 +22,17 @@ from torch import Tensor
 
 from boxcov.errors import BoxcovError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` at the end.
 
-    A crash or a full disk leaves the previous file.
+    A crash or a full disk leaves the previous file. Only a regular file is replaced.
 
     >>> import tempfile, os
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -29,6 +42,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     ['x.txt']
     """
     path = Path(path)
+    check_replaceable(path)
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(
@@ -50,6 +64,96 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file in UTF-8, which replaces ``path`` as a whole."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON; raise if it holds a NaN or an infinity.
+
+    >>> to_json({"loss": float("nan")})
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: NaN or infinite numbers, which JSON cannot express, in {'loss': nan}
+    """
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        raise BoxcovError(
+            f"NaN or infinite numbers, which JSON cannot express, in {str(value)[:200]}"
+        ) from None
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise if ``path`` exists and is not a regular file: a link, pipe or device stays.
+
+    >>> check_replaceable(Path("/dev/null"))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: /dev/null: cannot be written (a device, not a regular file): ...
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return  # absent, or an error that the writing reports
+    if stat.S_ISREG(mode):
+        return
+    kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder"}
+    kinds |= {stat.S_IFSOCK: "a socket"}
+    raise BoxcovError(
+        f"{path}: cannot be written ({kinds.get(stat.S_IFMT(mode), 'a device')}, not a regular "
+        "file): give the name of a regular or a new file"
+    )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold ``path`` for this process; raise and name the holder if another process has it.
+
+    The lock ends with the process, also after a kill. Without locks in the file system, or on
+    Windows, nothing is held.
+    """
+    if fcntl is None:
+        yield
+        return
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        handle = _acquire(lock)
+    except BlockingIOError:
+        holder = lock.read_text() if lock.exists() else ""
+        raise BoxcovError(
+            f"{path}: {holder or 'another process'} is writing it: wait until it ends, or give "
+            "another name"
+        ) from None
+    except OSError as error:
+        raise BoxcovError(f"{path}: cannot be locked ({error.strerror or error})") from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _acquire(lock: Path) -> int:
+    """Open and lock the file ``lock``, and write into it who holds it."""
+    while True:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock.exists() and os.fstat(handle).st_ino == lock.stat().st_ino:
+                os.ftruncate(handle, 0)
+                os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return handle
+        except OSError as error:
+            if error.errno in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
+                return handle
+            os.close(handle)
+            raise
+        os.close(handle)  # its holder has just ended and removed it
+
+
 def _sync_folder(folder: Path) -> None:
     """Flush the renaming to the disk: without it a power cut can bring the old file back."""
     if os.name == "nt":  # folders cannot be opened there
@@ -69,6 +173,7 @@ def check_writable(path: Path) -> None:
     ...
     boxcov.errors.BoxcovError: nowhere/fit.checkpoint: cannot be written (No such file or directory)
     """
+    check_replaceable(path)
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from boxcov._torch.precision import full_precision
 from boxcov.errors import NotFiniteError
 
 if TYPE_CHECKING:
@@ -128,7 +127,6 @@ def tolerance(covariance: Tensor) -> float:
     return 1e-3 if covariance.device.type == "cpu" else 1e-2
 
 
-@full_precision
 def properties(C: Tensor) -> dict[str, Tensor]:
     """For each property, whether each covariance of (m, D, D) has it (m,)."""
     C = C.float() if C.dtype in (torch.float16, torch.bfloat16) else C

@@ -60,6 +60,26 @@ def test_lines_of_a_calibrated_posterior_hold_the_risk(made, tmp_path) -> None:
         torch.testing.assert_close(torch.tensor(line[name]), getattr(expected, name))
 
 
+@pytest.mark.parametrize("watch", [False, True])
+def test_special_files_are_error_lines(made, tmp_path, watch) -> None:
+    """A link to nothing, a pipe and an endless device end neither the stream nor the memory."""
+    word, posterior, frames = made
+    (tmp_path / "a.bin").symlink_to(tmp_path / "absent")
+    os.mkfifo(tmp_path / "b.bin")
+    (tmp_path / "c.bin").symlink_to("/dev/zero")
+    (tmp_path / "d.bin").mkdir()
+    (tmp_path / "e.bin").symlink_to(frames / "0.bin")
+    words = f"--detector {word} --posterior {posterior} --points plain --count 4"
+    done = boxcov(f"stream {tmp_path} {words}", *(["--watch"] if watch else []))
+    assert done.code == 1
+    a, b, c, e = lines(done.out)
+    assert a["error"].endswith("a.bin: no such file")
+    assert "not a regular file" in b["error"]
+    assert "not a regular file" in c["error"]
+    assert e["boxes"]
+    assert "3 of 4 frames failed" in done.err
+
+
 def test_one_line_per_frame_with_the_model_results(made) -> None:
     word, posterior, frames = made
     done = boxcov(
@@ -101,7 +121,7 @@ def test_bad_frame_gives_an_error_line(made, tmp_path) -> None:
     found = lines(done.out)
     assert ["error" in line for line in found] == [False, True, True, False]
     assert "3 bytes are not a whole number of points" in found[1]["error"]
-    assert "cannot be read" in found[2]["error"]
+    assert "none.bin: no such file" in found[2]["error"]
     assert done.err.endswith("boxcov: 2 of 4 frames failed: see the errors in their lines\n")
 
 

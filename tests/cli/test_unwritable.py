@@ -99,6 +99,109 @@ def test_file_instead_of_a_folder(tmp_path, verb) -> None:
     assert (tmp_path / "out").read_text() == "mine"
 
 
+# what is not a regular file stays
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "dangling link", "device"])
+@pytest.mark.parametrize("verb", ["fit", "predict", "evaluate", "convert", "export", "train"])
+def test_special_outputs_are_refused(tmp_path, verb, kind) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "target").write_text("mine")
+    if kind == "pipe":
+        os.mkfifo(out)
+    elif kind == "device":
+        out = Path("/dev/null")
+    else:
+        out.symlink_to(tmp_path / ("target" if kind == "link" else "absent"))
+    before = os.lstat(out)
+    done = boxcov(*VERBS[verb], f"--out {out}")
+    word = {"pipe": "a pipe", "device": "a device"}.get(kind, "a symbolic link")
+    assert done.code == 1
+    assert f"boxcov: {out}: cannot be written ({word}, not a regular file): give" in done.err
+    assert os.lstat(out).st_mode == before.st_mode
+    assert (tmp_path / "target").read_text() == "mine"
+
+
+def test_special_files_of_the_library_stay(tmp_path) -> None:
+    from boxcov.files import atomic_write
+
+    (tmp_path / "x").symlink_to(tmp_path / "absent")
+    with pytest.raises(BoxcovError, match="a symbolic link, not a regular file"):
+        atomic_write(tmp_path / "x").__enter__()
+    assert (tmp_path / "x").is_symlink()
+
+
+# two processes with one output
+
+HOLDER = """
+import sys
+from pathlib import Path
+from boxcov.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds the output."""
+    words = [sys.executable, "-c", HOLDER, str(tmp_path / "out")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as held:
+        assert held.stdout.readline() == "held\n"
+        yield held
+        held.kill()
+
+
+@pytest.mark.parametrize("verb", ["fit", "evaluate", "predict to a folder"])
+def test_an_output_that_is_held_is_refused(tmp_path, holder, verb) -> None:
+    (tmp_path / ".out.abcd_123").write_text("half")  # the other process is writing it
+    done = boxcov(*VERBS[verb], f"--out {tmp_path / 'out'}")
+    assert done.code == 1
+    assert done.err.startswith(f"boxcov: {tmp_path / 'out'}: process {holder.pid} on ")
+    assert done.err.endswith(" is writing it: wait until it ends, or give another name\n")
+    assert (tmp_path / ".out.abcd_123").exists()
+
+
+def test_a_killed_process_holds_nothing(tmp_path, holder) -> None:
+    holder.kill()
+    holder.wait()
+    (tmp_path / ".out.abcd_123").write_text("half")
+    done = boxcov(*VERBS["fit"], f"--out {tmp_path / 'out'}")
+    assert "absent.safetensors" in done.err  # it began to work
+    assert not list(tmp_path.iterdir())  # neither the lock nor the half file
+
+
+def test_a_folder_is_held(tmp_path) -> None:
+    from boxcov.pipeline.paths import held_folder
+
+    with held_folder(tmp_path / "out"):
+        done = boxcov(*VERBS["reproduce"], f"--out {tmp_path / 'out'}")
+    assert f"process {os.getpid()} on " in done.err
+    assert not list((tmp_path / "out").iterdir())
+
+
+# commands print to stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", ["say('x')", "say_json({'x': 1})", "say_table(Table('x'))"])
+def test_a_full_stdout_is_one_line(words) -> None:
+    code = (
+        "from rich.table import Table; from boxcov.pipeline.terminal import *; "
+        "from boxcov.errors import BoxcovError; import sys\n"
+        f"try: {words}\n"
+        "except BoxcovError as error: sys.exit(str(error))"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    expected = "stdout cannot be written (No space left on device): free some space\n"
+    assert done.stderr == expected
+
+
 # a stream writes to stdout
 
 
@@ -125,7 +228,7 @@ def test_stream_to_a_full_disk_ends_with_one_line(tmp_path, monkeypatch) -> None
     out, seen, paths = Full(tmp_path), streaming.Latencies(0), iter(map(Path, "abc"))
     with pytest.raises(
         BoxcovError,
-        match=r"^the line of frame 2 cannot be written to stdout \(No space left on device\)",
+        match=r"^the line of frame 2: stdout cannot be written \(No space left on device\)",
     ):
         streaming.write_lines(None, None, paths, out, seen)
     assert json.loads(out.getvalue().splitlines()[0]) == {"frame": "a", "ms": 1.0}
@@ -142,6 +245,6 @@ def test_stream_to_a_full_device(tmp_path) -> None:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(
-        "boxcov: the line of frame 1 cannot be written to stdout (No space left"
+        "boxcov: the line of frame 1: stdout cannot be written (No space left"
     )
     assert "Traceback" not in done.stderr

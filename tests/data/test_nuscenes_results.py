@@ -71,7 +71,7 @@ def test_predictive_covariances_are_written_and_read(root: Path, tmp_path: Path)
         tmp_path / "r.json", frames, [found(frames, number) for number in range(4)]
     )
     assert "predictive" not in (tmp_path / "r.json").read_text()
-    with pytest.raises(BoxcovError, match="predictive covariance of 3 boxes is not finite"):
+    with pytest.raises(BoxcovError, match="predictive covariance of 3 of 3 boxes is not finite"):
         nuscenes.write_results(
             tmp_path / "r.json",
             frames,
@@ -127,7 +127,7 @@ def test_results_that_cannot_be_written_leave_the_old_file(root: Path, tmp_path:
             replace(good[0], boxes=nan),
             *good[1:],
         ],
-        "covariance of 3 boxes is not finite": [
+        "covariance of 3 of 3 boxes is not finite": [
             replace(good[0], covariance=good[0].covariance * torch.inf),
             *good[1:],
         ],

@@ -18,8 +18,8 @@ HOSTILE = [
     Mutant(
         "nothing is pickled",
         "detections.py",
-        "import json\n",
-        "import json\nimport pickle\n",
+        "import numpy as np\n",
+        "import pickle\n\nimport numpy as np\n",
         "test_fuzz.py::test_nothing_unpickles",
     ),
     Mutant(

@@ -88,14 +88,14 @@ ONLINE = [
     ),
     Mutant(
         "a reader that goes away",
-        "cli/stream.py",
-        "except BrokenPipeError:",
-        "except ZeroDivisionError:",
+        "pipeline/terminal.py",
+        "return SystemExit(141)",
+        "return error",
         f"{STREAM}test_closed_pipe_ends_the_stream",
     ),
     Mutant(
         "a stream into a full disk",
-        "pipeline/stream.py",
+        "pipeline/terminal.py",
         "if isinstance(error, BrokenPipeError):",
         "if True:",
         f"{UNWRITABLE}test_stream_to_a_full_disk_ends_with_one_line",

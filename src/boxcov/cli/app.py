@@ -29,6 +29,7 @@ from boxcov.cli.reproduce import reproduce
 from boxcov.cli.stream import stream
 from boxcov.cli.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.pipeline.terminal import say
 
 EXAMPLES: dict[Callable[..., None], str] = {
     fit: "--detector centerpoint:small --data simulated:clear --count 64 --out p.safetensors",
@@ -66,7 +67,7 @@ def main() -> None:
     """Run the command line.
 
     Exit codes: 0 for success, 1 with one line on stderr for an error of the user, 2 for a wrong
-    option, 130 after SIGINT and 143 after SIGTERM, both after cleaning up.
+    option, 130 after SIGINT, 141 if nobody reads the output, 143 after SIGTERM.
     """
     before = signal.signal(signal.SIGTERM, _terminate)
     with warnings.catch_warnings():
@@ -74,7 +75,8 @@ def main() -> None:
         try:
             build_app()()
         except BoxcovError as error:
-            sys.exit(f"boxcov: {error}")
+            say(f"boxcov: {error}", sys.stderr, one_line=True)
+            sys.exit(1)
         finally:
             signal.signal(signal.SIGTERM, before)
 
@@ -98,7 +100,7 @@ def _show_warning(
     """Print a warning in one line; warnings of other packages with their place."""
     ours = issubclass(category, BoxcovWarning)
     prefix = "boxcov" if ours else f"{filename}:{lineno}: {category.__name__}"
-    print(f"{prefix}: {message}", file=sys.stderr if file is None else file)
+    say(f"{prefix}: {message}", sys.stderr if file is None else file, one_line=True)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import BenchCommand
+from boxcov.pipeline.terminal import say, say_json
 
 
 def bench(options: BenchCommand, as_json: AsJson = False) -> None:
@@ -21,7 +21,7 @@ def bench(options: BenchCommand, as_json: AsJson = False) -> None:
     from boxcov.pipeline.progress import Progress
 
     if options.device == "cpu" and not torch.cuda.is_available():
-        print("no GPU on this machine: measuring on the CPU", file=sys.stderr)
+        say("no GPU on this machine: measuring on the CPU", file=sys.stderr)
     with Progress("measuring", "settings") as progress:
         rows = run(options, progress)
-    print(json.dumps(rows) if as_json else format_table(rows))
+    say_json(rows) if as_json else say(format_table(rows))

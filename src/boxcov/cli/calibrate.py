@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import CalibrateCommand
+from boxcov.pipeline.terminal import say, say_json, say_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,14 +24,10 @@ def calibrate(options: CalibrateCommand, as_json: AsJson = False) -> None:
     with Progress("predicting") as progress:
         report = run(options, progress)
     if as_json:
-        print(json.dumps(_finite(report)))
+        say_json(report)
         return
-    from rich.console import Console
-
-    console = Console()
-    console.print(_table(report))
-    text = f"{_regions(report)}\n{_verdict(report)}\nwritten to {report['out']}"
-    console.print(text, highlight=False, soft_wrap=True)
+    say_table(_table(report))
+    say(f"{_regions(report)}\n{_verdict(report)}\nwritten to {report['out']}")
 
 
 def _table(report: dict[str, Any]) -> Table:
@@ -89,14 +84,3 @@ def _verdict(report: dict[str, Any]) -> str:
     return (
         "risk is not shown to find bad boxes better than 1 - score: give more frames with --count"
     )
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite by None, for JSON: the AUROC if no box is bad.
-
-    >>> _finite({"AUROC": float("nan"), "share": 0.0})
-    {'AUROC': None, 'share': 0.0}
-    """
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return None if isinstance(value, float) and not isfinite(value) else value

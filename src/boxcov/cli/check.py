@@ -8,6 +8,7 @@ import typer
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import CheckCommand
+from boxcov.pipeline.terminal import say
 
 
 def check(options: CheckCommand, as_json: AsJson = False) -> None:
@@ -18,7 +19,7 @@ def check(options: CheckCommand, as_json: AsJson = False) -> None:
     from boxcov.pipeline.check import run
 
     report = run(options)
-    print(report.to_json() if as_json else report)
+    say(report.to_json() if as_json else report)
     if not report.ok:
-        print(f"boxcov: {len(report.failed)} checks failed", file=sys.stderr)
+        say(f"boxcov: {len(report.failed)} checks failed", file=sys.stderr)
         raise typer.Exit(1)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import ConvertCommand
+from boxcov.pipeline.terminal import say, say_json
 
 
 def convert(options: ConvertCommand, as_json: AsJson = False) -> None:
@@ -14,6 +13,6 @@ def convert(options: ConvertCommand, as_json: AsJson = False) -> None:
 
     report = run(options)
     if as_json:
-        print(json.dumps(report))
+        say_json(report)
     else:
-        print(f"{report['boxes']} boxes in {report['frames']} frames\nwritten to {report['out']}")
+        say(f"{report['boxes']} boxes in {report['frames']} frames\nwritten to {report['out']}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import DemoCommand
+from boxcov.pipeline.terminal import say, say_json, say_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,29 +24,26 @@ def demo(options: DemoCommand, as_json: AsJson = False) -> None:
 
     The detector is the trained CenterPoint inside the package, on simulated LiDAR frames.
     """
-    from rich.console import Console
-
     from boxcov.pipeline import demo as pipeline
     from boxcov.pipeline.progress import Steps
 
-    console = Console(stderr=as_json)
-    console.print(f"detector: {pipeline.DETECTOR}; frames: simulated LiDAR", highlight=False)
+    out = sys.stderr if as_json else sys.stdout
+    say(f"detector: {pipeline.DETECTOR}; frames: simulated LiDAR", out)
     with Steps() as step:
         result = pipeline.run(options, step)
     if as_json:
         report = str(result.report)
-        print(json.dumps({"quality": result.rows, "runtime": result.runtime, "report": report}))
+        say_json({"quality": result.rows, "runtime": result.runtime, "report": report})
         return
     for error, boxes in INACCURATE.items():
         title = f"does u find {boxes}? (in brackets: chance level, u shuffled)"
-        console.print(_quality_table(result.rows, error, title))
-    console.print(_runtime_table(result.runtime))
-    console.print(result.check, highlight=False)
-    text = (
+        say_table(_quality_table(result.rows, error, title))
+    say_table(_runtime_table(result.runtime))
+    say(result.check)
+    say(
         f"report: {result.report}\nfigures: {options.out}/figures\n"
         f"predictions: {options.out}/*.safetensors"
     )
-    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _quality_table(rows: list[dict[str, Any]], error: str, title: str) -> Table:

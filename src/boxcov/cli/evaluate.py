@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import EvaluateCommand
+from boxcov.pipeline.terminal import say, say_json, say_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,17 +29,13 @@ def evaluate(options: EvaluateCommand, as_json: AsJson = False) -> None:
         return
     out = None if options.out is None else str(options.out)
     if as_json:
-        print(json.dumps({"about": dict(result.study.about), "rows": result.rows, "out": out}))
+        say_json({"about": dict(result.study.about), "rows": result.rows, "out": out})
         return
-    from rich.console import Console
-
-    console = Console()
-    console.print(quality_table(result.rows))
+    say_table(quality_table(result.rows))
     if any(row["kind"] == "difference" for row in result.rows):
-        console.print(difference_table(result.rows))
+        say_table(difference_table(result.rows))
     if out is not None:
-        # soft_wrap: the path stays in one line, whatever the width of the terminal
-        console.print(f"report: {out}", highlight=False, soft_wrap=True)
+        say(f"report: {out}")
 
 
 def quality_table(rows: Sequence[Row]) -> Table:

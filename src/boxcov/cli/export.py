@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import ExportCommand
 from boxcov.pipeline.options.common import SHIPPED_NOTE
+from boxcov.pipeline.terminal import say, say_json
 
 
 def export(options: ExportCommand, as_json: AsJson = False) -> None:
@@ -20,11 +20,11 @@ def export(options: ExportCommand, as_json: AsJson = False) -> None:
 
     report = run(options)
     if as_json:
-        print(json.dumps(report))
+        say_json(report)
         return
     if options.posterior is None:
-        print(SHIPPED_NOTE)
-    print(_format(report))
+        say(SHIPPED_NOTE)
+    say(_format(report))
 
 
 def _format(report: dict[str, Any]) -> str:

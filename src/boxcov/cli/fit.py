@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import FitCommand
+from boxcov.pipeline.terminal import say, say_json
 
 
 def fit(options: FitCommand, as_json: AsJson = False) -> None:
@@ -26,7 +26,7 @@ def fit(options: FitCommand, as_json: AsJson = False) -> None:
         with Progress("fitting", "frames" if options.batch == 1 else "batches") as progress:
             posterior = run(options, progress)
     except (KeyboardInterrupt, SystemExit):
-        print(
+        say(
             "boxcov: interrupted; the same command with --resume continues from "
             f"{options.out}.checkpoint",
             file=sys.stderr,
@@ -35,7 +35,7 @@ def fit(options: FitCommand, as_json: AsJson = False) -> None:
     if not is_main_process():
         return
     report = {"out": str(options.out), **summarize(posterior, (perf_counter() - began) / 60)}
-    print(json.dumps(report) if as_json else _format(report))
+    say_json(report) if as_json else say(_format(report))
 
 
 def _format(report: dict[str, Any]) -> str:

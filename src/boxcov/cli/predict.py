@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import PredictCommand
 from boxcov.pipeline.options.common import SHIPPED_NOTE
+from boxcov.pipeline.terminal import say, say_json
 
 
 def predict(options: PredictCommand, as_json: AsJson = False) -> None:
@@ -23,16 +23,16 @@ def predict(options: PredictCommand, as_json: AsJson = False) -> None:
     if not report:  # another rank prints
         return
     if as_json:
-        print(json.dumps(report))
+        say_json(report)
         return
     if options.estimator.posterior is None and "posterior" in report:
-        print(SHIPPED_NOTE)
+        say(SHIPPED_NOTE)
     boxes, frames, milliseconds = report["boxes"], report["frames"], report["milliseconds"]
-    print(f"{boxes} boxes in {frames} frames, {milliseconds:.0f} ms per frame (median)")
+    say(f"{boxes} boxes in {frames} frames, {milliseconds:.0f} ms per frame (median)")
     if boxes:
-        print(f"uncertainty (trace): median {report['uncertainty']:.3g}")
-        print(_describe_risk(report))
-    print(f"written to {report['out']}")
+        say(f"uncertainty (trace): median {report['uncertainty']:.3g}")
+        say(_describe_risk(report))
+    say(f"written to {report['out']}")
 
 
 def _describe_risk(report: dict[str, Any]) -> str:

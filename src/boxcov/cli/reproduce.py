@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import ReproduceCommand
+from boxcov.pipeline.terminal import say, say_json
 
 
 def reproduce(options: ReproduceCommand, as_json: AsJson = False) -> None:
@@ -21,7 +20,7 @@ def reproduce(options: ReproduceCommand, as_json: AsJson = False) -> None:
         tables = run(options, step.named)
     out = options.out
     if as_json:
-        print(json.dumps({"out": str(out), "tables": [table.json() for table in tables]}))
+        say_json({"out": str(out), "tables": [table.json() for table in tables]})
         return
-    print(f"{len(tables)} tables: {out / 'reproduction.md'}, and each in {out / 'tables'}")
-    print(f"figures: {out / 'figures'}   report: {out / 'report.html'}")
+    say(f"{len(tables)} tables: {out / 'reproduction.md'}, and each in {out / 'tables'}")
+    say(f"figures: {out / 'figures'}   report: {out / 'report.html'}")

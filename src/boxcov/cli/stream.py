@@ -6,6 +6,7 @@ import sys
 
 from boxcov.pipeline.options import StreamCommand
 from boxcov.pipeline.options.common import SHIPPED_NOTE
+from boxcov.pipeline.terminal import say
 
 
 def stream(options: StreamCommand) -> None:
@@ -18,12 +19,10 @@ def stream(options: StreamCommand) -> None:
 
     latencies = Latencies(options.warmup)
     if options.estimator.for_detector(options.detector) != options.estimator:
-        print(f"boxcov: {SHIPPED_NOTE}", file=sys.stderr)
+        say(f"boxcov: {SHIPPED_NOTE}", file=sys.stderr)
     try:
         run(options, sys.stdout, latencies)
-    except BrokenPipeError:
-        sys.exit(141)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        print(f"boxcov: {latencies}", file=sys.stderr)
+        say(f"boxcov: {latencies}", file=sys.stderr)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from statistics import mean
 from typing import Any
 
 from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import TrainCommand
+from boxcov.pipeline.terminal import say, say_json
 
 
 def train(options: TrainCommand, as_json: AsJson = False) -> None:
@@ -21,7 +21,7 @@ def train(options: TrainCommand, as_json: AsJson = False) -> None:
             bar(done, total, f"loss {loss:.3f}")
 
         report = run(options, loading, training)
-    print(json.dumps(report) if as_json else _format(report["test"]))
+    say_json(report) if as_json else say(_format(report["test"]))
 
 
 def _format(tests: dict[str, Any]) -> str:

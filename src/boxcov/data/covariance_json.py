@@ -20,6 +20,7 @@ from torch import Tensor
 from boxcov.detection_meta import check_meta
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
+from boxcov.result_check import check_result
 
 Row = dict[str, Any]
 _PROBABILITIES = ("no_object", "flipped")  # (m,)
@@ -45,11 +46,9 @@ def pair_with_frames(
                 f"frame {name}: its detections are of several frames of a batch: split them with "
                 "detections.frames(count)"
             )
+        check_result(found, f"frame {name}")
         used = {found.classes[int(label)] for label in found.labels.unique()}
         _check_classes(f"frame {name}", used, classes)
-        if found.predictive is not None:  # NaN: fields without labels in the calibration frames
-            known = found.predictive.masked_fill(found.predictive.isnan(), 0)
-            check_finite(name, "predictive covariance", known)
         meta = covariance_meta(found, found.fields, "")
         first = meta if first is None else first
         if meta != first:
@@ -85,18 +84,17 @@ def covariance_meta(detections: Detections, fields: Sequence[str], frame: str) -
     return meta if detections.predictive is None else {**meta, "predictive": True}
 
 
-def covariance_rows(name: str, found: Detections) -> list[Row]:
+def covariance_rows(found: Detections) -> list[Row]:
     """Return what a file says about the uncertainty of each box; empty rows if it has none.
 
     >>> from torch import ones, zeros
     >>> C = 2 * ones(1, 1, 1)
     >>> box = Detections(ones(1, 1), ones(1), zeros(1), zeros(1), ("x",), ("car",), C)
-    >>> covariance_rows("000007", box)
+    >>> covariance_rows(box)
     [{'covariance': [2.0], 'uncertainty': 2.0}]
     """
     rows: list[Row] = [{} for _ in range(len(found))]
     if found.covariance is not None:
-        check_finite(name, "covariance", found.covariance)
         for row, numbers in zip(rows, nine_digits(found.covariance.flatten(1))):
             row |= {"covariance": numbers, "uncertainty": sum(numbers[:: len(found.fields) + 1])}
     if found.predictive is not None:

@@ -6,7 +6,6 @@ sees the same frames as one that was not interrupted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -22,7 +21,7 @@ from boxcov._torch.inputs import move
 from boxcov.data.augment import Augmentation
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.files import write_safetensors
+from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import open_tensors
 
 Progress = Callable[[int, int, float], None]
@@ -177,7 +176,7 @@ def _save(
         for key, value in optimiser.state[parameter].items():
             tensors[f"optimiser.{key}.{name}"] = value
     about = {"done": done, "frames": frames, "recipe": asdict(recipe)}
-    write_safetensors(path, tensors, {_KEY: json.dumps(about)})
+    write_safetensors(path, tensors, {_KEY: to_json(about)})
 
 
 def _load(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +15,7 @@ from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.network import MAX_DOF, MIN_DOF, Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
 from boxcov.errors import BoxcovError, join_names
+from boxcov.files import to_json
 from boxcov.input_file import parse_metadata
 from boxcov.result_check import properties
 
@@ -161,7 +161,7 @@ class ErrorModel:
     def to_json(self) -> str:
         """Return everything but the tensors as JSON."""
         about = {name: getattr(self, name) for name in _NAMES}
-        return json.dumps({**about, "provenance": dict(self.provenance)})
+        return to_json({**about, "provenance": dict(self.provenance)})
 
     @staticmethod
     def from_file(text: str, tensors: Mapping[str, Tensor]) -> ErrorModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.records import Records
-from boxcov.files import write_safetensors
+from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import MAX_FRAMES, open_tensors
 
 Array = NDArray[Any]
@@ -82,7 +81,7 @@ class GroundTruth:
     def save(self, path: Path, meta: Mapping[str, Any]) -> None:
         """Write the objects and ``meta`` to a safetensors file."""
         tensors = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
-        write_safetensors(path, tensors, {_KEY: json.dumps({**meta, "count": self.frames})})
+        write_safetensors(path, tensors, {_KEY: to_json({**meta, "count": self.frames})})
 
     @staticmethod
     def load(path: Path) -> tuple[GroundTruth, dict[str, Any]]:

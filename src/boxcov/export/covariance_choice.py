@@ -10,6 +10,7 @@ from torch import Tensor
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.result_check import check_result
 
 CovarianceKind = Literal["predictive", "epistemic"]
 
@@ -32,6 +33,7 @@ def select_covariance(detections: Detections, kind: CovarianceKind = "predictive
             "these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM "
             "or MCI"
         )
+    check_result(detections, "these detections cannot be exported")
     if kind == "epistemic":
         if detections.covariance is None:
             raise BoxcovError(

@@ -22,6 +22,7 @@ from boxcov.data.poses import Pose, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.export.covariance_choice import check_known
+from boxcov.result_check import check_result
 
 MeasurementFunction = Callable[[Tensor], Tensor]
 """Maps a box (D,) to the numbers (E,) that the filter measures; differentiable."""
@@ -72,6 +73,7 @@ def measurements(
     >>> measurements(box, ("range", "bearing"), residual=none, measure=polar).R[0].diagonal()
     tensor([1.0000, 0.0400], dtype=torch.float64)
     """
+    check_result(detections, "these detections cannot be exported")
     noisy, source = _add_residual(detections, residual)
     if pose is not None:
         noisy = transform_detections(noisy, pose)

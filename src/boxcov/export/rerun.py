@@ -17,6 +17,7 @@ from torch import Tensor
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import atomic_write
+from boxcov.result_check import check_result
 
 Array = NDArray[Any]
 _SIGMAS = (1, 3)
@@ -42,6 +43,7 @@ def write_rrd(
         images (1, C, height, width).
     color_model: of the images, "RGB" or "BGR".
     """
+    check_result(detections, "these detections cannot be exported")
     rr = _import_rerun()
     log_boxes = _log_image_boxes if detections.fields[:4] == _IMAGE_FIELDS else _log_world_boxes
     if log_boxes is _log_world_boxes and not set(_PLANE_FIELDS) <= set(detections.fields):

@@ -329,7 +329,6 @@ def _selected_covariance(
         check_known(C, fields, "pass covariance='epistemic'")
     else:
         C = C.masked_fill(C.isnan(), unknown)
-    check_finite(_frame_number(detections), "covariance", C)
     return C
 
 

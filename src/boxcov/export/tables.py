@@ -6,7 +6,6 @@ CSV needs no package, the others need ``pip install 'boxcov[analysis]'``.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,10 @@ import numpy as np
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import atomic_write
+from boxcov.files import atomic_write, to_json
+from boxcov.result_check import check_result
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # begin a formula in a spreadsheet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +39,7 @@ def columns(detections: Detections) -> dict[str, Any]:
     >>> list(columns(box))
     ['frame', 'label', 'class', 'score', 'x', 'y', 'uncertainty', 'var_x', 'var_y', 'cov_x_y']
     """
+    check_result(detections, "these detections cannot be exported")
     fields, arrays = detections.fields, detections.numpy()
     taken = {"frame", "label", "class", "score", "uncertainty", "risk"} & set(fields)
     if taken:
@@ -104,11 +107,20 @@ def write_csv(path: str | Path, detections: Detections) -> None:
     table = columns(detections)
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(table)
+        writer.writerow([_cell(name) for name in table])
         for row in zip(*table.values()):
-            writer.writerow(
-                [f"{value:.9g}" if isinstance(value, np.floating) else value for value in row]
-            )
+            writer.writerow([_cell(value) for value in row])
+
+
+def _cell(value: Any) -> Any:
+    """A value of a CSV file; a quote keeps a spreadsheet from running a name as a formula.
+
+    >>> _cell("=cmd|' /C calc'!A0"), _cell("car"), _cell(np.float32(-0.5))
+    ("'=cmd|' /C calc'!A0", 'car', '-0.5')
+    """
+    if isinstance(value, np.floating):
+        return f"{value:.9g}"
+    return f"'{value}" if str(value).startswith(_FORMULA) and isinstance(value, str) else value
 
 
 def to_pandas(detections: Detections) -> pd.DataFrame:
@@ -135,7 +147,7 @@ def write_parquet(path: str | Path, detections: Detections) -> None:
             "csv"
         ) from None
     table = pa.table({name: pa.array(values) for name, values in columns(detections).items()})
-    metadata = json.dumps({"fields": detections.fields, "meta": dict(detections.meta)})
+    metadata = to_json({"fields": detections.fields, "meta": dict(detections.meta)})
     with atomic_write(path) as temporary:
         parquet.write_table(
             table.replace_schema_metadata({b"boxcov": metadata.encode()}), temporary

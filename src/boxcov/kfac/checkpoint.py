@@ -6,7 +6,6 @@ SIGINT and SIGTERM wait for the end of the current item and leave a checkpoint.
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sized
@@ -27,7 +26,7 @@ from boxcov._torch.modules import hash_tensor
 from boxcov.data.loader import LoadedFrames, load_items
 from boxcov.data.sequence import Batches
 from boxcov.errors import BoxcovError
-from boxcov.files import check_writable, remove_leftovers, write_safetensors
+from boxcov.files import check_writable, remove_leftovers, to_json, write_safetensors
 from boxcov.input_file import open_tensors
 from boxcov.kfac.factors import check_count
 from boxcov.version import __version__
@@ -300,7 +299,7 @@ class Checkpointer:
             **state,
         }
         try:
-            write_safetensors(self.path, tensors, {_KEY: json.dumps(header)})
+            write_safetensors(self.path, tensors, {_KEY: to_json(header)})
         except BoxcovError as error:
             raise _SaveError(
                 f"{error}: the file holds {self._saved_items} earlier items; free some space or "

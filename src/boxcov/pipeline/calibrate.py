@@ -24,18 +24,18 @@ from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import Progress, default_calibration_split, load_frames
 from boxcov.pipeline.options import CalibrateCommand
-from boxcov.pipeline.paths import check_output
+from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.predict import build_predictor
 from boxcov.predict.predictor import estimator
 
 
+@holds_output
 def run(options: CalibrateCommand, progress: Progress | None = None) -> dict[str, Any]:
     """Write the posterior with an error model to ``options.out`` and return a report.
 
     The report is about an error model fitted on the first ``fit_share`` of the frames, evaluated
     on the others. The one that is written is fitted on all frames.
     """
-    check_output(options.out)
     source = options.source
     source = replace(source, split=source.split or default_calibration_split(source.data))
     detector = load_detector(options, options.device)

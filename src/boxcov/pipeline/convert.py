@@ -14,13 +14,13 @@ from boxcov.pipeline.output_format import (
     check_format,
     write_detections,
 )
-from boxcov.pipeline.paths import check_output
+from boxcov.pipeline.paths import holds_output
 
 
+@holds_output
 def run(options: ConvertCommand) -> dict[str, Any]:
     """Write the detections in another format; return the number of boxes and frames."""
     out, format = options.out, options.format
-    check_output(out, folder=format == "kitti")
     if out.exists() and out.samefile(options.detections):
         raise BoxcovError(f"{out}: is the input file; give another name")
     found = Detections.load(options.detections)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from boxcov.detections import Detections
-from boxcov.files import atomic_write, make_folder
+from boxcov.files import to_json, write_text
 from boxcov.pipeline import calibrate, evaluate, fit, predict
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
@@ -26,7 +25,7 @@ from boxcov.pipeline.options import (
     FitCommand,
     PredictCommand,
 )
-from boxcov.pipeline.paths import checkpoint_path
+from boxcov.pipeline.paths import checkpoint_path, held_folder
 from boxcov.report.figures import write_figures
 from boxcov.report.page import write
 from boxcov.report.study import Study
@@ -60,8 +59,11 @@ class Result:
 
 def run(options: DemoCommand, step: Step, size: Size | None = None) -> Result:
     """Write a posterior, predictions per method, tables, figures and a report to a folder."""
-    size = size or Size()
-    out = make_folder(options.out)
+    with held_folder(options.out) as out:
+        return _run(out, step, size or Size())
+
+
+def _run(out: Path, step: Step, size: Size) -> Result:
     posterior = out / "posterior.safetensors"
     checkpoint_path(posterior).unlink(missing_ok=True)  # of an interrupted demo
     fit.run(
@@ -107,8 +109,8 @@ def run(options: DemoCommand, step: Step, size: Size | None = None) -> Result:
     write_figures(out / "figures", study)
     rows = evaluate.quality_rows(study, size.replicates)
     runtime = [dict(row) for row in study.runtime]
-    with atomic_write(out / "demo.json") as file:
-        file.write_text(json.dumps({"quality": rows, "runtime": runtime}, indent=1) + "\n")
+    content = to_json({"quality": rows, "runtime": runtime}, indent=1)
+    write_text(out / "demo.json", content + "\n")
     return Result(rows, runtime, compare_glm(glm, Detections.load(files[0])), out / "report.html")
 
 

@@ -18,7 +18,6 @@ from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.scalar_uncertainty import uncertainty_of
 from boxcov.evaluate.summary import table
-from boxcov.files import remove_leftovers
 from boxcov.pipeline.block_store import BlockStore
 from boxcov.pipeline.frames import (
     Progress,
@@ -27,7 +26,7 @@ from boxcov.pipeline.frames import (
     source_of_detections,
 )
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
-from boxcov.pipeline.paths import blocks_folder, check_output
+from boxcov.pipeline.paths import blocks_folder, holds_output
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study
 from boxcov.version import __version__
@@ -55,6 +54,7 @@ class Evaluation:
     rows: list[dict[str, Any]]
 
 
+@holds_output
 def run(options: EvaluateCommand, progress: Progress | None = None) -> Evaluation | None:
     """Compare predictions with the objects of their frames; write the report if there is an output.
 
@@ -82,8 +82,6 @@ def quality_rows(study: Study, replicates: int = 200, seed: int = 0) -> list[dic
 
 def _block_store(out: Path | None, world: World) -> BlockStore[GroundTruth] | None:
     if out is not None:
-        check_output(out)
-        remove_leftovers(out)
         return BlockStore(
             blocks_folder(out), lambda path, part, meta: part.save(path, meta), GroundTruth.load
         )

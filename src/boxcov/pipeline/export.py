@@ -14,14 +14,14 @@ from boxcov.export import onnx
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import ExportCommand
 from boxcov.pipeline.options.common import default_posterior
-from boxcov.pipeline.paths import check_output
+from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.stream import FrameReader, load_reader
 from boxcov.posterior.posterior import Posterior
 
 
+@holds_output
 def run(options: ExportCommand) -> dict[str, Any]:
     """Write the ONNX file, check it in onnxruntime and return a description of it."""
-    check_output(options.out)
     detector = load_detector(options)
     path = options.posterior or default_posterior(options.detector, "an ONNX file")
     posterior = Posterior.load(path, detector)

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from boxcov._torch.distributed import join_process_group
-from boxcov.files import remove_leftovers
 from boxcov.kfac.checkpoint import Checkpoint, second_pass_path
 from boxcov.kfac.fit import Progress
 from boxcov.kfac.fit import fit as fit_posterior
@@ -14,10 +13,11 @@ from boxcov.kfac.options import FitOptions
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames, load_in_background
 from boxcov.pipeline.options import FitCommand
-from boxcov.pipeline.paths import check_output, checkpoint_path
+from boxcov.pipeline.paths import checkpoint_path, holds_output
 from boxcov.posterior.posterior import Posterior
 
 
+@holds_output
 def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
     """Fit the posterior, write it to ``options.out`` and return it.
 
@@ -25,8 +25,6 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
     share the frames, and rank 0 writes.
     """
     out, source, depth = options.out, options.source, options.depth
-    check_output(out)
-    remove_leftovers(out)
     checkpoint = checkpoint_path(out)
     with join_process_group(options.device) as (world, device):
         detector = load_detector(options, device)

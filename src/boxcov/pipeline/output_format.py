@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,7 +15,7 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.export import ros, tables
 from boxcov.export.rerun import write_rrd
-from boxcov.files import atomic_write
+from boxcov.files import to_json, write_text
 from boxcov.pipeline.kitti_axes import TO_KITTI, KittiAsNuScenes, detections_to_kitti
 from boxcov.pipeline.options import MessageOptions
 
@@ -131,5 +130,4 @@ def _write_messages(
         "uncertainty": dict(found.meta),
         "messages": messages,
     }
-    with atomic_write(out) as temporary:
-        temporary.write_text(json.dumps(content), encoding="utf-8")
+    write_text(out, to_json(content))

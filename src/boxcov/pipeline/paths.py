@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from boxcov.errors import BoxcovError
-from boxcov.files import check_writable, make_folder
+from boxcov.files import check_writable, locked, make_folder, remove_leftovers
+
+C = TypeVar("C")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def holds_output(run: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
+    """Decorate the ``run`` of a command: no other process writes ``options.out`` meanwhile.
+
+    The output can be written, or it is an error before the work. What a killed run left of it is
+    removed. Under torchrun rank 0 holds it for all.
+    """
+
+    @wraps(run)
+    def holding(options: C, /, *args: P.args, **keywords: P.kwargs) -> T:
+        out: Path | None = options.out  # type: ignore[attr-defined]
+        if out is not None:
+            check_output(out, folder=getattr(options, "format", "") == "kitti")
+        if out is None or os.environ.get("RANK", "0") != "0":
+            return run(options, *args, **keywords)
+        with locked(out.absolute()):
+            remove_leftovers(out)
+            return run(options, *args, **keywords)
+
+    return holding
+
+
+@contextmanager
+def held_folder(path: Path) -> Iterator[Path]:
+    """Create a folder if needed, and hold it: no other process writes into it meanwhile."""
+    make_folder(path)
+    with locked(path.absolute() / "boxcov"):
+        yield path
 
 
 def check_output(out: Path, folder: bool = False) -> None:

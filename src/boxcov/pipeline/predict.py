@@ -19,7 +19,6 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.error_model.calibrate import with_error_model
 from boxcov.errors import BoxcovError
-from boxcov.files import remove_leftovers
 from boxcov.input_file import open_bytes, reading
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector
@@ -32,7 +31,7 @@ from boxcov.pipeline.frames import (
 from boxcov.pipeline.options import EstimatorOptions, PredictCommand
 from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
-from boxcov.pipeline.paths import blocks_folder, check_output
+from boxcov.pipeline.paths import blocks_folder, holds_output
 from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import ExactGLM
@@ -46,6 +45,7 @@ from boxcov.version import __version__
 clock = perf_counter
 
 
+@holds_output
 def run(
     options: PredictCommand, progress: Progress | None = None, block: int = BLOCK
 ) -> dict[str, Any]:
@@ -58,8 +58,6 @@ def run(
     out, source = options.out, options.source
     estimator_options = options.estimator.for_detector(options.detector)
     source = replace(source, split=source.split or default_test_split(source.data))
-    check_output(out, folder=options.format == "kitti")
-    remove_leftovers(out)
     store = block_store(out, block)
     with join_process_group(options.device) as (world, device):
         store.refuse_leftovers(options.resume, world)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from boxcov.pipeline.terminal import printable, rich_console, say
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
@@ -78,27 +80,27 @@ class Progress:
         parts = [f"{self.what}: {count} {self.unit}", note, _format_rate(rate)]
         if rate is not None and total is not None:
             parts.append(f"{_format_time((total - done) / rate)} left")
-        print(", ".join(part for part in parts if part), file=self.stream, flush=True)
+        say(", ".join(part for part in parts if part), self.stream)
 
     def _draw_bar(self, done: int, total: int | None, note: str, rate: float | None) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
         if self._bar is None:
             bars = Bars(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
+                TextColumn("{task.fields[rate]}", markup=False),
                 TimeRemainingColumn(),
-                console=Console(file=self.stream),
+                console=rich_console(self.stream),
                 transient=True,
             )
             bars.start()
-            self._bar = bars, bars.add_task(self.what, total=total, rate="")
+            self._bar = bars, bars.add_task(printable(self.what), total=total, rate="")
         bars, task = self._bar
-        text, rate_text = f"{self.what}, {note}" if note else self.what, _format_rate(rate)
+        text = printable(f"{self.what}, {note}" if note else self.what, one_line=True)
+        rate_text = _format_rate(rate)
         bars.update(
             task, completed=done, total=total, description=text, rate=rate_text, refresh=True
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from collections import deque
@@ -24,10 +22,13 @@ from boxcov.detector import Detector
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
+from boxcov.files import to_json
+from boxcov.input_file import MAX_BYTES, check_regular, reading
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
 from boxcov.pipeline.options import StreamCommand
 from boxcov.pipeline.predict import build_predictor
+from boxcov.pipeline.terminal import say
 from boxcov.pipeline.user_code import load_function
 from boxcov.predict.predictor import Predictor
 
@@ -158,10 +159,10 @@ def paths_in_folder(
         names = sorted(
             path.name
             for path in folder.iterdir()
-            if path.name.lower().endswith(suffixes) and path.name not in done and path.is_file()
+            if path.name.lower().endswith(suffixes) and path.name not in done and not path.is_dir()
         )
         for name in names:
-            size = (folder / name).stat().st_size if watch else 0
+            size = _size(folder / name) if watch else 0
             if watch and sizes.get(name) != size:  # not yet seen twice with the same size
                 sizes[name] = size
                 continue
@@ -174,6 +175,14 @@ def paths_in_folder(
                 raise BoxcovError(f"{folder}: no {kinds} there")
             return
         time.sleep(poll)
+
+
+def _size(path: Path) -> int:
+    """The size of a file; -1 of a link that leads nowhere, which the line of the frame names."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 class Latencies:
@@ -236,22 +245,17 @@ def write_lines(
 
 def _print_line(line: dict[str, Any], out: TextIO, number: int) -> None:
     try:
-        print(json.dumps(line), file=out, flush=True)
-    except OSError as error:
-        # without this Python tries to write the buffer once more at exit, and complains
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise BoxcovError(
-            f"the line of frame {number} cannot be written to stdout "
-            f"({error.strerror or error}): free some space and continue from there"
-        ) from None
+        say(to_json(line), out)
+    except BoxcovError as error:
+        raise BoxcovError(f"the line of frame {number}: {error}, and continue there") from None
 
 
 def predict_line(model: Predictor, read: FrameReader, path: Path) -> dict[str, Any]:
     """Return the boxes of one frame, or the error if it cannot be read or is not finite."""
     began = clock()
     try:
+        with reading(path, "a frame"):
+            check_regular(path, MAX_BYTES)  # a pipe would wait for ever, a device never end
         inputs, to_file = read(path)
         found = to_file(model(inputs).to("cpu"))
         ms = 1e3 * (clock() - began)

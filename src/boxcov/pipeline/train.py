@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,16 +15,17 @@ from boxcov.detectors.centerpoint import CenterPoint, load, save
 from boxcov.detectors.training import Progress as TrainingProgress
 from boxcov.detectors.training import Recipe, train
 from boxcov.evaluate.average_precision import Boxes, average_precision, mean_precision
-from boxcov.files import atomic_write
+from boxcov.files import to_json, write_text
 from boxcov.pipeline.detectors import centerpoint_config, move_to_device
 from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
 from boxcov.pipeline.options import DataOptions, TrainCommand
-from boxcov.pipeline.paths import check_output
+from boxcov.pipeline.paths import holds_output
 
 PrecisionTable = dict[str, dict[float, float]]  # by class and distance in metres
 _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "seed", "start_from")
 
 
+@holds_output
 def run(
     options: TrainCommand,
     loading: Progress | None = None,
@@ -37,7 +37,6 @@ def run(
 
     loading, training: called with the progress of loading the frames and of the training steps.
     """
-    check_output(options.out)
     detector = move_to_device(_initial_detector(options), options.device)
     source = DataOptions(options.data, options.split, options.count, options.seed, options.sweeps)
     began = time.perf_counter()
@@ -67,8 +66,7 @@ def run(
         "parameters": sum(p.numel() for p in detector.parameters()),
         "test": _test(detector, options),
     }
-    with atomic_write(options.out.with_suffix(".json")) as file:
-        file.write_text(json.dumps(report, indent=1) + "\n")
+    write_text(options.out.with_suffix(".json"), to_json(report, indent=1) + "\n")
     checkpoint.unlink(missing_ok=True)
     return report
 

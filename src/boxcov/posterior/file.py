@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -17,7 +16,7 @@ from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector
 from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.files import write_safetensors
+from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import open_tensors
 from boxcov.posterior.householder import PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
@@ -92,7 +91,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         tensors |= {f"{_ERROR_MODEL}{name}": tensor.contiguous() for name, tensor in own.items()}
     if posterior.error:
         about["error"] = posterior.error if isfinite(posterior.error) else None
-    write_safetensors(path, tensors, {_KEY: json.dumps(about)})
+    write_safetensors(path, tensors, {_KEY: to_json(about)})
 
 
 def _format(posterior: Posterior) -> int:

@@ -19,7 +19,7 @@ from boxcov.report.charts import (
     runtime_charts,
     threshold_charts,
 )
-from boxcov.report.pictures import draw_scene
+from boxcov.report.pictures import draw_scene, plain_text
 from boxcov.report.study import Study
 
 # the page's colours on white, in the same order
@@ -144,5 +144,5 @@ def _draw_scene(study: Study, frame: int) -> Any | None:
 
 
 def _escape(name: str) -> str:
-    """Keep matplotlib from reading $ as mathematics and from hiding names that begin with _."""
-    return name.replace("$", r"\$").lstrip("_") or " "
+    """Keep matplotlib from hiding names that begin with _."""
+    return plain_text(name).lstrip("_") or " "

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from boxcov.evaluate.summary import by_class, by_range, table
-from boxcov.files import atomic_write
+from boxcov.files import write_text
 from boxcov.report.charts import reliability_charts, runtime_charts, threshold_charts
 from boxcov.report.study import Study
 from boxcov.report.svg import draw_bar_chart, draw_line_chart, legend
@@ -41,8 +41,7 @@ def write(path: str | Path, study: Study, replicates: int = 200) -> None:
     ...     "<h1>Night &amp; rain</h1>" in Path(f"{folder}/report.html").read_text(encoding="utf-8")
     True
     """
-    with atomic_write(path) as temporary:
-        temporary.write_text(page(study, replicates), encoding="utf-8")
+    write_text(path, page(study, replicates))
 
 
 def page(study: Study, replicates: int = 200) -> str:

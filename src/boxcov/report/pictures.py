@@ -17,6 +17,7 @@ from boxcov.errors import BoxcovError
 from boxcov.evaluate.geometry import corners, ellipse
 from boxcov.evaluate.matching import PLANE
 from boxcov.evaluate.records import Records
+from boxcov.files import atomic_write
 from boxcov.report.study import Scene, thin_points
 from boxcov.report.tables import format_value
 
@@ -93,7 +94,7 @@ def draw_image(axes: Any, image: Array, found: Detections, truth: Array) -> None
         axes.text(
             max(box[0], 0) + 2,
             max(box[1], 0) + 2,
-            f"{found.classes[int(label)]} {score:.2f}, {100 * deviation / side:.0f} %",
+            plain_text(f"{found.classes[int(label)]} {score:.2f}, {100 * deviation / side:.0f} %"),
             color=PREDICTION,
             fontsize=6.5,
             va="top",
@@ -123,8 +124,19 @@ def write_images(
     for number, (image, found, truth) in enumerate(frames):
         axes = figure.add_subplot(rows, columns, number + 1)
         draw_image(axes, image, found, truth)
-        axes.set_title(titles[number] if number < len(titles) else "", fontsize=9)
-    figure.savefig(Path(path), dpi=90)
+        axes.set_title(plain_text(titles[number]) if number < len(titles) else "", fontsize=9)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=90, format="png")
+
+
+def plain_text(name: str) -> str:
+    """Return a name that matplotlib draws as it is: $ is no mathematics, control has no glyph.
+
+    >>> plain_text("$x_1$")
+    '\\\\$x_1\\\\$'
+    """
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
+    return shown.replace("$", r"\$")
 
 
 def _draw_upright_box(axes: Any, box: Array, colour: str, width: float) -> None:

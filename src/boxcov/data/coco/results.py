@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from boxcov.data.covariance_json import (
 from boxcov.data.poses import propagate
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import atomic_write
+from boxcov.files import to_json, write_text
 from boxcov.input_file import read_json, reading
 
 IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
@@ -73,13 +72,11 @@ def write_results(
         for entry, sides in zip(_entries(name, in_image, frames, also), found.clipped.tolist()):
             clipped = [side for side, is_clipped in zip(found.fields, sides) if is_clipped]
             entries.append({**entry, "clipped": clipped} if clipped else entry)
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(entries), encoding="utf-8")
+    write_text(path, to_json(entries))
     meta_path = path.with_suffix(".meta.json")
     meta_path.unlink(missing_ok=True)
     if meta:
-        with atomic_write(meta_path) as temporary:
-            temporary.write_text(json.dumps(meta), encoding="utf-8")
+        write_text(meta_path, to_json(meta))
 
 
 def read_results(path: str | Path, frames: Coco) -> list[Detections]:
@@ -134,7 +131,7 @@ def _entries(
         found.labels.tolist(),
         nine_digits(found.boxes),
         found.scores.tolist(),
-        covariance_rows(name, found),
+        covariance_rows(found),
     )
     entries = []
     for label, box, score, covariance in columns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,7 +28,7 @@ from boxcov.data.kitti.sequence import Kitti, read_labels
 from boxcov.data.poses import BOX_FIELDS, propagate, wrap_angle
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import atomic_write, make_folder
+from boxcov.files import make_folder, to_json, write_text
 from boxcov.input_file import read_bytes, read_json, reading
 
 COVARIANCES = "covariance.json"
@@ -63,14 +62,12 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
         check_finite(token, "score", in_camera.scores[:, None])
         image_size = _image_size(frames.folder / "image_2" / f"{token}.png")
         lines = _lines(in_camera, image_boxes(boxes, calibration.P2, *image_size))
-        with atomic_write(folder / f"{token}.txt") as temporary:
-            temporary.write_text("".join(lines), encoding="ascii")
+        write_text(folder / f"{token}.txt", "".join(lines))
         if in_camera.covariance is not None:
             meta = covariance_meta(in_camera, CAMERA_FIELDS, "rectified camera")
-            by_frame[token] = covariance_rows(token, in_camera)
+            by_frame[token] = covariance_rows(in_camera)
     if by_frame:
-        with atomic_write(folder / COVARIANCES) as temporary:
-            temporary.write_text(json.dumps({"meta": meta, "frames": by_frame}), encoding="utf-8")
+        write_text(folder / COVARIANCES, to_json({"meta": meta, "frames": by_frame}))
 
 
 def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:

@@ -22,7 +22,7 @@ from boxcov.data.nuscenes.classes import CLASSES, attribute
 from boxcov.data.nuscenes.sequence import NuScenes
 from boxcov.data.poses import BOX_FIELDS, rotation_matrix, transform_detections
 from boxcov.detections import Detections
-from boxcov.files import atomic_write
+from boxcov.files import atomic_write, to_json
 from boxcov.input_file import read_json, reading
 
 MAX_BOXES = 500  # per sample; the official evaluation refuses more
@@ -54,9 +54,10 @@ def write_results(path: str | Path, frames: NuScenes, detections: Iterable[Detec
             best = found.scores.argsort(descending=True, stable=True)[:MAX_BOXES]
             in_world = transform_detections(found[best], frames.pose(item))
             meta = covariance_meta(in_world, BOX_FIELDS, "global")
+            # the format has NaN for unknown velocities
             entries = json.dumps(list(_entries(token, in_world)))
-            file.write(f"{',' if item else ''}\n{json.dumps(token)}: {entries}")
-        file.write(f'\n}}, "meta": {json.dumps({**_SENSORS, **meta})}}}\n')
+            file.write(f"{',' if item else ''}\n{to_json(token)}: {entries}")
+        file.write(f'\n}}, "meta": {to_json({**_SENSORS, **meta})}}}\n')
 
 
 def read_results(path: str | Path) -> dict[str, Detections]:
@@ -80,7 +81,7 @@ def _entries(token: str, found: Detections) -> Iterator[dict[str, Any]]:
         found.boxes.tolist(),
         found.scores.tolist(),
         found.labels.tolist(),
-        covariance_rows(token, found),
+        covariance_rows(found),
     )
     for box, score, label, covariance in columns:
         name = found.classes[label]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from boxcov.files import atomic_write
+from boxcov.files import to_json, write_text
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,10 @@ class Table:
         texts = {
             "md": self.markdown() + "\n",
             "csv": self.csv(),
-            "json": json.dumps(self.json(), indent=1) + "\n",
+            "json": to_json(self.json(), indent=1) + "\n",
         }
         for suffix, text in texts.items():
-            with atomic_write(folder / f"{self.name}.{suffix}") as file:
-                file.write_text(text)
+            write_text(folder / f"{self.name}.{suffix}", text)
 
 
 def _format(value: Any) -> str:

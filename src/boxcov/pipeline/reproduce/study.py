@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from boxcov.files import atomic_write
+from boxcov.files import write_text
 from boxcov.pipeline.evaluate import last_sweep
 from boxcov.pipeline.options import ReproduceCommand
+from boxcov.pipeline.paths import held_folder
 from boxcov.pipeline.reproduce.analysis import (
     amount_of_data,
     distribution_shift,
@@ -25,7 +26,8 @@ SCENES = 8  # frames to show in the report
 
 def run(options: ReproduceCommand, progress: Progress | None = None) -> list[Table]:
     """Write runs, tables, figures and the report to a folder; return the tables."""
-    return reproduce(Workspace(options.out, Setting.from_options(options), progress))
+    with held_folder(options.out) as folder:
+        return reproduce(Workspace(folder, Setting.from_options(options), progress))
 
 
 def reproduce(workspace: Workspace) -> list[Table]:
@@ -42,8 +44,7 @@ def reproduce(workspace: Workspace) -> list[Table]:
         table.write(folder / "tables")
     text = "\n\n".join(table.markdown() for table in tables)
     title = f"# Reproduction\n\nboxcov {__version__}, {setting.detector}, {setting.test}."
-    with atomic_write(folder / "reproduction.md") as file:
-        file.write_text(f"{title}\n\n{text}\n")
+    write_text(folder / "reproduction.md", f"{title}\n\n{text}\n")
     study = _build_study(workspace, tables)
     write_figures(folder / "figures", study)
     write(folder / "report.html", study)

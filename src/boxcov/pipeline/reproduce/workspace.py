@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from boxcov.error_model.calibrate import calibrate
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
-from boxcov.files import atomic_write, make_folder
+from boxcov.files import make_folder, to_json, write_text
 from boxcov.input_file import read_json, reading
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.fit import fit
@@ -64,8 +63,7 @@ class Workspace:
         path, mine = self.folder / "setting.json", {"version": __version__, **self.setting.json()}
         empty = not any(any((self.folder / name).iterdir()) for name in FOLDERS)
         if empty or not path.exists():
-            with atomic_write(path) as file:
-                file.write_text(json.dumps(mine, indent=1) + "\n")
+            write_text(path, to_json(mine, indent=1) + "\n")
             return
         try:
             stored = dict(read_json(path))
@@ -222,8 +220,7 @@ class Workspace:
                 start = _now(self.setting.device)
                 self.detector.detect(inputs)
                 times.append(1e3 * (_now(self.setting.device) - start))
-            with atomic_write(path) as file:
-                file.write_text(json.dumps(times) + "\n")
+            write_text(path, to_json(times) + "\n")
         with reading(path, "a list of milliseconds"):
             times = [float(ms) for ms in read_json(path)]
         return times[1:] or times

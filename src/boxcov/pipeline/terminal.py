@@ -1,0 +1,101 @@
+"""Text for the terminal: names and messages from files cannot control it.
+
+Everything that a command prints goes through this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from math import isfinite
+from typing import TYPE_CHECKING, Any, TextIO
+from unicodedata import category
+
+from boxcov.errors import BoxcovError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_HARMFUL = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction, half a surrogate, line separators
+
+
+def printable(text: object, one_line: bool = False) -> str:
+    """Return the text with escape codes in place of characters that control a terminal.
+
+    one_line: also in place of line breaks.
+
+    >>> print(printable("a\\x1b[31mb\\u202e"))
+    a\\x1b[31mb\\u202e
+    """
+    allowed = "" if one_line else "\n\t"
+    text = str(text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        c.encode("unicode_escape").decode() if category(c) in _HARMFUL and c not in allowed else c
+        for c in text
+    )
+
+
+def say(text: object, file: TextIO | None = None, one_line: bool = False) -> None:
+    """Print a text to stdout, or to another file, at once."""
+    out = sys.stdout if file is None else file
+    try:
+        print(printable(text, one_line), file=out, flush=True)
+    except UnicodeEncodeError:  # a terminal that is not in UTF-8
+        print(printable(text, one_line).encode("ascii", "backslashreplace").decode(), file=out)
+    except OSError as error:
+        raise output_error(error, out) from None
+
+
+def output_error(error: OSError, out: TextIO) -> BaseException:
+    """Return the error of a stream that cannot be written: exit code 141 if nobody reads it.
+
+    Nothing is written to it any more, or Python would write the buffer once more at exit.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    if isinstance(error, BrokenPipeError):
+        return SystemExit(141)
+    name = str(getattr(out, "name", "stdout")).strip("<>")
+    return BoxcovError(f"{name} cannot be written ({error.strerror or error}): free some space")
+
+
+def say_json(value: Any) -> None:
+    """Print a value as JSON in one line; numbers that are not finite are null."""
+    say(json.dumps(_without_nan(value), allow_nan=False))
+
+
+def _without_nan(value: Any) -> Any:
+    """
+    >>> _without_nan({"AUROC": float("nan"), "share": [0.0, float("inf")]})
+    {'AUROC': None, 'share': [0.0, None]}
+    """
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def say_table(table: Table, file: TextIO | None = None) -> None:
+    """Print a table to stdout, or to another file."""
+    out = sys.stdout if file is None else file
+    try:
+        rich_console(out).print(table)
+        out.flush()
+    except OSError as error:
+        raise output_error(error, out) from None
+
+
+def rich_console(file: TextIO) -> Console:
+    """Return a console for tables and bars that takes no name as markup."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class PlainConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **{**options, "markup": False})
+
+    return PlainConsole(file=file, markup=False, highlight=False, emoji=False)

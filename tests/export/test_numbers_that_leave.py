@@ -1,0 +1,93 @@
+"""No file, message or measurement carries a number that is out of range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from boxcov import Detections
+from boxcov.data.covariance_json import pair_with_frames
+from boxcov.errors import BoxcovError, NotFiniteError
+from boxcov.export import kalman, rerun, ros, tables
+from boxcov.pipeline.options import MessageOptions
+from boxcov.pipeline.output_format import write_detections
+from helpers.error_models import make_error_model
+
+FIELDS = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
+
+
+def boxes() -> Detections:
+    generator = torch.Generator().manual_seed(0)
+    A = torch.randn(3, 9, 9, generator=generator)
+    zero = torch.zeros(3, dtype=torch.long)
+    plain = Detections(
+        torch.rand(3, 9, generator=generator) + 1,
+        *(torch.rand(3, generator=generator), zero, zero, FIELDS, ("car", "bus")),
+        A @ A.transpose(1, 2),
+    )
+    return make_error_model(FIELDS, plain.classes).apply(plain)
+
+
+def spoil(name: str, value: float) -> Detections:
+    """The boxes with one wrong number in the second one."""
+    found = boxes()
+    numbers = getattr(found, name).clone()
+    numbers[(1,) + (0,) * (numbers.dim() - 1)] = value
+    return replace(found, **{name: numbers})
+
+
+WRONG = {
+    "negative variance": ("predictive", -5.0),
+    "tiny negative variance": ("covariance", -1e-16),
+    "NaN variance": ("predictive", float("nan")),
+    "infinite variance": ("covariance", float("inf")),
+    "scale of 0": ("scale", 0.0),
+    "negative half width": ("region_widths", -1.0),
+    "probability above 1": ("no_object", 1.5),
+    "label -1": ("labels", -1),
+}
+WRITERS: dict[str, Callable[[Path, Detections], Any]] = {
+    "native": lambda path, found: found.save(path),
+    "csv": lambda path, found: tables.write_csv(path, found),
+    "columns": lambda path, found: tables.columns(found),
+    "rerun": lambda path, found: rerun.write_rrd(path, found),
+    "kalman": lambda path, found: kalman.measurements(found),
+    "vision_msgs": lambda path, found: ros.detection3d_array(found, "map"),
+    "autoware": lambda path, found: ros.detected_objects(found, "map"),
+    "poses": lambda path, found: ros.poses(found, "epistemic"),
+    "result files": lambda path, found: list(pair_with_frames(["7"], [found], found.classes)),
+    "ros file": lambda path, found: write_detections("ros", path, None, found),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_numbers_out_of_range_do_not_leave(tmp_path: Path, writer: str, wrong: str) -> None:
+    path = tmp_path / "out"
+    with pytest.raises(NotFiniteError, match="of 1 of 3 boxes is not"):
+        WRITERS[writer](path, spoil(*WRONG[wrong]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_out_of_range_are_refused(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "boxes.safetensors"
+    for name, value in WRONG.values():
+        with monkeypatch.context() as patch:
+            patch.setattr("boxcov.detections.check_result", lambda *args: True)
+            spoil(name, value).save(path)
+        with pytest.raises(BoxcovError, match=r"boxes\.safetensors.*of 1 of 3 boxes is not"):
+            Detections.load(path)
+
+
+def test_ros_files_are_valid_json(tmp_path: Path) -> None:
+    """Metadata with a NaN would make a file that other readers refuse."""
+    found = boxes()
+    found = replace(found, meta={**found.meta, "loss": float("nan")})
+    with pytest.raises(BoxcovError, match="NaN or infinite numbers, which JSON cannot express"):
+        write_detections("ros", tmp_path / "out", None, found, MessageOptions())
+    assert not list(tmp_path.iterdir())
