@@ -201,6 +201,23 @@ def test_rows_of_differences_to_score_and_size() -> None:
     )
 
 
+def test_signals_are_rows_of_their_own() -> None:
+    found = some_records(60)
+    found = replace(found, signals=np.random.default_rng(0).normal(size=(60, 2)))
+    rows = [row for row in table({"exact": found}, replicates=2) if row["kind"] != "chance"]
+    assert [row["method"] for row in rows] == [
+        "exact",
+        "1 - score",
+        "score + size",
+        "signals",
+        "score + size + signals",
+        "score + size + covariance",
+        "score + size + signals + covariance",
+        "score + size + covariance, minus score + size",
+        "score + size + signals + covariance, minus score + size + signals",
+    ]
+
+
 @pytest.mark.parametrize("n", [0, 1])
 def test_summaries_of_few_boxes(n: int) -> None:
     records = some_records(5)[:n]

@@ -1,4 +1,7 @@
-"""Baselines without a covariance: 1 - score, and a logistic regression on score, size and class."""
+"""Baselines without a covariance: 1 - score, and logistic regressions on what is free.
+
+Free are score, size, range and class, and the detector's own ``signals``.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]
+PENALTIES = (1.0, 30.0, 1000.0)
+MAX_ROWS = 5000  # for the choice of a penalty
 
 
 def one_minus_score(records: Records) -> Records:
@@ -25,8 +30,8 @@ def score_and_size(
     """Return the same boxes with u = P(inaccurate) by a cross-validated logistic regression.
 
     The regression reads ``features`` and the ``extra`` columns (n, c), such as
-    ``covariance_features``. Inaccurate means an IoU below 0.4. The value of each box comes from a
-    fit on other frames.
+    ``covariance_features`` or ``signal_features``. Inaccurate means an IoU below 0.4. The value of
+    each box comes from a fit on other frames.
 
     >>> from boxcov.evaluate.matching import match
     >>> car, zero = np.array([[0.0, 0.0, 4.0, 4.0]]), np.zeros(1, int)
@@ -40,8 +45,24 @@ def score_and_size(
     columns = features(records) if extra is None else np.concatenate([features(records), extra], 1)
     bad = ~accurate_iou(records.iou)
     return records.without_covariance(
-        out_of_fold(columns, bad, records.frame, folds=folds, seed=seed)
+        out_of_fold(columns, bad, records.frame, kept=1, folds=folds, seed=seed)
     )
+
+
+def signals_alone(records: Records, folds: int = 5, seed: int = 0) -> Records:
+    """Return the same boxes with u = P(inaccurate) by a regression on the detector's signals."""
+    bad = ~accurate_iou(records.iou)
+    p = out_of_fold(signal_features(records), bad, records.frame, folds=folds, seed=seed)
+    return records.without_covariance(p)
+
+
+def signal_features(records: Records) -> Array:
+    """Return the detector's signals (n, S), with bounds against absurd values."""
+    if records.signals is None:
+        raise BoxcovError("these records have no signals")
+    values = np.nan_to_num(np.asarray(records.signals, dtype=float))
+    bounded: Array = np.clip(values, -1e6, 1e6)
+    return bounded
 
 
 def features(records: Records) -> Array:
@@ -83,18 +104,14 @@ def named_covariance_features(records: Records) -> dict[str, Array]:
 
 
 def out_of_fold(
-    columns: Array,
-    bad: Array,
-    frame: Array,
-    *,
-    folds: int = 5,
-    penalty: float = 1.0,
-    seed: int = 0,
+    columns: Array, bad: Array, frame: Array, *, kept: int = 0, folds: int = 5, seed: int = 0
 ) -> Array:
     """Return P(bad) (n,) for each row of ``columns`` (n, c), by a regression on other frames.
 
-    Frames are assigned to ``folds`` at random. Where the other frames have only good or only bad
-    rows, the probability is their share of bad rows with one half added to each count.
+    Frames are assigned to ``folds`` at random. The penalty of all columns but the first ``kept``
+    is the one of ``PENALTIES`` with the best likelihood within the other frames, so that many
+    columns of little use do not spoil a few good ones. Where the other frames have only good or
+    only bad rows, the probability is their share of bad rows with one half added to each count.
 
     >>> frame, x = np.repeat(np.arange(10), 2), np.tile([0.0, 1.0], 10)
     >>> p = out_of_fold(x[:, None], x > 0.5, frame)
@@ -103,33 +120,60 @@ def out_of_fold(
     """
     bad = np.asarray(bad, dtype=bool)
     numbers, place = np.unique(frame, return_inverse=True)
-    fold = np.random.default_rng(seed).permutation(len(numbers))[place.reshape(-1)] % max(folds, 2)
-    probability = np.full(len(bad), np.nan)
+    rng = np.random.default_rng(seed)
+    fold = rng.permutation(len(numbers))[place.reshape(-1)] % max(folds, 2)
+    penalties = [np.where(np.arange(columns.shape[1]) < kept, 1.0, p) for p in PENALTIES]
+    log_odds = np.full(len(bad), np.nan)
     for number in np.unique(fold):
-        test, train = fold == number, fold != number
-        if bad[train].all() or not bad[train].any():
-            probability[test] = (bad[train].sum() + 0.5) / (train.sum() + 1)
-            continue
-        mean, sd = columns[train].mean(0), columns[train].std(0)
-        scaled = (columns - mean) / np.where(sd > 0, sd, 1)
-        weights = logistic_regression(scaled[train], bad[train], penalty)
-        probability[test] = logistic(scaled[test] @ weights[1:] + weights[0])
-    return probability
+        test = fold == number
+        others = np.flatnonzero(~test)
+        if len(others) > MAX_ROWS:
+            others = rng.choice(others, MAX_ROWS, replace=False)
+        losses = [_loss(columns[others], bad[others], fold[others], p) for p in penalties]
+        best = penalties[int(np.argmin(losses))]
+        log_odds[test] = _held_out_log_odds(columns, bad, test, best)
+    return logistic(log_odds)
 
 
-def logistic_regression(columns: Array, bad: Array, penalty: float = 1.0) -> Array:
+def _loss(columns: Array, bad: Array, fold: Array, penalty: Array) -> float:
+    """Return the negative log likelihood of each fold's rows by regressions on the other folds."""
+    total = 0.0
+    for number in np.unique(fold):
+        test = fold == number
+        z = _held_out_log_odds(columns, bad, test, penalty)
+        total += float(np.logaddexp(0, np.where(bad[test], -z, z)).sum())
+    return total
+
+
+def _held_out_log_odds(columns: Array, bad: Array, test: Array, penalty: Array) -> Array:
+    """Return the log-odds of the rows ``test`` by a regression on the others."""
+    train = ~test
+    if bad[train].all() or not bad[train].any():
+        share = (bad[train].sum() + 0.5) / (train.sum() + 1)
+        return np.full(int(test.sum()), np.log(share / (1 - share)))
+    mean, sd = columns[train].mean(0), columns[train].std(0)
+    # A column of zeros and ones is not scaled: scaling would free a rare class of the penalty.
+    is_indicator = ((columns == 0) | (columns == 1)).all(0)
+    scaled = (columns - mean) / np.where(is_indicator | (sd == 0), 1, sd)
+    weights = logistic_regression(scaled[train], bad[train], penalty)
+    found: Array = scaled[test] @ weights[1:] + weights[0]
+    return found
+
+
+def logistic_regression(columns: Array, bad: Array, penalty: float | Array = 1.0) -> Array:
     """Return intercept and weights (1 + c,) of an L2-penalised logistic regression.
 
-    Minimises the negative log likelihood plus ``penalty / 2`` times the squared weights. The
-    intercept is not penalised, so ``bad`` (n,) must contain both values.
+    Minimises the negative log likelihood plus ``penalty / 2``, of all columns or of each (c,),
+    times the squared weights. The intercept is not penalised, so ``bad`` (n,) must contain both
+    values.
 
     >>> bad = np.array([True, False, False, False])
     >>> logistic_regression(np.zeros((4, 1)), bad).round(4).tolist()  # log(1/3)
     [-1.0986, 0.0]
     """
     X = np.concatenate([np.ones((len(columns), 1)), columns], 1)
-    y, ridge = np.asarray(bad, dtype=float), np.full(X.shape[1], float(penalty))
-    ridge[0] = 0
+    y = np.asarray(bad, dtype=float)
+    ridge = np.concatenate([[0.0], np.broadcast_to(penalty, columns.shape[1])])
 
     def loss_and_gradient(w: Array) -> tuple[float, Array]:
         z = X @ w

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from boxcov.data.poses import BOX_FIELDS
-from boxcov.detections import Detections
+from boxcov.detections import PART_BELOW, Detections
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.matching import match
@@ -153,8 +153,11 @@ def match_detections(detections: Detections, truth: GroundTruth, threshold: floa
         threshold=threshold,
         score_variance=arrays.get("score_variance"),
     )
+    keep = arrays["scores"] > threshold
+    own = [not name.startswith(PART_BELOW) for name in detections.meta.get("signals", ())]
+    if any(own):
+        records = replace(records, signals=arrays["signals"][keep][:, own])
     if "risk" not in arrays:
         return records
-    keep = arrays["scores"] > threshold
     regions = [detections.region(level).cpu().numpy() for level in LEVELS]
     return replace(records, risk=arrays["risk"][keep], regions=np.stack(regions, 1)[keep])

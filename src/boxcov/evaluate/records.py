@@ -48,6 +48,7 @@ class Records:
     covariance: Array | None = None  # (n, D, D) epistemic
     predictive: Array | None = None  # (n, D, D) calibrated: covariance of the error
     score_variance: Array | None = None  # (n,) variance of the score logit
+    signals: Array | None = None  # (n, S) free numbers of the detector, see Detector.signals
     risk: Array | None = None  # (n,) calibrated: P(the box is bad)
     regions: Array | None = None  # (n, 3, D) calibrated: half widths of 50, 90 and 95 %; yaw: axis
 
@@ -144,6 +145,6 @@ class Records:
 
     def without_covariance(self, uncertainty: Array) -> Records:
         """Return the same predictions with the u (n,) of a baseline that has no covariance."""
-        names = ("covariance", "predictive", "score_variance", "risk", "regions")
+        names = ("covariance", "predictive", "score_variance", "signals", "risk", "regions")
         bare: dict[str, Any] = dict.fromkeys(names)
         return replace(self, uncertainty=uncertainty, **bare)

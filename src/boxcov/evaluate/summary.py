@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.baselines import covariance_features, one_minus_score, score_and_size
+from boxcov.evaluate.baselines import (
+    covariance_features,
+    one_minus_score,
+    score_and_size,
+    signal_features,
+    signals_alone,
+)
 from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics
 from boxcov.evaluate.intervals import (
     Chance,
@@ -36,6 +42,7 @@ from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]
 RANKINGS = ("AUROC", "AUSE")
+SIZE, SIGNALS = "score + size", "score + size + signals"
 MEASURES = METRICS + SHARES + RANKINGS  # each for every error
 COVARIANCE_METRICS = ("NLL", "ENCE", *(f"coverage {level:.0%}" for level in LEVELS), "ANEES")
 COLUMNS = (
@@ -149,9 +156,10 @@ def table(
 
     A row has ``method`` (its name), ``kind`` ("method", "baseline", "combined", "chance" or
     "difference"), ``boxes``, ``paired``, and per column of ``COLUMNS`` a dict of value, low and
-    high, or None. Baselines are 1 - score and the cross-validated score + size, once per distinct
-    set of boxes. "combined" adds a method's log variances to score + size; "difference" is combined
-    minus score + size, with the interval of the difference.
+    high, or None. Baselines are 1 - score, the cross-validated score + size and, if the detector
+    has signals, these alone and with score + size, once per distinct set of boxes. "combined" adds
+    a method's log variances to score + size and to score + size + signals; "difference" is combined
+    minus that baseline, with the interval of the difference.
 
     >>> from boxcov.evaluate.matching import match
     >>> box, zero = np.array([[0.0, 0.0, 4.0, 4.0]]), np.zeros(1, int)
@@ -168,11 +176,11 @@ def table(
         rows[-1] |= _covariance_cells(summary)
         chance = _row(summary, "chance", "chance_low", "chance_high")
         rows.append({"method": f"{name}, shuffled", "kind": "chance", **chance})
-    for name, records, baseline in combined:
+    for name, of, records, baseline in combined:
         cells = _measure_cells(compare(records, baseline, replicates, seed))
         rows.append(
             {
-                "method": f"{name}, minus score + size",
+                "method": f"{name}, minus {of}",
                 "kind": "difference",
                 "boxes": len(records),
                 "paired": int(records.paired.sum()),
@@ -185,25 +193,50 @@ def table(
 
 def _table_entries(
     methods: Mapping[str, Records], seed: int
-) -> tuple[list[tuple[str, str, Records]], list[tuple[str, Records, Records]]]:
-    """Return (name, kind, records) per row, and (name, combined, score + size) per difference."""
+) -> tuple[list[tuple[str, str, Records]], list[tuple[str, str, Records, Records]]]:
+    """Return (name, kind, records) per row, and per difference the names and records of both."""
     entries = [(name, "method", records) for name, records in methods.items()]
-    baselines: list[tuple[Records, Records]] = []  # records, and their score + size
+    baselines: list[tuple[Records, dict[str, Records]]] = []  # records, and their baselines
     combined = []
     for name, records in methods.items():
         known = next((base for other, base in baselines if _same_boxes(records, other)), None)
         if known is None:
             suffix = f" ({name})" if baselines else ""
-            known = score_and_size(records, seed=seed)
+            known = _baselines(records, seed)
             baselines.append((records, known))
-            entries.append((f"1 - score{suffix}", "baseline", one_minus_score(records)))
-            entries.append((f"score + size{suffix}", "baseline", known))
-        if records.covariance is not None:
-            title = f"score + size + covariance{f' ({name})' if len(methods) > 1 else ''}"
-            with_covariance = score_and_size(records, covariance_features(records), seed=seed)
-            combined.append((title, with_covariance, known))
-    entries += [(name, "combined", records) for name, records, _ in combined]
+            entries += [(f"{base}{suffix}", "baseline", rows) for base, rows in known.items()]
+        suffix = f" ({name})" if len(methods) > 1 else ""
+        combined += [
+            (f"{base} + covariance{suffix}", base, rows, known[base])
+            for base, rows in _with_covariance(records, seed).items()
+            if base in known
+        ]
+    entries += [(name, "combined", records) for name, _, records, _ in combined]
     return entries, combined
+
+
+def _baselines(records: Records, seed: int) -> dict[str, Records]:
+    """Return the baselines of a set of boxes by name."""
+    found = {
+        "1 - score": one_minus_score(records),
+        SIZE: score_and_size(records, seed=seed),
+    }
+    if records.signals is not None:
+        found["signals"] = signals_alone(records, seed=seed)
+        found[SIGNALS] = score_and_size(records, signal_features(records), seed=seed)
+    return found
+
+
+def _with_covariance(records: Records, seed: int) -> dict[str, Records]:
+    """Return baselines with the log variances of a method as further columns, by name."""
+    if records.covariance is None:
+        return {}
+    columns = covariance_features(records)
+    found = {SIZE: score_and_size(records, columns, seed=seed)}
+    if records.signals is not None:
+        columns = np.concatenate([columns, signal_features(records)], 1)
+        found[SIGNALS] = score_and_size(records, columns, seed=seed)
+    return found
 
 
 def _statistics(records: Records) -> Callable[[Array], Array]:

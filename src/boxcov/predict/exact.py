@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.precision import at_least_float32, matrix_precision
-from boxcov.detections import Detections
+from boxcov.detections import PART_BELOW, Detections
 from boxcov.detector import Detector
 from boxcov.image_border import log_variances
 from boxcov.posterior.posterior import Posterior
@@ -103,7 +103,7 @@ class ExactGLM(PosteriorPredictor):
         assert found.covariance is not None
         part = torch.zeros_like(found.covariance) if below is None else below
         logs = log_variances(found.fields, part.diagonal(dim1=1, dim2=2), found.clipped)
-        names = [f"variance below the head {name}" for name in found.fields]
+        names = [f"{PART_BELOW} {name}" for name in found.fields]
         return replace(found, signals=logs, meta={**found.meta, "signals": names})
 
 
