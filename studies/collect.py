@@ -5,10 +5,12 @@ python studies/collect.py STEP --out OUT
 Steps:
   boxes     boxes, signals, covariances, baselines and errors of each set of frames (``SETS``)
   ensemble  the same boxes as seen by further networks, trained with other seeds
+  points    the signals from points alone, for boxes that were collected without them
   pack      split the results into files of at most 15 MiB
 
 The sets and their seeds are fixed here, before any result is looked at: ``fit`` is for error
-models, ``develop`` for choices between them, ``test`` is read once, for the final table.
+models, ``develop`` for choices between them, ``test`` is read once, for the final table. An earlier
+test set (seed 777) was read before signals from points were added, so ``test`` has another seed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 from boxcov import MCGLM, MCI, Detections, ExactGLM, NMSSpread, Posterior, fit
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
+from boxcov.detectors.centerpoint.point_signals import point_maps, point_signals
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import match
 
@@ -31,7 +34,7 @@ SHIFTS = ("rain", "fog", "sparse", "crowd", "unseen")
 SETS: dict[str, tuple[str, int, int]] = {  # name: scenario, seed, frames
     "fit": ("clear", 4242, 1200),
     "develop": ("clear", 9001, 208),
-    "test": ("clear", 777, 300),
+    "test": ("clear", 1777, 300),
     **{f"develop-{shift}": (shift, 4343, 60) for shift in SHIFTS},
     **{f"test-{shift}": (shift, 778, 60) for shift in SHIFTS},
 }
@@ -41,7 +44,12 @@ PRIOR = 100.0
 
 
 def main() -> None:
-    steps = {"boxes": collect_boxes, "ensemble": collect_ensemble, "pack": pack}
+    steps = {
+        "boxes": collect_boxes,
+        "ensemble": collect_ensemble,
+        "points": collect_points,
+        "pack": pack,
+    }
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -170,6 +178,27 @@ def collect_ensemble(args: argparse.Namespace) -> None:
             )
         np.savez(args.out / f"{name}-ensemble.npz", members=np.concatenate(parts))
         print(name, "ensemble", count, flush=True)
+
+
+def collect_points(args: argparse.Namespace) -> None:
+    """Write the signals from points, and their names, of the boxes of each set."""
+    config = centerpoint.load(args.detector).config
+    for name in args.sets:
+        scenario, seed, _ = SETS[name]
+        with np.load(args.out / f"{name}.npz") as file:
+            boxes, frame = (
+                torch.as_tensor(file[key], device=args.device) for key in ("boxes", "frame")
+            )
+        count = min(int(frame.max()) + 1, args.most)
+        frames = simulated.frames(scenario, seed=seed, count=count, device=args.device)
+        rows, names = [], []
+        for number in range(count):
+            maps, own = point_maps(frames[number][0], config), boxes[frame == number]
+            found = point_signals(maps, own, torch.zeros_like(own[:, 0]).long(), config)
+            names = list(found)
+            rows.append(torch.stack(list(found.values()), 1).half().cpu().numpy())
+        np.savez(args.out / f"{name}-points.npz", names=names, signals=np.concatenate(rows))
+        print(name, "points", count, flush=True)
 
 
 def nearest(boxes: np.ndarray, labels: np.ndarray, found: Detections) -> np.ndarray:

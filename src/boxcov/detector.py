@@ -21,6 +21,8 @@ from boxcov.detections import Detections
 from boxcov.head_stages import HeadStages, stage_instances
 from boxcov.static_selection import StaticLimits, StaticSelection
 
+SIGNAL_INPUTS = "signal inputs"
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -155,6 +157,14 @@ class Detector(nn.Module, ABC):
         positive numbers work best. ``boxcov.detectors.signals`` holds functions for common ones.
         """
         return {}
+
+    def signal_inputs(self, inputs: Any) -> Tensor | None:
+        """Return what ``signals`` needs of the inputs beyond the outputs of ``static_part()``.
+
+        One tensor of fixed shape, such as a map of the points; ``signals`` finds it in ``raw``, a
+        dict, under the key ``SIGNAL_INPUTS``. Only detectors with a static part need it.
+        """
+        return None
 
     def candidates(self, raw: Any) -> Candidates | None:
         """Return all candidates of the NMS, and what removed each. Used by ``NMSSpread``."""

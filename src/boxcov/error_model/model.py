@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -106,6 +107,10 @@ class ErrorModel:
 
     def summary(self) -> dict[str, Any]:
         """Return what a reader of the detections needs: thresholds, levels, dof."""
+        return dict(self._summary)
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:  # once: dof is copied from the device
         return {
             "estimator": self.estimator,
             "thresholds": list(self.thresholds),

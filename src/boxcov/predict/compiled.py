@@ -71,7 +71,7 @@ class CompiledModel:
         with torch.no_grad():
             example = ready(example, self.device)
             given = self._static_inputs(example)
-            self._shape = given.shape
+            self._shape = given[0].shape
             self._function = self._build(given)
             for _ in range(3):  # a first call, the capture, and a replay
                 found = self._run(given)
@@ -84,40 +84,44 @@ class CompiledModel:
             is_current = None if model is None else model.check_weights()
             inputs = ready(inputs, self.device)
             given = self._static_inputs(inputs)
-            found = self._run(given) if given.shape == self._shape else None
+            found = self._run(given) if given[0].shape == self._shape else None
             if found is not None and model is not None and is_current is not None:
                 return model.check(found, is_current)
-        return self._fall_back(inputs, given.shape) if found is None else found
+        return self._fall_back(inputs, given[0].shape) if found is None else found
 
     def __repr__(self) -> str:
         inner = repr(self.model) if isinstance(self.model, Predictor) else type(self.model).__name__
         return f"CompiledModel({self.limits}, inputs {tuple(self._shape)}) of\n{inner}"
 
-    def _static_inputs(self, inputs: Any) -> Tensor:
+    def _static_inputs(self, inputs: Any) -> tuple[Tensor, ...]:
+        """What the graph reads: inputs of the static part, and those of signals if needed."""
         given = self._detector.static_inputs(fresh(inputs))
         if given is None:
             raise BoxcovError(
                 f"{type(self._detector).__name__}.static_inputs() returned None: boxcov.compile "
                 "needs a detector that declares its static part"
             )
-        return given
+        has_signals = isinstance(self.model, Predictor) and self.model.error_model is not None
+        extra = self._detector.signal_inputs(inputs) if has_signals else None
+        return (given,) if extra is None else (given, extra)
 
-    def _build(self, given: Tensor) -> FrameFunction:
+    def _build(self, given: tuple[Tensor, ...]) -> FrameFunction:
         part, model = self._detector.static_part(), self.model
+        inputs = given[0] if len(given) == 1 else (given[0], given[1])
         if isinstance(model, Detector):
-            return FrameFunction(part, None, given, self.limits)
+            return FrameFunction(part, None, inputs, self.limits)
         _check_method(model)
         posterior = model.posterior.with_error_model(model.error_model)
         etas = model._samples.etas if isinstance(model, MCGLM) else None
-        return FrameFunction(part, posterior, given, self.limits, etas, model.engine)
+        return FrameFunction(part, posterior, inputs, self.limits, etas, model.engine)
 
-    def _run(self, given: Tensor) -> Detections | None:
+    def _run(self, given: tuple[Tensor, ...]) -> Detections | None:
         """The detections; None if the frame is beyond the limits."""
         if self._graphs is None:
-            tensors = self._compute(given)
+            tensors = self._compute(*given)
         else:
             try:
-                tensors = self._graphs(backend_flags(), self._compute, given)
+                tensors = self._graphs(backend_flags(), self._compute, *given)
             except RuntimeError as error:
                 if not self._graphs.capturing:
                     raise
@@ -135,9 +139,9 @@ class CompiledModel:
         settings = {} if isinstance(self.model, Detector) else self.model.settings()
         return replace(self._rows, **own, meta={**settings, **self._rows.meta})
 
-    def _compute(self, given: Tensor) -> tuple[Tensor, ...]:
+    def _compute(self, given: Tensor, extra: Tensor | None = None) -> tuple[Tensor, ...]:
         """All tensors of the detections, then the number of boxes and of those left off (2,)."""
-        self._rows, static = self._function.run(given)
+        self._rows, static = self._function.run(given if extra is None else (given, extra))
         values = [getattr(self._rows, name) for name in _TENSORS]
         counts = torch.stack([static.count, static.left_off])
         return (*(value for value in values if value is not None), counts)

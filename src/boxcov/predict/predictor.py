@@ -21,7 +21,7 @@ from boxcov._torch.modules import (
 )
 from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
-from boxcov.detector import Detector
+from boxcov.detector import SIGNAL_INPUTS, Detector
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.posterior.posterior import Posterior
@@ -216,8 +216,11 @@ class PosteriorPredictor(Predictor):
 
 def add_signals(found: Detections, point: LinearizationPoint) -> Detections:
     """The detections with the detector's signals after those of the estimator."""
-    detector = point.linearized.shadow
-    named = detector.signals(point.raw, point.selection)
+    detector, raw = point.linearized.shadow, point.raw
+    if not (isinstance(raw, dict) and SIGNAL_INPUTS in raw):
+        extra = detector.signal_inputs(point.inputs)
+        raw = raw if extra is None else {**raw, SIGNAL_INPUTS: extra}
+    named = detector.signals(raw, point.selection)
     columns = [column[: len(found)].to(found.scores.device) for column in named.values()]
     own = [] if found.signals is None else list(found.signals.unbind(1))
     names = [*found.meta.get("signals", ()), *named]

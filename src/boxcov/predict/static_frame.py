@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.precision import matrix_precision
 from boxcov.detections import Detections
-from boxcov.detector import Detector, Selection
+from boxcov.detector import SIGNAL_INPUTS, Detector, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
@@ -33,13 +33,15 @@ ERROR_OUTPUTS = (
     *("region_widths", "joint_widths"),
 )
 MAX_ROWS = 2000  # the neighbours of more boxes would be computed frame by frame
+Inputs = Tensor | tuple[Tensor, Tensor]  # of the static part, and ``signal_inputs``
 Covariance = Callable[[LinearizationPoint, StaticSelection], Tensor]
 
 
 class FrameFunction:
     """Compute a frame, or a batch, in n rows, of which the first ``count`` are boxes.
 
-    detector: a static part. posterior: None for boxes alone; its error model, if it has one, is
+    detector: a static part. inputs: an example of what it reads, and of ``signal_inputs`` if the
+    error model needs them. posterior: None for boxes alone; its error model, if it has one, is
     applied. etas: posterior samples, for the covariance of ``MCGLM``; None for the exact one.
 
     A call returns the tensors ``names``, with zeros in the padding: ``OUTPUTS`` and, with an error
@@ -61,7 +63,7 @@ class FrameFunction:
         self,
         detector: Detector,
         posterior: Posterior | None,
-        inputs: Tensor,
+        inputs: Inputs,
         limits: StaticLimits,
         etas: dict[str, Tensor] | None = None,
         engine: EngineOptions | None = None,
@@ -99,7 +101,7 @@ class FrameFunction:
         engine = InstanceEngine(self.linearized, posterior)
         return _exact_covariance(moving, point, static, engine)
 
-    def run(self, inputs: Tensor) -> tuple[Detections, StaticSelection]:
+    def run(self, inputs: Inputs) -> tuple[Detections, StaticSelection]:
         """Return n rows of detections, with arbitrary padding, and which of them are boxes."""
         with torch.no_grad():
             point, static = self._linearize(inputs)
@@ -117,7 +119,7 @@ class FrameFunction:
         found = add_signals(replace(found, frame=frame), point)
         return self.error_model.apply(found, check=False), static
 
-    def __call__(self, inputs: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, inputs: Inputs) -> tuple[Tensor, ...]:
         found, static = self.run(inputs)
         values = {"count": static.count, "left_off": static.left_off}
         for name in self.names:
@@ -127,10 +129,13 @@ class FrameFunction:
                 values[name] = torch.where(valid, value, padding)
         return tuple(values[name] for name in self.names)
 
-    def _linearize(self, inputs: Tensor) -> tuple[LinearizationPoint, StaticSelection]:
+    def _linearize(self, inputs: Inputs) -> tuple[LinearizationPoint, StaticSelection]:
         """Run the plain detector and select its boxes in a fixed number of rows."""
-        shadow = self.linearized.shadow
+        shadow, extra = self.linearized.shadow, None
+        if isinstance(inputs, tuple):
+            inputs, extra = inputs
         raw = self.linearized.recorded(inputs) if self.needs_trunk else shadow(inputs)
+        raw = raw if extra is None else {**raw, SIGNAL_INPUTS: extra}
         static = shadow.select_static(raw, self.limits)
         if static is None:
             raise BoxcovError(

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from boxcov._torch.modules import shadow
 from boxcov._torch.precision import at_least_float32
-from boxcov.detector import Candidates, Detector, Selection
+from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection
 from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
 from boxcov.detectors.centerpoint.head import CenterHead
 from boxcov.detectors.centerpoint.loss import Encoded, TaskTargets, encode, frame_losses
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
+from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.provenance import Fact
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.selection import candidates, select, select_static
@@ -65,7 +66,8 @@ class CenterPoint(Detector):
     def forward(self, inputs: Sequence[Tensor]) -> Raw:
         bev = self.encoder(inputs)
         features = self.neck(self.backbone(bev))
-        return {"bev": bev, "features": features, "tasks": self.head(features)}
+        raw = {"bev": bev, "features": features, "tasks": self.head(features)}
+        return raw if isinstance(inputs, Tensor) else {**raw, "points": list(inputs)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {
@@ -110,7 +112,14 @@ class CenterPoint(Detector):
         return logits_at(raw["tasks"], selection)
 
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
-        return signals(raw["tasks"], raw["bev"], selection, self.config)
+        maps = raw.get(SIGNAL_INPUTS)
+        if maps is None and "points" in raw:
+            maps = self.signal_inputs(raw["points"])
+        return signals(raw["tasks"], (raw["bev"], maps), selection, self.config)
+
+    def signal_inputs(self, inputs: Sequence[Tensor]) -> Tensor | None:
+        # the inputs of the static part are maps, not points
+        return None if isinstance(inputs, Tensor) else point_maps(inputs, self.config)
 
     def stages(self, raw: Raw, selection: Selection) -> HeadStages:
         """Return the head as stages; the kind of a box is its task."""

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from boxcov._torch.precision import at_least_float32
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.centerpoint.decode import CellIndex, values_at
+from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
 from boxcov.detectors.centerpoint.head import TaskMaps
+from boxcov.detectors.centerpoint.point_signals import point_signals
 from boxcov.detectors.signals import TINY, Signals, class_margin, finite, window, window_signals
 
 OCCUPANCY_WINDOWS = (1.0, 2.5)  # metres from the box's cell to the border of a square
@@ -26,15 +27,21 @@ _NAMES = {
 
 
 def signals(
-    tasks: Sequence[TaskMaps], bev: Tensor, selection: Selection, config: Config
+    tasks: Sequence[TaskMaps],
+    maps: tuple[Tensor, Tensor | None],
+    selection: Selection,
+    config: Config,
 ) -> Signals:
     """Return named numbers (m,) of the selected boxes.
 
     The raw outputs at the box's cell; how far its neighbours disagree with it (``spread ...``, the
     root mean square over the 3 x 3 cells, weighted by their scores); the length of the heading
-    vector; how far the peak of the heat map stands out; the margin to the next class; and how many
-    cells of the bird's-eye view ``bev`` (B, channels, ny, nx) are occupied around the box.
+    vector; how far the peak of the heat map stands out; the margin to the next class; how many
+    cells of the bird's-eye view are occupied around the box; and how the points lie in it.
+
+    maps: the bird's-eye view (B, channels, ny, nx), and ``point_maps``.
     """
+    bev, points = maps
     at, labels = selection.where, selection.labels
     row, column, inside = window(at.row, at.column, *tasks[0]["reg"].shape[2:])  # (m, 9)
     cells = CellIndex(
@@ -51,7 +58,12 @@ def signals(
     for name, branch in windows.items():
         found |= {f"{name} {n}": v for n, v in zip(_NAMES[name], branch[:, 4].unbind(1))}
     found["heading length"] = (windows["rot"][:, 4].norm(dim=1) + TINY).log()
-    return finite(found | _occupancy(bev, at, config))
+    found |= _occupancy(bev, at, config)
+    if points is not None:
+        own = {name: branch[:, 4] for name, branch in windows.items()}
+        boxes = boxes_of(own, at.row, at.column, config)
+        found |= point_signals(points, boxes, at.frame, config)
+    return finite(found)
 
 
 def _compared(
