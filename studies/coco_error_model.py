@@ -23,6 +23,7 @@ from boxcov.data import coco
 from boxcov.detections import Detections
 from boxcov.detectors import yolox
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
+from boxcov.error_model.training import TrainingOptions
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.ranking import auroc
@@ -93,7 +94,7 @@ def held_out(
                 *(train[rows], records[~mine][rows.numpy()]),
                 estimator="study",
                 fingerprint="",
-                exclude=exclude,
+                options=TrainingOptions(exclude=exclude),
             )
             out = model.apply(found[torch.as_tensor(mine)])
             assert out.scale is not None

@@ -32,6 +32,7 @@ from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import student_nll
 from boxcov.error_model.regions import RANGES, class_range_index
+from boxcov.error_model.training import TrainingOptions
 from boxcov.evaluate.probability_metrics import calibration_error
 from boxcov.evaluate.quality import quality
 from boxcov.evaluate.ranking import auroc
@@ -107,7 +108,11 @@ def slug(name: str) -> str:
 def fit_row(found: Detections, records: Records, row: Row) -> ErrorModel:
     exclude = () if row.has_signals or row.has_covariance else _NEIGHBOURS
     return fit_error_model(
-        found, records, estimator="study", fingerprint="", exclude=exclude, widths=(96,)
+        found,
+        records,
+        estimator="study",
+        fingerprint="",
+        options=TrainingOptions(widths=(96,), exclude=exclude),
     )
 
 

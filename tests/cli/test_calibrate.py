@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from boxcov import Detections, Posterior
+from boxcov.error_model import training
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.ranking import auroc
+from boxcov.pipeline.calibrate import run
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
-from boxcov.pipeline.options import DataOptions, EstimatorOptions
+from boxcov.pipeline.options import CalibrateCommand, DataOptions, EstimatorOptions
 from boxcov.pipeline.predict import build_predictor
+from boxcov.pipeline.progress import Steps
 from boxcov.posterior import file as posterior_file
 from helpers.command_line import boxcov
 
@@ -73,6 +76,26 @@ def test_written_model_is_fitted_on_all_frames(made) -> None:
     assert kept.provenance["frames"] == 10
     assert kept.provenance["held_out"] == report["held_out"]
     assert kept.provenance["data"] == "simulated:clear val seed 0"
+
+
+def test_both_fits_show_their_progress(posterior: Path, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(training, "EPOCHS", 2)
+    shown: list[tuple[str, str, int, int]] = []
+
+    class Watched(Steps):
+        def __call__(self, what: str, unit: str = "frames"):
+            return lambda done, total: shown.append((what, unit, done, total))
+
+    options = CalibrateCommand(
+        out=tmp_path / "c.safetensors",
+        detector=WORD,
+        source=DataOptions("simulated:clear", "val", 10, 0, 2),
+        estimator=EstimatorOptions("exact", posterior),
+    )
+    run(options, Watched())
+    fits = ("fitting the error model of the report", "fitting the error model")
+    assert shown[:10] == [("predicting", "frames", i + 1, 10) for i in range(10)]
+    assert shown[10:] == [(what, "epochs", i + 1, 4) for what in fits for i in range(4)]
 
 
 def test_predict_applies_the_error_model(made, posterior: Path, tmp_path) -> None:

@@ -19,12 +19,14 @@ from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model import training
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
+from boxcov.error_model.training import TrainingOptions
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.predict.predictor import Predictor
+from helpers.clipped_cases import as_detections, clipped_boxes
 
-ABOUT = {"estimator": "exact", "fingerprint": "", "widths": (0,)}
+ABOUT = {"estimator": "exact", "fingerprint": "", "options": TrainingOptions(widths=(0,))}
 
 
 @pytest.fixture
@@ -92,6 +94,19 @@ def test_a_file_gives_the_same_numbers(
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name], err_msg=name)
     assert repr(posterior.error_model) == repr(calibrated.error_model)
+
+
+@pytest.mark.parametrize("dof", [3.0, 20.0])
+def test_the_degrees_of_freedom_are_those_of_the_errors(dof: float) -> None:
+    records = clipped_boxes(4000, share=0.0, dof=dof)
+    found = as_detections(records)
+    model = fit_error_model(
+        found, records, estimator="", fingerprint="", options=TrainingOptions((8,))
+    )
+    ratio = float(model.dof.log().mean()) - np.log(dof)
+    assert abs(ratio) < 0.3
+    sd = np.sqrt(np.diagonal(records.predictive, axis1=1, axis2=2))  # the scales of the t errors
+    assert float(np.log(model.apply(found).scale.numpy() / sd).mean()) == pytest.approx(0, abs=0.06)
 
 
 def test_an_error_model_of_something_else_is_refused(

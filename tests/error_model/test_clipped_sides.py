@@ -12,10 +12,11 @@ from boxcov.detections import Detections
 from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.inputs import box_inputs
 from boxcov.error_model.model import ErrorModel
+from boxcov.error_model.training import TrainingOptions
 from boxcov.evaluate.records import Records
 from helpers.clipped_cases import as_detections, clipped_boxes
 
-ABOUT = {"estimator": "exact", "fingerprint": "", "widths": (0,)}
+ABOUT = {"estimator": "exact", "fingerprint": "", "options": TrainingOptions(widths=(0,))}
 
 
 def with_known_scales(n: int, seed: int) -> tuple[Records, Detections, np.ndarray]:

@@ -8,7 +8,14 @@ import torch
 from scipy.stats import t as student
 from torch.nn import functional as F
 
-from boxcov.error_model.network import Network, Outputs, student_nll
+from boxcov.error_model.network import (
+    MAX_DOF,
+    MIN_DOF,
+    Network,
+    Outputs,
+    fit_student,
+    student_nll,
+)
 
 
 def random_network(width: int, members: int = 3, inputs: int = 5, outputs: int = 7) -> Network:
@@ -61,6 +68,35 @@ def test_student_nll_is_that_of_scipy(dof: float) -> None:
         )
         expected = -student.logpdf(errors.numpy(), dof, scale=scale)
         np.testing.assert_allclose(nll.numpy(), expected, rtol=1e-10)
+
+
+def test_dof_and_scale_of_known_distributions_are_recovered() -> None:
+    rng = np.random.default_rng(0)
+    dof, scale = np.array([2.2, 3.0, 4.0, 8.0, 20.0]), np.array([1.0, 0.5, 2.0, 1.3, 0.8])
+    values = scale * rng.standard_t(dof, (20000, 5))
+    found = fit_student(torch.from_numpy(values))
+    for d in range(5):
+        best_dof, _, best_scale = student.fit(values[:, d], floc=0)
+        assert float(found[0][d]) == pytest.approx(best_dof, rel=2e-3)
+        assert float(found[1][d]) == pytest.approx(best_scale, rel=1e-3)
+        assert best_dof == pytest.approx(dof[d], rel=0.02 * dof[d])
+
+
+def test_dof_and_scale_have_bounds_and_leave_out_unknown_values() -> None:
+    rng = np.random.default_rng(1)
+    values = torch.from_numpy(rng.standard_t(3.0, (5000, 4)))
+    expected = fit_student(values)
+    more = torch.cat([values, torch.full((300, 4), torch.nan)])
+    torch.testing.assert_close(fit_student(more), expected, rtol=1e-3, atol=0.0)
+    more[:, 1] = torch.nan  # no value at all
+    more[: len(values) // 10 * 9, 2] = 0.0  # no most likely scale
+    more[:, 3] = torch.randn(len(more), generator=torch.Generator().manual_seed(0))
+    dof, scale = fit_student(more)
+    assert bool((dof >= MIN_DOF - 1e-6).all() & (dof <= MAX_DOF + 1e-3).all())
+    assert float(scale[1]) == 1.0
+    assert 0.2 <= float(scale[2]) < 0.21
+    assert float(dof[3]) > 20  # normal
+    torch.testing.assert_close(dof[0], expected[0][0], rtol=1e-3, atol=0.0)
 
 
 @pytest.mark.parametrize("has_heading", [False, True])

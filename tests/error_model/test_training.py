@@ -7,7 +7,7 @@ import torch
 
 from boxcov.error_model import training
 from boxcov.error_model.network import Outputs
-from boxcov.error_model.training import Targets, fit_network, frame_folds
+from boxcov.error_model.training import Targets, TrainingOptions, fit_network, frame_folds
 
 OUTPUTS = Outputs(thresholds=2, fields=2, has_heading=True)
 DOF = (3.0, 8.0)
@@ -47,16 +47,16 @@ def folds_of(n: int, members: int = 3) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def fitted() -> training.Fitted:
     x, targets, _ = synthetic(4000)
-    return fit_network(x, targets, folds_of(4000), OUTPUTS, widths=(0,))
+    return fit_network(x, targets, folds_of(4000), OUTPUTS, TrainingOptions(widths=(0,)))
 
 
-def test_scales_and_dof_of_a_known_law_are_recovered(fitted: training.Fitted) -> None:
+def test_scales_of_a_known_law_are_recovered(fitted: training.Fitted) -> None:
     x, _, law = synthetic(2000, seed=1)
     y = fitted.network(x).mean(0)
-    gap = (OUTPUTS.log_scale(y) - law["log_scale"]).abs()
-    assert float(gap.mean()) < 0.06
-    assert float(fitted.dof[0]) == pytest.approx(DOF[0], rel=0.2)
-    assert float(fitted.dof[1]) == pytest.approx(DOF[1], rel=0.35)
+    gap = OUTPUTS.log_scale(y) - law["log_scale"]
+    shift = gap.mean(0)  # the loss has other degrees of freedom than the law; calibrate corrects it
+    assert float((gap - shift).abs().mean()) < 0.06
+    assert float(shift.abs().max()) < 0.2
     assert not any(p.requires_grad for p in fitted.network.parameters())
 
 
@@ -78,12 +78,12 @@ def test_probabilities_are_calibrated_on_new_boxes(fitted: training.Fitted) -> N
 
 def test_the_mlp_is_chosen_where_the_law_is_curved() -> None:
     x, targets, _ = synthetic(800, curved=1.5)
-    assert fit_network(x, targets, folds_of(800), OUTPUTS).width == 96
+    assert fit_network(x, targets, folds_of(800), OUTPUTS, TrainingOptions()).width == 96
 
 
 def test_the_linear_model_is_chosen_for_a_linear_law() -> None:
     x, targets, _ = synthetic(600)
-    assert fit_network(x, targets, folds_of(600), OUTPUTS).width == 0
+    assert fit_network(x, targets, folds_of(600), OUTPUTS, TrainingOptions()).width == 0
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_frames_of_a_fold_never_reach_its_member(
     monkeypatch.setattr(training, "_held_out_loss", lambda *args: float(next(losses)))
     x, targets, _ = synthetic(300)
     folds = folds_of(300)
-    before = fit_network(x, targets, folds, OUTPUTS, (width,)).network
+    before = fit_network(x, targets, folds, OUTPUTS, TrainingOptions(widths=(width,))).network
     own = folds == 1
     spoilt = Targets(
         torch.where(own, ~targets.paired, targets.paired),
@@ -109,7 +109,7 @@ def test_frames_of_a_fold_never_reach_its_member(
         torch.where(own, 1 - targets.flipped, targets.flipped),
         torch.where(own[:, None], 1000 * targets.errors, targets.errors),
     )
-    after = fit_network(x, spoilt, folds, OUTPUTS, (width,)).network
+    after = fit_network(x, spoilt, folds, OUTPUTS, TrainingOptions(widths=(width,))).network
     for p, q in zip(before.parameters(), after.parameters()):
         torch.testing.assert_close(p[1], q[1], rtol=1e-4, atol=1e-6)
         if p.shape[1] > 1:
@@ -118,12 +118,24 @@ def test_frames_of_a_fold_never_reach_its_member(
 
 
 @pytest.mark.usefixtures("short")
+def test_progress_counts_the_epochs_of_all_widths() -> None:
+    x, targets, _ = synthetic(100)
+    calls: list[tuple[int, int]] = []
+    options = TrainingOptions((0, 4), progress=lambda done, total: calls.append((done, total)))
+    fit_network(x, targets, folds_of(100), OUTPUTS, options)
+    total = 2 * training.EPOCHS
+    assert calls == [(done, total) for done in range(1, total + 1)]
+
+
+@pytest.mark.usefixtures("short")
 def test_a_fit_is_deterministic() -> None:
     x, targets, _ = synthetic(200)
-    first, second = (fit_network(x, targets, folds_of(200), OUTPUTS, (8,)) for _ in range(2))
+    first, second = (
+        fit_network(x, targets, folds_of(200), OUTPUTS, TrainingOptions(widths=(8,)))
+        for _ in range(2)
+    )
     for p, q in zip(first.network.parameters(), second.network.parameters()):
         assert torch.equal(p, q)
-    assert torch.equal(first.dof, second.dof)
 
 
 @pytest.mark.usefixtures("short")
@@ -133,7 +145,11 @@ def test_a_fold_without_objects_is_no_obstacle() -> None:
     paired = targets.paired & (folds != 2)
     errors = torch.where(paired[:, None], targets.errors, torch.nan)
     found = fit_network(
-        x, Targets(paired, targets.iou_below, targets.flipped, errors), folds, OUTPUTS, (8,)
+        x,
+        Targets(paired, targets.iou_below, targets.flipped, errors),
+        folds,
+        OUTPUTS,
+        TrainingOptions(widths=(8,)),
     )
     assert all(bool(p.isfinite().all()) for p in found.network.parameters())
 
@@ -148,12 +164,11 @@ def test_an_unknown_field_leaves_the_others_as_they_are() -> None:
         Targets(targets.paired, targets.iou_below, targets.flipped, errors),
         folds_of(300),
         OUTPUTS,
-        (0,),
+        TrainingOptions(widths=(0,)),
     )
     assert all(bool(p.isfinite().all()) for p in found.network.parameters())
     assert float(found.network.linear[..., -1].abs().max()) == 0  # nothing was learnt about it
     assert float(found.network.linear[..., -2].abs().max()) > 0
-    assert float(found.dof[1]) == pytest.approx(4.0)
 
 
 def test_folds_are_blocks_of_frames() -> None:

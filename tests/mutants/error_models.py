@@ -50,4 +50,25 @@ ERROR_MODELS = [
         "other = ~",
         "error_model/test_inputs.py::test_a_batch_equals_its_frames[fields0]",
     ),
+    Mutant(
+        "degrees of freedom come from the errors",
+        "error_model/calibrate.py",
+        "dof, factor = fit_student(ratios)",
+        "dof, factor = 4 * unit / unit, unit / unit",
+        "error_model/test_calibrate.py::test_the_degrees_of_freedom_are_those_of_the_errors[20.0]",
+    ),
+    Mutant(
+        "an error beyond the image border is unknown",
+        "evaluate/records.py",
+        "difference[self.clipped & ",
+        "difference[self.clipped[:0].any() & ",
+        "evaluate/test_clipped_sides.py::test_an_error_is_censored_if_the_object_reaches_the_border",
+    ),
+    Mutant(
+        "a box without any spread is not clipped",
+        "image_border.py",
+        "(~fixed.all(1) | fills_image)",
+        "(fixed.any(1) | fills_image)",
+        "evaluate/test_clipped_sides.py::test_a_box_without_any_spread_is_not_clipped",
+    ),
 ]

@@ -19,10 +19,10 @@ def calibrate(options: CalibrateCommand, as_json: AsJson = False) -> None:
     part of them; the error model that is written is fitted on all of them.
     """
     from boxcov.pipeline.calibrate import run
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import Steps
 
-    with Progress("predicting") as progress:
-        report = run(options, progress)
+    with Steps() as steps:
+        report = run(options, steps)
     if as_json:
         say_json(report)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from math import pi
@@ -17,15 +17,22 @@ from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.model import LIMIT, ErrorModel, not_finite
-from boxcov.error_model.network import Outputs
+from boxcov.error_model.network import Outputs, fit_student
 from boxcov.error_model.regions import class_range_index, fit_regions
-from boxcov.error_model.training import FOLDS, WIDTHS, Fitted, Targets, fit_network, frame_folds
+from boxcov.error_model.training import (
+    FOLDS,
+    Fitted,
+    Progress,
+    Targets,
+    TrainingOptions,
+    fit_network,
+    frame_folds,
+)
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.predict.predictor import Predictor, estimator
 
-Progress = Callable[[int, int], None]
 LIDAR_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 IMAGE_THRESHOLDS = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)  # pairs have at least 0.5
 MIN_PAIRS = 50  # boxes with an object
@@ -109,27 +116,25 @@ def fit_error_model(
     *,
     estimator: str,
     fingerprint: str,
-    exclude: Sequence[str] = (),
-    widths: tuple[int, ...] = WIDTHS,
+    options: TrainingOptions | None = None,
 ) -> ErrorModel:
-    """Return the error model of detections and their records, row by row.
-
-    exclude: prefixes of inputs to leave out, for ablations ("variance", "signal").
-    widths: hidden widths of the network to choose from, 0 for a linear model.
-    """
+    """Return the error model of detections and their records, row by row."""
+    options = options or TrainingOptions()
     thresholds, threshold = iou_thresholds(found.fields, threshold)
     _check(found, records)
-    inputs = _choose_inputs(box_inputs(found), exclude)
+    inputs = _choose_inputs(box_inputs(found), options.exclude)
     centre, spread = _standardisation(inputs)
     raw = stack_inputs(inputs, tuple(inputs))
     x = ((raw - centre) / spread).clamp(-LIMIT, LIMIT)
     targets, unit = _targets(records, thresholds)
     outputs = Outputs(len(thresholds), len(found.fields), "yaw" in found.fields)
     folds = frame_folds(found.frame)
-    fitted = fit_network(x, targets, folds, outputs, widths)
+    fitted = fit_network(x, targets, folds, outputs, options)
     rows = targets.paired
     scales = outputs.log_scale(_held_out_outputs(fitted, x, folds))[rows].exp()
     ratios = targets.errors[rows] / scales
+    dof, factor = fit_student(ratios)  # the network's scales are those of TRAINING_DOF
+    ratios, unit = ratios / factor, unit * factor
     labels, ranges = class_range_index(found)
     shape = (len(found.classes), int(folds.max()) + 1)
     return ErrorModel(
@@ -144,7 +149,7 @@ def fit_error_model(
         spread=spread,
         network=fitted.network,
         unit=unit,
-        dof=fitted.dof,
+        dof=dof,
         correlation=_correlation(ratios),
         regions=fit_regions(ratios.abs(), labels[rows], ranges[rows], folds[rows], shape),
         provenance={

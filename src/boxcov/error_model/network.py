@@ -115,3 +115,32 @@ def student_nll(errors: Tensor, log_scale: Tensor, dof: Tensor) -> Tensor:
     square = (errors * (-log_scale).exp()).square()
     constant = torch.lgamma(dof / 2) - torch.lgamma((dof + 1) / 2) + 0.5 * (dof * pi).log()
     return log_scale + 0.5 * (dof + 1) * torch.log1p(square / dof) + constant
+
+
+def fit_student(ratios: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most likely degrees of freedom and scale (D,) of Student-t values (n, D).
+
+    Values may be NaN. The degrees of freedom are at least ``MIN_DOF``, so that the variance
+    exists, and the scale lies between 1/5 and 5: values with many zeros have no most likely one.
+    """
+    known = ~ratios.isnan()
+    values, weights = ratios.nan_to_num().double(), known / known.sum(0).clamp(min=1)
+    free = torch.zeros(2, ratios.shape[1], dtype=torch.float64, requires_grad=True)
+
+    def dof_and_log_scale() -> tuple[Tensor, Tensor]:
+        share = free[0].sigmoid()
+        return (share * log(MAX_DOF) + (1 - share) * log(MIN_DOF)).exp(), log(5) * free[1].tanh()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        dof, log_scale = dof_and_log_scale()
+        loss = (student_nll(values, log_scale, dof) * weights).sum()
+        loss.backward()
+        return loss
+
+    optimizer = torch.optim.LBFGS(
+        *([free], 1.0, 100), tolerance_change=1e-12, line_search_fn="strong_wolfe"
+    )
+    optimizer.step(closure)
+    dof, log_scale = dof_and_log_scale()
+    return dof.detach().float(), log_scale.exp().detach().float()

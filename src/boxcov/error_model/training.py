@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import ceil, log
+from math import ceil
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from boxcov.error_model.network import MAX_DOF, MIN_DOF, Network, Outputs, student_nll
+from boxcov.error_model.network import Network, Outputs, student_nll
 
 FOLDS = 5
-WIDTHS = (0, 96)  # hidden widths to choose from by the held-out loss; 0 is a linear model
+WIDTHS = (0, 96)
 EPOCHS = 60
 RATE = 3e-3
 LINEAR_RATE = 3e-2  # of a linear model, which 500 smaller steps would not carry to its optimum
 WEIGHT_DECAY = 1e-2
+TRAINING_DOF = 4.0  # heavy tails, so that a few large errors do not decide the scales
 _BATCHES = 8  # at least, per epoch
 _MOST_PER_BATCH = 2048
 _MOST_NORM = 2.0  # of a member's gradient
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -38,66 +41,76 @@ class Targets:
 
 
 @dataclass(frozen=True)
+class TrainingOptions:
+    """How an error model is fitted."""
+
+    widths: tuple[int, ...] = WIDTHS  # hidden widths to choose from; 0 is a linear model
+    exclude: tuple[str, ...] = ()  # prefixes of inputs to leave out, for ablations ("variance")
+    progress: Progress | None = None  # called with the number of epochs done and their total
+
+
+@dataclass(frozen=True)
 class Fitted:
     """An ensemble and its held-out loss."""
 
     network: Network
-    dof: Tensor  # (D,) degrees of freedom, the mean over the members
     loss: float  # mean over the members, on the frames they were not fitted on
     epochs: int
     width: int
 
 
 def fit_network(
-    x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, widths: tuple[int, ...] = WIDTHS
+    x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, options: TrainingOptions
 ) -> Fitted:
     """Return the ensemble whose width and number of epochs have the lowest held-out loss.
 
     x: (n, P) standardised inputs; folds: (n,) the fold of each box's frame.
     """
-    candidates = [_fit_width(x, targets, folds, outputs, width) for width in widths]
-    return min(candidates, key=lambda fitted: fitted.loss)
+    best: Fitted | None = None
+    for number, width in enumerate(options.widths):
+        for fitted in _epochs(x, targets, folds, outputs, width):
+            if best is None or fitted.loss < best.loss:
+                best = fitted
+            if options.progress is not None:
+                options.progress(number * EPOCHS + fitted.epochs, len(options.widths) * EPOCHS)
+    assert best is not None
+    return best
 
 
-def _fit_width(x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, width: int) -> Fitted:
+def _epochs(
+    x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, width: int
+) -> Iterator[Fitted]:
+    """Yield the ensemble after each epoch."""
     members = int(folds.max()) + 1
     generator = torch.Generator().manual_seed(0)
     network = Network.initial(members, x.shape[1], outputs.size, width, generator)
-    log_dof = torch.full((members, 1, outputs.fields), log(4.0))
-    parameters = [p.requires_grad_() for p in (*network.parameters(), log_dof)]
+    parameters = [p.requires_grad_() for p in network.parameters()]
     rows = [(folds != k).nonzero()[:, 0] for k in range(members)]
     held_out = [(folds == k).nonzero()[:, 0] for k in range(members)]
     shortest = min(len(r) for r in rows)
     batches = max(_BATCHES, ceil(shortest / _MOST_PER_BATCH))
-    optimizer, schedule = _optimizer(network, log_dof, EPOCHS * batches)
-    best: Fitted | None = None
+    optimizer, schedule = _optimizer(network, EPOCHS * batches)
     for epoch in range(1, EPOCHS + 1):
         shuffled = [r[torch.randperm(len(r), generator=generator)[:shortest]] for r in rows]
         for batch in torch.stack(shuffled).split(ceil(shortest / batches), 1):
-            loss = _losses(network(x[batch]), log_dof.exp(), targets[batch], outputs).sum()
+            loss = _losses(network(x[batch]), targets[batch], outputs).sum()
             optimizer.zero_grad()
             loss.backward()
             _clip_gradients(parameters)
             optimizer.step()
             schedule.step()
-            with torch.no_grad():
-                log_dof.clamp_(log(MIN_DOF), log(MAX_DOF))
-        held_out_loss = _held_out_loss(network, log_dof, x, targets, held_out, outputs)
-        if best is None or held_out_loss < best.loss:
-            copies = network.with_parameters([p.detach().clone() for p in network.parameters()])
-            dof = log_dof.detach().exp().mean(0)[0]
-            best = Fitted(copies, dof, held_out_loss, epoch, width)
-    assert best is not None
-    return best
+        held_out_loss = _held_out_loss(network, x, targets, held_out, outputs)
+        copies = network.with_parameters([p.detach().clone() for p in network.parameters()])
+        yield Fitted(copies, held_out_loss, epoch, width)
 
 
-def _optimizer(network: Network, log_dof: Tensor, steps: int) -> tuple[Any, Any]:
+def _optimizer(network: Network, steps: int) -> tuple[Any, Any]:
     """AdamW with a one-cycle rate; only the weights decay."""
     rate = RATE if network.hidden else LINEAR_RATE
     parameters = network.parameters()
     groups: list[dict[str, Any]] = [
         {"params": parameters[0::2], "weight_decay": WEIGHT_DECAY},
-        {"params": [*parameters[1::2], log_dof]},
+        {"params": parameters[1::2]},
     ]
     optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -115,7 +128,7 @@ def _clip_gradients(parameters: list[Tensor]) -> None:
         gradient.mul_(shrink[:, None, None])
 
 
-def _losses(y: Tensor, dof: Tensor, targets: Targets, outputs: Outputs) -> Tensor:
+def _losses(y: Tensor, targets: Targets, outputs: Outputs) -> Tensor:
     """Return the loss (K,) of each member; y (K, n, O), targets (K, n, ...).
 
     The sum of four means: the log losses of no_object, of the IoU thresholds and of flipped, and
@@ -128,18 +141,14 @@ def _losses(y: Tensor, dof: Tensor, targets: Targets, outputs: Outputs) -> Tenso
     if outputs.has_heading:
         per_box = per_box + _log_loss(outputs.flipped(y), targets.flipped)
     known = ~targets.errors.isnan()
+    dof = y.new_tensor(TRAINING_DOF)
     nll = student_nll(targets.errors.nan_to_num(), outputs.log_scale(y), dof)
     per_box = per_box + (nll * known).sum(2) / outputs.fields
     return no_object + (per_box * paired).sum(1) / count
 
 
 def _held_out_loss(
-    network: Network,
-    log_dof: Tensor,
-    x: Tensor,
-    targets: Targets,
-    held_out: list[Tensor],
-    outputs: Outputs,
+    network: Network, x: Tensor, targets: Targets, held_out: list[Tensor], outputs: Outputs
 ) -> float:
     """Return the mean over the members of their loss on their own fold."""
     total = 0.0
@@ -147,7 +156,7 @@ def _held_out_loss(
         for k, rows in enumerate(held_out):
             member = network.with_parameters([p[k : k + 1] for p in network.parameters()])
             own = targets[rows.unsqueeze(0)]
-            total += float(_losses(member(x[rows]), log_dof[k : k + 1].exp(), own, outputs))
+            total += float(_losses(member(x[rows]), own, outputs))
     return total / len(held_out)
 
 

@@ -15,22 +15,23 @@ from boxcov.error_model.calibrate import (
     predict_frames,
     with_error_model,
 )
-from boxcov.error_model.training import FOLDS
+from boxcov.error_model.training import FOLDS, Progress, TrainingOptions
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.probability_metrics import probability_metrics, region_coverage
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.frames import Progress, default_calibration_split, load_frames
+from boxcov.pipeline.frames import default_calibration_split, load_frames
 from boxcov.pipeline.options import CalibrateCommand
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.predict import build_predictor
+from boxcov.pipeline.progress import Steps
 from boxcov.predict.predictor import estimator
 
 
 @holds_output
-def run(options: CalibrateCommand, progress: Progress | None = None) -> dict[str, Any]:
+def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]:
     """Write the posterior with an error model to ``options.out`` and return a report.
 
     The report is about an error model fitted on the first ``fit_share`` of the frames, evaluated
@@ -51,12 +52,17 @@ def run(options: CalibrateCommand, progress: Progress | None = None) -> dict[str
         fingerprint=model.posterior.fingerprint,
     )
 
-    found, truth = predict_frames(model, frames, progress)
+    def progress(what: str, unit: str = "frames") -> Progress | None:
+        return None if steps is None else steps(what, unit)
+
+    found, truth = predict_frames(model, frames, progress("predicting"))
     records = match_detections(found, truth, threshold=-1.0)
     first = found.frame < fit_frames
-    tried = fit(found[first], records[first.numpy()])
+    training = TrainingOptions(progress=progress("fitting the error model of the report", "epochs"))
+    tried = fit(found[first], records[first.numpy()], options=training)
     held_out = evaluate_error_model(tried.apply(found[~first]), records[~first.numpy()])
-    final = fit(found, records)
+    training = TrainingOptions(progress=progress("fitting the error model", "epochs"))
+    final = fit(found, records, options=training)
     data = {"data": f"{source.data} {source.split} seed {source.seed}", "held_out": held_out}
     final = replace(final, provenance={**final.provenance, **data})
     calibrated = with_error_model(model, final)

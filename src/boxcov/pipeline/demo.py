@@ -26,6 +26,7 @@ from boxcov.pipeline.options import (
     PredictCommand,
 )
 from boxcov.pipeline.paths import checkpoint_path, held_folder
+from boxcov.pipeline.progress import Steps
 from boxcov.report.figures import write_figures
 from boxcov.report.page import write
 from boxcov.report.study import Study
@@ -33,7 +34,6 @@ from boxcov.report.study import Study
 DETECTOR = "centerpoint:small"
 TRAINED_ON = 3500  # frames that the detector was trained on
 PRIOR_PRECISION = 100.0  # a prior as wide as the weights, whose RMS is 0.1
-Step = Callable[[str], Callable[[int, int | None], None]]  # starts a step, returns its progress
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Result:
     report: Path
 
 
-def run(options: DemoCommand, step: Step, size: Size | None = None) -> Result:
+def run(options: DemoCommand, step: Steps, size: Size | None = None) -> Result:
     """Write a posterior, predictions per method, tables, figures and a report to a folder."""
     with held_folder(options.out) as out:
         return _run(out, step, size or Size())
 
 
-def _run(out: Path, step: Step, size: Size) -> Result:
+def _run(out: Path, step: Steps, size: Size) -> Result:
     posterior = out / "posterior.safetensors"
     checkpoint_path(posterior).unlink(missing_ok=True)  # of an interrupted demo
     fit.run(
@@ -114,7 +114,7 @@ def _run(out: Path, step: Step, size: Size) -> Result:
     return Result(rows, runtime, compare_glm(glm, Detections.load(files[0])), out / "report.html")
 
 
-def _calibrate(posterior: Path, frames: int, step: Step) -> Path:
+def _calibrate(posterior: Path, frames: int, step: Steps) -> Path:
     """Write the posterior with an error model beside it, and return its path."""
     if not frames:
         return posterior
@@ -125,7 +125,7 @@ def _calibrate(posterior: Path, frames: int, step: Step) -> Path:
         source=DataOptions("simulated:clear", "val", frames),
         estimator=EstimatorOptions("exact", posterior),
     )
-    calibrate.run(options, step(f"calibrate: error model from {frames} frames"))
+    calibrate.run(options, step)
     return calibrated
 
 

@@ -156,9 +156,9 @@ class Steps:
     ) -> None:
         self._close()
 
-    def __call__(self, what: str) -> Progress:
+    def __call__(self, what: str, unit: str = "frames") -> Progress:
         self._close()
-        self.current = Progress(what, stream=self.stream)
+        self.current = Progress(what, unit, self.stream)
         return self.current
 
     def named(self, what: str, done: int, total: int) -> None:
