@@ -12,7 +12,6 @@ For this p-value the frames of the stream join the usual ones, so the p-values a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil, log
@@ -23,7 +22,7 @@ import numpy as np
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import atomic_write
+from boxcov.files import to_json, write_text
 from boxcov.input_file import conform, read_json, reading
 
 Array = np.ndarray[Any, Any]
@@ -143,8 +142,7 @@ class Monitor:
             for name, column in self.usual.items()
         }
         stored = _Stored(usual, self.false_alarm_rate, self.run_length)
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps({_KEY: asdict(stored)}) + "\n")
+        write_text(path, to_json({_KEY: asdict(stored)}) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Monitor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import Any
 
 from boxcov.errors import BoxcovError
+from boxcov.files import to_json
 
 WIDTH = 120
 
@@ -105,7 +105,7 @@ class Report:
         return {"ok": self.ok, **asdict(self)}
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict())
+        return to_json(self.to_dict())
 
     def __str__(self) -> str:
         sections = [f"{self.detector}: {self.about}", "\n".join(self._findings())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from boxcov.pipeline.options import MonitorCommand
+from boxcov.pipeline.terminal import say
 
 
 def monitor(options: MonitorCommand) -> None:
@@ -17,11 +18,9 @@ def monitor(options: MonitorCommand) -> None:
 
     try:
         totals = run(options, sys.stdout)
-    except BrokenPipeError:
-        sys.exit(141)
     except KeyboardInterrupt:
         sys.exit(130)
-    print(
+    say(
         f"boxcov: {totals['frames']} frames, {totals['alarms']} alarms, "
         f"{totals['changes']} changes, {totals['unreadable']} unreadable",
         file=sys.stderr,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from boxcov._torch.precision import at_least_float32
+from boxcov._torch.threads import seeded
 from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, Selection
 from boxcov.detectors.signals import class_margin, finite, window, window_signals
@@ -75,24 +76,22 @@ class TinyCenter(Detector):
         super().__init__()
         self.threshold, self.most = threshold, most
         self.cell = 2 * METRES / 64  # metres per cell of the head's map
-        state = torch.get_rng_state()
-        torch.manual_seed(seed)
-        w = width
-        self.backbone = nn.Sequential(
-            _block(nn.Conv2d(1, w, 3, stride=2, padding=1, bias=False)),
-            _block(nn.Conv2d(w, 2 * w, 3, padding=1, groups=2, bias=False)),
-        )
-        self.deep = nn.Sequential(
-            _block(nn.Conv2d(2 * w, 2 * w, 3, stride=2, padding=1, bias=False)),
-            _block(nn.Conv2d(2 * w, 2 * w, 3, padding=2, dilation=2, groups=2 * w, bias=False)),
-            _block(nn.Conv2d(2 * w, 2 * w, 1, bias=False)),
-        )
-        self.lateral = _block(nn.Conv2d(2 * w, w, 1))
-        self.up = _block(nn.ConvTranspose2d(2 * w, w, 2, stride=2))
-        self.head = Head(2 * w, w)
-        heat = self.head.branches["heatmap"][-1]  # type: ignore[index]
-        nn.init.constant_(heat.bias, -2.19)  # rare objects: start from a probability of 0.1
-        torch.set_rng_state(state)
+        with seeded(seed):
+            w = width
+            self.backbone = nn.Sequential(
+                _block(nn.Conv2d(1, w, 3, stride=2, padding=1, bias=False)),
+                _block(nn.Conv2d(w, 2 * w, 3, padding=1, groups=2, bias=False)),
+            )
+            self.deep = nn.Sequential(
+                _block(nn.Conv2d(2 * w, 2 * w, 3, stride=2, padding=1, bias=False)),
+                _block(nn.Conv2d(2 * w, 2 * w, 3, padding=2, dilation=2, groups=2 * w, bias=False)),
+                _block(nn.Conv2d(2 * w, 2 * w, 1, bias=False)),
+            )
+            self.lateral = _block(nn.Conv2d(2 * w, w, 1))
+            self.up = _block(nn.ConvTranspose2d(2 * w, w, 2, stride=2))
+            self.head = Head(2 * w, w)
+            heat = self.head.branches["heatmap"][-1]  # type: ignore[index]
+            nn.init.constant_(heat.bias, -2.19)  # rare objects: start from a probability of 0.1
 
     def forward(self, inputs: Tensor) -> Raw:
         x = self.backbone(inputs)
@@ -218,8 +217,12 @@ class TinyCenter(Detector):
         rows = torch.arange(height, device=like.device)[:, None]
         columns = torch.arange(width, device=like.device)[None]
         for b, target in enumerate(targets):
-            boxes = target["boxes"].to(like)
-            for box, label in zip(boxes, target["labels"].tolist()):
+            boxes, labels = target["boxes"].to(like), target["labels"].tolist()
+            if not all(0 <= label < len(self.classes) for label in labels):
+                raise BoxcovError(
+                    f"targets of frame {b}: labels {labels}, but {len(self.classes)} classes"
+                )
+            for box, label in zip(boxes, labels):
                 x, y = (box[:2] / self.cell).tolist()
                 row, column = int(y), int(x)
                 if not (0 <= x < width and 0 <= y < height):

@@ -85,6 +85,11 @@ def match(
     _check_shapes(matrices, (n, D, D))
     _check_shapes({"truth_boxes": truth_boxes}, (k, D))
     _check_shapes({"truth_frame": truth_frame}, (k,))
+    if n and not 0 <= np.min(labels) <= np.max(labels) < len(classes):
+        raise BoxcovError(
+            f"labels of predictions from {np.min(labels)} to {np.max(labels)}, but "
+            f"{len(classes)} classes"
+        )
     keep = np.asarray(scores) > threshold
     boxes, truth_boxes = np.asarray(boxes, dtype=float)[keep], np.asarray(truth_boxes, dtype=float)
     scores, labels, frame = (np.asarray(value)[keep] for value in (scores, labels, frame))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -13,10 +12,11 @@ import numpy as np
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import atomic_write, check_writable
+from boxcov.files import check_writable, write_text
 from boxcov.input_file import conform, open_text, parse_metadata, reading
 from boxcov.monitor import Monitor, Verdict
 from boxcov.pipeline.options import MonitorCommand
+from boxcov.pipeline.terminal import say, say_json
 
 _HELP = {
     "frames": "Frames seen.",
@@ -49,12 +49,11 @@ def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
         totals["alarms"] += verdict["alarm"]
         totals["unreadable"] += "error" in frame
         if options.format == "json":
-            print(json.dumps({"frame": name, **verdict}), file=out, flush=True)
+            say_json({"frame": name, **verdict}, out)
         elif options.out is not None:
-            with atomic_write(options.out) as temporary:
-                temporary.write_text(prometheus(totals))
+            write_text(options.out, prometheus(totals))
     if options.format == "prometheus" and options.out is None:
-        print(prometheus(totals), file=out, end="")
+        say(prometheus(totals).rstrip("\n"), out)
     return totals
 
 

@@ -19,6 +19,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.error_model.calibrate import with_error_model
 from boxcov.errors import BoxcovError
+from boxcov.files import to_json
 from boxcov.input_file import open_bytes, reading
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector
@@ -83,7 +84,7 @@ def run(
             "boxcov": __version__,
             "torch": torch.__version__,
         }
-        meta = json.loads(json.dumps(meta))  # tuples become lists, as when read from a file
+        meta = json.loads(to_json(meta))  # tuples become lists, as when read from a file
 
         def predict_block(numbers: range, items: Iterator[Any]) -> Detections:
             return _predict_block(model, numbers, items, len(frames), progress)

@@ -62,9 +62,9 @@ def output_error(error: OSError, out: TextIO) -> BaseException:
     return BoxcovError(f"{name} cannot be written ({error.strerror or error}): free some space")
 
 
-def say_json(value: Any) -> None:
+def say_json(value: Any, file: TextIO | None = None) -> None:
     """Print a value as JSON in one line; numbers that are not finite are null."""
-    say(json.dumps(_without_nan(value), allow_nan=False))
+    say(json.dumps(_without_nan(value), allow_nan=False), file)
 
 
 def _without_nan(value: Any) -> Any:

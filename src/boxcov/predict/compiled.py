@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from threading import Lock
 from typing import Any
 from warnings import warn
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.inputs import fresh, ready
+from boxcov._torch.threads import ProcessLock
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
@@ -65,7 +65,7 @@ class CompiledModel:
         self.fallbacks = 0  # frames that the model itself had to compute
         self._detector = model if isinstance(model, Detector) else model._detector
         self.device = next(self._detector.parameters()).device
-        self._lock = Lock()
+        self._lock = ProcessLock()
         self._graphs = Graphs(max_graphs=4) if self.device.type == "cuda" else None
         self._rows: Detections | None = None  # of the last run of the function, for its metadata
         with torch.no_grad():

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from boxcov._torch.modules import (
     fingerprint,
 )
 from boxcov._torch.precision import at_least_float32
+from boxcov._torch.threads import ProcessLock
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector
 from boxcov.error_model.model import ErrorModel, describe_error_model
@@ -57,7 +57,7 @@ class Predictor(ABC):
         self._detector, self._parameters = detector, parameters
         self._fingerprint = fingerprint(detector)
         self._watch_weights()
-        self._lock = Lock()  # the trunk cache holds one frame at a time
+        self._lock = ProcessLock()  # the trunk cache holds one frame at a time
 
     def __call__(self, inputs: Any) -> Detections:
         """The detector's boxes, scores and labels, with a covariance for each box.
@@ -134,6 +134,19 @@ class Predictor(ABC):
             )
         lines.append(f"  error model: {describe_error_model(self.error_model)}")
         return "\n".join([*lines, f"  route: {self.router.route or 'not chosen: no boxes yet'}"])
+
+    def __copy__(self) -> Self:
+        """A model that shares everything, but may get another error model."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise BoxcovError(
+            f"{type(self).__name__} cannot be copied or pickled: it shares the detector's "
+            "weights and holds what this process verified. Save the posterior, and build another: "
+            f"{type(self).__name__}(detector, Posterior.load(path, detector))"
+        )
 
     @property
     def linearized(self) -> LinearizedDetector:

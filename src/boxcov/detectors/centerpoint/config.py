@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
 from boxcov.errors import BoxcovError
+from boxcov.files import to_json
 from boxcov.input_file import parse_metadata
 
 Framework = Literal["mmdet3d", "det3d", "openpcdet"]
@@ -333,7 +333,7 @@ class Config:
         >>> Config.from_json(Config.small().to_json()) == Config.small()
         True
         """
-        return json.dumps({**asdict(self), "kind": type(self.encoder).__name__})
+        return to_json({**asdict(self), "kind": type(self.encoder).__name__})
 
     @staticmethod
     def from_json(text: str) -> Config:

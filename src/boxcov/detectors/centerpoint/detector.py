@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from boxcov._torch.modules import shadow
 from boxcov._torch.precision import at_least_float32
+from boxcov._torch.threads import seeded
 from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection
 from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
@@ -49,8 +50,7 @@ class CenterPoint(Detector):
         self.config = config
         self.provenance: tuple[Fact, ...] = ()  # what ``load`` understood of a checkpoint
         self.box_fields, self.classes = config.box_fields, config.classes
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.encoder = (
                 PillarEncoder(config)
                 if isinstance(config.encoder, Pillars)

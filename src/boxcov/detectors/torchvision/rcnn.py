@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.threads import seeded
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.scores import softmax_logit
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
@@ -167,8 +168,7 @@ class FasterRCNN(TorchvisionDetector):
         rpn, heads, counts = self.model.rpn, self.model.roi_heads, [len(a) for a in raw["anchors"]]
         device = target["boxes"].device
         anchors, rows = [raw["anchors"][b]], slice(sum(counts[:b]), sum(counts[: b + 1]))
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(0)
+        with seeded(0, [device] if device.type == "cuda" else []):
             labels, matched = rpn.assign_targets_to_anchors(anchors, [target])
             wanted = rpn.box_coder.encode(matched, anchors)
             objectness, rpn_box = rpn.compute_loss(

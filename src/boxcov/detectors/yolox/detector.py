@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.threads import seeded
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.detectors.objects import check_images
 from boxcov.detectors.yolox.backbone import PAFPN
@@ -40,8 +41,7 @@ class YOLOX(Detector):
         super().__init__()
         self.config = config
         self.box_fields, self.classes = config.box_fields, config.classes
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.backbone = PAFPN(config)  # upstream's name for neck and backbone together
             self.head = Head(config)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import import_module
@@ -17,7 +16,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
 from boxcov.export.onnx.model import build_model
 from boxcov.export.onnx.trace import trace
-from boxcov.files import atomic_write
+from boxcov.files import atomic_write, to_json
 from boxcov.input_file import parse_metadata, read_bytes, reading
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples, estimator
@@ -101,7 +100,7 @@ def export(
         "outputs": {name: list(value.shape) for name, value in zip(function.names, expected)},
     }
     content = build_model(
-        trace(function, inputs), inputs, (input_name, function.names), {_KEY: json.dumps(metadata)}
+        trace(function, inputs), inputs, (input_name, function.names), {_KEY: to_json(metadata)}
     )
     if check:
         _compare(content, {input_name: inputs.numpy()}, dict(zip(function.names, expected)))
