@@ -20,7 +20,7 @@ from boxcov.input_file import MAX_FRAMES, conform, open_tensors
 from boxcov.result_check import check_result
 from boxcov.version import __version__
 
-PART_BELOW = "variance below the head"  # signals of an estimator; the others are the detector's
+PART_BELOW = "variance below instances"  # signals of an estimator; the others are the detector's
 # m boxes, D fields, k directions, S signals, T thresholds, L levels
 _NAMES = {
     "mD": ("boxes", "score_covariance", "scale"),

@@ -1,4 +1,4 @@
-"""The variances of the layers below the head, which ExactGLM hands to the error model."""
+"""Variances of the layers that instances() does not run: signals for the error model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_part_below_the_head_is_that_of_its_layers(tiny: TinyCenter, train_f
     for _ in range(2):  # before and after the route is verified
         found = model.with_signals(image)
         names = found.meta["signals"]
-        columns = [names.index(f"variance below the head {name}") for name in tiny.box_fields]
+        columns = [names.index(f"variance below instances {name}") for name in tiny.box_fields]
         torch.testing.assert_close(
             found.signals[:, columns].exp(), variances, rtol=1e-3, atol=1e-12
         )
@@ -26,4 +26,26 @@ def test_the_part_below_the_head_is_that_of_its_layers(tiny: TinyCenter, train_f
 
 def test_a_head_posterior_has_no_part_below(tiny: TinyCenter, posterior, image) -> None:
     names = ExactGLM(tiny, posterior).with_signals(image).meta.get("signals", [])
-    assert not [name for name in names if "below the head" in name]
+    assert not [name for name in names if "below instances" in name]
+
+
+class WithoutInstances(TinyCenter):
+    """A detector that offers only what is required."""
+
+    def instances(self, raw, selection, with_logit=False):
+        return None
+
+    def stages(self, raw, selection):
+        return None
+
+
+def test_without_instances_the_part_is_the_whole(train_frames, image) -> None:
+    detector = WithoutInstances(seed=0).eval()
+    deep = fit(detector, train_frames[:2], depth="backbone", n_data=2000, prior_precision=1.0)
+    found = ExactGLM(detector, deep).with_signals(image)
+    assert len(found)
+    names = found.meta["signals"]
+    assert not [name for name in names if "head" in name and name.startswith("variance")]
+    columns = [names.index(f"variance below instances {name}") for name in detector.box_fields]
+    variances = found.covariance.diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(found.signals[:, columns].exp(), variances, rtol=1e-4, atol=1e-12)

@@ -99,7 +99,10 @@ class ExactGLM(PosteriorPredictor):
         return self._with_part_below(found, None) if self._reaches_below else found
 
     def _with_part_below(self, found: Detections, below: Tensor | None) -> Detections:
-        """Add the log variances of the layers below the head, by themselves, as signals."""
+        """Add the log variances of the layers that ``instances()`` does not run, as signals.
+
+        These are the layers below the head, or all layers of a detector without ``instances()``.
+        """
         assert found.covariance is not None
         part = torch.zeros_like(found.covariance) if below is None else below
         logs = log_variances(found.fields, part.diagonal(dim1=1, dim2=2), found.clipped)
