@@ -1,7 +1,8 @@
-"""Data augmentation of LiDAR frames: rotation, reflection and scaling."""
+"""Data augmentation of LiDAR frames: rotation, reflection, scaling, and resized objects."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
 from typing import Any
@@ -10,6 +11,10 @@ import torch
 from torch import Tensor
 
 from boxcov.data.poses import wrap_angle
+from boxcov.data.sequence import FrameSequence
+
+_MARGIN = 0.08  # metres around a box that still belong to it: noise of the points
+_GROUND = 0.03  # metres above the bottom of a box from which on points belong to it
 
 
 @dataclass(frozen=True)
@@ -68,3 +73,66 @@ def _boxes(boxes: Tensor, plane: Tensor, scale: float) -> Tensor:
     new_yaw = wrap_angle(torch.atan2(heading[:, 1], heading[:, 0])).unsqueeze(1)
     velocity = boxes[:, 7:9] @ plane.T * scale
     return torch.cat([boxes[:, :2] @ plane.T * scale, boxes[:, 2:6] * scale, new_yaw, velocity], 1)
+
+
+class ResizedObjects(FrameSequence):
+    """Frames whose objects have other sizes; made by ``resize_objects``."""
+
+    def __init__(self, frames: Sequence[Any], seed: int, logarithms: tuple[float, float]) -> None:
+        super().__init__(len(frames))
+        self.frames, self.seed, self.logarithms = frames, seed, logarithms
+
+    def load(self, index: int) -> tuple[list[Tensor], list[Any]]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        clouds, targets = self.frames[index]
+        pairs = [self._resize(*pair, generator) for pair in zip(clouds, targets)]
+        return [cloud for cloud, _ in pairs], [target for _, target in pairs]
+
+    def _resize(
+        self, cloud: Tensor, target: dict[str, Any], generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Any]]:
+        low, high = self.logarithms
+        boxes, resized = target["boxes"].clone(), cloud.clone()
+        u = torch.rand(len(boxes), 2, generator=generator)
+        factors = torch.exp((low + (high - low) * u[:, 0]) * torch.where(u[:, 1] < 0.5, -1, 1))
+        for box, factor in zip(boxes, factors.to(boxes)):
+            bottom = box[:3].clone()
+            bottom[2] -= box[5] / 2
+            since = torch.zeros_like(cloud[:, :3])  # the way of the object since each point's sweep
+            since[:, :2] = cloud[:, 4:5] * box[7:9]
+            place = cloud[:, :3] + since - bottom
+            inside = _is_inside(place, box)
+            resized[inside, :3] = (bottom + factor * place - since)[inside]
+            box[3:6] *= factor
+            box[2] = bottom[2] + box[5] / 2
+        return resized, {**target, "boxes": boxes}
+
+
+def _is_inside(place: Tensor, box: Tensor) -> Tensor:
+    """Return which points (N, 3), relative to the middle of the box's bottom, are on the object."""
+    cos, sin = box[6].cos(), box[6].sin()
+    along, across = place[:, 0] * cos + place[:, 1] * sin, place[:, 1] * cos - place[:, 0] * sin
+    return (
+        (along.abs() <= box[4] / 2 + _MARGIN)
+        & (across.abs() <= box[3] / 2 + _MARGIN)
+        & (place[:, 2] > _GROUND)
+        & (place[:, 2] <= box[5] + _MARGIN)
+    )
+
+
+def resize_objects(
+    frames: Sequence[Any], seed: int = 0, logarithms: tuple[float, float] = (0.1, 0.6)
+) -> ResizedObjects:
+    """Return labelled LiDAR frames with every object, its points and its box, larger or smaller.
+
+    logarithms: smallest and largest logarithm of the factor; 0.1 to 0.6 is 0.55 to 0.9 and 1.1 to
+    1.8 times the size. An object stays where it stands. Stress frames for ``boxcov.calibrate``.
+
+    >>> cloud = torch.tensor([[0.5, 0.0, 0.5, 1.0, 0.0], [9.0, 0.0, 0.5, 1.0, 0.0]])
+    >>> box = torch.tensor([[0.0, 0.0, 0.5, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]])
+    >>> doubled = resize_objects([([cloud], [{"boxes": box}])], logarithms=(0.7, 0.7))
+    >>> (points,), (target,) = doubled[0]
+    >>> bool(points[1, 0] == 9), points[0, 0] / target["boxes"][0, 4]
+    (True, tensor(0.5000))
+    """
+    return ResizedObjects(frames, seed, logarithms)

@@ -28,6 +28,7 @@ from boxcov.error_model.training import (
     fit_network,
     frame_folds,
 )
+from boxcov.error_model.widening import certainty_bound, fit_widening
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
@@ -45,6 +46,7 @@ def calibrate(
     frames: Sequence[Any],
     threshold: float | None = None,
     *,
+    stress: Sequence[Any] = (),
     progress: Progress | None = None,
 ) -> Predictor:
     """Return the model with an error model, fitted on labelled frames not used in training.
@@ -52,6 +54,9 @@ def calibrate(
     frames: a sequence of pairs (inputs, targets).
     threshold: a box whose IoU with its object is below it is misplaced; one of the thresholds
         0.1 to 0.9 for LiDAR (default 0.4), 0.55 to 0.95 for images (default 0.7).
+    stress: labelled frames with larger errors than usual, for example
+        ``boxcov.data.augment.resize_objects(frames)``: how much wider regions are, and how much
+        higher the risk, in frames unlike the calibration frames.
     progress: called with the number of items done and their total.
 
     ``model`` itself is unchanged. Save the error model with ``model.posterior.save(path)``.
@@ -71,7 +76,27 @@ def calibrate(
         estimator=estimator(model.settings()),
         fingerprint=model.posterior.fingerprint,
     )
+    if len(stress):
+        unusual, truth = predict_frames(model, stress, progress)
+        records = match_detections(unusual, truth, threshold=-1.0)
+        error_model = widen(error_model, found, unusual, records)
     return with_error_model(model, error_model)
+
+
+def widen(
+    error_model: ErrorModel, usual: Detections, found: Detections, records: Records
+) -> ErrorModel:
+    """Return the error model with wider regions for frames unlike the calibration frames.
+
+    usual: boxes of the calibration frames; found, records: boxes of stress frames, row by row.
+    """
+    errors = torch.as_tensor(records.as_axes().errors).float()
+    iou, paired = torch.as_tensor(records.iou), torch.as_tensor(records.paired)
+    with torch.inference_mode(False), torch.enable_grad():
+        widening = fit_widening(
+            certainty_bound(usual), error_model.apply(found), errors, iou, paired
+        )
+    return replace(error_model, widening=widening)
 
 
 def with_error_model(model: Predictor, error_model: ErrorModel | None) -> Predictor:

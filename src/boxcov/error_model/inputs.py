@@ -60,6 +60,24 @@ def stack_inputs(inputs: _Columns, names: Sequence[str]) -> Tensor:
     return torch.stack([inputs[name] for name in names], 1)
 
 
+def frame_certainty(found: Detections) -> Tensor:
+    """Return the mean score of the boxes of each box's frame (m,), weighted by the score.
+
+    >>> from torch import tensor, zeros
+    >>> frame, scores = tensor([0, 0, 1]), tensor([0.9, 0.1, 0.5])
+    >>> frame_certainty(Detections(zeros(3, 1), scores, frame, frame, ("x",), ("car", "bus")))
+    tensor([0.8200, 0.8200, 0.5000])
+    """
+    scores = found.scores.to(torch.float32).clamp(_MIN_SCORE, 1)
+    powers = torch.stack([scores, scores.square()], 1)
+    if len(found) > _MOST:
+        number = found.frame.unique(return_inverse=True)[1]
+        sums = powers.new_zeros(int(number.max()) + 1, 2).index_add(0, number, powers)[number]
+    else:  # a traced graph has no unique()
+        sums = (found.frame[:, None] == found.frame[None]).float() @ powers
+    return sums[:, 1] / sums[:, 0]
+
+
 def _sides(columns: _Columns) -> _Columns:
     if "x1" in columns:
         return {

@@ -15,6 +15,7 @@ from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.network import MAX_DOF, MIN_DOF, Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
+from boxcov.error_model.widening import Widening
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import to_json
 from boxcov.input_file import parse_metadata
@@ -25,6 +26,7 @@ LIMIT = 4.0  # standardised inputs are clipped to this
 _NAMES = (  # of what is not a tensor
     *("fields", "classes", "estimator", "fingerprint", "inputs", "thresholds", "threshold"),
 )
+_WIDENING = "widening."  # prefix of its tensors
 _TENSORS = ("centre", "spread", "unit", "dof", "correlation")
 
 
@@ -46,6 +48,7 @@ class ErrorModel:
     dof: Tensor  # (D,) degrees of freedom of the Student-t distributions
     correlation: Tensor  # (D, D) of the errors' normal scores
     regions: Regions
+    widening: Widening | None = None  # of unusual frames
     provenance: Mapping[str, Any] = field(default_factory=dict)  # boxes, frames, loss ...
 
     def __repr__(self) -> str:
@@ -93,7 +96,7 @@ class ErrorModel:
         labels, ranges = class_range_index(found)
         single, joint = self.regions.widths(log_scales, self.regions.group_of[labels, ranges])
         deviation = scale * (self.dof / (self.dof - 2)).sqrt()
-        return replace(
+        found = replace(
             found,
             no_object=outputs.no_object(y).mean(0),
             iou_below=outputs.iou_below(y).mean(0),
@@ -104,6 +107,7 @@ class ErrorModel:
             joint_widths=joint,
             meta={**found.meta, "error_model": self.summary()},
         )
+        return found if self.widening is None else self.widening(found)
 
     def summary(self) -> dict[str, Any]:
         """Return what a reader of the detections needs: thresholds, levels, dof."""
@@ -146,18 +150,22 @@ class ErrorModel:
             "groups": self.regions.group_of,
         }
         parameters = {f"network.{i}": p for i, p in enumerate(self.network.parameters())}
-        return {**named, **parameters}
+        widening = {} if self.widening is None else self.widening.tensors()
+        return {**named, **parameters, **{f"{_WIDENING}{n}": t for n, t in widening.items()}}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> ErrorModel:
         """Return the model with other tensors, as ``tensors`` names them."""
         count = sum(name.startswith("network.") for name in tensors)
         network = self.network.with_parameters([tensors[f"network.{i}"] for i in range(count)])
         own: dict[str, Any] = {name: tensors[name] for name in _TENSORS}
+        start = len(_WIDENING)
+        widening = {n[start:]: t for n, t in tensors.items() if n.startswith(_WIDENING)}
         return replace(
             self,
             **own,
             network=network,
             regions=Regions(tensors["quantiles"], tensors["joint"], tensors["groups"]),
+            widening=Widening(**widening) if widening else None,
         )
 
     def to(self, device: torch.device | str) -> ErrorModel:
@@ -205,6 +213,10 @@ def _check_shapes(model: ErrorModel) -> None:
         W = model.network.hidden[0].shape[-1]
         network += [(K, P, W), (K, 1, W), (K, W, W), (K, 1, W), (K, W, O)]
     expected |= {f"network.{i}": shape for i, shape in enumerate(network)}
+    if model.widening is not None:
+        shapes = {"bound": (), "factors": (L, D), "joint": (L,), "no_object": (2,)}
+        shapes |= {"iou_below": (2,)}
+        expected |= {f"{_WIDENING}{name}": shape for name, shape in shapes.items()}
     tensors = model.tensors()
     for name in tensors.keys() | expected.keys():
         shape = tuple(tensors[name].shape) if name in tensors else None
@@ -224,7 +236,7 @@ def _check_numbers(model: ErrorModel) -> None:
     for name, tensor in tensors.items():
         if name != "groups" and tensor.dtype != torch.float32:
             raise ValueError(f"{name} of the error model is {tensor.dtype}, expected float32")
-        may_be_open = name in ("quantiles", "joint", "unit", "groups")
+        may_be_open = name in ("quantiles", "joint", "unit", "groups", f"{_WIDENING}bound")
         if not may_be_open and not bool(tensor.isfinite().all()):
             raise ValueError(f"{name} of the error model holds a NaN or an infinity")
     unit, dof, R = model.unit, model.dof, model.correlation
