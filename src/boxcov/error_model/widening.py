@@ -134,8 +134,8 @@ def _logit_line(p: Tensor, happened: Tensor) -> Tensor:
     def loss() -> Tensor:
         optimizer.zero_grad()
         value = F.binary_cross_entropy_with_logits(line[0] + line[1].exp() * x, y)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    optimizer.step(loss)
     return torch.stack([line[0], line[1].exp()]).detach().float()
