@@ -13,6 +13,7 @@ from boxcov.errors import BoxcovError, join_names
 from boxcov.input_file import open_safetensors, shorten
 
 State = Mapping[str, Tensor]
+MAX_TENSORS = 20_000  # layers that a file states are compared with its number of tensors
 _KEYS = ("state_dict", "model_state", "model")  # under which frameworks store the weights
 _ADVICE = (
     "save its tensors alone with safetensors.torch.save_file(checkpoint['state_dict'], "
@@ -47,6 +48,8 @@ def read_weights(path: Path) -> tuple[State, Mapping[str, str]]:
                 f"({type(error).__name__}: {shorten(error, 400)}): {_ADVICE}"
             ) from None
         state, meta = _state(content, path)
+    if len(state) > MAX_TENSORS:
+        raise BoxcovError(f"{path}: {len(state)} tensors, at most {MAX_TENSORS} are read")
     for name, tensor in state.items():
         if not tensor.numel():  # its shape can state any number of classes
             raise BoxcovError(

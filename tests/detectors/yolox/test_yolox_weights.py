@@ -158,6 +158,21 @@ def test_what_does_not_fit_is_named(tmp_path: Path, damage, message: str) -> Non
         load(tmp_path / "broken.pth")
 
 
+def test_lying_counts_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    state = {name: tensor.float() for name, tensor in small().state_dict().items()}
+    many = {f"backbone.C3_p4.m.{i}.conv1.conv.weight": torch.zeros(1) for i in range(15_000)}
+    cases = {
+        "classes": {"head.cls_preds.0.weight": torch.zeros(1 << 20, 1, 1, 1)},
+        "none": {"head.cls_preds.0.weight": torch.zeros(10**9, 0, 1, 1)},
+        "depth": many,
+        "tensors": {f"x.{i}": torch.zeros(1) for i in range(20_001)},
+    }
+    for name, claims in cases.items():
+        save_file({**state, **claims}, tmp_path / f"{name}.safetensors")
+        with pytest.raises(BoxcovError, match=rf"{name}\.safetensors: .*(holds no|at most)"):
+            load(tmp_path / f"{name}.safetensors")
+
+
 def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "text.pth").write_text("hello")
     torch.save({"model": {}}, tmp_path / "empty.pth")

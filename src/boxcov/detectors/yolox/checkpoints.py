@@ -26,6 +26,7 @@ _SHORT_NAMES = {  # of the pyramid's modules, in files with folded weights
     "bu1": "bu_conv1",
     "c3n4": "C3_n4",
 }
+_MAX_CLASSES = 1 << 16
 _STEM = "backbone.backbone.stem.conv.conv.weight"
 
 
@@ -98,7 +99,13 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
     bottlenecks = {
         match[1] for name in state if (match := re.match(r"backbone\.C3_p4\.m\.(\d+)\.", name))
     }
-    count = len(named)
+    count, depth = len(named), max(len(bottlenecks), 1)
+    # a YOLOX has 12 bottlenecks of two convolutions per step of depth
+    if count > _MAX_CLASSES or 24 * depth > len(state):
+        raise BoxcovError(
+            f"{path}: {count} classes (at most {_MAX_CLASSES} are read) and a depth of {depth} "
+            f"with {len(state)} tensors: not a YOLOX"
+        )
     if classes is None:
         classes = CLASSES if count == len(CLASSES) else [f"class {i}" for i in range(count)]
     if len(classes) != count:
@@ -107,7 +114,7 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
         )
     return Config(
         width=len(stem),
-        depth=max(len(bottlenecks), 1),
+        depth=depth,
         depthwise="backbone.backbone.dark2.0.dconv.conv.weight" in state,
         norm="backbone.backbone.stem.conv.bn.weight" in state,
         classes=tuple(classes),
