@@ -31,9 +31,10 @@ OWN = {
     ("detectors/torch_file.py", "ZipFile"): "bytes that input_file.py read",
     ("pipeline/predict.py", "json.loads"): "its own text",
     ("pipeline/bench.py", "read_text"): "the state of its own process",
-    ("pipeline/stream.py", "os.open"): "the null device, for writing",
     ("files.py", "open"): "the file that is being written",
-    ("files.py", "os.open"): "a folder, to flush it",
+    ("files.py", "os.open"): "a folder, to flush it, and a lock",
+    ("files.py", "read_text"): "the lock of an output",
+    ("pipeline/terminal.py", "os.open"): "the null device, for writing",
     ("export/tables.py", "open"): "the file that is being written",
     ("data/nuscenes/results.py", "open"): "the file that is being written",
 }

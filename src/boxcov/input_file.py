@@ -217,8 +217,8 @@ def conform(value: Any, kind: Any, name: str) -> Any:
             conform(k, str, f"a key of {name}"): conform(v, inner[1], f"{name}.{shorten(k)}")
             for k, v in value.items()
         }
-    if is_dataclass(kind) and isinstance(value, Mapping):
-        return _dataclass(value, kind, name)
+    if is_dataclass(kind) and _is_like(value, kind):
+        return _dataclass(value, kind, name) if isinstance(value, Mapping) else value
     if kind is Any or _is_scalar(value, kind):
         return value
     raise _unexpected(value, kind, name)
@@ -245,7 +245,9 @@ def _is_like(value: Any, kind: Any) -> bool:
     origin = get_origin(kind)
     if origin is Annotated:
         return _is_like(value, get_args(kind)[0])
-    if is_dataclass(kind) or origin is dict:
+    if is_dataclass(kind):
+        return isinstance(value, (Mapping, kind))  # type: ignore[arg-type]
+    if origin is dict:
         return isinstance(value, Mapping)
     if origin in (list, tuple):
         return isinstance(value, (list, tuple))

@@ -68,15 +68,12 @@ def exported(detector, framework, legacy=False):
 
 
 def foreign_state(framework, name):
-    """Return a checkpoint of a published network with all weights 0.01, as a framework stores it.
-
-    Tensors are expanded scalars, so that neither the file nor the test needs much memory.
-    """
+    """Return a checkpoint of a published network as a framework stores it; all weights are 0.01."""
     config = named_config(name, framework)
     with torch.device("meta"):
         detector = CenterPoint(config)
     shapes = {key: tensor.shape for key, tensor in exported(detector, framework).items()}
-    state = {key: torch.full((1,), 0.01).expand(shape) for key, shape in shapes.items()}
+    state = {key: torch.full(shape, 0.01, dtype=torch.float16) for key, shape in shapes.items()}
     if framework == "openpcdet":
         return {"model_state": state}
     return {"state_dict": state, "meta": {"mmdet3d_version": "1.4.0"}}

@@ -257,8 +257,9 @@ def _convert_weight(
 
 def _load_own(config: Config, state: State, path: Path) -> CenterPoint:
     """Return the network of boxcov's own file; sizes are checked before memory is allocated."""
-    if sum(config.dense.layers) > len(state):
-        raise BoxcovError(f"{path}: {len(state)} tensors for {sum(config.dense.layers)} layers")
+    layers = sum(config.dense.layers) + len(config.tasks) * len(config.branches)
+    if layers > len(state):
+        raise BoxcovError(f"{path}: {len(state)} tensors for {layers} layers")
     with torch.device("meta"):
         planned = CenterPoint(config).state_dict()
     _check_fit(planned, state, {name: name for name in planned}, path, state)

@@ -8,9 +8,13 @@ from typing import Any, Literal
 
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json
-from boxcov.input_file import parse_metadata
+from boxcov.input_file import conform, parse_metadata
 
 Framework = Literal["mmdet3d", "det3d", "openpcdet"]
+
+MAX_LAYERS = 256  # of the encoder and of the blocks together
+MAX_CELLS = 1 << 13  # of the grid along one axis
+MAX_CANDIDATES = 4096  # per task: NMS compares each with each
 
 NUSCENES_TASKS = (
     ("car",),
@@ -157,6 +161,7 @@ class Config:
     velocity: bool = True  # False: boxes are x y z w l h yaw, without a velocity branch
 
     def __post_init__(self) -> None:
+        self._check_counts()
         dense = self.dense
         blocks = (dense.widths, dense.layers, dense.strides, dense.up_widths, dense.up_strides)
         if len({len(values) for values in blocks}) > 1:
@@ -182,6 +187,26 @@ class Config:
             raise BoxcovError(
                 f"{len(self.tasks)} tasks, but {len(self.reporting.radii)} radii for circle NMS"
             )
+
+    def _check_counts(self) -> None:
+        """Raise if a number of layers, cells or boxes is out of range."""
+        dense, rules, (nx, ny, nz) = self.dense, self.reporting, self.grid
+        widths = (*dense.widths, *dense.up_widths, *self.encoder.widths, *dense.strides)
+        ranges = {
+            "number of blocks": (len(dense.widths), 1, MAX_LAYERS),
+            "number of layers": (sum(dense.layers), 0, MAX_LAYERS),
+            "smallest number of layers": (min(dense.layers, default=0), 0, MAX_LAYERS),
+            "number of encoder layers": (len(self.encoder.widths), 1, MAX_LAYERS),
+            "smallest width or stride": (min(*widths, dense.shared, dense.branch), 1, 1 << 20),
+            "number of cells along x": (nx, 1, MAX_CELLS),
+            "number of cells along y": (ny, 1, MAX_CELLS),
+            "number of cells along z": (nz, 1, MAX_CELLS),
+            "number of candidates": (rules.candidates, 1, MAX_CANDIDATES),
+            "number of boxes": (rules.max_boxes, 1, MAX_CANDIDATES),
+        }
+        for name, (value, low, high) in ranges.items():
+            if not low <= value <= high:
+                raise BoxcovError(f"the {name} must be {low} to {high}, got {value}")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -338,13 +363,13 @@ class Config:
     @staticmethod
     def from_json(text: str) -> Config:
         try:
-            given = _tuples(parse_metadata(text))
+            given = conform(parse_metadata(text), dict[str, Any], "config")
             encoder = {"Pillars": Pillars, "Voxels": Voxels}[given.pop("kind")]
             if "most" in given["reporting"]:  # the name in files of version 0.1
                 given["reporting"]["max_boxes"] = given["reporting"].pop("most")
-            parts = {"encoder": encoder, "dense": Dense, "reporting": Reporting, "loss": Loss}
-            inner = {name: kind(**given.pop(name)) for name, kind in parts.items()}
-            return Config(**inner, **given)
+            given["encoder"] = conform(given["encoder"], encoder, "encoder")
+            config: Config = conform(given, Config, "config")
+            return config
         except BoxcovError:
             raise
         except (
@@ -359,10 +384,3 @@ class Config:
                 "not a CenterPoint config, or one of another version "
                 f"({type(error).__name__}: {error})"
             ) from None
-
-
-def _tuples(value: Any) -> Any:
-    """Replace lists by tuples in JSON values."""
-    if isinstance(value, dict):
-        return {key: _tuples(entry) for key, entry in value.items()}
-    return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from boxcov.errors import BoxcovError, join_names
+from boxcov.input_file import read_text
 
 SUFFIXES = (".py", ".yaml", ".yml")
 MAX_DEPTH = 10  # of files that name a base file
@@ -71,9 +72,16 @@ class Settings:
 
 def _is_unknown(value: Any) -> bool:
     """Return whether any part of a value is UNKNOWN."""
-    parts = value.values() if isinstance(value, Mapping) else value
-    nested = isinstance(value, Mapping | list)
-    return any(map(_is_unknown, parts)) if nested else value is UNKNOWN
+    seen: dict[int, Any] = {}  # each part once: a list may hold another one many times
+    left = [value]
+    while left:
+        part = left.pop()
+        if part is UNKNOWN:
+            return True
+        if isinstance(part, Mapping | list) and id(part) not in seen:
+            seen[id(part)] = part
+            left.extend(part.values() if isinstance(part, Mapping) else part)
+    return False
 
 
 def read_settings(path: Path) -> Settings:
@@ -101,7 +109,7 @@ def _read(path: Path, missing: list[str], depth: int) -> dict[str, Any]:
     if not depth:
         raise BoxcovError(f"{path}: more than {MAX_DEPTH} base files in a row")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise BoxcovError(f"{path}: not a configuration file ({error})") from None
     if path.suffix == ".py":

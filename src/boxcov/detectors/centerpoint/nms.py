@@ -6,11 +6,14 @@ that compete with each other, sorted by descending score.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 # Pairs of boxes of one group, as indices into all G K boxes, the box with the higher score first.
 Pairs = tuple[Tensor, Tensor]
+_PAIRS = 1 << 22  # that are compared at once
 
 
 def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -76,10 +79,14 @@ def _clip(polygon: Tensor, distance: Tensor) -> Tensor:
 
 def rotated_pairs(boxes: Tensor, valid: Tensor, overlap: float) -> Pairs:
     """Return the pairs of valid boxes (G, K, 5) whose IoU is above ``overlap``."""
-    first, second = _pairs(near_boxes(boxes), valid)
     flat = boxes.flatten(0, 1)
-    over = rotated_iou(flat[first], flat[second]) > overlap
-    return first[over], second[over]
+    found = []
+    for start, rows in _row_chunks(boxes):
+        near = _pairs(near_boxes(boxes, rows), valid, start)
+        for first, second in zip(*(side.split(_PAIRS // 16) for side in near)):
+            over = rotated_iou(flat[first], flat[second]) > overlap
+            found.append((first[over], second[over]))
+    return _join(found)
 
 
 def circle_pairs(centres: Tensor, valid: Tensor, bound: Tensor) -> Pairs:
@@ -87,31 +94,57 @@ def circle_pairs(centres: Tensor, valid: Tensor, bound: Tensor) -> Pairs:
 
     The original frameworks call this bound a radius.
     """
-    return _pairs(near_centres(centres, bound), valid)
+    return _join(
+        [
+            _pairs(near_centres(centres, bound, rows), valid, start)
+            for start, rows in _row_chunks(centres)
+        ]
+    )
 
 
-def near_boxes(boxes: Tensor) -> Tensor:
-    """Return which boxes (G, K, 5) can overlap (G, K, K): their circumscribed circles meet."""
+def near_boxes(boxes: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Return which boxes (G, K, 5) can overlap (G, K, K): their circumscribed circles meet.
+
+    rows: (G, R, 5), a part of the boxes; the result is (G, R, K).
+    """
+    rows = boxes if rows is None else rows
     reach: Tensor = boxes[:, :, 2:4].norm(dim=2) / 2
-    return _squared_distances(boxes) <= (reach.unsqueeze(2) + reach.unsqueeze(1)).square()
+    own = reach if rows is boxes else rows[:, :, 2:4].norm(dim=2) / 2
+    return _squared_distances(rows, boxes) <= (own.unsqueeze(2) + reach.unsqueeze(1)).square()
 
 
-def near_centres(centres: Tensor, bound: Tensor) -> Tensor:
-    """Return which centres (G, K, 2) have a squared distance within ``bound`` (G,): (G, K, K)."""
-    return _squared_distances(centres) <= bound.reshape(-1, 1, 1)
+def near_centres(centres: Tensor, bound: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Return which centres (G, K, 2) have a squared distance within ``bound`` (G,): (G, K, K).
+
+    rows: (G, R, 2), a part of the centres; the result is (G, R, K).
+    """
+    return _squared_distances(centres if rows is None else rows, centres) <= bound.reshape(-1, 1, 1)
 
 
-def _squared_distances(boxes: Tensor) -> Tensor:
-    dx, dy = (boxes[:, :, i].unsqueeze(2) - boxes[:, :, i].unsqueeze(1) for i in (0, 1))
+def _squared_distances(rows: Tensor, boxes: Tensor) -> Tensor:
+    dx, dy = (rows[:, :, i].unsqueeze(2) - boxes[:, :, i].unsqueeze(1) for i in (0, 1))
     return dx.square() + dy.square()
 
 
-def _pairs(near: Tensor, valid: Tensor) -> Pairs:
-    group, first, second = (
-        (near & valid.unsqueeze(2) & valid.unsqueeze(1)).triu(1).nonzero(as_tuple=True)
-    )
+def _row_chunks(boxes: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield parts (G, R, .) of boxes (G, K, .) with their start, so that G R K is bounded."""
+    count = max(_PAIRS // max(boxes.shape[0] * boxes.shape[1], 1), 1)
+    for start in range(0, max(boxes.shape[1], 1), count):
+        yield start, boxes[:, start : start + count]
+
+
+def _pairs(near: Tensor, valid: Tensor, start: int) -> Pairs:
+    """Return the pairs in ``near`` (G, R, K), whose first row is the box ``start``."""
+    rows = valid[:, start : start + near.shape[1]]
+    both = (near & rows.unsqueeze(2) & valid.unsqueeze(1)).triu(1 + start)
+    group, first, second = both.nonzero(as_tuple=True)
     before = group * valid.shape[1]
-    return before + first, before + second
+    return before + start + first, before + second
+
+
+def _join(parts: list[Pairs]) -> Pairs:
+    first, second = zip(*parts)
+    return parts[0] if len(parts) == 1 else (torch.cat(first), torch.cat(second))
 
 
 def greedy_nms(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:

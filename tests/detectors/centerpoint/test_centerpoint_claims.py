@@ -1,0 +1,96 @@
+"""Counts that a CenterPoint file states, and candidates in bounded memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from boxcov import BoxcovError
+from boxcov.detectors import centerpoint
+from boxcov.detectors.centerpoint import nms
+from boxcov.detectors.centerpoint.config import Config
+from helpers.centerpoint_cases import detector_of, pillar_config
+
+MANY = 100_000
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any], Any]:
+    path = tmp_path_factory.mktemp("net") / "net.safetensors"
+    centerpoint.save(detector_of(pillar_config()), path)
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return path, tensors, json.loads(file.metadata()["boxcov.centerpoint"])
+
+
+@pytest.mark.parametrize(
+    ("part", "entries", "message"),
+    [
+        ("", {"tasks": [["a"]] * MANY}, "tensors for"),
+        ("", {"tasks": [["a"] * 30_000]}, "another shape"),
+        ("", {"tasks": [[3]]}, r"tasks\[0\]\[0\] is 3"),
+        ("", {"tasks": "car"}, "config.tasks is 'car'"),
+        ("", {"speed": 1}, "config has an unknown entry 'speed'"),
+        ("", {"voxel_size": [1e-6, 1e-6, 8.0]}, "number of cells along x must be 1 to 8192"),
+        ("", {"voxel_size": [-0.2, 0.2, 8.0]}, "number of cells along x must be"),
+        ("", {"voxel_size": [0.0, 0.2, 8.0]}, "ZeroDivisionError"),
+        ("encoder", {"widths": [8] * MANY}, "number of encoder layers must be 1 to 256"),
+        ("encoder", {"widths": [-8]}, "smallest width or stride must be 1"),
+        ("encoder", {"widths": [2**62]}, "another shape|overflowed"),
+        (
+            "dense",
+            dict.fromkeys(["widths", "layers", "strides", "up_widths", "up_strides"], [1] * MANY),
+            "number of blocks must be 1 to 256",
+        ),
+        ("dense", {"layers": [10**12, 1, 1]}, "number of layers must be 0 to 256"),
+        ("dense", {"layers": [10**12, -(10**12), 1]}, "smallest number of layers must be 0"),
+        ("dense", {"layers": [1.5, 1, 1]}, r"layers\[0\] is 1.5"),
+        ("reporting", {"candidates": 10**12}, "number of candidates must be 1 to 4096"),
+        ("reporting", {"max_boxes": 10**12}, "number of boxes must be 1 to 4096"),
+        ("reporting", {"nms": []}, "reporting.nms is"),
+        ("reporting", {"threshold": "0.1"}, "reporting.threshold is '0.1'"),
+    ],
+)
+def test_counts_are_compared_with_the_tensors(stored, part, entries, message) -> None:
+    path, tensors, about = stored
+    claims = {**about, **entries} if not part else {**about, part: {**about[part], **entries}}
+    save_file(tensors, path, {"boxcov.centerpoint": json.dumps(claims)})
+    with pytest.raises(BoxcovError, match=rf"net\.safetensors: .*({message})"):
+        centerpoint.load(path)
+
+
+def test_a_config_of_every_kind_is_read_again() -> None:
+    for config in (Config.small(), Config.voxel(), Config.det3d_pillar(), Config.kitti()):
+        assert Config.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("limit", [1, 7, 200, 1 << 22])
+def test_pairs_in_chunks_are_the_same(monkeypatch, limit) -> None:
+    torch.manual_seed(0)
+    boxes = torch.rand(3, 40, 5) * torch.tensor([20.0, 20, 3, 5, 6])
+    valid = torch.rand(3, 40) > 0.2
+    bound = torch.tensor([1.0, 4.0, 9.0])
+    centres = boxes[..., :2]
+    expected = [nms.rotated_pairs(boxes, valid, 0.1), nms.circle_pairs(centres, valid, bound)]
+    monkeypatch.setattr(nms, "_PAIRS", 16 * limit)
+    found = [nms.rotated_pairs(boxes, valid, 0.1), nms.circle_pairs(centres, valid, bound)]
+    for one, other in zip(expected, found):
+        assert set(zip(*(side.tolist() for side in one))) == set(
+            zip(*(side.tolist() for side in other))
+        )
+        assert len(one[0]) > 10
+    empty = nms.rotated_pairs(boxes[:, :0], valid[:, :0], 0.1)
+    assert [len(side) for side in empty] == [0, 0]
+
+
+def test_a_list_that_holds_itself_many_times_is_read_once(tmp_path) -> None:
+    from boxcov.detectors.centerpoint.config_file import read_settings
+
+    lines = ["x0 = [1]", *(f"x{i + 1} = [x{i}, x{i}]" for i in range(60))]
+    (tmp_path / "net.py").write_text("\n".join(lines))
+    assert len(read_settings(tmp_path / "net.py").get("x60")) == 2
