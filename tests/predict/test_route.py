@@ -54,7 +54,14 @@ def test_verdict_on_boxes(errors: Tensor, verdict: Verdict) -> None:
     ],
 )
 def test_verdict_on_weights(errors: list[float], boxes: int, verdict: Verdict) -> None:
-    assert judge_weights(errors, boxes, tolerance=1e-2) is verdict
+    named = dict(zip("ab", errors))
+    assert judge_weights(named, dict.fromkeys(named, boxes), tolerance=1e-2) is verdict
+
+
+def test_a_weight_of_few_boxes_does_not_decide() -> None:
+    errors = {"common": 1e-3, "rare": 5e-2}
+    assert judge_weights(errors, {"common": 90, "rare": 2}, 1e-2) is Verdict.UNDECIDED
+    assert judge_weights(errors, {"common": 90, "rare": 9}, 1e-2) is Verdict.CONTRADICTS
 
 
 @pytest.fixture(scope="module")

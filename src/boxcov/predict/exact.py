@@ -155,7 +155,10 @@ class ExactRouter(TangentRouter):
         part of the covariance that comes from the layers below the head."""
         boxes = replace(point, logits=None)
         head = self._head(boxes)
-        logit = self._head_by_instance(point) if self.with_logit else None
+        logit = None
+        if self.with_logit:  # in full precision: in TF32 crops and the map differ by per cent
+            with matrix_precision("float32"):
+                logit = self._head_by_instance(point)
         if logit is not None and len(logit.below) == len(self.posterior.blocks) > len(head.below):
             self._warn_of_slow_logit(*point.boxes.shape)
         covariance, row = head.covariance, None if logit is None else logit.covariance

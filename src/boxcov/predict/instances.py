@@ -204,7 +204,13 @@ class InstancesCheck(Verification):
             self._upstream[point.logits is not None] = behind
             own = with_leaves(replace(point, raw=raw))
             z = torch.zeros_like(decoded)
-            with LayerCallMode(linearized.names, on_call):
+            boxes: dict[str, int] = {}
+
+            def count_boxes(name: str, call: LayerCall) -> Tensor:
+                boxes[name] = boxes.get(name, 0) + call.batched_x.shape[0]
+                return on_call(name, call)
+
+            with LayerCallMode(linearized.names, count_boxes):
                 for index, run in instance_groups(own) or []:
                     z = z.index_copy(0, index, run())
             probe = torch.linspace(-1, 1, z.numel(), device=z.device).cos().reshape(z.shape)
@@ -219,15 +225,14 @@ class InstancesCheck(Verification):
             for name, whole, by_instance in zip(theta, *gradients)
             if name not in upstream
         }
-        return _judge(point, z.detach(), decoded.detach(), errors)
+        _check_numbers(point, z.detach(), decoded.detach())
+        # a weight that instances() does not use matters to any of the boxes
+        return _judge_gradients(point, errors, {n: boxes.get(n, len(z)) for n in errors})
 
 
-def _judge(
-    point: LinearizationPoint, z: Tensor, decoded: Tensor, gradient_errors: dict[str, float]
-) -> Verdict:
-    """Verdict on numbers (m, D) by instance and by ``decode()``, and on gradients by weight."""
-    tolerance = rounding_tolerance(w.dtype for w in point.linearized.weights.values())
-    oracle = "decode()" if point.logits is None else "decode() with logits()"
+def _check_numbers(point: LinearizationPoint, z: Tensor, decoded: Tensor) -> None:
+    """Raise unless the numbers (m, D) by instance are those by ``decode()``."""
+    tolerance, oracle = _tolerance(point), _oracle(point)
     delta = short_way(z - decoded, point.linearized.shadow).abs()
     errors = (delta / (1 + decoded.abs())).amax(1)
     if not bool((errors <= tolerance).all()):  # values have no kinks: every box must agree
@@ -236,14 +241,29 @@ def _judge(
             f"{_method_name(point)} gives box {row} as {z[row].tolist()}, {oracle} gives "
             f"{decoded[row].tolist()}"
         )
-    verdict = judge_weights(gradient_errors.values(), len(errors), tolerance)
+
+
+def _judge_gradients(
+    point: LinearizationPoint, errors: dict[str, float], boxes: dict[str, int]
+) -> Verdict:
+    """Verdict on the gradients of each weight, summed over ``boxes``."""
+    tolerance = _tolerance(point)
+    verdict = judge_weights(errors, boxes, tolerance)
     if verdict is Verdict.CONTRADICTS:
-        wrong = [name for name, error in gradient_errors.items() if not error <= tolerance]
+        wrong = [name for name, error in errors.items() if not error <= tolerance]
         raise BoxcovError(
-            f"{_method_name(point)} gives other gradients than {oracle} for {join_names(wrong)}: "
-            "is its crop too small, or its border off?"
+            f"{_method_name(point)} gives other gradients than {_oracle(point)} for "
+            f"{join_names(wrong)}: is its crop too small, or its border off?"
         )
     return verdict
+
+
+def _tolerance(point: LinearizationPoint) -> float:
+    return rounding_tolerance(w.dtype for w in point.linearized.weights.values())
+
+
+def _oracle(point: LinearizationPoint) -> str:
+    return "decode()" if point.logits is None else "decode() with logits()"
 
 
 def _method_name(point: LinearizationPoint) -> str:

@@ -32,7 +32,7 @@ The route is logged when it is fixed (logger "boxcov", level INFO) and shown by 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -181,13 +181,21 @@ def judge_boxes(errors: Tensor, tolerance: float = BOX_TOLERANCE) -> Verdict:
     return Verdict.CONTRADICTS if far and len(errors) > 1 else Verdict.UNDECIDED
 
 
-def judge_weights(errors: Iterable[float], boxes: int, tolerance: float) -> Verdict:
-    """Verdict on relative differences of gradients that were summed over ``boxes`` boxes."""
-    worst = max((float("inf") if error != error else error for error in errors), default=0.0)
-    if worst <= tolerance:
+def judge_weights(
+    errors: Mapping[str, float], boxes: Mapping[str, int], tolerance: float
+) -> Verdict:
+    """Verdict on relative differences of gradients by weight.
+
+    boxes: how many boxes each gradient was summed over. A few boxes may sit at a kink.
+    """
+    wrong = {name: error for name, error in errors.items() if not error <= tolerance}  # NaN is
+    if not wrong:
         return Verdict.AGREES
-    is_clear = boxes >= _ENOUGH_BOXES or (boxes > 1 and worst > 10 * tolerance)
-    return Verdict.CONTRADICTS if is_clear else Verdict.UNDECIDED
+    for name, error in wrong.items():
+        count = boxes[name]
+        if count >= _ENOUGH_BOXES or (count > 1 and not error <= 10 * tolerance):
+            return Verdict.CONTRADICTS
+    return Verdict.UNDECIDED
 
 
 def rounding_tolerance(dtypes: Iterable[torch.dtype]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,13 @@ from boxcov.head_stages import HeadStages, LogitBranch
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 Raw = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Clouds:
+    """The inputs, for ``signals``: an object, since nothing is derived from these tensors."""
+
+    clouds: Sequence[Tensor]
 
 
 class CenterPoint(Detector):
@@ -67,7 +75,7 @@ class CenterPoint(Detector):
         bev = self.encoder(inputs)
         features = self.neck(self.backbone(bev))
         raw = {"bev": bev, "features": features, "tasks": self.head(features)}
-        return raw if isinstance(inputs, Tensor) else {**raw, "points": list(inputs)}
+        return raw if isinstance(inputs, Tensor) else {**raw, "points": Clouds(inputs)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {
@@ -114,7 +122,7 @@ class CenterPoint(Detector):
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
         maps = raw.get(SIGNAL_INPUTS)
         if maps is None and "points" in raw:
-            maps = self.signal_inputs(raw["points"])
+            maps = self.signal_inputs(raw["points"].clouds)
         return signals(raw["tasks"], (raw["bev"], maps), selection, self.config)
 
     def signal_inputs(self, inputs: Sequence[Tensor]) -> Tensor | None:
