@@ -186,7 +186,7 @@ def test_table_and_report_are_written(tmp_path, saved) -> None:
     assert "chance" in done.out
     assert "report.html" in done.out
     page = (tmp_path / "report.html").read_text()
-    assert "Box covariances on simulated:clear test" in page
+    assert "Uncertainty of boxes: simulated:clear test" in page
     study = study_of(saved, scenes=2)
     assert sorted(study.scenes) == [0, 1]
     assert len(study.scenes[0].points) > 1000

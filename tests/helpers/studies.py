@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from boxcov.evaluate.records import Records
@@ -47,12 +49,32 @@ def random_records(
     )
 
 
+def calibrated_records(
+    seed: int, frames: int = 4, each: int = 12, fields: tuple[str, ...] = FIELDS
+) -> Records:
+    """Random records with risk, Student-t scales and regions; 90 % half widths are 1.6 scales."""
+    records = random_records(seed, frames, each, fields)
+    rng = np.random.default_rng(seed + 100)
+    n, D = records.boxes.shape
+    scale = rng.gamma(2.0, 0.2, (n, D))
+    matrices = np.einsum("nd,de->nde", scale**2, np.eye(D))
+    regions = scale[:, None] * np.array([0.7, 1.6, 2.0])[:, None]
+    return replace(
+        records,
+        risk=np.clip(rng.beta(1, 1, n) * 0.5 + 0.5 * records.bad, 0, 1),
+        scale=scale,
+        dof=(5.0,) * D,
+        predictive=matrices * 5 / 3,
+        regions=regions,
+    )
+
+
 def random_study(
     seed: int = 0, frames: int = 4, each: int = 12, points: int = 2000, title: str = "A study"
 ) -> Study:
-    """Two methods with covariances and a baseline without, a scene for each frame but the last."""
+    """A calibrated method, one that is not, and a baseline; a scene per frame but the last."""
     rng = np.random.default_rng(seed)
-    records = random_records(seed, frames, each)
+    records = calibrated_records(seed, frames, each)
     other = random_records(seed + 1, frames, each)
     baseline = random_records(seed, frames, each, covariance=False).with_uncertainty(
         1 - records.scores

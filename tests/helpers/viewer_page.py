@@ -6,10 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
-from boxcov.evaluate.quality import accurate_iou, accurate_l2, partition
-from boxcov.evaluate.records import Records
 from boxcov.report.page import write
 from boxcov.report.study import Study
 from helpers.browser import Browser
@@ -27,22 +23,28 @@ def shown(browser: Browser, folder: Path, study: Study) -> Iterator[Browser]:
     assert browser.complaints() == []
 
 
-def counts(page: Browser, where: str) -> tuple[int, ...]:
-    """Return AC, IC, AU and IU as the page shows them."""
-    return tuple(int(page.text(f"#{where}-{kind}")) for kind in ("AC", "IC", "AU", "IU"))
+def shown_boxes(page: Browser) -> list[int]:
+    """Return the boxes of the frame that pass the filters, as drawn."""
+    return sorted(
+        page.run(
+            "return [...document.querySelectorAll('.box:not(.hidden)')]"
+            ".map((box) => Number(box.dataset.box))"
+        )
+    )
 
 
-def expected(
-    records: Records, error: str, threshold: float, frame: int | None = None
-) -> tuple[int, ...]:
-    uncertain = ~(records.uncertainty < threshold)
-    rows = np.ones(len(records), bool) if frame is None else records.frame == frame
-    if error == "IoU":
-        return partition(accurate_iou(records.iou)[rows], uncertain[rows])
-    accurate = np.zeros(len(records), bool)
-    accurate[records.paired] = accurate_l2(records.l2[records.paired])
-    rows &= records.paired
-    return partition(accurate[rows], uncertain[rows])
+def listed_boxes(page: Browser) -> list[int]:
+    """Return the boxes of the list, from the top."""
+    return page.run(
+        "return [...document.querySelectorAll('#list tbody tr')].map((r) => Number(r.dataset.box))"
+    )
+
+
+def still(browser: Browser, **features: str) -> None:
+    """Fly to boxes at once; further features, such as the colour scheme, by name."""
+    wanted = {"prefers-reduced-motion": "reduce", **features}
+    media = [{"name": name.replace("_", "-"), "value": value} for name, value in wanted.items()]
+    browser.command("Emulation.setEmulatedMedia", features=media)
 
 
 def choose(page: Browser, control: str, value: str | int) -> None:
@@ -55,17 +57,13 @@ def choose(page: Browser, control: str, value: str | int) -> None:
     )
 
 
-def threshold(page: Browser) -> float:
-    return float(page.run("return document.getElementById('threshold').value"))
-
-
-def centre_of(page: Browser, row: int) -> tuple[float, float]:
+def centre_of(page: Browser, box: int) -> tuple[float, float]:
     where = page.run(
-        "const box = document.querySelector(`.box[data-row='${arguments[0]}'] .outline`); "
+        "const box = document.querySelector(`.box[data-box='${arguments[0]}'] .outline`); "
         "box.scrollIntoView({block: 'center'});"
         "box.parentNode.parentNode.append(box.parentNode);"  # on top of its neighbours
         "const area = box.getBoundingClientRect(); "
         "return [area.left + area.width / 2, area.top + area.height / 2]",
-        row,
+        box,
     )
     return where[0], where[1]

@@ -7,7 +7,7 @@ import pytest
 
 from boxcov.report.page import write
 from helpers.browser import Browser
-from helpers.viewer_page import STUDY
+from helpers.viewer_page import STUDY, choose, still
 
 
 @pytest.fixture(scope="module")
@@ -28,5 +28,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(browser: Browser, file: Path) -> Iterator[Browser]:
     """The study's page, freshly opened; any message on the console is a failure."""
     browser.open(file)
+    still(browser)
+    choose(browser, "score-filter", 0)
     yield browser
     assert browser.complaints() == []

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,13 +13,14 @@ from boxcov.report.charts import (
     BarChart,
     Line,
     LineChart,
-    reliability_charts,
+    calibration_charts,
     runtime_charts,
+    student_coverage,
     threshold_charts,
 )
 from boxcov.report.study import Method, Study
 from boxcov.report.svg import draw_bar_chart, draw_line_chart, legend
-from helpers.studies import random_records, random_study
+from helpers.studies import calibrated_records, random_records, random_study
 
 
 def test_threshold_charts_show_the_curves() -> None:
@@ -32,20 +35,55 @@ def test_threshold_charts_show_the_curves() -> None:
     )
 
 
-def test_reliability_charts_show_the_coverage() -> None:
+def test_thresholds_of_a_probability_are_its_values() -> None:
+    records = calibrated_records(1)
+    as_risk = records.without_covariance(records.risk)
+    chart = threshold_charts(Study("x", methods=[Method("risk", as_risk, is_probability=True)]))[2]
+    (line,) = chart.lines
+    bad = records.iou < 0.4
+    expected = [np.mean(records.risk[bad] >= t) for t in line.x]
+    np.testing.assert_allclose(line.y, expected)
+    assert line.x[-1] == 1
+
+
+def test_risk_diagram_shows_promised_and_happened() -> None:
     study = random_study(seed=2)
+    records = study.methods[0].records
+    chart = calibration_charts(study)[0]
+    assert chart.title == "Risk: promised and happened"
+    assert [line.name for line in chart.lines] == ["exact"]  # the others have no risk
+    order = np.argsort(records.risk)
+    tenth = order[: -(-len(order) // 10)]
+    assert chart.lines[0].x[0] == pytest.approx(records.risk[tenth].mean())
+    assert chart.lines[0].y[0] == pytest.approx((records.iou[tenth] < 0.4).mean())
+
+
+def test_coverage_charts_show_regions_and_ellipsoids() -> None:
+    study = random_study(seed=2)
+    calibrated, epistemic = calibration_charts(study)[1:]
+    assert [line.name for line in calibrated.lines] == ["exact: regions", "exact: Student-t"]
+    rows = study.methods[0].records[study.methods[0].records.paired]
+    errors = np.abs(rows.as_axes().errors)
+    inside = [(errors <= rows.regions[:, k]).mean() for k in range(3)]
+    np.testing.assert_allclose(calibrated.lines[0].y, inside)
+    assert [line.name for line in epistemic.lines] == ["exact", "sampled"]  # the baseline has none
     records = study.methods[1].records
-    (chart,) = reliability_charts(study)
-    assert chart.title == "Epistemic covariance"
-    assert [line.name for line in chart.lines] == ["exact", "sampled"]  # the baseline has none
     observed = coverage(gaussian_fit(records.errors, records.covariance), COVERAGES)
-    np.testing.assert_array_equal(chart.lines[1].y, observed)
-    assert [line.style for line in chart.lines] == [0, 1]
+    np.testing.assert_array_equal(epistemic.lines[1].y, observed)
+
+
+def test_errors_of_a_student_t_are_on_the_diagonal() -> None:
+    records = calibrated_records(0, frames=40, each=100, fields=("a", "b"))
+    rng = np.random.default_rng(1)
+    errors = records.scale * rng.standard_t(5, records.boxes.shape)
+    records = replace(records, truth=records.boxes - errors, l2=np.ones(len(records)))
+    levels, observed = student_coverage(records)
+    np.testing.assert_allclose(observed, levels, atol=0.02)  # a Gaussian would be off by 0.05
 
 
 def test_an_empty_study_has_no_charts() -> None:
     empty = Study("Empty")
-    assert threshold_charts(empty) == reliability_charts(empty) == runtime_charts(empty) == []
+    assert threshold_charts(empty) == calibration_charts(empty) == runtime_charts(empty) == []
 
 
 def test_a_line_has_gaps_where_values_are_nan() -> None:
@@ -58,12 +96,13 @@ def test_a_line_has_gaps_where_values_are_nan() -> None:
     assert "a < b" not in drawn
 
 
-def test_bars_are_in_proportion() -> None:
-    bars = [Bar("a", 1.0, "", 0), Bar("b", 4.0, "", 1), Bar("c", float("nan"), "not measured", 2)]
-    drawn = draw_bar_chart(BarChart("t", bars))
+def test_bars_are_logarithmic() -> None:
+    values = (2.0, 20.0, 200.0, float("nan"))
+    drawn = draw_bar_chart(BarChart("t", [Bar("x", v, "", i) for i, v in enumerate(values)]))
     widths = [float(rect.split('width="')[1].split('"')[0]) for rect in drawn.split("<rect ")[1:]]
-    assert widths[1] == pytest.approx(4 * widths[0], abs=0.3)
-    assert widths[2] < 2
+    assert widths[2] - widths[1] == pytest.approx(widths[1] - widths[0], abs=0.3)
+    assert widths[0] > 10
+    assert widths[3] < 2
 
 
 def test_runtime_names_and_colours() -> None:
@@ -81,5 +120,7 @@ def test_runtime_names_and_colours() -> None:
 
 
 def test_the_legend_names_every_method_and_the_diagonal() -> None:
-    assert legend(["exact", "<i>"], with_diagonal=True).count("<li>") == 3
-    assert "<i>" not in legend(["<i>"])
+    line = Line("<i>", np.zeros(1), np.zeros(1), 0)
+    charts = [LineChart("a", "x", [line, replace(line, name="exact")], with_diagonal=True)]
+    assert legend([*charts, *charts]).count("<li>") == 3
+    assert "<i>" not in legend(charts)

@@ -19,7 +19,7 @@ def test_figures_are_written(tmp_path: Path) -> None:
     made = write_figures(tmp_path / "new" / "folder", random_study(frames=6))
     assert [path.name for path in made] == [
         "curves.png",
-        "reliability.png",
+        "calibration.png",
         "runtime.png",
         "bev-0.png",
         "bev-1.png",
@@ -53,5 +53,5 @@ def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     )
     assert [path.name for path in write_figures(tmp_path, images)] == [
         "curves.png",
-        "reliability.png",
+        "calibration.png",
     ]

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.quality import partitions
+from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.summary import table as metric_table
 from boxcov.report import page as module
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study
-from boxcov.report.viewer import MAX_POINTS, deviations_and_correlations, pack
-from helpers.studies import random_records, random_study
+from boxcov.report.verdict import Headline, sentences
+from boxcov.report.viewer import MAX_POINTS, box_values, deviations_and_correlations, pack
+from helpers.studies import calibrated_records, random_records, random_study
 
 HOSTILE = "</script><b>&\"'$x_1$"
 VOID = {"meta", "input", "br"}
@@ -81,13 +82,12 @@ def test_links_lead_to_sections() -> None:
     reader = read(random_study())
     assert all(reference.startswith("#") for reference in reader.references)
     assert {reference[1:] for reference in reader.references} == {
-        "about",
-        "quality",
-        "curves",
-        "reliability",
-        "groups",
-        "runtime",
         "viewer",
+        "quality",
+        "calibration",
+        "curves",
+        "runtime",
+        "settings",
     }
     assert {reference[1:] for reference in reader.references} <= set(reader.ids)
 
@@ -139,10 +139,6 @@ def test_the_embedded_data_are_json() -> None:
     assert found is not None
     data = json.loads(found[1])
     assert data == pack(study)
-    records = study.methods[0].records
-    assert (
-        sum(partitions(records.iou, records.l2, records.uncertainty)["l2"]) == records.paired.sum()
-    )
 
 
 def test_points_are_thinned_and_far_ones_left_out() -> None:
@@ -187,12 +183,60 @@ def test_invalid_covariances_are_shown() -> None:
 
 
 def test_infinite_uncertainty() -> None:
-    records = random_records(0)
+    records = random_records(0, covariance=False)
     records.uncertainty[3] = np.inf
-    assert (
-        pack(Study("x", methods=[Method("m", records)]))["methods"][0]["threshold"] is None
-    )  # the page's infinity
     read(Study("x", methods=[Method("m", records)]))
+
+
+def test_verdict_comes_first_with_three_numbers() -> None:
+    study = random_study(seed=4)
+    records = study.methods[0].records
+    text = page(study)
+    first = text[: text.index('<section id="viewer"')]
+    bad = records.iou < 0.4
+    assert f"<b>{auroc(bad, records.risk):.3f}</b>" in first
+    assert f"1 − score {auroc(bad, 1 - records.scores):.3f}" in first
+    assert first.count("<b>") == 3
+    assert "The risk ranks a bad box above a good one in" in first
+    bare = Study("Bare", methods=study.methods[1:2])
+    assert "These boxes are uncalibrated: boxcov calibrate adds" in page(bare)
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(0.9, "as promised"), (0.7, "too narrow"), (0.97, "wider than promised")]
+)
+def test_verdict_judges_the_regions(share: float, words: str) -> None:
+    numbers = Headline(10, 0.2, 0.2, 0.9, 0.8, 0.01, {0.5: share, 0.9: share, 0.95: share})
+    assert words in sentences(numbers)[1]
+
+
+def test_first_screen_has_no_sum_of_units() -> None:
+    records = random_records(3)
+    name, unit, values = box_values(records)
+    variances = np.diagonal(records.covariance, axis1=1, axis2=2)
+    assert (name, unit) == ("σ of the position", "m")
+    np.testing.assert_allclose(values, np.sqrt(variances[:, 0] + variances[:, 1]))
+    image = random_records(3, fields=("x1", "y1", "x2", "y2"))
+    assert box_values(image)[:2] == ("σ of the sides", "px")
+    assert box_values(calibrated_records(3))[0] == "risk"
+    assert "rad" not in pack(Study("x", methods=[Method("m", records)]))["units"]
+
+
+def test_coverage_by_class_and_range() -> None:
+    study = random_study(seed=6)
+    records = study.methods[0].records
+    tables = [row for row in read(study).rows if len(row) == 9]
+    rows = {row[0]: row for row in reversed(tables)}  # of the first method
+    cars = records[records.labels == 0]
+    assert rows["car"][1:4] == [
+        str(len(cars)),
+        f"{100 * (cars.iou < 0.4).mean():.0f} %",
+        f"{100 * cars.risk.mean():.0f} %",
+    ]
+    near = records[records.range < 15]
+    errors, paired = near.as_axes().errors, near.paired
+    inside = (np.abs(errors) <= near.regions[:, 1])[paired].mean()
+    assert rows["0 to 15 m"][7] == f"{100 * inside:.0f} %"
 
 
 def test_boxes_of_unknown_fields_have_tables_only() -> None:

@@ -1,4 +1,4 @@
-"""``boxcov demo``: all steps on the detector and the simulated frames inside the package."""
+"""``boxcov demo``: calibrated boxes of the detector and the simulated frames inside the package."""
 
 from __future__ import annotations
 
@@ -12,69 +12,70 @@ from boxcov.pipeline.terminal import say, say_json, say_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-METRICS = ("AvU", "P(A|C)", "P(U|I)", "AUROC")
-INACCURATE = {
-    "IoU": "boxes whose IoU with an object is below 0.4",
-    "l2": "boxes whose error is above the mean",
-}
+    from boxcov.pipeline.demo import Scene
 
 
 def demo(options: DemoCommand, as_json: AsJson = False) -> None:
-    """Fit a posterior, run every method and write a report: no download, no GPU.
+    """Show what the risk and the regions of boxes are worth, and write a report.
 
-    The detector is the trained CenterPoint inside the package, on simulated LiDAR frames.
+    No download, no GPU, no fit: the trained CenterPoint, its posterior and its error model are part
+    of the package, and the LiDAR frames are simulated. `boxcov reproduce` compares all methods.
     """
     from boxcov.pipeline import demo as pipeline
     from boxcov.pipeline.progress import Steps
 
-    out = sys.stderr if as_json else sys.stdout
-    say(f"detector: {pipeline.DETECTOR}; frames: simulated LiDAR", out)
+    text = f"{pipeline.DETECTOR} with its posterior and error model, on simulated LiDAR frames"
+    say(text, sys.stderr if as_json else sys.stdout)
     with Steps() as step:
-        result = pipeline.run(options, step)
+        scenes = pipeline.run(options, step)
     if as_json:
-        report = str(result.report)
-        say_json({"quality": result.rows, "runtime": result.runtime, "report": report})
+        numbers = {scene.name: {**scene.numbers, "report": str(scene.report)} for scene in scenes}
+        say_json(numbers)
         return
-    for error, boxes in INACCURATE.items():
-        title = f"does u find {boxes}? (in brackets: chance level, u shuffled)"
-        say_table(_quality_table(result.rows, error, title))
-    say_table(_runtime_table(result.runtime))
-    say(result.check)
-    say(
-        f"report: {result.report}\nfigures: {options.out}/figures\n"
-        f"predictions: {options.out}/*.safetensors"
-    )
+    say_table(_table(scenes))
+    for scene in scenes:
+        say(f"{scene.name}, {pipeline.SCENES[scene.name]}: {scene.report}")
 
 
-def _quality_table(rows: list[dict[str, Any]], error: str, title: str) -> Table:
-    """Return the paper's metrics and AUROC for one error, with one line per method."""
+def _table(scenes: list[Scene]) -> Table:
+    """Return one column per scene: what was promised, and what happened."""
     from rich.table import Table
 
-    table = Table("u of", *METRICS, title=title)
-    chance = {
-        row["method"].removesuffix(", shuffled"): row for row in rows if row["kind"] == "chance"
-    }
-    for row in rows:
-        method = row["method"]
-        # MCI reports other boxes, so its baselines differ from those of all other methods
-        own = row["kind"] in ("method", "baseline") and not method.endswith("(MCI)")
-        if own or method == "score + size + covariance (exact)":
-            keys = [f"{name} {error}" for name in METRICS]
-            cells = (f"{_cell(row[key])} ({_cell(chance[method][key])})" for key in keys)
-            table.add_row(method, *cells)
+    from boxcov.pipeline.demo import HIGH, LOW, WIDTHS
+    from boxcov.report.verdict import display_unit
+
+    table = Table("", *(scene.name for scene in scenes))
+    all_numbers = [scene.numbers for scene in scenes]
+
+    def add(label: str, cells: list[str], end_section: bool = False) -> None:
+        table.add_row(label, *cells, end_section=end_section)
+
+    add("boxes", [str(n["boxes"]) for n in all_numbers])
+    add("bad boxes: no object, or IoU < 0.4", [_percent(n["bad"]) for n in all_numbers])
+    add("  promised by the risk", [_percent(n["risk"]) for n in all_numbers])
+    for label, name in ((f"up to {LOW:.0%}", "low risk"), (f"from {HIGH:.0%}", "high risk")):
+        add(f"  bad among risks {label}", [_bad_among(n[name]) for n in all_numbers])
+    add("AUROC of the risk", [f"{n['AUROC']:.3f}" for n in all_numbers])
+    scores = [f"{n['AUROC of 1 - score']:.3f}" for n in all_numbers]
+    add("  of 1 - score", scores, end_section=True)
+    for level in all_numbers[0]["inside"]:
+        label = f"errors inside the {float(level):.0%} regions"
+        add(label, [_percent(n["inside"][level]) for n in all_numbers])
+    for field in WIDTHS:
+        unit = display_unit(field)[0]
+        widths = [f"{n['half width'][field]:.2g} {unit}" for n in all_numbers]
+        add(f"  90% half width of {field}, median", widths, end_section=field == WIDTHS[-1])
+    add("cost, in plain frames", [f"{n['cost']:.1f}" for n in all_numbers])
     return table
 
 
-def _cell(cell: dict[str, float | None]) -> str:
-    return "-" if cell["value"] is None else f"{cell['value']:.2f}"
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
-def _runtime_table(rows: list[dict[str, Any]]) -> Table:
-    from rich.table import Table
-
-    title = f"run time, {rows[0]['boxes']} boxes per frame"
-    table = Table("method", "ms per frame", "relative to the plain detector", title=title)
-    for row in rows:
-        samples = f", k = {row['samples']}" if row.get("samples") else ""
-        table.add_row(f"{row['method']}{samples}", f"{row['ms']:.0f}", f"{row['ratio']:.1f}")
-    return table
+def _bad_among(count: dict[str, Any]) -> str:
+    """
+    >>> _bad_among({"boxes": 40, "bad": 0.05})
+    '5% of 40'
+    """
+    return f"{_percent(count['bad'])} of {count['boxes']}"

@@ -122,18 +122,21 @@ def curves(
     *,
     points: int = 101,
     iou_threshold: float = IOU_THRESHOLD,
+    by_quantile: bool = True,
 ) -> Curves:
     """Return AvU, P(A|C), P(U|I), P(U) and P(A) at ``points`` thresholds from 0 to 1.
 
     A prediction is uncertain if the quantile of its u is at least the threshold. The arrays (n,)
-    are those of ``quality``; a metric is NaN where its denominator is 0.
+    are those of ``quality``; a metric is NaN where its denominator is 0. by_quantile: False for a u
+    that is a probability, such as the risk, which is then compared with the threshold itself.
 
     >>> iou, l2, u = np.array([0.8, 0.1]), np.array([0.2, 0.9]), np.array([1.0, 2.0])
     >>> found = curves(iou, l2, u, points=3)
     >>> found.thresholds.tolist(), found.values["AvU"]["IoU"].tolist()
     ([0.0, 0.5, 1.0], [0.5, 1.0, 0.5])
     """
-    quantile = quantiles(check_arrays(errors_iou, errors_l2, uncertainty))
+    u = check_arrays(errors_iou, errors_l2, uncertainty)
+    quantile = quantiles(u) if by_quantile else u
     paired = ~np.isnan(errors_l2)
     cases = {
         "IoU": (accurate_iou(errors_iou, iou_threshold), quantile),

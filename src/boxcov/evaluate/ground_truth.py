@@ -160,4 +160,11 @@ def match_detections(detections: Detections, truth: GroundTruth, threshold: floa
     if "risk" not in arrays:
         return records
     regions = [detections.region(level).cpu().numpy() for level in LEVELS]
-    return replace(records, risk=arrays["risk"][keep], regions=np.stack(regions, 1)[keep])
+    return replace(
+        records,
+        risk=arrays["risk"][keep],
+        regions=np.stack(regions, 1)[keep],
+        scale=arrays["scale"][keep],
+        dof=tuple(detections.dof.tolist()),
+        bad_below=detections.meta["error_model"]["threshold"],
+    )

@@ -51,6 +51,9 @@ class Records:
     signals: Array | None = None  # (n, S) free numbers of the detector, see Detector.signals
     risk: Array | None = None  # (n,) calibrated: P(the box is bad)
     regions: Array | None = None  # (n, 3, D) calibrated: half widths of 50, 90 and 95 %; yaw: axis
+    scale: Array | None = None  # (n, D) calibrated: Student-t scale of the error; yaw: axis
+    dof: tuple[float, ...] | None = None  # (D,) calibrated: degrees of freedom of the Student-t
+    bad_below: float = 0.4  # a box is bad if its IoU is lower; risk is the probability of that
 
     def __repr__(self) -> str:
         with_covariance = "without" if self.covariance is None else "with"
@@ -65,16 +68,20 @@ class Records:
 
     def __getitem__(self, rows: Any) -> Records:
         """Return some rows, by mask, slice or indices."""
-        names = [f.name for f in fields(self) if f.name not in ("fields", "classes")]
-        arrays = {name: getattr(self, name) for name in names}
-        return replace(
-            self, **{name: value[rows] for name, value in arrays.items() if value is not None}
-        )
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        arrays = {name: v for name, v in values.items() if isinstance(v, np.ndarray)}
+        return replace(self, **{name: array[rows] for name, array in arrays.items()})
 
     @property
     def paired(self) -> Array:
         """Which rows (n,) have an object."""
         return ~np.isnan(self.l2)
+
+    @property
+    def bad(self) -> Array:
+        """Which rows (n,) have no object, or a lower IoU than ``bad_below``."""
+        low: Array = np.asarray(self.iou) < self.bad_below
+        return low
 
     @property
     def errors(self) -> Array:
@@ -145,6 +152,7 @@ class Records:
 
     def without_covariance(self, uncertainty: Array) -> Records:
         """Return the same predictions with the u (n,) of a baseline that has no covariance."""
-        names = ("covariance", "predictive", "score_variance", "signals", "risk", "regions")
-        bare: dict[str, Any] = dict.fromkeys(names)
+        names = ("covariance", "predictive", "score_variance", "signals")
+        calibrated = ("risk", "regions", "scale", "dof")
+        bare: dict[str, Any] = dict.fromkeys(names + calibrated)
         return replace(self, uncertainty=uncertainty, **bare)

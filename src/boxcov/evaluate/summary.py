@@ -51,6 +51,7 @@ COLUMNS = (
     + tuple(f"{name} calibrated" for name in COVARIANCE_METRICS)
     + tuple(f"coverage {level:.0%} regions" for level in LEVELS)
 )
+RANGE_EDGES = (0, 15, 30, 50)  # metres
 _CELLS = [(name, error) for name in MEASURES for error in ERRORS]
 
 
@@ -103,15 +104,27 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
 
 def by_class(records: Records, replicates: int = 200, seed: int = 0) -> dict[str, dict[str, Any]]:
     """Return ``summarise`` for each class that occurs, with thresholds of the class itself."""
-    labels = np.asarray(records.labels)
-    groups = {name: labels == label for label, name in enumerate(records.classes)}
-    return _by_group(records, groups, replicates, seed)
+    return _by_group(records, class_groups(records), replicates, seed)
 
 
 def by_range(
-    records: Records, edges: Sequence[float] = (0, 15, 30, 50), replicates: int = 200, seed: int = 0
+    records: Records,
+    edges: Sequence[float] = RANGE_EDGES,
+    replicates: int = 200,
+    seed: int = 0,
 ) -> dict[str, dict[str, Any]]:
     """Return ``summarise`` for boxes between ``edges`` metres from the sensor, and beyond."""
+    return _by_group(records, range_groups(records, edges), replicates, seed)
+
+
+def class_groups(records: Records) -> dict[str, Array]:
+    """Return the rows (n,) of each class, as masks."""
+    labels = np.asarray(records.labels)
+    return {name: labels == label for label, name in enumerate(records.classes)}
+
+
+def range_groups(records: Records, edges: Sequence[float] = RANGE_EDGES) -> dict[str, Array]:
+    """Return the rows (n,) between ``edges`` metres from the sensor, and beyond, as masks."""
     if not {"x", "y"} <= set(records.fields):
         raise BoxcovError(
             f"boxes with fields {records.fields} have no range: by_range needs x and y"
@@ -121,8 +134,7 @@ def by_range(
         f"{low:g} to {high:g} m": (distance >= low) & (distance < high)
         for low, high in pairwise(edges)
     }
-    groups[f"{edges[-1]:g} m and more"] = distance >= edges[-1]
-    return _by_group(records, groups, replicates, seed)
+    return {**groups, f"{edges[-1]:g} m and more": distance >= edges[-1]}
 
 
 def compare(

@@ -1,140 +1,120 @@
-"""``boxcov demo``: fit, predict, evaluate and report on a few simulated frames."""
+"""``boxcov demo``: calibrated boxes of the shipped detector on simulated frames, and a report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-import torch
+import numpy as np
 
-from boxcov.detections import Detections
-from boxcov.files import to_json, write_text
-from boxcov.pipeline import calibrate, evaluate, fit, predict
+from boxcov.evaluate.covariance_metrics import LEVELS
+from boxcov.evaluate.records import Records
+from boxcov.files import make_folder, to_json, write_text
+from boxcov.pipeline import evaluate, predict
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import (
-    CalibrateCommand,
     DataOptions,
     DemoCommand,
     EstimatorOptions,
     EvaluateCommand,
-    FitCommand,
     PredictCommand,
 )
-from boxcov.pipeline.paths import checkpoint_path, held_folder
+from boxcov.pipeline.paths import held_folder
 from boxcov.pipeline.progress import Steps
-from boxcov.report.figures import write_figures
 from boxcov.report.page import write
-from boxcov.report.study import Study
+from boxcov.report.verdict import LEVEL, display_unit, headline
 
 DETECTOR = "centerpoint:small"
-TRAINED_ON = 3500  # frames that the detector was trained on
-PRIOR_PRECISION = 100.0  # a prior as wide as the weights, whose RMS is 0.1
+SCENES = {
+    "clear": "unseen frames of the kind it was trained on",
+    "rain": "fewer and noisier points",
+    "unseen": "objects of shapes it has never seen",
+}
+LOW, HIGH = 0.2, 0.8  # risks up to the one, and from the other
+WIDTHS = ("x", "y", "yaw")  # fields whose half widths are printed
 
 
 @dataclass(frozen=True)
 class Size:
     """How much the demo computes."""
 
-    fit_frames: int = 16
-    frames: int = 10
-    glm_boxes: int = 4  # GLM takes nine backward passes per box; its time is extrapolated
+    frames: int = 12  # of each scene
+    sweeps: int = 10
     replicates: int = 200
-    calibration_frames: int = 20  # 0: no error model
 
 
 @dataclass(frozen=True)
-class Result:
-    """The results of the demo, for its tables."""
+class Scene:
+    """The numbers of one scene."""
 
-    rows: list[dict[str, Any]]  # of the quality table, as in the report
-    runtime: list[dict[str, Any]]
-    check: str  # GLM compared with the exact covariance
+    name: str
+    numbers: dict[str, Any]
     report: Path
 
 
-def run(options: DemoCommand, step: Steps, size: Size | None = None) -> Result:
-    """Write a posterior, predictions per method, tables, figures and a report to a folder."""
+def run(options: DemoCommand, step: Steps, size: Size | None = None) -> list[Scene]:
+    """Write predictions and a report per scene to a folder; return the numbers of the scenes."""
     with held_folder(options.out) as out:
-        return _run(out, step, size or Size())
+        scenes = [_run_scene(name, out, step, size or Size()) for name in SCENES]
+        numbers = {scene.name: scene.numbers for scene in scenes}
+        write_text(out / "demo.json", to_json(numbers, indent=1) + "\n")
+    return scenes
 
 
-def _run(out: Path, step: Steps, size: Size) -> Result:
-    posterior = out / "posterior.safetensors"
-    checkpoint_path(posterior).unlink(missing_ok=True)  # of an interrupted demo
-    fit.run(
-        FitCommand(
-            out=posterior,
-            detector=DETECTOR,
-            source=DataOptions("simulated:clear", "train", size.fit_frames),
-            n_data=TRAINED_ON,
-            prior_precision=PRIOR_PRECISION,
-        ),
-        step(f"fit: posterior of the head from {size.fit_frames} frames"),
-    )
-    calibrated = _calibrate(posterior, size.calibration_frames, step)
-    test = DataOptions("simulated:clear", "test", size.frames)
-    estimators = {
-        "exact": EstimatorOptions("exact", calibrated),
-        "MC-GLM": EstimatorOptions("mcglm", posterior),
-        "NMS": EstimatorOptions("nms"),
-        "MCI": EstimatorOptions("mci"),
-    }
-    files = tuple(out / f"{name}.safetensors" for name in estimators)
-    for file, (name, estimator) in zip(files, estimators.items()):
-        _predict(
-            PredictCommand(out=file, detector=DETECTOR, source=test, estimator=estimator),
-            step(f"predict: {name} on {size.frames} test frames"),
-        )
-    glm_file = out / "GLM.safetensors"
-    _predict(
+def _run_scene(name: str, out: Path, step: Steps, size: Size) -> Scene:
+    folder = make_folder(out / name)
+    file = folder / "exact.safetensors"
+    source = DataOptions(f"simulated:{name}", "test", size.frames, 0, size.sweeps)
+    predict.block_store(file).remove()  # of an interrupted demo
+    predict.run(
         PredictCommand(
-            out=glm_file,
-            detector=DETECTOR,
-            source=replace(test, count=1),
-            estimator=EstimatorOptions("glm", posterior),
-            max_boxes=size.glm_boxes,
+            out=file, detector=DETECTOR, source=source, estimator=EstimatorOptions("exact")
         ),
-        step(f"predict: GLM on {size.glm_boxes} boxes of one frame"),
+        step(f"{name}, {SCENES[name]}: predict {size.frames} frames"),
     )
-    study = evaluate.build_study(EvaluateCommand(predictions=files), step("evaluate"))
-    glm = Detections.load(glm_file)
-    study = replace(study, runtime=runtime_rows(study, glm, plain_milliseconds(test)))
-    step("report")
-    write(out / "report.html", study)
-    write_figures(out / "figures", study)
-    rows = evaluate.quality_rows(study, size.replicates)
-    runtime = [dict(row) for row in study.runtime]
-    content = to_json({"quality": rows, "runtime": runtime}, indent=1)
-    write_text(out / "demo.json", content + "\n")
-    return Result(rows, runtime, compare_glm(glm, Detections.load(files[0])), out / "report.html")
+    progress = step(f"{name}: evaluate")
+    study = evaluate.build_study(EvaluateCommand(predictions=(file,)), progress)
+    plain = _plain_milliseconds(replace(source, count=min(size.frames, 5)))
+    rows = [{**row, "ratio": row["ms"] / plain} for row in study.runtime]
+    first = {**rows[0], "method": "plain detector", "ms": plain, "ratio": 1.0}
+    study = replace(study, runtime=[first, *rows])
+    write(folder / "report.html", study, size.replicates)
+    numbers = scene_numbers(study.methods[0].records)
+    return Scene(name, {**numbers, "cost": rows[0]["ratio"]}, folder / "report.html")
 
 
-def _calibrate(posterior: Path, frames: int, step: Steps) -> Path:
-    """Write the posterior with an error model beside it, and return its path."""
-    if not frames:
-        return posterior
-    calibrated = posterior.with_name("calibrated.safetensors")
-    options = CalibrateCommand(
-        out=calibrated,
-        detector=DETECTOR,
-        source=DataOptions("simulated:clear", "val", frames),
-        estimator=EstimatorOptions("exact", posterior),
-    )
-    calibrate.run(options, step)
-    return calibrated
+def scene_numbers(records: Records) -> dict[str, Any]:
+    """Return what risk and regions are worth on calibrated records."""
+    numbers, risk, bad = headline(records), records.risk, records.bad
+    assert risk is not None
+    assert records.regions is not None
+    widths = records.regions[records.paired, LEVELS.index(LEVEL)]
+    return {
+        "boxes": numbers.boxes,
+        "bad": numbers.bad,
+        "risk": numbers.risk,
+        "AUROC": numbers.auroc,
+        "AUROC of 1 - score": numbers.baseline,
+        "low risk": _count(bad[risk <= LOW]),
+        "high risk": _count(bad[risk >= HIGH]),
+        "inside": {str(level): share for level, share in numbers.inside.items()},
+        "half width": {
+            field: float(np.median(widths[:, records.fields.index(field)])) * display_unit(field)[1]
+            for field in WIDTHS
+        },
+    }
 
 
-def _predict(options: PredictCommand, progress: Callable[[int, int | None], None]) -> None:
-    predict.block_store(options.out).remove()  # of an interrupted demo
-    predict.run(options, progress)
+def _count(bad: Any) -> dict[str, Any]:
+    """Return the number of boxes and the share of bad ones."""
+    return {"boxes": len(bad), "bad": float(bad.mean()) if len(bad) else None}
 
 
-def plain_milliseconds(source: DataOptions) -> float:
+def _plain_milliseconds(source: DataOptions) -> float:
     """Return the median time of the plain detector, without the first frame."""
     detector, spent = load_detector(DETECTOR), []
     for inputs, _ in load_frames(source):
@@ -142,31 +122,3 @@ def plain_milliseconds(source: DataOptions) -> float:
         detector.detect(inputs)
         spent.append(1e3 * (perf_counter() - began))
     return median(spent[1:] or spent)
-
-
-def runtime_rows(study: Study, glm: Detections, plain: float) -> list[dict[str, Any]]:
-    """Return the time per frame of every method; ``ratio`` is relative to the plain detector.
-
-    glm: detections of a few boxes, from which the time of all boxes is extrapolated.
-    """
-    per_box = glm.meta["milliseconds"][0] / max(1, len(glm))
-    boxes = next(row["boxes"] for row in study.runtime if row["method"] == "exact")
-    common = {"device": glm.meta["device"], "boxes": boxes}
-    rows = [
-        {"method": "plain detector", **common, "ms": plain},
-        {"method": f"GLM, from {len(glm)} boxes", **common, "ms": per_box * boxes},
-        *(dict(row) for row in study.runtime),
-    ]
-    return [{**row, "ratio": row["ms"] / plain} for row in rows]
-
-
-def compare_glm(glm: Detections, exact: Detections) -> str:
-    """Return a sentence with the largest relative difference of the covariances."""
-    assert glm.covariance is not None
-    assert exact.covariance is not None
-    if not len(glm):
-        return "GLM was run on no box"
-    reference = exact.covariance[: len(glm)]
-    norm = torch.linalg.matrix_norm
-    difference = float((norm(glm.covariance - reference) / norm(reference)).max())
-    return f"GLM on {len(glm)} boxes: the same covariance as exact to {difference:.1g}"

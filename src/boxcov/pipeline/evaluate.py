@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from boxcov._torch.distributed import World, join_process_group
@@ -137,7 +138,8 @@ def build_study(
         methods.append(Method(name, records.with_uncertainty(u), _describe(found.meta)))
         if records.risk is not None:
             note = "u is the risk: the probability that the box is bad"
-            methods.append(Method(f"{name}: risk", records.without_covariance(records.risk), note))
+            as_risk = records.without_covariance(records.risk)
+            methods.append(Method(f"{name}: risk", as_risk, note, is_probability=True))
     about = {
         "data": " ".join(part for part in (source.data, source.split) if part),
         "frames": truth.frames,
@@ -151,7 +153,7 @@ def build_study(
         for name, found in zip(names, files)
         if found.meta.get("milliseconds")
     ]
-    return Study(f"Box covariances on {about['data']}", about, methods, scenes, runtime)
+    return Study(f"Uncertainty of boxes: {about['data']}", about, methods, scenes, runtime)
 
 
 def _uncertainty(path: Path, records: Records, options: EvaluateCommand) -> Any:
@@ -215,12 +217,14 @@ def _read_frames(
     """Return the objects of all frames, and the first frames as scenes for the report."""
     frames = _load_frames(source, found)
     wanted = range(len(frames) if store is None else min(options.scenes, len(frames)))
-    targets, clouds = [], {}
+    targets, clouds, images = [], {}, {}
     loaded = load_in_background(frames, options.workers, "cpu", source.seed)
     for number, (inputs, target) in zip(wanted, load_items(loaded, wanted)):
         targets.append((None, target))
-        if number < options.scenes and isinstance(inputs, list):  # point clouds, not images
-            clouds[number] = inputs[0]
+        if number < options.scenes and isinstance(inputs, list):
+            clouds[number] = last_sweep(inputs[0])
+        elif number < options.scenes and isinstance(inputs, Tensor) and inputs.dim() == 4:
+            clouds[number], images[number] = np.zeros((0, 2)), to_pixels(inputs[0])
         if progress is not None and store is None:
             progress(number + 1, len(frames))
     truth = (
@@ -233,9 +237,16 @@ def _read_frames(
     for number, points in clouds.items():
         rows = truth.frame == number
         scenes[number] = Scene(
-            f"frame {number}", last_sweep(points), boxes[rows], truth.labels[rows]
+            f"frame {number}", points, boxes[rows], truth.labels[rows], images.get(number)
         )
     return truth, scenes
+
+
+def to_pixels(image: Tensor) -> Any:
+    """Return an input image (3, h, w), BGR, as bytes (h, w, 3), RGB; None if it is no such one."""
+    if len(image) != 3 or not 2 < float(image.max()) <= 255 or float(image.min()) < 0:
+        return None  # normalised
+    return image.flip(0).permute(1, 2, 0).clamp(0, 255).byte().contiguous().numpy()
 
 
 def last_sweep(points: Tensor) -> Any:

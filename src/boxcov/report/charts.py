@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.evaluate.covariance_metrics import coverage, gaussian_fit
+from boxcov.errors import import_scipy
+from boxcov.evaluate.covariance_metrics import LEVELS, coverage, gaussian_fit
 from boxcov.evaluate.curves import curves
+from boxcov.evaluate.probability_metrics import region_coverage
 from boxcov.evaluate.quality import ERRORS, METRICS
+from boxcov.evaluate.records import Records
 from boxcov.report.study import Study
 from boxcov.report.tables import ERROR_NAMES, format_value
 
 Array = NDArray[Any]
 COVERAGES = np.array([0.05, *np.arange(1, 10) / 10, 0.95, 0.99])
+RISK_BINS = 10  # of the reliability diagram, with equal numbers of boxes
 COLOURS = 8  # number of distinct colours; further methods repeat them with other dashes
 
 
@@ -54,15 +58,23 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarChart:
+    """Horizontal bars on a logarithmic axis."""
+
     title: str
     bars: Sequence[Bar]
 
 
 def threshold_charts(study: Study) -> list[LineChart]:
-    """Return the paper's charts: each metric over the Gamma quantile of u, error by error."""
+    """Return each metric over a threshold, error by error.
+
+    The threshold is the risk itself where u is a probability, else the paper's Gamma quantile of u.
+    """
     if not study.has_boxes:
         return []
-    found = [curves(m.records.iou, m.records.l2, m.records.uncertainty) for m in study.methods]
+    found = [
+        curves(m.records.iou, m.records.l2, m.records.uncertainty, by_quantile=not m.is_probability)
+        for m in study.methods
+    ]
     charts = []
     for error in ERRORS:
         for metric in METRICS:
@@ -71,29 +83,68 @@ def threshold_charts(study: Study) -> list[LineChart]:
                 for i, (method, curve) in enumerate(zip(study.methods, found))
             ]
             title = f"{metric}, {ERROR_NAMES[error]}"
-            charts.append(LineChart(title, "threshold (quantile of u)", lines))
+            charts.append(LineChart(title, "threshold (risk, or quantile of u)", lines))
     return charts
 
 
-def reliability_charts(study: Study) -> list[LineChart]:
-    """Return observed over nominal coverage, for epistemic and for calibrated covariances."""
-    charts = []
-    for title, name in (
-        ("Epistemic covariance", "covariance"),
-        ("Calibrated covariance", "predictive"),
-    ):
-        lines = []
-        for i, method in enumerate(study.methods):
-            records = method.records.as_axes() if name == "predictive" else method.records
-            covariance = getattr(records, name)
-            if covariance is not None and method.records.paired.any():
-                errors = records.errors_under(covariance)
-                observed = coverage(gaussian_fit(errors, covariance), COVERAGES)
-                lines.append(Line(method.name, COVERAGES, observed, i, with_markers=True))
-        if lines:
-            labels = ("nominal coverage", lines, "observed coverage")
-            charts.append(LineChart(title, *labels, with_diagonal=True))
-    return charts
+def calibration_charts(study: Study) -> list[LineChart]:
+    """Return the reliability diagram of the risk, and coverage over level; those with data."""
+    return [*_risk_charts(study), *_coverage_charts(study)]
+
+
+def _risk_charts(study: Study) -> list[LineChart]:
+    lines = []
+    for i, method in enumerate(study.methods):
+        if method.records.risk is not None and len(method.records):
+            promised, happened = risk_bins(method.records)
+            lines.append(Line(method.name, promised, happened, i, with_markers=True))
+    labels = ("risk, mean of a tenth of the boxes", lines, "share of bad boxes")
+    return [LineChart("Risk: promised and happened", *labels, with_diagonal=True)] if lines else []
+
+
+def risk_bins(records: Records) -> tuple[Array, Array]:
+    """Return mean risk and share of bad boxes in bins of equal numbers of boxes, by risk."""
+    assert records.risk is not None
+    order = np.argsort(records.risk, kind="stable")
+    bins = [rows for rows in np.array_split(order, RISK_BINS) if len(rows)]
+    promised = np.array([records.risk[rows].mean() for rows in bins])
+    return promised, np.array([records.bad[rows].mean() for rows in bins])
+
+
+def _coverage_charts(study: Study) -> list[LineChart]:
+    """Conformal regions and Student-t quantiles of the errors; ellipsoids of the covariance."""
+    calibrated, epistemic = [], []
+    for i, method in enumerate(study.methods):
+        rows = method.records[method.records.paired]
+        if not len(rows):
+            continue
+        if rows.regions is not None:
+            errors = rows.as_axes().errors
+            shares = [region_coverage(errors, rows.regions[:, k]) for k in range(len(LEVELS))]
+            line = Line(f"{method.name}: regions", np.array(LEVELS), np.array(shares), i, True)
+            calibrated += [line, Line(f"{method.name}: Student-t", *student_coverage(rows), i + 1)]
+        if rows.covariance is not None:
+            fit = gaussian_fit(rows.errors_under(rows.covariance), rows.covariance)
+            observed = coverage(fit, COVERAGES)
+            epistemic.append(Line(method.name, COVERAGES, observed, i, with_markers=True))
+    titles = {"Errors inside the calibrated regions": calibrated}
+    titles["Errors inside the epistemic ellipsoids"] = epistemic
+    return [
+        LineChart(title, "level", lines, "share of the errors", with_diagonal=True)
+        for title, lines in titles.items()
+        if lines
+    ]
+
+
+def student_coverage(records: Records) -> tuple[Array, Array]:
+    """Return levels, and the share of the errors inside the Student-t's own quantiles."""
+    assert records.scale is not None
+    quantile = import_scipy("stats").t.ppf
+    errors = records.as_axes().errors
+    widths = [
+        records.scale * quantile((1 + level) / 2, np.array(records.dof)) for level in COVERAGES
+    ]
+    return COVERAGES, np.array([region_coverage(errors, width) for width in widths])
 
 
 def runtime_charts(study: Study) -> list[BarChart]:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from boxcov.evaluate.matching import PLANE
 from boxcov.evaluate.quality import METRICS, clipped_mean
 from boxcov.files import atomic_write, make_folder
@@ -15,12 +13,13 @@ from boxcov.report.charts import (
     COLOURS,
     BarChart,
     LineChart,
-    reliability_charts,
+    calibration_charts,
     runtime_charts,
     threshold_charts,
 )
 from boxcov.report.pictures import draw_scene, plain_text
 from boxcov.report.study import Study
+from boxcov.report.svg import decades
 
 # the page's colours on white, in the same order
 PALETTE = ("#2a78d6", "#e0592a", "#159c6c", "#b87f00", "#d4588c", "#0a7a0a", "#4a3aa7", "#c93a3a")
@@ -41,7 +40,7 @@ def write_figures(folder: str | Path, study: Study) -> list[Path]:
     folder = make_folder(Path(folder))
     figures = {
         "curves": _draw_line_charts(threshold_charts(study), len(METRICS), size=(3.0, 2.5)),
-        "reliability": _draw_line_charts(reliability_charts(study), 2, size=(3.6, 3.5)),
+        "calibration": _draw_line_charts(calibration_charts(study), 2, size=(3.6, 3.5)),
         "runtime": _draw_bar_charts(runtime_charts(study)),
     }
     figures |= {f"bev-{n}": _draw_scene(study, n) for n in sorted(study.scenes)[:MAX_SCENES]}
@@ -96,8 +95,12 @@ def _draw_line_charts(
             ax.set_xlabel(chart.x_label)
         ax.grid(color="#e4e4e4", linewidth=0.6)
         ax.spines[["top", "right"]].set_visible(False)
+    drawn: dict[str, Any] = {}  # one line per name
+    for ax in axes.flat:
+        drawn |= {name: line for line, name in zip(*ax.get_legend_handles_labels())}
     figure.legend(
-        *axes[0][0].get_legend_handles_labels(),
+        drawn.values(),
+        drawn.keys(),
         loc="outside lower center",
         ncols=3,
         frameon=False,
@@ -113,7 +116,8 @@ def _draw_bar_charts(charts: Sequence[BarChart]) -> Any | None:
     height = 0.8 + sum(0.5 + 0.28 * len(chart.bars) for chart in charts)
     figure, axes = _subplots(len(charts), 1, 6.5, height)
     for ax, chart in zip(axes[:, 0], charts):
-        values = [0.0 if np.isnan(bar.value) else bar.value for bar in chart.bars]
+        low, high = decades([bar.value for bar in chart.bars])
+        values = [bar.value if bar.value > 0 else 10.0**low for bar in chart.bars]
         colours = [PALETTE[bar.style % COLOURS] for bar in chart.bars]
         drawn = ax.barh(range(len(values)), values, height=0.65, color=colours)
         texts = [_escape(bar.text) for bar in chart.bars]
@@ -121,7 +125,7 @@ def _draw_bar_charts(charts: Sequence[BarChart]) -> Any | None:
         names = [_escape(bar.name) for bar in chart.bars]
         ax.set_yticks(range(len(values)), names, fontsize=8)
         ax.invert_yaxis()
-        ax.margins(x=0.22)
+        ax.set(xscale="log", xlim=(10.0**low, 10.0 ** (high + 0.4 * (high - low))))
         ax.spines[["top", "right"]].set_visible(False)
         ax.set_title(_escape(chart.title), fontsize=10, loc="left")
     return figure

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from boxcov.evaluate.summary import by_class, by_range, table
+from boxcov.evaluate.summary import class_groups, range_groups, table
 from boxcov.files import write_text
-from boxcov.report.charts import reliability_charts, runtime_charts, threshold_charts
-from boxcov.report.study import Study
+from boxcov.report.charts import calibration_charts, runtime_charts, threshold_charts
+from boxcov.report.study import Method, Study
 from boxcov.report.svg import draw_bar_chart, draw_line_chart, legend
 from boxcov.report.tables import (
     covariance_table,
@@ -25,7 +26,8 @@ from boxcov.report.tables import (
     key_value_table,
     metric_table,
 )
-from boxcov.report.viewer import pack, viewer_html
+from boxcov.report.verdict import LEVEL, first_records, headline, sentences
+from boxcov.report.viewer import VIEWER_HTML, pack, viewer_methods
 from boxcov.version import __version__
 
 SCRIPTS = ("data.js", "stage.js", "details.js", "viewer.js", "start.js")
@@ -48,13 +50,12 @@ def page(study: Study, replicates: int = 200) -> str:
     """Return the HTML of the page."""
     data = pack(study)
     sections = [
-        _provenance(study),
+        _viewer(bool(data["scenes"] and data["methods"])),
         _quality(study, replicates),
+        _calibration(study),
         _curves(study),
-        _reliability(study),
-        _groups(study, replicates),
         _runtime(study),
-        _viewer(study, bool(data["scenes"])),
+        _settings(study),
     ]
     parts = [section for section in sections if section is not None]
     links = "".join(f'<a href="#{part.id}">{escape(part.title)}</a>' for part in parts)
@@ -75,6 +76,7 @@ def page(study: Study, replicates: int = 200) -> str:
 <header><h1>{escape(study.title)}</h1>
 <nav>{links}</nav>
 </header>
+{_verdict(study)}
 {"".join(part.html for part in parts)}
 <footer>Written by boxcov {escape(__version__)}, {today}. This file needs no network.</footer>
 </main>
@@ -87,6 +89,30 @@ def page(study: Study, replicates: int = 200) -> str:
 </body>
 </html>
 """
+
+
+def _verdict(study: Study) -> str:
+    """Two sentences and the three numbers that matter."""
+    records = first_records(study)
+    if records is None:
+        return ""
+    numbers = headline(records)
+    inside = f"{100 * numbers.inside[LEVEL]:.0f} %"
+    if numbers.is_calibrated:
+        tiles = [
+            (f"{numbers.auroc:.3f}", f"AUROC of the risk; 1 − score {numbers.baseline:.3f}"),
+            (inside, "of the errors inside the 90 % regions"),
+            (f"{100 * numbers.ece:.1f} %", "mean gap between risk and share of bad boxes"),
+        ]
+    else:
+        tiles = [
+            (f"{numbers.auroc:.3f}", "AUROC of u; 0.5 is chance"),
+            (f"{numbers.baseline:.3f}", "AUROC of 1 − score"),
+            (inside, "of the errors inside the 90 % ellipsoids"),
+        ]
+    texts = escape(" ".join(sentences(numbers))).replace("1 - score", "1&nbsp;−&nbsp;score")
+    boxes = "".join(f"<div><b>{escape(b)}</b><span>{escape(t)}</span></div>" for b, t in tiles)
+    return f'<div id="verdict"><p>{texts}</p>\n<div class="tiles">{boxes}</div></div>\n'
 
 
 @dataclass(frozen=True)
@@ -103,12 +129,8 @@ class Section:
         return f'<section id="{self.id}">{title}\n{self.content}\n</section>\n'
 
 
-def _provenance(study: Study) -> Section:
-    frames = {int(frame) for method in study.methods for frame in np.unique(method.records.frame)}
-    counts = {"Frames with predictions": len(frames), "Classes": ", ".join(study.classes) or None}
-    notes = {f"Method: {method.name}": method.note for method in study.methods if method.note}
-    entries = key_value_table({**study.about, **counts, **notes})
-    return Section("about", "What was evaluated", entries)
+def _viewer(with_stage: bool) -> Section | None:
+    return Section("viewer", "Frames", VIEWER_HTML) if with_stage else None
 
 
 def _quality(study: Study, replicates: int) -> Section | None:
@@ -117,12 +139,13 @@ def _quality(study: Study, replicates: int) -> Section | None:
         return None
     rows = table({method.name: method.records for method in study.methods}, replicates)
     content = (
-        "<p>A box is certain if its u is below the mean of all u. It is accurate if its IoU is at "
-        "least 0.4, or if its distance ℓ₂ is below the mean of the paired boxes. Small numbers are "
-        "95&nbsp;% intervals over frames. “Chance level” is the metric with u shuffled. Higher is "
-        "better, except for AUSE. Score + size is a regression fitted on other frames. With the "
-        "covariance it also reads the logarithm of each variance; the last rows show the "
-        f"difference.</p>{metric_table(rows)}"
+        "<p>A box is certain if its u is below the mean of all u: the trace of the covariance, or "
+        "the risk where the name says so. It is accurate if its IoU is at least 0.4, or if its "
+        "distance ℓ₂ is below the mean of the paired boxes. Small numbers are 95&nbsp;% intervals "
+        "over frames. “Chance level” is the metric with u shuffled. Higher is better, except for "
+        "AUSE. Score + size is a regression fitted on other frames. With the covariance it also "
+        "reads the logarithm of each variance; the last rows show the difference.</p>"
+        f"{metric_table(rows)}"
     )
     covariances = covariance_table(rows)
     if covariances:
@@ -130,29 +153,41 @@ def _quality(study: Study, replicates: int) -> Section | None:
             "<h3>Covariances</h3><p>For paired boxes: the negative log-likelihood of the errors "
             "(lower is better), the expected normalised calibration error (0 is right), the share "
             "of errors inside the ellipsoids of 50, 90 and 95&nbsp;%, and the average normalised "
-            "squared error (1 is right, more is overconfident). The calibrated covariance and the "
-            "regions are about the axis of the heading. The coverage of the regions is the share "
-            "of the errors of single fields within their half widths. A dash marks a value that is "
-            f"infinite because a covariance is singular.</p>{covariances}"
+            "squared error (1 is right, more is overconfident). The coverage of the regions is the "
+            "share of the errors of single fields within their half widths; the yaw is that of the "
+            "axis. A dash marks a value that is infinite because a covariance is singular.</p>"
+            f"{covariances}"
         )
     return Section("quality", "Quality", content)
 
 
-def _groups(study: Study, replicates: int) -> Section | None:
-    """The metrics per class and range, method by method."""
-    if not study.has_boxes:
+def _calibration(study: Study) -> Section | None:
+    """Does the risk happen as often as it says, and do the regions hold what they promise?"""
+    charts = calibration_charts(study)
+    if not charts:
         return None
     content = (
-        "<p>Each class or range has its own means of u and of ℓ₂. Small numbers are 95&nbsp;% "
-        "intervals over frames.</p>"
+        "<p>On the diagonal, what was promised happened. Risk: boxes in ten groups of equal size. "
+        "Regions: the errors of single fields of boxes with an object, inside the conformal half "
+        "widths, and inside the quantiles of the Student-t distributions. Ellipsoids: the "
+        "epistemic covariance leaves out the noise of sensor and labels.</p>"
     )
-    for i, method in enumerate(study.methods):
-        tables = group_table("class", by_class(method.records, replicates))
-        if {"x", "y"} <= set(study.fields):
-            tables += group_table("range", by_range(method.records, replicates=replicates))
-        name = f"<summary>{escape(method.name)}</summary>"
-        content += f"<details class=more{'' if i else ' open'}>{name}{tables}</details>"
-    return Section("groups", "By class and range", content)
+    content += legend(charts) + _figures([draw_line_chart(chart) for chart in charts])
+    for method in viewer_methods(study):
+        if len(method.records):
+            groups = {name: headline(method.records[rows]) for name, rows in _groups(method)}
+            name = f"<h3>{escape(method.name)}: by class and range</h3>"
+            content += name + group_table(groups)
+    return Section("calibration", "Calibration", content)
+
+
+def _groups(method: Method) -> Iterator[tuple[str, Any]]:
+    """Yield name and rows of each class, and of each range, that has boxes."""
+    records = method.records
+    parts = class_groups(records)
+    if {"x", "y"} <= set(records.fields):
+        parts |= range_groups(records)
+    return ((name, rows) for name, rows in parts.items() if rows.any())
 
 
 def _curves(study: Study) -> Section | None:
@@ -160,27 +195,13 @@ def _curves(study: Study) -> Section | None:
     if not charts:
         return None
     text = (
-        "<p>Each method's u is replaced by its quantile in a Gamma distribution fitted to all its "
-        "u. Boxes at or above the threshold count as uncertain. Higher is better in P(A|C) and "
-        "P(U|I). AvU also falls where accurate boxes are uncertain.</p>"
+        "<p>Boxes at or above the threshold count as uncertain. For the risk, the threshold is the "
+        "risk itself; any other u is replaced by its quantile in a Gamma distribution fitted to "
+        "all u of its method. Higher is better in P(A|C) and P(U|I). AvU also falls where accurate "
+        "boxes are uncertain.</p>"
     )
     drawings = _figures([draw_line_chart(chart) for chart in charts])
-    return Section("curves", "Over the threshold", text + _legend(study) + drawings)
-
-
-def _reliability(study: Study) -> Section | None:
-    charts = reliability_charts(study)
-    if not charts:
-        return None
-    text = (
-        "<p>For each nominal coverage: the share of paired boxes whose error is inside the "
-        "ellipsoid of that probability. Below the diagonal the covariances are too small, above it "
-        "too large. A singular covariance, such as one from fewer samples than fields, covers "
-        "nothing. The epistemic covariance leaves out the noise of sensor and labels; the "
-        "calibrated one includes it.</p>"
-    )
-    drawings = _figures([draw_line_chart(chart) for chart in charts], "charts two")
-    return Section("reliability", "Reliability", text + _legend(study, True) + drawings)
+    return Section("curves", "Over the threshold", text + legend(charts[:1]) + drawings)
 
 
 def _runtime(study: Study) -> Section | None:
@@ -197,22 +218,20 @@ def _runtime(study: Study) -> Section | None:
     }
     rows = [[format_value(row.get(name)) for name in head] for row in study.runtime]
     drawings = _figures([draw_bar_chart(chart) for chart in runtime_charts(study)], "charts one")
-    return Section("runtime", "Run time", drawings + html_table(list(head.values()), rows))
+    return Section("runtime", "Cost", drawings + html_table(list(head.values()), rows))
 
 
-def _viewer(study: Study, with_stage: bool) -> Section | None:
-    if not study.methods:
-        return None
-    title = "Bird's-eye view" if with_stage else "Threshold"
-    return Section("viewer", title, viewer_html(with_stage))
+def _settings(study: Study) -> Section:
+    frames = {int(frame) for method in study.methods for frame in np.unique(method.records.frame)}
+    counts = {"Frames with predictions": len(frames), "Classes": ", ".join(study.classes) or None}
+    notes = {f"Method: {method.name}": method.note for method in study.methods if method.note}
+    entries = key_value_table({**study.about, **counts, **notes})
+    summary = "<summary>Data, detector, posterior, versions, seeds</summary>"
+    return Section("settings", "Settings", f"<details class=more>{summary}{entries}</details>")
 
 
 def _figures(drawings: Sequence[str], style: str = "charts") -> str:
     return f'<div class="{style}">{"".join(f"<figure>{svg}</figure>" for svg in drawings)}</div>'
-
-
-def _legend(study: Study, with_diagonal: bool = False) -> str:
-    return legend([method.name for method in study.methods], with_diagonal)
 
 
 def _asset(name: str) -> str:

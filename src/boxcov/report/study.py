@@ -23,6 +23,7 @@ class Scene:
     points: Array  # (p, 2 or more) x y ...; may be empty
     truth: Array  # (k, D) the objects, with the fields of the records
     truth_labels: Array  # (k,) index into classes
+    image: Array | None = None  # (h, w, 3) bytes: red, green, blue; the boxes are in its pixels
 
     def __post_init__(self) -> None:
         if self.points.ndim != 2 or self.points.shape[1] < 2:
@@ -44,6 +45,7 @@ class Method:
     name: str
     records: Records
     note: str = ""
+    is_probability: bool = False  # whether u is one, such as the risk
 
 
 @dataclass(frozen=True)

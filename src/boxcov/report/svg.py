@@ -62,14 +62,19 @@ def _draw_line(line: Line) -> str:
 
 
 def draw_bar_chart(chart: BarChart) -> str:
-    """Return the SVG of a bar chart: per bar its name, the bar and its text."""
+    """Return the SVG of a bar chart with a logarithmic axis: per bar its name, bar and text."""
     text_width = max(120, 8 * max((len(bar.text) for bar in chart.bars), default=0))
-    finite = [bar.value for bar in chart.bars if np.isfinite(bar.value)]
-    scale = (BAR_WIDTH - NAME_WIDTH - text_width) / (max(finite, default=1.0) or 1.0)
+    low, high = decades([bar.value for bar in chart.bars])
+    scale = (BAR_WIDTH - NAME_WIDTH - text_width) / (high - low)  # pixels per decade
+    bottom = 30 + 24 * len(chart.bars)
     parts = [_text("title", 0, 16, chart.title)]
+    for decade in range(low, high + 1):
+        x = NAME_WIDTH + scale * (decade - low)
+        parts.append(f'<path class="grid" d="M{x:.1f},24V{bottom}"/>')
+        parts.append(_text("tick", x, bottom + 14, f"{10.0**decade:g}", "middle"))
     for i, bar in enumerate(chart.bars):
         y = 30 + 24 * i
-        length = max(scale * bar.value if np.isfinite(bar.value) else 0.0, 1.5)
+        length = scale * (np.log10(bar.value) - low) if bar.value > 0 else 1.5
         shape = f'x="{NAME_WIDTH}" y="{y}" width="{length:.1f}" height="16" rx="2"'
         parts += [
             _text("name", NAME_WIDTH - 8, y + 12, _shorten(bar.name), "end"),
@@ -77,16 +82,30 @@ def draw_bar_chart(chart: BarChart) -> str:
             f"<title>{escape(bar.name)}</title></rect>",
             _text("value", NAME_WIDTH + length + 6, y + 12, bar.text),
         ]
-    return _svg(BAR_WIDTH, 34 + 24 * len(chart.bars), chart.title, parts)
+    return _svg(BAR_WIDTH, bottom + 20, chart.title, parts)
 
 
-def legend(names: Sequence[str], with_diagonal: bool = False) -> str:
-    """Return the HTML list that explains the colours and dashes of the methods."""
+def decades(values: Sequence[float]) -> tuple[int, int]:
+    """Return the powers of ten around positive values; the lowest bar is a fifth of a decade long.
+
+    >>> decades([14.0, 600.0]), decades([10.0]), decades([float("nan")])
+    ((0, 3), (0, 1), (0, 1))
+    """
+    logs = [np.log10(value) for value in values if value > 0 and np.isfinite(value)]
+    if not logs:
+        return 0, 1
+    low = int(np.floor(min(logs) - 0.2))
+    return low, max(int(np.ceil(max(logs))), low + 1)
+
+
+def legend(charts: Sequence[LineChart]) -> str:
+    """Return the HTML list that explains the colours and dashes of the charts' lines."""
+    styles = {line.name: line.style for chart in charts for line in chart.lines}
     lines = [
-        (f'<g class="series {style_class(i)}"><path d="M1,5h24"/></g>', name)
-        for i, name in enumerate(names)
+        (f'<g class="series {style_class(style)}"><path d="M1,5h24"/></g>', name)
+        for name, style in styles.items()
     ]
-    if with_diagonal:
+    if any(chart.with_diagonal for chart in charts):
         lines.append(('<path class="ideal" d="M1,5h24"/>', "ideal"))
     box = 'class="chart sample" viewBox="0 0 26 10" aria-hidden="true"'
     entries = [f"<li><svg {box}>{line}</svg>{escape(name)}</li>" for line, name in lines]

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.summary import COVARIANCE_METRICS, RANKINGS
+from boxcov.report.verdict import Headline
 
 Cell = str | tuple[str, str]  # text, or text and small text below it
 ERROR_NAMES = {"IoU": "IoU", "l2": "ℓ₂"}
 _MEASURES = METRICS + RANKINGS
-_COVARIANCES = {"": "epistemic", " calibrated": "calibrated", " regions": "regions"}
+_COVARIANCES = {"": "epistemic", " regions": "calibrated regions"}
 
 
 def format_value(value: Any, digits: int = 3) -> str:
@@ -76,11 +78,11 @@ def metric_table(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
     ]
     quiet = {i for i, row in enumerate(rows) if row["kind"] == "chance"}
-    return html_table(_metric_head("method"), lines, _metric_groups(), quiet)
+    return html_table(_metric_head(), lines, _metric_groups(), quiet)
 
 
 def covariance_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of covariances, before and after calibration, and regions; "" if none."""
+    """Return the table of the epistemic covariances and the calibrated regions; "" if none."""
     lines: list[list[Cell]] = []
     for row in rows:
         for suffix, words in _COVARIANCES.items():
@@ -90,14 +92,21 @@ def covariance_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return html_table(["method", "covariance", *COVARIANCE_METRICS], lines) if lines else ""
 
 
-def group_table(kind: str, summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return one row per class or range, from the result of ``by_class`` or ``by_range``."""
-    lines = []
-    for name, summary in summaries.items():
-        measures = {**summary["quality"], **{ranking: summary[ranking] for ranking in RANKINGS}}
-        cells = [measures[measure][error] for measure in _MEASURES for error in ERRORS]
-        lines.append(_metric_row(name, summary, cells))
-    return html_table(_metric_head(kind), lines, _metric_groups())
+def group_table(groups: Mapping[str, Headline]) -> str:
+    """Return one row per class or range: promised and observed shares, AUROC and coverage."""
+    head = ["", "boxes", "bad boxes", "mean risk", "AUROC", "AUROC of 1 − score"]
+    head += [f"inside {level:.0%}".replace("%", " %") for level in LEVELS]
+    lines: list[list[Cell]] = []
+    for name, one in groups.items():
+        shares = [_percent(one.bad), _percent(one.risk)]
+        rates = [format_value(one.auroc), format_value(one.baseline)]
+        inside = [_percent(one.inside[level]) for level in LEVELS]
+        lines.append([name, format_value(one.boxes), *shares, *rates, *inside])
+    return html_table(head, lines)
+
+
+def _percent(share: float) -> str:
+    return "–" if np.isnan(share) else f"{100 * share:.0f} %"
 
 
 def format_rate(value: float) -> str:
@@ -137,8 +146,9 @@ def _method_cell(row: Mapping[str, Any]) -> Cell:
     return row["method"], row["kind"] if row["kind"] in ("baseline", "difference") else ""
 
 
-def _metric_head(first: str) -> list[str]:
-    return [first, "boxes", "paired", *(ERROR_NAMES[error] for _ in _MEASURES for error in ERRORS)]
+def _metric_head() -> list[str]:
+    names = [ERROR_NAMES[error] for _ in _MEASURES for error in ERRORS]
+    return ["method", "boxes", "paired", *names]
 
 
 def _metric_groups() -> list[tuple[str, int]]:

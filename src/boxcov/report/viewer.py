@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.matching import IMAGE, PLANE
-from boxcov.evaluate.quality import ERRORS, accurate_iou, accurate_l2, clipped_mean
 from boxcov.evaluate.records import Records
 from boxcov.report.study import Method, Scene, Study, thin_points
+from boxcov.report.verdict import LEVEL, display_unit
 
 Array = NDArray[Any]
-MAX_POINTS, MAX_POINTS_PER_SCENE = 100_000, 20_000  # they would dominate the size of the page
+# points of all scenes and of one, which would dominate the size of the page; a scene keeps some
+MAX_POINTS, MAX_POINTS_PER_SCENE, MIN_POINTS_PER_SCENE = 100_000, 20_000, 2_000
+MAX_SIDE = 800  # pixels of an image
 CENTIMETRES = 100  # points are stored in whole centimetres: two bytes per coordinate up to 327 m
 
 
@@ -45,18 +49,27 @@ def pack(study: Study) -> dict[str, Any]:
     blobs = Blobs()
     plane = plane_columns(study.fields)
     scenes = sorted(study.scenes.items()) if plane else []
-    points = min(MAX_POINTS // max(len(scenes), 1), MAX_POINTS_PER_SCENE)
+    points = MAX_POINTS // max(len(scenes), 1)
+    points = min(max(points, MIN_POINTS_PER_SCENE), MAX_POINTS_PER_SCENE)
     frames = [number for number, _ in scenes]
+    units = [display_unit(name) for name in study.fields]
     return {
         "fields": list(study.fields),
-        "units": [_unit(name) for name in study.fields],
+        "units": [unit for unit, _ in units],
+        "factors": [factor for _, factor in units],
         "classes": list(study.classes),
         "plane": plane,
         "image": plane is not None and len(plane) == len(IMAGE),
         "scenes": [_pack_scene(blobs, number, scene, points) for number, scene in scenes],
-        "methods": [_pack_method(blobs, method, frames) for method in study.methods],
+        "methods": [_pack_method(blobs, method, frames) for method in viewer_methods(study)],
         "blobs": blobs.texts,
     }
+
+
+def viewer_methods(study: Study) -> list[Method]:
+    """Return the methods with a covariance; all methods if none has one."""
+    methods = [method for method in study.methods if method.records.covariance is not None]
+    return methods or list(study.methods)
 
 
 def plane_columns(fields: Sequence[str]) -> list[int] | None:
@@ -65,10 +78,6 @@ def plane_columns(fields: Sequence[str]) -> list[int] | None:
         if all(name in fields for name in names):
             return [list(fields).index(name) for name in names]
     return None
-
-
-def _unit(field: str) -> str:
-    return {"yaw": "rad", "vx": "m/s", "vy": "m/s"}.get(field, "px" if field in IMAGE else "m")
 
 
 def _pack_scene(blobs: Blobs, number: int, scene: Scene, max_points: int) -> dict[str, Any]:
@@ -82,40 +91,63 @@ def _pack_scene(blobs: Blobs, number: int, scene: Scene, max_points: int) -> dic
         "points": blobs.add(np.round(points * CENTIMETRES), "<i2"),
         "truth": blobs.add(scene.truth, "<f4"),
         "truthLabels": blobs.add(scene.truth_labels, "<i2"),
+        "image": None if scene.image is None else _pack_image(scene.image),
     }
+
+
+def _pack_image(image: Array) -> dict[str, Any]:
+    """Return the image as a JPEG of at most ``MAX_SIDE`` pixels, with its own size."""
+    from PIL import Image
+
+    picture = Image.fromarray(image)
+    picture.thumbnail((MAX_SIDE, MAX_SIDE))
+    file = BytesIO()
+    picture.save(file, "JPEG", quality=75)
+    text = base64.b64encode(file.getvalue()).decode()
+    height, width = image.shape[:2]
+    return {"href": f"data:image/jpeg;base64,{text}", "width": width, "height": height}
 
 
 def _pack_method(blobs: Blobs, method: Method, frames: Sequence[int]) -> dict[str, Any]:
     records = method.records
-    u = np.asarray(records.uncertainty, dtype=float)
-    mean = clipped_mean(u)
-    accurate = accuracy_codes(records)
+    name, unit, values = box_values(records)
+    parts = {number: np.flatnonzero(records.frame == number) for number in frames}
     return {
         "name": method.name,
         "note": method.note,
-        "threshold": mean if np.isfinite(mean) else None,  # the paper's; JSON has no infinity
-        "uncertainty": blobs.add(u, "<f8"),  # in full: the page must count as Python counts
-        "accurate": {name: blobs.add(codes, "<i1") for name, codes in accurate.items()},
-        "frame": blobs.add(records.frame, "<i4"),
-        "shown": {str(n): _pack_boxes(blobs, records[records.frame == n]) for n in frames},
+        "value": {"name": name, "unit": unit},
+        "regions": records.regions is not None,
+        "shown": {str(n): _pack_boxes(blobs, records[r], values[r]) for n, r in parts.items()},
     }
 
 
-def accuracy_codes(records: Records) -> dict[str, Array]:
-    """Return, per error, 1 for accurate rows (n,), 0 for inaccurate ones, -1 if not counted."""
-    l2 = np.full(len(records), -1)
-    l2[records.paired] = accurate_l2(records.l2[records.paired])
-    return dict(zip(ERRORS, (accurate_iou(records.iou).astype(int), l2)))
+def box_values(records: Records) -> tuple[str, str, Array]:
+    """Return name, unit and values (n,) of the number that boxes are coloured and sorted by.
+
+    The risk; without one the standard deviation of the position, never a sum of different units.
+    """
+    if records.risk is not None:
+        return "risk", "", records.risk
+    plane = plane_columns(records.fields)
+    if records.covariance is None or plane is None:
+        return "u", "", records.uncertainty
+    variances = np.diagonal(records.covariance, axis1=1, axis2=2)
+    if len(plane) == len(IMAGE):
+        return "σ of the sides", "px", np.sqrt(np.maximum(variances[:, plane].mean(1), 0))
+    return "σ of the position", "m", np.sqrt(np.maximum(variances[:, plane[:2]].sum(1), 0))
 
 
-def _pack_boxes(blobs: Blobs, records: Records) -> dict[str, Any]:
+def _pack_boxes(blobs: Blobs, records: Records, values: Array) -> dict[str, Any]:
+    errors = records.errors if records.regions is None else records.as_axes().errors
     packed = {
+        "value": blobs.add(values, "<f4"),
         "boxes": blobs.add(records.boxes, "<f4"),
-        "errors": blobs.add(records.errors, "<f4"),
+        "errors": blobs.add(errors, "<f4"),
         "scores": blobs.add(records.scores, "<f4"),
         "labels": blobs.add(records.labels, "<i2"),
         "iou": blobs.add(records.iou, "<f4"),
         "l2": blobs.add(records.l2, "<f4"),
+        "bad": blobs.add(records.bad, "<i1"),
     }
     if records.covariance is not None:
         deviations, correlations = deviations_and_correlations(records.covariance)
@@ -124,6 +156,8 @@ def _pack_boxes(blobs: Blobs, records: Records) -> dict[str, Any]:
     if records.predictive is not None:
         deviations, _ = deviations_and_correlations(records.predictive)
         packed["predictive"] = blobs.add(deviations, "<f4")
+    if records.regions is not None:
+        packed["region"] = blobs.add(records.regions[:, LEVELS.index(LEVEL)], "<f4")
     return packed
 
 
@@ -144,74 +178,39 @@ def deviations_and_correlations(covariance: Array) -> tuple[Array, Array]:
     return deviations, np.where(np.isfinite(correlations), correlations, 0.0).clip(-1, 1)
 
 
-_CELLS = {
-    "AC": "accurate, certain",
-    "IC": "inaccurate, certain",
-    "AU": "accurate, uncertain",
-    "IU": "inaccurate, uncertain",
-}
-_RATES = {"AvU": "AvU", "PAC": "P(A|C)", "PUI": "P(U|I)"}
-
-_STAGE_BAR = """<div class="bar screen">
+VIEWER_HTML = """<div class="bar screen">
 <span class="group"><button id="previous" aria-label="previous frame">←</button>
 <select id="scene" aria-label="frame"></select>
 <button id="next" aria-label="next frame">→</button></span>
-<span class="group"><button id="zoom-in" aria-label="zoom in">+</button>
-<button id="zoom-out" aria-label="zoom out">−</button>
-<button id="zoom-all">all</button></span>
-<label><input type="checkbox" id="show-points" checked>points</label>
-<label><input type="checkbox" id="show-truth" checked>ground truth</label>
-<label><input type="checkbox" id="show-sigma" checked>ellipses</label>
-<label><input type="checkbox" id="show-numbers" checked>numbers</label>
-</div>"""
-
-_BAR = """<div class="bar">
 <label>Method <select id="method"></select></label>
-<label>Error <select id="error">
-<option value="IoU">IoU</option><option value="l2">ℓ₂</option></select></label>
+<label>Class <select id="class-filter"><option value="-1">all</option></select></label>
+<label>score ≥ <output id="score-text"></output>
+<input type="range" id="score-filter" min="0" max="95" step="5" value="30"></label>
+<label><span><span id="value-name"></span> <output id="value-text"></output></span>
+<input type="range" id="value-filter" min="0" max="95" step="5" value="0"></label>
+<span id="count" class="quiet"></span>
 </div>
-<div class="bar">
-<label>Uncertainty threshold
-<input type="range" id="slider" class="screen" min="0" max="1000" step="1" value="0"
- aria-label="threshold, by share of boxes below"></label>
-<span class="group"><input type="number" id="threshold" step="any" aria-label="threshold">
-<button id="mean" class="screen" title="the paper's threshold">mean of u</button></span>
-<span id="share" class="quiet"></span>
-</div>
-<p id="method-note" class="quiet"></p>"""
-
-_STAGE = """<div>
+<div class="split">
+<div>
 <div id="stage"><canvas id="points"></canvas>
-<svg id="boxes"><g id="world"></g><g id="labels"></g></svg></div>
-<div class="key"><span class="k-truth">ground truth</span>
-<span class="k-found">prediction with its u</span>
-<span class="k-doubt">above the threshold</span><span class="k-wrong">filled: inaccurate</span>
-<span class="k-sigma">1 and 3 σ of the position</span></div>
+<svg id="boxes"><g id="world"></g><g id="labels"></g></svg>
+<span class="zoom screen"><button id="zoom-in" aria-label="zoom in">+</button>
+<button id="zoom-out" aria-label="zoom out">−</button>
+<button id="zoom-all">all</button></span></div>
+<div class="key"><label class="k-truth"><input type="checkbox" id="show-truth" checked>
+objects</label>
+<span class="k-tone">boxes, from low to high</span><span class="k-bad">filled: bad</span>
+<label class="k-region"><input type="checkbox" id="show-region" checked>
+<span><span id="region-note"></span><span id="magnified"></span></span></label>
+<label><input type="checkbox" id="show-numbers" checked>numbers</label>
+<label><input type="checkbox" id="show-points" checked>points</label></div>
+</div>
+<aside>
+<div id="list"><table><thead><tr><th>class</th><th>score</th><th class="value-name"></th>
+<th>truth</th></tr></thead><tbody></tbody></table></div>
+<div id="details" aria-live="polite"></div>
+</aside>
+</div>
 <p class="quiet"><span id="points-note"></span>
-<span class="screen">Drag to move, wheel or + − to zoom, ← → for frames.</span></p>
-</div>"""
-
-
-def viewer_html(with_stage: bool) -> str:
-    """Return the controls and counts, and the stage if there is a scene to draw."""
-    counts = _counts_html("all", "All frames")
-    if not with_stage:
-        side = f'<aside><div class="pairs">{counts}</div></aside>'
-        return f'{_BAR}\n<div class="split counts-only">{side}</div>'
-    counts += _counts_html("shown", "This frame")
-    details = '<div id="details" aria-live="polite"></div>'
-    side = f'<aside><div class="pairs">{counts}</div>{details}</aside>'
-    return f'{_BAR}{_STAGE_BAR}\n<div class="split">{_STAGE}{side}</div>'
-
-
-def _counts_html(scope: str, title: str) -> str:
-    cell = {
-        kind: f'<td class="{kind}" title="{words}">'
-        f'<b id="{scope}-{kind}">–</b><small>{kind}</small></td>'
-        for kind, words in _CELLS.items()
-    }
-    rates = "".join(f'<dt>{name}</dt><dd id="{scope}-{key}">–</dd>' for key, name in _RATES.items())
-    return f"""<div><table class="counts"><caption>{title}</caption>
-<tr><th></th><th>certain</th><th>uncertain</th></tr>
-<tr><th>accurate</th>{cell["AC"]}{cell["AU"]}</tr>
-<tr><th>inaccurate</th>{cell["IC"]}{cell["IU"]}</tr></table><dl class="rates">{rates}</dl></div>"""
+<span class="screen">Keys: ← → frames, j k boxes (most at risk first), + − zoom, Esc all. The
+address of this page names the frame and the box.</span></p>"""

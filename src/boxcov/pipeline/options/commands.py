@@ -337,6 +337,6 @@ class DemoCommand:
     out: Path = option(
         Path("demo"),
         OUTPUT,
-        "Folder for the posterior, predictions, figures and report.",
+        "Folder for the predictions and reports.",
         metavar="DIR",
     )

@@ -9,49 +9,50 @@ function listen() {
     state.method = number;
     showScene(false);
   });
-  control("error").addEventListener("change", (event) => {
-    state.error = event.target.value;
-    setThreshold(method().threshold, null);
-  });
-  control("slider").addEventListener("input", (event) => {
-    const wanted = quantile(method().sorted, Number(event.target.value) / 1000);
-    setThreshold(Number(wanted.toPrecision(6)), "slider"); // the field shows exactly the value used
-  });
-  control("threshold").addEventListener("input", (event) => {
-    const value = event.target.valueAsNumber;
-    if (Number.isFinite(value)) setThreshold(value, "field");
-  });
-  control("mean").addEventListener("click", () => setThreshold(method().mean, null));
-}
-
-function listenToStage() {
+  control("method").closest("label").hidden = methods.length < 2;
   choices(control("scene"), data.scenes.map((entry) => entry.name), (number) => {
     state.scene = number;
     showScene(false);
   });
+  choices(control("class-filter"), data.classes, (number) => {
+    state.label = number;
+    filter();
+  });
+  for (const name of ["score-filter", "value-filter"]) control(name).addEventListener("input", filter);
   control("previous").addEventListener("click", () => step(-1));
   control("next").addEventListener("click", () => step(1));
   control("zoom-in").addEventListener("click", () => lookFrom(1.4));
   control("zoom-out").addEventListener("click", () => lookFrom(1 / 1.4));
-  control("zoom-all").addEventListener("click", () => {
-    fitScene();
-    redraw();
-  });
-  for (const name of ["points", "truth", "sigma", "numbers"]) {
+  control("zoom-all").addEventListener("click", showAll);
+  for (const name of ["points", "truth", "region", "numbers"]) {
     const box = control(`show-${name}`);
     box.addEventListener("change", () => {
       stage.classList.toggle(`no-${name}`, !box.checked);
       if (name === "points") drawPoints(scene());
     });
   }
-  document.addEventListener("keydown", (event) => {
-    if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const act = { ArrowLeft: () => step(-1), ArrowRight: () => step(1), "+": () => lookFrom(1.4), "-": () => lookFrom(1 / 1.4) }[event.key];
-    if (!act) return;
-    event.preventDefault();
-    act();
-  });
+  control("show-points").closest("label").hidden = data.image;
+  document.addEventListener("keydown", press);
   listenToPointer();
+}
+
+function press(event) {
+  if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const acts = {
+    ArrowLeft: () => step(-1),
+    ArrowRight: () => step(1),
+    j: () => stepBox(1),
+    k: () => stepBox(-1),
+    Escape: showAll,
+    "+": () => lookFrom(1.4),
+    "-": () => lookFrom(1 / 1.4),
+  };
+  const box = event.target.closest(".box");
+  if (box) acts.Enter = () => flyTo(Number(box.dataset.box));
+  if (event.target.closest("#viewer")) Object.assign(acts, { ArrowDown: acts.j, ArrowUp: acts.k });
+  if (!acts[event.key]) return;
+  event.preventDefault();
+  acts[event.key]();
 }
 
 function listenToPointer() {
@@ -92,26 +93,23 @@ function listenToPrinter() {
     window.addEventListener(name, () => {
       document.documentElement.toggleAttribute("data-print", on);
       closed.forEach((part) => part.toggleAttribute("open", on));
-      if (data.scenes.length) redraw();
+      if (found) redraw();
     });
   }
 }
 
 function start() {
-  if (!methods.length) return;
   listenToPrinter();
+  if (!stage) return;
   listen();
-  if (!data.scenes.length) {
-    showScene(false);
-    return;
-  }
-  listenToStage();
   const measure = () => {
     view.width = stage.clientWidth;
     view.height = stage.clientHeight;
   };
   measure();
   showScene(true);
+  readLink();
+  window.addEventListener("hashchange", readLink);
   new ResizeObserver(() => {
     measure();
     redraw();

@@ -1,0 +1,118 @@
+"""The numbers of a report's first screen, and what they say in two sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import degrees
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcov.evaluate.covariance_metrics import LEVELS, coverage, gaussian_fit
+from boxcov.evaluate.matching import IMAGE
+from boxcov.evaluate.probability_metrics import calibration_error, region_coverage
+from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.records import Records
+from boxcov.report.study import Study
+
+Array = NDArray[Any]
+LEVEL = 0.9  # of the regions that are shown
+_TOLERANCE = 0.03  # a coverage this near to its level keeps the promise
+
+
+@dataclass(frozen=True)
+class Headline:
+    """How good the numbers of a method are: its risk, or its u if it is uncalibrated."""
+
+    boxes: int
+    bad: float  # share of bad boxes
+    risk: float  # mean risk: the share that was promised; NaN if uncalibrated
+    auroc: float  # of risk or u, for bad boxes
+    baseline: float  # AUROC of 1 - score
+    ece: float  # calibration error of the risk; NaN if uncalibrated
+    inside: Mapping[float, float]  # share of the errors inside the regions (or ellipsoids) by level
+
+    @property
+    def is_calibrated(self) -> bool:
+        return not np.isnan(self.risk)
+
+
+def headline(records: Records) -> Headline:
+    """Return the numbers of one method.
+
+    >>> from boxcov.evaluate.matching import match
+    >>> boxes, i = np.array([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 14.0, 14.0]]), np.arange(2)
+    >>> scores, fields = np.array([0.9, 0.3]), ("x1", "y1", "x2", "y2")
+    >>> found = match(boxes, scores, 0 * i, i, boxes[:1], [0], [0], fields, ("car",), i + 1)
+    >>> one = headline(found)
+    >>> one.bad, one.auroc, one.is_calibrated
+    (0.5, 1.0, False)
+    """
+    risk, bad = records.risk, records.bad
+    return Headline(
+        boxes=len(records),
+        bad=float(bad.mean()) if len(bad) else float("nan"),
+        risk=float("nan") if risk is None or not len(bad) else float(risk.mean()),
+        auroc=auroc(bad, records.uncertainty if risk is None else risk),
+        baseline=auroc(bad, 1 - records.scores),
+        ece=float("nan") if risk is None or not len(bad) else calibration_error(risk, bad),
+        inside={level: _inside(records, level) for level in LEVELS},
+    )
+
+
+def _inside(records: Records, level: float) -> float:
+    """Return the share of the errors in the regions, or in the ellipsoids without regions."""
+    paired = records[records.paired]
+    if paired.regions is not None:
+        return region_coverage(paired.as_axes().errors, paired.regions[:, LEVELS.index(level)])
+    if paired.covariance is None or not len(paired):
+        return float("nan")
+    fit = gaussian_fit(paired.errors_under(paired.covariance), paired.covariance)
+    return float(coverage(fit, [level])[0])
+
+
+def first_records(study: Study) -> Records | None:
+    """Return the records that the first screen is about: the first with a risk, or the first."""
+    all_records = [method.records for method in study.methods if len(method.records)]
+    calibrated = (records for records in all_records if records.risk is not None)
+    return next(calibrated, all_records[0] if all_records else None)
+
+
+def sentences(numbers: Headline) -> tuple[str, str]:
+    """Return what the numbers say.
+
+    >>> inside = {0.5: 0.5, 0.9: 0.84, 0.95: 0.9}
+    >>> for text in sentences(Headline(100, 0.2, 0.21, 0.97, 0.95, 0.012, inside)):
+    ...     print(text)
+    The risk ranks a bad box above a good one in 97.0 % of all pairs (1 - score: 95.0 %).
+    The 90 % regions hold 84 % of the errors: they are too narrow for these frames.
+    """
+    name = "The risk" if numbers.is_calibrated else "The uncertainty u"
+    found, score = f"{100 * numbers.auroc:.1f} %", f"{100 * numbers.baseline:.1f} %"
+    ranking = (
+        f"{name} ranks a bad box above a good one in {found} of all pairs (1 - score: {score})."
+    )
+    inside = numbers.inside[LEVEL]
+    if not numbers.is_calibrated:
+        return ranking, (
+            "These boxes are uncalibrated: boxcov calibrate adds a risk, and regions that hold."
+        )
+    judgement = "as promised"
+    if abs(inside - LEVEL) > _TOLERANCE:
+        side = inside < LEVEL
+        judgement = "they are too narrow for these frames" if side else "wider than promised"
+    text = f"The 90 % regions hold {100 * inside:.0f} % of the errors: {judgement}."
+    return ranking, text
+
+
+def display_unit(field: str) -> tuple[str, float]:
+    """Return the unit in which a field is shown, and the factor from the stored value.
+
+    >>> display_unit("yaw")[0], display_unit("vx"), display_unit("x2")
+    ('°', ('m/s', 1.0), ('px', 1.0))
+    """
+    if field == "yaw":
+        return "°", degrees(1)
+    return {"vx": "m/s", "vy": "m/s"}.get(field, "px" if field in IMAGE else "m"), 1.0
