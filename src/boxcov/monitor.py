@@ -104,7 +104,10 @@ class Monitor:
 
     def __call__(self, found: Detections | Mapping[str, Any]) -> Verdict:
         """Return the verdict on the next frame: its detections, or a line of ``boxcov stream``."""
-        numbers = frame_numbers(found)
+        return self.judge(frame_numbers(found))
+
+    def judge(self, numbers: Mapping[str, float]) -> Verdict:
+        """Return the verdict on the next frame, given as the numbers of the usual frames."""
         if numbers.keys() != self.usual.keys():
             missing = sorted(numbers.keys() ^ self.usual.keys())
             raise BoxcovError(
@@ -217,7 +220,7 @@ def _deviations(table: Array, names: Sequence[str]) -> Array:
 
 def _rank(deviations: Array) -> float:
     """Return the conformal p-value of the last row."""
-    unusual = np.maximum(np.abs(deviations[:, :-1]).max(1), deviations[:, -1])
+    unusual = np.maximum(np.abs(deviations[:, :-1]).max(1, initial=0), deviations[:, -1])
     # rounding must not put equal frames before the last one
     return float((unusual >= unusual[-1] * (1 - 1e-9)).mean())
 

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from boxcov import Detections, Posterior
-from boxcov.error_model import training
+from boxcov import BoxcovError, Detections, Posterior
+from boxcov.data.simulated import CLASSES
+from boxcov.error_model import training, widening
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.ranking import auroc
-from boxcov.pipeline.calibrate import run
+from boxcov.pipeline.calibrate import _stress_frames, run
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import CalibrateCommand, DataOptions, EstimatorOptions
@@ -190,3 +193,28 @@ def test_wrong_options_are_refused(posterior: Path, tmp_path, words, message) ->
     assert message in done.err
     assert posterior.read_bytes() == before
     assert not (tmp_path / "c.safetensors").exists()
+
+
+def test_stress_frames_widen_the_regions(
+    posterior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "EPOCHS", 2)
+    monkeypatch.setattr(widening, "GATE", 0.95)  # ten frames are too few for 0.05
+    out = tmp_path / "w.safetensors"
+    done = boxcov(f"calibrate --posterior {posterior} --out {out} {FRAMES} --stress resized")
+    assert done.code == 0, done.err
+    model = Posterior.load(out, load_detector(WORD)).error_model
+    assert bool((model.widening.factors >= 1).all())
+    assert model.widening.bound.isfinite()
+
+
+def test_stress_is_other_data_or_resized_lidar_frames(posterior: Path) -> None:
+    options = CalibrateCommand(
+        out=posterior, estimator=EstimatorOptions("exact", posterior), stress="simulated:rain"
+    )
+    detector = mock.Mock(box_fields=("x1", "y1", "x2", "y2"), classes=tuple(CLASSES))
+    rain = _stress_frames(options, DataOptions(count=3), [], detector)
+    assert (rain.scenario, len(rain)) == ("rain", 3)
+    options = replace(options, stress="resized")
+    with pytest.raises(BoxcovError, match="--stress resized needs LiDAR frames"):
+        _stress_frames(options, DataOptions(), [], detector)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from boxcov.data.augment import resize_objects
 from boxcov.detections import Detections
+from boxcov.detector import Detector
 from boxcov.error_model.calibrate import (
     fit_error_model,
     iou_thresholds,
     predict_frames,
+    widen,
     with_error_model,
 )
 from boxcov.error_model.training import FOLDS, Progress, TrainingOptions
@@ -23,7 +27,7 @@ from boxcov.evaluate.probability_metrics import probability_metrics, region_cove
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import default_calibration_split, load_frames
-from boxcov.pipeline.options import CalibrateCommand
+from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.predict import build_predictor
 from boxcov.pipeline.progress import Steps
@@ -43,6 +47,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     threshold = iou_thresholds(detector.box_fields, options.threshold)[1]
     frames = load_frames(source, options.device, detector.classes)
     fit_frames = _fit_frames(len(frames), options.fit_share)
+    stress = _stress_frames(options, source, frames, detector)
     model = build_predictor(detector, options.estimator, source.seed, calibrated=False)
     assert model.posterior is not None  # CalibrateCommand checks it
     fit = partial(
@@ -63,6 +68,10 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     held_out = evaluate_error_model(tried.apply(found[~first]), records[~first.numpy()])
     training = TrainingOptions(progress=progress("fitting the error model", "epochs"))
     final = fit(found, records, options=training)
+    if len(stress):
+        unusual, truth = predict_frames(model, stress, progress("predicting stress"))
+        records = match_detections(unusual, truth, threshold=-1.0)
+        final = widen(final, found, unusual, records)
     data = {"data": f"{source.data} {source.split} seed {source.seed}", "held_out": held_out}
     final = replace(final, provenance={**final.provenance, **data})
     calibrated = with_error_model(model, final)
@@ -74,6 +83,23 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
         "threshold": final.threshold,
         **dict(final.provenance),
     }
+
+
+def _stress_frames(
+    options: CalibrateCommand, source: DataOptions, frames: Sequence[Any], detector: Detector
+) -> Sequence[Any]:
+    if options.stress is None:
+        return ()
+    if options.stress != "resized":
+        split = default_calibration_split(options.stress)
+        other = replace(source, data=options.stress, split=split)
+        return load_frames(other, options.device, detector.classes)
+    if "yaw" not in detector.box_fields:
+        raise BoxcovError(
+            "--stress resized needs LiDAR frames: give --stress KIND:WHERE, labelled frames with "
+            "larger errors than usual"
+        )
+    return resize_objects(frames)
 
 
 def _fit_frames(frames: int, share: float) -> int:

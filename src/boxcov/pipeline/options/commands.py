@@ -186,6 +186,13 @@ class CalibrateCommand(DetectorOptions):
     fit_share: float = option(
         0.5, METHOD, "Fraction of the frames, from the first on, for the fit."
     )
+    stress: str | None = option(
+        None,
+        INPUT,
+        "Labelled frames that teach how much wider regions are in frames unlike the others: "
+        "resized (copies of the frames with resized objects, LiDAR) or KIND:WHERE.",
+        metavar="resized|KIND:WHERE",
+    )
     device: str = device_option()
 
     def __post_init__(self) -> None:
