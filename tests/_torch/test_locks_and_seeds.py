@@ -38,7 +38,7 @@ def _enter(lock: ProcessLock) -> None:
         pass
 
 
-def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
+def test_a_forked_child_does_not_wait_for_its_parent() -> None:
     lock, inside, done = ProcessLock(), Event(), Event()
 
     def hold() -> None:

@@ -7,6 +7,7 @@ import pytest
 from helpers.command_line import boxcov, small_network
 from helpers.kills import (
     Killed,
+    LiveKilled,
     blocks_kept,
     but_for_time,
     frames_kept,
@@ -18,7 +19,7 @@ from helpers.kills import (
 POSTERIOR = "posterior.safetensors"
 
 
-def fitted(folder: Path, frames: int, *more: object) -> Killed:
+def fitted(folder: Path, frames: int, *more: object, kind: type[Killed] = Killed) -> Killed:
     words = [
         "fit",
         "--detector",
@@ -33,7 +34,16 @@ def fitted(folder: Path, frames: int, *more: object) -> Killed:
         0,
         *more,
     ]
-    return Killed(folder / POSTERIOR, words, seed=0, kept=frames_kept)
+    return kind(folder / POSTERIOR, words, seed=0, kept=frames_kept)
+
+
+def predicted(folder: Path, frames: int, kind: type[Killed] = Killed) -> Killed:
+    word, posterior = small_network(folder), folder / "p.safetensors"
+    fit = f"fit --detector {word} --out {posterior} --count 4 --sweeps 1 --fisher mc"
+    assert boxcov(fit).code == 0
+    words = ["predict", "--detector", word, "--posterior", posterior, "--sweeps", 1]
+    out = folder / "d.safetensors"
+    return kind(out, [*words, "--count", frames], 0, but_for_time, blocks_kept)
 
 
 def killed(run: Killed, kills: int) -> Killed:
@@ -71,18 +81,39 @@ def test_kills_in_both_passes(tmp_path, capsys) -> None:
     assert max(run.counted) > 20  # also in the second pass
 
 
+def test_kills_of_live_checkpoints_and_blocks(tmp_path) -> None:
+    for name, start in (("fit", fitted), ("predict", predicted)):
+        (tmp_path / name).mkdir()
+        run = killed(start(tmp_path / name, 24, kind=LiveKilled), kills=2)
+        assert max(run.counted) > 0  # something was stored at a kill
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [fitted, predicted])
+def test_fifty_kills_of_live_files(tmp_path, capsys, start) -> None:
+    """Every kill hits a checkpoint, or a block of predictions, that is being written."""
+    run = killed(start(tmp_path, 160, kind=LiveKilled), kills=50)
+    print_counts(run, capsys)
+    assert len(run.counted) > 3
+
+
+@pytest.mark.slow
+def test_kills_of_train_and_export(tmp_path) -> None:
+    words = ["train", "--config", "small", "--count", 2, "--steps", 6, "--batch", 1, "--sweeps", 1]
+    run = Killed(tmp_path / "net.safetensors", [*words, "--test-count", 1], 0, Path.read_bytes)
+    killed(run, kills=5)
+    pytest.importorskip("onnxscript")
+    (tmp_path / "onnx").mkdir()
+    words = ["export", "--detector", "centerpoint:small", "--posterior", "small"]
+    killed(Killed(tmp_path / "onnx/net.onnx", words, 0, resume=()), kills=5)
+
+
 @pytest.mark.slow
 def test_kills_of_predict_and_evaluate(tmp_path, capsys) -> None:
-    word, posterior = small_network(tmp_path), tmp_path / "p.safetensors"
-    assert (
-        boxcov(f"fit --detector {word} --out {posterior} --count 4 --sweeps 1 --fisher mc").code
-        == 0
-    )
-    words = ["predict", "--detector", word, "--posterior", posterior, "--count", 80, "--sweeps", 1]
-    run = killed(Killed(tmp_path / "d.safetensors", words, 0, but_for_time, blocks_kept), kills=10)
+    run = killed(predicted(tmp_path, 80), kills=10)
     print_counts(run, capsys)
     assert len(run.counted) > 2
-    assert boxcov(*words, f"--out {tmp_path / 'd.safetensors'}").code == 0
+    assert boxcov(*run.words[3:]).code == 0
     words = ["evaluate", tmp_path / "d.safetensors", "--replicates", 20]
     run = killed(Killed(tmp_path / "page.html", words, 0, undated, blocks_kept), kills=10)
     print_counts(run, capsys)

@@ -202,6 +202,15 @@ def test_a_full_stdout_is_one_line(words) -> None:
     assert done.stderr == expected
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_help_to_a_full_stdout_is_one_line() -> None:
+    words = [sys.executable, "-m", "boxcov", "fit", "--help"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    expected = "boxcov: stdout cannot be written (No space left on device): free some space\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
 # a stream writes to stdout
 
 

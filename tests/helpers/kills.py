@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
+import os
 import random
 import re
 import shutil
@@ -92,6 +95,57 @@ class Killed:
             shutil.rmtree(self.out)
         else:
             self.out.unlink()
+            self.out.with_suffix(".json").unlink(missing_ok=True)  # the report of a training
+
+
+class LiveKilled(Killed):
+    """As ``Killed``, but each kill hits the run while it writes what it keeps.
+
+    A fork of this process runs the command, without the seconds of the imports. It is killed after
+    the first change of the stored files, at a random moment of the next ones.
+    """
+
+    pause = 0.2  # seconds, at most, between the first change and the kill
+
+    def kill(self) -> None:
+        before = stored(self.out)
+        context = multiprocessing.get_context("fork")
+        run = context.Process(target=_main, args=(self.again[3:],))
+        run.start()
+        while run.is_alive() and stored(self.out) == before:
+            time.sleep(0.0005)
+        time.sleep(self.random.uniform(0, self.pause))
+        is_live = run.is_alive() and stored(self.out) != before
+        run.kill()
+        run.join()
+        if is_live:
+            self.kills += 1
+            self.counted[self.kept(self.out)] += 1
+        else:
+            assert run.exitcode == 0
+            self._compare()
+        assert self._so_far()
+
+
+def _main(words: list[str]) -> None:
+    """Run ``boxcov WORDS`` in a forked child."""
+    from helpers.command_line import boxcov
+
+    done = boxcov(*words)
+    if done.code:
+        print(done.err, file=sys.stderr)
+    os._exit(done.code)
+
+
+def stored(out: Path) -> list[tuple[str, int, int]]:
+    """Return names, sizes and times of the files that a run keeps beside ``out``."""
+    found = []
+    for path in out.parent.rglob("*"):
+        with contextlib.suppress(OSError):  # it has just been replaced
+            about = path.lstat()
+            if f"{out.name}." in path.name or f"{out.name}.parts" in path.parent.name:
+                found.append((path.name, about.st_size, about.st_mtime_ns))
+    return sorted(entry for entry in found if not entry[0].endswith(".lock"))
 
 
 def frames_kept(out: Path) -> int:

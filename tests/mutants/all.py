@@ -7,8 +7,9 @@ from mutants.fits import FITS
 from mutants.hostile import HOSTILE, PACKAGES
 from mutants.numbers import NUMBERS
 from mutants.online import ONLINE, SOAK
+from mutants.outputs import OUTPUTS
 from mutants.processes import PROCESSES
 
 __all__ = ["MUTANTS", "SOAK"]
 
-MUTANTS = [*FITS, *PROCESSES, *HOSTILE, *NUMBERS, *ERROR_MODELS, *PACKAGES, *ONLINE]
+MUTANTS = [*FITS, *PROCESSES, *HOSTILE, *OUTPUTS, *NUMBERS, *ERROR_MODELS, *PACKAGES, *ONLINE]

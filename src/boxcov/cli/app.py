@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import warnings
@@ -29,7 +30,7 @@ from boxcov.cli.reproduce import reproduce
 from boxcov.cli.stream import stream
 from boxcov.cli.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.pipeline.terminal import say
+from boxcov.pipeline.terminal import output_error, say
 
 EXAMPLES: dict[Callable[..., None], str] = {
     fit: "--detector centerpoint:small --data simulated:clear --count 64 --out p.safetensors",
@@ -76,6 +77,11 @@ def main() -> None:
             build_app()()
         except BoxcovError as error:
             say(f"boxcov: {error}", sys.stderr, one_line=True)
+            sys.exit(1)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or error.filename is not None:
+                raise
+            say(f"boxcov: {output_error(error, sys.stdout)}", sys.stderr)  # the help, by typer
             sys.exit(1)
         finally:
             signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,104 @@
+"""Mutants that break promises about what is written, printed and locked."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+UNWRITABLE = "cli/test_unwritable.py::"
+TERMINAL = "pipeline/test_terminal.py::"
+LEAVE = "export/test_numbers_that_leave.py::"
+POSTERIOR = "posterior/test_posterior_numbers.py::"
+
+OUTPUTS = [
+    Mutant(
+        "only regular files are replaced",
+        "files.py",
+        "    check_replaceable(path)\n    temporary = None",
+        "    temporary = None",
+        f"{UNWRITABLE}test_special_files_of_the_library_stay",
+    ),
+    Mutant(
+        "special outputs are refused before the work",
+        "files.py",
+        "    check_replaceable(path)\n    try:\n        with tempfile.TemporaryFile",
+        "    try:\n        with tempfile.TemporaryFile",
+        f"{UNWRITABLE}test_special_outputs_are_refused",
+    ),
+    Mutant(
+        "one process writes an output",
+        "files.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        f"{UNWRITABLE}test_an_output_that_is_held_is_refused",
+    ),
+    Mutant(
+        "control characters are escaped",
+        "pipeline/terminal.py",
+        "category(c) in _HARMFUL",
+        'category(c) == "Zl"',
+        f"{TERMINAL}test_control_characters_are_escaped",
+    ),
+    Mutant(
+        "an error is one line",
+        "cli/app.py",
+        'say(f"boxcov: {error}", sys.stderr, one_line=True)',
+        'say(f"boxcov: {error}", sys.stderr)',
+        f"{TERMINAL}test_errors_are_one_escaped_line",
+    ),
+    Mutant(
+        "names are no formulas",
+        "export/tables.py",
+        '_FORMULA = ("=", ',
+        "_FORMULA = (",
+        f"{TERMINAL}test_names_are_no_formulas_in_csv",
+    ),
+    Mutant(
+        "names are no mathematics",
+        "report/pictures.py",
+        '    return shown.replace("$", r"\\$")',
+        "    return shown",
+        f"{TERMINAL}test_figures_draw_names_as_they_are",
+    ),
+    Mutant(
+        "JSON files hold no NaN",
+        "files.py",
+        "allow_nan=False",
+        "allow_nan=True",
+        f"{LEAVE}test_ros_files_are_valid_json",
+    ),
+    Mutant(
+        "messages are checked",
+        "export/covariance_choice.py",
+        '    check_result(detections, "these detections cannot be exported")\n',
+        "",
+        f"{LEAVE}test_numbers_out_of_range_do_not_leave",
+    ),
+    Mutant(
+        "files of detections are checked when read",
+        "detections.py",
+        '            check_result(found, "it holds numbers out of range")\n',
+        "",
+        f"{LEAVE}test_files_out_of_range_are_refused",
+    ),
+    Mutant(
+        "eigenvectors are orthonormal",
+        "posterior/file.py",
+        "if not error <= _ORTHONORMAL:",
+        "if False:",
+        f"{POSTERIOR}test_vectors_that_are_not_orthonormal_are_refused",
+    ),
+    Mutant(
+        "inputs of an error model are known",
+        "error_model/model.py",
+        "        _check_inputs(model)\n",
+        "",
+        f"{POSTERIOR}test_error_models_out_of_range_are_refused",
+    ),
+    Mutant(
+        "locks after a fork",
+        "_torch/threads.py",
+        "if self._process != os.getpid():",
+        "if False:",
+        "_torch/test_locks_and_seeds.py::test_a_forked_child_does_not_wait_for_its_parent",
+    ),
+]
