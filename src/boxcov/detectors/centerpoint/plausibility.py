@@ -1,0 +1,197 @@
+"""Do the boxes of a checkpoint look right? Boxes hold points, sizes fit classes, scores are alive.
+
+A checkpoint that is read with the wrong grid or the wrong conventions loads without an error. Its
+boxes show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boxcov._torch.inputs import move
+from boxcov.detectors.centerpoint.detector import CenterPoint
+
+# Mean w, l and h of the classes of nuScenes in metres
+_SIZES = {
+    "car": (1.96, 4.62, 1.73),
+    "truck": (2.51, 6.93, 2.84),
+    "construction_vehicle": (2.85, 6.37, 3.19),
+    "bus": (2.94, 11.19, 3.47),
+    "trailer": (2.90, 12.29, 3.87),
+    "barrier": (2.53, 0.50, 0.98),
+    "motorcycle": (0.77, 2.11, 1.47),
+    "bicycle": (0.60, 1.70, 1.28),
+    "pedestrian": (0.67, 0.73, 1.77),
+    "traffic_cone": (0.41, 0.41, 1.07),
+}
+_FEW = 5  # boxes below which nothing is said
+_SPEED = 2.0  # m/s from which the velocity tells the heading
+_RATIOS = (0.75, 4 / 3)  # of other grids: 0.075 m and 0.1 m differ by these
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One look at the boxes. passed: None if there is too little to see."""
+
+    name: str
+    passed: bool | None
+    seen: str
+    advice: str = ""
+
+
+def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Observation]:
+    """Return what the boxes of some frames ``(inputs, targets)`` of one cloud each look like.
+
+    The detector must be in eval mode and stays as it is. Each frame costs a few plain passes.
+    """
+    device = detector.first_classes.device
+    found, holds = [], []
+    for inputs, _ in frames:
+        cloud = move(inputs, device)[0]
+        found.append(detector.detect([cloud]))
+        holds.append(_holds_points(found[-1].boxes, cloud))
+    boxes, scores, labels = (
+        torch.cat([getattr(frame, name) for frame in found])
+        for name in ("boxes", "scores", "labels")
+    )
+    order = scores.argsort(descending=True)[: max(_FEW, len(scores) // 2)]  # the better half
+    best = boxes[order], labels[order]
+    return [
+        _scores(scores, len(frames)),
+        _points(torch.cat(holds)[order]),
+        _sizes(*best, detector.classes),
+        _orientation(*best, detector.classes),
+        _grid(detector, frames),
+    ]
+
+
+def _scores(scores: Tensor, frames: int) -> Observation:
+    highest = float(scores.max()) if len(scores) else 0.0
+    return Observation(
+        "scores",
+        highest >= 0.3,
+        f"{len(scores) / frames:.0f} boxes per frame, highest score {highest:.2f}",
+        "almost no box has a score: does the configuration (grid, sweeps, intensity) fit the "
+        "checkpoint?",
+    )
+
+
+def _points(holds: Tensor) -> Observation:
+    share = float(holds.float().mean()) if len(holds) else 0.0
+    return Observation(
+        "boxes on points",
+        None if len(holds) < _FEW else share >= 0.5,
+        f"{share:.0%} of the better half of the boxes hold a point",
+        "boxes in empty space: give the grid of the checkpoint, config= or --config",
+    )
+
+
+def _sizes(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Observation:
+    usual = _usual_sizes(labels, classes)
+    known = usual.isfinite().all(1)
+    off = (boxes[known, 3:6] / usual[known].to(boxes)).log().abs()  # (n, 3)
+    share = float((off < 0.7).all(1).float().mean()) if len(off) else 0.0  # up to a factor of 2
+    return Observation(
+        "sizes",
+        None if len(off) < _FEW else share >= 0.5,
+        f"{share:.0%} of the boxes have the size of their class, up to a factor of 2",
+        "sizes do not fit the classes: give the configuration of the checkpoint (grid, order of "
+        "the classes), config= or --config",
+    )
+
+
+def _orientation(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Observation:
+    """Compare the boxes with the same raw outputs read by the other conventions.
+
+    mmdetection3d before 1.0 and det3d have (w, l, h) and -yaw - pi / 2 where 1.0 has (l, w, h) and
+    the yaw. Cars are longer than wide, and move along their long side.
+    """
+    usual = _usual_sizes(labels, classes)
+    long = usual[:, 1] > 1.5 * usual[:, 0]  # False where the class is unknown
+    w, l, yaw = boxes[long, 3], boxes[long, 4], boxes[long, 6]
+    is_longer = float((l > w).float().mean()) if len(l) else 0.0
+    seen = f"{is_longer:.0%} of {len(l)} vehicles are longer than wide"
+    passed = None if len(l) < _FEW else is_longer >= 0.5
+    if boxes.shape[1] == 9:
+        v = boxes[long, 7:9]
+        moving = v.norm(dim=1) > _SPEED
+        apart = (torch.atan2(v[:, 1], v[:, 0]) - yaw)[moving]
+        along = float((apart.cos().abs() > 0.7).float().mean()) if len(apart) else 0.0
+        seen += f", {along:.0%} of {len(apart)} that move do so along their heading"
+        if passed and len(apart) >= _FEW:
+            passed = along >= 0.5
+    advice = "width and length or the heading are read by the wrong conventions: for mmdetection3d "
+    advice += "give the other generation, legacy= or --legacy / --no-legacy"
+    return Observation("orientation", passed, seen, advice)
+
+
+def _grid(detector: CenterPoint, frames: Sequence[Any]) -> Observation:
+    """Compare the loss of the labelled objects with that of the same weights on other grids.
+
+    Boxes on a wrong grid still look right, because the points are in metres; the loss tells.
+    """
+    low, high = (torch.tensor(detector.config.point_range[i : i + 2]) for i in (0, 3))
+    losses, objects = dict.fromkeys((1.0, *_RATIOS), 0.0), 0
+    for inputs, targets in frames:
+        if not targets or "boxes" not in targets[0]:
+            continue
+        boxes, labels = targets[0]["boxes"].cpu(), targets[0]["labels"].cpu()
+        # objects on all of the grids
+        inside = ((boxes[:, :2] > low * min(_RATIOS)) & (boxes[:, :2] < high * min(_RATIOS))).all(1)
+        target = {"boxes": boxes[inside], "labels": labels[inside]}
+        objects += int(inside.sum())
+        for ratio in losses:
+            losses[ratio] += _loss_on_grid(detector, ratio, inputs, target)
+    best = min(losses, key=lambda ratio: losses[ratio])
+    size = detector.config.voxel_size[0]
+    seen = ", ".join(f"{loss:.1f} at {ratio * size:.3g} m" for ratio, loss in losses.items())
+    return Observation(
+        "grid",
+        None if objects < _FEW else losses[best] > 0.85 * losses[1.0],
+        f"loss of {objects} labelled objects: {seen}",
+        f"the weights fit cells of {best * size:.3g} m better: give the grid of the checkpoint, "
+        "config= or --config",
+    )
+
+
+def _loss_on_grid(
+    detector: CenterPoint, ratio: float, inputs: Sequence[Tensor], target: dict[str, Tensor]
+) -> float:
+    """Return the loss of the same weights with cells and ranges ``ratio`` times as wide."""
+    config, device = detector.config, detector.first_classes.device
+    scales = (ratio, ratio, 1.0)
+    size = tuple(s * scale for s, scale in zip(config.voxel_size, scales))
+    reach = tuple(s * scale for s, scale in zip(config.point_range, scales * 2))
+    with torch.device("meta"):
+        twin = CenterPoint(replace(config, voxel_size=size, point_range=reach))
+    twin.load_state_dict(detector.state_dict(), assign=True)  # the same tensors
+    twin.first_classes = detector.first_classes
+    with torch.no_grad():
+        twin.eval()
+        return float(twin.loss(twin(move(inputs, device)), [move(target, device)]))
+
+
+def _usual_sizes(labels: Tensor, classes: Sequence[str]) -> Tensor:
+    """Return the mean w, l and h (m, 3) of each label's class; NaN for unknown classes."""
+    unknown = (torch.nan,) * 3
+    table = torch.tensor([_SIZES.get(name, unknown) for name in classes])
+    return table.to(labels.device)[labels]
+
+
+def _holds_points(boxes: Tensor, cloud: Tensor, margin: float = 0.2) -> Tensor:
+    """Return which boxes (m, 7 or more) hold a point of the newest sweep."""
+    newest = cloud[cloud[:, 4] <= cloud[:, 4].min() + 0.01, :3] if len(cloud) else cloud[:, :3]
+    out = []
+    for x, y, z, w, l, h, yaw in boxes[:, :7].tolist():
+        d = newest - newest.new_tensor([x, y, z])
+        turn = newest.new_tensor(yaw)
+        ahead, aside = d[:, 0] * turn.cos() + d[:, 1] * turn.sin(), d[:, 1] * turn.cos()
+        aside = aside - d[:, 0] * turn.sin()
+        inside = (ahead.abs() <= l / 2 + margin) & (aside.abs() <= w / 2 + margin)
+        out.append(bool((inside & (d[:, 2].abs() <= h / 2 + margin)).any()))
+    return torch.tensor(out, dtype=torch.bool, device=boxes.device)
