@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.detector import CenterPoint
 from boxcov.pipeline import check
 from boxcov.pipeline.options import CheckCommand
+from helpers.centerpoint_cases import detector_of, pillar_config
+from helpers.centerpoint_files import config_text, exported
 from helpers.command_line import boxcov, small_network
 
 
@@ -46,3 +49,33 @@ def test_unknown_detector_is_refused() -> None:
     done = boxcov("check --detector nothing:here")
     assert done.code == 1
     assert "no detector 'nothing:here'" in done.err
+
+
+def test_a_checkpoint_is_described_with_evidence(tmp_path: Path) -> None:
+    config = pillar_config()
+    path = tmp_path / "x.pth"
+    state, meta = exported(detector_of(config), "mmdet3d"), {"mmdet3d_version": "0.16.0"}
+    torch.save({"state_dict": state, "meta": meta}, path)
+    (tmp_path / "config.py").write_text(config_text(config))
+    words = f"check --detector centerpoint:{path} --sweeps 1"
+    done = boxcov(words)
+    assert "give legacy=True for before 1.0 or legacy=False" in done.err
+    done = boxcov(f"{words} --no-legacy --config voxel01")
+    assert "missing: pts_middle_encoder" in done.err
+    done = boxcov(f"{words} --no-legacy --out {tmp_path}/frame.png --json")
+    rows = {name: (value, evidence) for name, value, evidence in json.loads(done.out)["checkpoint"]}
+    assert rows["framework"] == ("mmdetection3d", "names that start with pts_bbox_head.")
+    assert rows["generation"] == ("1.0 or later", "as given")
+    assert rows["grid"][0].startswith("0.4 x 0.4 x 8 m; x -6.4 to 6.4")
+    assert rows["grid"][1] == str(tmp_path / "config.py")
+    assert (tmp_path / "frame.png").read_bytes().startswith(b"\x89PNG")
+    names = [finding["name"] for finding in json.loads(done.out)["findings"]]
+    looks = ("scores", "on points", "sizes", "orientation", "grid")
+    assert names[-5:] == [f"boxes: {name}" for name in looks]
+    text = boxcov(f"{words} --legacy --config {tmp_path}/config.py").out
+    assert "  generation  before 1.0  [as given]" in text
+
+
+def test_config_is_for_checkpoints_of_centerpoint() -> None:
+    done = boxcov("check --detector yolox:x.pth --config voxel01")
+    assert "--config and --legacy are for checkpoints of CenterPoint, not yolox" in done.err

@@ -94,6 +94,31 @@ _GRIDS = {
 }
 
 
+def config_text(config):
+    """Return mmdetection3d's configuration file of a network on pillars."""
+    encoder, dense, rules = config.encoder, config.dense, config.reporting
+    tasks = [{"class_names": list(names)} for names in config.tasks]
+    return f"""
+model = dict(
+    pts_voxel_layer=dict(
+        max_num_points={encoder.max_points}, max_voxels={encoder.max_cells},
+        voxel_size={config.voxel_size}, point_cloud_range={config.point_range}),
+    pts_voxel_encoder=dict(
+        type='PillarFeatureNet', feat_channels={list(encoder.widths)}, legacy=False),
+    pts_backbone=dict(
+        out_channels={dense.widths}, layer_nums={dense.layers}, layer_strides={dense.strides}),
+    pts_neck=dict(out_channels={dense.up_widths}, upsample_strides={dense.up_strides}),
+    pts_bbox_head=dict(
+        tasks={tasks},
+        common_heads=dict(reg=(2, 2), height=(1, 2), dim=(3, 2), rot=(2, 2), vel=(2, 2)),
+        share_conv_channel={dense.shared},
+        separate_head=dict(type='SeparateHead', head_conv={dense.branch}),
+        bbox_coder=dict(score_threshold={rules.threshold}, post_center_range={rules.centre_range})),
+    train_cfg=dict(pts=dict(code_weights={config.loss.weights})),
+    test_cfg=dict(pts=dict(post_max_size={rules.max_boxes})))
+"""
+
+
 def _mmdet3d(name):
     size, side = _GRIDS[name]
     pillar = name == "pillar02"

@@ -84,6 +84,7 @@ class Report:
     depths: tuple[DepthCost, ...] = ()
     methods: tuple[MethodCost, ...] = ()
     milliseconds: float | None = None  # of one plain pass
+    checkpoint: tuple[tuple[str, str, str], ...] = ()  # what was understood of it, and the evidence
 
     @property
     def ok(self) -> bool:
@@ -108,7 +109,10 @@ class Report:
         return to_json(self.to_dict())
 
     def __str__(self) -> str:
-        sections = [f"{self.detector}: {self.about}", "\n".join(self._findings())]
+        sections = [f"{self.detector}: {self.about}"]
+        if self.checkpoint:
+            sections.append("\n".join(self._checkpoint()))
+        sections.append("\n".join(self._findings()))
         if self.layers:
             sections.append("\n".join(self._layers()))
         if self.depths:
@@ -120,6 +124,13 @@ class Report:
             f", {len(self.findings) - len(done)} skipped" if len(done) < len(self.findings) else ""
         )
         return "\n\n".join([*sections, end])
+
+    def _checkpoint(self) -> list[str]:
+        room = max(len(name) for name, _, _ in self.checkpoint)
+        lines = ["understood of the checkpoint"]
+        for name, value, evidence in self.checkpoint:
+            lines += _hanging(f"  {name:<{room}}  ", f"{value}  [{evidence}]")
+        return lines
 
     def _findings(self) -> list[str]:
         room = max((len(finding.name) for finding in self.findings), default=0)

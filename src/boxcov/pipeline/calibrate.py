@@ -25,7 +25,7 @@ from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.probability_metrics import probability_metrics, region_coverage
 from boxcov.evaluate.records import Records
-from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.detectors import load_detector, warn_if_implausible
 from boxcov.pipeline.frames import default_calibration_split, load_frames
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
@@ -46,6 +46,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     detector = load_detector(options, options.device)
     threshold = iou_thresholds(detector.box_fields, options.threshold)[1]
     frames = load_frames(source, options.device, detector.classes)
+    warn_if_implausible(detector, frames)
     fit_frames = _fit_frames(len(frames), options.fit_share)
     stress = _stress_frames(options, source, frames, detector)
     model = build_predictor(detector, options.estimator, source.seed, calibrated=False)

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from boxcov.checks import Report, check
+from boxcov.checks.report import Finding
+from boxcov.detectors.centerpoint import CenterPoint
+from boxcov.detectors.centerpoint.plausibility import observe
+from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import CheckCommand, DataOptions
+from boxcov.pipeline.paths import check_output
+from boxcov.report.pictures import write_cloud
 
 
 def run(options: CheckCommand) -> Report:
-    """Check the detector on the first frame of the data, and the second if there is one."""
+    """Check the detector on the first frame of the data, and the second if there is one.
+
+    Of a CenterPoint checkpoint the report also says what was understood of it and what its boxes
+    look like; ``options.out`` shows the first frame.
+    """
+    if options.out is not None:
+        check_output(options.out)
     detector = load_detector(options, options.device)
     count = 2 if options.data.startswith("simulated") else None
     source = DataOptions(options.data, options.split, count, options.seed, options.sweeps)
     frames = load_frames(source, options.device, detector.classes)
-    return check(detector, frames[0], other=frames[1] if len(frames) > 1 else None)
+    first = [frames[i] for i in range(min(2, len(frames)))]
+    report = check(detector, first[0], other=first[1] if len(first) > 1 else None)
+    if not isinstance(detector, CenterPoint):
+        if options.out is not None:
+            raise BoxcovError("--out is a picture of a CenterPoint's boxes: remove it")
+        return report
+    if options.out is not None:
+        inputs, targets = first[0]
+        found = detector.detect([inputs[0].to(options.device)])
+        objects = targets[0]["boxes"].cpu().numpy()
+        write_cloud(options.out, inputs[0].cpu().numpy(), found, objects)
+    looks = tuple(
+        Finding(look.name, look.passed, look.seen, look.advice if look.passed is False else "")
+        for look in (observe(detector, first) if detector.provenance else ())
+    )
+    facts = tuple((fact.name, fact.value, fact.evidence) for fact in detector.provenance)
+    return replace(report, findings=(*report.findings, *looks), checkpoint=facts)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, transformers, yolox
-from boxcov.detectors.centerpoint import Config
-from boxcov.errors import BoxcovError
+from boxcov.detectors.centerpoint import CenterPoint, Config
+from boxcov.detectors.centerpoint.plausibility import observe
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.pipeline.options import DetectorOptions
 from boxcov.pipeline.user_code import load_function
 
@@ -55,6 +57,25 @@ def _build_detector(where: str) -> Detector:
             "return boxcov.wrap(model, ...)"
         )
     return found
+
+
+def warn_if_implausible(detector: Detector, frames: Sequence[Any]) -> None:
+    """Warn if another framework's CenterPoint gives boxes that do not look right at first.
+
+    A checkpoint that is read with the wrong configuration loads without an error.
+    """
+    if not isinstance(detector, CenterPoint) or not detector.provenance:
+        return
+    first = [frames[i] for i in range(min(2, len(frames)))]
+    wrong = [look for look in observe(detector, first) if look.passed is False]
+    if wrong:
+        seen = "; ".join(f"{look.name}: {look.seen} ({look.advice})" for look in wrong)
+        warnings.warn(
+            f"the boxes of the first frames do not look right: {seen}. boxcov check shows what was "
+            "understood of the checkpoint, and a picture",
+            BoxcovWarning,
+            stacklevel=2,
+        )
 
 
 def move_to_device(detector: D, device: str) -> D:

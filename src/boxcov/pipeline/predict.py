@@ -22,7 +22,7 @@ from boxcov.errors import BoxcovError
 from boxcov.files import to_json
 from boxcov.input_file import open_bytes, reading
 from boxcov.pipeline.block_store import BLOCK, BlockStore
-from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.detectors import load_detector, warn_if_implausible
 from boxcov.pipeline.frames import (
     Progress,
     default_test_split,
@@ -64,6 +64,7 @@ def run(
         store.refuse_leftovers(options.resume, world)
         detector = load_detector(options, device)
         frames = load_frames(source, device, detector.classes)
+        warn_if_implausible(detector, frames)
         fields = tuple(detector.box_fields)
         model = build_predictor(
             detector,

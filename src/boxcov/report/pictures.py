@@ -129,6 +129,31 @@ def write_images(
         figure.savefig(temporary, dpi=90, format="png")
 
 
+def write_cloud(path: str | Path, points: Array, found: Detections, truth: Array) -> None:
+    """Write a PNG of a LiDAR frame from above: points (N, 2 or more), detections, objects (k, 7).
+
+    Boxes with a score below 0.3 are dashed and orange.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    plane = [found.fields.index(name) for name in PLANE]
+    figure = Figure(figsize=(9, 9), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    points = thin_points(points, 60_000)
+    axes.scatter(points[:, 0], points[:, 1], s=0.4, color="#8a919c", linewidths=0)
+    for outline in corners(truth[:, plane]):
+        axes.plot(*outline.T, color=OBJECT, linewidth=2)
+    arrays = found.numpy()
+    for box, score in zip(arrays["boxes"][:, plane], arrays["scores"]):
+        colour, dash = (PREDICTION, "-") if score >= 0.3 else (UNCERTAIN, "--")
+        _draw_box(axes, box, None, colour, dash)
+    axes.set(aspect="equal", xlabel="x [m]", ylabel="y [m]", xlim=(-60, 60), ylim=(-60, 60))
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=90, format="png")
+
+
 def plain_text(name: str) -> str:
     """Return a name that matplotlib draws as it is: $ is no mathematics, control has no glyph.
 

@@ -73,7 +73,7 @@ def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Observation]:
 def _scores(scores: Tensor, frames: int) -> Observation:
     highest = float(scores.max()) if len(scores) else 0.0
     return Observation(
-        "scores",
+        "boxes: scores",
         highest >= 0.3,
         f"{len(scores) / frames:.0f} boxes per frame, highest score {highest:.2f}",
         "almost no box has a score: does the configuration (grid, sweeps, intensity) fit the "
@@ -84,7 +84,7 @@ def _scores(scores: Tensor, frames: int) -> Observation:
 def _points(holds: Tensor) -> Observation:
     share = float(holds.float().mean()) if len(holds) else 0.0
     return Observation(
-        "boxes on points",
+        "boxes: on points",
         None if len(holds) < _FEW else share >= 0.5,
         f"{share:.0%} of the better half of the boxes hold a point",
         "boxes in empty space: give the grid of the checkpoint, config= or --config",
@@ -97,7 +97,7 @@ def _sizes(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Observation
     off = (boxes[known, 3:6] / usual[known].to(boxes)).log().abs()  # (n, 3)
     share = float((off < 0.7).all(1).float().mean()) if len(off) else 0.0  # up to a factor of 2
     return Observation(
-        "sizes",
+        "boxes: sizes",
         None if len(off) < _FEW else share >= 0.5,
         f"{share:.0%} of the boxes have the size of their class, up to a factor of 2",
         "sizes do not fit the classes: give the configuration of the checkpoint (grid, order of "
@@ -127,7 +127,7 @@ def _orientation(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Obser
             passed = along >= 0.5
     advice = "width and length or the heading are read by the wrong conventions: for mmdetection3d "
     advice += "give the other generation, legacy= or --legacy / --no-legacy"
-    return Observation("orientation", passed, seen, advice)
+    return Observation("boxes: orientation", passed, seen, advice)
 
 
 def _grid(detector: CenterPoint, frames: Sequence[Any]) -> Observation:
@@ -151,7 +151,7 @@ def _grid(detector: CenterPoint, frames: Sequence[Any]) -> Observation:
     size = detector.config.voxel_size[0]
     seen = ", ".join(f"{loss:.1f} at {ratio * size:.3g} m" for ratio, loss in losses.items())
     return Observation(
-        "grid",
+        "boxes: grid",
         None if objects < _FEW else losses[best] > 0.85 * losses[1.0],
         f"loss of {objects} labelled objects: {seen}",
         f"the weights fit cells of {best * size:.3g} m better: give the grid of the checkpoint, "

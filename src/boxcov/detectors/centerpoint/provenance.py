@@ -87,21 +87,22 @@ def describe(config: Config, framework: Framework, legacy: bool | None, source: 
     low, high = config.point_range[:3], config.point_range[3:]
     axes = ", ".join(f"{axis} {a:g} to {b:g}" for axis, a, b in zip("xyz", low, high))
     size = " x ".join(f"{side:g}" for side in config.voxel_size)
-    rules, encoder = config.reporting, config.encoder
+    rules, encoder, (rows, columns) = config.reporting, config.encoder, config.map_size
     old = framework == "det3d" or legacy
     nms = f"rotated NMS at IoU {rules.overlap:g}" if rules.nms == "rotated" else "circle NMS"
     limit = "no limits"
     if encoder.max_cells is not None:
         limit = f"at most {encoder.max_cells[1]:,} cells of {encoder.max_points} points per frame"
     if isinstance(encoder, Pillars):
-        kind = f"pillars, {len(encoder.widths)} layers, {encoder.point_features} point features"
+        widths = " and ".join(map(str, encoder.widths))
+        kind = f"pillars, widths {widths}, {encoder.point_features} features per point"
         limit += ", points of any height" if encoder.any_height else ""
     else:
-        kind = "sparse voxels, 5 stages"
+        kind = "sparse voxels"
         limit += ", points shuffled" if encoder.shuffled else ""
     return [
         Fact("encoder", kind, "names and shapes of the weights"),
-        Fact("grid", f"{size} m; {axes} m; a map of {config.map_size} cells", source),
+        Fact("grid", f"{size} m; {axes} m; a map of {rows} x {columns} cells", source),
         Fact("limits", limit, source),
         Fact(
             "classes",
@@ -114,5 +115,9 @@ def describe(config: Config, framework: Framework, legacy: bool | None, source: 
             "log sizes (w, l, h), rotation -yaw - pi / 2" if old else "log sizes (l, w, h), yaw",
             "conventions of " + TITLES[framework] + (" before 1.0" if legacy else ""),
         ),
-        Fact("selection", f"score > {rules.threshold:g}, {nms}, {rules.max_boxes} a task", source),
+        Fact(
+            "selection",
+            f"score > {rules.threshold:g}, {nms}, {rules.max_boxes} boxes per task",
+            source,
+        ),
     ]

@@ -66,6 +66,7 @@ _PATHS: dict[Framework, dict[str, str]] = {
         "up_widths": "neck.out_channels",
         "up_strides": "neck.upsample_strides",
         "shared": "head.share_conv_channel",
+        "branch": "head.separate_head.head_conv",
         "tasks": "head.tasks",
         "branches": "head.common_heads",
         "threshold": "head.bbox_coder.score_threshold",
@@ -117,6 +118,7 @@ _PATHS: dict[Framework, dict[str, str]] = {
         "up_widths": "backbone.NUM_UPSAMPLE_FILTERS",
         "up_strides": "backbone.UPSAMPLE_STRIDES",
         "shared": "head.SHARED_CONV_CHANNEL",
+        "branch": "head.SHARED_CONV_CHANNEL",
         "tasks": "head.CLASS_NAMES_EACH_HEAD",
         "branches": "head.SEPARATE_HEAD_CFG.HEAD_DICT",
         "threshold": "test.SCORE_THRESH",
@@ -152,13 +154,16 @@ def framework_of(settings: Settings) -> Framework | None:
         "mmdet3d": "model.pts_bbox_head",
         "det3d": "model.bbox_head",
     }
-    return next((name for name, head in heads.items() if settings.at(head) is not None), None)
+    return next(
+        (name for name, head in heads.items() if isinstance(settings.at(head), Mapping)), None
+    )
 
 
 def config_of(settings: Settings, framework: Framework) -> Config:
     """Return the configuration that a framework's file describes."""
     found = framework_of(settings)
     if found is None and not settings.missing_bases:
+        settings.get("model", "MODEL")  # an error if only running the file would give it
         raise BoxcovError(f"{settings.source}: not the configuration of a CenterPoint")
     if found is not None and found != framework:
         raise BoxcovError(
@@ -203,7 +208,8 @@ def _build(reader: _Reader) -> Config:
         if reader.get(path, default=False) == value:
             raise BoxcovError(f"{source}: boxcov does not implement {words}")
     tasks = [t["class_names"] if isinstance(t, Mapping) else t for t in reader.get("tasks")]
-    dense = ("widths", "layers", "strides", "up_widths", "up_strides", "shared")
+    dense = ["widths", "layers", "strides", "up_widths", "up_strides", "shared"]
+    dense += ["branch"] if "branch" in _PATHS[framework] else []  # always 64 in det3d
     return replace(
         base,
         tasks=tuple(tuple(map(str, names)) for names in tasks),

@@ -209,6 +209,9 @@ class CalibrateCommand(DetectorOptions):
 class CheckCommand(DetectorOptions):
     """Options of ``boxcov check``."""
 
+    out: Path | None = out_option(
+        None, text="Write a picture (PNG) of a CenterPoint's boxes in the first frame, from above."
+    )
     data: str = data_option()
     split: str | None = split_option()
     sweeps: int = sweeps_option()

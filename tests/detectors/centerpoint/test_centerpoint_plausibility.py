@@ -1,0 +1,80 @@
+"""Boxes of a checkpoint that is read rightly look right, and those of a wrong reading do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import boxcov
+from boxcov.data import simulated
+from boxcov.detectors import centerpoint
+from boxcov.detectors.centerpoint import CenterPoint, Config
+from boxcov.detectors.centerpoint.plausibility import Observation, observe
+from boxcov.pipeline import detectors
+from helpers.centerpoint_files import exported, saved
+
+
+@pytest.fixture(scope="module")
+def frames():
+    both = simulated.frames("clear", seed=1000, count=2)
+    return [both[0], both[1]]
+
+
+@pytest.fixture(scope="module")
+def legacy_weights(tmp_path_factory):
+    state = exported(centerpoint.load("small"), "mmdet3d", legacy=True)
+    return saved({"state_dict": state}, tmp_path_factory.mktemp("weights"))
+
+
+def looks(detector, frames):
+    return {look.name.partition(": ")[2]: look.passed for look in observe(detector, frames)}
+
+
+def test_the_right_reading_looks_right(legacy_weights, frames):
+    detector = centerpoint.load(legacy_weights, Config.small(), legacy=True)
+    before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
+    assert set(looks(detector, frames).values()) == {True}
+    after = detector.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert not detector.training
+    assert all(p.requires_grad for p in detector.parameters())
+
+
+def test_the_other_generation_is_seen_by_its_boxes(legacy_weights, frames):
+    detector = centerpoint.load(legacy_weights, Config.small(), legacy=False)
+    seen = looks(detector, frames)
+    assert (seen["orientation"], seen["sizes"], seen["grid"]) == (False, False, True)
+
+
+@pytest.mark.parametrize("ratio", [0.75, 4 / 3])
+def test_another_grid_is_seen_by_its_loss(ratio, legacy_weights, frames):
+    small, scales = Config.small(), (ratio, ratio, 1.0)
+    config = replace(
+        small,
+        voxel_size=tuple(s * r for s, r in zip(small.voxel_size, scales)),
+        point_range=tuple(s * r for s, r in zip(small.point_range, scales * 2)),
+    )
+    grid = observe(centerpoint.load(legacy_weights, config, legacy=True), frames)[-1]
+    assert (grid.name, grid.passed) == ("boxes: grid", False)
+    assert "fit cells of 0.4 m better" in grid.advice
+
+
+def test_random_weights_give_dead_scores(frames):
+    seen = looks(CenterPoint(Config.small()).eval(), frames[:1])
+    assert (seen["scores"], seen["on points"]) == (False, False)
+
+
+def test_too_few_boxes_give_no_verdict():
+    seen = looks(centerpoint.load("small"), [([torch.zeros(0, 5)], None)])
+    assert [name for name, passed in seen.items() if passed is not None] == ["scores"]
+
+
+def test_foreign_checkpoints_are_looked_at_once(legacy_weights, frames, monkeypatch):
+    wrong = Observation("boxes: sizes", False, "3% of the boxes", "give --config")
+    monkeypatch.setattr(detectors, "observe", lambda *given: [wrong])
+    detectors.warn_if_implausible(centerpoint.load("small"), frames)  # boxcov's own file
+    foreign = centerpoint.load(legacy_weights, Config.small(), legacy=True)
+    with pytest.warns(boxcov.BoxcovWarning, match=r"not look right: .* 3% .*\(give --config\)"):
+        detectors.warn_if_implausible(foreign, frames)
