@@ -82,6 +82,16 @@ def test_a_lasting_change_is_found_within_frames() -> None:
     assert first.reasons[0].startswith(("fewer boxes than usual: ", "fewer objects than usual: "))
 
 
+def test_a_small_change_is_found_in_the_long_run() -> None:
+    """No single frame is unusual: the mean of the certainty is lower by 1.3 deviations."""
+    rng = np.random.default_rng(8)
+    monitor = Monitor(usual(rng, 200), run_length=1000)
+    verdicts = [monitor(line(rng, score=0.67)) for _ in range(100)]
+    first = next(i for i, verdict in enumerate(verdicts) if verdict.change)
+    assert np.mean([verdict.alarm for verdict in verdicts[:first]]) < 0.4
+    assert verdicts[first].reasons[0].startswith("objects less certain than usual")
+
+
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [

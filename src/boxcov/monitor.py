@@ -4,10 +4,11 @@ A frame is described by a few numbers. How unusual it is, is ranked among the us
 frame and the usual ones are treated alike (full conformal prediction), so if they are exchangeable
 the p-value is at most ``a`` with a probability of at most ``a``, for any detector.
 
-Evidence accumulates over frames by the Shiryaev-Roberts rule ``R = (R + 1) e(p)``. The mean of the
-bet ``e`` is 1 under uniform p-values, so ``R`` minus the number of frames is a martingale while
-nothing changes, and ``R`` reaches ``run_length`` after at least ``run_length`` frames on average.
-For this p-value the frames of the stream join the usual ones, so the p-values are independent.
+Evidence accumulates over frames by the Shiryaev-Roberts rule ``R = (R + 1) e(p)``, for each number
+and each direction by itself. The mean of the bet ``e`` is 1 under uniform p-values, so ``R`` minus
+the number of frames is a martingale while nothing changes. The same is true of the mean of all
+``R``, which therefore reaches ``run_length`` after at least ``run_length`` frames on average. For
+these p-values the frames of the stream join the usual ones, so they are independent over time.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Monitor:
                 f"{self.false_alarm_rate:g}: give at least {max(needed, 2)}"
             )
         self._joined = self._table  # usual frames and frames of the stream
-        self.evidence = 0.0
+        self._evidence = np.zeros(())  # of each number: that it has become larger, then smaller
 
     def __repr__(self) -> str:
         return (
@@ -114,29 +115,43 @@ class Monitor:
                 f"the frame and the usual frames differ in {', '.join(missing)}: predict both with "
                 "the same method and posterior"
             )
-        row = np.array([numbers[name] for name in self.usual])
-        names = tuple(self.usual)
+        row, names = np.array([numbers[name] for name in self.usual]), tuple(self.usual)
         deviations = _deviations(np.vstack([self._table, row]), names)
-        p_value = _rank(deviations)
-        joined = np.vstack([self._joined, row])
-        self.evidence = (self.evidence + 1) * _bet(_rank(_deviations(joined, names)))
+        p_value = _rank(_unusual(deviations))
+        alarm = p_value <= self.false_alarm_rate
+        evidence = self._accumulate(np.vstack([self._joined, row]), names)
+        change = bool(evidence.mean() >= self.run_length)
+        self._evidence = np.zeros(()) if change else evidence
+        reasons: tuple[str, ...] = ()
+        if alarm:
+            reasons = self._reasons(deviations[-1], _LARGE, numbers)
+        elif change:  # the last frame need not be unusual
+            larger, smaller = evidence.reshape(2, -1)
+            signed = np.where(larger >= smaller, larger, -smaller)
+            reasons = self._reasons(signed, self.run_length, {})
+        return Verdict(p_value, alarm, float(evidence.mean()), change, reasons)
+
+    def _accumulate(self, joined: Array, names: Sequence[str]) -> Array:
+        """Return the evidence (2 S + 2,) of each number after the last of the joined frames."""
         if len(joined) <= MAX_FRAMES:
             self._joined = joined
-        evidence, change = self.evidence, self.evidence >= self.run_length
-        if change:
-            self.evidence = 0.0
-        alarm = p_value <= self.false_alarm_rate
-        reasons = self._reasons(deviations[-1], numbers) if alarm or change else ()
-        return Verdict(p_value, alarm, evidence, change, reasons)
+        deviations = _deviations(joined, names)
+        sides = [*deviations.T, *(-deviations[:, :-1]).T]
+        bets = [_bet(_rank(side)) for side in sides]
+        # the distance has one side; its second one never moves
+        return (self._evidence + 1) * np.array([*bets, 0.0])
 
-    def _reasons(self, deviations: Array, numbers: Mapping[str, float]) -> tuple[str, ...]:
+    def _reasons(
+        self, signed: Array, least: float, numbers: Mapping[str, float]
+    ) -> tuple[str, ...]:
+        """Return in words which sizes (S + 1,) are at least ``least``; always the largest one."""
         names = [name for name in SPOKEN if name in self.usual] + ["distance"]
-        found: list[str] = []
-        for name, z in sorted(zip(names, deviations), key=lambda pair: -abs(pair[1])):
-            if found and abs(z) < _LARGE:
-                break
-            found.append(_words(name, z, numbers.get(name), self.usual.get(name)))
-        return tuple(found)
+        order = np.argsort(-np.abs(signed), kind="stable")
+        return tuple(
+            _words(names[i], signed[i], numbers.get(names[i]), self.usual.get(names[i]))
+            for i in order
+            if i == order[0] or abs(signed[i]) >= least
+        )
 
     def save(self, path: str | Path) -> None:
         """Write one JSON file, which replaces ``path`` as a whole. The evidence is not stored."""
@@ -218,11 +233,16 @@ def _deviations(table: Array, names: Sequence[str]) -> Array:
     return standard
 
 
-def _rank(deviations: Array) -> float:
-    """Return the conformal p-value of the last row."""
-    unusual = np.maximum(np.abs(deviations[:, :-1]).max(1, initial=0), deviations[:, -1])
+def _unusual(deviations: Array) -> Array:
+    """Return how far the number of each row (n,) that is farthest from its mean is from it."""
+    largest: Array = np.maximum(np.abs(deviations[:, :-1]).max(1, initial=0), deviations[:, -1])
+    return largest
+
+
+def _rank(values: Array) -> float:
+    """Return the conformal p-value of the last value, small if it is the largest."""
     # rounding must not put equal frames before the last one
-    return float((unusual >= unusual[-1] * (1 - 1e-9)).mean())
+    return float((values >= values[-1] - 1e-9 * abs(values[-1])).mean())
 
 
 def _bet(p: float) -> float:
