@@ -61,7 +61,8 @@ def numbers(found: Detections) -> Rows:
     rows = []
     for number in found.frame.unique():
         frame = found[found.frame == number]
-        plain = {"boxes": float(np.log1p(len(frame))), "score": float(frame.scores.mean())}
+        # a name of SPOKEN, so that both directions count
+        plain = {"boxes": float(np.log1p(len(frame))), "certainty": float(frame.scores.mean())}
         # without the error model, the score stands for P(there is an object)
         bare = {k: v for k, v in frame.numpy().items() if k in ("boxes", "scores", "covariance")}
         bare = frame_numbers({"fields": frame.fields, **bare})
@@ -75,7 +76,7 @@ def kinds(sets: dict[str, Rows]) -> dict[str, dict[str, Rows]]:
     """Return the numbers that each row of the table uses."""
     chosen = {
         "number of boxes": ("plain", ("boxes",)),
-        "1 - score": ("plain", ("score",)),
+        "1 - score": ("plain", ("certainty",)),
         "monitor without an error model": ("bare", None),
         "monitor without the distance": ("ours", SPOKEN),
         "monitor": ("ours", None),

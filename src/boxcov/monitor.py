@@ -139,7 +139,8 @@ class Monitor:
         sides = [*deviations.T, *(-deviations[:, :-1]).T]
         bets = [_bet(_rank(side)) for side in sides]
         # the distance has one side; its second one never moves
-        return (self._evidence + 1) * np.array([*bets, 0.0])
+        evidence: Array = (self._evidence + 1) * np.array([*bets, 0.0])
+        return evidence
 
     def _reasons(
         self, signed: Array, least: float, numbers: Mapping[str, float]
