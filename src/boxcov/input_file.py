@@ -149,6 +149,14 @@ def _children(value: Any) -> Any:
     return value if isinstance(value, list) else ()
 
 
+# the files that users mix up, by the key of their metadata
+_KINDS = {
+    "boxcov.detections": "a file of boxes written by boxcov predict",
+    "boxcov.posterior": "a posterior written by boxcov fit or calibrate",
+    "boxcov.centerpoint": "a file of weights for --detector",
+}
+
+
 @contextmanager
 def open_tensors(
     path: str | Path, what: str, key: str, advice: str = ""
@@ -158,7 +166,11 @@ def open_tensors(
     Damage is one error that names the file, also if it shows only later, inside the ``with``.
     """
     with open_safetensors(path, what, advice) as file:
-        yield parse_metadata((file.metadata() or {})[key]), file
+        metadata = file.metadata() or {}
+        others = [_KINDS[name] for name in metadata if name in _KINDS]
+        if key not in metadata and others:
+            raise BoxcovError(f"{path}: is {others[0]}, expected {what}")
+        yield parse_metadata(metadata[key]), file
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from boxcov.evaluate.summary import summarise
 from boxcov.pipeline.evaluate import build_study
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
+from boxcov.posterior.file import SHIPPED
 from helpers.command_line import boxcov
 from helpers.error_models import make_error_model
 
@@ -175,6 +176,15 @@ def test_json_has_every_number(saved, frames) -> None:
     assert rows["exact"]["AUROC l2"]["value"] > rows["nms"]["AUROC l2"]["value"]
     assert report["about"]["frames"] == 4
     assert report["about"]["nms"]["method"] == "nms"
+
+
+def test_swapped_files_are_named(tmp_path, saved) -> None:
+    done = boxcov(f"evaluate {SHIPPED}")
+    assert done.code == 1
+    assert "is a posterior written by boxcov fit or calibrate, expected a file of" in done.err
+    done = boxcov(f"predict --posterior {saved[0]} --count 1 --out {tmp_path}/d.safetensors")
+    assert done.code == 1
+    assert "is a file of boxes written by boxcov predict, expected a boxcov posterior" in done.err
 
 
 def test_table_and_report_are_written(tmp_path, saved) -> None:
