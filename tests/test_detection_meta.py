@@ -70,7 +70,7 @@ def test_own_entries_of_the_metadata_stay(tmp_path) -> None:
 def test_frame_numbers_have_a_limit(tmp_path) -> None:
     found = in_space(7, frames=3)
     replace(found, frame=found.frame + (1 << 30)).save(tmp_path / "d.safetensors")
-    with pytest.raises(BoxcovError, match=r"d\.safetensors: .*frame from"):
+    with pytest.raises(BoxcovError, match=r"d\.safetensors: .*frames from"):
         Detections.load(tmp_path / "d.safetensors")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import zlib
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from boxcov.data import coco, kitti, nuscenes
 from boxcov.data.points import count_points, points_in_boxes, read_points
 from helpers.coco_cases import coco_root
 from helpers.data_roots import VERSION, kitti_root, nuscenes_root
+from helpers.hostile_images import solid_png
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
 
@@ -50,17 +50,7 @@ def test_the_four_image_formats_are_read(tmp_path, name) -> None:
 
 
 def png(path: Path, width: int, height: int) -> Path:
-    """Write a PNG of one colour without holding its pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        check = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + check
-
-    rows = zlib.compressobj(9)
-    data = b"".join(rows.compress(bytes(1 + width)) for _ in range(height)) + rows.flush()
-    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    chunks = chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
+    path.write_bytes(solid_png(width, height))
     return path
 
 

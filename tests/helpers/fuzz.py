@@ -15,36 +15,42 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import torch
 
 from boxcov import BoxcovError, Checkpoint, Detections, FitOptions, Posterior, fit
 from boxcov.data import coco, kitti, nuscenes, shapes
+from boxcov.data.simulated import CLASSES
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.detectors.training import Recipe, train
 from boxcov.evaluate.ground_truth import GroundTruth
+from boxcov.pipeline import convert
+from boxcov.pipeline.options import ConvertCommand, MessageOptions
 from boxcov.pipeline.predict import block_store, read_blocks
 from helpers.centerpoint_cases import detector_of, pillar_config
 from helpers.centerpoint_foreign import Foreign
 from helpers.coco_cases import coco_root, found_in
 from helpers.data_roots import VERSION, kitti_root, nuscenes_root, random_detections
 from helpers.error_models import make_error_model
+from helpers.export_boxes import in_space
 from helpers.mutations import mutated
 from helpers.yolox_cases import small
 
-MEMORY = 3 << 30  # bytes of address space beyond what is there at the start
-SECONDS = 20  # a case
+MEMORY = 1 << 30  # bytes of address space that a case may take beyond what is there at the start
+SECONDS = 10  # of the processor that a case may take
+WAIT = 100  # seconds that a case may take, also where it waits
 
 
 @dataclass(frozen=True)
 class Kind:
     name: str
     files: tuple[Path, ...]
-    structure: str  # bytes, json, safetensors
+    structure: str  # bytes, json, safetensors, image or pickle
     read: Callable[[Path], Any]  # given the damaged file
     named: Path | None = (
         None  # a folder that an error may name in its place: tables refer to each other
@@ -160,6 +166,12 @@ def _own(folder: Path) -> Iterable[Kind]:
     )
     torch.save({"model": small().float().state_dict()}, folder / "yolox.pth")
     yield Kind("yolox.pth", (folder / "yolox.pth",), "bytes", lambda path: yolox.load(path))
+    yield Kind("pickles", (folder / "pickles.pth",), "pickle", lambda path: yolox.load(path))
+    (folder / "pickles.pth").touch()
+    simulated = {"data": "simulated:clear", "split": "test", "count": 3, "seed": 0, "sweeps": 1}
+    meta = {**found.meta, "source": simulated, "frames": 3, "milliseconds": [1.0, 2.0, 3.0]}
+    replace(in_space(5, frames=3), classes=CLASSES, meta=meta).save(folder / "p.safetensors")
+    yield Kind("predictions", (folder / "p.safetensors",), "safetensors", _converted)
 
 
 def _sets(folder: Path) -> Iterable[Kind]:
@@ -230,6 +242,9 @@ def _sets(folder: Path) -> Iterable[Kind]:
     )
     images = tuple(path for path in pictures.rglob("*") if path.suffix in (".png", ".jpg"))
     yield Kind("coco images", images, "bytes", lambda path: coco.read_image(path))
+    (pictures / "hostile.jpg").touch()
+    hostile = (pictures / "hostile.jpg",)
+    yield Kind("hostile images", hostile, "image", lambda path: coco.read_image(path))
     shown = coco.frames(pictures, size=32)
     coco.write_results(folder / "coco.json", shown, found_in(shown))
     yield Kind(
@@ -239,6 +254,12 @@ def _sets(folder: Path) -> Iterable[Kind]:
         lambda path: coco.read_results(folder / "coco.json", shown),
         named=folder,
     )
+
+
+def _converted(path: Path) -> None:
+    """Convert a file of predictions to messages of a tracker."""
+    out, message = path.parent / "converted.json", MessageOptions(covariance="epistemic")
+    convert.run(ConvertCommand(detections=path, out=out, format="ros", message=message))
 
 
 def _used(posterior: Posterior) -> None:
@@ -271,6 +292,8 @@ def attempt(kind: Kind, path: Path) -> str:
         named = str(path) in str(error) or (
             kind.named is not None and str(kind.named) in str(error)
         )
+        if any(word in str(error) for word in ("MemoryError", "allocate memory", "alloc failed")):
+            return f"too much memory: {error}"
         return "refused" if named else f"an error without the file's name: {error}"
     except BaseException:
         return traceback.format_exc(limit=-4)
@@ -278,13 +301,20 @@ def attempt(kind: Kind, path: Path) -> str:
 
 
 def main(folder: Path, cases: int, seed: int) -> dict[str, Any]:
+    """Read ``cases`` damaged files of all kinds; return the report."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    known = list(kinds(folder))
+    return run(list(kinds(folder)), folder, cases, seed)
+
+
+def run(known: list[Kind], folder: Path, cases: int, seed: int) -> dict[str, Any]:
+    """Read damaged files within the limits, which hold for the rest of this process."""
     here = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, here + MEMORY))
-    signal.signal(signal.SIGALRM, _too_long)
-    report: dict[str, Any] = {"read": {}, "refused": {}, "wrong": []}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in (signal.SIGALRM, signal.SIGVTALRM):
+        signal.signal(number, _too_long)
+    report: dict[str, Any] = {"read": {}, "refused": {}, "wrong": [], "slowest": [0.0, ""]}
     for kind in known:
         whole = {path: path.read_bytes() for path in kind.files}
         counts = {"read": 0, "refused": 0}
@@ -293,9 +323,14 @@ def main(folder: Path, cases: int, seed: int) -> dict[str, Any]:
             path = draw.choice(kind.files)
             (folder / "case").write_text(f"{kind.name} {case}")  # what a crash was about
             path.write_bytes(mutated(whole[path], kind.structure, draw))
-            signal.alarm(SECONDS)
+            signal.alarm(WAIT)
+            signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+            began = process_time()
             outcome = attempt(kind, path)
             signal.alarm(0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            taken = [round(process_time() - began, 2), f"{kind.name} {case}"]
+            report["slowest"] = max(report["slowest"], taken)
             if outcome in counts:
                 counts[outcome] += 1
             else:
@@ -305,11 +340,16 @@ def main(folder: Path, cases: int, seed: int) -> dict[str, Any]:
             for each, content in whole.items():
                 each.write_bytes(content)
         report["read"][kind.name], report["refused"][kind.name] = counts["read"], counts["refused"]
+    report["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak  # KiB
     return report
 
 
 def _too_long(*_: Any) -> None:
-    raise TimeoutError(f"no answer in {SECONDS} s")
+    raise TooLongError(f"no answer in {SECONDS} s")
+
+
+class TooLongError(BaseException):
+    """Not an Exception: a reader that catches all of those must not hide it."""
 
 
 if __name__ == "__main__":

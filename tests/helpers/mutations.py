@@ -7,6 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from helpers.hostile_images import hostile_image
+from helpers.pickles import hostile_pickle
+
 HOSTILE: list[Any] = [
     *(
         None,
@@ -30,13 +33,19 @@ HOSTILE: list[Any] = [
 
 
 def mutated(content: bytes, kind: str, draw: random.Random) -> bytes:
-    """``content`` with one to three mutations; ``kind`` is "bytes", "json" or "safetensors"."""
+    """``content`` with one to three mutations.
+
+    kind: "bytes", "json" or "safetensors"; "image" and "pickle" make a hostile file instead.
+    """
+    if kind in ("image", "pickle"):
+        made = hostile_image(draw) if kind == "image" else hostile_pickle(draw)
+        return flipped(made, draw) if draw.random() < 0.2 else made
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
         ways: list[Callable[[bytes, random.Random], bytes]] = [flipped, cut, grown, patched, moved]
         if kind == "json":
-            ways += [in_json] * 6
+            ways += [*[in_json] * 6, *[lying_counts] * 3]
         if kind == "safetensors":
-            ways += [lying_length, *[in_header] * 4, *[in_metadata] * 6]
+            ways += [lying_length, *[in_header] * 4, *[in_metadata] * 6, *[lying_metadata] * 3]
         content = draw.choice(ways)(content, draw)
     return content
 
@@ -141,6 +150,32 @@ def _changed(tree: Any, draw: random.Random) -> Any:
     return tree
 
 
+def lying_counts(content: bytes, draw: random.Random) -> bytes:
+    """Replace a number by a huge one, or repeat a list, a text or the nesting of a value."""
+    try:
+        tree = json.loads(content)
+    except (ValueError, RecursionError):
+        return flipped(content, draw)
+    return json.dumps(_inflated(tree, draw)).encode()
+
+
+def _inflated(tree: Any, draw: random.Random) -> Any:
+    if isinstance(tree, (dict, list)) and tree and draw.random() < 0.8:
+        key = draw.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
+        tree[key] = _inflated(tree[key], draw)
+        return tree
+    if isinstance(tree, list) and tree:
+        return tree * (1 + draw.choice([10, 3000, 100_000]) // len(tree))
+    if isinstance(tree, str):
+        return tree * draw.choice([0, 100, 1_000_000 // max(len(tree), 1)])
+    if isinstance(tree, dict):
+        return {**tree, **{f"key {i}": i for i in range(draw.choice([1, 1000]))}}
+    if draw.random() < 0.2:
+        depth = draw.choice([30, 40, 400])
+        return json.loads("[" * depth + "]" * depth)
+    return draw.choice([0, -1, 10**5, 10**9, 10**12, 2**40, 2**62, 1e12, 1e308, -(10**12)])
+
+
 def lying_length(content: bytes, draw: random.Random) -> bytes:
     """Replace the length of a safetensors header by an invalid one."""
     length = int.from_bytes(content[:8], "little")
@@ -185,7 +220,23 @@ def in_header(content: bytes, draw: random.Random) -> bytes:
     return _joined(header, data)
 
 
-def in_metadata(content: bytes, draw: random.Random) -> bytes:
+def lying_metadata(content: bytes, draw: random.Random) -> bytes:
+    """Counts in the metadata, or the shape of a tensor without numbers."""
+    header, data = _split(content)
+    if header is None or draw.random() < 0.7:
+        return in_metadata(content, draw, lying_counts)
+    names = [name for name in header if name != "__metadata__" and isinstance(header[name], dict)]
+    shapes = [[10**9, 0], [0, 10**9], [10**9, 0, 1, 1], [0] * 5]
+    for name in draw.sample(names, min(len(names), 3)):
+        header[name] = {"dtype": "F32", "shape": draw.choice(shapes), "data_offsets": [0, 0]}
+    return _joined(header, data)
+
+
+def in_metadata(
+    content: bytes,
+    draw: random.Random,
+    change: Callable[[bytes, random.Random], bytes] | None = None,
+) -> bytes:
     """The JSON texts in a safetensors header."""
     header, data = _split(content)
     if (
@@ -197,9 +248,8 @@ def in_metadata(content: bytes, draw: random.Random) -> bytes:
     texts = header["__metadata__"]
     key = draw.choice(list(texts))
     if isinstance(texts[key], str):
-        texts[key] = in_json(texts[key].encode("utf-8", "surrogatepass"), draw).decode(
-            "utf-8", "replace"
-        )
+        text = texts[key].encode("utf-8", "surrogatepass")
+        texts[key] = (change or in_json)(text, draw).decode("utf-8", "replace")
     return _joined(header, data)
 
 

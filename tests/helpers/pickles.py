@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import zipfile
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 
 def text(value: str) -> bytes:
@@ -74,12 +77,31 @@ HUGE_PICKLES = {
 }  # fmt: skip
 
 
+def hostile_pickle(draw: random.Random) -> bytes:
+    """Return a file of ``torch.save`` with a hostile or lying pickle, compressed or not."""
+    sizes = [0, 1, 2, -1, 10**9, 2**40, 2**62]
+    lie = rebuilt(
+        numel=draw.choice([4, *sizes]),
+        size=tuple(draw.choice([2, *sizes]) for _ in range(draw.choice([0, 1, 2, 5]))),
+        stride=tuple(draw.choice([1, 2, *sizes]) for _ in range(draw.choice([0, 1, 2, 5]))),
+        offset=draw.choice([0, 0, *sizes]),
+    )
+    code = draw.choice([lie, draw.choice(list(HUGE_PICKLES.values()))])
+    if draw.random() < 0.4:  # other opcodes and arguments
+        place, count = draw.randrange(len(code)), draw.choice([1, 1, 3])
+        code = code[:place] + draw.randbytes(count) + code[place + draw.choice([0, count]) :]
+    out = BytesIO()
+    method = draw.choice([zipfile.ZIP_STORED] * 3 + [zipfile.ZIP_DEFLATED])
+    torch_zip(out, code, {"0": bytes(draw.choice([0, 16, 100_000]))}, method)
+    return out.getvalue()
+
+
 def torch_zip(
-    path: Path,
+    path: Path | BytesIO,
     code: bytes,
     storages: dict[str, bytes] | None = None,
     compression: int = zipfile.ZIP_STORED,
-) -> Path:
+) -> Any:
     """Write a file in the format of ``torch.save`` with this pickle."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("archive/data.pkl", code)

@@ -6,6 +6,7 @@ from typing import Any
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
+from boxcov.input_file import reading
 from boxcov.pipeline.frames import load_frames, source_of_detections
 from boxcov.pipeline.options import ConvertCommand
 from boxcov.pipeline.output_format import (
@@ -25,9 +26,10 @@ def run(options: ConvertCommand) -> dict[str, Any]:
         raise BoxcovError(f"{out}: is the input file; give another name")
     found = Detections.load(options.detections)
     count = found.meta.get("frames", int(found.frame.max()) + 1 if len(found) else 0)
-    frames = _load_frames(options, found, count)
-    has_predictive = found.predictive is not None
-    check_format(format, frames, found.fields, has_predictive, options.message)
+    with reading(options.detections, "predictions of frames that can be loaded"):
+        frames = _load_frames(options, found, count)
+        has_predictive = found.predictive is not None
+        check_format(format, frames, found.fields, has_predictive, options.message)
     write_detections(format, out, frames, found, options.message)
     return {"out": str(out), "format": format, "boxes": len(found), "frames": count}
 
