@@ -109,6 +109,12 @@ def test_kills_of_train_and_export(tmp_path) -> None:
 
 
 @pytest.mark.slow
+def test_kills_of_demo(tmp_path) -> None:
+    """It starts again after a kill; every file but the times equals an uninterrupted run."""
+    killed(Killed(tmp_path / "demo", ["demo"], 0, reproduced, runs_kept, resume=()), kills=3)
+
+
+@pytest.mark.slow
 def test_kills_of_predict_and_evaluate(tmp_path, capsys) -> None:
     run = killed(predicted(tmp_path, 80), kills=10)
     print_counts(run, capsys)

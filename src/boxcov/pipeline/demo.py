@@ -25,6 +25,7 @@ from boxcov.pipeline.options import (
 )
 from boxcov.pipeline.paths import held_folder
 from boxcov.pipeline.progress import Steps
+from boxcov.pipeline.terminal import without_nan
 from boxcov.report.page import write
 from boxcov.report.verdict import LEVEL, display_unit, headline
 
@@ -61,7 +62,7 @@ def run(options: DemoCommand, step: Steps, size: Size | None = None) -> list[Sce
     with held_folder(options.out) as out:
         scenes = [_run_scene(name, out, step, size or Size()) for name in SCENES]
         numbers = {scene.name: scene.numbers for scene in scenes}
-        write_text(out / "demo.json", to_json(numbers, indent=1) + "\n")
+        write_text(out / "demo.json", to_json(without_nan(numbers), indent=1) + "\n")
     return scenes
 
 

@@ -64,18 +64,19 @@ def output_error(error: OSError, out: TextIO) -> BaseException:
 
 def say_json(value: Any, file: TextIO | None = None) -> None:
     """Print a value as JSON in one line; numbers that are not finite are null."""
-    say(json.dumps(_without_nan(value), allow_nan=False), file)
+    say(json.dumps(without_nan(value), allow_nan=False), file)
 
 
-def _without_nan(value: Any) -> Any:
-    """
-    >>> _without_nan({"AUROC": float("nan"), "share": [0.0, float("inf")]})
+def without_nan(value: Any) -> Any:
+    """Return a JSON value with None for numbers that are not finite, as an undefined AUROC.
+
+    >>> without_nan({"AUROC": float("nan"), "share": [0.0, float("inf")]})
     {'AUROC': None, 'share': [0.0, None]}
     """
     if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in value.items()}
+        return {key: without_nan(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(entry) for entry in value]
+        return [without_nan(entry) for entry in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 

@@ -20,6 +20,7 @@ from boxcov.pipeline.detectors import centerpoint_config, move_to_device
 from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
 from boxcov.pipeline.options import DataOptions, TrainCommand
 from boxcov.pipeline.paths import holds_output
+from boxcov.pipeline.terminal import without_nan
 
 PrecisionTable = dict[str, dict[float, float]]  # by class and distance in metres
 _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "seed", "start_from")
@@ -66,7 +67,7 @@ def run(
         "parameters": sum(p.numel() for p in detector.parameters()),
         "test": _test(detector, options),
     }
-    write_text(options.out.with_suffix(".json"), to_json(report, indent=1) + "\n")
+    write_text(options.out.with_suffix(".json"), to_json(without_nan(report), indent=1) + "\n")
     checkpoint.unlink(missing_ok=True)
     return report
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from boxcov.files import to_json, write_text
+from boxcov.pipeline.terminal import without_nan
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Table:
         texts = {
             "md": self.markdown() + "\n",
             "csv": self.csv(),
-            "json": to_json(self.json(), indent=1) + "\n",
+            "json": to_json(without_nan(self.json()), indent=1) + "\n",
         }
         for suffix, text in texts.items():
             write_text(folder / f"{self.name}.{suffix}", text)
