@@ -8,6 +8,7 @@ from math import e, log, pi
 import numpy as np
 import pytest
 
+from boxcov.evaluate.baselines import covariance_features
 from boxcov.evaluate.covariance_metrics import gaussian_fit
 from boxcov.evaluate.summary import summarise
 from helpers.clipped_cases import INWARD, clipped_boxes
@@ -72,6 +73,14 @@ def test_a_box_without_any_spread_is_not_clipped() -> None:
     assert 0 < in_corner.sum() < 60
     np.testing.assert_array_equal(nothing.clipped, np.repeat(in_corner[:, None], 4, 1))
     assert summarise(nothing, replicates=2)["covariance"]["singular"] == (~in_corner).sum()
+
+
+def test_a_clipped_side_has_the_features_of_the_others() -> None:
+    records = clipped_boxes(200)
+    columns = covariance_features(records)
+    logs = np.log(np.diagonal(records.predictive, axis1=1, axis2=2))
+    mean = np.nanmean(np.where(records.clipped, np.nan, logs), 1, keepdims=True)
+    np.testing.assert_allclose(columns, np.where(records.clipped, mean, logs))
 
 
 def test_lidar_boxes_are_never_clipped() -> None:

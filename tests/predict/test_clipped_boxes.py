@@ -6,29 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from boxcov import GLM, MCGLM, ExactGLM, fit
-from boxcov.detector import Selection
 from boxcov.detectors.yolox import YOLOX
+from helpers.clipped_cases import HEIGHT, WIDTH, ClippedYOLOX
 from helpers.yolox_cases import images, objects, small
-
-WIDTH, HEIGHT = 96.0, 64.0
-
-
-class ClippedYOLOX(YOLOX):
-    """YOLOX whose boxes end at the image border, and whose head is not run by instance."""
-
-    def decode(self, raw: dict, selection: Selection) -> Tensor:
-        x1, y1, x2, y2 = super().decode(raw, selection).unbind(1)
-        x, y = (
-            torch.stack(side).clamp(0, most)
-            for side, most in (((x1, x2), WIDTH), ((y1, y2), HEIGHT))
-        )
-        return torch.stack([x[0], y[0], x[1], y[1]], 1)
-
-    def instances(self, raw: dict, selection: Selection, with_logit: bool = False) -> None:
-        return None
 
 
 @pytest.fixture(scope="module")

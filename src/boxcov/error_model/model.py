@@ -13,7 +13,7 @@ from torch import Tensor
 from boxcov._torch.precision import full_precision
 from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
-from boxcov.error_model.network import MAX_DOF, MIN_DOF, Network, Outputs
+from boxcov.error_model.network import MAX_DOF, Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
 from boxcov.error_model.widening import Widening
 from boxcov.errors import BoxcovError, join_names
@@ -242,7 +242,7 @@ def _check_numbers(model: ErrorModel) -> None:
     unit, dof, R = model.unit, model.dof, model.correlation
     is_in_range = {
         "spread": model.spread > 0,
-        "dof": (dof > 0.999 * MIN_DOF) & (dof < 1.001 * MAX_DOF),
+        "dof": (dof > 2) & (dof < 1.001 * MAX_DOF),
         "unit": (unit >= 1 / MAX_UNIT) & (unit <= MAX_UNIT) | unit.isnan(),
         "quantiles": model.regions.quantiles >= 0,
         "joint": model.regions.joint >= 0,

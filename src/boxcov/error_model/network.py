@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MIN_DOF, MAX_DOF = 2.1, 50.0  # above 2, so that the covariance of the errors exists
+MIN_DOF, MAX_DOF = 2.5, 50.0  # the variance of an error is at most five times its squared scale
 MIN_LOG_SCALE, MAX_LOG_SCALE = log(0.01), log(400)  # of the unit of a field
 
 
@@ -120,8 +120,8 @@ def student_nll(errors: Tensor, log_scale: Tensor, dof: Tensor) -> Tensor:
 def fit_student(ratios: Tensor) -> tuple[Tensor, Tensor]:
     """Return the most likely degrees of freedom and scale (D,) of Student-t values (n, D).
 
-    Values may be NaN. The degrees of freedom are at least ``MIN_DOF``, so that the variance
-    exists, and the scale lies between 1/5 and 5: values with many zeros have no most likely one.
+    Values may be NaN. The degrees of freedom are at least ``MIN_DOF``: nearer to 2 the tails alone
+    decide the variance. The scale lies between 1/5 and 5: many zeros have no most likely one.
     """
     known = ~ratios.isnan()
     values, weights = ratios.nan_to_num().double(), known / known.sum(0).clamp(min=1)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from boxcov.errors import BoxcovError, import_scipy
 from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.records import Records
+from boxcov.image_border import log_variances
 
 Array = NDArray[Any]
 PENALTIES = (1.0, 30.0, 1000.0)
@@ -93,14 +95,22 @@ def covariance_features(records: Records) -> Array:
 
 
 def named_covariance_features(records: Records) -> dict[str, Array]:
-    """Return the log variances (n,) of the fields, and of the score logit if known, by name."""
+    """Return the log variances (n,) of the fields, and of the score logit if known, by name.
+
+    A side clipped at the image border, which has none, takes the mean of the box's other sides.
+    """
     if records.covariance is None:
         raise BoxcovError("these records have no covariance to take variances from")
     variances = np.diagonal(np.asarray(records.covariance, dtype=float), axis1=1, axis2=2)
-    named = {f"variance {name}": variances[:, i] for i, name in enumerate(records.fields)}
+    variances = np.clip(variances, 1e-30, 1e30)
+    logs = log_variances(records.fields, torch.tensor(variances), torch.tensor(records.clipped))
+    named: dict[str, Array] = {
+        f"variance {name}": column.numpy() for name, column in zip(records.fields, logs.unbind(1))
+    }
     if records.score_variance is not None:
-        named["variance of the score"] = np.asarray(records.score_variance, dtype=float)
-    return {name: np.log(np.clip(value, 1e-30, 1e30)) for name, value in named.items()}
+        score = np.asarray(records.score_variance, dtype=float)
+        named["variance of the score"] = np.log(np.clip(score, 1e-30, 1e30))
+    return named
 
 
 def out_of_fold(
