@@ -12,27 +12,26 @@ from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import CheckCommand, DataOptions
-from boxcov.pipeline.paths import check_output
+from boxcov.pipeline.paths import holds_output
 from boxcov.report.pictures import write_cloud
 
 
+@holds_output
 def run(options: CheckCommand) -> Report:
     """Check the detector on the first frame of the data, and the second if there is one.
 
     Of a CenterPoint checkpoint the report also says what was understood of it and what its boxes
     look like; ``options.out`` shows the first frame.
     """
-    if options.out is not None:
-        check_output(options.out)
     detector = load_detector(options, options.device)
+    if options.out is not None and not isinstance(detector, CenterPoint):
+        raise BoxcovError("--out is a picture of a CenterPoint's boxes: remove it")
     count = 2 if options.data.startswith("simulated") else None
     source = DataOptions(options.data, options.split, count, options.seed, options.sweeps)
     frames = load_frames(source, options.device, detector.classes)
     first = [frames[i] for i in range(min(2, len(frames)))]
     report = check(detector, first[0], other=first[1] if len(first) > 1 else None)
     if not isinstance(detector, CenterPoint):
-        if options.out is not None:
-            raise BoxcovError("--out is a picture of a CenterPoint's boxes: remove it")
         return report
     if options.out is not None:
         inputs, targets = first[0]
