@@ -15,9 +15,7 @@ from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.export.onnx import StaticLimits, about, export
 from boxcov.predict.static_frame import ERROR_OUTPUTS
-from helpers.clipped_cases import ClippedYOLOX
 from helpers.error_models import with_error_model
-from helpers.yolox_cases import images, objects, small
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -56,27 +54,6 @@ def test_tiny_with_an_error_model(tmp_path) -> None:
         expected = model(inputs)
         assert len(expected) == 3
         check(run_file(tmp_path / "t.onnx", inputs), expected)
-
-
-def test_clipped_boxes_with_an_error_model(tmp_path) -> None:
-    detector = small(seed=2, max_boxes=10).float()
-    detector.__class__ = ClippedYOLOX
-    inputs = [images(seed=seed).float() for seed in (1, 2)]
-    frames = [(image, [{k: v.float() for k, v in objects(3).items()}]) for image in inputs]
-    for _, (target,) in frames:
-        target["labels"] = target["labels"].long()
-    posterior = boxcov.fit(detector, frames, n_data=50, prior_precision=1.0, fisher="mc")
-    plain = MCGLM(detector, posterior, 2)
-    calibrated = with_error_model(plain, posterior, inputs[0], "mcglm, 2 samples")
-    assert "clipped x1" in calibrated.error_model.inputs
-    limits = StaticLimits(boxes=12, candidates=84)
-    export(detector, calibrated, tmp_path / "t.onnx", inputs[0], 2, limits=limits)
-    model = MCGLM(detector, calibrated, 2)
-    for image in inputs:
-        expected = model(image)
-        assert bool(expected.clipped.any())
-        assert not bool(expected.clipped.all())
-        check(run_file(tmp_path / "t.onnx", image), expected)
 
 
 def test_error_models_that_do_not_fit_are_refused(tmp_path, tiny, posterior, image) -> None:
