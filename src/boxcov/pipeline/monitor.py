@@ -16,6 +16,7 @@ from boxcov.files import check_writable, write_text
 from boxcov.input_file import conform, open_text, parse_metadata, reading
 from boxcov.monitor import Monitor, Verdict
 from boxcov.pipeline.options import MonitorCommand
+from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.terminal import say, say_json
 
 _HELP = {
@@ -28,12 +29,11 @@ _HELP = {
 }
 
 
+@holds_output
 def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
     """Write the verdict on each frame; return the totals and the last p-value and evidence."""
     if options.save is not None:
         check_writable(options.save)
-    if options.out is not None:
-        check_writable(options.out)
     monitor = load_monitor(options)
     if options.save is not None:
         monitor.save(options.save)
