@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError
-from boxcov.data import coco, kitti, nuscenes
+from boxcov.data import coco, kitti, nuscenes, points
 from boxcov.data.points import count_points, points_in_boxes, read_points
 from helpers.coco_cases import coco_root
 from helpers.data_roots import VERSION, kitti_root, nuscenes_root
@@ -84,9 +84,9 @@ def test_a_pipe_or_a_device_is_refused_at_once(tmp_path, read) -> None:
 
 def test_points_are_counted_in_bounded_memory() -> None:
     torch.manual_seed(0)
-    points, boxes = 20 * torch.randn(3000, 4), torch.rand(700, 7) * torch.tensor([20.0] * 6 + [6])
-    assert torch.equal(count_points(points, boxes), points_in_boxes(points, boxes).sum(1))
-    assert count_points(points, boxes[:0]).shape == (0,)
+    cloud, boxes = 20 * torch.randn(3000, 4), torch.rand(700, 7) * torch.tensor([20.0] * 6 + [6])
+    assert torch.equal(count_points(cloud, boxes), points_in_boxes(cloud, boxes).sum(1))
+    assert count_points(cloud, boxes[:0]).shape == (0,)
 
 
 def test_a_frame_of_too_many_labels_is_refused(tmp_path) -> None:
@@ -95,6 +95,14 @@ def test_a_frame_of_too_many_labels_is_refused(tmp_path) -> None:
     path.write_text("Car 0 0 0 1 2 3 4 1.5 1.8 4.2 0 1.6 20 0.1\n" * 10_001)
     with pytest.raises(BoxcovError, match=r"\.txt: 10001 objects in one frame, at most 10000"):
         kitti.frames(root)[0]
+
+
+def test_a_sample_of_too_many_objects_is_refused(tmp_path, monkeypatch) -> None:
+    root = nuscenes_root(tmp_path)
+    nuscenes.frames(root)
+    monkeypatch.setattr(points, "MAX_OBJECTS", 1)
+    with pytest.raises(BoxcovError, match=r"sample_annotation\.json: \d+ objects in one frame"):
+        nuscenes.frames(root)
 
 
 def edit_table(root: Path, table: str, row: int, **entries: object) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from helpers.hostile_images import hostile_image
 from helpers.pickles import hostile_pickle
 
+LARGEST = 2_000_000  # bytes of a mutated file, about
 HOSTILE: list[Any] = [
     *(
         None,
@@ -46,7 +47,8 @@ def mutated(content: bytes, kind: str, draw: random.Random) -> bytes:
             ways += [*[in_json] * 6, *[lying_counts] * 3]
         if kind == "safetensors":
             ways += [lying_length, *[in_header] * 4, *[in_metadata] * 6, *[lying_metadata] * 3]
-        content = draw.choice(ways)(content, draw)
+        if len(content) <= LARGEST:
+            content = draw.choice(ways)(content, draw)
     return content
 
 
@@ -165,7 +167,8 @@ def _inflated(tree: Any, draw: random.Random) -> Any:
         tree[key] = _inflated(tree[key], draw)
         return tree
     if isinstance(tree, list) and tree:
-        return tree * (1 + draw.choice([10, 3000, 100_000]) // len(tree))
+        most = LARGEST // len(json.dumps(tree))
+        return tree * min(1 + draw.choice([10, 3000, 100_000]) // len(tree), most + 1)
     if isinstance(tree, str):
         return tree * draw.choice([0, 100, 1_000_000 // max(len(tree), 1)])
     if isinstance(tree, dict):

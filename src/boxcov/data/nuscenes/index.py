@@ -14,6 +14,7 @@ import torch
 
 from boxcov.data.nuscenes.classes import CATEGORIES, CLASSES
 from boxcov.data.nuscenes.tables import Row, Table
+from boxcov.data.points import check_objects
 from boxcov.data.poses import rotation_matrix
 from boxcov.errors import BoxcovError
 
@@ -236,8 +237,10 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
         centres[:, :2], times[owner], _chain(table, rows, before), _chain(table, rows, after)
     )
     order = np.argsort(owner, kind="stable")
+    start = np.searchsorted(owner[order], np.arange(len(times) + 1))
+    check_objects(int(np.diff(start).max(initial=0)), table.path)
     return Annotations(
-        start=np.searchsorted(owner[order], np.arange(len(times) + 1)),
+        start=start,
         centre=centres[order],
         size=np.array(size).reshape(-1, 3)[order],
         heading=_rotations(np.array(rotation).reshape(-1, 4)[order])[:, :, 0],
