@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import boxcov
 from boxcov import MCGLM, BoxcovError, Detections, ExactGLM
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.export.onnx import StaticLimits, about, export
 from boxcov.predict.static_frame import ERROR_OUTPUTS
 from helpers.error_models import with_error_model
@@ -54,6 +55,33 @@ def test_tiny_with_an_error_model(tmp_path) -> None:
         expected = model(inputs)
         assert len(expected) == 3
         check(run_file(tmp_path / "t.onnx", inputs), expected)
+
+
+class Inputs(nn.Module):
+    """The inputs of the error model, from boxes and covariances."""
+
+    def forward(self, boxes: Tensor, scores: Tensor, labels: Tensor, variances: Tensor) -> Tensor:
+        covariance, fields = torch.diag_embed(variances), ("x1", "y1", "x2", "y2")
+        found = Detections(boxes, scores, labels, 0 * labels, fields, ("a", "b"), covariance)
+        named = box_inputs(found)
+        return stack_inputs(named, tuple(named))
+
+
+def test_inputs_of_clipped_boxes_are_those_of_pytorch(tmp_path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    boxes, variances = (1 + torch.rand(6, 4, generator=generator) for _ in range(2))
+    boxes[:, 2:] += boxes[:, :2]
+    arguments = (boxes, torch.rand(6, generator=generator), torch.arange(6) % 2, variances)
+    path = tmp_path / "inputs.onnx"
+    torch.onnx.export(Inputs(), arguments, path, dynamo=True, verbose=False)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+    variances[0, 0] = variances[2, 1] = variances[2, 3] = 0.0
+    boxes[3, :2] = variances[3] = 0.0  # fills the image
+    expected = Inputs()(*arguments)
+    assert int((expected == 1).sum()) >= 7
+    (found,) = session.run(None, dict(zip(names, (one.numpy() for one in arguments))))
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_error_models_that_do_not_fit_are_refused(tmp_path, tiny, posterior, image) -> None:
