@@ -198,6 +198,20 @@ def test_a_float_without_weights_needs_no_derivative(frame: Any) -> None:
     assert finding.passed, finding.seen
 
 
+class Prepares(Base):
+    """Prepares its inputs by numpy inside forward()."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        return super().forward(torch.from_numpy(inputs.numpy() * 1))
+
+
+def test_preprocessing_inside_forward_is_named(frame: Any) -> None:
+    finding = check(Prepares(), frame)["weights to boxes"]
+    assert finding.passed is False
+    assert "hands a tensor to numpy, PIL or cv2" in finding.seen
+    assert finding.todo.startswith("prepare the inputs before forward()")
+
+
 def test_the_cost_of_scores_is_a_row(sound: Report, frame: Any) -> None:
     passes = {m.method: m for m in sound.methods}
     assert passes["ExactGLM(with_logit=True)"].backward == 11  # by stages: 5, and 6 with the logit

@@ -15,7 +15,7 @@ from boxcov.kfac.fit import fit
 from boxcov.kfac.options import FitOptions
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.finite_difference import finite_differences
-from boxcov.predict.forward_mode.derivatives import directional_derivatives
+from boxcov.predict.forward_mode.derivatives import ForwardModeError, directional_derivatives
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
 
 _LARGEST = 2500  # size of a factor that is decomposed in a few seconds
@@ -113,6 +113,9 @@ def through_weights(subject: Subject) -> Outcome:
         point = LinearizedDetector(subject.original, names).at(subject.inputs)
         try:
             exact = directional_derivatives(point, etas)[:, :, 0]
+        except ForwardModeError as error:
+            seen, _, todo = str(error).rpartition(": ")
+            return bad(seen, todo)
         except Exception as error:
             return bad(
                 f"forward-mode differentiation fails: {type(error).__name__}: "

@@ -71,6 +71,13 @@ def directional_derivatives(
             f"({str(error).splitlines()[0]}): use ExactGLM, or derivative='fd', or replace it "
             "(models of transformers have attn_implementation='eager')"
         ) from None
+    except RuntimeError as error:
+        if "data pointer" not in str(error):
+            raise
+        raise ForwardModeError(
+            "forward() or decode() hands a tensor to numpy, PIL or cv2, which torch cannot "
+            "differentiate: prepare the inputs before forward(), where the frames are loaded"
+        ) from None
     return at_least_float32(u).movedim(0, 2) * scale
 
 
