@@ -24,14 +24,14 @@ from boxcov.pipeline.reproduce.study import reproduce
 from boxcov.pipeline.reproduce.workspace import Progress, Workspace, part_of, restrict_posterior
 
 SETTING = Setting(
-    "tiny",
-    "shapes:train",
-    "train",
-    8,
-    200.0,
-    "shapes:test",
-    "test",
-    4,
+    detector="tiny",
+    data="shapes:train",
+    split="train",
+    count=8,
+    n_data=200.0,
+    test="shapes:test",
+    test_split="test",
+    test_count=4,
     slow=2,
     shifts=("shapes:noisy",),
     shift_count=2,
