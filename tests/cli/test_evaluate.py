@@ -213,7 +213,8 @@ def test_table_and_report_are_written(tmp_path, saved) -> None:
 )
 def test_missing_frames_are_an_error(tmp_path, frames, change, message) -> None:
     found = noisy(frames)
-    replace(found, meta={**found.meta, **change}).save(tmp_path / "d.safetensors")
+    meta = {name: value for name, value in {**found.meta, **change}.items() if value is not None}
+    replace(found, meta=meta).save(tmp_path / "d.safetensors")
     done = boxcov(f"evaluate {tmp_path / 'd.safetensors'}")
     assert done.code == 1
     assert message in done.err
