@@ -13,6 +13,7 @@ from boxcov.error_model.inputs import box_inputs
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions
+from boxcov.error_model.widening import Widening
 
 THRESHOLDS = (0.3, 0.4, 0.5)
 
@@ -74,5 +75,12 @@ def with_error_model(model: Any, posterior: Posterior, inputs: Any, estimator: s
                 [0.3 * p for p in error_model.network.parameters()]
             ),
             regions=replace(error_model.regions, quantiles=quantiles),
+            widening=Widening(
+                bound=torch.tensor(2.0),  # every frame is unusual
+                factors=torch.linspace(1.0, 3.0, quantiles[0, 0].numel()).view_as(quantiles[0, 0]),
+                joint=torch.linspace(1.5, 2.5, len(LEVELS)),
+                no_object=torch.tensor([0.5, 0.8]),
+                iou_below=torch.tensor([0.3, 1.2]),
+            ),
         )
     )

@@ -68,7 +68,7 @@ def frame_certainty(found: Detections) -> Tensor:
     >>> frame_certainty(Detections(zeros(3, 1), scores, frame, frame, ("x",), ("car", "bus")))
     tensor([0.8200, 0.8200, 0.5000])
     """
-    scores = found.scores.to(torch.float32).clamp(_MIN_SCORE, 1)
+    scores = found.scores.to(torch.float32).clamp(_MIN_SCORE, 1.0)  # an integer would not export
     powers = torch.stack([scores, scores.square()], 1)
     if len(found) > _MOST:
         number = found.frame.unique(return_inverse=True)[1]
