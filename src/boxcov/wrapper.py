@@ -14,6 +14,7 @@ from boxcov._torch.precision import at_least_float32
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.head_stages import HeadStages
+from boxcov.static_selection import StaticLimits, StaticSelection
 
 Part = nn.Module | str | Sequence[nn.Module | str]
 """A part of the model: a module, a module's name, or a sequence of these."""
@@ -29,6 +30,7 @@ _ARGUMENTS = {
     "signals": ("raw", "selection"),
     "candidates": ("raw",),
     "sample_targets": ("raw", "generator"),
+    "select_static": ("raw", "limits"),
 }
 
 
@@ -49,6 +51,7 @@ def wrap(
     signals: Callable[[Any, Any, Selection], dict[str, Tensor]] | None = None,
     candidates: Callable[[Any, Any], Candidates | None] | None = None,
     sample_targets: Callable[[Any, Any, torch.Generator], Any] | None = None,
+    select_static: Callable[[Any, Any, StaticLimits], StaticSelection | None] | None = None,
 ) -> Detector:
     """Make a ``Detector`` from ``model`` and functions.
 
@@ -96,6 +99,7 @@ def wrap(
         "signals": signals,
         "candidates": candidates,
         "sample_targets": sample_targets,
+        "select_static": select_static,
     }
     functions = {name: _function(name, f, model) for name, f in given.items() if f is not None}
     # A class of its own: boxcov asks the class which optional methods a detector has.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,58 +10,36 @@ import torch
 from torch import Tensor
 
 import boxcov
-from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
+from boxcov import MCGLM, BoxcovError, ExactGLM, Posterior
 from boxcov._torch.modules import fingerprint
+from boxcov.data import simulated
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.export.onnx import StaticLimits, about, export, trace
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.centerpoint_cases import frames as clouds
+from helpers.error_models import with_error_model
+from helpers.onnx_file import File, check_rows
 from helpers.yolox_cases import nano, objects, small
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
-runtime = pytest.importorskip("onnxruntime")
-
-
-@dataclass
-class File:
-    """An exported file, run by onnxruntime."""
-
-    path: Path
-
-    def __post_init__(self) -> None:
-        self.session = runtime.InferenceSession(str(self.path), providers=["CPUExecutionProvider"])
-
-    def __call__(self, inputs: Tensor) -> dict[str, Tensor]:
-        (given,) = self.session.get_inputs()
-        names = [out.name for out in self.session.get_outputs()]
-        return {
-            name: torch.from_numpy(value)
-            for name, value in zip(names, self.session.run(None, {given.name: inputs.numpy()}))
-        }
-
-
-def check(found: dict[str, Tensor], expected: Detections, slack: float = 1e-3) -> None:
-    """Check that the rows are the detector's boxes, as many as fit, then padding."""
-    n = int(found["count"])
-    assert n == min(len(expected), len(found["scores"]))
-    assert int(found["left_off"]) == len(expected) - n
-    assert found["labels"][:n].tolist() == expected.labels[:n].tolist()
-    for name in ("boxes", "scores", "covariance"):
-        own = getattr(expected, name)[:n]
-        off = (
-            (found[name][:n] - own).flatten(1).norm(dim=1)
-            if own.dim() > 1
-            else (found[name][:n] - own).abs()
-        )
-        size = own.flatten(1).norm(dim=1) if own.dim() > 1 else own.abs()
-        assert bool((off <= slack * size).all()), f"{name}: {(off / size).max():.1e} off"
-        assert not bool(found[name][n:].any())
-    assert found["labels"][n:].tolist() == [-1] * (len(found["labels"]) - n)
+pytest.importorskip("onnxruntime")
 
 
 # CenterPoint
+
+
+def model_of(detector: Any, posterior: Posterior, samples: Any, seed: int = 0) -> Any:
+    if samples == "exact":
+        return ExactGLM(detector, posterior)
+    return MCGLM(detector, posterior, samples, seed=seed)
+
+
+def calibrated(detector: Any, posterior: Posterior, samples: Any, inputs: Any) -> Posterior:
+    """Return the posterior with an error model that reads all signals."""
+    estimator = "exact" if samples == "exact" else f"mcglm, {samples} samples"
+    return with_error_model(model_of(detector, posterior, samples), posterior, inputs, estimator)
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +55,13 @@ def pillar() -> tuple[Any, Posterior]:
 @pytest.mark.parametrize("samples", [4, pytest.param("exact", marks=pytest.mark.slow)])
 def test_centerpoint_agrees_with_torch(tmp_path, pillar, samples: Any) -> None:
     detector, posterior = pillar
-    model = (
-        ExactGLM(detector, posterior)
-        if samples == "exact"
-        else MCGLM(detector, posterior, samples, seed=3)
-    )
     points = [cloud(detector.config, seed) for seed in (5, 6)]
+    posterior = calibrated(detector, posterior, samples, [points[0]])
+    model = model_of(detector, posterior, samples, seed=3)
     with torch.no_grad():
         maps = [detector.encoder([some]).contiguous() for some in points]
-    most = len(detector.detect([points[0]]))
-    export(
+    most = max(len(detector.detect([some])) for some in points)
+    said = export(
         detector,
         posterior,
         tmp_path / "all.onnx",
@@ -96,10 +70,12 @@ def test_centerpoint_agrees_with_torch(tmp_path, pillar, samples: Any) -> None:
         seed=3,
         limits=StaticLimits(boxes=most + 2, candidates=40),
         input_name="map",
+        signal_inputs=detector.signal_inputs([points[0]]),
     )
+    assert list(said["inputs"]) == ["map", "signal_inputs"]
     file = File(tmp_path / "all.onnx")
     for some, map_ in zip(points, maps):
-        check(file(map_), model([some]))
+        check_rows(file(map_, detector.signal_inputs([some])), model([some]))
 
 
 @pytest.mark.slow
@@ -111,39 +87,43 @@ def test_boxes_beyond_the_limit_are_counted(tmp_path, pillar) -> None:
     export(detector, posterior, tmp_path / "few.onnx", map_, 2, limits=StaticLimits(boxes=3))
     found = File(tmp_path / "few.onnx")(map_)
     assert int(found["left_off"]) > 0
-    check(found, MCGLM(detector, posterior, 2)([points]))
+    check_rows(found, MCGLM(detector, posterior, 2)([points]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("samples", [10, "exact"])
 def test_the_shipped_centerpoint_agrees_with_torch(tmp_path, samples: Any) -> None:
-    from boxcov.data import simulated
-
+    """Exact: with the shipped error model."""
     detector = centerpoint.load("small")
-    frames = [simulated.frames(scenario, seed=1000, count=1)[0] for scenario in ("clear", "rain")]
-    posterior = boxcov.fit(detector, [frames[0]], n_data=3500, prior_precision=100.0, fisher="mc")
-    model = (
-        ExactGLM(detector, posterior) if samples == "exact" else MCGLM(detector, posterior, samples)
-    )
-    none = [torch.zeros(1, 5)]
+    clouds = [simulated.frames(name, seed=1000, count=1)[0][0] for name in ("clear", "rain")]
+    clouds.append([torch.zeros(1, 5)])
+    posterior = Posterior.load("small", detector)
+    assert posterior.error_model is not None
+    if samples != "exact":
+        posterior = posterior.with_error_model(None)
+    model = model_of(detector, posterior, samples)
     with torch.no_grad():
-        maps = [
-            detector.encoder(inputs).contiguous() for inputs in (frames[0][0], frames[1][0], none)
+        inputs = [
+            {
+                "inputs": detector.encoder(some).contiguous(),
+                "signal_inputs": detector.signal_inputs(some),
+            }
+            for some in clouds
         ]
-    export(
+    said = export(
         detector,
         posterior,
         tmp_path / "small.onnx",
-        maps[0],
-        samples,
+        **inputs[0],
+        samples=samples,
         limits=StaticLimits(boxes=150, candidates=500, pairs=60_000),
     )
     file = File(tmp_path / "small.onnx")
     counts = []
-    for map_, inputs in zip(maps, (frames[0][0], frames[1][0], none)):
-        expected = model(inputs)
+    for given, some in zip(inputs, clouds):
+        expected = model(some)
         counts.append(len(expected))
-        check(file(map_), expected)
+        check_rows(file(*(given[name] for name in said["inputs"])), expected)
     assert counts[0] > 50
     assert counts[1] > 150  # more than the rows
     assert 0 < counts[2] < 50  # a few
@@ -185,21 +165,14 @@ def yolo() -> tuple[Any, Posterior]:
 @pytest.mark.parametrize("samples", [4, pytest.param("exact", marks=pytest.mark.slow)])
 def test_yolox_agrees_with_torch(tmp_path, yolo, samples: Any) -> None:
     detector, posterior = yolo
-    model = (
-        ExactGLM(detector, posterior) if samples == "exact" else MCGLM(detector, posterior, samples)
-    )
     inputs = [photo(seed) for seed in (10, 11)]
-    export(
-        detector,
-        posterior,
-        tmp_path / "yolox.onnx",
-        inputs[0],
-        samples,
-        limits=StaticLimits(boxes=32, candidates=84),
-    )
+    posterior = calibrated(detector, posterior, samples, inputs[0])
+    model = model_of(detector, posterior, samples)
+    limits = StaticLimits(boxes=32, candidates=84)
+    export(detector, posterior, tmp_path / "yolox.onnx", inputs[0], samples, limits=limits)
     file = File(tmp_path / "yolox.onnx")
     for image in inputs:
-        check(file(image), model(image))
+        check_rows(file(image), model(image))
 
 
 @pytest.mark.slow
@@ -214,20 +187,15 @@ def test_the_trained_nano_agrees_with_torch(tmp_path, samples: Any) -> None:
     ]
     posterior = boxcov.fit(detector, data, n_data=1000, prior_precision=10.0, fisher="mc")
     sharp = YOLOXAt(detector, 0.001)
-    export(
-        sharp,
-        posterior,
-        tmp_path / "nano.onnx",
-        photo(1, 416),
-        samples,
-        limits=StaticLimits(boxes=60, candidates=400),
-    )
-    file = File(tmp_path / "nano.onnx")
-    model = ExactGLM(sharp, posterior) if samples == "exact" else MCGLM(sharp, posterior, samples)
-    counts = [len(model(photo(seed, 416))) for seed in (1, 2)]
-    assert max(counts) > 3
-    for seed in (1, 2):
-        check(file(photo(seed, 416)), model(photo(seed, 416)))
+    images = [photo(seed, 416) for seed in (1, 2)]
+    posterior = calibrated(sharp, posterior, samples, images[0])
+    limits = StaticLimits(boxes=60, candidates=400)
+    export(sharp, posterior, tmp_path / "nano.onnx", images[0], samples, limits=limits)
+    file, model = File(tmp_path / "nano.onnx"), model_of(sharp, posterior, samples)
+    expected = [model(image) for image in images]
+    assert max(map(len, expected)) > 3
+    for image, found in zip(images, expected):
+        check_rows(file(image), found)
 
 
 def YOLOXAt(detector: Any, threshold: float) -> Any:
@@ -244,7 +212,7 @@ def test_weights_below_the_head_by_forward_mode(tmp_path, tiny, train_frames, im
     file = File(tmp_path / "neck.onnx")
     model = MCGLM(tiny, posterior, 3)
     for inputs in (image, torch.zeros_like(image)):
-        check(file(inputs), model(inputs))
+        check_rows(file(inputs), model(inputs))
     with pytest.raises(
         BoxcovError,
         match=r"lateral\.0\..* lie below the head. Take samples, or a posterior of the head",
@@ -268,7 +236,7 @@ def test_any_number_of_boxes_up_to_the_limit(
     for inputs in (torch.zeros_like(image), *(inputs for inputs, _ in train_frames[:8])):
         expected = model(inputs)
         counts.append(len(expected))
-        check(file(inputs), expected)
+        check_rows(file(inputs), expected)
     assert min(counts) == 0
     assert max(counts) >= 3
     assert said == about(tmp_path / "t.onnx")

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boxcov import BoxcovError
-from boxcov.export.onnx.model import build_model
+from boxcov.export.onnx.model import build_model, missing_operators
 from boxcov.export.onnx.trace import trace
+from boxcov.export.onnx.value_reads import find_value_reads
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -24,7 +25,7 @@ W = torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(1))
 
 def model_of(run: Run) -> bytes:
     names = [f"y{number}" for number in range(len(run(X)))]
-    return build_model(trace(run, X), X, ("x", names), {"key": "value"})
+    return build_model(trace(run, X), {"x": X}, names, {"key": "value"})
 
 
 def run_onnx(content: bytes) -> list[Tensor]:
@@ -85,9 +86,35 @@ def use_angles(x: Tensor) -> tuple[Tensor, ...]:
     return torch.atan2(x, x.flip(0)), torch.atan2(x, zero), torch.atan2(zero, x)
 
 
+def run_common_layers(x: Tensor) -> tuple[Tensor, ...]:
+    """Return layers of other heads and their derivatives along the input."""
+
+    def layers(x: Tensor) -> Tensor:
+        y = F.leaky_relu(F.conv_transpose2d(x, W.flip(1)[:3], stride=2), 0.1)
+        y = F.interpolate(y, scale_factor=2.0, mode="bilinear", align_corners=False)
+        y = F.hardswish(F.avg_pool2d(F.group_norm(y, 3), 2)) + F.gelu(F.adaptive_avg_pool2d(y, 1))
+        y = F.pixel_shuffle(
+            F.pad(F.layer_norm(y[:, :2], y.shape[3:]), (1, 1)).repeat(1, 2, 1, 1), 2
+        )
+        shares = y.flatten(2).softmax(2)
+        return (shares @ shares.mT.sigmoid()).cumsum(1) + F.elu(y).amax((2, 3))[..., None]
+
+    return layers(x), torch.func.jvp(layers, (x,), (x.flip(3),))[1]
+
+
+def differentiate_transposed(x: Tensor) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        plain = F.conv_transpose2d(x, W[:3], stride=2, padding=1, output_padding=1).square()
+        groups = F.conv_transpose2d(x, W[:3, :1], stride=3, dilation=2, groups=3).square()
+        return torch.autograd.grad(plain.sum() + groups.sum(), x)
+
+
 @pytest.mark.parametrize(
     "run",
     [
+        run_common_layers,
+        differentiate_transposed,
         write_in_place,
         write_to_empty,
         differentiate_forward,
@@ -121,14 +148,40 @@ def test_uninitialised_memory_is_not_stored() -> None:
         assert not bool(torch.tensor(onnx.numpy_helper.to_array(constant)).isnan().any())
 
 
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [
-        (lambda x: (torch.linalg.inv(x[0, 0, :, :4]),), "aten.linalg_inv_ex"),
-        (lambda x: (x[x > 0],), "a shape depends on values"),
-    ],
-    ids=["unknown", "mask"],
-)
-def test_unsupported_operations_are_named(run: Run, message: str) -> None:
-    with pytest.raises(BoxcovError, match=message):
-        model_of(run)
+def test_missing_operators_are_named_all_at_once() -> None:
+    graph = trace(lambda x: (torch.linalg.inv(x[0, 0, :, :4]), torch.kthvalue(x, 2).values), X)
+    names = ["_linalg_check_errors", "kthvalue", "linalg_inv_ex"]
+    assert missing_operators(graph) == [f"aten.{name}.default" for name in names]
+    assert missing_operators(trace(run_common_layers, X)) == []
+    with pytest.raises(BoxcovError, match=r"torch\.onnx cannot write .*linalg_inv_ex"):
+        build_model(graph, {"x": X}, ["y0", "y1"], {})
+
+
+def test_lines_that_read_values_are_all_found() -> None:
+    def read(x: Tensor) -> Tensor:
+        written = torch.zeros(5)
+        written[1:] = x[0, 0, 0, 1:]
+        counts = [
+            len(x[x > 0]),
+            len((x > 0).nonzero()),
+            len(written.tolist()),
+            float(x.max()),
+            x.numpy().shape[0],
+        ]
+        if x.sum() > 0:
+            counts.append(1)
+        torch.arange(3).nonzero(), torch.ones(2).tolist()  # no input
+        return torch.where(x > 0, x, 0)[torch.tensor([0])] * sum(counts)
+
+    with find_value_reads([X]) as lines:
+        read(X)
+    codes = [line.split(" in read: ")[1] for line in lines]
+    assert codes == [
+        "len(x[x > 0]),",
+        "len((x > 0).nonzero()),",
+        "len(written.tolist()),",
+        "float(x.max()),",
+        "x.numpy().shape[0],",
+        "if x.sum() > 0:",
+    ]
+    assert lines[0].startswith("test_onnx_model.py:")

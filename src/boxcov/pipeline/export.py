@@ -25,7 +25,7 @@ def run(options: ExportCommand) -> dict[str, Any]:
     detector = load_detector(options)
     path = options.posterior or default_posterior(options.detector, "an ONNX file")
     posterior = Posterior.load(path, detector)
-    input_name, inputs = _example_input(detector, options)
+    input_name, inputs, signal_inputs = _example_input(detector, options)
     report = onnx.export(
         detector,
         posterior,
@@ -35,18 +35,19 @@ def run(options: ExportCommand) -> dict[str, Any]:
         options.seed,
         onnx.StaticLimits(options.boxes, options.candidates, options.pairs),
         input_name=input_name,
+        signal_inputs=signal_inputs,
     )
     return {"out": str(options.out), "bytes": options.out.stat().st_size, **report}
 
 
-def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any]:
-    """Return the name of the graph's input and an example of it."""
+def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, torch.Tensor | None]:
+    """Return the name of the graph's input and an example of it, and of the signals' inputs."""
     if isinstance(detector, YOLOX):
         size = options.size or detector.config.size
         if options.example is not None:
-            return "image", FrameReader(detector, size=size)(options.example)[0]
+            return "image", FrameReader(detector, size=size)(options.example)[0], None
         generator = torch.Generator().manual_seed(0)
-        return "image", 255 * torch.rand(1, 3, size, size, generator=generator)
+        return "image", 255 * torch.rand(1, 3, size, size, generator=generator), None
     path = options.example
     if options.reader is not None or not isinstance(detector, CenterPoint):
         if path is None:
@@ -54,7 +55,7 @@ def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any]:
                 f"boxcov cannot make an example input of a {type(detector).__name__}: give a frame "
                 "as --example FILE, with --reader python:FILE.py:FUNCTION"
             )
-        return "input", FrameReader(detector, function=load_reader(options.reader))(path)[0]
+        return "input", FrameReader(detector, function=load_reader(options.reader))(path)[0], None
     clouds = simulated.frames(count=1)[0][0] if path is None else FrameReader(detector)(path)[0]
     with torch.no_grad():
-        return "map", detector.encoder(clouds).contiguous()
+        return "map", detector.encoder(clouds).contiguous(), detector.signal_inputs(clouds)

@@ -19,7 +19,7 @@ from boxcov.predict.exact import ExactGLM
 from boxcov.predict.mcglm import MCGLM
 from boxcov.predict.predictor import Predictor
 from boxcov.predict.route import relative_errors
-from boxcov.predict.static_frame import FrameFunction
+from boxcov.predict.static_frame import FrameFunction, WithSignals
 from boxcov.static_selection import StaticLimits
 
 _TOLERANCE = 1e-2  # relative difference of a covariance on the example: TF32 products
@@ -107,7 +107,7 @@ class CompiledModel:
 
     def _build(self, given: tuple[Tensor, ...]) -> FrameFunction:
         part, model = self._detector.static_part(), self.model
-        inputs = given[0] if len(given) == 1 else (given[0], given[1])
+        inputs = given[0] if len(given) == 1 else WithSignals(*given)
         if isinstance(model, Detector):
             return FrameFunction(part, None, inputs, self.limits)
         _check_method(model)
@@ -141,7 +141,9 @@ class CompiledModel:
 
     def _compute(self, given: Tensor, extra: Tensor | None = None) -> tuple[Tensor, ...]:
         """All tensors of the detections, then the number of boxes and of those left off (2,)."""
-        self._rows, static = self._function.run(given if extra is None else (given, extra))
+        self._rows, static = self._function.run(
+            given if extra is None else WithSignals(given, extra)
+        )
         values = [getattr(self._rows, name) for name in _TENSORS]
         counts = torch.stack([static.count, static.left_off])
         return (*(value for value in values if value is not None), counts)

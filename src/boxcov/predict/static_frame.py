@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,15 +33,21 @@ ERROR_OUTPUTS = (
     *("region_widths", "joint_widths"),
 )
 MAX_ROWS = 2000  # the neighbours of more boxes would be computed frame by frame
-Inputs = Tensor | tuple[Tensor, Tensor]  # of the static part, and ``signal_inputs``
 Covariance = Callable[[LinearizationPoint, StaticSelection], Tensor]
+
+
+class WithSignals(NamedTuple):
+    """Inputs of a static part, together with ``Detector.signal_inputs``."""
+
+    inputs: Any
+    signal_inputs: Tensor
 
 
 class FrameFunction:
     """Compute a frame, or a batch, in n rows, of which the first ``count`` are boxes.
 
-    detector: a static part. inputs: an example of what it reads, and of ``signal_inputs`` if the
-    error model needs them. posterior: None for boxes alone; its error model, if it has one, is
+    detector: a static part. inputs: an example of what it reads, ``WithSignals`` if the error model
+    needs them. posterior: None for boxes alone; its error model, if it has one, is
     applied. etas: posterior samples, for the covariance of ``MCGLM``; None for the exact one.
 
     A call returns the tensors ``names``, with zeros in the padding: ``OUTPUTS`` and, with an error
@@ -63,7 +69,7 @@ class FrameFunction:
         self,
         detector: Detector,
         posterior: Posterior | None,
-        inputs: Inputs,
+        inputs: Any,
         limits: StaticLimits,
         etas: dict[str, Tensor] | None = None,
         engine: EngineOptions | None = None,
@@ -101,7 +107,7 @@ class FrameFunction:
         engine = InstanceEngine(self.linearized, posterior)
         return _exact_covariance(moving, point, static, engine)
 
-    def run(self, inputs: Inputs) -> tuple[Detections, StaticSelection]:
+    def run(self, inputs: Any) -> tuple[Detections, StaticSelection]:
         """Return n rows of detections, with arbitrary padding, and which of them are boxes."""
         with torch.no_grad():
             point, static = self._linearize(inputs)
@@ -119,7 +125,7 @@ class FrameFunction:
         found = add_signals(replace(found, frame=frame), point)
         return self.error_model.apply(found, check=False), static
 
-    def __call__(self, inputs: Inputs) -> tuple[Tensor, ...]:
+    def __call__(self, inputs: Any) -> tuple[Tensor, ...]:
         found, static = self.run(inputs)
         values = {"count": static.count, "left_off": static.left_off}
         for name in self.names:
@@ -129,10 +135,10 @@ class FrameFunction:
                 values[name] = torch.where(valid, value, padding)
         return tuple(values[name] for name in self.names)
 
-    def _linearize(self, inputs: Inputs) -> tuple[LinearizationPoint, StaticSelection]:
+    def _linearize(self, inputs: Any) -> tuple[LinearizationPoint, StaticSelection]:
         """Run the plain detector and select its boxes in a fixed number of rows."""
         shadow, extra = self.linearized.shadow, None
-        if isinstance(inputs, tuple):
+        if isinstance(inputs, WithSignals):
             inputs, extra = inputs
         raw = self.linearized.recorded(inputs) if self.needs_trunk else shadow(inputs)
         raw = raw if extra is None else {**raw, SIGNAL_INPUTS: extra}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._decomp import decomposition_table
 
 from boxcov.errors import BoxcovError
 from boxcov.version import __version__
@@ -22,13 +23,13 @@ _FOLDED_SIZE = 1024  # elements; folding larger results makes the file larger th
 
 def build_model(
     graph: fx.GraphModule,
-    inputs: Tensor,
-    names: tuple[str, Sequence[str]],
+    inputs: Mapping[str, Tensor],
+    names: Sequence[str],
     metadata: Mapping[str, str],
 ) -> bytes:
     """Return the content of an ONNX file that computes ``graph``.
 
-    names: of the input and of the outputs. metadata: the custom properties of the file.
+    inputs: examples by name. names: of the outputs. metadata: the custom properties of the file.
     """
     import onnx_ir
     from onnx import checker
@@ -55,18 +56,34 @@ def build_model(
     return content
 
 
-def _lower(graph: fx.GraphModule, inputs: Tensor, names: tuple[str, Sequence[str]]) -> Any:
+def missing_operators(graph: fx.GraphModule) -> list[str]:
+    """Return the names of the operators of a graph that ``torch.onnx`` cannot write."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+    with _quiet():
+        registry = ONNXRegistry.from_torchlib(opset_version=OPSET)
+    decomposed = {*torch.export.default_decompositions(), *decomposition_table}
+    return sorted(
+        str(target)
+        for target in targets
+        if isinstance(target, torch._ops.OpOverload)
+        and target not in decomposed
+        and not registry.is_registered(target)
+    )
+
+
+def _lower(graph: fx.GraphModule, inputs: Mapping[str, Tensor], names: Sequence[str]) -> Any:
     """Return the graph as a model of ``onnx_ir``, not optimized."""
-    input_name, output_names = names
+    examples = tuple(inputs.values())
     try:
-        exported = torch.export.export(graph, (inputs,), strict=False)
         program = torch.onnx.export(
-            exported,
-            (inputs,),
+            torch.export.export(graph, examples, strict=False),
+            examples,
             dynamo=True,
             opset_version=OPSET,
-            input_names=[input_name],
-            output_names=list(output_names),
+            input_names=list(inputs),
+            output_names=list(names),
             optimize=False,
             verbose=False,
         )
@@ -78,11 +95,6 @@ def _lower(graph: fx.GraphModule, inputs: Tensor, names: tuple[str, Sequence[str
         raise BoxcovError(
             f"torch.onnx cannot write the detector or its derivative to ONNX: {reason}"
         ) from error
-    if exported.range_constraints:  # symbolic sizes
-        raise BoxcovError(
-            "a shape depends on values, as in x[mask], and cannot be written to ONNX: "
-            "use torch.where"
-        )
     assert program is not None
     return program.model
 

@@ -31,23 +31,26 @@ _FILL_VALUE: dict[str, float] = {
 _FILL_ARGUMENT = {"full_like": 1, "fill": 1, "new_full": 2}
 
 
-def trace(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> fx.GraphModule:
+def trace(
+    run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor, may_read: bool = False
+) -> fx.GraphModule:
     """Return what ``run`` does to tensors of these shapes, as a graph without writes in place.
 
     Derivatives and loops inside (``jvp``, ``vmap``, ``autograd.grad``) are written out, constants
-    are computed. ``run`` must not branch on values: the graph holds the branch of these inputs.
+    are computed. may_read: where ``run`` reads values, the graph holds those of these inputs;
+    otherwise that is an error.
 
     >>> slope = lambda x: (torch.func.jvp(torch.sin, (x,), (torch.ones(3),))[1],)
     >>> graph = trace(slope, torch.zeros(3))
     >>> graph(torch.zeros(3))
     (tensor([1., 1., 1.]),)
     """
+    options: Any = {"tracing_mode": "real", "_allow_non_fake_inputs": True}
+    options["_error_on_data_dependent_ops"] = not may_read
     with torch.no_grad():
-        plain: Any = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+        plain: Any = make_fx(run, **options)(*inputs)
         functional = torch.func.functionalize(plain, remove="mutations")
-        graph: fx.GraphModule = make_fx(
-            functional, DECOMPOSITIONS, tracing_mode="real", _allow_non_fake_inputs=True
-        )(*inputs)
+        graph: fx.GraphModule = make_fx(functional, DECOMPOSITIONS, **options)(*inputs)
         graph.graph.eliminate_dead_code()
         _fold_constants(graph)
     return graph
@@ -56,13 +59,15 @@ def trace(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> fx.GraphMo
 def _convolution_backward(
     grad: Tensor, inputs: Tensor, weight: Tensor, bias_sizes: Any, *options: Any
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient of the inputs of a convolution, as a transposed convolution."""
+    """Return the gradient of the inputs of a convolution: one transposed, or not transposed."""
     stride, padding, dilation, transposed, _, groups, wanted = options
-    if transposed or wanted[1] or wanted[2]:
-        raise BoxcovError(
-            "the gradient of a transposed convolution, or of the weights of a convolution, "
-            "cannot be written to ONNX"
-        )
+    convolve = torch.ops.aten.convolution
+    if wanted[1] or wanted[2]:
+        raise BoxcovError("the gradient of a convolution's weights cannot be written to ONNX")
+    if transposed:
+        none = [0] * len(stride)
+        gradient = convolve(grad, weight, None, stride, padding, dilation, False, none, groups)
+        return gradient, None, None
     covered = [
         (grad.shape[2 + i] - 1) * stride[i]
         - 2 * padding[i]
@@ -71,7 +76,6 @@ def _convolution_backward(
         for i in range(len(stride))
     ]
     rest = [size - part for size, part in zip(inputs.shape[2:], covered)]
-    convolve = torch.ops.aten.convolution
     out = convolve(grad, weight, None, stride, padding, dilation, True, rest, groups)
     return out, None, None
 
@@ -115,6 +119,8 @@ def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Any:
     return _slice_scatter(x, source.unsqueeze(dim), dim, index, index + 1)
 
 
+# torch.onnx decomposes, too, but only part of this table: silu_backward would be missing. The last
+# five are what it writes falsely, slowly or not at all.
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     **{
         op: way

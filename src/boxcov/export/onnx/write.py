@@ -10,21 +10,23 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten_with_path
 
 from boxcov._torch.modules import check_fingerprint, shadow
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, join_names
+from boxcov.export.onnx.graph import FrameGraph, build_graph
 from boxcov.export.onnx.model import build_model
-from boxcov.export.onnx.trace import trace
 from boxcov.files import atomic_write, to_json
 from boxcov.input_file import parse_metadata, read_bytes, reading
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples, estimator
-from boxcov.predict.static_frame import MAX_ROWS, FrameFunction
+from boxcov.predict.static_frame import MAX_ROWS, WithSignals
 from boxcov.static_selection import StaticLimits
 from boxcov.version import __version__
 
 _TOLERANCE = 1e-3  # relative difference between the graph and PyTorch
+_TIE = 1e-5  # relative difference of scores that rounding may reverse
 _KEY = "boxcov"  # of the file's metadata
 _METRES = {
     **dict.fromkeys(("x", "y", "z", "w", "l", "h"), "m"),
@@ -38,24 +40,28 @@ def export(
     detector: Detector,
     posterior: Posterior,
     path: str | Path,
-    inputs: Tensor,
+    inputs: Any,
     samples: int | Literal["exact"] = 10,
     seed: int = 0,
     limits: StaticLimits | None = None,
     *,
     input_name: str = "inputs",
+    signal_inputs: Tensor | None = None,
     check: bool = True,
 ) -> dict[str, Any]:
     """Write ``detector.static_part()`` with its covariances to one ONNX file; return its metadata.
 
-    inputs: an example of the graph's input, with a batch of 1; all shapes are fixed. The input is
-    the output of the encoder for a CenterPoint, an image for a YOLOX. samples: number of posterior
-    samples, stored as constants equal to those of ``MCGLM(samples=, seed=)``; or "exact" for the
-    covariance of ``ExactGLM``. check: run the graph in onnxruntime on the example, and refuse to
-    write it if it differs from PyTorch by more than 1e-3.
+    inputs: an example of the graph's input, a batch of 1: a tensor, or a pytree of tensors such as
+    a dict, whose keys name the inputs; all shapes are fixed. It is the output of the encoder for a
+    CenterPoint, an image for a YOLOX. samples: number of posterior samples, stored as constants
+    equal to those of ``MCGLM(samples=, seed=)``; or "exact" for the covariance of ``ExactGLM``.
+    check: run the graph in onnxruntime on the example, and refuse to write it if it differs from
+    PyTorch by more than 1e-3.
 
     An error model that the posterior holds is part of the graph. It must be one for this method and
-    number of samples; ``posterior.with_error_model(None)`` leaves it out.
+    number of samples; ``posterior.with_error_model(None)`` leaves it out. signal_inputs: of
+    ``detector.signal_inputs``, a second input of the graph if the error model uses it. What keeps
+    a detector from being written is raised as one ``BoxcovError`` that lists all of it.
 
     >>> import boxcov, tempfile
     >>> from boxcov.data import shapes
@@ -81,29 +87,24 @@ def export(
         "seed": None if samples == "exact" else seed,
     }
     _check_error_model(detector, posterior, estimator(method), limits)
-    static_part = _static_part(detector, posterior, inputs)
-    function = FrameFunction(
-        static_part,
-        posterior,
-        inputs,
-        limits,
-        None
-        if samples == "exact"
-        else posterior.sample(samples, torch.Generator().manual_seed(seed)),
-    )
-    with torch.no_grad():
-        expected = function(inputs)
+    named = _named_inputs(inputs, input_name)
+    if signal_inputs is not None:
+        named["signal_inputs"], inputs = signal_inputs, WithSignals(inputs, signal_inputs)
+    etas = None
+    if samples != "exact":
+        etas = posterior.sample(samples, torch.Generator().manual_seed(seed))
+    part = _static_part(detector, posterior, named)
+    graph = build_graph(part, posterior, inputs, named, limits=limits, etas=etas)
     metadata = {
         **_describe(detector, posterior, limits),
         **method,
-        "inputs": {input_name: list(inputs.shape)},
-        "outputs": {name: list(value.shape) for name, value in zip(function.names, expected)},
+        "inputs": {name: list(value.shape) for name, value in graph.inputs.items()},
+        "outputs": {name: list(value.shape) for name, value in graph.expected.items()},
     }
-    content = build_model(
-        trace(function, inputs), inputs, (input_name, function.names), {_KEY: to_json(metadata)}
-    )
+    names, properties = list(graph.expected), {_KEY: to_json(metadata)}
+    content = build_model(graph.module, graph.inputs, names, properties)
     if check:
-        _compare(content, {input_name: inputs.numpy()}, dict(zip(function.names, expected)))
+        _compare(content, graph)
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return metadata
@@ -135,18 +136,35 @@ def _import(name: str) -> Any:
         ) from None
 
 
-def _static_part(detector: Detector, posterior: Posterior, inputs: Tensor) -> Detector:
+def _named_inputs(inputs: Any, input_name: str) -> dict[str, Tensor]:
+    """Return the tensors of a pytree by their keys; a single one is called ``input_name``."""
+    if isinstance(inputs, Tensor):
+        return {input_name: inputs}
+    named = {}
+    for path, leaf in tree_flatten_with_path(inputs)[0]:
+        keys = [str(getattr(step, "key", getattr(step, "idx", step))) for step in path]
+        if isinstance(leaf, Tensor):
+            named["_".join(keys if isinstance(inputs, Mapping) else [input_name, *keys])] = leaf
+    if not named:
+        raise BoxcovError(f"inputs of type {type(inputs).__name__} hold no tensor")
+    return named
+
+
+def _static_part(
+    detector: Detector, posterior: Posterior, inputs: Mapping[str, Tensor]
+) -> Detector:
     """Return the part of the detector that goes into the graph; raise if anything does not fit."""
     check_fingerprint(posterior.fingerprint, detector, "posterior")
-    wrong = {
-        str(t.dtype) for t in (*detector.parameters(), *detector.buffers()) if t.is_floating_point()
-    } - {"torch.float32"}
-    device = next(detector.parameters()).device.type
-    if wrong or device != "cpu" or inputs.dtype != torch.float32 or inputs.device.type != "cpu":
+    tensors = (*detector.parameters(), *detector.buffers(), *inputs.values())
+    found = {
+        f"{str(t.dtype).removeprefix('torch.')} on {t.device.type}"
+        for t in tensors
+        if t.is_floating_point() or t.device.type != "cpu"
+    }
+    if found - {"float32 on cpu"}:
         raise BoxcovError(
             "an export needs a detector and inputs in float32 on the CPU, got "
-            f"{', '.join(sorted(wrong)) or 'float32'} on {device} and inputs of {inputs.dtype} on "
-            f"{inputs.device.type}: take detector.float().cpu()"
+            f"{join_names(sorted(found))}: take detector.float().cpu()"
         )
     part = shadow(detector.static_part())
     names = {name for name, _ in part.named_parameters()}
@@ -194,27 +212,58 @@ def _describe(detector: Detector, posterior: Posterior, limits: StaticLimits) ->
     }
 
 
-def _compare(content: bytes, inputs: dict[str, Any], expected: dict[str, Tensor]) -> None:
+def _compare(content: bytes, graph: FrameGraph) -> None:
     """Raise if the graph in onnxruntime differs from PyTorch on the example."""
     onnxruntime = _import("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        outputs = session.run(None, inputs)
+        outputs = session.run(None, {name: value.numpy() for name, value in graph.inputs.items()})
     except Exception as error:  # onnxruntime's errors have no common base class
         raise BoxcovError(
             f"onnxruntime cannot run the graph, it was not written: {error}"
         ) from error
-    for (name, reference), output in zip(expected.items(), outputs):
+    check_agreement(dict(zip(graph.expected, map(torch.from_numpy, outputs))), graph.expected)
+
+
+def check_agreement(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise if outputs of the graph differ from those of PyTorch by more than the tolerance."""
+    rows = _matching_rows(found, expected)
+    for name, reference in expected.items():
         wanted = reference.double()
-        # an infinite half width must be infinite; its difference, NaN, counts as 0
-        off = torch.where(wanted.isinf(), 0, wanted - torch.from_numpy(output).double())
-        difference = float(off.norm() / wanted[~wanted.isinf()].norm().clamp(min=1e-30))
-        if not bool((torch.from_numpy(output).isinf() == wanted.isinf()).all()):
+        output = (found[name] if wanted.dim() == 0 else found[name][rows]).double()
+        # half widths may be infinite, and fields unknown to the error model NaN: in both, or none
+        known = wanted.isfinite()
+        difference = float((wanted - output)[known].norm() / wanted[known].norm().clamp(min=1e-30))
+        if not torch.equal(wanted[~known].nan_to_num(), output[~known].nan_to_num()):
             difference = torch.inf
         if not difference <= _TOLERANCE:
             raise BoxcovError(
                 f"the graph gives other {name} than PyTorch on the example (relative difference "
-                f"{difference:.1e}): it was not written"
+                f"{difference:.1e}): it was not written{_tie_hint(expected)}"
             )
+
+
+def _matching_rows(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Tensor:
+    """Return the row of ``found`` for each expected one: the order of equal scores is undefined."""
+    rows, n = torch.arange(len(expected["scores"])), int(expected["count"])
+    own, other = (
+        torch.cat([part["boxes"], part["scores"][:, None], part["labels"][:, None]], 1)[:n].double()
+        for part in (expected, found)
+    )
+    nearest = torch.cdist(own, other).argmin(1) if n else rows[:0]
+    is_permutation = torch.equal(nearest.sort().values, rows[:n])
+    return torch.cat([nearest, rows[n:]]) if is_permutation else rows
+
+
+def _tie_hint(expected: Mapping[str, Tensor]) -> str:
+    """Return the advice for an example on which the choice of boxes is undefined."""
+    scores = expected["scores"][: int(expected["count"])]
+    ties = int((scores.diff().abs() <= _TIE * scores[1:]).sum())
+    if not ties:
+        return ""
+    return (
+        f". {ties} boxes of the example have the score of another box, so that rounding decides "
+        "which of them are reported: take a real frame as the example"
+    )
