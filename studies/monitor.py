@@ -77,8 +77,8 @@ def kinds(sets: dict[str, Rows]) -> dict[str, dict[str, Rows]]:
     chosen = {
         "number of boxes": ("plain", ("boxes",)),
         "1 - score": ("plain", ("certainty",)),
-        "monitor without an error model": ("bare", None),
-        "monitor without the distance": ("ours", SPOKEN),
+        "monitor, no error model": ("bare", None),
+        "monitor, no distance": ("ours", SPOKEN),
         "monitor": ("ours", None),
     }
     return {

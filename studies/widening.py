@@ -51,7 +51,7 @@ CLASSES = ("car", "barrier", "motorcycle", "bicycle", "pedestrian", "traffic_con
 UNSEEN = "unseen"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Boxes:
     """The boxes of one set with an object, and what the error model says about them."""
 
