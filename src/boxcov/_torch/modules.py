@@ -185,7 +185,7 @@ class WeightChecksum:
     def _sum(self, share: list[list[Tensor]]) -> Tensor:
         total = self._factors.new_zeros(())
         for chunk in share:
-            bits = torch.cat(chunk)
+            bits = torch.cat([piece.to(self._factors.device) for piece in chunk])
             total = 3 * total + (bits * self._factors[: len(bits)]).sum()
         return total
 
