@@ -55,12 +55,12 @@ def quality_table(rows: Sequence[Row]) -> Table:
 
 
 def difference_table(rows: Sequence[Row]) -> Table:
-    """Return a table of what the covariance adds to score + size, with one column per method."""
+    """Return a table of what the covariance adds to the baselines, with one column for each."""
     from boxcov.evaluate.summary import COLUMNS
 
     differences = [row for row in rows if row["kind"] == "difference"]
     names = [str(row["method"]).partition(", minus ")[0] for row in differences]
-    title = "what the covariance adds to score + size, with 95 % intervals of the difference"
+    title = "what the covariance adds, with 95 % intervals of the difference"
     table = _table(title, names)
     for name in COLUMNS:
         _add_metric(table, name, name, differences)
