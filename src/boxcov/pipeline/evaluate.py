@@ -243,9 +243,16 @@ def _read_frames(
 
 
 def to_pixels(image: Tensor) -> Any:
-    """Return an input image (3, h, w), BGR, as bytes (h, w, 3), RGB; None if it is no such one."""
+    """Return an input image (3, h, w), BGR, as bytes (h, w, 3), RGB; None if it is normalised.
+
+    >>> import torch
+    >>> to_pixels(torch.tensor([7.0, 0.0, 255.0]).reshape(3, 1, 1)).tolist()
+    [[[255, 0, 7]]]
+    >>> to_pixels(torch.rand(3, 1, 1)) is None
+    True
+    """
     if len(image) != 3 or not 2 < float(image.max()) <= 255 or float(image.min()) < 0:
-        return None  # normalised
+        return None
     return image.flip(0).permute(1, 2, 0).clamp(0, 255).byte().contiguous().numpy()
 
 
