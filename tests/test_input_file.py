@@ -46,8 +46,8 @@ def reader_calls(path: Path) -> set[str]:
     imports = [n for n in nodes if isinstance(n, ast.ImportFrom)]
     checked = {a.name for n in imports if n.module == "boxcov.input_file" for a in n.names}
     calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
-    named = {call if call in READERS else call.rpartition(".")[2] for call in calls}
-    return (named & READERS) - checked
+    foreign = {call for call in calls if call not in checked}
+    return {call if call in READERS else call.rpartition(".")[2] for call in foreign} & READERS
 
 
 def test_no_module_reads_files_by_itself() -> None:

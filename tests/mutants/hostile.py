@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
+DATA = "data/test_hostile_data.py::"
 DISKS = "kfac/test_checkpoint_files.py::"
 TOOLS = "test_tools.py::"
 
@@ -56,6 +57,62 @@ HOSTILE = [
         ' or ".." in parts.parts',
         "",
         "data/test_coco.py::test_file_names_cannot_lead_out_of_the_folder",
+    ),
+    Mutant(
+        "four image formats",
+        "data/coco/images.py",
+        "MAX_BYTES)), formats=FORMATS)",
+        "MAX_BYTES)))",
+        f"{DATA}test_an_eps_named_jpg_starts_no_program",
+    ),
+    Mutant(
+        "pixels before memory",
+        "data/coco/images.py",
+        "if image.width * image.height > MAX_PIXELS:",
+        "if False:",
+        f"{DATA}test_an_image_of_too_many_pixels_is_refused",
+    ),
+    Mutant(
+        "names that can be paths",
+        "data/nuscenes/tables.py",
+        "if not is_text(value):",
+        "if not isinstance(value, str):",
+        f"{DATA}test_odd_file_names_of_nuscenes_are_refused",
+    ),
+    Mutant(
+        "no compressed records",
+        "detectors/torch_file.py",
+        "if packed:",
+        "if False:",
+        "detectors/test_torch_file.py::test_compressed_records_are_refused",
+    ),
+    Mutant(
+        "numbers that are there",
+        "detectors/torch_file.py",
+        "if prod(size) > len(storage):",
+        "if False:",
+        "detectors/test_torch_file.py::test_lying_sizes_of_tensors_are_refused",
+    ),
+    Mutant(
+        "candidates have a limit",
+        "detectors/centerpoint/config.py",
+        "(rules.candidates, 1, MAX_CANDIDATES)",
+        "(rules.candidates, 1, 10**18)",
+        "detectors/centerpoint/test_centerpoint_claims.py::test_counts_are_compared_with_the_tensors",
+    ),
+    Mutant(
+        "no box is dropped",
+        "detection_meta.py",
+        "if frames < boxes_until:",
+        "if False:",
+        "test_detection_meta.py::test_metadata_of_other_types_is_refused",
+    ),
+    Mutant(
+        "files are read in one place",
+        "data/points.py",
+        "data = read_bytes(path, MAX_BYTES)",
+        "data = path.read_bytes()",
+        "test_input_file.py::test_no_module_reads_files_by_itself",
     ),
 ]
 
