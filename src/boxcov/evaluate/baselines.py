@@ -123,9 +123,9 @@ def out_of_fold(
     columns of little use do not spoil a few good ones. Where the other frames have only good or
     only bad rows, the probability is their share of bad rows with one half added to each count.
 
-    >>> frame, x = np.repeat(np.arange(10), 2), np.tile([0.0, 1.0], 10)
-    >>> p = out_of_fold(x[:, None], x > 0.5, frame)
-    >>> bool(p[x > 0.5].min() > 0.8 > 0.2 > p[x < 0.5].max())
+    >>> frame, x = np.repeat(np.arange(10), 2), np.tile([-1.0, 1.0], 10)
+    >>> p = out_of_fold(x[:, None], x > 0, frame)
+    >>> bool(p[x > 0].min() > 0.8 > 0.2 > p[x < 0].max())
     True
     """
     bad = np.asarray(bad, dtype=bool)
