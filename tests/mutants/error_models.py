@@ -6,6 +6,8 @@ from mutants.mutant import Mutant
 
 TRAINING = "error_model/test_training.py::"
 REGIONS = "error_model/test_regions.py::"
+WIDENING = "error_model/test_widening.py::"
+MONITOR = "test_monitor.py::"
 
 ERROR_MODELS = [
     Mutant(
@@ -70,5 +72,26 @@ ERROR_MODELS = [
         "(~fixed.all(1) | fills_image)",
         "(fixed.any(1) | fills_image)",
         "evaluate/test_clipped_sides.py::test_a_box_without_any_spread_is_not_clipped",
+    ),
+    Mutant(
+        "the share of unusual frames counts the new frame",
+        "error_model/widening.py",
+        "floor(GATE * (len(frames) + 1) + 1e-9)",
+        "floor(GATE * len(frames) + 1e-9)",
+        f"{WIDENING}test_the_bound_is_an_order_statistic[19-1]",
+    ),
+    Mutant(
+        "usual frames are not widened",
+        "error_model/widening.py",
+        "is_unusual = frame_certainty(found) < self.bound",
+        "is_unusual = frame_certainty(found) < 2 * self.bound",
+        f"{WIDENING}test_factors_make_stress_regions_hold",
+    ),
+    Mutant(
+        "the frame itself counts in its p-value",
+        "monitor.py",
+        "(values >= values[-1] - 1e-9 * abs(values[-1])).mean()",
+        "(values > values[-1]).mean()",
+        f"{MONITOR}test_ties_never_raise_the_alarm_rate",
     ),
 ]
