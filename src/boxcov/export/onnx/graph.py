@@ -55,7 +55,8 @@ def build_graph(
             for line in lines
         ]
         module = trace(run, *tensors, may_read=bool(obstacles))
-        missing = missing_operators(module)
+        # torch.onnx itself says whether it can write the graph: this only completes the list
+        missing = missing_operators(module) if obstacles else []
         obstacles += [f"torch.onnx has no version of {', '.join(missing)}"] if missing else []
     if obstacles:
         raise BoxcovError(

@@ -57,7 +57,10 @@ def build_model(
 
 
 def missing_operators(graph: fx.GraphModule) -> list[str]:
-    """Return the names of the operators of a graph that ``torch.onnx`` cannot write."""
+    """Return the names of the operators that ``torch.onnx`` lacks, if it cannot write a graph.
+
+    Operators that write in place, or allocate, are replaced by ``torch.export``.
+    """
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
@@ -69,6 +72,8 @@ def missing_operators(graph: fx.GraphModule) -> list[str]:
         for target in targets
         if isinstance(target, torch._ops.OpOverload)
         and target not in decomposed
+        and not target._schema.is_mutable
+        and "empty" not in str(target)
         and not registry.is_registered(target)
     )
 
@@ -91,7 +96,9 @@ def _lower(graph: fx.GraphModule, inputs: Mapping[str, Tensor], names: Sequence[
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        reason = str(cause).strip().split("\n")[0]
+        missing = missing_operators(graph)
+        reason = f"it has no version of {', '.join(missing)}"
+        reason = reason if missing else str(cause).strip().split("\n")[0]
         raise BoxcovError(
             f"torch.onnx cannot write the detector or its derivative to ONNX: {reason}"
         ) from error
