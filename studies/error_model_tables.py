@@ -17,7 +17,7 @@ import numpy as np
 
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.ranking import auroc
-from error_model import FREE, OURS, ROWS, SIZE, slug
+from error_model import FREE, OURS, RAW, ROWS, SIZE, slug
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 
@@ -85,19 +85,23 @@ def rows_table(folder: Path, frames: int, network: str) -> dict[str, Any]:
 
 
 def gains_table(folder: Path, frames: int) -> dict[str, Any]:
-    """What ours adds to two baselines, for each question."""
+    """What a row adds to a baseline, for each question."""
+    ensemble, covariances = "+ deep ensemble, 4 more networks", "raw outputs + covariances"
+    pairs = [(OURS, FREE), (OURS, ensemble), (OURS, "free + deep ensemble")]
     lines = []
-    for other in (FREE, "+ deep ensemble, 4 more networks", "free + deep ensemble"):
-        for question in ("IoU < 0.4", "IoU < 0.7", "distance", "risk"):
-            paths = (folder / f"test {frames} {slug(name)}.npz" for name in (OURS, other))
-            mean, low, high = difference(*paths, question)
-            lines.append([other, question, f"{mean:+.3f} [{low:.3f}, {high:.3f}]"])
+    for name, other in [*pairs, (covariances, RAW), (FREE, RAW)]:
+        paths = [folder / f"test {frames} {slug(row)}.npz" for row in (name, other)]
+        cells = []
+        for question in ("IoU < 0.4", "IoU < 0.7", "distance", "risk", "NLL"):
+            mean, low, high = difference(paths[0], paths[1], question)
+            cells.append(f"{mean:+.3f} [{low:.3f}, {high:.3f}]")
+        lines.append([name, other, *cells])
     return {
-        "title": "AUROC of ours minus that of a baseline, with 95 % intervals over frames",
-        "columns": ["baseline", "question", "difference"],
-        "digits": [None] * 3,
+        "title": "Difference of a row to a baseline, with 95 % intervals over frames",
+        "columns": ["row", "baseline", "IoU < 0.4", "IoU < 0.7", "distance", "risk", "NLL"],
+        "digits": [None] * 7,
         "rows": lines,
-        "notes": [],
+        "notes": ["AUROC, higher is better; NLL of nine fields per box, lower is better."],
     }
 
 
@@ -172,23 +176,26 @@ def shift_table(folder: Path, frames: int) -> dict[str, Any]:
 
 
 def difference(a: Path, b: Path, question: str) -> tuple[float, float, float]:
-    """Return the AUROC of row a minus that of row b, with its interval over frames."""
+    """Return the AUROC, or NLL, of row a minus that of row b, with its interval over frames."""
     one, two = (dict(np.load(path)) for path in (a, b))
-    bad, keys, mask = one["iou"] < 0.4, ("misplaced",), ~np.isnan(one["l2"])
+    has_object = ~np.isnan(one["l2"])
+    bad, key, mask = one["iou"] < 0.4, "misplaced", has_object
     if question == "IoU < 0.7":
-        bad, keys = one["iou"] < 0.7, ("misplaced 0.7",)
+        bad, key = one["iou"] < 0.7, "misplaced 0.7"
     elif question == "distance":
-        bad, keys = one["l2"] > one["l2"][mask].mean(), ("distance",)
+        bad, key = one["l2"] > one["l2"][mask].mean(), "distance"
     elif question == "risk":
-        keys, mask = ("risk",), np.ones(len(bad), bool)
+        key, mask = "risk", np.ones(len(bad), bool)
     bad, frame = bad[mask], one["frame"][mask]
-    x, y = (d[keys[0]][mask] for d in (one, two))
+    x, y = (d["nll" if question == "NLL" else key][mask] for d in (one, two))
 
     def gain(rows: Any) -> float:
+        if question == "NLL":
+            return float(np.nanmean((x - y)[rows].sum(1)))
         return auroc(bad[rows], x[rows]) - auroc(bad[rows], y[rows])
 
     interval = bootstrap(gain, frame)
-    return auroc(bad, x) - auroc(bad, y), float(interval.low), float(interval.high)
+    return gain(np.arange(len(bad))), float(interval.low), float(interval.high)
 
 
 if __name__ == "__main__":
