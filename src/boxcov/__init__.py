@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from boxcov.kfac.options import FitOptions
     from boxcov.monitor import Monitor
     from boxcov.posterior.posterior import Posterior
-    from boxcov.predict.compiled import CompiledModel, compile
+    from boxcov.predict.deployment import CompiledModel, compile
     from boxcov.predict.exact import ExactGLM
     from boxcov.predict.glm import GLM
     from boxcov.predict.held_out_nll import held_out_nll
@@ -52,8 +52,8 @@ _HOMES = {
     "Selection": "detector",
     "BoxcovError": "errors",
     "BoxcovWarning": "errors",
-    "CompiledModel": "predict.compiled",
-    "compile": "predict.compiled",
+    "CompiledModel": "predict.deployment",
+    "compile": "predict.deployment",
     "ExactGLM": "predict.exact",
     "GLM": "predict.glm",
     "held_out_nll": "predict.held_out_nll",

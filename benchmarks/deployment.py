@@ -1,6 +1,6 @@
 """Whole frames of compiled models on a GPU, beside the same models without ``boxcov.compile``.
 
-python benchmarks/compiled.py [pillar | small] ...
+python benchmarks/deployment.py [pillar | small] ...
 
 Medians of 30 after a warm-up, with synchronization, in milliseconds. "graph" is what follows the
 encoder. Limits: 160 boxes, 192 candidates per task, 8192 pairs.
