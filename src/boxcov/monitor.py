@@ -28,7 +28,7 @@ from boxcov.input_file import conform, read_json, reading
 
 Array = np.ndarray[Any, Any]
 SPOKEN = ("boxes", "objects", "certainty", "width")  # all further numbers make up the distance
-MAX_FRAMES = 5000  # of usual frames and of the stream together, so that a frame costs milliseconds
+MAX_FRAMES = 5000  # of usual frames and of the stream together, to bound the cost per frame
 _KEY = "boxcov.monitor"
 _SHRINKAGE = 0.3  # of the covariance of the numbers towards its diagonal
 _LARGE = 2.0  # standard deviations from which on a number is given as a reason
@@ -42,7 +42,7 @@ class Verdict:
     p_value: float  # among the usual frames
     alarm: bool  # whether the p-value is at most the false-alarm rate
     evidence: float  # of the stream so far; 1 is none
-    change: bool  # whether the evidence has reached the run length; it then starts anew
+    change: bool  # whether the evidence has reached the run length; then it is reset to 0
     reasons: tuple[str, ...]  # in words, the largest first; empty without alarm and change
 
 

@@ -11,7 +11,7 @@ import torch
 
 from boxcov import BoxcovError, Detections, Posterior
 from boxcov.data.simulated import CLASSES
-from boxcov.error_model import training, widening
+from boxcov.error_model import training, unusual_frames
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.ranking import auroc
@@ -199,7 +199,7 @@ def test_stress_frames_widen_the_regions(
     posterior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "EPOCHS", 2)
-    monkeypatch.setattr(widening, "GATE", 0.95)  # ten frames are too few for 0.05
+    monkeypatch.setattr(unusual_frames, "GATE", 0.95)  # ten frames are too few for 0.05
     out = tmp_path / "w.safetensors"
     done = boxcov(f"calibrate --posterior {posterior} --out {out} {FRAMES} --stress resized")
     assert done.code == 0, done.err

@@ -13,7 +13,7 @@ from boxcov.error_model.inputs import box_inputs
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions
-from boxcov.error_model.widening import Widening
+from boxcov.error_model.unusual_frames import Widening
 
 THRESHOLDS = (0.3, 0.4, 0.5)
 

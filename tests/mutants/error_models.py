@@ -6,7 +6,7 @@ from mutants.mutant import Mutant
 
 TRAINING = "error_model/test_training.py::"
 REGIONS = "error_model/test_regions.py::"
-WIDENING = "error_model/test_widening.py::"
+WIDENING = "error_model/test_unusual_frames.py::"
 MONITOR = "test_monitor.py::"
 
 ERROR_MODELS = [
@@ -75,14 +75,14 @@ ERROR_MODELS = [
     ),
     Mutant(
         "the share of unusual frames counts the new frame",
-        "error_model/widening.py",
+        "error_model/unusual_frames.py",
         "floor(GATE * (len(frames) + 1) + 1e-9)",
         "floor(GATE * len(frames) + 1e-9)",
         f"{WIDENING}test_the_bound_is_an_order_statistic[19-1]",
     ),
     Mutant(
         "usual frames are not widened",
-        "error_model/widening.py",
+        "error_model/unusual_frames.py",
         "is_unusual = frame_certainty(found) < self.bound",
         "is_unusual = frame_certainty(found) < 2 * self.bound",
         f"{WIDENING}test_factors_make_stress_regions_hold",

@@ -28,7 +28,7 @@ from boxcov.error_model.training import (
     fit_network,
     frame_folds,
 )
-from boxcov.error_model.widening import certainty_bound, fit_widening
+from boxcov.error_model.unusual_frames import certainty_bound, fit_widening
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records

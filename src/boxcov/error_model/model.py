@@ -15,7 +15,7 @@ from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.network import MAX_DOF, Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
-from boxcov.error_model.widening import Widening
+from boxcov.error_model.unusual_frames import Widening
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import to_json
 from boxcov.input_file import parse_metadata

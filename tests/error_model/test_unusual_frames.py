@@ -15,7 +15,7 @@ from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model import training
 from boxcov.error_model.inputs import frame_certainty
 from boxcov.error_model.regions import LEVELS
-from boxcov.error_model.widening import GATE, certainty_bound, fit_widening
+from boxcov.error_model.unusual_frames import GATE, certainty_bound, fit_widening
 from boxcov.predict.predictor import Predictor
 from helpers.error_models import make_error_model
 
@@ -135,5 +135,7 @@ def test_a_file_keeps_the_widening(widened: Predictor, small: TinyCenter, tmp_pa
     image = 0.45 * shapes.frames(count=1, seed=15)[0][0]
     one, two = widened(image), ExactGLM(small, loaded)(image)
     assert torch.equal(one.region(0.9), two.region(0.9))
-    own = loaded.error_model.widening.tensors()
-    assert all(torch.equal(t, own[n]) for n, t in widened.error_model.widening.tensors().items())
+    own = loaded.error_model.unusual_frames.tensors()
+    assert all(
+        torch.equal(t, own[n]) for n, t in widened.error_model.unusual_frames.tensors().items()
+    )
