@@ -14,7 +14,7 @@ from boxcov.input_file import read_bytes
 
 MAX_BYTES = 1 << 28  # of a point file
 MAX_OBJECTS = 10_000  # in one frame
-_PAIRS = 1 << 21  # of points and boxes that are compared at once
+_PAIRS = 1 << 18  # of points and boxes that are compared at once
 
 
 def read_points(path: Path, columns: int) -> Tensor:
@@ -81,8 +81,11 @@ def count_points(points: Tensor, boxes: Tensor) -> Tensor:
     tensor([0, 0])
     """
     at_once = max(_PAIRS // max(len(points), 1), 1)
-    counts = [points_in_boxes(points, part).sum(1) for part in boxes.split(at_once)]
-    return torch.cat(counts)
+    counts = torch.zeros(len(boxes), dtype=torch.long, device=boxes.device)
+    for start in range(0, len(boxes), at_once):  # small results between large ones hold memory
+        rows = slice(start, start + at_once)
+        counts[rows] = points_in_boxes(points, boxes[rows]).sum(1)
+    return counts
 
 
 def check_objects(count: int, where: str | Path) -> None:
