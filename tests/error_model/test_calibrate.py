@@ -65,7 +65,8 @@ def test_results_are_in_range(calibrated: Predictor, image: torch.Tensor) -> Non
     assert bool((found.scale > 0).all())
     assert bool((found.dof > 2).all())
     assert float(torch.linalg.eigvalsh(found.predictive.double()).min()) > 0
-    variances = found.scale.square() * found.dof / (found.dof - 2)
+    noise = calibrated.error_model.noise.square()
+    variances = found.scale.square() * found.dof / (found.dof - 2) + noise
     torch.testing.assert_close(found.predictive.diagonal(dim1=1, dim2=2), variances)
     assert bool((found.region(0.5) <= found.region(0.9)).all())
     assert bool((found.region(0.9) <= found.region(0.9, joint=True)).all())

@@ -14,6 +14,7 @@ from boxcov.error_model.network import (
     Network,
     Outputs,
     fit_student,
+    missing_noise,
     student_nll,
 )
 
@@ -130,3 +131,19 @@ def test_iou_below_rises_and_the_shares_sum_to_one() -> None:
     torch.testing.assert_close(
         (below[..., -1] + shares[..., -1].float()), torch.ones(5, 200), rtol=1e-5, atol=1e-5
     )
+
+
+def test_noise_makes_squared_errors_as_large_as_variances() -> None:
+    generator = torch.Generator().manual_seed(0)
+    deviations = 0.1 + torch.rand(4000, 3, generator=generator)
+    errors = deviations * torch.randn(4000, 3, generator=generator)
+    errors[:, 1] *= 0.5  # too certain already
+    errors[::50, 2] += 20.0  # a few objects that move
+    errors[::7, 0] = torch.nan
+    noise = missing_noise(errors, deviations)
+    nees = (errors.square() / (deviations.square() + noise.square())).nanmean(0)
+    assert float(noise[1]) == 0
+    assert float(nees[2]) == pytest.approx(1, abs=1e-4)
+    assert float(nees[0]) <= 1 + 1e-4
+    assert float(noise[2]) > 2
+    assert missing_noise(errors[:0], deviations[:0]).tolist() == [0, 0, 0]

@@ -17,7 +17,7 @@ from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.model import LIMIT, ErrorModel, not_finite
-from boxcov.error_model.network import Outputs, fit_student
+from boxcov.error_model.network import Outputs, fit_student, missing_noise
 from boxcov.error_model.regions import class_range_index, fit_regions
 from boxcov.error_model.training import (
     FOLDS,
@@ -160,6 +160,8 @@ def fit_error_model(
     ratios = targets.errors[rows] / scales
     dof, factor = fit_student(ratios)  # the network's scales are those of TRAINING_DOF
     ratios, unit = ratios / factor, unit * factor
+    deviations = scales * unit * (dof / (dof - 2)).sqrt()
+    noise = missing_noise(ratios * scales * unit, deviations)
     labels, ranges = class_range_index(found)
     shape = (len(found.classes), int(folds.max()) + 1)
     return ErrorModel(
@@ -175,6 +177,7 @@ def fit_error_model(
         network=fitted.network,
         unit=unit,
         dof=dof,
+        noise=noise.nan_to_num(),
         correlation=_correlation(ratios),
         regions=fit_regions(ratios.abs(), labels[rows], ranges[rows], folds[rows], shape),
         provenance={

@@ -27,7 +27,7 @@ _NAMES = (  # of what is not a tensor
     *("fields", "classes", "estimator", "fingerprint", "inputs", "thresholds", "threshold"),
 )
 _WIDENING = "widening."  # prefix of its tensors
-_TENSORS = ("centre", "spread", "unit", "dof", "correlation")
+_TENSORS = ("centre", "spread", "unit", "dof", "noise", "correlation")
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,6 +46,7 @@ class ErrorModel:
     network: Network
     unit: Tensor  # (D,) of the errors
     dof: Tensor  # (D,) degrees of freedom of the Student-t distributions
+    noise: Tensor  # (D,) standard deviation that ``predictive`` holds beyond the distributions
     correlation: Tensor  # (D, D) of the errors' normal scores
     regions: Regions
     widening: Widening | None = None  # of unusual frames
@@ -95,7 +96,8 @@ class ErrorModel:
         scale = log_scales.mean(0).exp()
         labels, ranges = class_range_index(found)
         single, joint = self.regions.widths(log_scales, self.regions.group_of[labels, ranges])
-        deviation = scale * (self.dof / (self.dof - 2)).sqrt()
+        variance = scale.square() * (self.dof / (self.dof - 2)) + self.noise.square()
+        deviation = variance.sqrt()
         found = replace(
             found,
             no_object=outputs.no_object(y).mean(0),
@@ -206,7 +208,8 @@ def _check_shapes(model: ErrorModel) -> None:
     P, D, C = len(model.inputs), len(model.fields), len(model.classes)
     K, O, L = len(model.network.linear), model.outputs.size, len(LEVELS)
     G = model.regions.quantiles.shape[1]
-    expected = {"centre": (P,), "spread": (P,), "unit": (D,), "dof": (D,), "correlation": (D, D)}
+    expected = {"centre": (P,), "spread": (P,), "unit": (D,), "dof": (D,), "noise": (D,)}
+    expected |= {"correlation": (D, D)}
     expected |= {"quantiles": (K, G, L, D), "joint": (K, G, L), "groups": (C, len(RANGES) + 1)}
     network = [(K, P, O), (K, 1, O)]
     if model.network.hidden:
@@ -243,6 +246,7 @@ def _check_numbers(model: ErrorModel) -> None:
     is_in_range = {
         "spread": model.spread > 0,
         "dof": (dof > 2) & (dof < 1.001 * MAX_DOF),
+        "noise": (model.noise >= 0) & (model.noise <= MAX_UNIT),
         "unit": (unit >= 1 / MAX_UNIT) & (unit <= MAX_UNIT) | unit.isnan(),
         "quantiles": model.regions.quantiles >= 0,
         "joint": model.regions.joint >= 0,

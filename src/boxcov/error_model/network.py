@@ -144,3 +144,26 @@ def fit_student(ratios: Tensor) -> tuple[Tensor, Tensor]:
     optimizer.step(closure)
     dof, log_scale = dof_and_log_scale()
     return dof.detach().float(), log_scale.exp().detach().float()
+
+
+def missing_noise(errors: Tensor, deviations: Tensor) -> Tensor:
+    """Return the noise (D,) that makes squared errors as large as their variances say, on average.
+
+    The mean of ``error^2 / (deviation^2 + noise^2)`` is then 1; the noise is 0 where it is below 1
+    already. Errors (n, D) may be NaN. Objects at rest, for example, have tiny velocity errors,
+    until one of them moves.
+
+    >>> errors = torch.tensor([[0.0], [0.0], [0.0], [2.0]])
+    >>> missing_noise(errors, torch.full((4, 1), 1e-3))
+    tensor([1.0000])
+    """
+    if not len(errors):
+        return errors.new_zeros(errors.shape[1])
+    squares, variances = errors.double().square(), deviations.double().square()
+    low, high = torch.zeros(errors.shape[1]).double(), squares.nan_to_num().amax(0)
+    for _ in range(100):
+        middle = (low + high) / 2
+        is_above = (squares / (variances + middle)).nanmean(0) > 1
+        low, high = torch.where(is_above, middle, low), torch.where(is_above, high, middle)
+    needed = (squares / variances).nanmean(0) > 1
+    return torch.where(needed, high.sqrt(), 0).float()
