@@ -208,8 +208,8 @@ def _check_shapes(model: ErrorModel) -> None:
     P, D, C = len(model.inputs), len(model.fields), len(model.classes)
     K, O, L = len(model.network.linear), model.outputs.size, len(LEVELS)
     G = model.regions.quantiles.shape[1]
-    expected = {"centre": (P,), "spread": (P,), "unit": (D,), "dof": (D,), "noise": (D,)}
-    expected |= {"correlation": (D, D)}
+    expected: dict[str, tuple[int, ...]] = {"centre": (P,), "spread": (P,), "correlation": (D, D)}
+    expected |= dict.fromkeys(("unit", "dof", "noise"), (D,))
     expected |= {"quantiles": (K, G, L, D), "joint": (K, G, L), "groups": (C, len(RANGES) + 1)}
     network = [(K, P, O), (K, 1, O)]
     if model.network.hidden:
@@ -245,7 +245,7 @@ def _check_numbers(model: ErrorModel) -> None:
     unit, dof, R = model.unit, model.dof, model.correlation
     is_in_range = {
         "spread": model.spread > 0,
-        "dof": (dof > 2) & (dof < 1.001 * MAX_DOF),
+        "dof": (dof > 2.01) & (dof < 1.001 * MAX_DOF),
         "noise": (model.noise >= 0) & (model.noise <= MAX_UNIT),
         "unit": (unit >= 1 / MAX_UNIT) & (unit <= MAX_UNIT) | unit.isnan(),
         "quantiles": model.regions.quantiles >= 0,
