@@ -57,7 +57,7 @@ def calibrated_records(
     rng = np.random.default_rng(seed + 100)
     n, D = records.boxes.shape
     scale = rng.gamma(2.0, 0.2, (n, D))
-    matrices = np.einsum("nd,de->nde", scale**2, np.eye(D))
+    matrices = (scale**2)[:, :, None] * np.eye(D)
     regions = scale[:, None] * np.array([0.7, 1.6, 2.0])[:, None]
     return replace(
         records,
