@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,13 +27,6 @@ from boxcov.head_stages import HeadStages, LogitBranch
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 Raw = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Clouds:
-    """The inputs, for ``signals``: an object, since nothing is derived from these tensors."""
-
-    clouds: Sequence[Tensor]
 
 
 class CenterPoint(Detector):
@@ -75,7 +67,7 @@ class CenterPoint(Detector):
         bev = self.encoder(inputs)
         features = self.neck(self.backbone(bev))
         raw = {"bev": bev, "features": features, "tasks": self.head(features)}
-        return raw if isinstance(inputs, Tensor) else {**raw, "points": Clouds(inputs)}
+        return raw if isinstance(inputs, Tensor) else {**raw, "points": list(inputs)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {
@@ -122,7 +114,7 @@ class CenterPoint(Detector):
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
         maps = raw.get(SIGNAL_INPUTS)
         if maps is None and "points" in raw:
-            maps = self.signal_inputs(raw["points"].clouds)
+            maps = self.signal_inputs(raw["points"])
         return signals(raw["tasks"], (raw["bev"], maps), selection, self.config)
 
     def signal_inputs(self, inputs: Sequence[Tensor]) -> Tensor | None:
