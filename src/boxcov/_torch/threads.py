@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, RLock
-from types import TracebackType
 
 import torch
 
@@ -28,12 +27,7 @@ class ProcessLock:
             self.__init__()  # type: ignore[misc]
         self._lock.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._lock.release()
 
 

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from boxcov.pipeline.terminal import printable, rich_console, say
@@ -49,12 +48,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
@@ -148,12 +142,7 @@ class Steps:
     def __enter__(self) -> Steps:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close()
 
     def __call__(self, what: str, unit: str = "frames") -> Progress:
