@@ -95,7 +95,6 @@ def test_every_exporter_is_tested_with_wrong_numbers() -> None:
     derived = {  # each calls one that is tested
         *("ros.pose_covariances", "ros.detection2d_array", "kalman.measurement_noise"),
         *("tables.to_pandas", "tables.write_parquet", "covariance_choice.select_covariance"),
-        "rerun.risk_colors",  # colours, not numbers
     }
     missing = []
     for name in ("ros", "kalman", "tables", "rerun", "covariance_choice"):

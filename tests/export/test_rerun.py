@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from boxcov import BoxcovError
-from boxcov.export.rerun import ellipsoids, risk_colors, write_rrd
+from boxcov.drawing import HIGH, LOW, MIDDLE
+from boxcov.export.rerun import _colors, ellipsoids, write_rrd
 from helpers.export_boxes import covariances, in_image, in_space, with_error_model
 
 
@@ -64,9 +65,8 @@ def test_risk_is_shown_by_colour_and_label(tmp_path: Path) -> None:
     chosen = replace(
         found, no_object=torch.tensor([0.0, 0.5, 1.0]), iou_below=torch.zeros_like(found.iou_below)
     )
-    expected = [[0, 255, 0], [255, 255, 0], [255, 0, 0]]
-    assert risk_colors(chosen).tolist() == expected
-    assert risk_colors(in_space()) is None
+    assert _colors(chosen).tolist() == [list(color) for color in (LOW, MIDDLE, HIGH)]
+    assert _colors(in_space()) is None
     pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
     write_rrd(tmp_path / "risk.rrd", chosen)
     assert b"risk 50%" in (tmp_path / "risk.rrd").read_bytes()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from boxcov.detections import Detections
+from boxcov.drawing import risk_colors
 from boxcov.errors import BoxcovError
 from boxcov.files import atomic_write
 from boxcov.result_check import check_result
@@ -36,8 +37,8 @@ def write_rrd(
     Boxes ``x y w l yaw``, with or without ``z`` and ``h``, go to ``world/boxes``. The 1 and 3 sigma
     ellipsoids of their centres go to ``world/epistemic`` and, where the predictive covariance is
     known, to ``world/predictive``. Boxes ``x1 y1 x2 y2`` go to ``image``, with the ellipses of both
-    corners. The labels of calibrated boxes say the risk, and their colour goes from green (0) over
-    yellow to red (1).
+    corners. The labels of calibrated boxes say the risk, and their colour goes from blue (0) over
+    amber to red (1).
 
     frames: (inputs, targets) per frame, to show the inputs: lists of point clouds (n, 3 or more) or
         images (1, C, height, width).
@@ -80,16 +81,9 @@ def ellipsoids(covariance: Array) -> tuple[Array, Array]:
     return np.sqrt(values.clip(min=0)), quaternions
 
 
-def risk_colors(detections: Detections) -> Array | None:
-    """Return a colour (m, 3) per box, 0 to 255: green for a risk of 0, red for 1; None without one.
-
-    Uncalibrated boxes get the viewer's colour of their class.
-    """
-    if detections.no_object is None:
-        return None
-    risk = detections.risk.detach().cpu().double().numpy()
-    channels = [2 * risk, 2 * (1 - risk), np.zeros_like(risk)]
-    return np.round(255 * np.stack(channels, 1).clip(0, 1)).astype(np.uint8)
+def _colors(detections: Detections) -> Array | None:
+    """The colours (m, 3) of the risks; None leaves the viewer's colours of the classes."""
+    return None if detections.no_object is None else risk_colors(detections.numpy()["risk"])
 
 
 def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
@@ -106,7 +100,7 @@ def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
         quaternions=quaternions,
         labels=_labels(detections),
         class_ids=arrays["labels"],
-        colors=risk_colors(detections),
+        colors=_colors(detections),
     )
     recording.log("world/boxes", boxes)
     index = [fields.index(name) for name in ("x", "y", "z") if name in fields]
@@ -134,7 +128,7 @@ def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
         array_format=rr.Box2DFormat.XYXY,
         labels=_labels(detections),
         class_ids=arrays["labels"],
-        colors=risk_colors(detections),
+        colors=_colors(detections),
     )
     recording.log("image/boxes", boxes)
     for kind, C in _covariances(detections):

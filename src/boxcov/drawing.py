@@ -1,0 +1,184 @@
+"""Pictures of detections by Pillow: boxes coloured by risk with their regions, on an image or from
+above."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcov.detections import Detections
+from boxcov.errors import BoxcovError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
+
+Array = NDArray[Any]
+PLANE, SIDES = ("x", "y", "w", "l", "yaw"), ("x1", "y1", "x2", "y2")
+LOW, MIDDLE, HIGH = (108, 177, 255), (240, 178, 60), (255, 88, 98)  # risks of 0, 0.5 and 1
+UNCALIBRATED = (220, 220, 225)
+BACKGROUND, POINTS, SHADOW = (19, 21, 23), (118, 128, 142), (0, 0, 0)
+LEVEL = 0.9  # of the regions
+SIDE = 960  # pixels of a picture from above
+DOUBTFUL = 0.5  # boxes above this risk are thin, without region and text: probably no object
+
+
+def risk_colors(risk: Array) -> Array:
+    """Return a colour (m, 3) per risk (m,), 0 to 255: blue for 0, amber for 0.5, red for 1.
+
+    >>> risk_colors(np.array([0.0, 1.0])).tolist()
+    [[108, 177, 255], [255, 88, 98]]
+    """
+    stops = np.array([LOW, MIDDLE, HIGH]).T
+    channels = [np.interp(risk, [0.0, 0.5, 1.0], stop) for stop in stops]
+    return np.round(np.stack(channels, 1)).astype(np.uint8)
+
+
+def draw_image(found: Detections, image: Array) -> Image:
+    """Return an image (h, w, 3), red green blue, with its boxes ``x1 y1 x2 y2`` and their regions.
+
+    A thin outline is the box with every side moved outwards to the end of its 90 % region.
+    Uncalibrated boxes are white and have no region.
+    """
+    from PIL import Image
+
+    columns = _columns(found, SIDES)
+    picture = Image.fromarray(np.ascontiguousarray(image, np.uint8))
+    height, width = image.shape[:2]
+    outwards = np.array([-1, -1, 1, 1])
+    boxes = found.numpy()["boxes"][:, columns].astype(float)
+    limit = np.array([width, height, width, height])  # a line far outside would take long to draw
+    inner = _upright(boxes.clip(-limit, 2 * limit))
+    outer = _upright((boxes + outwards * _widths(found)[:, columns]).clip(-limit, 2 * limit))
+    texts = [f"{found.classes[label]} {note}" for label, note in zip(found.labels, _notes(found))]
+    _draw(picture, found, inner, outer, texts)
+    return picture
+
+
+def draw_from_above(found: Detections, points: Array, reach: float | None = None) -> Image:
+    """Return points (N, 2 or more) and boxes ``x y w l yaw`` from above, x to the right.
+
+    A thin outline is the box grown by the 90 % half widths of its position, width and length. The
+    line from the centre shows the heading. Uncalibrated boxes are white and have no region.
+
+    reach: metres from the sensor to the border, None: ``reach_of(points)``.
+    """
+    from PIL import Image
+
+    columns = _columns(found, PLANE)
+    reach = reach_of(points) if reach is None else reach
+    picture = Image.new("RGB", (2 * SIDE, 2 * SIDE), BACKGROUND)  # twice the size, against stairs
+    pixels = np.asarray(picture).copy()
+    seen = points[(np.abs(points[:, :2]) < reach).all(1), :2]
+    across, up = _to_pixels(seen, reach).astype(int).T
+    for right, down in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        pixels[(up + down).clip(max=2 * SIDE - 1), (across + right).clip(max=2 * SIDE - 1)] = POINTS
+    picture = Image.fromarray(pixels)
+    boxes = found.numpy()["boxes"][:, columns].astype(float)
+    x, y, w, length, _ = _widths(found)[:, columns].T
+    cos, sin = np.abs(np.cos(boxes[:, 4])), np.abs(np.sin(boxes[:, 4]))
+    grown = boxes.copy()
+    grown[:, 3] += 2 * (cos * x + sin * y) + length
+    grown[:, 2] += 2 * (sin * x + cos * y) + w
+    inner, outer = (_to_pixels(_outlines(b).clip(-9e3, 9e3), reach) for b in (boxes, grown))
+    _draw(picture, found, inner, outer, _notes(found))
+    return picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+
+
+def reach_of(points: Array) -> float:
+    """Return the metres, in tens, within which 98 of 100 points lie.
+
+    >>> reach_of(np.array([[3.0, -44.0], [1.0, 2.0]]))
+    50.0
+    """
+    if not len(points):
+        return 50.0
+    return float(np.ceil(np.quantile(np.abs(points[:, :2]).max(1), 0.98) / 10 + 1e-9) * 10)
+
+
+def _columns(found: Detections, names: Sequence[str]) -> list[int]:
+    if not set(names) <= set(found.fields):
+        raise BoxcovError(
+            f"boxes of {' '.join(names)} can be drawn here; these are {' '.join(found.fields)}"
+        )
+    return [found.fields.index(name) for name in names]
+
+
+def _widths(found: Detections) -> Array:
+    """Return the half widths (m, D) of the regions; 0 where there is none to draw."""
+    if found.region_widths is None or found.no_object is None:
+        return np.zeros(found.boxes.shape)
+    widths = found.region(LEVEL).detach().cpu().double().numpy()
+    doubtful = found.risk.detach().cpu().numpy() > DOUBTFUL
+    sound = np.isfinite(widths).all(1) & ~doubtful
+    return np.where(sound[:, None], widths, 0.0)
+
+
+def _notes(found: Detections) -> list[str]:
+    """Return the risk of each box, or its score if it is uncalibrated."""
+    if found.no_object is None:
+        return [f"{score:.2f}" for score in found.scores.tolist()]
+    return [f"{risk:.0%}" for risk in found.risk.tolist()]
+
+
+def _upright(boxes: Array) -> Array:
+    """Return the outlines (m, 4, 2) of boxes x1 y1 x2 y2."""
+    return boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
+
+
+def _outlines(boxes: Array) -> Array:
+    """Return the outlines (m, 6, 2) of boxes x y w l yaw, with the line from the centre ahead."""
+    x, y, w, length, yaw = (boxes[:, i, None] for i in range(5))
+    along = length / 2 * np.array([0, 1, 1, -1, -1, 1])
+    across = w / 2 * np.array([0, 0, 1, 1, -1, -1])
+    cos, sin = np.cos(yaw), np.sin(yaw)
+    return np.stack([x + along * cos - across * sin, y + along * sin + across * cos], 2)
+
+
+def _to_pixels(places: Array, reach: float) -> Array:
+    """Return metres x y as pixels of a picture of twice ``SIDE``; y goes up."""
+    return (places * [1, -1] + reach) * (SIDE / reach)
+
+
+def _draw(
+    picture: Image, found: Detections, inner: Array, outer: Array, texts: Sequence[str]
+) -> None:
+    """Draw outlines (m, k, 2) that end in four corners, the safest on top, and a legend."""
+    from PIL import ImageDraw, ImageFont
+
+    draw = ImageDraw.Draw(picture, "RGBA")
+    line = max(2, round(max(picture.size) / 500))
+    font = ImageFont.load_default(max(11, round(max(picture.size) / 75)))
+    risk = np.zeros(len(found))
+    colors = np.tile(np.array(UNCALIBRATED, np.uint8), (len(found), 1))
+    if found.no_object is not None:
+        risk = found.risk.detach().cpu().double().numpy()
+        colors = risk_colors(risk)
+    for i in np.argsort(-risk, kind="stable"):
+        color = tuple(colors[i].tolist())
+        path = [tuple(place) for place in (*inner[i], inner[i][-4])]
+        if risk[i] > DOUBTFUL:
+            draw.line(path, (*color, 150), line // 2)
+            continue
+        if (inner[i] != outer[i]).any():
+            draw.polygon([tuple(p) for p in outer[i][-4:]], (*color, 40), (*color, 200), 1)
+        draw.line(path, SHADOW, line + 2, joint="curve")
+        draw.line(path, color, line, joint="curve")
+        at = (float(inner[i][:, 0].min()), float(inner[i][:, 1].min()) - font.size * 1.3)
+        draw.text(at, texts[i], color, font, stroke_width=line // 2, stroke_fill=SHADOW)
+    _draw_legend(draw, picture.size[1], font, found.no_object is not None)
+
+
+def _draw_legend(draw: ImageDraw, height: int, font: Any, is_calibrated: bool) -> None:
+    size = float(font.size)
+    left, top = size, height - 2 * size
+    if is_calibrated:
+        for part, color in enumerate(risk_colors(np.linspace(0, 1, 32)).tolist()):
+            box = (left + part * size / 4, top, left + (part + 1) * size / 4, top + size)
+            draw.rectangle(box, tuple(color))
+        left += 8.5 * size
+    text = f"risk 0 to 100 %; thin: {LEVEL:.0%} region" if is_calibrated else "uncalibrated: scores"
+    draw.text((left, top - size / 8), text, UNCALIBRATED, font, stroke_width=2, stroke_fill=SHADOW)
