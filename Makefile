@@ -6,8 +6,12 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # test processes with one thread each: the number of cores, at most 8
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() or 1))')
 WHEEL := .venv/wheel/bin/python
+ADAPTERS := .venv/adapters
+# where torchvision finds libraries, and Ultralytics its settings
+ADAPTERS_ENV := LD_LIBRARY_PATH=$(CURDIR)/$(ADAPTERS)/cuda YOLO_CONFIG_DIR=$(CURDIR)/$(ADAPTERS) \
+	YOLO_OFFLINE=true YOLO_AUTOINSTALL=false
 
-.PHONY: demo test lint docs results walks test-slow wheel audit hashes bench clean
+.PHONY: demo test lint docs results walks test-slow test-adapters wheel audit hashes bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/boxcov demo --out demo
@@ -40,6 +44,12 @@ walks: $(INSTALLED)
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow tests
 
+# the adapters of other libraries, with torchvision and Ultralytics
+test-adapters: $(ADAPTERS)/.installed
+	$(ADAPTERS_ENV) $(ADAPTERS)/bin/python tests/environments/cuda_stubs.py $(ADAPTERS)/cuda
+	$(ADAPTERS_ENV) OMP_NUM_THREADS=1 $(ADAPTERS)/bin/python -m pytest -n $(WORKERS) \
+		--dist loadfile $(addprefix tests/detectors/,torchvision ultralytics transformers yolox)
+
 # The wheel in its own environment. A .pth file adds the other packages of .venv, but not the
 # editable boxcov there.
 wheel: $(INSTALLED)
@@ -70,6 +80,16 @@ bench: $(INSTALLED)
 
 clean:
 	rm -rf .venv demo build dist
+
+# Packages of .venv and boxcov's sources by a .pth file, then those that only the adapters need.
+$(ADAPTERS)/.installed: $(INSTALLED) tests/environments/adapters.txt
+	rm -rf $(ADAPTERS)
+	$(BIN)/python -m venv --without-pip $(ADAPTERS)
+	$(PIP) --python $(ADAPTERS)/bin/python install --no-deps -r tests/environments/adapters.txt
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(ADAPTERS)/packages
+	echo $(CURDIR)/src >> $(ADAPTERS)/packages
+	mv $(ADAPTERS)/packages "$$($(ADAPTERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages.pth"
+	touch $@
 
 # curvlinops and backpack declare torchvision, which has no CPU build: they are installed without
 # dependencies, together with the packages they use.

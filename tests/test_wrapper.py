@@ -215,3 +215,16 @@ def test_instances_may_ignore_the_score_logit(pair: tuple[TinyCenter, Detector])
         for d in (plain, detector)
     )
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
+
+
+def test_what_a_model_without_functions_needs() -> None:
+    with pytest.raises(BoxcovError, match="to wrap a Linear, give select=, decode=, loss=, parts="):
+        boxcov.wrap(nn.Linear(1, 1))
+    with pytest.raises(BoxcovError, match="to wrap a Linear, give parts=, classes=: see docs"):
+        boxcov.wrap(
+            nn.Linear(1, 1),
+            select=lambda model, raw: raw,
+            decode=lambda model, raw, selection: raw,
+            loss=lambda model, raw, targets: raw,
+            box_fields=["x"],
+        )

@@ -1,9 +1,10 @@
-"""``wrap``: make a Detector from a model and a few functions."""
+"""``wrap``: make a Detector from a model and a few functions, or from a model of a library."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from types import MethodType
 from typing import Any
 
@@ -37,12 +38,12 @@ _ARGUMENTS = {
 def wrap(
     model: nn.Module,
     *,
-    select: Callable[[Any, Any], Selection],
-    decode: Callable[[Any, Any, Selection], Tensor],
-    loss: Callable[[Any, Any, Any], Tensor],
-    parts: Mapping[str, Part],
-    box_fields: Sequence[str],
-    classes: Sequence[str],
+    select: Callable[[Any, Any], Selection] | None = None,
+    decode: Callable[[Any, Any, Selection], Tensor] | None = None,
+    loss: Callable[[Any, Any, Any], Tensor] | None = None,
+    parts: Mapping[str, Part] | None = None,
+    box_fields: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
     forward: Callable[[Any, Any], Any] | None = None,
     periods: Mapping[str, float] | None = None,
     instances: Callable[..., Iterable[InstanceGroup] | None] | None = None,
@@ -54,6 +55,10 @@ def wrap(
     select_static: Callable[[Any, Any, StaticLimits], StaticSelection | None] | None = None,
 ) -> Detector:
     """Make a ``Detector`` from ``model`` and functions.
+
+    A model of torchvision, transformers or Ultralytics needs no functions: ``wrap(YOLO(...))``
+    is ``boxcov.detectors.ultralytics.wrap``, which has more options. Every other model needs
+    ``select``, ``decode``, ``loss``, ``parts``, ``box_fields`` and ``classes``.
 
     Each function is a method of the contract with the model in place of ``self``:
     ``decode(model, raw, selection)``, ``loss(model, raw, targets)`` and so on. Methods of the
@@ -87,6 +92,18 @@ def wrap(
     if not isinstance(model, nn.Module):
         raise BoxcovError(
             f"wrap takes a torch.nn.Module, got a {type(model).__name__}: wrap the network in one"
+        )
+    needed: dict[str, Any] = {"select": select, "decode": decode, "loss": loss, "parts": parts}
+    adapter = None if any(v is not None for v in needed.values()) else _adapter(model)
+    if adapter is not None:
+        return adapter(model, classes=classes)
+    needed |= {"box_fields": box_fields, "classes": classes}
+    missing = [f"{name}=" for name, value in needed.items() if value is None]
+    if parts is None or box_fields is None or classes is None or missing:
+        raise BoxcovError(
+            f"to wrap a {type(model).__name__}, give {join_names(missing)}: see "
+            "docs/guide/your-detector.md. Only models of torchvision, transformers and Ultralytics "
+            "need none of them"
         )
     given = {
         "forward": forward,
@@ -123,6 +140,16 @@ def wrap(
             )
         detector.__dict__["periods"] = dict(periods)
     return detector
+
+
+def _adapter(model: nn.Module) -> Callable[..., Detector] | None:
+    """Return the adapter of the library that the model's class comes from, if there is one."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+    found = packages & {"torchvision", "transformers", "ultralytics"}
+    if not found:
+        return None
+    adapter: Callable[..., Detector] = import_module(f"boxcov.detectors.{found.pop()}").wrap
+    return adapter
 
 
 class Wrapped(Detector):

@@ -140,9 +140,9 @@ class DirectionRouter(TangentRouter):
         tangents = self._tangents_after_first_boxes()
         try:
             if tangents is not None:
+                point = self.linearized.with_tangents(point, tangents)
                 if not tangents.ends:
                     check_decode(point)
-                point = self.linearized.with_tangents(point, tangents)
             fast = self._fast(point, self._run_stages(point))
         except NoRule:
             self.tangents_check.refuse()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import boxcov
 from boxcov import GLM, MCGLM, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.data.coco import CLASSES
 from boxcov.detectors.torchvision import TorchvisionDetector, wrap
@@ -51,6 +52,12 @@ def test_boxes_are_those_of_the_model_bit_for_bit(detector: TorchvisionDetector)
         assert [NAMES[n] for n in theirs[b]["labels"][known]] == [
             detector.classes[i] for i in one.labels
         ]
+
+
+def test_the_general_wrap_knows_the_library(detector: TorchvisionDetector) -> None:
+    found = boxcov.wrap(detector.model)
+    assert type(found) is type(detector)
+    assert torch.equal(found.detect(images()).boxes, wrap(detector.model).detect(images()).boxes)
 
 
 def test_exact_is_one_backward_pass_a_number(

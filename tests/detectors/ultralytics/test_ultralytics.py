@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 try:
+    from ultralytics import YOLO
     from ultralytics.nn.tasks import DetectionModel, SegmentationModel
     from ultralytics.utils.loss import v8DetectionLoss
     from ultralytics.utils.nms import non_max_suppression
@@ -18,6 +19,7 @@ except Exception as error:
         allow_module_level=True,
     )
 
+import boxcov
 from boxcov import GLM, MCGLM, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.detectors.ultralytics import Yolo, wrap
 from boxcov.predict import exact
@@ -81,6 +83,19 @@ def test_boxes_are_those_of_its_own_nms_bit_for_bit(detector: Yolo) -> None:
         assert torch.equal(one.labels, theirs[b][:, 5].long())
     brought = wrap(detector.model, threshold=0.5, max_boxes=8, coco=True).detect(255 * x.flip(1))
     torch.testing.assert_close(brought.boxes, found.boxes, rtol=1e-3, atol=1e-3)
+
+
+def test_the_object_of_ultralytics_itself() -> None:
+    whole = YOLO("yolov8n.yaml", verbose=False)
+    whole.model = yolo("yolov8n.yaml")
+    x = images(2, seed=5)
+    expected = wrap(whole.model, threshold=0.25).detect(x)
+    assert len(expected) > 0
+    for model in (whole, whole.model):
+        found = boxcov.wrap(model)
+        assert isinstance(found, Yolo)
+        assert torch.equal(found.detect(x).boxes, expected.boxes)
+    assert boxcov.wrap(whole, classes=["dog"]).classes == ("dog",)
 
 
 def test_exact_is_one_backward_pass_a_number(
@@ -161,6 +176,8 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(BoxcovError, match=message):
             wrap(model, **given)
+    with pytest.raises(BoxcovError, match="a YOLO for classify is not a detection model of Ultra"):
+        wrap(YOLO("yolov8n-cls.yaml", verbose=False))
     with pytest.raises(BoxcovError, match="the model ends in a Segment; only Detect is supported"):
         wrap(yolo("yolov8n-seg.yaml", SegmentationModel))
     with pytest.raises(BoxcovError, match=r"with sides divisible by 32, got \(1, 3, 60, 64\)"):

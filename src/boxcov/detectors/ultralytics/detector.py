@@ -27,7 +27,6 @@ from boxcov.detectors.signals import (
     window_signals,
     with_log_size,
 )
-from boxcov.errors import BoxcovError
 from boxcov.head_stages import crop, run_on_crops
 
 Raw = dict[str, Any]
@@ -40,53 +39,6 @@ class CellIndex:
 
     frame: Tensor  # (m,)
     cell: Tensor  # (m,) index into all N cells, level by level, row by row
-
-
-def wrap(
-    model: nn.Module,
-    classes: Sequence[str] | Mapping[str, int] | None = None,
-    threshold: float = 0.25,
-    overlap: float = 0.7,
-    max_boxes: int = 300,
-    coco: bool = False,
-) -> Yolo:
-    """Make a Detector from a ``DetectionModel`` of Ultralytics (``YOLO(...).model``).
-
-    classes: the classes to report, by name, or a dict from new names to the model's numbers; by
-    default COCO's 80 if the model knows them, else all.
-    threshold, overlap, max_boxes: score threshold, IoU threshold of NMS, boxes per image; the
-    defaults are Ultralytics'.
-    coco: images are BGR, 0 to 255 (``boxcov.data.coco``); otherwise RGB, 0 to 1.
-
-    >>> wrap(nn.Linear(1, 1))
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: a Linear is not a DetectionModel of Ultralytics: use YOLO(...).model
-    """
-    if not any(
-        c.__name__ == "DetectionModel" and c.__module__.startswith("ultralytics.")
-        for c in type(model).__mro__
-    ):
-        kind = type(model).__name__
-        raise BoxcovError(f"a {kind} is not a DetectionModel of Ultralytics: use YOLO(...).model")
-    head = model.model[-1]  # type: ignore[index]
-    if type(head).__name__ != "Detect":
-        raise BoxcovError(
-            f"the model ends in a {type(head).__name__}; only Detect is supported "
-            "(no masks, keypoints or rotated boxes)"
-        )
-    if getattr(head, "end2end", False):
-        raise BoxcovError(
-            "the model reports its one-to-one head, without NMS: "
-            "set model.end2end = False to use the one-to-many head"
-        )
-    if not 0 <= threshold <= 1 or not 0 < overlap <= 1 or max_boxes < 1:
-        raise BoxcovError(
-            "threshold must lie in [0, 1], overlap in (0, 1] and max_boxes be at least 1, "
-            f"got {threshold}, {overlap} and {max_boxes}"
-        )
-    names: Mapping[int, str] = model.names  # type: ignore[assignment]
-    return Yolo(model, Labels.of(names, classes), threshold, overlap, max_boxes, coco)
 
 
 class Yolo(Detector):

@@ -11,7 +11,7 @@ from torch import nn
 
 from boxcov import Selection
 from boxcov.detectors.labels import Labels
-from boxcov.detectors.ultralytics import CellIndex, Yolo, side_signals
+from boxcov.detectors.ultralytics.detector import CellIndex, Yolo, side_signals
 from helpers.signal_cases import slow_window
 
 

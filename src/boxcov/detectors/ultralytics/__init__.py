@@ -1,0 +1,6 @@
+"""Ultralytics' YOLO, version 8 and later."""
+
+from boxcov.detectors.ultralytics.detector import Yolo
+from boxcov.detectors.ultralytics.wrap import wrap
+
+__all__ = ["Yolo", "wrap"]
