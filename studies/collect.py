@@ -27,6 +27,7 @@ from boxcov import MCGLM, MCI, Detections, ExactGLM, NMSSpread, Posterior, fit
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.point_signals import point_maps, point_signals
+from boxcov.detectors.centerpoint.voxels import concatenate
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import match
 
@@ -193,7 +194,8 @@ def collect_points(args: argparse.Namespace) -> None:
         frames = simulated.frames(scenario, seed=seed, count=count, device=args.device)
         rows, names = [], []
         for number in range(count):
-            maps, own = point_maps(frames[number][0], config), boxes[frame == number]
+            maps = point_maps(*concatenate(frames[number][0]), 1, config)
+            own = boxes[frame == number]
             found = point_signals(maps, own, torch.zeros_like(own[:, 0]).long(), config)
             names = list(found)
             rows.append(torch.stack(list(found.values()), 1).half().cpu().numpy())

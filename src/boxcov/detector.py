@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import pi
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,16 @@ class Candidates(Selection):
 # (index, run): run() returns the boxes (g, D) of the instances ``index`` (g,). Every layer that it
 # runs sees a batch of g items, one per instance.
 InstanceGroup = tuple[Tensor, Callable[[], Tensor]]
+
+
+class FusedNetwork(Protocol):
+    """A network for deployment, equal to the detector's up to rounding."""
+
+    def pack(self, inputs: Any) -> tuple[Tensor, ...] | None:
+        """Return inputs as tensors of fixed shapes; None if they are beyond the limits."""
+
+    def __call__(self, *packed: Tensor) -> tuple[Any, Tensor]:
+        """Return the raw outputs, and a count () that is 0 if nothing was left off."""
 
 
 class Detector(nn.Module, ABC):
@@ -135,6 +145,13 @@ class Detector(nn.Module, ABC):
 
         ``static_part()(static_inputs(inputs))`` must equal ``self(inputs)``, bit for bit. On a GPU
         the static part then runs as a CUDA graph.
+        """
+        return None
+
+    def fused_network(self, example: Any) -> FusedNetwork | None:
+        """Return a faster form of the network, for ``boxcov.compile(fused=True)``.
+
+        It has fixed shapes, larger than those that ``example`` needs.
         """
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -127,3 +128,57 @@ def test_changed_weights_are_noticed() -> None:
         next(detector.parameters()).mul_(1.1)
     with pytest.raises(BoxcovError, match="fingerprint"):
         fast(frames[0][0])
+
+
+def alike(found: Any, expected: Any) -> None:
+    """The same boxes up to rounding: detections of a fused network."""
+    assert torch.equal(found.labels, expected.labels)
+    torch.testing.assert_close(found.boxes, expected.boxes, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-3, atol=1e-3)
+    if expected.covariance is not None:
+        assert float(relative_errors(found.covariance, expected.covariance).max()) < 1e-2
+
+
+@pytest.mark.parametrize("method", [boxcov.ExactGLM, boxcov.MCGLM])
+def test_fused(lidar: tuple[Any, Any], method: Any) -> None:
+    detector, posterior = lidar
+    model = method(detector, posterior)
+    example = [cloud(detector.config, 0)]
+    fast = boxcov.compile(model, example, ROOMY, fused=True)
+    plain = boxcov.compile(detector, example, ROOMY, fused=True)
+    for seed in (0, 1, 2):
+        inputs = [cloud(detector.config, seed)]
+        found = fast(inputs)
+        assert len(found)
+        alike(found, model(inputs))
+        assert torch.equal(found.boxes, plain(inputs).boxes)
+    assert fast.fallbacks == 0
+    with pytest.warns(BoxcovWarning, match="more points than the fused network holds"):
+        alike(
+            fast([cloud(detector.config, 0, count=2000)]), model([cloud(detector.config, 0, 2000)])
+        )
+    assert len(fast([example[0][:0]])) == len(model([example[0][:0]]))
+
+
+def test_fused_with_an_error_model(lidar: tuple[Any, Any]) -> None:
+    detector, posterior = lidar
+    inputs, plain = [cloud(detector.config, 1)], boxcov.ExactGLM(detector, posterior)
+    model = boxcov.ExactGLM(detector, with_error_model(plain, posterior, inputs, "exact"))
+    found = boxcov.compile(model, [cloud(detector.config, 0)], ROOMY, fused=True)(inputs)
+    torch.testing.assert_close(found.risk, model(inputs).risk, rtol=1e-2, atol=1e-3)
+
+
+def test_fused_notices_changed_weights(lidar: tuple[Any, Any]) -> None:
+    detector, _ = lidar
+    twin = deepcopy(detector)
+    inputs = [cloud(detector.config, 0)]
+    fast = boxcov.compile(twin, inputs, ROOMY, fused=True)
+    twin.head.shared[0].weight.data.mul_(1.1)
+    with pytest.raises(BoxcovError, match="weights have changed since"):
+        [fast(inputs) for _ in range(16)]
+
+
+def test_fused_needs_a_network_and_a_head() -> None:
+    frames = shapes.frames(count=2)
+    with pytest.raises(BoxcovError, match=r"has no fused_network\(\)"):
+        boxcov.compile(TinyCenter().eval(), frames[0][0], fused=True)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.inputs import fresh, ready
+from boxcov._torch.modules import WeightChecksum, WeightSnapshot
 from boxcov._torch.threads import ProcessLock
 from boxcov.detections import Detections
-from boxcov.detector import Detector
+from boxcov.detector import Detector, FusedNetwork
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.predict.cuda.static_graph import CaptureError, Graphs, backend_flags
 from boxcov.predict.exact import ExactGLM
@@ -23,11 +24,19 @@ from boxcov.predict.static_frame import FrameFunction, WithSignals
 from boxcov.static_selection import StaticLimits
 
 _TOLERANCE = 1e-2  # relative difference of a covariance on the example: TF32 products
+_ALIKE = 0.05  # distance of two centres, in units of the box, that rounding explains
+_SHARE_ALIKE = 0.9  # of the example's boxes: rounding can change which boxes NMS keeps
+_CHANGED = "the detector's weights have changed since boxcov.compile(fused=True): compile it again"
+_CALLS = 16  # within which changed weights of a plain detector are noticed
 _TENSORS = tuple(field.name for field in fields(Detections) if "Tensor" in str(field.type))
 
 
 def compile(
-    model: Detector | ExactGLM | MCGLM, example: Any, limits: StaticLimits | None = None
+    model: Detector | ExactGLM | MCGLM,
+    example: Any,
+    limits: StaticLimits | None = None,
+    *,
+    fused: bool = False,
 ) -> CompiledModel:
     """Return the model as an object that runs each frame in a few launches.
 
@@ -39,6 +48,10 @@ def compile(
     candidates per call; a frame beyond them is computed by the model itself, with one warning.
     On a CPU there is no graph: the same function runs step by step, which is slower.
 
+    fused: run the detector's fused network, encoder included. It has batch norms folded into
+    convolutions, so the boxes equal those of the model up to rounding; they are the same bit for
+    bit with and without covariances.
+
     >>> import boxcov
     >>> from boxcov.data import shapes
     >>> from boxcov.detectors.tiny import TinyCenter
@@ -49,7 +62,7 @@ def compile(
     >>> torch.equal(fast(frames[1][0]).boxes, model(frames[1][0]).boxes)
     True
     """
-    return CompiledModel(model, example, limits)
+    return CompiledModel(model, example, limits, fused=fused)
 
 
 class CompiledModel:
@@ -59,7 +72,12 @@ class CompiledModel:
     """
 
     def __init__(
-        self, model: Detector | ExactGLM | MCGLM, example: Any, limits: StaticLimits | None = None
+        self,
+        model: Detector | ExactGLM | MCGLM,
+        example: Any,
+        limits: StaticLimits | None = None,
+        *,
+        fused: bool = False,
     ) -> None:
         self.model, self.limits = model, limits or StaticLimits(boxes=256)
         self.fallbacks = 0  # frames that the model itself had to compute
@@ -68,11 +86,15 @@ class CompiledModel:
         self._lock = ProcessLock()
         self._graphs = Graphs(max_graphs=4) if self.device.type == "cuda" else None
         self._rows: Detections | None = None  # of the last run of the function, for its metadata
+        self._network: FusedNetwork | None = None
         with torch.no_grad():
             example = ready(example, self.device)
             given = self._static_inputs(example)
-            self._shape = given[0].shape
             self._function = self._build(given)
+            if fused:
+                self._network = self._fuse(example)
+                given = self._static_inputs(example)
+            self._shape = given[0].shape
             for _ in range(3):  # a first call, the capture, and a replay
                 found = self._run(given)
         self._verify(found, example)
@@ -81,20 +103,27 @@ class CompiledModel:
         """The detections of ``model(inputs)``, or of ``detector.detect(inputs)``."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             model = self.model if isinstance(self.model, Predictor) else None
-            is_current = None if model is None else model.check_weights()
+            is_current = self._check_weights() if model is None else model.check_weights()
             inputs = ready(inputs, self.device)
             given = self._static_inputs(inputs)
-            found = self._run(given) if given[0].shape == self._shape else None
+            fits = bool(given) and given[0].shape == self._shape
+            found = self._run(given) if fits else None
             if found is not None and model is not None and is_current is not None:
                 return model.check(found, is_current)
-        return self._fall_back(inputs, given[0].shape) if found is None else found
+            if found is not None and is_current is not None and not bool(is_current):
+                raise BoxcovError(_CHANGED)
+        return (
+            self._fall_back(inputs, given[0].shape if given else None) if found is None else found
+        )
 
     def __repr__(self) -> str:
         inner = repr(self.model) if isinstance(self.model, Predictor) else type(self.model).__name__
         return f"CompiledModel({self.limits}, inputs {tuple(self._shape)}) of\n{inner}"
 
     def _static_inputs(self, inputs: Any) -> tuple[Tensor, ...]:
-        """What the graph reads: inputs of the static part, and those of signals if needed."""
+        """What the graph reads; nothing if the inputs are beyond the limits of a fused network."""
+        if self._network is not None:
+            return self._network.pack(fresh(inputs)) or ()
         given = self._detector.static_inputs(fresh(inputs))
         if given is None:
             raise BoxcovError(
@@ -104,6 +133,27 @@ class CompiledModel:
         has_signals = isinstance(self.model, Predictor) and self.model.error_model is not None
         extra = self._detector.signal_inputs(inputs) if has_signals else None
         return (given,) if extra is None else (given, extra)
+
+    def _fuse(self, example: Any) -> FusedNetwork:
+        """The detector's fused network, which the function then runs."""
+        network = self._detector.fused_network(example)
+        if network is None:
+            raise BoxcovError(
+                f"{type(self._detector).__name__} has no fused_network(): leave out fused=True"
+            )
+        self._function.use_network(network)
+        # its weights are copies
+        self._snapshot = WeightSnapshot(self._detector)
+        self._checksum = WeightChecksum(self._detector, _CALLS)
+        return network
+
+    def _check_weights(self) -> Tensor | None:
+        """A flag whether a share of a fused detector's weights is unchanged; raise if it is not."""
+        if self._network is None:
+            return None
+        if not self._snapshot.is_unchanged():
+            raise BoxcovError(_CHANGED)
+        return self._checksum.next_share()
 
     def _build(self, given: tuple[Tensor, ...]) -> FrameFunction:
         part, model = self._detector.static_part(), self.model
@@ -139,20 +189,23 @@ class CompiledModel:
         settings = {} if isinstance(self.model, Detector) else self.model.settings()
         return replace(self._rows, **own, meta={**settings, **self._rows.meta})
 
-    def _compute(self, given: Tensor, extra: Tensor | None = None) -> tuple[Tensor, ...]:
+    def _compute(self, *given: Tensor) -> tuple[Tensor, ...]:
         """All tensors of the detections, then the number of boxes and of those left off (2,)."""
-        self._rows, static = self._function.run(
-            given if extra is None else WithSignals(given, extra)
-        )
+        inputs: Any = given
+        if self._network is None:
+            inputs = given[0] if len(given) == 1 else WithSignals(*given)
+        self._rows, static = self._function.run(inputs)
         values = [getattr(self._rows, name) for name in _TENSORS]
         counts = torch.stack([static.count, static.left_off])
         return (*(value for value in values if value is not None), counts)
 
-    def _fall_back(self, inputs: Any, shape: torch.Size) -> Detections:
+    def _fall_back(self, inputs: Any, shape: torch.Size | None) -> Detections:
         """The model's own detections, for a frame that the graph cannot hold."""
         if not self.fallbacks:
             reason = f"it has more boxes or candidates than {self.limits}"
-            if shape != self._shape:
+            if shape is None:
+                reason = "it has more points than the fused network holds, or other frames"
+            elif shape != self._shape:
                 reason = f"its inputs have the shape {tuple(shape)}, not {tuple(self._shape)}"
             warn(
                 f"a frame is computed without the compiled graph, because {reason}; "
@@ -175,8 +228,13 @@ class CompiledModel:
                 f"the example with {len(expected)} boxes is beyond {self.limits}: "
                 "pass larger limits to boxcov.compile"
             )
-        same = len(found) == len(expected) and torch.equal(found.boxes, expected.boxes)
-        if same and expected.covariance is not None and found.covariance is not None:
+        same = (
+            _share_alike(found, expected) >= _SHARE_ALIKE
+            if self._network is not None
+            else len(found) == len(expected) and torch.equal(found.boxes, expected.boxes)
+        )
+        is_comparable = same and len(found) == len(expected)
+        if is_comparable and expected.covariance is not None and found.covariance is not None:
             errors = relative_errors(found.covariance, expected.covariance)
             same = not len(errors) or float(errors.median()) <= _TOLERANCE
         if not same:
@@ -184,6 +242,15 @@ class CompiledModel:
                 f"{type(self._detector).__name__} gives other boxes or covariances as a static "
                 "graph than by itself: does select_static() report what select() does?"
             )
+
+
+def _share_alike(found: Detections, expected: Detections) -> float:
+    """Share of the expected boxes that have one with the same label in about the same place."""
+    if not len(expected) or not len(found):
+        return float(len(expected) == len(found))
+    apart = torch.cdist(expected.boxes[:, :2].double(), found.boxes[:, :2].double())
+    others = expected.labels.unsqueeze(1) != found.labels
+    return float((apart.masked_fill(others, torch.inf).amin(1) < _ALIKE).double().mean())
 
 
 def _check_method(model: ExactGLM | MCGLM) -> None:

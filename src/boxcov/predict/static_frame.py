@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.precision import matrix_precision
 from boxcov.detections import Detections
-from boxcov.detector import SIGNAL_INPUTS, Detector, Selection
+from boxcov.detector import SIGNAL_INPUTS, Detector, FusedNetwork, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
@@ -80,6 +80,7 @@ class FrameFunction:
         self.linearized = LinearizedDetector(detector, names)
         self.covariance: Covariance | None = None
         self.needs_trunk = True
+        self.network: FusedNetwork | None = None  # runs in place of the detector, see use_network
         with torch.no_grad():
             point, static = self._linearize(inputs)
             if posterior is not None:
@@ -135,21 +136,40 @@ class FrameFunction:
                 values[name] = torch.where(valid, value, padding)
         return tuple(values[name] for name in self.names)
 
+    def use_network(self, network: FusedNetwork) -> None:
+        """Run a fused network from now on: inputs are then what its ``pack`` returns."""
+        if self.covariance is not None and self.needs_trunk:
+            raise BoxcovError(
+                "fused=True needs a posterior of the head alone, and a head that declares stages()"
+            )
+        self.network = network
+
     def _linearize(self, inputs: Any) -> tuple[LinearizationPoint, StaticSelection]:
         """Run the plain detector and select its boxes in a fixed number of rows."""
-        shadow, extra = self.linearized.shadow, None
-        if isinstance(inputs, WithSignals):
-            inputs, extra = inputs
-        raw = self.linearized.recorded(inputs) if self.needs_trunk else shadow(inputs)
-        raw = raw if extra is None else {**raw, SIGNAL_INPUTS: extra}
+        shadow = self.linearized.shadow
+        inputs, raw, excess = self._raw(inputs)
         static = shadow.select_static(raw, self.limits)
         if static is None:
             raise BoxcovError(
                 f"{type(shadow).__name__} has no select_static(): an ONNX file needs a selection "
                 "whose shapes do not depend on the frame"
             )
+        if excess is not None:
+            static = replace(static, left_off=static.left_off + excess)
         boxes = shadow.decode(raw, static.selection)
         return LinearizationPoint(self.linearized, inputs, raw, static.selection, boxes), static
+
+    def _raw(self, inputs: Any) -> tuple[Any, Any, Tensor | None]:
+        """Return the network's inputs, its raw outputs, and how many inputs are left off."""
+        if self.network is not None:
+            return inputs, *self.network(*inputs)
+        extra = None
+        if isinstance(inputs, WithSignals):
+            inputs, extra = inputs
+        raw = (
+            self.linearized.recorded(inputs) if self.needs_trunk else self.linearized.shadow(inputs)
+        )
+        return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, None
 
 
 def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> set[str]:

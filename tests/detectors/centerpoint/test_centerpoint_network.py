@@ -11,7 +11,13 @@ from torch.nn import functional as F
 import boxcov
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.config import Dense, Pillars, Reporting, VoxelGrid
-from boxcov.detectors.centerpoint.voxel_encoder import Sites, SparseConv, index_table, strided_sites
+from boxcov.detectors.centerpoint.voxel_encoder import (
+    Sites,
+    SparseConv,
+    cell_number,
+    index_table,
+    strided_sites,
+)
 from boxcov.detectors.centerpoint.voxels import voxelise
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.centerpoint_cases import (
@@ -217,7 +223,8 @@ def as_kernel(conv):
 def some_sites(shape, share=0.15, seed=0):
     generator = torch.Generator().manual_seed(seed)
     where = (torch.rand(2, *shape, generator=generator) < share).nonzero()
-    return Sites(where, shape), torch.randn(len(where), 3, generator=generator, dtype=torch.float64)
+    x = torch.randn(len(where), 3, generator=generator, dtype=torch.float64)
+    return Sites(cell_number(*where.unbind(1), shape), shape, frames=2), x
 
 
 def test_a_submanifold_convolution_is_a_dense_one_at_its_sites():
@@ -241,7 +248,8 @@ def test_a_submanifold_convolution_is_a_dense_one_at_its_sites():
 def test_a_strided_sparse_convolution_equals_the_dense_one(kernel, stride, padding, shape):
     sites, x = some_sites(shape, share=0.05)
     conv = SparseConv(3, 4, kernel).double()
-    out = strided_sites(sites, kernel, stride, padding)
+    out, count = strided_sites(sites, kernel, stride, padding)
+    assert count == len(out.numbers)
     found = grid_of(conv(x, index_table(sites, out, kernel, stride, padding)), out.cells, out.shape)
     dense = F.conv3d(
         grid_of(x, sites.cells, shape), as_kernel(conv), stride=stride, padding=padding

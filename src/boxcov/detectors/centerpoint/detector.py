@@ -14,6 +14,7 @@ from boxcov._torch.threads import seeded
 from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection
 from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
+from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
 from boxcov.detectors.centerpoint.head import CenterHead
 from boxcov.detectors.centerpoint.loss import Encoded, TaskTargets, encode, frame_losses
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
@@ -23,6 +24,7 @@ from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.selection import candidates, select, select_static
 from boxcov.detectors.centerpoint.signals import signals
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
+from boxcov.detectors.centerpoint.voxels import concatenate
 from boxcov.head_stages import HeadStages, LogitBranch
 from boxcov.static_selection import StaticLimits, StaticSelection
 
@@ -119,7 +121,12 @@ class CenterPoint(Detector):
 
     def signal_inputs(self, inputs: Sequence[Tensor]) -> Tensor | None:
         # the inputs of the static part are maps, not points
-        return None if isinstance(inputs, Tensor) else point_maps(inputs, self.config)
+        if isinstance(inputs, Tensor):
+            return None
+        return point_maps(*concatenate(inputs), len(inputs), self.config)
+
+    def fused_network(self, example: Sequence[Tensor]) -> FusedCenterPoint:
+        return FusedCenterPoint(self, example)
 
     def stages(self, raw: Raw, selection: Selection) -> HeadStages:
         """Return the head as stages; the kind of a box is its task."""

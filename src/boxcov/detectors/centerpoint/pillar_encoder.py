@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.detectors.centerpoint.config import Config, Pillars
-from boxcov.detectors.centerpoint.voxels import Cells, voxelise
+from boxcov.detectors.centerpoint.voxels import Cells, numbers_like, voxelise
 
 
 class PillarEncoder(nn.Module):
@@ -32,10 +32,14 @@ class PillarEncoder(nn.Module):
 
     def forward(self, clouds: Sequence[Tensor]) -> Tensor:
         cells = voxelise(clouds, self.config.voxel_grid(self.training))
+        return self.encode(cells, len(clouds))
+
+    def encode(self, cells: Cells, frames: int) -> Tensor:
+        """Return the maps of cells that hold points."""
         x, pillar = self._point_features(cells)
         for layer in self.layers:
             x, pooled = layer(x, pillar, len(cells.counts))
-        return self._to_maps(pooled, cells.position, len(clouds))
+        return self._to_maps(pooled, cells.position, frames)
 
     def _point_features(self, cells: Cells) -> tuple[Tensor, Tensor]:
         """Return the features (n, 10 or 11) of each point, and its pillar (n,).
@@ -47,16 +51,16 @@ class PillarEncoder(nn.Module):
         points, pillar = cells.points, cells.cell
         xyz = points[:, :3]
         low, size = (
-            points.new_tensor(list(values))
+            numbers_like(points, values)
             for values in (self.config.point_range[:3], self.config.voxel_size)
         )
-        centre = (cells.position[:, [3, 2, 1]] + 0.5) * size + low  # (V, 3)
+        centre = (cells.position[:, 1:].flip(1) + 0.5) * size + low  # (V, 3)
         from_centre = xyz - centre[pillar]
         if not self.pillars.centre_z:
             from_centre = from_centre[:, :2]
         x = torch.cat([points, xyz - cells.means[pillar, :3], from_centre], 1)
         if self.pillars.padded:
-            not_full = (cells.counts < (self.pillars.max_points or 0)).nonzero()[:, 0]
+            not_full = _not_full(cells, self.pillars.max_points or 0)
             x = torch.cat([x, x.new_zeros(len(not_full), x.shape[1])])
             pillar = torch.cat([pillar, not_full])
         return x.to(next(self.parameters()).dtype), pillar
@@ -64,9 +68,18 @@ class PillarEncoder(nn.Module):
     def _to_maps(self, features: Tensor, position: Tensor, frames: int) -> Tensor:
         nx, ny, _ = self.config.grid
         flat = (position[:, 0] * ny + position[:, 2]) * nx + position[:, 3]
-        canvas = features.new_zeros(frames * ny * nx, features.shape[1])
-        canvas = canvas.index_copy(0, flat, features)
+        canvas = features.new_zeros(frames * ny * nx + 1, features.shape[1])
+        canvas = canvas.index_copy(0, flat, features)[:-1]  # the last row receives padding
         return canvas.reshape(frames, ny, nx, -1).permute(0, 3, 1, 2)
+
+
+def _not_full(cells: Cells, max_points: int) -> Tensor:
+    """Return the cells with fewer points; with padding as many rows as there are cells."""
+    is_full = cells.counts >= max_points
+    if not cells.is_padded:
+        return (~is_full).nonzero()[:, 0]
+    last = len(is_full) - 1
+    return torch.where(is_full, last, torch.arange(last + 1, device=is_full.device))
 
 
 class PillarLayer(nn.Module):

@@ -8,7 +8,6 @@ regular grid in its own axes. All shapes are fixed, so a static graph can comput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 
 import torch
@@ -30,28 +29,27 @@ _NAMES = (
 )
 
 
-def point_maps(clouds: Sequence[Tensor], config: Config) -> Tensor:
-    """Return maps (B, 4, ny, nx) of clouds (N, 5).
+def point_maps(points: Tensor, frame: Tensor, frames: int, config: Config) -> Tensor:
+    """Return maps (frames, 4, ny, nx) of points (N, 5), given the frame (N,) of each.
 
     The highest point of each cell in all sweeps, and in the newest; then the number of points.
     """
     x0, y0, _, x1, y1, _ = config.point_range
     nx, ny = ceil((x1 - x0) / CELL), ceil((y1 - y0) / CELL)
-    maps = []
-    for cloud in clouds:
-        x, y, z, _, age = cloud.float().unbind(1)
-        column, row = ((x - x0) / CELL).floor(), ((y - y0) / CELL).floor()
-        inside = (column >= 0) & (column < nx) & (row >= 0) & (row < ny)  # False for a NaN
-        cell = torch.where(inside, row * nx + column, ny * nx).long()  # the last one is dropped
-        is_new = age < NEWEST
-        empty = z.new_full((ny * nx + 1,), _EMPTY)
-        maps += [
-            empty.scatter_reduce(0, cell, z, "amax"),
-            empty.scatter_reduce(0, cell, torch.where(is_new, z, _EMPTY), "amax"),
-            torch.zeros_like(empty).scatter_add(0, cell, torch.ones_like(z)),
-            torch.zeros_like(empty).scatter_add(0, cell, is_new.to(z.dtype)),
-        ]
-    return torch.stack([grid[:-1] for grid in maps]).view(len(clouds), 4, ny, nx)
+    x, y, z, _, age = points.float().unbind(1)
+    column, row = ((x - x0) / CELL).floor(), ((y - y0) / CELL).floor()
+    inside = (column >= 0) & (column < nx) & (row >= 0) & (row < ny)  # False for a NaN
+    cell = (frame * ny + row.long()) * nx + column.long()
+    cell = torch.where(inside, cell, frames * ny * nx)  # the last one is dropped
+    is_new = age < NEWEST
+    empty = z.new_full((frames * ny * nx + 1,), _EMPTY)
+    maps = [
+        empty.scatter_reduce(0, cell, z, "amax"),
+        empty.scatter_reduce(0, cell, torch.where(is_new, z, _EMPTY), "amax"),
+        torch.zeros_like(empty).scatter_add(0, cell, torch.ones_like(z)),
+        torch.zeros_like(empty).scatter_add(0, cell, is_new.to(z.dtype)),
+    ]
+    return torch.stack([grid[:-1].view(frames, ny, nx) for grid in maps], 1)
 
 
 def point_signals(maps: Tensor, boxes: Tensor, frame: Tensor, config: Config) -> Signals:

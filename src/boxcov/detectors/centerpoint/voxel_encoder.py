@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from boxcov.detectors.centerpoint.config import Config, Voxels
-from boxcov.detectors.centerpoint.voxels import voxelise
+from boxcov.detectors.centerpoint.voxels import Cells, voxelise
 
 Triple = tuple[int, int, int]
 _ONE: Triple = (1, 1, 1)
@@ -28,16 +28,26 @@ _PATCH_ELEMENTS = 2**22
 
 @dataclass(frozen=True)
 class Sites:
-    """The occupied cells of a batch, sorted by their number in the grid."""
+    """The occupied cells of a batch: their numbers in the grids of all frames, ascending.
 
-    cells: Tensor  # (V, 4) frame, z, y, x
-    shape: Triple  # of the grid: z, y, x
+    Sites with the number ``end`` are padding.
+    """
+
+    numbers: Tensor  # (V,)
+    shape: Triple  # of a frame's grid: z, y, x
+    frames: int
 
     @property
-    def numbers(self) -> Tensor:
-        """The cell number of each site (V,)."""
-        frame, z, y, x = self.cells.unbind(1)
-        return cell_number(frame, z, y, x, self.shape)
+    def end(self) -> int:
+        return self.frames * prod(self.shape)
+
+    @property
+    def cells(self) -> Tensor:
+        """Frame, z, y and x of each site (V, 4)."""
+        depth, height, width = self.shape
+        row = self.numbers // width
+        layer = row // height
+        return torch.stack([layer // depth, layer % depth, row % height, self.numbers % width], 1)
 
 
 def cell_number(frame: Tensor, z: Tensor, y: Tensor, x: Tensor, shape: Triple) -> Tensor:
@@ -45,26 +55,32 @@ def cell_number(frame: Tensor, z: Tensor, y: Tensor, x: Tensor, shape: Triple) -
     return ((frame * shape[0] + z) * shape[1] + y) * shape[2] + x
 
 
-def strided_sites(sites: Sites, kernel: Triple, stride: Triple, padding: Triple) -> Sites:
-    """Return the output sites of a strided convolution: cells whose kernel covers a site."""
-    depth, height, width = shape = _output_shape(sites.shape, kernel, stride, padding)
+def strided_sites(
+    sites: Sites, kernel: Triple, stride: Triple, padding: Triple, most: int | None = None
+) -> tuple[Sites, Tensor]:
+    """Return the output sites of a strided convolution: cells whose kernel covers a site.
+
+    most: return so many sites, padded or cut off, without a synchronisation; the second result is
+    the number of sites there are.
+    """
+    shape = _output_shape(sites.shape, kernel, stride, padding)
+    end, cells = sites.frames * prod(shape), sites.cells
     outputs, hits = [], []
-    for axis, tap in enumerate(_taps(kernel, sites.cells.device)):
+    for axis, tap in enumerate(_taps(kernel, cells.device)):
         # stride times the output cell, if that is a whole number
-        steps = sites.cells[:, axis + 1].reshape(-1, 1, 1, 1) + padding[axis] - tap
+        steps = cells[:, axis + 1].reshape(-1, 1, 1, 1) + padding[axis] - tap
         cell = steps.div(stride[axis], rounding_mode="floor")
         outputs.append(cell)
         hits.append((cell * stride[axis] == steps) & (cell >= 0) & (cell < shape[axis]))
     hit = hits[0] & hits[1] & hits[2]  # (V, kz, ky, kx)
-    frame = sites.cells[:, 0].reshape(-1, 1, 1, 1)
-    numbers = cell_number(frame, outputs[0], outputs[1], outputs[2], shape)[hit].unique()
-    cells = [
-        numbers // (depth * height * width),
-        numbers // (height * width) % depth,
-        numbers // width % height,
-        numbers % width,
-    ]
-    return Sites(torch.stack(cells, 1), shape)
+    frame = cells[:, 0].reshape(-1, 1, 1, 1)
+    covered = torch.where(hit, cell_number(frame, outputs[0], outputs[1], outputs[2], shape), end)
+    is_site = torch.zeros(end + 1, dtype=torch.bool, device=cells.device)
+    is_site.index_fill_(0, covered.clamp(max=end).flatten(), True)
+    rank = is_site[:-1].cumsum(0, dtype=torch.int32)  # of each cell's site, from 1 on
+    count = rank[-1]
+    wanted = torch.arange(1, 1 + (int(count) if most is None else most), device=cells.device)
+    return Sites(torch.searchsorted(rank, wanted.int()), shape, sites.frames), count
 
 
 def index_table(
@@ -72,28 +88,28 @@ def index_table(
 ) -> Tensor:
     """Return the input site (out, taps) under each tap of each output site.
 
-    ``len(sites.cells)`` stands for "no site".
+    ``len(sites.numbers)`` stands for "no site".
 
-    >>> sites = Sites(torch.tensor([[0, 0, 0, 3], [0, 0, 0, 4]]), (1, 1, 8))
+    >>> sites = Sites(torch.tensor([3, 4]), (1, 1, 8), frames=1)
     >>> index_table(sites, sites, (1, 1, 3), (1, 1, 1), (0, 0, 1))
     tensor([[2, 0, 1],
             [0, 1, 2]])
     """
-    count = len(sites.cells)
+    known, at = sites.numbers, out.cells
+    count = len(known)
     if not count:
-        return sites.cells.new_zeros(len(out.cells), prod(kernel))
+        return known.new_zeros(len(at), prod(kernel))
     cells, insides = [], []
-    for axis, tap in enumerate(_taps(kernel, sites.cells.device)):
-        cell = out.cells[:, axis + 1].reshape(-1, 1, 1, 1) * stride[axis] - padding[axis] + tap
+    for axis, tap in enumerate(_taps(kernel, known.device)):
+        cell = at[:, axis + 1].reshape(-1, 1, 1, 1) * stride[axis] - padding[axis] + tap
         cells.append(cell)
         insides.append((cell >= 0) & (cell < sites.shape[axis]))
     wanted = cell_number(
-        out.cells[:, 0].reshape(-1, 1, 1, 1), cells[0], cells[1], cells[2], sites.shape
+        at[:, 0].reshape(-1, 1, 1, 1), cells[0], cells[1], cells[2], sites.shape
     ).flatten(1)  # (out, taps)
     inside = (insides[0] & insides[1] & insides[2]).flatten(1)
-    known = sites.numbers
-    at = torch.searchsorted(known, wanted).clamp(max=count - 1)
-    return torch.where(inside & (known[at] == wanted), at, count)
+    found = torch.searchsorted(known, wanted).clamp(max=count - 1)
+    return torch.where(inside & (known[found] == wanted), found, count)
 
 
 def _taps(kernel: Triple, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,17 +186,23 @@ class SparseStage(nn.Module):
         self.conv, self.norm = SparseConv(n_in, width, kernel), _norm(width)
         self.blocks = nn.ModuleList(Residual(width) for _ in range(blocks))
 
-    def forward(self, x: Tensor, sites: Sites) -> tuple[Tensor, Sites]:
-        out = sites
+    def forward(
+        self, x: Tensor, sites: Sites, most: int | None = None
+    ) -> tuple[Tensor, Sites, Tensor | None]:
+        """Return features, sites and, for a strided stage, the number of sites that there are.
+
+        most: see ``strided_sites``.
+        """
+        out, count = sites, None
         if self.stride != _ONE:
-            out = strided_sites(sites, self.kernel, self.stride, self.padding)
+            out, count = strided_sites(sites, self.kernel, self.stride, self.padding, most)
         table = index_table(sites, out, self.kernel, self.stride, self.padding)
         x = self.norm(self.conv(x, table)).relu()
         if self.blocks and self.stride != _ONE:
             table = index_table(out, out, (3, 3, 3), _ONE, _ONE)
         for block in self.blocks:
             x = block(x, table)
-        return x, out
+        return x, out, count
 
 
 class VoxelEncoder(nn.Module):
@@ -209,22 +231,33 @@ class VoxelEncoder(nn.Module):
 
     def forward(self, clouds: Sequence[Tensor]) -> Tensor:
         cells = voxelise(clouds, self.config.voxel_grid(self.training))
-        x = cells.means.to(next(self.parameters()).dtype)
+        return self.encode(cells, len(clouds))[0]
+
+    def encode(
+        self, cells: Cells, frames: int, most: Sequence[int] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the maps, and the number of sites of each strided stage.
+
+        most: how many sites each strided stage has at most, for fixed shapes.
+        """
         nx, ny, nz = self.config.grid
-        sites = Sites(
-            cells.position, (nz + 1, ny, nx)
-        )  # one more layer, as in the original frameworks
+        shape = (nz + 1, ny, nx)  # one more layer, as in the original frameworks
+        frame, z, y, x = cells.position.unbind(1)
+        sites = Sites(cell_number(frame, z, y, x, shape), shape, frames)
+        x = cells.means.to(next(self.parameters()).dtype)
+        counts: list[Tensor] = []
         for stage in self.stages:
-            x, sites = stage(x, sites)
-        return to_maps(x, sites, len(clouds))
+            x, sites, count = stage(x, sites, None if most is None else most[len(counts)])
+            counts += [] if count is None else [count]
+        return to_maps(x, sites), counts
 
 
-def to_maps(x: Tensor, sites: Sites, frames: int) -> Tensor:
+def to_maps(x: Tensor, sites: Sites) -> Tensor:
     """Return features (V, C) as maps (frames, C x depth, height, width), depth varying fastest."""
     depth, height, width = sites.shape
-    grid = x.new_zeros(frames * depth * height * width, x.shape[1]).index_copy(0, sites.numbers, x)
-    maps = grid.reshape(frames, depth, height, width, -1).permute(0, 4, 1, 2, 3)
-    return maps.reshape(frames, -1, height, width)
+    grid = x.new_zeros(sites.end + 1, x.shape[1]).index_copy(0, sites.numbers, x)[:-1]
+    maps = grid.reshape(sites.frames, depth, height, width, -1).permute(0, 4, 1, 2, 3)
+    return maps.reshape(sites.frames, -1, height, width)
 
 
 def _norm(width: int) -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ class Cells:
     cell: Tensor  # (n,) the cell of each point
     counts: Tensor  # (V,) points in each cell
     position: Tensor  # (V, 4) frame, z, y, x of each cell
+    is_padded: bool = False  # whether the last cell is none, and holds points that are none
 
     @property
     def means(self) -> Tensor:
@@ -43,32 +45,87 @@ def voxelise(clouds: Sequence[Tensor], grid: VoxelGrid) -> Cells:
     >>> cells.counts, cells.position[:, 3]
     (tensor([2, 1]), tensor([0, 1]))
     """
-    points, frame = _concatenate(clouds, grid.shuffled)
-    low, size = (points.new_tensor(list(v)) for v in (grid.point_range[:3], grid.voxel_size))
-    nx, ny, nz = grid.shape
-    at = ((points[:, :3] - low) / size).floor()  # (N, 3) x, y, z
-    if grid.any_height:
-        at[:, 2] = torch.where(at[:, 2].isfinite(), 0, at[:, 2])
-    inside = ((at >= 0) & (at < points.new_tensor([nx, ny, nz]))).all(1)  # False for a NaN
-    number = ((frame * nz + at[:, 2].long()) * ny + at[:, 1].long()) * nx + at[:, 0].long()
+    points, frame = concatenate(clouds, grid.shuffled)
+    number, inside = _cell_numbers(points, frame, grid)
     order = inside.nonzero()[:, 0]
     numbers, sorting = number[order].sort(stable=True)  # points of a cell keep their order
     order = order[sorting]
     numbers, cell, counts = torch.unique_consecutive(
         numbers, return_inverse=True, return_counts=True
     )
-    kept = _within_limits(order, cell, counts, numbers // (nx * ny * nz), grid)
+    kept = _within_limits(order, cell, counts, numbers // prod(grid.shape), grid)
     if kept is not None:
         order, cell = order[kept], cell[kept]
         counts = cell.new_zeros(len(numbers)).index_add(0, cell, torch.ones_like(cell))
         occupied = counts > 0
         cell = (occupied.cumsum(0) - 1)[cell]
         numbers, counts = numbers[occupied], counts[occupied]
+    return Cells(points[order], cell, counts, _positions(numbers, grid))
+
+
+def voxelise_padded(
+    points: Tensor, frame: Tensor, grid: VoxelGrid, frames: int, most: int
+) -> tuple[Cells, Tensor]:
+    """Return what ``voxelise`` does in fixed shapes, and how many cells are beyond the limits ().
+
+    No step waits for the device. The cells of all frames are padded to ``most``, and one more for
+    points that belong to none. The result is that of ``voxelise`` if no cell is beyond the limits.
+
+    points, frame: those of ``concatenate``, possibly followed by points that are NaN.
+    """
+    end, n = frames * prod(grid.shape), len(points)
+    number, inside = _cell_numbers(points, frame, grid)
+    numbers, order = torch.where(inside, number, end).sort(stable=True)
+    place = torch.arange(n, device=points.device)
+    is_first = torch.cat([place[:1] == 0, numbers[1:] != numbers[:-1]]) & (numbers < end)
+    cell = is_first.cumsum(0) - 1
+    kept = (numbers < end) & (cell < most)
+    if grid.max_points is not None:
+        kept &= place - torch.where(is_first, place, 0).cummax(0).values < grid.max_points
+    own = torch.full((most + 1,), end, device=points.device)
+    own = own.scatter(0, torch.where(is_first, cell, most).clamp(max=most), numbers)
+    own = torch.where(torch.arange(most + 1, device=points.device) < most, own, end)
+    # kept points move to the front, so that the points of a cell lie side by side
+    slot = torch.where(kept, kept.cumsum(0) - 1, n)
+    order = torch.zeros(n + 1, dtype=order.dtype, device=order.device).scatter(0, slot, order)[:-1]
+    cell = torch.full((n + 1,), most, device=cell.device).scatter(0, slot, cell)[:-1]
+    counts = torch.zeros_like(own).scatter_add(0, cell, (cell < most).long())
+    excess = (is_first.sum() - most).clamp(min=0)
+    if grid.max_cells is not None:
+        in_frame = torch.zeros(frames + 1, dtype=torch.long, device=points.device)
+        in_frame = in_frame.scatter_add(0, own // prod(grid.shape), (own < end).long())
+        excess = excess + (in_frame - grid.max_cells).clamp(min=0).sum()
+    return Cells(points[order], cell, counts, _positions(own, grid), True), excess
+
+
+def _cell_numbers(points: Tensor, frame: Tensor, grid: VoxelGrid) -> tuple[Tensor, Tensor]:
+    """Return the number (n,) of each point's cell, counted frame by frame, and if it has one."""
+    low, size = (numbers_like(points, v) for v in (grid.point_range[:3], grid.voxel_size))
+    nx, ny, nz = grid.shape
+    at = ((points[:, :3] - low) / size).floor()  # (n, 3) x, y, z
+    if grid.any_height:
+        at[:, 2] = torch.where(at[:, 2].isfinite(), 0, at[:, 2])
+    inside = ((at >= 0) & (at < numbers_like(points, grid.shape))).all(1)  # False for a NaN
+    return ((frame * nz + at[:, 2].long()) * ny + at[:, 1].long()) * nx + at[:, 0].long(), inside
+
+
+def numbers_like(x: Tensor, values: Sequence[float]) -> Tensor:
+    """Return a tensor of a few numbers, filled on the device: ``new_tensor`` copies from the host.
+
+    >>> numbers_like(torch.zeros(1), (1, 2.5))
+    tensor([1.0000, 2.5000])
+    """
+    return torch.stack([x.new_full((), value) for value in values])
+
+
+def _positions(numbers: Tensor, grid: VoxelGrid) -> Tensor:
+    """Return frame, z, y and x (V, 4) of cells."""
+    nx, ny, nz = grid.shape
     zyx = [numbers // (nx * ny) % nz, numbers // nx % ny, numbers % nx]
-    return Cells(points[order], cell, counts, torch.stack([numbers // (nx * ny * nz), *zyx], 1))
+    return torch.stack([numbers // (nx * ny * nz), *zyx], 1)
 
 
-def _concatenate(clouds: Sequence[Tensor], shuffled: bool) -> tuple[Tensor, Tensor]:
+def concatenate(clouds: Sequence[Tensor], shuffled: bool = False) -> tuple[Tensor, Tensor]:
     """Return the points (N, 5) of all clouds, and the frame (N,) of each."""
     if isinstance(clouds, Tensor) or not len(clouds):
         raise BoxcovError(

@@ -1,0 +1,155 @@
+"""CenterPoint's network for deployment: fixed shapes from the points on, and few launches.
+
+Batch norms are folded into the convolutions before them, the branches of a task run side by side,
+and no step waits for the device, so that a whole frame can be one CUDA graph. The raw outputs are
+those of the detector up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from boxcov._torch.modules import shadow
+from boxcov._torch.precision import at_least_float32
+from boxcov.detector import SIGNAL_INPUTS
+from boxcov.detectors.centerpoint.head import CenterHead, TaskMaps
+from boxcov.detectors.centerpoint.point_signals import point_maps
+from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
+from boxcov.detectors.centerpoint.voxels import concatenate, voxelise, voxelise_padded
+
+if TYPE_CHECKING:
+    from boxcov.detectors.centerpoint.detector import CenterPoint
+
+_ROOM = 1.5  # for more points, cells and sites than in the example
+
+
+class FusedCenterPoint:
+    """``network(*network.pack(inputs))`` returns raw outputs, and what is beyond the limits ().
+
+    example: its number of frames is fixed, and its points set the limits of later inputs.
+    """
+
+    def __init__(self, detector: CenterPoint, example: Sequence[Tensor]) -> None:
+        detector = shadow(detector)  # in eval mode
+        self._encoder, self._config, self._frames = detector.encoder, detector.config, len(example)
+        self._grid = detector.config.voxel_grid(training=False)
+        self._points = int(_ROOM * sum(len(cloud) for cloud in example)) + 1
+        cells = voxelise(example, self._grid)
+        self._most_cells = int(_ROOM * len(cells.counts)) + 1
+        self._most_sites: list[int] = []  # of each strided stage
+        if isinstance(self._encoder, VoxelEncoder):
+            counts = self._encoder.encode(cells, self._frames)[1]
+            self._most_sites = [int(_ROOM * int(count)) + 1 for count in counts]
+        self._blocks = [fold_norms(block) for block in detector.backbone.blocks]
+        self._deblocks = [fold_norms(block) for block in detector.neck.deblocks]
+        self._head = FusedHead(detector.head)
+
+    def pack(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Return points (N, 5), padded with NaN, and the frame (N,) of each.
+
+        None if there are too many points, or another number of frames.
+        """
+        points, frame = concatenate(inputs, self._grid.shuffled)
+        missing = self._points - len(points)
+        if len(inputs) != self._frames or missing < 0:
+            return None
+        return F.pad(points, (0, 0, 0, missing), value=torch.nan), F.pad(frame, (0, missing))
+
+    def __call__(self, *packed: Tensor) -> tuple[dict[str, Any], Tensor]:
+        points, frame = packed
+        bev, excess = self._encode(points, frame)
+        x, maps = bev, []
+        for block, deblock in zip(self._blocks, self._deblocks):
+            x = block(x)
+            maps.append(deblock(x))
+        features = torch.cat(maps, 1)
+        raw = {"bev": bev, "features": features, "tasks": self._head(features)}
+        raw[SIGNAL_INPUTS] = point_maps(points, frame, self._frames, self._config)
+        return raw, excess
+
+    def _encode(self, points: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the bird's-eye view, and how many cells and sites are beyond the limits ()."""
+        cells, excess = voxelise_padded(points, frame, self._grid, self._frames, self._most_cells)
+        if not isinstance(self._encoder, VoxelEncoder):
+            return self._encoder.encode(cells, self._frames), excess
+        bev, counts = self._encoder.encode(cells, self._frames, self._most_sites)
+        for count, most in zip(counts, self._most_sites):
+            excess = excess + (count - most).clamp(min=0)
+        return bev, excess
+
+
+class FusedHead:
+    """A CenterHead with all branches of a task as two convolutions, the second block-diagonal."""
+
+    def __init__(self, head: CenterHead) -> None:
+        self._shared = fold_norms(head.shared)
+        self._tasks: list[tuple[dict[str, int], tuple[Tensor, ...]]] = []
+        for task in head.branches():
+            chains = [cast(nn.Sequential, chain) for chain in task.values()]
+            first = [folded_weights(cast(Any, chain[0]), cast(Any, chain[1])) for chain in chains]
+            last = [cast(nn.Conv2d, chain[3]) for chain in chains]
+            sizes = {name: layer.out_channels for name, layer in zip(task, last)}
+            weights = (*(torch.cat(parts) for parts in zip(*first)), *_block_diagonal(last))
+            self._tasks.append((sizes, weights))
+
+    def __call__(self, features: Tensor) -> list[TaskMaps]:
+        x = self._shared(features)
+        found = []
+        for sizes, (W1, b1, W2, b2) in self._tasks:
+            hidden = F.conv2d(x, W1, b1, padding=1).relu_()
+            out = at_least_float32(F.conv2d(hidden, W2, b2, padding=1))
+            found.append(dict(zip(sizes, out.split(list(sizes.values()), 1))))
+        return found
+
+
+def _block_diagonal(layers: Sequence[nn.Conv2d]) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of layers side by side, each on its own input channels."""
+    rows, columns = (
+        sum(getattr(layer, name) for layer in layers) for name in ("out_channels", "in_channels")
+    )
+    weight = layers[0].weight.new_zeros(rows, columns, *layers[0].kernel_size)
+    row = column = 0
+    for layer in layers:
+        n_out, n_in = layer.weight.shape[:2]
+        weight[row : row + n_out, column : column + n_in] = layer.weight.detach()
+        row, column = row + n_out, column + n_in
+    return weight, torch.cat([cast(Tensor, layer.bias).detach() for layer in layers])
+
+
+def fold_norms(block: nn.Module) -> nn.Sequential:
+    """Return convolutions, batch norms and ReLUs as convolutions and ReLUs.
+
+    >>> block = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU()).eval()
+    >>> [type(module).__name__ for module in fold_norms(block)]
+    ['Conv2d', 'ReLU']
+    """
+    folded: list[nn.Module] = []
+    for module in cast(nn.Sequential, block):
+        if not isinstance(module, nn.BatchNorm2d):
+            folded.append(module)
+            continue
+        last = cast(nn.Conv2d | nn.ConvTranspose2d, folded[-1])
+        weight, bias = folded_weights(last, module)
+        folded[-1] = twin = shadow(last)
+        # a dict of its own: a shadow shares that of the detector
+        twin.__dict__["_parameters"] = {
+            "weight": nn.Parameter(weight, requires_grad=False),
+            "bias": nn.Parameter(bias, requires_grad=False),
+        }
+    return nn.Sequential(*folded).eval()
+
+
+def folded_weights(
+    conv: nn.Conv2d | nn.ConvTranspose2d, norm: nn.BatchNorm2d
+) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of the convolution together with the norm behind it."""
+    mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
+    scale = norm.weight.detach() * (variance + norm.eps).rsqrt()
+    shape = (1, -1, 1, 1) if isinstance(conv, nn.ConvTranspose2d) else (-1, 1, 1, 1)
+    old = 0 if conv.bias is None else conv.bias.detach()
+    return conv.weight.detach() * scale.view(shape), norm.bias.detach() + (old - mean) * scale
