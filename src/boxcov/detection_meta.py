@@ -51,3 +51,24 @@ def check_meta(meta: Any, boxes_until: int = 0) -> Mapping[str, Any]:
     if len(meta.get("milliseconds", ())) > frames:
         raise BoxcovError(f"meta.milliseconds has more numbers than the {frames} frames")
     return dict(meta)
+
+
+def check_summary(about: Any, name: str, D: int) -> None:
+    """Raise if ``meta["error_model"]`` does not describe the error model that gave ``name``."""
+    lists = {"thresholds": 2, "levels": 1, "dof": D}
+    if not (
+        isinstance(about, Mapping)
+        and all(
+            isinstance(about.get(key), (list, tuple))
+            and len(about[key]) >= count
+            and all(isinstance(v, (int, float)) or (v is None and key == "dof") for v in about[key])
+            for key, count in lists.items()
+        )
+        and len(about["dof"]) == D
+        and isinstance(about.get("threshold"), (int, float))
+    ):
+        raise BoxcovError(
+            f"these detections have {name}, but meta['error_model'] does not say the thresholds, "
+            f"the threshold, the levels and {D} dof of the error model that computed it: predict "
+            "again with the calibrated posterior"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module  # packages above this one, without an import cycle
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boxcov.detection_meta import check_meta
+from boxcov.detection_meta import check_meta, check_summary
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import to_json, write_safetensors
 from boxcov.image_border import clipped_sides
@@ -92,7 +93,7 @@ class Detections:
         described = [name for name in _DESCRIBED if getattr(self, name) is not None]
         if described:
             about = self.meta.get("error_model")
-            _check_summary(about, described[0], D)
+            check_summary(about, described[0], D)
             sizes |= {"T": len(about["thresholds"]), "L": len(about["levels"])}  # type: ignore[index]
         for name, value in self._tensors():
             shape = tuple(sizes[letter] for letter in _SHAPES[name])
@@ -306,6 +307,37 @@ class Detections:
             check_meta(meta, found._count())
             return found
 
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame`` with one row per box, see ``boxcov.export.tables``."""
+        return import_module("boxcov.export.tables").to_pandas(self)
+
+    def plot(
+        self, inputs: Any = None, targets: Any = None, axes: Any = None, level: float = 0.9
+    ) -> Any:
+        """Draw the boxes of one frame by matplotlib and return the axes.
+
+        Boxes of LiDAR are drawn from above, boxes of images on the image. Calibrated ones have the
+        colour of their risk, and their region of ``level`` as a dashed outline.
+
+        inputs, targets: a frame; its points or its image, and its objects in green, are drawn, too.
+        axes: of matplotlib; a new figure unless given.
+        """
+        return import_module("boxcov.report.pictures").plot(self, inputs, targets, axes, level)
+
+    def to_supervision(self) -> Any:
+        """Return boxes of images as ``supervision.Detections``."""
+        return import_module("boxcov.export.supervision").to_supervision(self)
+
+    @staticmethod
+    def from_supervision(found: Any) -> Detections:
+        """Return ``supervision.Detections``, with all that ``to_supervision`` put into them."""
+        made: Detections = import_module("boxcov.export.supervision").from_supervision(found)
+        return made
+
+    def to_fiftyone(self, size: tuple[int, int] | None = None) -> Any:
+        """Return one frame as ``fiftyone.Detections``; ``size`` is (width, height) of an image."""
+        return import_module("boxcov.export.fiftyone").to_fiftyone(self, size)
+
     def _check_types(self) -> None:
         """Raise if numbers from a file have another type, or a frame is out of range."""
         for name, tensor in self._tensors():
@@ -348,24 +380,3 @@ class Detections:
                 "these detections have no covariance: use MCGLM, ExactGLM, GLM or MCI"
             )
         return self.covariance
-
-
-def _check_summary(about: Any, name: str, D: int) -> None:
-    """Raise if ``meta["error_model"]`` does not describe the error model that gave ``name``."""
-    lists = {"thresholds": 2, "levels": 1, "dof": D}
-    if not (
-        isinstance(about, Mapping)
-        and all(
-            isinstance(about.get(key), (list, tuple))
-            and len(about[key]) >= count
-            and all(isinstance(v, (int, float)) or (v is None and key == "dof") for v in about[key])
-            for key, count in lists.items()
-        )
-        and len(about["dof"]) == D
-        and isinstance(about.get("threshold"), (int, float))
-    ):
-        raise BoxcovError(
-            f"these detections have {name}, but meta['error_model'] does not say the thresholds, "
-            f"the threshold, the levels and {D} dof of the error model that computed it: predict "
-            "again with the calibrated posterior"
-        )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
+from boxcov.outlines import ON_DARK, grown_boxes, risk_colors, side_bands
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,23 +19,12 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 PLANE, SIDES = ("x", "y", "w", "l", "yaw"), ("x1", "y1", "x2", "y2")
-LOW, MIDDLE, HIGH = (108, 177, 255), (240, 178, 60), (255, 88, 98)  # risks of 0, 0.5 and 1
+LOW, _, HIGH = ON_DARK
 UNCALIBRATED = (220, 220, 225)
 BACKGROUND, POINTS, SHADOW = (19, 21, 23), (118, 128, 142), (0, 0, 0)
 LEVEL = 0.9  # of the regions
 SIDE = 960  # pixels of a picture from above
 DOUBTFUL = 0.5  # boxes above this risk are thin, without region and text: probably no object
-
-
-def risk_colors(risk: Array) -> Array:
-    """Return a colour (m, 3) per risk (m,), 0 to 255: blue for 0, amber for 0.5, red for 1.
-
-    >>> risk_colors(np.array([0.0, 1.0])).tolist()
-    [[108, 177, 255], [255, 88, 98]]
-    """
-    stops = np.array([LOW, MIDDLE, HIGH]).T
-    channels = [np.interp(risk, [0.0, 0.5, 1.0], stop) for stop in stops]
-    return np.round(np.stack(channels, 1)).astype(np.uint8)
 
 
 def draw_image(found: Detections, image: Array) -> Image:
@@ -48,11 +38,11 @@ def draw_image(found: Detections, image: Array) -> Image:
     columns = _columns(found, SIDES)
     picture = Image.fromarray(np.ascontiguousarray(image, np.uint8))
     height, width = image.shape[:2]
-    outwards = np.array([-1, -1, 1, 1])
     boxes = found.numpy()["boxes"][:, columns].astype(float)
     limit = np.array([width, height, width, height])  # a line far outside would take long to draw
     inner = _upright(boxes.clip(-limit, 2 * limit))
-    outer = _upright((boxes + outwards * _widths(found)[:, columns]).clip(-limit, 2 * limit))
+    outside, _ = side_bands(boxes, _widths(found)[:, columns])
+    outer = _upright(outside.clip(-limit, 2 * limit))
     texts = [f"{found.classes[label]} {note}" for label, note in zip(found.labels, _notes(found))]
     _draw(picture, found, inner, outer, texts)
     return picture
@@ -78,11 +68,7 @@ def draw_from_above(found: Detections, points: Array, reach: float | None = None
         pixels[(up + down).clip(max=2 * SIDE - 1), (across + right).clip(max=2 * SIDE - 1)] = POINTS
     picture = Image.fromarray(pixels)
     boxes = found.numpy()["boxes"][:, columns].astype(float)
-    x, y, w, length, _ = _widths(found)[:, columns].T
-    cos, sin = np.abs(np.cos(boxes[:, 4])), np.abs(np.sin(boxes[:, 4]))
-    grown = boxes.copy()
-    grown[:, 3] += 2 * (cos * x + sin * y) + length
-    grown[:, 2] += 2 * (sin * x + cos * y) + w
+    grown = grown_boxes(boxes, _widths(found)[:, columns])
     inner, outer = (_to_pixels(_outlines(b).clip(-9e3, 9e3), reach) for b in (boxes, grown))
     _draw(picture, found, inner, outer, _notes(found))
     return picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
@@ -156,7 +142,7 @@ def _draw(
     colors = np.tile(np.array(UNCALIBRATED, np.uint8), (len(found), 1))
     if found.no_object is not None:
         risk = found.risk.detach().cpu().double().numpy()
-        colors = risk_colors(risk)
+        colors = risk_colors(risk, is_dark=True)
     for i in np.argsort(-risk, kind="stable"):
         color = tuple(colors[i].tolist())
         path = [tuple(place) for place in (*inner[i], inner[i][-4])]
@@ -176,7 +162,7 @@ def _draw_legend(draw: ImageDraw, height: int, font: Any, is_calibrated: bool) -
     size = float(font.size)
     left, top = size, height - 2 * size
     if is_calibrated:
-        for part, color in enumerate(risk_colors(np.linspace(0, 1, 32)).tolist()):
+        for part, color in enumerate(risk_colors(np.linspace(0, 1, 32), is_dark=True).tolist()):
             box = (left + part * size / 4, top, left + (part + 1) * size / 4, top + size)
             draw.rectangle(box, tuple(color))
         left += 8.5 * size

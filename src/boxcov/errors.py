@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
+_PIP_NAMES = {"rerun": "rerun-sdk", "PIL": "pillow", "yaml": "pyyaml"}
+
 
 class BoxcovError(ValueError):
     """Invalid arguments or unusable input; nothing was changed.
@@ -48,13 +50,22 @@ def join_names(names: Iterable[str], most: int = 8) -> str:
     return f"{', '.join(names[:most])} and {len(names) - most} more"
 
 
-def import_scipy(module: str) -> Any:
-    """Import a submodule of scipy, which only the extra ``cli`` installs.
+def import_package(name: str) -> Any:
+    """Import a package, or a module of one, that only some functions need.
 
-    >>> import_scipy("special").expit(0.0)
+    The advice of the error names the package, not an extra of boxcov: it works in a checkout, with
+    a wheel and anywhere else.
+
+    >>> import_package("scipy.special").expit(0.0)
     np.float64(0.5)
+    >>> import_package("no_such_package")
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: no_such_package is not installed: pip install no_such_package
     """
     try:
-        return import_module(f"scipy.{module}")
+        return import_module(name)
     except ImportError:
-        raise BoxcovError("scipy is not installed: pip install 'boxcov[cli]'") from None
+        package = name.split(".")[0]
+        advice = f"pip install {_PIP_NAMES.get(package, package)}"
+        raise BoxcovError(f"{package} is not installed: {advice}") from None

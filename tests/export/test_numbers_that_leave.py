@@ -13,7 +13,7 @@ import torch
 from boxcov import Detections
 from boxcov.data.covariance_json import pair_with_frames
 from boxcov.errors import BoxcovError, NotFiniteError
-from boxcov.export import kalman, rerun, ros, tables
+from boxcov.export import fiftyone, kalman, rerun, ros, supervision, tables
 from boxcov.pipeline.options import MessageOptions
 from boxcov.pipeline.output_format import write_detections
 from helpers.error_models import make_error_model
@@ -56,6 +56,9 @@ WRITERS: dict[str, Callable[[Path, Detections], Any]] = {
     "csv": lambda path, found: tables.write_csv(path, found),
     "columns": lambda path, found: tables.columns(found),
     "rerun": lambda path, found: rerun.write_rrd(path, found),
+    "live": lambda path, found: rerun.log(found),
+    "supervision": lambda path, found: supervision.to_supervision(found),
+    "fiftyone": lambda path, found: fiftyone.to_fiftyone(found),
     "kalman": lambda path, found: kalman.measurements(found),
     "vision_msgs": lambda path, found: ros.detection3d_array(found, "map"),
     "autoware": lambda path, found: ros.detected_objects(found, "map"),

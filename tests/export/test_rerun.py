@@ -2,14 +2,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from boxcov import BoxcovError
-from boxcov.drawing import HIGH, LOW, MIDDLE
-from boxcov.export.rerun import _colors, ellipsoids, write_rrd
+from boxcov.export.rerun import blueprint, ellipsoids, log, write_rrd
+from boxcov.outlines import risk_colors
 from helpers.export_boxes import covariances, in_image, in_space, with_error_model
 
 
@@ -30,9 +32,7 @@ def test_ellipsoids_reproduce_the_covariances() -> None:
 
 
 def test_a_recording_contains_the_boxes(tmp_path: Path) -> None:
-    rr = pytest.importorskip(
-        "rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'"
-    )
+    rr = pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     found = in_space(6, frames=2)
     points = [([torch.randn(50, 5)], [{}]), ([torch.randn(40, 5)], [{}])]
     write_rrd(tmp_path / "boxes.rrd", found, points)
@@ -50,9 +50,9 @@ def test_a_recording_contains_the_boxes(tmp_path: Path) -> None:
 
 
 def test_a_recording_of_images(tmp_path: Path) -> None:
-    pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     images = [(255 * torch.rand(1, 3, 64, 64), [{}])]
-    write_rrd(tmp_path / "images.rrd", in_image(calibrated=False), images, "BGR")
+    write_rrd(tmp_path / "images.rrd", in_image(calibrated=False), images)
     content = (tmp_path / "images.rrd").read_bytes()
     assert b"image/boxes" in content
     assert b"image/epistemic/3_sigma" in content
@@ -60,20 +60,47 @@ def test_a_recording_of_images(tmp_path: Path) -> None:
     write_rrd(tmp_path / "none.rrd", in_space()[:0])
 
 
-def test_risk_is_shown_by_colour_and_label(tmp_path: Path) -> None:
+def test_risk_is_shown_by_colour_and_label() -> None:
     found = with_error_model(in_space(3))
     chosen = replace(
         found, no_object=torch.tensor([0.0, 0.5, 1.0]), iou_below=torch.zeros_like(found.iou_below)
     )
-    assert _colors(chosen).tolist() == [list(color) for color in (LOW, MIDDLE, HIGH)]
-    assert _colors(in_space()) is None
-    pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
-    write_rrd(tmp_path / "risk.rrd", chosen)
-    assert b"risk 50%" in (tmp_path / "risk.rrd").read_bytes()
+    low, middle, high = risk_colors(chosen.risk.numpy()).astype(int)
+    assert low[2] > 200 > 60 > low[0]  # blue
+    assert middle[0] > middle[1] > 100 > middle[2]  # amber
+    assert high[0] > 200 > 60 > high[1]  # red
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
+    logged: dict[str, Any] = {}
+    log(chosen, recording=SimpleNamespace(log=logged.__setitem__))
+    labels = logged["world/boxes"].labels.as_arrow_array().to_pylist()
+    assert [label.split(", ")[1] for label in labels] == ["risk 0%", "risk 50%", "risk 100%"]
+    assert logged["risk/mean"].scalars.as_arrow_array().to_pylist() == [0.5]
+
+
+def test_frames_are_logged_live(tmp_path: Path) -> None:
+    rr = pytest.importorskip("rerun", reason="rerun-sdk is not installed")
+    recording = rr.RecordingStream("boxcov_test")
+    memory = recording.memory_recording()
+    recording.send_blueprint(blueprint(in_space().fields))
+    for number in range(2):
+        recording.set_time("frame", sequence=number)
+        log(with_error_model(in_space(4)), [torch.randn(20, 5)], recording)
+    content = memory.drain_as_bytes()
+    for entity in (b"world/boxes", b"world/points", b"risk/highest", b"risk/mean"):
+        assert entity in content
+    assert b"Boxes, coloured by risk" in content  # of the blueprint
+
+
+def test_a_recording_holds_its_layout(tmp_path: Path) -> None:
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
+    write_rrd(tmp_path / "boxes.rrd", in_image())
+    content = (tmp_path / "boxes.rrd").read_bytes()
+    assert b"Boxes, coloured by risk" in content
+    assert b"2D" in content
 
 
 def test_unsupported_boxes_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'boxcov[rerun]'")
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     with pytest.raises(BoxcovError, match="rerun takes boxes of x y w l yaw"):
         write_rrd(
             tmp_path / "x.rrd", in_space(fields=("x", "y", "z", "w", "l", "h", "theta", "vx", "vy"))

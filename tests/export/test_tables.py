@@ -79,9 +79,9 @@ def test_calibrated_boxes_have_risk_scales_and_half_widths(tmp_path: Path) -> No
 
 
 def test_pandas() -> None:
-    pytest.importorskip("pandas", reason="pandas is not installed: pip install 'boxcov[analysis]'")
+    pytest.importorskip("pandas")
     found = in_space(frames=2)
-    table = tables.to_pandas(found)
+    table = found.to_pandas()
     assert table.shape == (5, len(tables.columns(found)))
     assert table.groupby("class").size().to_dict() == {"car": 2, "pedestrian": 2, "traffic_cone": 1}
     np.testing.assert_array_equal(table["cov_x_yaw"], found.covariance[:, 0, 6])
@@ -90,9 +90,7 @@ def test_pandas() -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    parquet = pytest.importorskip(
-        "pyarrow.parquet", reason="pyarrow is not installed: pip install 'boxcov[analysis]'"
-    )
+    parquet = pytest.importorskip("pyarrow.parquet")
     found = in_space(frames=2)
     tables.write_parquet(tmp_path / "boxes.parquet", found)
     table = parquet.read_table(tmp_path / "boxes.parquet")
@@ -106,12 +104,12 @@ def test_parquet(tmp_path: Path) -> None:
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("pandas", "pyarrow", "rerun"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(BoxcovError, match=r"need pandas: pip install 'boxcov\[analysis\]'"):
+    with pytest.raises(BoxcovError, match="pandas is not installed: pip install pandas"):
         tables.to_pandas(in_space())
-    with pytest.raises(BoxcovError, match=r"needs pyarrow: pip install 'boxcov\[analysis\]'"):
+    with pytest.raises(BoxcovError, match="pyarrow is not installed: pip install pyarrow"):
         tables.write_parquet(tmp_path / "x.parquet", in_space())
     from boxcov.export.rerun import write_rrd
 
-    with pytest.raises(BoxcovError, match=r"needs rerun-sdk: pip install 'boxcov\[rerun\]'"):
+    with pytest.raises(BoxcovError, match="rerun is not installed: pip install rerun-sdk"):
         write_rrd(tmp_path / "x.rrd", in_space())
     assert list(tmp_path.iterdir()) == []

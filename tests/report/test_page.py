@@ -8,18 +8,24 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 
+from boxcov import ExactGLM, Posterior, evaluate, join_frames
+from boxcov.data import simulated
+from boxcov.detectors import centerpoint
 from boxcov.errors import BoxcovError
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.summary import table as metric_table
 from boxcov.report import page as module
 from boxcov.report.page import write
-from boxcov.report.study import Method, Scene, Study
+from boxcov.report.study import Method, Scene, Study, scenes_of
 from boxcov.report.verdict import Headline, sentences
 from boxcov.report.viewer import MAX_POINTS, box_values, deviations_and_correlations, pack
 from helpers.studies import calibrated_records, random_records, random_study
 
 HOSTILE = "</script><b>&\"'$x_1$"
+LABELS = torch.zeros(0, dtype=torch.long)
 VOID = {"meta", "input", "br"}
 
 
@@ -237,6 +243,30 @@ def test_coverage_by_class_and_range() -> None:
     errors, paired = near.as_axes().errors, near.paired
     inside = (np.abs(errors) <= near.regions[:, 1])[paired].mean()
     assert rows["0 to 15 m"][7] == f"{100 * inside:.0f} %"
+
+
+def test_one_call_writes_the_report(tmp_path) -> None:
+    frames = simulated.frames(count=2, sweeps=1)
+    detector = centerpoint.load("small")
+    model = ExactGLM(detector, Posterior.load("small", detector))
+    found = join_frames([model(inputs) for inputs, _ in frames])
+    study = evaluate.report(tmp_path / "report.html", found, frames)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert [method.name for method in study.methods] == ["exact", "exact: risk"]
+    assert "The risk ranks a bad box above a good one in" in text
+    assert len(study.scenes) == 2
+    assert len(study.scenes[1].truth) == int((frames[1][1][0]["points"] > 0).sum())
+    other = evaluate.report(tmp_path / "two.html", {"a": found, "b": found}, frames)
+    assert [method.name for method in other.methods] == ["a", "a: risk", "b", "b: risk"]
+
+
+def test_images_of_torchvision_are_shown() -> None:
+    truth = GroundTruth.from_frames([(None, [{"boxes": torch.zeros(0, 4), "labels": LABELS}])] * 2)
+    red = torch.zeros(3, 4, 6)
+    red[0] = 1.0
+    scenes = scenes_of({0: [red], 1: red.flip(0)[None] * 255}, truth, ("x1", "y1", "x2", "y2"))
+    assert scenes[0].image.shape == scenes[1].image.shape == (4, 6, 3)
+    assert scenes[0].image[0, 0].tolist() == scenes[1].image[0, 0].tolist() == [255, 0, 0]
 
 
 def test_boxes_of_unknown_fields_have_tables_only() -> None:

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from boxcov.data import coco
 from boxcov.errors import BoxcovError
+from boxcov.outlines import grown_boxes, risk_colors
 from boxcov.report.pictures import write_images
 from helpers.coco_cases import coco_root, found_in
+from helpers.export_boxes import in_image, in_space, with_error_model
 
 
 def test_boxes_and_objects_are_drawn_where_they_are(tmp_path: Path) -> None:
@@ -32,7 +35,7 @@ def test_boxes_and_objects_are_drawn_where_they_are(tmp_path: Path) -> None:
     assert drawn.shape == plain.shape
     changed = np.abs(drawn - plain).sum(2) > 60
     red = changed & (drawn[:, :, 0] > 180) & (drawn[:, :, 1] < 90)
-    green = changed & (drawn[:, :, 1] > 130) & (drawn[:, :, 0] < 90)
+    green = changed & (np.abs(drawn - (44, 160, 44)).max(2) < 25)  # the colour of objects
     assert int(red.sum()) > 300
     third = drawn.shape[1] // 3
     assert (
@@ -44,3 +47,72 @@ def test_boxes_and_objects_are_drawn_where_they_are(tmp_path: Path) -> None:
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(BoxcovError, match=r"x\.png: there are no frames to draw"):
         write_images(tmp_path / "x.png", [])
+
+
+def lines(axes) -> list:
+    return [np.stack(line.get_data(), 1) for line in axes.lines]
+
+
+def colors(axes) -> set[tuple[float, ...]]:
+    from matplotlib.colors import to_rgb
+
+    return {tuple(np.round(to_rgb(line.get_color()), 3)) for line in axes.lines}
+
+
+def test_a_plot_from_above_shows_risk_and_regions() -> None:
+    found = with_error_model(in_space(4))
+    points = [torch.randn(50, 5)]
+    axes = found.plot(points, [{"boxes": found.boxes[:2], "labels": found.labels[:2]}])
+    assert colors(axes) == {tuple(c) for c in np.round(risk_colors(found.risk.numpy()) / 255, 3)}
+    assert len(axes.patches) == 2  # objects
+    assert len(axes.collections[0].get_offsets()) == 50  # points
+    plane = [0, 1, 3, 4, 6]
+    boxes, widths = found.boxes[:, plane].numpy(), found.region(0.9)[:, plane].numpy()
+    from boxcov.evaluate.geometry import corners
+
+    for outline in corners(grown_boxes(boxes, widths)):
+        assert any(line.shape == (5, 2) and np.allclose(line, outline) for line in lines(axes))
+    texts = {text.get_text() for text in axes.texts}
+    assert texts == {f"{100 * risk:.0f} %" for risk in found.risk.tolist()}
+
+
+def test_the_outline_holds_every_box_within_the_region() -> None:
+    """Corners of boxes with errors inside the half widths lie inside the grown box."""
+    from boxcov.evaluate.geometry import corners
+
+    rng = np.random.default_rng(0)
+    boxes = np.column_stack(
+        [rng.normal(size=(50, 2)), 1 + rng.random((50, 2)), rng.normal(size=50)]
+    )
+    widths = rng.random((50, 5)) * 0.5
+    errors = (2 * rng.random((50, 5)) - 1) * widths * [1, 1, 1, 1, 0]
+    x, y, w, length, yaw = grown_boxes(boxes, widths).T
+    for k in range(4):
+        corner = corners(boxes + errors)[:, k] - np.stack([x, y], 1)
+        along = np.cos(yaw) * corner[:, 0] + np.sin(yaw) * corner[:, 1]
+        across = -np.sin(yaw) * corner[:, 0] + np.cos(yaw) * corner[:, 1]
+        assert (np.abs(along) <= length / 2 + 1e-12).all()
+        assert (np.abs(across) <= w / 2 + 1e-12).all()
+
+
+def test_a_plot_on_an_image_shows_the_image_and_bands() -> None:
+    found = with_error_model(in_image(2))
+    image = torch.zeros(1, 3, 90, 120)
+    image[:, 0] = 255  # blue
+    axes = found.plot(image)
+    assert axes.images[0].get_array()[0, 0].tolist() == [0, 0, 255]
+    assert axes.get_ylim() == (90, 0)  # the y axis points down
+    outer = found.boxes[0] + torch.tensor([-1, -1, 1, 1]) * found.region(0.9)[0]
+    corner = outer[:2].numpy()
+    assert any(np.allclose(line[0], corner) for line in lines(axes))
+    plain = in_image(2, calibrated=False).plot()
+    assert plain.yaxis_inverted()
+
+
+def test_what_cannot_be_plotted_is_refused() -> None:
+    with pytest.raises(BoxcovError, match=r"one frame: plot each of detections\.frames\(\)"):
+        in_space(4, frames=2).plot()
+    with pytest.raises(BoxcovError, match="cannot be drawn: they need x y w l yaw, or x1"):
+        in_space(fields=("a", "b", "c", "w", "l", "h", "yaw", "vx", "vy")).plot()
+    with pytest.raises(BoxcovError, match=r"inputs of shape \(3, 4, 4\) are no point cloud"):
+        in_space().plot(torch.zeros(3, 4, 4))

@@ -1,4 +1,4 @@
-"""The command line of boxcov; it needs the packages of ``pip install boxcov[cli]``."""
+"""The command line of boxcov; it needs the packages of the extra ``cli``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import TextIO
 try:
     import typer
 except ImportError:
-    sys.exit("the boxcov command needs typer, rich and matplotlib: pip install 'boxcov[cli]'")
+    sys.exit(
+        "the boxcov command needs more packages: pip install typer rich matplotlib scipy pyyaml"
+    )
 
 from boxcov.cli.bench import bench
 from boxcov.cli.calibrate import calibrate

@@ -1,8 +1,10 @@
 """Quality of boxes and covariances, from plain arrays. docs/guide/evaluate.md defines each number.
 
-The paper's metrics need numpy alone; curves, regressions and chi-square intervals need scipy
-(``pip install 'boxcov[cli]'``).
+The paper's metrics need numpy alone; curves, regressions and chi-square intervals need scipy.
 """
+
+from importlib import import_module
+from typing import Any
 
 from boxcov.evaluate.curves import curves
 from boxcov.evaluate.expected_iou import expected_iou
@@ -21,8 +23,26 @@ __all__ = [
     "expected_iou",
     "match",
     "partition",
+    "plot_coverage",
+    "plot_reliability",
+    "plot_risk",
     "quality",
+    "report",
     "summarise",
     "table",
     "uncertainty_of",
 ]
+
+# of a package above this one: imported on first access
+_HOMES = {
+    "plot_coverage": "report.figures",
+    "plot_reliability": "report.figures",
+    "plot_risk": "report.figures",
+    "report": "report.page",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'boxcov.evaluate' has no attribute {name!r}")
+    return getattr(import_module(f"boxcov.{_HOMES[name]}"), name)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from boxcov.errors import BoxcovError, import_scipy
+from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.records import Records
 from boxcov.image_border import log_variances
@@ -197,7 +197,7 @@ def logistic_regression(columns: Array, bad: Array, penalty: float | Array = 1.0
 
     start = np.zeros(X.shape[1])
     start[0] = np.log(y.sum() / (len(y) - y.sum()))
-    result = import_scipy("optimize").minimize(
+    result = import_package("scipy.optimize").minimize(
         loss_and_gradient,
         start,
         jac=True,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.errors import BoxcovError, import_scipy
+from boxcov.errors import BoxcovError, import_package
 
 Array = NDArray[Any]
 LEVELS = (0.5, 0.9, 0.95)
@@ -33,7 +33,7 @@ class GaussianFit(NamedTuple):
         """
         mass = np.full(self.nees.shape, np.nan)
         some = self.dims > 0
-        mass[some] = import_scipy("special").chdtr(self.dims[some], self.nees[some])
+        mass[some] = import_package("scipy.special").chdtr(self.dims[some], self.nees[some])
         return mass
 
     @property
@@ -109,7 +109,9 @@ def anees(fit: GaussianFit, level: float = 0.95) -> tuple[float, float, float]:
     total = int(fit.dims.sum())
     if not total:
         return float("nan"), float("nan"), float("nan")
-    low, high = import_scipy("stats").chi2.ppf([(1 - level) / 2, (1 + level) / 2], total) / total
+    low, high = (
+        import_package("scipy.stats").chi2.ppf([(1 - level) / 2, (1 + level) / 2], total) / total
+    )
     return float(fit.nees.sum()) / total, float(low), float(high)
 
 

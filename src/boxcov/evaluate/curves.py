@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.errors import BoxcovError, import_scipy
+from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.quality import (
     ERRORS,
     IOU_THRESHOLD,
@@ -45,7 +45,9 @@ class Gamma(NamedTuple):
         u = np.asarray(uncertainty, dtype=float)
         if not np.isfinite(self.shape):
             return np.where(u == self.mean, 0.5, np.where(u < self.mean, 0.0, 1.0))
-        share: Array = import_scipy("special").gammainc(self.shape, self.shape * (u / self.mean))
+        share: Array = import_package("scipy.special").gammainc(
+            self.shape, self.shape * (u / self.mean)
+        )
         return share
 
 
@@ -83,7 +85,7 @@ def _gamma_shape(s: float) -> float:
     """Solve log(a) - digamma(a) = s for a."""
     if s <= 0:
         return float("inf")
-    digamma = import_scipy("special").digamma
+    digamma = import_package("scipy.special").digamma
 
     def excess(log_a: float) -> float:
         a = float(np.exp(log_a))
@@ -94,7 +96,7 @@ def _gamma_shape(s: float) -> float:
     # 1 / (2 a) < log(a) - digamma(a) < 1 / a brackets the solution
     low, high = -np.log(2 * s), -np.log(s)
     margin = 1e-9 * (1 + abs(high))
-    brentq = import_scipy("optimize").brentq
+    brentq = import_package("scipy.optimize").brentq
     return float(np.exp(brentq(excess, low - margin, high + margin, xtol=1e-14)))
 
 

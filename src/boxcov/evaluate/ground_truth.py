@@ -111,10 +111,6 @@ class GroundTruth:
             )
         return self.boxes[:, [BOX_FIELDS.index(name) for name in fields]]
 
-    def of_frame(self, number: int) -> tuple[Array, Array]:
-        """Return the boxes and labels of one frame."""
-        return self.boxes[self.frame == number], self.labels[self.frame == number]
-
 
 def match_detections(detections: Detections, truth: GroundTruth, threshold: float = 0.1) -> Records:
     """Return the detections with a score above ``threshold``, each matched with its object.

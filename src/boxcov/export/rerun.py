@@ -1,7 +1,4 @@
-"""Recordings for the rerun viewer: boxes, ellipsoids of their covariances, points and images.
-
-Needs ``pip install 'boxcov[rerun]'``.
-"""
+"""The rerun viewer, live or as a file: boxes, their uncertainty, points and images."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from boxcov.data.coco.images import to_pixels
 from boxcov.detections import Detections
-from boxcov.drawing import risk_colors
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, import_package
 from boxcov.files import atomic_write
+from boxcov.outlines import risk_colors
 from boxcov.result_check import check_result
 
 Array = NDArray[Any]
@@ -26,43 +23,74 @@ _IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
 _PLANE_FIELDS = ("x", "y", "w", "l", "yaw")
 
 
-def write_rrd(
-    path: str | Path,
-    detections: Detections,
-    frames: Sequence[Any] | None = None,
-    color_model: str = "RGB",
-) -> None:
-    """Write the boxes of all frames to ``path``; the timeline ``frame`` counts the frames.
+def log(detections: Detections, inputs: Any = None, recording: Any = None) -> None:
+    """Log the boxes of one frame, and its inputs if given, to the rerun viewer.
 
     Boxes ``x y w l yaw``, with or without ``z`` and ``h``, go to ``world/boxes``. The 1 and 3 sigma
     ellipsoids of their centres go to ``world/epistemic`` and, where the predictive covariance is
     known, to ``world/predictive``. Boxes ``x1 y1 x2 y2`` go to ``image``, with the ellipses of both
-    corners. The labels of calibrated boxes say the risk, and their colour goes from blue (0) over
-    amber to red (1).
+    corners. Calibrated boxes have their risk in the label and the colour, from blue to red, and
+    ``risk/highest`` and ``risk/mean`` are curves over time.
 
-    frames: (inputs, targets) per frame, to show the inputs: lists of point clouds (n, 3 or more) or
-        images (1, C, height, width).
-    color_model: of the images, "RGB" or "BGR".
+    inputs: a list of one point cloud (n, 3 or more), or an image (1, 3, height, width).
+    recording: a ``rerun.RecordingStream``; the global one of ``rerun.init`` unless given. Set its
+        time before each frame, and send it ``blueprint(detections.fields)`` once.
     """
     check_result(detections, "these detections cannot be exported")
-    rr = _import_rerun()
-    log_boxes = _log_image_boxes if detections.fields[:4] == _IMAGE_FIELDS else _log_world_boxes
-    if log_boxes is _log_world_boxes and not set(_PLANE_FIELDS) <= set(detections.fields):
-        raise BoxcovError(
-            f"rerun takes boxes of {' '.join(_PLANE_FIELDS)}, optionally z and h, or of "
-            f"{' '.join(_IMAGE_FIELDS)}; these are {' '.join(detections.fields)}"
-        )
+    rr = import_package("rerun")
+    is_image = _check_fields(detections.fields)
+    stream = rr if recording is None else recording
+    if inputs is not None:
+        _log_inputs(rr, stream, inputs)
+    (_log_image_boxes if is_image else _log_world_boxes)(rr, stream, detections)
+    if detections.no_object is not None and len(detections):
+        stream.log("risk/highest", rr.Scalars(float(detections.risk.max())))
+        stream.log("risk/mean", rr.Scalars(float(detections.risk.mean())))
+
+
+def blueprint(fields: Sequence[str]) -> Any:
+    """Return the layout of the viewer: the boxes of these fields above the curves of the risk."""
+    views = import_package("rerun.blueprint")
+    is_image = _check_fields(tuple(fields))
+    view, origin = (views.Spatial2DView, "image") if is_image else (views.Spatial3DView, "world")
+    boxes = view(origin=origin, name="Boxes, coloured by risk")
+    risk = views.TimeSeriesView(origin="risk", name="Risk")
+    rows = views.Vertical(boxes, risk, row_shares=[4, 1])
+    return views.Blueprint(rows, collapse_panels=True)
+
+
+def write_rrd(
+    path: str | Path, detections: Detections, frames: Sequence[Any] | None = None
+) -> None:
+    """Write the boxes of all frames to ``path``, as ``log`` does, with the blueprint.
+
+    The timeline ``frame`` counts the frames. ``frames``, (inputs, targets) each, show the inputs.
+    """
+    check_result(detections, "these detections cannot be exported")
+    rr = import_package("rerun")
+    layout = blueprint(detections.fields)
     count = 0 if frames is None else len(frames)
     with atomic_write(path) as temporary:
         recording = rr.RecordingStream("boxcov")
         recording.save(temporary)
+        recording.send_blueprint(layout)
         for number in sorted({*detections.frame.tolist(), *range(count)}):
             recording.set_time("frame", sequence=int(number))
-            if frames is not None and number < count:
-                _log_inputs(rr, recording, frames[number][0], color_model)
-            log_boxes(rr, recording, detections[detections.frame == number])
+            inputs = frames[number][0] if frames is not None and number < count else None
+            log(detections[detections.frame == number], inputs, recording)
         recording.flush()
         recording.disconnect()
+
+
+def _check_fields(fields: tuple[str, ...]) -> bool:
+    """Return whether the boxes are those of images; raise if they cannot be shown."""
+    is_image = fields[:4] == _IMAGE_FIELDS
+    if not is_image and not set(_PLANE_FIELDS) <= set(fields):
+        raise BoxcovError(
+            f"rerun takes boxes of {' '.join(_PLANE_FIELDS)}, optionally z and h, or of "
+            f"{' '.join(_IMAGE_FIELDS)}; these are {' '.join(fields)}"
+        )
+    return is_image
 
 
 def ellipsoids(covariance: Array) -> tuple[Array, Array]:
@@ -82,8 +110,10 @@ def ellipsoids(covariance: Array) -> tuple[Array, Array]:
 
 
 def _colors(detections: Detections) -> Array | None:
-    """The colours (m, 3) of the risks; None leaves the viewer's colours of the classes."""
-    return None if detections.no_object is None else risk_colors(detections.numpy()["risk"])
+    """The colours of the risk (m, 3); uncalibrated boxes get the viewer's colour of their class."""
+    if detections.no_object is None:
+        return None
+    return risk_colors(detections.numpy()["risk"], is_dark=True)
 
 
 def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
@@ -141,18 +171,13 @@ def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
             recording.log(f"image/{kind}/{sigmas}_sigma", rr.LineStrips2D(lines))
 
 
-def _log_inputs(rr: Any, recording: Any, inputs: Any, color_model: str) -> None:
+def _log_inputs(rr: Any, recording: Any, inputs: Any) -> None:
     if isinstance(inputs, (list, tuple)) and inputs and isinstance(inputs[0], Tensor):
         recording.log("world/points", rr.Points3D(inputs[0][:, :3].detach().cpu().numpy()))
-    elif isinstance(inputs, Tensor) and inputs.dim() == 4:
-        image = inputs[0].detach().cpu().float()
-        if float(image.max()) <= 4:  # scaled to about 0 to 1
-            image = image * (255 / image.max().clamp(min=1e-6))
-        pixels = image.clamp(0, 255).to(torch.uint8).movedim(0, 2).numpy()
-        is_color = pixels.shape[2] == 3
-        recording.log(
-            "image", rr.Image(pixels, color_model) if is_color else rr.Image(pixels[:, :, 0], "L")
-        )
+    elif isinstance(inputs, Tensor) and inputs.dim() == 4 and inputs.shape[1] == 3:
+        pixels = to_pixels(inputs)
+        if pixels is not None:
+            recording.log("image", rr.Image(pixels))
 
 
 def _covariances(detections: Detections) -> list[tuple[str, Array]]:
@@ -174,11 +199,3 @@ def _labels(detections: Detections) -> list[str]:
         return labels
     uncertainty = detections.uncertainty.tolist()
     return [f"{label}, u {u:.3g}" for label, u in zip(labels, uncertainty)]
-
-
-def _import_rerun() -> Any:
-    try:
-        import rerun
-    except ImportError:
-        raise BoxcovError("the format rerun needs rerun-sdk: pip install 'boxcov[rerun]'") from None
-    return rerun

@@ -1,6 +1,6 @@
 """Tables with one row per box: CSV, pandas and parquet.
 
-CSV needs no package, the others need ``pip install 'boxcov[analysis]'``.
+CSV needs no package, the others need pandas or pyarrow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, import_package
 from boxcov.files import atomic_write, to_json
 from boxcov.result_check import check_result
 
@@ -125,27 +125,14 @@ def _cell(value: Any) -> Any:
 
 def to_pandas(detections: Detections) -> pd.DataFrame:
     """Return the table as a ``pandas.DataFrame``, with ``detections.meta`` in its ``attrs``."""
-    try:
-        import pandas as pd
-    except ImportError:
-        raise BoxcovError(
-            "tables of pandas need pandas: pip install 'boxcov[analysis]', or use the format csv"
-        ) from None
-    table = pd.DataFrame(columns(detections))
+    table = import_package("pandas").DataFrame(columns(detections))
     table.attrs = {"boxcov": dict(detections.meta)}
     return table
 
 
 def write_parquet(path: str | Path, detections: Detections) -> None:
     """Write the table as a parquet file, with ``detections.meta`` as JSON in its schema."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
-        raise BoxcovError(
-            "the format parquet needs pyarrow: pip install 'boxcov[analysis]', or use the format "
-            "csv"
-        ) from None
+    parquet, pa = import_package("pyarrow.parquet"), import_package("pyarrow")
     table = pa.table({name: pa.array(values) for name, values in columns(detections).items()})
     metadata = to_json({"fields": detections.fields, "meta": dict(detections.meta)})
     with atomic_write(path) as temporary:

@@ -8,16 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from boxcov._torch.distributed import World, join_process_group
 from boxcov.data.loader import load_items
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.ground_truth import GroundTruth, match_detections
-from boxcov.evaluate.records import Records
-from boxcov.evaluate.scalar_uncertainty import uncertainty_of
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.summary import table
 from boxcov.pipeline.block_store import BlockStore
 from boxcov.pipeline.frames import (
@@ -29,22 +24,8 @@ from boxcov.pipeline.frames import (
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from boxcov.pipeline.paths import blocks_folder, holds_output
 from boxcov.report.page import write
-from boxcov.report.study import Method, Scene, Study
+from boxcov.report.study import METHOD_META, Scene, Study, methods_of, scenes_of
 from boxcov.version import __version__
-
-_METHOD_META = (
-    "method",
-    "samples",
-    "derivative",
-    "epsilon",
-    "dropout",
-    "depth",
-    "form",
-    "n_data",
-    "prior_precision",
-    "fisher",
-    "seed",
-)
 
 
 @dataclass(frozen=True)
@@ -131,22 +112,17 @@ def build_study(
     truth, scenes = _read_frames(options, source, first, store, progress)
     methods = []
     for path, name, found in zip(options.predictions, names, files):
-        records = match_detections(found, truth)
-        if not len(records):
-            raise BoxcovError(f"{path}: no box has a score above 0.1: there is nothing to evaluate")
-        u = _uncertainty(path, records, options)
-        methods.append(Method(name, records.with_uncertainty(u), _describe(found.meta)))
-        if records.risk is not None:
-            note = "u is the risk: the probability that the box is bad"
-            as_risk = records.without_covariance(records.risk)
-            methods.append(Method(f"{name}: risk", as_risk, note, is_probability=True))
+        try:
+            methods += methods_of(name, found, truth, options.uncertainty)
+        except BoxcovError as error:
+            raise BoxcovError(f"{path}: {error}") from None
     about = {
         "data": " ".join(part for part in (source.data, source.split) if part),
         "frames": truth.frames,
         "objects": len(truth.labels),
         "u": options.uncertainty,
         **_only(first.meta, ("detector", "posterior", "boxcov", "torch")),
-        **{name: _only(found.meta, _METHOD_META) for name, found in zip(names, files)},
+        **{name: _only(found.meta, METHOD_META) for name, found in zip(names, files)},
     }
     runtime = [
         _runtime_row(name, found)
@@ -154,17 +130,6 @@ def build_study(
         if found.meta.get("milliseconds")
     ]
     return Study(f"Uncertainty of boxes: {about['data']}", about, methods, scenes, runtime)
-
-
-def _uncertainty(path: Path, records: Records, options: EvaluateCommand) -> Any:
-    try:
-        return (
-            records.uncertainty
-            if options.uncertainty == "trace"
-            else uncertainty_of(records, options.uncertainty)
-        )
-    except BoxcovError as error:
-        raise BoxcovError(f"{path}: {error}") from None
 
 
 def _only(meta: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -217,14 +182,12 @@ def _read_frames(
     """Return the objects of all frames, and the first frames as scenes for the report."""
     frames = _load_frames(source, found)
     wanted = range(len(frames) if store is None else min(options.scenes, len(frames)))
-    targets, clouds, images = [], {}, {}
+    targets, shown = [], {}
     loaded = load_in_background(frames, options.workers, "cpu", source.seed)
     for number, (inputs, target) in zip(wanted, load_items(loaded, wanted)):
         targets.append((None, target))
-        if number < options.scenes and isinstance(inputs, list):
-            clouds[number] = last_sweep(inputs[0])
-        elif number < options.scenes and isinstance(inputs, Tensor) and inputs.dim() == 4:
-            clouds[number], images[number] = np.zeros((0, 2)), to_pixels(inputs[0])
+        if number < options.scenes:
+            shown[number] = inputs
         if progress is not None and store is None:
             progress(number + 1, len(frames))
     truth = (
@@ -232,37 +195,7 @@ def _read_frames(
         if store is None
         else GroundTruth.concatenate([part for part, _ in store.read_all(len(frames))])
     )
-    boxes = truth.columns(found.fields)
-    scenes = {}
-    for number, points in clouds.items():
-        rows = truth.frame == number
-        scenes[number] = Scene(
-            f"frame {number}", points, boxes[rows], truth.labels[rows], images.get(number)
-        )
-    return truth, scenes
-
-
-def to_pixels(image: Tensor) -> Any:
-    """Return an input image (3, h, w), BGR, as bytes (h, w, 3), RGB; None if it is normalised.
-
-    >>> import torch
-    >>> to_pixels(torch.tensor([7.0, 0.0, 255.0]).reshape(3, 1, 1)).tolist()
-    [[[255, 0, 7]]]
-    >>> to_pixels(torch.rand(3, 1, 1)) is None
-    True
-    """
-    if len(image) != 3 or not 2 < float(image.max()) <= 255 or float(image.min()) < 0:
-        return None
-    return image.flip(0).permute(1, 2, 0).clamp(0, 255).byte().contiguous().numpy()
-
-
-def last_sweep(points: Tensor) -> Any:
-    """Return x y z of the points of the last LiDAR sweep, as a numpy array."""
-    return points[points[:, 4] == 0, :3].numpy() if points.shape[1] > 4 else points[:, :3].numpy()
-
-
-def _describe(meta: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {meta[key]}" for key in _METHOD_META if meta.get(key) is not None)
+    return truth, scenes_of(shown, truth, found.fields)
 
 
 def _runtime_row(name: str, found: Detections) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from boxcov.data import coco, kitti, nuscenes
 from boxcov.data.coco.results import ALIASES, IMAGE_FIELDS
 from boxcov.data.poses import BOX_FIELDS, transform_detections
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, import_package
 from boxcov.export import ros, tables
 from boxcov.export.rerun import write_rrd
 from boxcov.files import to_json, write_text
@@ -21,7 +20,7 @@ from boxcov.pipeline.options import MessageOptions
 
 MESSAGE_FORMATS = ("ros", "autoware")
 FORMATS_WITH_FRAMES = ("nuscenes", "kitti", "coco", "rerun", *MESSAGE_FORMATS)
-_PACKAGES = {"parquet": ("pyarrow", "analysis"), "rerun": ("rerun", "rerun")}
+_PACKAGES = {"parquet": "pyarrow", "rerun": "rerun"}
 _DATA_SETS: dict[str, tuple[str, Any]] = {
     "nuscenes": ("nuScenes", nuscenes.NuScenes),
     "kitti": ("KITTI", (kitti.Kitti, KittiAsNuScenes)),
@@ -49,9 +48,8 @@ def check_format(
             f"the format {format} is read by trackers, which need the covariance of the errors: "
             "predict with a posterior from boxcov calibrate, or --covariance epistemic"
         )
-    package, extra = _PACKAGES.get(format, ("json", ""))
-    if find_spec(package) is None:
-        raise BoxcovError(f"the format {format} needs {package}: pip install 'boxcov[{extra}]'")
+    if format in _PACKAGES:
+        import_package(_PACKAGES[format])
 
 
 def _check_fields(format: str, fields: tuple[str, ...]) -> None:
@@ -84,7 +82,7 @@ def write_detections(
     elif format == "parquet":
         tables.write_parquet(out, found)
     elif format == "rerun":
-        write_rrd(out, found, frames, "BGR" if isinstance(frames, coco.Coco) else "RGB")
+        write_rrd(out, found, frames)
     elif format in MESSAGE_FORMATS:
         _write_messages(format, out, frames, found, message or MessageOptions())
     else:

@@ -1,1 +1,1 @@
-"""A study as one HTML page, and as PNG figures. Figures need ``pip install 'boxcov[cli]'``."""
+"""A study as one HTML page, and as PNG figures. Figures need matplotlib."""

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.errors import import_scipy
+from boxcov.errors import import_package
 from boxcov.evaluate.covariance_metrics import LEVELS, coverage, gaussian_fit
 from boxcov.evaluate.curves import curves
 from boxcov.evaluate.probability_metrics import region_coverage
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.records import Records
-from boxcov.report.study import Study
+from boxcov.report.study import Study, thin_points
 from boxcov.report.tables import ERROR_NAMES, format_value
+from boxcov.report.verdict import first_records
 
 Array = NDArray[Any]
 COVERAGES = np.array([0.05, *np.arange(1, 10) / 10, 0.95, 0.99])
@@ -89,10 +90,11 @@ def threshold_charts(study: Study) -> list[LineChart]:
 
 def calibration_charts(study: Study) -> list[LineChart]:
     """Return the reliability diagram of the risk, and coverage over level; those with data."""
-    return [*_risk_charts(study), *_coverage_charts(study)]
+    return [*reliability_charts(study), *coverage_charts(study)]
 
 
-def _risk_charts(study: Study) -> list[LineChart]:
+def reliability_charts(study: Study) -> list[LineChart]:
+    """Return the reliability diagram of the risk, if a method has one."""
     lines = []
     for i, method in enumerate(study.methods):
         if method.records.risk is not None and len(method.records):
@@ -111,8 +113,36 @@ def risk_bins(records: Records) -> tuple[Array, Array]:
     return promised, np.array([records.bad[rows].mean() for rows in bins])
 
 
-def _coverage_charts(study: Study) -> list[LineChart]:
-    """Conformal regions and Student-t quantiles of the errors; ellipsoids of the covariance."""
+def gate_charts(study: Study) -> list[LineChart]:
+    """Return the share of bad boxes among those kept, ordered by risk and by score; if known."""
+    lines = [
+        Line(f"{method.name}: lowest risk first", *kept_bad(method.records), i)
+        for i, method in enumerate(study.methods)
+        if method.records.risk is not None and len(method.records)
+    ]
+    records = first_records(study)
+    if not lines or records is None:
+        return []
+    score = Line("highest score first", *kept_bad(records, 1 - records.scores), len(study.methods))
+    labels = ("share of the boxes kept", [*lines, score], "bad boxes among them")
+    return [LineChart("Bad boxes behind a gate", *labels)]
+
+
+def kept_bad(records: Records, order: Array | None = None) -> tuple[Array, Array]:
+    """Return shares of kept boxes, from the lowest ``order`` (n,) up, and of bad ones among them.
+
+    The order is the risk unless given. Equal values are kept together.
+    """
+    values = np.asarray(records.risk if order is None else order)
+    ranks = np.argsort(values, kind="stable")
+    last = np.append(np.diff(values[ranks]) > 0, True)  # of equal values
+    kept = np.arange(1, len(values) + 1)
+    share = np.cumsum(records.bad[ranks]) / kept
+    return thin_points(kept[last] / len(values), 200), thin_points(share[last], 200)
+
+
+def coverage_charts(study: Study) -> list[LineChart]:
+    """Return the share of the errors inside regions, Student-t quantiles and ellipsoids."""
     calibrated, epistemic = [], []
     for i, method in enumerate(study.methods):
         rows = method.records[method.records.paired]
@@ -139,7 +169,7 @@ def _coverage_charts(study: Study) -> list[LineChart]:
 def student_coverage(records: Records) -> tuple[Array, Array]:
     """Return levels, and the share of the errors inside the Student-t's own quantiles."""
     assert records.scale is not None
-    quantile = import_scipy("stats").t.ppf
+    quantile = import_package("scipy.stats").t.ppf
     errors = records.as_axes().errors
     widths = [
         records.scale * quantile((1 + level) / 2, np.array(records.dof)) for level in COVERAGES

@@ -1,25 +1,31 @@
-"""Write the charts and bird's-eye pictures of a study as PNG files for papers, by matplotlib."""
+"""The charts of a report by matplotlib: one by one, or all of a study as PNG files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.matching import PLANE
-from boxcov.evaluate.quality import METRICS, clipped_mean
+from boxcov.evaluate.quality import METRICS
+from boxcov.evaluate.records import Records
 from boxcov.files import atomic_write, make_folder
 from boxcov.report.charts import (
     COLOURS,
     BarChart,
     LineChart,
     calibration_charts,
+    coverage_charts,
+    gate_charts,
+    reliability_charts,
     runtime_charts,
     threshold_charts,
 )
-from boxcov.report.pictures import draw_scene, plain_text
-from boxcov.report.study import Study
+from boxcov.report.pictures import Shown, draw_from_above, plain_text
+from boxcov.report.study import Method, Study
 from boxcov.report.svg import decades
+from boxcov.report.viewer import viewer_methods
 
 # the page's colours on white, in the same order
 PALETTE = ("#2a78d6", "#e0592a", "#159c6c", "#b87f00", "#d4588c", "#0a7a0a", "#4a3aa7", "#c93a3a")
@@ -66,6 +72,63 @@ def _subplots(rows: int, columns: int, width: float, height: float) -> tuple[Any
     return plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
 
 
+def plot_reliability(records: Records | Mapping[str, Records], axes: Any = None) -> Any:
+    """Draw how often boxes of a risk were bad, over the risk; return the axes of matplotlib.
+
+    records: of ``boxcov.evaluate.match``, or several by name. With ``axes`` it is drawn there.
+    """
+    return _plot(reliability_charts(_study(records)), "risk", axes)
+
+
+def plot_coverage(records: Records | Mapping[str, Records], axes: Any = None) -> Any:
+    """Draw the share of the errors inside the regions over their level, see above."""
+    return _plot(coverage_charts(_study(records)), "regions or covariance", axes)
+
+
+def plot_risk(records: Records | Mapping[str, Records], axes: Any = None) -> Any:
+    """Draw the share of bad boxes among those kept, lowest risk first; see above."""
+    return _plot(gate_charts(_study(records)), "risk", axes)
+
+
+def _study(records: Records | Mapping[str, Records]) -> Study:
+    named = {"boxes": records} if isinstance(records, Records) else records
+    return Study("", methods=[Method(name, one) for name, one in named.items()])
+
+
+def _plot(charts: Sequence[LineChart], missing: str, axes: Any) -> Any:
+    if not charts:
+        raise BoxcovError(f"these records have no {missing}: predict with a calibrated model")
+    if axes is None:
+        import_package("matplotlib")
+        from matplotlib import pyplot as plt
+
+        _, axes = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
+    _draw_line_chart(axes, charts[0])
+    axes.set_xlabel(charts[0].x_label)
+    axes.legend(frameon=False, fontsize=8)
+    return axes
+
+
+def _draw_line_chart(ax: Any, chart: LineChart) -> None:
+    if chart.with_diagonal:
+        ax.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":", label="ideal")
+    for line in chart.lines:
+        ax.plot(
+            line.x,
+            line.y,
+            label=_escape(line.name),
+            marker="o" if line.with_markers else None,
+            markersize=3,
+            color=PALETTE[line.style % COLOURS],
+            linestyle=DASHES[line.style // COLOURS % len(DASHES)],
+            linewidth=1.6,
+        )
+    ax.set_title(chart.title, fontsize=10)
+    ax.set(ylabel=chart.y_label, xlim=(0, 1), ylim=(-0.02, 1.02))
+    ax.grid(color="#e4e4e4", linewidth=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
 def _draw_line_charts(
     charts: Sequence[LineChart], columns: int, size: tuple[float, float]
 ) -> Any | None:
@@ -76,25 +139,9 @@ def _draw_line_charts(
     rows = -(-len(charts) // columns)
     figure, axes = _subplots(rows, columns, size[0] * columns, size[1] * rows + 0.3)
     for number, (ax, chart) in enumerate(zip(axes.flat, charts)):
-        if chart.with_diagonal:
-            ax.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":", label="ideal")
-        for line in chart.lines:
-            ax.plot(
-                line.x,
-                line.y,
-                label=_escape(line.name),
-                marker="o" if line.with_markers else None,
-                markersize=3,
-                color=PALETTE[line.style % COLOURS],
-                linestyle=DASHES[line.style // COLOURS % len(DASHES)],
-                linewidth=1.6,
-            )
-        ax.set_title(chart.title, fontsize=10)
-        ax.set(ylabel=chart.y_label, xlim=(0, 1), ylim=(-0.02, 1.02))
+        _draw_line_chart(ax, chart)
         if number >= len(charts) - columns:  # last row
             ax.set_xlabel(chart.x_label)
-        ax.grid(color="#e4e4e4", linewidth=0.6)
-        ax.spines[["top", "right"]].set_visible(False)
     drawn: dict[str, Any] = {}  # one line per name
     for ax in axes.flat:
         drawn |= {name: line for line, name in zip(*ax.get_legend_handles_labels())}
@@ -132,18 +179,17 @@ def _draw_bar_charts(charts: Sequence[BarChart]) -> Any | None:
 
 
 def _draw_scene(study: Study, frame: int) -> Any | None:
-    """Draw a frame from above: the first method with covariances, at the paper's threshold."""
+    """Draw a frame from above: the first method with covariances."""
     if not study.methods or not all(name in study.fields for name in PLANE):
         return None
-    with_covariance = (m for m in study.methods if m.records.covariance is not None)
-    method = next(with_covariance, study.methods[0])
+    method = viewer_methods(study)[0]
     figure, axes = _subplots(1, 1, 6.5, 6.8)
-    records = method.records
+    records, scene = method.records, study.scenes[frame]
     shown = records[(records.frame == frame) & (records.scores >= MIN_SCORE)]
-    threshold = clipped_mean(records.uncertainty)
-    draw_scene(axes[0][0], study.scenes[frame], shown, threshold)
-    title = f"{study.scenes[frame].name}: {method.name}, scores from {MIN_SCORE}"
-    axes[0][0].set_title(f"{_escape(title)}. Green: objects; numbers: u", fontsize=9)
+    draw_from_above(axes[0][0], Shown.of(shown), scene.points, scene.truth)
+    kind = "score" if records.risk is None else "risk"
+    title = f"{scene.name}: {method.name}, scores from {MIN_SCORE}"
+    axes[0][0].set_title(f"{_escape(title)}. Green: objects; numbers: {kind}", fontsize=9)
     return figure
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from boxcov.detections import Detections
 from boxcov.evaluate.summary import class_groups, range_groups, table
 from boxcov.files import write_text
-from boxcov.report.charts import calibration_charts, runtime_charts, threshold_charts
+from boxcov.report.charts import calibration_charts, gate_charts, runtime_charts, threshold_charts
 from boxcov.report.study import Method, Study
 from boxcov.report.svg import draw_bar_chart, draw_line_chart, legend
 from boxcov.report.tables import (
@@ -44,6 +45,20 @@ def write(path: str | Path, study: Study, replicates: int = 200) -> None:
     True
     """
     write_text(path, page(study, replicates))
+
+
+def report(
+    path: str | Path, detections: Detections | Mapping[str, Detections], frames: Iterable[Any]
+) -> Study:
+    """Write the report of detections on labelled frames to ``path``, and return its study.
+
+    detections: of one method, or of several by name; ``boxcov.join_frames`` joins single frames.
+    frames: (inputs, targets) of each frame, in the order of ``detections.frame``. The first six are
+        shown; ``Study.of`` and ``write`` take a title and another number.
+    """
+    study = Study.of(detections, frames)
+    write(path, study)
+    return study
 
 
 def page(study: Study, replicates: int = 200) -> str:
@@ -163,14 +178,15 @@ def _quality(study: Study, replicates: int) -> Section | None:
 
 def _calibration(study: Study) -> Section | None:
     """Does the risk happen as often as it says, and do the regions hold what they promise?"""
-    charts = calibration_charts(study)
+    charts = [*calibration_charts(study), *gate_charts(study)]
     if not charts:
         return None
     content = (
         "<p>On the diagonal, what was promised happened. Risk: boxes in ten groups of equal size. "
         "Regions: the errors of single fields of boxes with an object, inside the conformal half "
         "widths, and inside the quantiles of the Student-t distributions. Ellipsoids: the "
-        "epistemic covariance leaves out the noise of sensor and labels.</p>"
+        "epistemic covariance leaves out the noise of sensor and labels. Behind a gate: the bad "
+        "boxes among those that one keeps, from the lowest risk or the highest score on.</p>"
     )
     content += legend(charts) + _figures([draw_line_chart(chart) for chart in charts])
     for method in viewer_methods(study):

@@ -1,108 +1,210 @@
 """Pictures of frames by matplotlib: LiDAR frames from above, and images.
 
-Objects are green and predictions red, with ellipses of the covariance and the uncertainty.
+Objects are green. Calibrated boxes have the colour of their risk and a dashed outline: the box
+grown by the half widths of its region.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.data.coco.images import to_pixels
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, import_package
+from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.geometry import corners, ellipse
-from boxcov.evaluate.matching import PLANE
+from boxcov.evaluate.matching import IMAGE, PLANE
 from boxcov.evaluate.records import Records
 from boxcov.files import atomic_write
-from boxcov.report.study import Scene, thin_points
-from boxcov.report.tables import format_value
+from boxcov.outlines import grown_boxes, risk_colors, side_bands
+from boxcov.report.study import thin_points
 
 Array = NDArray[Any]
 OBJECT, PREDICTION, UNCERTAIN = "#2ca02c", "#d62728", "#e07b00"
+OBJECT_FILL = (0.17, 0.63, 0.17)
+POINTS = "#8a919c"
 MANY_BOXES = 40  # from this number on the text is small
+LOW_SCORE = 0.3  # boxes without a risk are dashed below it
+GAUSS = float(np.sqrt(-2 * np.log(1 - 0.9)))  # sigmas of the ellipse that holds 90 %
 
 
-def draw_scene(axes: Any, scene: Scene, records: Records, threshold: float | None = None) -> None:
-    """Draw points, objects and the predictions of one frame from above, in metres.
+@dataclass(frozen=True)
+class Shown:
+    """What a picture shows of the boxes of one frame."""
 
-    records: the predictions of this frame. Boxes with an uncertainty of ``threshold`` or more are
-        dashed and orange.
-    """
-    plane = [records.fields.index(name) for name in PLANE]
-    points = thin_points(scene.points, 60_000)
-    axes.scatter(points[:, 0], points[:, 1], s=0.4, color="#8a919c", linewidths=0, rasterized=True)
-    truth = scene.truth[:, plane] if len(scene.truth) else np.zeros((0, 5))
-    for outline in corners(truth):
-        axes.plot(*outline.T, color=OBJECT, linewidth=2)
-    boxes, C = records.boxes[:, plane], records.covariance
-    size = 8 if len(boxes) <= MANY_BOXES else 5
-    for i, (box, u) in enumerate(zip(boxes, records.uncertainty)):
-        is_certain = threshold is None or u < threshold
-        colour, dash = (PREDICTION, "-") if is_certain else (UNCERTAIN, "--")
-        _draw_box(
-            axes, box, None if C is None else C[i][np.ix_(plane[:2], plane[:2])], colour, dash
+    fields: tuple[str, ...]
+    boxes: Array  # (m, D)
+    scores: Array  # (m,)
+    risk: Array | None = None  # (m,)
+    widths: Array | None = None  # (m, D) half widths of the region
+    covariance: Array | None = None  # (m, D, D) drawn where there are no half widths
+    names: Sequence[str] = ()  # m classes
+
+    @staticmethod
+    def of(found: Detections | Records, level: float = 0.9) -> Shown:
+        """Return what is shown of detections, or of records at the first level above ``level``."""
+        classes = [found.classes[int(label)] for label in found.labels]
+        if isinstance(found, Records):
+            widths = found.regions
+            if widths is not None:
+                widths = widths[:, next(i for i, one in enumerate(LEVELS) if one >= level)]
+            arrays = (found.boxes, found.scores, found.risk, widths, found.covariance)
+            return Shown(found.fields, *arrays, classes)
+        of = found.numpy()
+        has_region = found.region_widths is not None
+        widths = found.region(level).detach().cpu().numpy() if has_region else None
+        arrays = (of["boxes"], of["scores"], of.get("risk"), widths, of.get("covariance"))
+        return Shown(found.fields, *arrays, classes)
+
+    def columns(self, names: Sequence[str]) -> list[int]:
+        return [self.fields.index(name) for name in names]
+
+    @property
+    def colors(self) -> list[Any]:
+        if self.risk is not None:
+            return [tuple(color) for color in risk_colors(self.risk) / 255]
+        return [PREDICTION if score >= LOW_SCORE else UNCERTAIN for score in self.scores]
+
+    @property
+    def texts(self) -> list[str]:
+        """The number beside each box: its risk, or its score."""
+        if self.risk is not None:
+            return [f"{100 * risk:.0f} %" for risk in self.risk]
+        return [f"{score:.2f}" for score in self.scores]
+
+
+def plot(
+    detections: Detections,
+    inputs: Any = None,
+    targets: Sequence[Mapping[str, Any]] | None = None,
+    axes: Any = None,
+    level: float = 0.9,
+) -> Any:
+    """Draw the boxes of one frame, see ``Detections.plot``; return the axes."""
+    if len(detections) and int(detections.frame.min()) != int(detections.frame.max()):
+        raise BoxcovError("a plot shows one frame: plot each of detections.frames()")
+    if axes is None:
+        import_package("matplotlib")
+        from matplotlib import pyplot as plt
+
+        _, axes = plt.subplots(figsize=(7, 7), layout="constrained")
+    truth = np.zeros((0, len(detections.fields)))
+    if targets:
+        boxes = targets[0]["boxes"].detach().cpu().numpy()
+        truth = boxes[:, : len(detections.fields)]
+    shown = Shown.of(detections, level)
+    if set(PLANE) <= set(detections.fields):
+        draw_from_above(axes, shown, _points(inputs), truth)
+    elif detections.fields[:4] == IMAGE:
+        draw_image(axes, shown, None if inputs is None else to_pixels(inputs), truth)
+    else:
+        raise BoxcovError(
+            f"boxes of {' '.join(detections.fields)} cannot be drawn: they need {' '.join(PLANE)}, "
+            f"or {' '.join(IMAGE)}"
         )
-        text = format_value(u, digits=2)
-        axes.annotate(text, box[:2] + 1.2, color=colour, fontsize=size, clip_on=True)
+    return axes
+
+
+def _points(inputs: Any) -> Array:
+    """Return the points (n, 2 or more) of a frame's inputs: a cloud, or a list of one."""
+    cloud = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else inputs
+    if cloud is None:
+        return np.zeros((0, 2))
+    points = np.asarray(cloud.detach().cpu() if hasattr(cloud, "detach") else cloud)
+    if points.ndim != 2 or points.shape[1] < 2:
+        raise BoxcovError(
+            f"inputs of shape {points.shape} are no point cloud (n, 2 or more): give the frame's "
+            "own inputs, or None"
+        )
+    return points
+
+
+def draw_from_above(axes: Any, shown: Shown, points: Array, truth: Array) -> None:
+    """Draw points (n, 2 or more), objects (k, D) and boxes from above, in metres."""
+    plane = shown.columns(PLANE)
+    points = thin_points(points, 60_000)
+    axes.scatter(points[:, 0], points[:, 1], s=0.4, color=POINTS, linewidths=0, rasterized=True)
+    truth = truth[:, plane] if len(truth) else np.zeros((0, 5))
+    for outline in corners(truth):
+        axes.fill(*outline.T, facecolor=(*OBJECT_FILL, 0.22), edgecolor=OBJECT, linewidth=1)
+    boxes = np.asarray(shown.boxes, dtype=float)[:, plane]
+    for box, color, score in zip(boxes, shown.colors, shown.scores):
+        is_low = shown.risk is None and score < LOW_SCORE
+        _draw_box(axes, box, color, "--" if is_low else "-")
+    for outline, color in zip(_regions_from_above(shown, boxes, plane), shown.colors):
+        axes.plot(*outline.T, color=color, linewidth=0.8, linestyle=(0, (3, 2)))
+    size = 8 if len(boxes) <= MANY_BOXES else 5
+    for outline, text, color in zip(corners(boxes), shown.texts, shown.colors):
+        axes.annotate(text, outline.max(0) + 0.4, color=color, fontsize=size, clip_on=True)
     centres = np.concatenate([boxes[:, :2], truth[:, :2], np.zeros((1, 2))])  # the sensor is at 0 0
     low, high = centres.min(0) - 6, centres.max(0) + 6
     middle, half = (low + high) / 2, float((high - low).max()) / 2
-    axes.set(
-        xlim=(middle[0] - half, middle[0] + half),
-        ylim=(middle[1] - half, middle[1] + half),
-        aspect="equal",
-        xlabel="x [m]",
-        ylabel="y [m]",
-    )
+    limits = {"xlim": middle[0] + [-half, half], "ylim": middle[1] + [-half, half]}
+    axes.set(**limits, aspect="equal", xlabel="x [m]", ylabel="y [m]")
 
 
-def _draw_box(axes: Any, box: Array, position: Array | None, colour: str, dash: str) -> None:
-    """Draw a box x y w l yaw with its heading, and 1 and 3 sigma ellipses of its position."""
-    axes.plot(*corners(box[None])[0].T, color=colour, linewidth=1, linestyle=dash)
+def _draw_box(axes: Any, box: Array, color: Any, dash: str) -> None:
+    """Draw a box x y w l yaw with its heading."""
+    axes.plot(*corners(box[None])[0].T, color=color, linewidth=1.2, linestyle=dash)
     front = box[:2] + box[3] / 2 * np.array([np.cos(box[4]), np.sin(box[4])])
-    axes.plot(*np.stack([box[:2], front]).T, color=colour, linewidth=1)
-    if position is not None:
-        for sigmas, line in ((1, "-"), (3, ":")):
-            outline = ellipse(box[:2], position, sigmas)
-            axes.plot(*outline.T, color=colour, linewidth=0.8, linestyle=line)
+    axes.plot(*np.stack([box[:2], front]).T, color=color, linewidth=1)
 
 
-def draw_image(axes: Any, image: Array, found: Detections, truth: Array) -> None:
-    """Draw a letterboxed image (3, h, w), BGR, with detections and objects (k, 4) as x1 y1 x2 y2.
+def _regions_from_above(shown: Shown, boxes: Array, plane: list[int]) -> list[Array]:
+    """Return outlines: grown boxes, or the 90 % ellipses of the centres, or nothing."""
+    if shown.widths is not None:
+        return list(corners(grown_boxes(boxes, shown.widths[:, plane])))
+    if shown.covariance is None:
+        return []
+    C = np.asarray(shown.covariance, dtype=float)[:, plane[:2]][:, :, plane[:2]]
+    return [ellipse(box[:2], c, GAUSS) for box, c in zip(boxes, C)]
 
-    The corners carry 1 sigma ellipses; the number is the root of the trace in percent of the mean
-    side.
+
+def draw_image(axes: Any, shown: Shown, image: Array | None, truth: Array) -> None:
+    """Draw an image (h, w, 3), red, green and blue, with boxes and objects (k, 4), x1 y1 x2 y2.
+
+    Without half widths the corners have the 90 % ellipses of their covariance.
     """
-    axes.imshow(np.clip(image[::-1].transpose(1, 2, 0) / 255, 0, 1))
+    if image is not None:
+        axes.imshow(image)
+        height, width = image.shape[:2]
+        axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+    elif not axes.yaxis_inverted():
+        axes.invert_yaxis()
     for box in truth:
         _draw_upright_box(axes, box, OBJECT, 1.5)
-    arrays = found.numpy()
-    for box, covariance, label, score in zip(
-        arrays["boxes"], arrays["covariance"], arrays["labels"], arrays["scores"]
-    ):
-        _draw_upright_box(axes, box[:4], PREDICTION, 1.2)
-        for first in (0, 2):
-            at = slice(first, first + 2)
-            outline = ellipse(box[at], covariance[at, at], 1.0)
-            axes.plot(*outline.T, color=PREDICTION, linewidth=0.8)
-        deviation = float(np.sqrt(np.trace(covariance[:4, :4])))
-        side = float(np.sqrt(max((box[2] - box[0]) * (box[3] - box[1]), 1.0)))
-        axes.text(
-            max(box[0], 0) + 2,
-            max(box[1], 0) + 2,
-            plain_text(f"{found.classes[int(label)]} {score:.2f}, {100 * deviation / side:.0f} %"),
-            color=PREDICTION,
-            fontsize=6.5,
-            va="top",
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
-            clip_on=True,
-        )
-    height, width = image.shape[1:]
-    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+    columns = shown.columns(IMAGE)
+    boxes = np.asarray(shown.boxes, dtype=float)[:, columns]
+    for box, color, text, name in zip(boxes, shown.colors, shown.texts, shown.names):
+        _draw_upright_box(axes, box, color, 1.4)
+        _annotate(axes, box, f"{name} {text}", color)
+    if shown.widths is not None:
+        for band in side_bands(boxes, shown.widths[:, columns]):
+            for box, color in zip(band, shown.colors):
+                _draw_upright_box(axes, box, color, 0.8, (0, (3, 2)))
+    elif shown.covariance is not None:
+        for box, C, color in zip(boxes, shown.covariance, shown.colors):
+            for at in (slice(0, 2), slice(2, 4)):
+                axes.plot(*ellipse(box[at], C[at, at], GAUSS).T, color=color, linewidth=0.8)
+
+
+def _annotate(axes: Any, box: Array, text: str, color: Any) -> None:
+    axes.text(
+        max(box[0], 0) + 2,
+        max(box[1], 0) + 2,
+        plain_text(text),
+        color=color,
+        fontsize=6.5,
+        va="top",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
+        clip_on=True,
+    )
 
 
 def write_images(
@@ -111,22 +213,17 @@ def write_images(
     titles: Sequence[str] = (),
     columns: int = 3,
 ) -> None:
-    """Write a PNG of frames side by side: image (3, h, w), detections, objects (k, 4)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Write a PNG of frames side by side: image (3, h, w), BGR, detections, objects (k, 4)."""
     if not frames:
         raise BoxcovError(f"{path}: there are no frames to draw")
     columns = min(columns, len(frames))
     rows = -(-len(frames) // columns)
-    figure = Figure(figsize=(4.2 * columns, 4.2 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure((4.2 * columns, 4.2 * rows))
     for number, (image, found, truth) in enumerate(frames):
         axes = figure.add_subplot(rows, columns, number + 1)
-        draw_image(axes, image, found, truth)
+        draw_image(axes, Shown.of(found), to_pixels(image), truth)
         axes.set_title(plain_text(titles[number]) if number < len(titles) else "", fontsize=9)
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, dpi=90, format="png")
+    _save(path, figure)
 
 
 def write_cloud(path: str | Path, points: Array, found: Detections, truth: Array) -> None:
@@ -134,22 +231,24 @@ def write_cloud(path: str | Path, points: Array, found: Detections, truth: Array
 
     Boxes with a score below 0.3 are dashed and orange.
     """
+    figure = _figure((9, 9))
+    axes = figure.add_subplot()
+    draw_from_above(axes, Shown.of(found), points, truth)
+    axes.set(xlim=(-60, 60), ylim=(-60, 60))
+    _save(path, figure)
+
+
+def _figure(size: tuple[float, float]) -> Any:
+    """Return a figure without a window, whatever backend the session uses."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    plane = [found.fields.index(name) for name in PLANE]
-    figure = Figure(figsize=(9, 9), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    points = thin_points(points, 60_000)
-    axes.scatter(points[:, 0], points[:, 1], s=0.4, color="#8a919c", linewidths=0)
-    for outline in corners(truth[:, plane]):
-        axes.plot(*outline.T, color=OBJECT, linewidth=2)
-    arrays = found.numpy()
-    for box, score in zip(arrays["boxes"][:, plane], arrays["scores"]):
-        colour, dash = (PREDICTION, "-") if score >= 0.3 else (UNCERTAIN, "--")
-        _draw_box(axes, box, None, colour, dash)
-    axes.set(aspect="equal", xlabel="x [m]", ylabel="y [m]", xlim=(-60, 60), ylim=(-60, 60))
+    return figure
+
+
+def _save(path: str | Path, figure: Any) -> None:
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=90, format="png")
 
@@ -164,6 +263,7 @@ def plain_text(name: str) -> str:
     return shown.replace("$", r"\$")
 
 
-def _draw_upright_box(axes: Any, box: Array, colour: str, width: float) -> None:
-    x1, y1, x2, y2 = box
-    axes.plot([x1, x2, x2, x1, x1], [y1, y1, y2, y2, y1], color=colour, linewidth=width)
+def _draw_upright_box(axes: Any, box: Array, color: Any, width: float, dash: Any = "-") -> None:
+    x1, y1, x2, y2 = box[:4]
+    x, y = [x1, x2, x2, x1, x1], [y1, y1, y2, y2, y1]
+    axes.plot(x, y, color=color, linewidth=width, linestyle=dash)

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from boxcov.data.coco.images import to_pixels
+from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
+from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty, uncertainty_of
 
 Array = NDArray[Any]
+METHOD_META = (
+    "method",
+    "samples",
+    "derivative",
+    "epsilon",
+    "dropout",
+    "depth",
+    "form",
+    "n_data",
+    "prior_precision",
+    "fisher",
+    "seed",
+)
+_SETTINGS = ("detector", "posterior", *METHOD_META, "boxcov", "torch")
 
 
 @dataclass(frozen=True)
@@ -80,6 +99,35 @@ class Study:
                     f"the records have {len(self.fields)}"
                 )
 
+    @staticmethod
+    def of(
+        detections: Detections | Mapping[str, Detections],
+        frames: Iterable[Any],
+        title: str = "Uncertainty of boxes",
+        scenes: int = 6,
+    ) -> Study:
+        """Return the study of detections, one or several by name, on labelled frames.
+
+        ``detections.frame`` counts ``frames``, (inputs, targets) of one frame each, of which the
+        first ``scenes`` are shown.
+        """
+        if isinstance(detections, Detections):
+            detections = {str(detections.meta.get("method", "boxes")): detections}
+        inputs, targets = {}, []
+        for number, (own, objects) in enumerate(frames):
+            targets.append((None, objects))
+            if number < scenes:
+                inputs[number] = own
+        truth = GroundTruth.from_frames(targets)
+        methods = [m for name, found in detections.items() for m in methods_of(name, found, truth)]
+        first = next(iter(detections.values()))
+        about = {
+            "frames": truth.frames,
+            "objects": len(truth.labels),
+            **_settings(first.meta, _SETTINGS),
+        }
+        return Study(title, about, methods, scenes_of(inputs, truth, first.fields))
+
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the box fields; empty without a method."""
@@ -95,8 +143,56 @@ class Study:
         return any(len(method.records) for method in self.methods)
 
 
+def methods_of(
+    name: str, found: Detections, truth: GroundTruth, uncertainty: ScalarUncertainty = "trace"
+) -> list[Method]:
+    """Return detections matched with objects: with u, and with u = risk if they are calibrated."""
+    records = match_detections(found, truth)
+    if not len(records):
+        raise BoxcovError(f"{name}: no box has a score above 0.1: there is nothing to evaluate")
+    u = records.uncertainty if uncertainty == "trace" else uncertainty_of(records, uncertainty)
+    described = [
+        f"{key} {found.meta[key]}" for key in METHOD_META if found.meta.get(key) is not None
+    ]
+    methods = [Method(name, records.with_uncertainty(u), ", ".join(described))]
+    if records.risk is not None:
+        note = "u is the risk: the probability that the box is bad"
+        as_risk = records.without_covariance(records.risk)
+        methods.append(Method(f"{name}: risk", as_risk, note, is_probability=True))
+    return methods
+
+
+def scenes_of(
+    inputs: Mapping[int, Any], truth: GroundTruth, fields: tuple[str, ...]
+) -> dict[int, Scene]:
+    """Return frames to show, by number, from their inputs: point clouds or images."""
+    boxes, scenes = truth.columns(fields), {}
+    for number, own in inputs.items():
+        rows = truth.frame == number
+        points, image = np.zeros((0, 2)), None
+        if isinstance(own, (list, tuple)) and own and own[0].dim() == 2:
+            points = last_sweep(own[0])
+        else:
+            batch = own[0] if isinstance(own, (list, tuple)) and own else own
+            if not isinstance(batch, Tensor) or batch.dim() not in (3, 4):
+                continue
+            image = to_pixels(batch)
+        scenes[number] = Scene(f"frame {number}", points, boxes[rows], truth.labels[rows], image)
+    return scenes
+
+
+def last_sweep(points: Tensor) -> Any:
+    """Return x y z of the points of the last LiDAR sweep, as a numpy array."""
+    points = points.detach().cpu()
+    return points[points[:, 4] == 0, :3].numpy() if points.shape[1] > 4 else points[:, :3].numpy()
+
+
+def _settings(meta: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: meta[name] for name in names if meta.get(name) is not None}
+
+
 def thin_points(points: Array, count: int) -> Array:
-    """Return at most ``count`` of the points (p, 2), evenly spaced in the list.
+    """Return at most ``count`` of the points (p, ...), evenly spaced in the list.
 
     >>> thin_points(np.arange(20.0).reshape(10, 2), 3)[:, 0].tolist()
     [0.0, 8.0, 18.0]

@@ -25,9 +25,7 @@ def test_parameter_counts_equal_those_of_upstream(name: str, millions: float) ->
 
 
 def test_the_trained_nano_network_gives_what_its_onnx_file_gives() -> None:
-    runtime = pytest.importorskip(
-        "onnxruntime", reason="onnxruntime is not installed: pip install 'boxcov[onnx]'"
-    )
+    runtime = pytest.importorskip("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(nano() / "yolox_nano.onnx", options)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, import_package
 from boxcov.input_file import read_bytes, shorten
 
 PADDING = 114.0  # the grey around a letterboxed image
@@ -33,12 +33,7 @@ def read_image(path: str | Path) -> Tensor:
     ...     read_image(f"{folder}/x.png")[:, 0, 0]
     tensor([  7,   0, 255], dtype=torch.uint8)
     """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise BoxcovError(
-            "images are read with Pillow, which is not installed: pip install 'boxcov[coco]'"
-        ) from None
+    Image = import_package("PIL.Image")
     try:
         with Image.open(BytesIO(read_bytes(path, MAX_BYTES)), formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -58,6 +53,32 @@ def read_image(path: str | Path) -> Tensor:
             f"({type(error).__name__}: {shorten(error, 400)})"
         ) from None
     return torch.from_numpy(np.ascontiguousarray(rgb[:, :, ::-1])).permute(2, 0, 1).contiguous()
+
+
+def to_pixels(image: Any) -> Any:
+    """Return an input image as bytes (h, w, 3): red, green, blue; None if it is normalised.
+
+    image: (3, h, w) or (1, 3, h, w), either blue, green, red up to 255, as the frames of boxcov, or
+        red, green, blue up to 1, as those of torchvision; or bytes (h, w, 3), as they are.
+
+    >>> to_pixels(torch.tensor([7.0, 0.0, 255.0]).reshape(3, 1, 1)).tolist()
+    [[[255, 0, 7]]]
+    >>> to_pixels(torch.tensor([1.0, 0.0, 0.2]).reshape(1, 3, 1, 1)).tolist()
+    [[[255, 0, 51]]]
+    >>> to_pixels(torch.randn(3, 8, 8)) is None
+    True
+    """
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[-1] == 3:
+        return image
+    image = torch.as_tensor(image).detach().cpu()
+    image = image[0] if image.dim() == 4 else image
+    if image.dim() != 3 or len(image) != 3:
+        raise BoxcovError(f"an image has shape (3, h, w), got {tuple(image.shape)}")
+    low, high = float(image.min()), float(image.max())
+    if low < 0 or high > 255 or 1 < high <= 2:
+        return None
+    rgb = image * 255 if high <= 1 else image.flip(0)
+    return rgb.round().byte().permute(1, 2, 0).contiguous().numpy()
 
 
 def _bytes(image: Any) -> Any:

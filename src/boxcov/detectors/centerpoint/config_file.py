@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, import_package, join_names
 from boxcov.input_file import read_text
 
 SUFFIXES = (".py", ".yaml", ".yml")
@@ -154,13 +154,7 @@ def _by_name(value: Any) -> Any:
 
 
 def _parse_yaml(text: str, path: Path) -> dict[str, Any]:
-    try:
-        import yaml
-    except ImportError:
-        raise BoxcovError(
-            f"{path}: reading it needs PyYAML: pip install pyyaml, or give the name of a "
-            "configuration"
-        ) from None
+    yaml = import_package("yaml")
     try:
         values = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:

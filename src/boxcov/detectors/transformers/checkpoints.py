@@ -8,7 +8,7 @@ from typing import Any
 
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.transformers.families import FAMILIES, KNOWN, wrap
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, import_package, join_names
 from boxcov.input_file import read_json, shorten
 
 
@@ -34,7 +34,7 @@ def load(
     if not path.is_dir():
         raise BoxcovError(f"{path}: no such folder; it needs config.json and model.safetensors")
     name = _model_name(path)
-    transformers = _transformers()
+    transformers = import_package("transformers")
     try:
         model, loading = getattr(transformers, name).from_pretrained(
             str(path),
@@ -109,13 +109,3 @@ def _processor(transformers: Any, path: Path, name: str) -> Any:
         transformers, f"{family}ImageProcessor"
     )
     return kind()
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise BoxcovError(
-            "transformers is not installed: pip install 'boxcov[transformers]'"
-        ) from None
-    return transformers

@@ -171,8 +171,8 @@ class QueryDetector(Detector):
                 losses.append(self.image_loss(of_image(raw, b), [own], sizes.device))
             except ImportError as error:
                 raise BoxcovError(
-                    "the losses of transformers need more packages: "
-                    f"pip install 'boxcov[transformers]' ({error})"
+                    "the losses of transformers need more packages: pip install scipy pillow "
+                    f"({error})"
                 ) from None
         return torch.stack(losses)
 

@@ -1,6 +1,7 @@
 """A detector with its covariances as one ONNX file: boxes, scores, labels, covariances.
 
-Needs ``pip install 'boxcov[onnx]'``. See docs/guide/deploy.md for what the graph contains.
+Needs the packages onnx, onnxscript and onnxruntime. See docs/guide/deploy.md for what the graph
+contains.
 """
 
 from boxcov.export.onnx.write import about, export

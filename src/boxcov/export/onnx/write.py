@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from boxcov._torch.modules import check_fingerprint, shadow
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, import_package, join_names
 from boxcov.export.onnx.graph import FrameGraph, build_graph
 from boxcov.export.onnx.model import build_model
 from boxcov.files import atomic_write, to_json
@@ -77,7 +76,7 @@ def export(
     (True, ['x', 'y', 'w', 'l', 'yaw'], [3, 5, 5])
     """
     for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
-        _import(package)
+        import_package(package)
     limits = limits or StaticLimits()
     if samples != "exact":
         check_samples(samples)
@@ -112,7 +111,7 @@ def export(
 
 def about(path: str | Path) -> dict[str, Any]:
     """Return the metadata of a file written by ``export``: version, method, weights, shapes, ..."""
-    onnx = _import("onnx")
+    onnx = import_package("onnx")
     from google.protobuf.message import DecodeError
 
     with reading(path, "an ONNX file of boxcov's"):
@@ -123,17 +122,6 @@ def about(path: str | Path) -> dict[str, Any]:
         properties = {entry.key: entry.value for entry in model.metadata_props}
         metadata: dict[str, Any] = parse_metadata(properties[_KEY])
         return metadata
-
-
-def _import(name: str) -> Any:
-    """Import an optional package."""
-    try:
-        return import_module(name)
-    except ImportError:
-        raise BoxcovError(
-            f"ONNX files need the package {name}, which is not installed: "
-            "pip install 'boxcov[onnx]'"
-        ) from None
 
 
 def _named_inputs(inputs: Any, input_name: str) -> dict[str, Tensor]:
@@ -214,7 +202,7 @@ def _describe(detector: Detector, posterior: Posterior, limits: StaticLimits) ->
 
 def _compare(content: bytes, graph: FrameGraph) -> None:
     """Raise if the graph in onnxruntime differs from PyTorch on the example."""
-    onnxruntime = _import("onnxruntime")
+    onnxruntime = import_package("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from boxcov.files import write_text
-from boxcov.pipeline.evaluate import last_sweep
 from boxcov.pipeline.options import ReproduceCommand
 from boxcov.pipeline.paths import held_folder
 from boxcov.pipeline.reproduce.analysis import (
@@ -18,7 +17,7 @@ from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.workspace import Progress, Workspace
 from boxcov.report.figures import write_figures
 from boxcov.report.page import write
-from boxcov.report.study import Method, Scene, Study
+from boxcov.report.study import Method, Study, scenes_of
 from boxcov.version import __version__
 
 SCENES = 8  # frames to show in the report
@@ -73,15 +72,6 @@ def _build_study(workspace: Workspace, tables: list[Table]) -> Study:
         for row in rows
     ]
     about = {"boxcov": __version__, **workspace.setting.json(), "posterior": "paper's form, head"}
-    return Study("Reproduction of MC-GLM", about, methods, _scenes(workspace), runtime)
-
-
-def _scenes(workspace: Workspace) -> dict[int, Scene]:
-    """Return the first frames if they are point clouds."""
-    truth, scenes = workspace.truth(TEST), {}
-    for number, (inputs, _) in enumerate(workspace.frames(TEST)[:SCENES]):
-        if not isinstance(inputs, list):
-            break
-        boxes, labels = truth.of_frame(number)
-        scenes[number] = Scene(f"frame {number}", last_sweep(inputs[0].cpu()), boxes, labels)
-    return scenes
+    shown = {n: inputs for n, (inputs, _) in enumerate(workspace.frames(TEST)[:SCENES])}
+    scenes = scenes_of(shown, workspace.truth(TEST), methods[0].records.fields)
+    return Study("Reproduction of MC-GLM", about, methods, scenes, runtime)

@@ -1,0 +1,145 @@
+"""supervision: boxes of images there and back, and an annotator that draws their regions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from boxcov.data.coco.results import IMAGE_FIELDS
+from boxcov.detections import Detections
+from boxcov.errors import BoxcovError, import_package
+from boxcov.outlines import risk_colors, side_bands
+from boxcov.result_check import check_result
+
+_KEY = "boxcov"  # what supervision carries along: metadata["boxcov"], data["boxcov.NAME"]
+
+
+def to_supervision(detections: Detections) -> Any:
+    """Return boxes of images as ``supervision.Detections``.
+
+    Every array of the boxes is in ``data``, as ``boxcov.covariance``, ``boxcov.no_object`` and so
+    on, so that it is filtered and tracked with them; ``data["risk"]`` and ``data["class_name"]``
+    are for annotators. ``from_supervision`` reads it back.
+    """
+    check_result(detections, "these detections cannot be exported")
+    sv = import_package("supervision")
+    if detections.fields[:4] != IMAGE_FIELDS:
+        raise BoxcovError(
+            f"supervision takes boxes of {' '.join(IMAGE_FIELDS)}; these are "
+            + " ".join(detections.fields)
+        )
+    arrays = detections.numpy()
+    labels = arrays["labels"].astype(int)
+    data = {f"{_KEY}.{name}": array for name, array in arrays.items()}
+    data["class_name"] = np.array(detections.classes, dtype=str)[labels]
+    if detections.no_object is not None:
+        data["risk"] = arrays["risk"]
+    about = {
+        "fields": detections.fields,
+        "classes": detections.classes,
+        "meta": dict(detections.meta),
+    }
+    return sv.Detections(
+        xyxy=arrays["boxes"][:, :4],
+        confidence=arrays["scores"],
+        class_id=labels,
+        data=data,
+        metadata={_KEY: about},
+    )
+
+
+def from_supervision(found: Any) -> Detections:
+    """Return ``supervision.Detections`` as ``boxcov.Detections``, with all that boxcov gave them.
+
+    Boxes of another origin have no covariance; their classes are those of ``data["class_name"]``.
+    """
+    about = found.metadata.get(_KEY)
+    if about is not None:
+        arrays: dict[str, Any] = {
+            name.removeprefix(f"{_KEY}."): torch.as_tensor(np.asarray(array))
+            for name, array in found.data.items()
+            if name.startswith(f"{_KEY}.")
+        }
+        for derived in ("uncertainty", "misplaced", "risk"):
+            arrays.pop(derived, None)
+        return Detections(**arrays, **about)
+    m = len(found)
+    numbers = np.zeros(m, int) if found.class_id is None else np.asarray(found.class_id, int)
+    called = found.data.get("class_name", [f"class {number}" for number in numbers])
+    names = dict(zip(numbers.tolist(), map(str, called)))
+    count = int(numbers.max()) + 1 if m else 0
+    return Detections(
+        boxes=torch.as_tensor(np.asarray(found.xyxy, np.float32)),
+        scores=torch.as_tensor(
+            np.ones(m) if found.confidence is None else np.asarray(found.confidence)
+        ).float(),
+        labels=torch.as_tensor(numbers),
+        frame=torch.zeros(m, dtype=torch.long),
+        fields=IMAGE_FIELDS,
+        classes=tuple(names.get(number, f"class {number}") for number in range(count)),
+    )
+
+
+class RegionAnnotator:
+    """An annotator of supervision: boxes in the colour of their risk, and their regions.
+
+    The region is drawn as two thin outlines, between which a share ``level`` of the sides lies,
+    each side by itself. Boxes without a risk are drawn as of risk 0 and without a region.
+    """
+
+    requires_mask = False
+
+    def __init__(self, level: float = 0.9, thickness: int = 2) -> None:
+        self.level, self.thickness = level, thickness
+
+    def annotate(self, scene: Any, detections: Any) -> Any:
+        """Return ``scene`` with the boxes drawn into it.
+
+        scene: bytes (h, w, 3), blue, green and red, as everywhere in supervision; or a Pillow
+            image, which is copied.
+        """
+        if not isinstance(scene, np.ndarray):
+            pixels = self.annotate(np.array(scene.convert("RGB"))[:, :, ::-1].copy(), detections)
+            return import_package("PIL.Image").fromarray(np.ascontiguousarray(pixels[:, :, ::-1]))
+        found = from_supervision(detections)
+        is_calibrated = found.no_object is not None
+        risk = found.risk.numpy() if is_calibrated else np.zeros(len(found))
+        colors = risk_colors(risk, is_dark=True)[:, ::-1]  # as in the pictures of --show
+        boxes = found.boxes[:, :4].double().numpy()
+        for box, color in zip(boxes, colors):
+            draw_rectangle(scene, box, color, self.thickness)
+        if is_calibrated:
+            widths = found.region(self.level)[:, :4].double().numpy()
+            for band in side_bands(boxes, widths):
+                for box, color in zip(band, colors):
+                    draw_rectangle(scene, box, color, 1)
+        return scene
+
+
+def draw_rectangle(image: Any, box: Any, color: Any, thickness: int) -> None:
+    """Draw the sides of x1 y1 x2 y2 into an image (h, w, 3); what lies outside is left out.
+
+    >>> image = np.zeros((5, 6, 3), np.uint8)
+    >>> draw_rectangle(image, [1, 1, 9, 3], [9, 9, 9], 1)
+    >>> print(image[:, :, 0])
+    [[0 0 0 0 0 0]
+     [0 9 9 9 9 9]
+     [0 9 0 0 0 0]
+     [0 9 9 9 9 9]
+     [0 0 0 0 0 0]]
+    """
+    if not np.isfinite(box).all():
+        return
+    height, width = image.shape[:2]
+    limits = np.array([width, height, width, height])
+    x1, y1, x2, y2 = np.round(np.clip(box, -thickness, limits + thickness)).astype(int)
+    for row in (y1, y2):
+        image[_inside(row, row + thickness), _inside(x1, x2 + thickness)] = color
+    for column in (x1, x2):
+        image[_inside(y1, y2 + thickness), _inside(column, column + thickness)] = color
+
+
+def _inside(start: int, stop: int) -> slice:
+    return slice(max(int(start), 0), max(int(stop), 0))

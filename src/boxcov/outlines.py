@@ -1,0 +1,56 @@
+"""How boxes look in every picture: their colour by risk, and the outline of their region."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+# of risks 0, 0.5 and 1 on a light and on a dark ground: blue, amber and red, as in the report
+ON_LIGHT = ((42, 120, 214), (185, 119, 10), (207, 35, 49))
+ON_DARK = ((108, 177, 255), (240, 178, 60), (255, 88, 98))
+
+
+def risk_colors(risk: Array, is_dark: bool = False) -> Array:
+    """Return red, green and blue (m, 3), as bytes, of risks (m,) on a light or a dark ground.
+
+    >>> risk_colors(np.array([0.0, 0.5, 1.0])).tolist()
+    [[42, 120, 214], [185, 119, 10], [207, 35, 49]]
+    """
+    stops = np.array(ON_DARK if is_dark else ON_LIGHT)
+    channels = [np.interp(risk, [0, 0.5, 1], channel) for channel in stops.T]
+    return np.stack(channels, 1).round().astype(np.uint8)
+
+
+def grown_boxes(boxes: Array, widths: Array) -> Array:
+    """Return boxes (m, 5), x y w l yaw, grown by the half widths (m, 5) of position and size.
+
+    Each side moves by the half width of the position in its direction, and by half of that of the
+    size. The half width of the yaw is ignored.
+
+    >>> grown_boxes(np.array([[0.0, 0, 2, 4, 0]]), np.array([[0.3, 0.1, 0.2, 0.4, 9.0]])).tolist()
+    [[0.0, 0.0, 2.4, 5.0, 0.0]]
+    """
+    grown = np.array(boxes, dtype=float)
+    c, s = np.abs(np.cos(boxes[:, 4])), np.abs(np.sin(boxes[:, 4]))
+    x, y, w, length, _ = widths.T
+    grown[:, 2] += 2 * (s * x + c * y) + w
+    grown[:, 3] += 2 * (c * x + s * y) + length
+    return grown
+
+
+def side_bands(boxes: Array, widths: Array) -> tuple[Array, Array]:
+    """Return the outer and the inner boxes (m, 4), x1 y1 x2 y2, between which the sides lie.
+
+    Inner boxes are NaN where the half widths (m, 4) leave nothing.
+
+    >>> outer, inner = side_bands(np.array([[0.0, 0, 9, 9]]), np.array([[1.0, 1, 2, 5]]))
+    >>> outer.tolist(), inner.tolist()
+    ([[-1.0, -1.0, 11.0, 14.0]], [[1.0, 1.0, 7.0, 4.0]])
+    """
+    outward = np.array([-1, -1, 1, 1]) * widths
+    inner = boxes - outward
+    inner[(inner[:, :2] >= inner[:, 2:]).any(1)] = np.nan
+    return boxes + outward, inner
