@@ -20,7 +20,7 @@ from boxcov.data.simulated.scene import Scene, build, stack
 from boxcov.data.simulated.sensor import TOLERANCE, observe
 
 PERFECT = Scenario(dropout=0.0, noise=0.0)
-FAR_ROAD = [pi / 2, 0.0, 3.6, 1e3]
+FAR_ROAD = [pi / 2, 0.0, 0.0, 3.6, 1e3]
 
 
 # --- sweeps

@@ -15,11 +15,12 @@ import torch
 
 from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.sequence import FrameSequence
+from boxcov.data.simulated.drive import LONGEST, RATES, Drive, Drives, Settings
 from boxcov.data.simulated.scenarios import SCENARIOS, find_scenario
 from boxcov.data.simulated.sensor import Frame, make_frames
 from boxcov.errors import BoxcovError
 
-__all__ = ["CLASSES", "SCENARIOS", "Simulated", "frames"]
+__all__ = ["CLASSES", "SCENARIOS", "Drive", "Drives", "Simulated", "frames", "sequences"]
 
 
 class Simulated(FrameSequence):
@@ -73,6 +74,42 @@ def frames(
     _check("count", count, 0, 2**62, "of at least 0")
     _check("sweeps", sweeps, 1, 10, "from 1 to 10 (the key sweep counts)")
     return Simulated(scenario, seed=int(seed), count=int(count), sweeps=int(sweeps), device=device)
+
+
+def sequences(
+    scenario: str = "clear",
+    seed: int = 0,
+    count: int = 10,
+    seconds: float = 20.0,
+    rate: int = 2,
+    sweeps: int = 10,
+) -> Drives:
+    """Return ``count`` simulated drives of ``seconds`` with ``rate`` (1, 2, 5 or 10) frames each.
+
+    The ego car drives along its street. The others follow each other, stop at red lights, brake,
+    turn off, hide one another, come into range and leave it. A drive is a sequence of frames as of
+    ``frames``, whose targets also hold ``ids`` (n,), the identity of each object.
+    ``drive.pose(item)`` leads from the LiDAR of a frame to the world, which is that of the first
+    frame; ``drive.timestamp(item)`` is in microseconds.
+
+    Drive i starts as frame i of ``frames`` with the same scenario and seed. Its frames at 2 Hz are
+    among those at 10 Hz.
+
+    >>> drive = sequences("crowd", count=2, seconds=1, sweeps=1)[1]
+    >>> points, targets = drive[0]
+    >>> len(drive), drive.timestamp(1), len(targets[0]["ids"]) == len(targets[0]["boxes"])
+    (2, 500000, True)
+    """
+    find_scenario(scenario)
+    _check("seed", seed, 0, 2**63 - 1, "of at least 0")
+    _check("count", count, 0, 2**31, "of at least 0")
+    _check("sweeps", sweeps, 1, 10, "from 1 to 10 (the key sweep counts)")
+    if rate not in RATES:
+        raise BoxcovError(f"rate must be {', '.join(map(str, RATES))} frames per second: {rate!r}")
+    if not 1 / rate <= seconds <= LONGEST:
+        raise BoxcovError(f"seconds must be from {1 / rate} (one frame) to {LONGEST}: {seconds!r}")
+    settings = Settings(find_scenario(scenario), int(seed), float(seconds), int(rate), int(sweeps))
+    return Drives(settings, int(count))
 
 
 def _check(name: str, value: object, low: int, high: int, wanted: str) -> None:

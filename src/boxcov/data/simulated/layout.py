@@ -7,7 +7,7 @@ traffic keeps to the right. Objects that overlap an earlier one are removed late
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import pi
 
 import torch
@@ -51,9 +51,14 @@ class Placement:
         return Placement(*(getattr(self, field.name)[mask] for field in fields(self)))
 
 
-def lay_out(rng: Rng, scenario: Scenario) -> tuple[Road, Placement]:
-    """Draw a road and all objects in LiDAR coordinates (x right, y forward), ego car first."""
+def lay_out(rng: Rng, scenario: Scenario, along: Road | None = None) -> tuple[Road, Placement]:
+    """Draw a road and all objects in LiDAR coordinates (x right, y forward), ego car first.
+
+    ``along`` is a road to continue: only the crossing is drawn.
+    """
     road = _road(rng)
+    if along is not None:
+        road = replace(along, crossing=road.crossing)
     groups = [
         _traffic(rng, road),
         *_roadworks(rng, road),

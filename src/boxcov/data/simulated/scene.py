@@ -37,7 +37,7 @@ class Scene:
     edges: Tensor  # (p, 6) x0 x1 y0 y1 z0 z1 in metres, in the object's axes
     surface: Tensor  # (p, 3) round, reflectivity, depth
     waves: Tensor  # (W, 4) of the ground
-    road: Tensor  # (4,) heading, t of the ego car, edge, s of the crossing
+    road: Tensor  # (5,) heading, s and t of the ego car, edge, s of the crossing
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Catalogue:
 
 
 @dataclass(frozen=True)
-class _Looks:
+class Looks:
     """The appearance of the placed objects."""
 
     body: Tensor  # (n,) index into the catalogue
@@ -60,11 +60,11 @@ class _Looks:
     shade: Tensor  # (n,) logarithm of the relative brightness
     warp: Tensor  # (n, 3) deformation of each axis, -1 to 1
 
-    def where(self, mask: Tensor) -> _Looks:
-        return _Looks(self.body[mask], self.size[mask], self.shade[mask], self.warp[mask])
+    def where(self, mask: Tensor) -> Looks:
+        return Looks(self.body[mask], self.size[mask], self.shade[mask], self.warp[mask])
 
-    def append(self, other: _Looks) -> _Looks:
-        return _Looks(
+    def append(self, other: Looks) -> Looks:
+        return Looks(
             *(
                 torch.cat([getattr(self, field.name), getattr(other, field.name)])
                 for field in fields(self)
@@ -72,36 +72,49 @@ class _Looks:
         )
 
 
+@dataclass(frozen=True)
+class Street:
+    """A road with objects that have bodies; they may still overlap."""
+
+    road: Road
+    placed: Placement
+    looks: Looks
+    waves: Tensor  # (W, 4) of the ground
+
+    def where(self, mask: Tensor) -> Street:
+        return replace(self, placed=self.placed.where(mask), looks=self.looks.where(mask))
+
+
 def build(rng: Rng, scenario: Scenario) -> Scene:
     """Draw a scene of a scenario."""
-    road, placed = lay_out(rng, scenario)
+    street = draw_street(rng, scenario)
+    return assemble(street.where(is_free(street)), scenario)
+
+
+def draw_street(rng: Rng, scenario: Scenario, along: Road | None = None) -> Street:
+    """Draw a street; ``along`` is a road to continue."""
+    road, placed = lay_out(rng, scenario, along)
     catalogue = _catalogue(scenario.unseen)
     body = torch.multinomial(
         catalogue.shares[(placed.speed > 0).long(), placed.kind], 1, generator=rng.generator
     )[:, 0]  # (n,)
     size = _sizes(rng, catalogue, body, (placed.kind < len(CLASSES)) & scenario.unseen)
     # drawn before objects are removed, so that later draws do not depend on the removed ones
-    looks = _Looks(body, size, rng.normal(0, 0.6, len(body)), rng.uniform(-1, 1, len(body), 3))
-    keep = _is_free(placed, size)
-    placed, looks = placed.where(keep), looks.where(keep)
+    looks = Looks(body, size, rng.normal(0, 0.6, len(body)), rng.uniform(-1, 1, len(body), 3))
+    return Street(road, placed, looks, _draw_waves(rng))
+
+
+def assemble(street: Street, scenario: Scenario, s: float = 0.0) -> Scene:
+    """Return the scene of a street seen from the ego car at ``s`` of the road."""
+    catalogue, placed, looks = _catalogue(scenario.unseen), street.placed, street.looks
     if scenario.wet:
         placed, looks = _add_spray(catalogue, placed, looks)
+    pose = torch.stack([placed.x, placed.y, placed.yaw], 1)
+    motion = torch.stack([placed.speed, placed.rate], 1)
     owner, edges, surface = _parts(catalogue, looks)
-    pose, motion = (
-        torch.stack([placed.x, placed.y, placed.yaw], 1),
-        torch.stack([placed.speed, placed.rate], 1),
-    )
-    return Scene(
-        placed.kind,
-        pose,
-        looks.size,
-        motion,
-        owner,
-        edges,
-        surface,
-        _draw_waves(rng),
-        _road_tensor(road),
-    )
+    road = street.road
+    line = torch.tensor([road.heading, s, road.ego, road.edge, road.crossing])
+    return Scene(placed.kind, pose, looks.size, motion, owner, edges, surface, street.waves, line)
 
 
 def stack(scenes: Sequence[Scene], device: str | torch.device) -> Scene:
@@ -131,40 +144,51 @@ def _sizes(rng: Rng, catalogue: _Catalogue, body: Tensor, odd: Tensor) -> Tensor
     )
 
 
-def _is_free(placed: Placement, size: Tensor) -> Tensor:
+def is_free(street: Street) -> Tensor:
     """Return which objects overlap no earlier one, now and at the oldest sweep."""
+    placed = street.placed
+    half = outlines(street) + _MARGIN / 2
+    yaw = placed.yaw - placed.rate * HISTORY
+    way = (placed.yaw + yaw) / 2
+    x = placed.x - HISTORY * placed.speed * way.cos()
+    y = placed.y - HISTORY * placed.speed * way.sin()
+    now = torch.stack([placed.x, placed.y, placed.yaw], 1)
+    then = torch.stack([x, y, yaw], 1)
+    hit = overlap(now, half, now, half) | overlap(then, half, then, half)
+    return ~hit.tril(-1).any(1)
+
+
+def outlines(street: Street) -> Tensor:
+    """Return half the width and length (n, 2) that each object takes of the ground."""
     scale = torch.ones(len(KINDS))
     scale[KINDS.index("ego")] = 3.0  # its body is only the roof of the car
     scale[KINDS.index("tree")] = 0.15  # the trunk
-    half = size[:, :2] * scale[placed.kind, None] / 2 + _MARGIN / 2
-    now = _overlap(placed.x, placed.y, placed.yaw, half)
-    yaw = placed.yaw - placed.rate * HISTORY
-    way = (placed.yaw + yaw) / 2
-    then = _overlap(
-        placed.x - HISTORY * placed.speed * way.cos(),
-        placed.y - HISTORY * placed.speed * way.sin(),
-        yaw,
-        half,
-    )
-    return ~(now | then).tril(-1).any(1)
+    return street.looks.size[:, :2] * scale[street.placed.kind, None] / 2
 
 
-def _overlap(x: Tensor, y: Tensor, yaw: Tensor, half: Tensor) -> Tensor:
-    """Return which oriented rectangles overlap, (n, n): no axis of either separates them."""
-    width, length = half.unbind(1)
+def overlap(pose: Tensor, half: Tensor, others: Tensor, other_half: Tensor) -> Tensor:
+    """Return which oriented rectangles overlap, (n, m): no axis of either separates them.
+
+    Poses are x y yaw; the half sides are width, length.
+    """
+    return ~(_apart(pose, half, others, other_half) | _apart(others, other_half, pose, half).T)
+
+
+def _apart(pose: Tensor, half: Tensor, others: Tensor, other_half: Tensor) -> Tensor:
+    """Return which pairs (n, m) an axis of the first rectangle separates."""
+    x, y, yaw = pose.T[:, :, None]
+    width, length = half.T[:, :, None]
+    other_width, other_length = other_half.T
     cos, sin = yaw.cos(), yaw.sin()
-    dx, dy = x - x[:, None], y - y[:, None]  # (n, n) from i to j
-    turn = yaw - yaw[:, None]
+    dx, dy = others[:, 0] - x, others[:, 1] - y  # (n, m)
+    turn = others[:, 2] - yaw
     tc, ts = turn.cos().abs(), turn.sin().abs()
-    reach_along = length[:, None] + length * tc + width * ts
-    reach_across = width[:, None] + length * ts + width * tc
-    along = (dx * cos[:, None] + dy * sin[:, None]).abs() > reach_along
-    across = (dy * cos[:, None] - dx * sin[:, None]).abs() > reach_across
-    apart = along | across
-    return ~(apart | apart.T)
+    along = (dx * cos + dy * sin).abs() > length + other_length * tc + other_width * ts
+    across = (dy * cos - dx * sin).abs() > width + other_length * ts + other_width * tc
+    return torch.logical_or(along, across)
 
 
-def _add_spray(catalogue: _Catalogue, placed: Placement, looks: _Looks) -> tuple[Placement, _Looks]:
+def _add_spray(catalogue: _Catalogue, placed: Placement, looks: Looks) -> tuple[Placement, Looks]:
     """Add a cloud of spray behind each moving vehicle."""
     vehicle = (placed.kind < KINDS.index("barrier")) & (placed.speed > 3)
     cars, clouds = placed.where(vehicle), looks.where(vehicle)
@@ -185,7 +209,7 @@ def _add_spray(catalogue: _Catalogue, placed: Placement, looks: _Looks) -> tuple
     return concatenate([placed, spray]), looks.append(clouds)
 
 
-def _parts(catalogue: _Catalogue, looks: _Looks) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(catalogue: _Catalogue, looks: Looks) -> tuple[Tensor, Tensor, Tensor]:
     """Return the parts of all bodies: owner (p,), edges in metres (p, 6) and surface (p, 3)."""
     edges = catalogue.edges[looks.body]  # (n, K, 6)
     surface = catalogue.surface[looks.body]  # (n, K, 4)
@@ -214,10 +238,6 @@ def _draw_waves(rng: Rng) -> Tensor:
     return torch.stack(
         [number * way.cos(), number * way.sin(), rng.uniform(-pi, pi, _WAVES), amplitude], 1
     )
-
-
-def _road_tensor(road: Road) -> Tensor:
-    return torch.tensor([road.heading, road.ego, road.edge, road.crossing])
 
 
 @cache

@@ -52,11 +52,17 @@ def make_frames(
     # scenes are drawn on the CPU, so that every device shows the same; rays on the device
     scenes = [build(make_rng(seed, 2 * index, "cpu"), scenario) for index in indices]
     rngs = [make_rng(seed, 2 * index + 1, device) for index in indices]
-    return observe(stack(scenes, device), rngs, scenario, sweeps)
+    clouds, targets = observe(stack(scenes, device), rngs, scenario, sweeps)
+    for target in targets:
+        del target["rows"]
+    return clouds, targets
 
 
 def observe(scene: Scene, rngs: Sequence[Rng], scenario: Scenario, sweeps: int) -> Frame:
-    """Return point clouds and targets of a batch of scenes, with one ``Rng`` per scene."""
+    """Return point clouds and targets of a batch of scenes, with one ``Rng`` per scene.
+
+    The entry ``rows`` of a target is the number of each labelled object in its scene.
+    """
     beams = len(range(0, views.BEAMS, scenario.beam_step))
     noise = _draw_noise(rngs, sweeps, beams)
     fan, heading = views.sensor_rays(scene, sweeps, noise.phase, scenario.beam_step)
@@ -70,7 +76,11 @@ def observe(scene: Scene, rngs: Sequence[Rng], scenario: Scenario, sweeps: int) 
     count = _count_points(fan, boxes, scene.kind, (points[::sweeps], returned[::sweeps]), sweeps)
     cloud = torch.cat([points, intensity[..., None], age[..., None] * views.PERIOD], -1)
     lengths = returned.reshape(len(scene.kind), -1).sum(1)  # (B,)
-    return list(cloud[returned].split(lengths.tolist())), _targets(boxes, scene.kind, count)
+    clouds = list(cloud[returned].split(lengths.tolist()))
+    return clouds, [
+        {"boxes": b[i], "labels": k[i], "points": c[i], "rows": i}
+        for b, k, c, i in zip(boxes, scene.kind, count, _labelled(boxes, scene.kind, count))
+    ]
 
 
 def _draw_noise(rngs: Sequence[Rng], sweeps: int, beams: int) -> RayNoise:
@@ -134,11 +144,11 @@ def _ground_reflectivity(fan: Fan, scene: Scene, distance: Tensor, wet: bool) ->
     """Return the reflectivity of asphalt with lane markings, and of the pavement."""
     sweeps = len(distance) // len(scene.road)
     road = scene.road.repeat_interleave(sweeps, 0)[:, :, None, None]
-    heading, ego, edge, crossing = road.unbind(1)
+    heading, ego_s, ego_t, edge, crossing = road.unbind(1)
     angle = fan.angles()[..., None] - heading
     ox, oy = fan.origins[:, 0, None, None], fan.origins[:, 1, None, None]
-    s = ox * heading.cos() + oy * heading.sin() + distance * angle.cos()
-    t = oy * heading.cos() - ox * heading.sin() + ego + distance * angle.sin()
+    s = ox * heading.cos() + oy * heading.sin() + ego_s + distance * angle.cos()
+    t = oy * heading.cos() - ox * heading.sin() + ego_t + distance * angle.sin()
     open_road = (s - crossing).abs() > 2 * LANE
     line = (t - LANE * (t / LANE).round()).abs() < 0.09
     dashed = torch.remainder(s, 9.0) < 4.0
@@ -189,12 +199,9 @@ def _count_points(
     return total.index_add_(0, owner, (inside & returned).sum(1)).reshape(boxes.shape[:2])
 
 
-def _targets(boxes: Tensor, kind: Tensor, count: Tensor) -> list[dict[str, Tensor]]:
+def _labelled(boxes: Tensor, kind: Tensor, count: Tensor) -> list[Tensor]:
+    """Return the rows of the objects with a label, for each scene."""
     in_range = boxes[..., :2].abs().amax(-1) <= RANGE
     labelled = (kind >= 0) & (kind < len(CLASSES)) & (count > 0) & in_range
     keep = labelled.cpu()  # one transfer per batch, not one per frame
-    where = [mask.nonzero()[:, 0].to(boxes.device) for mask in keep]
-    return [
-        {"boxes": b[i], "labels": k[i], "points": c[i]}
-        for b, k, c, i in zip(boxes, kind, count, where)
-    ]
+    return [mask.nonzero()[:, 0].to(boxes.device) for mask in keep]
