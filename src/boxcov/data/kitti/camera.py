@@ -34,13 +34,7 @@ class CameraCalibration:
 
 def read_calibration(path: Path) -> CameraCalibration:
     """Read a file of the folder ``calib``."""
-    try:
-        lines = read_bytes(path).decode("ascii", errors="replace").splitlines()
-    except OSError as error:
-        raise BoxcovError(
-            f"{path}: cannot be read ({error.strerror}): unpack the calibration archive there"
-        ) from None
-    entries = dict(line.split(":", 1) for line in lines if ":" in line)
+    entries = _entries(path)
     R0, Tr, P2 = (_matrix(path, name, entries.get(name), size) for name, size in _SIZES.items())
     R0, Tr = R0.reshape(3, 3), Tr.reshape(3, 4)
     R = R0 @ Tr[:, :3]
@@ -50,6 +44,12 @@ def read_calibration(path: Path) -> CameraCalibration:
             "damaged; unpack it again"
         )
     return CameraCalibration(Pose(R, R0 @ Tr[:, 3]), P2.reshape(3, 4))
+
+
+def read_imu_pose(path: Path) -> Pose:
+    """Return the pose from the inertial system to the LiDAR, of a file of the folder ``calib``."""
+    Tr = _matrix(path, "Tr_imu_to_velo", _entries(path).get("Tr_imu_to_velo"), 12).reshape(3, 4)
+    return Pose(Tr[:, :3], Tr[:, 3])
 
 
 def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
@@ -120,6 +120,17 @@ def image_boxes(rows: Tensor, P2: Tensor, width: int, height: int) -> Tensor:
     low = [side.masked_fill(~in_front, torch.inf).amin(1) for side in (u, v)]
     high = [side.masked_fill(~in_front, 0).amax(1) for side in (u, v)]
     return torch.stack(low + high, 1).where(in_front.any(1, keepdim=True), 0)
+
+
+def _entries(path: Path) -> dict[str, str]:
+    """Return the numbers of each line as text, by name."""
+    try:
+        lines = read_bytes(path).decode("ascii", errors="replace").splitlines()
+    except OSError as error:
+        raise BoxcovError(
+            f"{path}: cannot be read ({error.strerror}): unpack the calibration archive there"
+        ) from None
+    return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def _matrix(path: Path, name: str, text: str | None, size: int) -> Tensor:

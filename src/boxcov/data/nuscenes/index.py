@@ -44,6 +44,7 @@ class Annotations:
     heading: Array  # (a, 3) unit vector
     velocity: Array  # (a, 2) NaN where unknown
     label: Array  # (a,)
+    identity: Array  # (a,) row of instance.json
     points: Array  # (a,) num_lidar_pts
 
 
@@ -52,6 +53,7 @@ class Index:
     """What is known about the samples of a split."""
 
     tokens: list[str]  # of the samples, by scene and time
+    scene: Array  # (samples,) number of the scene, rising
     key: Array  # (samples,) the sweep that is the key frame
     readings: Readings
     annotations: Annotations
@@ -60,14 +62,14 @@ class Index:
 def read_index(root: Path, version: str, split: str) -> Index:
     """Read the samples of one split that the tables of this version hold."""
     folder = _folder(root, version)
-    tokens, times, place = _samples(folder, split)
+    tokens, scenes, times, place = _samples(folder, split)
     readings, key = _readings(folder, place, len(tokens))
     for token, sweep in zip(tokens, key):
         if sweep < 0:
             raise BoxcovError(
                 f"{folder / 'sample_data.json'}: the sample {token!r} has no key frame of LIDAR_TOP"
             )
-    return Index(tokens, key, readings, _annotations(folder, place, times))
+    return Index(tokens, scenes, key, readings, _annotations(folder, place, times))
 
 
 def scene_names(split: str) -> list[str]:
@@ -97,8 +99,8 @@ def _folder(root: Path, version: str) -> Path:
     return root / version
 
 
-def _samples(folder: Path, split: str) -> tuple[list[str], Array, dict[str, int]]:
-    """Return tokens and times (samples,) of the split's samples, and the index of each sample.
+def _samples(folder: Path, split: str) -> tuple[list[str], Array, Array, dict[str, int]]:
+    """Return tokens, scenes and times (samples,) of the split, and the index of each sample.
 
     The index is -1 for samples of other splits.
     """
@@ -127,6 +129,7 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, dict[str, int]
     place.update((token, number) for number, (_, _, token) in enumerate(chosen))
     return (
         [token for _, _, token in chosen],
+        np.array([scene for scene, _, _ in chosen], dtype=np.int64),
         np.array([time for _, time, _ in chosen], dtype=np.int64),
         place,
     )
@@ -213,10 +216,11 @@ def _ego_poses(folder: Path, slots: dict[str, int]) -> tuple[Array, Array]:
 
 def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotations:
     labels = _labels(folder)
+    numbers = {token: number for number, token in enumerate(labels)}
     table = Table(folder, "sample_annotation")
     rows: dict[str, int] = {}
     before, after = [], []
-    sample, label, points = array("q"), array("q"), array("q")
+    sample, label, points, identity = array("q"), array("q"), array("q"), array("q")
     centre, size, rotation = array("d"), array("d"), array("d")
     for row in table:
         number = table.refer(row, "sample_token", place, "sample.json")
@@ -228,6 +232,7 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
         after.append(table.text(row, "next"))
         sample.append(number)
         label.append(kind)
+        identity.append(numbers[table.text(row, "instance_token")])
         points.append(table.integer(row, "num_lidar_pts"))
         centre.extend(table.vector(row, "translation", 3))
         size.extend(table.size(row, "size"))
@@ -246,6 +251,7 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
         heading=_rotations(np.array(rotation).reshape(-1, 4)[order])[:, :, 0],
         velocity=velocity[order],
         label=np.array(label, dtype=np.int64)[order],
+        identity=np.array(identity, dtype=np.int64)[order],
         points=np.array(points, dtype=np.int64)[order],
     )
 

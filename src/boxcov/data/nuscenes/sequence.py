@@ -38,9 +38,12 @@ class NuScenes(FrameSequence):
         return int(self.table_index.readings.time[self.table_index.key[self.indices[item]]])
 
     def load(self, index: int) -> Frame:
-        boxes, labels, points = self._boxes(index)
-        token = self.table_index.tokens[index]
-        target = {"boxes": boxes.float(), "labels": labels, "points": points, "token": token}
+        found, rows = self.table_index.annotations, self._rows(index)
+        labels, points, ids = (
+            torch.from_numpy(column[rows]) for column in (found.label, found.points, found.identity)
+        )
+        boxes, token = self._boxes(index).float(), self.table_index.tokens[index]
+        target = {"boxes": boxes, "labels": labels, "points": points, "ids": ids, "token": token}
         return [self._points(index)], [target]
 
     def _pose(self, sweep: int) -> Pose:
@@ -65,10 +68,13 @@ class NuScenes(FrameSequence):
             sweep = int(readings.previous[sweep])
         return torch.cat(clouds)
 
-    def _boxes(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return boxes (n, 9) in the LIDAR_TOP frame, labels (n,) and numbers of points (n,)."""
-        found = self.table_index.annotations
-        rows = slice(int(found.start[number]), int(found.start[number + 1]))
+    def _rows(self, number: int) -> slice:
+        start = self.table_index.annotations.start
+        return slice(int(start[number]), int(start[number + 1]))
+
+    def _boxes(self, number: int) -> Tensor:
+        """Return boxes (n, 9) in the LIDAR_TOP frame."""
+        found, rows = self.table_index.annotations, self._rows(number)
         centre, size, heading, velocity = (
             torch.from_numpy(a[rows])
             for a in (found.centre, found.size, found.heading, found.velocity)
@@ -78,8 +84,7 @@ class NuScenes(FrameSequence):
         yaw = torch.atan2(heading[:, 1], heading[:, 0])
         # nuScenes and CenterPoint ignore the vertical component of the velocity
         velocity = velocity @ to_sensor.R[:2, :2].T
-        boxes = torch.cat([to_sensor(centre), size, yaw[:, None], velocity], 1)
-        return boxes, torch.from_numpy(found.label[rows]), torch.from_numpy(found.points[rows])
+        return torch.cat([to_sensor(centre), size, yaw[:, None], velocity], 1)
 
 
 def frames(
@@ -97,7 +102,8 @@ def frames(
     The target is a dict: ``boxes`` (n, 9) ``x y z w l h yaw vx vy`` in the same coordinates, z at
     half height, yaw from x to y, velocity NaN if unknown; ``labels`` (n,), indices into
     ``CLASSES``; ``points`` (n,), the number of LiDAR points in each box at the key frame;
-    ``token``, the sample's. A version without annotations (v1.0-test) has no boxes.
+    ``ids`` (n,), the identity of each object (row of instance.json); ``token``, the sample's. A
+    version without annotations (v1.0-test) has no boxes.
 
     >>> frames("nowhere")
     Traceback (most recent call last):
@@ -107,3 +113,17 @@ def frames(
     if sweeps < 1:
         raise BoxcovError(f"sweeps must be at least 1 (the key frame alone), got {sweeps}")
     return NuScenes(Path(root), read_index(Path(root), version, split), sweeps)
+
+
+def sequences(
+    root: str | Path, version: str = "v1.0-trainval", split: str = "train", sweeps: int = 10
+) -> list[NuScenes]:
+    """Return the key frames of each scene of a split, in the order of their time; see ``frames``.
+
+    ``scene.pose(item)`` leads from the LiDAR of a frame to the global frame,
+    ``scene.timestamp(item)`` is in microseconds, and a target's ``ids`` are the identities.
+    """
+    whole = frames(root, version, split, sweeps)
+    scene = whole.table_index.scene
+    starts = [i for i in range(len(scene)) if i == 0 or scene[i] != scene[i - 1]]
+    return [whole[start:stop] for start, stop in zip(starts, [*starts[1:], len(scene)])]
