@@ -69,6 +69,9 @@ class FusedNetwork(Protocol):
     def __call__(self, *packed: Tensor) -> tuple[Any, Tensor]:
         """Return the raw outputs, and a count () that is 0 if nothing was left off."""
 
+    def signal_inputs(self, *packed: Tensor) -> Tensor:
+        """Return what ``Detector.signal_inputs`` does."""
+
 
 class Detector(nn.Module, ABC):
     """A detector: subclass it, or wrap a model with ``boxcov.wrap``.

@@ -61,6 +61,13 @@ def check_result(
     )
 
 
+def rows_in_range(
+    found: Detections, *, unknown: Tensor | None = None, strict: bool = True
+) -> Tensor:
+    """Which boxes (m,) have all numbers in range, without a synchronisation."""
+    return torch.stack(list(_rules(found, unknown, strict).values())).all(0)
+
+
 def _rules(found: Detections, unknown: Tensor | None, strict: bool) -> _Rules:
     m = len(found)
     rules = _covariance_rules(found, unknown, strict)

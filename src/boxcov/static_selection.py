@@ -63,12 +63,11 @@ def static_nms(suppresses: Tensor) -> tuple[Tensor, Tensor]:
     >>> static_nms(suppresses)  # a removed box removes no other
     (tensor([[ True, False,  True]]), tensor(True))
     """
-    kept = torch.ones_like(suppresses[:, 0])  # (G, k)
+    kept = ones = torch.ones_like(suppresses[:, :1])  # (G, 1, k)
     before = kept
     for _ in range(NMS_ROUNDS):
-        hits = (kept.unsqueeze(1) @ suppresses).squeeze(1)
-        before, kept = kept, (hits < 0.5).to(suppresses.dtype)
-    return kept > 0.5, (kept == before).all()
+        before, kept = kept, torch.baddbmm(ones, kept, suppresses, alpha=-1).relu()
+    return kept[:, 0] > 0.5, (kept == before).all()
 
 
 def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:

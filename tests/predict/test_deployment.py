@@ -182,3 +182,24 @@ def test_fused_needs_a_network_and_a_head() -> None:
     frames = shapes.frames(count=2)
     with pytest.raises(BoxcovError, match=r"has no fused_network\(\)"):
         boxcov.compile(TinyCenter().eval(), frames[0][0], fused=True)
+
+
+def test_inputs_that_are_not_finite(lidar: tuple[Any, Any]) -> None:
+    detector, _ = lidar
+    inputs = [cloud(detector.config, 0)]
+    fast = boxcov.compile(detector, inputs, ROOMY, fused=True)
+    broken = [inputs[0].clone()]
+    broken[0][3, 1] = torch.nan
+    with pytest.raises(BoxcovError, match="1 NaN or infinite values"):
+        fast(broken)
+
+
+def test_results_out_of_range_are_refused(lidar: tuple[Any, Any]) -> None:
+    detector, posterior = lidar
+    inputs, model = [cloud(detector.config, 0)], boxcov.ExactGLM(detector, posterior)
+    fast = boxcov.compile(model, inputs, ROOMY)
+    covariance = fast._function.covariance
+    assert covariance is not None
+    fast._function.covariance = lambda point, static: -covariance(point, static)
+    with pytest.raises(BoxcovError, match="is not positive semi-definite"):
+        fast(inputs)

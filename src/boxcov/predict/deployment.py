@@ -9,7 +9,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov._torch.inputs import fresh, ready
+from boxcov._torch.inputs import fresh, move, ready
 from boxcov._torch.modules import WeightChecksum, WeightSnapshot
 from boxcov._torch.threads import ProcessLock
 from boxcov.detections import Detections
@@ -96,25 +96,22 @@ class CompiledModel:
                 given = self._static_inputs(example)
             self._shape = given[0].shape
             for _ in range(3):  # a first call, the capture, and a replay
-                found = self._run(given)
+                found = self._run(given, example)
         self._verify(found, example)
 
     def __call__(self, inputs: Any) -> Detections:
         """The detections of ``model(inputs)``, or of ``detector.detect(inputs)``."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            model = self.model if isinstance(self.model, Predictor) else None
-            is_current = self._check_weights() if model is None else model.check_weights()
-            inputs = ready(inputs, self.device)
+            is_current = self._check_weights()
+            # a fused network finds values that are not finite inside the graph
+            prepare = ready if self._network is None else move
+            inputs = prepare(inputs, self.device)
             given = self._static_inputs(inputs)
             fits = bool(given) and given[0].shape == self._shape
-            found = self._run(given) if fits else None
-            if found is not None and model is not None and is_current is not None:
-                return model.check(found, is_current)
-            if found is not None and is_current is not None and not bool(is_current):
-                raise BoxcovError(_CHANGED)
-        return (
-            self._fall_back(inputs, given[0].shape if given else None) if found is None else found
-        )
+            found = self._run(given, inputs, is_current) if fits else None
+        if found is not None:
+            return found
+        return self._fall_back(inputs, given[0].shape if given else None)
 
     def __repr__(self) -> str:
         inner = repr(self.model) if isinstance(self.model, Predictor) else type(self.model).__name__
@@ -148,7 +145,12 @@ class CompiledModel:
         return network
 
     def _check_weights(self) -> Tensor | None:
-        """A flag whether a share of a fused detector's weights is unchanged; raise if it is not."""
+        """A flag on the device whether a share of the weights is unchanged; raise if they changed.
+
+        None for a plain detector whose graph reads its weights.
+        """
+        if isinstance(self.model, Predictor):
+            return self.model.check_weights()
         if self._network is None:
             return None
         if not self._snapshot.is_unchanged():
@@ -165,39 +167,87 @@ class CompiledModel:
         etas = model._samples.etas if isinstance(model, MCGLM) else None
         return FrameFunction(part, posterior, inputs, self.limits, etas, model.engine)
 
-    def _run(self, given: tuple[Tensor, ...]) -> Detections | None:
-        """The detections; None if the frame is beyond the limits."""
-        if self._graphs is None:
-            tensors = self._compute(*given)
-        else:
-            try:
-                tensors = self._graphs(backend_flags(), self._compute, *given)
-            except RuntimeError as error:
-                if not self._graphs.capturing:
-                    raise
-                raise CaptureError(
-                    f"{type(self._detector).__name__} cannot be captured as a CUDA graph: "
-                    f"{str(error).splitlines()[0]}"
-                ) from error
-        *values, counts = tensors
-        count, left_off = counts.tolist()  # the one synchronisation with the device
+    def _run(
+        self, given: tuple[Tensor, ...], inputs: Any, is_current: Tensor | None = None
+    ) -> Detections | None:
+        """The detections; None if the frame is beyond the limits.
+
+        inputs: as they came. is_current: see ``_check_weights``.
+        """
+        floats, indices, flags = self._replay(given)
+        if is_current is not None:
+            flags = torch.cat([flags, is_current.long().unsqueeze(0)])
+        count, left_off, *holds = flags.tolist()  # the one synchronisation with the device
         if left_off:
             return None
-        assert self._rows is not None
-        names = [name for name in _TENSORS if getattr(self._rows, name) is not None]
-        own: dict[str, Any] = {name: value[:count].clone() for name, value in zip(names, values)}
-        settings = {} if isinstance(self.model, Detector) else self.model.settings()
-        return replace(self._rows, **own, meta={**settings, **self._rows.meta})
+        found = self._unpack(floats[:count].clone(), indices[:count].clone())
+        if not all(holds):
+            ready(inputs, self.device)  # raises if they are not finite
+            if not isinstance(self.model, Predictor):
+                raise BoxcovError(_CHANGED)
+            self.model.check(found, torch.tensor(True) if is_current is None else is_current)
+        return found
 
-    def _compute(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """All tensors of the detections, then the number of boxes and of those left off (2,)."""
+    def _replay(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What ``_compute`` returns, as a CUDA graph where there is one."""
+        if self._graphs is None:
+            return self._compute(*given)
+        try:
+            return self._graphs(backend_flags(), self._compute, *given)
+        except RuntimeError as error:
+            if not self._graphs.capturing:
+                raise
+            raise CaptureError(
+                f"{type(self._detector).__name__} cannot be captured as a CUDA graph: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+
+    def _compute(self, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All numbers of the detections side by side (n, columns), those that are integers, flags.
+
+        The flags are the number of boxes, the number left off, whether the inputs are finite, and
+        whether all results are in range.
+        """
         inputs: Any = given
         if self._network is None:
             inputs = given[0] if len(given) == 1 else WithSignals(*given)
-        self._rows, static = self._function.run(inputs)
-        values = [getattr(self._rows, name) for name in _TENSORS]
-        counts = torch.stack([static.count, static.left_off])
-        return (*(value for value in values if value is not None), counts)
+        found, static = self._function.run(inputs)
+        self._rows = found
+        holds = is_finite = static.count >= 0
+        if self._network is not None:
+            is_finite = given[0].isfinite().all()
+        if isinstance(self.model, Predictor) and found.covariance is not None:
+            holds = (self.model.rows_in_range(found) | ~static.valid).all()
+            found.covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)  # -1e-16 by rounding
+        flags = [static.count, static.left_off, is_finite.long(), holds.long()]
+        columns = [
+            getattr(found, name).reshape(len(found), -1) for name in self._names(is_float=True)
+        ]
+        # one copy per frame instead of one per field
+        indices = torch.stack([getattr(found, name) for name in self._names(is_float=False)], 1)
+        return torch.cat(columns, 1), indices, torch.stack(flags)
+
+    def _names(self, is_float: bool) -> list[str]:
+        """The tensors of the detections that are numbers, or that are integers."""
+        tensors = {name: getattr(self._rows, name) for name in _TENSORS}
+        return [
+            name
+            for name, value in tensors.items()
+            if value is not None and value.is_floating_point() == is_float
+        ]
+
+    def _unpack(self, floats: Tensor, indices: Tensor) -> Detections:
+        """The detections of a frame, from the rows of its boxes."""
+        rows, own = self._rows, dict[str, Any]()
+        assert rows is not None
+        names = self._names(is_float=True)
+        shapes = [getattr(rows, name).shape[1:] for name in names]
+        parts = floats.split([shape.numel() for shape in shapes], 1)
+        for name, shape, part in zip(names, shapes, parts):
+            own[name] = part.reshape(len(part), *shape).to(getattr(rows, name).dtype)
+        own |= dict(zip(self._names(is_float=False), indices.unbind(1)))
+        settings = {} if isinstance(self.model, Detector) else self.model.settings()
+        return replace(rows, **own, meta={**settings, **rows.meta})
 
     def _fall_back(self, inputs: Any, shape: torch.Size | None) -> Detections:
         """The model's own detections, for a frame that the graph cannot hold."""

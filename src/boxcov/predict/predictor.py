@@ -27,7 +27,7 @@ from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.route import EngineOptions, Router
-from boxcov.result_check import check_result
+from boxcov.result_check import check_result, rows_in_range
 
 
 class Predictor(ABC):
@@ -90,17 +90,25 @@ class Predictor(ABC):
                 error_model.apply(result)  # names the inputs that are not finite
                 raise
 
+    def rows_in_range(self, found: Detections) -> Tensor:
+        """Which rows (n,) ``check`` would accept, without a synchronisation."""
+        return rows_in_range(found, unknown=self._unknown(found), strict=False)
+
+    def _unknown(self, found: Detections) -> Tensor | None:
+        """The fields whose errors the error model does not know."""
+        model = None if found.scale is None else self.error_model
+        return None if model is None else model.unit.isnan()
+
     def check(self, found: Detections, is_current: Tensor) -> Detections:
         """The detections, if all numbers are in range and the weights unchanged; raise otherwise.
 
         is_current: the flag that ``check_weights`` returned for this frame.
         """
-        model = None if found.scale is None else self.error_model
         is_unchanged = check_result(
             found,
             self.method,
             f"the weights, or a step of {self.settings()}, are out of range",
-            unknown=None if model is None else model.unit.isnan(),
+            unknown=self._unknown(found),
             also=is_current,
             strict=False,
         )

@@ -162,7 +162,10 @@ class FrameFunction:
     def _raw(self, inputs: Any) -> tuple[Any, Any, Tensor | None]:
         """Return the network's inputs, its raw outputs, and how many inputs are left off."""
         if self.network is not None:
-            return inputs, *self.network(*inputs)
+            raw, excess = self.network(*inputs)
+            if self.error_model is not None:
+                raw = {**raw, SIGNAL_INPUTS: self.network.signal_inputs(*inputs)}
+            return inputs, raw, excess
         extra = None
         if isinstance(inputs, WithSignals):
             inputs, extra = inputs

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.modules import fingerprint
-from boxcov.detector import SIGNAL_INPUTS
 from boxcov.detectors.centerpoint.config import VoxelGrid
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
 from boxcov.detectors.centerpoint.voxels import concatenate, voxelise, voxelise_padded
@@ -46,9 +45,16 @@ def test_raw_outputs(make: Any, frames: int) -> None:
     expected, found, excess = both(config, example, inputs)
     assert int(excess) == 0
     assert_same(found, expected)
-    maps = detector_of(config).signal_inputs(inputs)
+
+
+def test_maps_of_points() -> None:
+    config = pillar_config()
+    detector, inputs = detector_of(config), [cloud(config, 1), cloud(config, 2)]
+    network = FusedCenterPoint(detector, inputs)
+    packed, maps = network.pack(inputs), detector.signal_inputs(inputs)
+    assert packed is not None
     assert maps is not None
-    assert torch.equal(found[SIGNAL_INPUTS], maps)
+    assert torch.equal(network.signal_inputs(*packed), maps)
 
 
 def test_the_detector_stays_as_it_was() -> None:

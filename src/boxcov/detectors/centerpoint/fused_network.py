@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from boxcov._torch.modules import shadow
 from boxcov._torch.precision import at_least_float32
-from boxcov.detector import SIGNAL_INPUTS
 from boxcov.detectors.centerpoint.head import CenterHead, TaskMaps
 from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
@@ -25,7 +24,8 @@ from boxcov.detectors.centerpoint.voxels import concatenate, voxelise, voxelise_
 if TYPE_CHECKING:
     from boxcov.detectors.centerpoint.detector import CenterPoint
 
-_ROOM = 1.5  # for more points, cells and sites than in the example
+_ROOM = 1.3  # for more points, cells and sites than in the example
+_FAR = 1e9  # metres: outside every range
 
 
 class FusedCenterPoint:
@@ -45,12 +45,15 @@ class FusedCenterPoint:
         if isinstance(self._encoder, VoxelEncoder):
             counts = self._encoder.encode(cells, self._frames)[1]
             self._most_sites = [int(_ROOM * int(count)) + 1 for count in counts]
-        self._blocks = [fold_norms(block) for block in detector.backbone.blocks]
-        self._deblocks = [fold_norms(block) for block in detector.neck.deblocks]
+        # tensor cores read channels side by side; without them cuDNN is faster map by map
+        uses_tensor_cores = torch.backends.cudnn.allow_tf32 or cells.points.dtype == torch.float16
+        self._format = torch.channels_last if uses_tensor_cores else torch.contiguous_format
+        self._blocks = [fold_norms(block, self._format) for block in detector.backbone.blocks]
+        self._deblocks = [fold_norms(block, self._format) for block in detector.neck.deblocks]
         self._head = FusedHead(detector.head)
 
     def pack(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Return points (N, 5), padded with NaN, and the frame (N,) of each.
+        """Return points (N, 5), padded with points far away, and the frame (N,) of each.
 
         None if there are too many points, or another number of frames.
         """
@@ -58,19 +61,21 @@ class FusedCenterPoint:
         missing = self._points - len(points)
         if len(inputs) != self._frames or missing < 0:
             return None
-        return F.pad(points, (0, 0, 0, missing), value=torch.nan), F.pad(frame, (0, missing))
+        return F.pad(points, (0, 0, 0, missing), value=_FAR), F.pad(frame, (0, missing))
 
     def __call__(self, *packed: Tensor) -> tuple[dict[str, Any], Tensor]:
         points, frame = packed
         bev, excess = self._encode(points, frame)
-        x, maps = bev, []
+        x, maps = bev.contiguous(memory_format=self._format), []
         for block, deblock in zip(self._blocks, self._deblocks):
             x = block(x)
             maps.append(deblock(x))
-        features = torch.cat(maps, 1)
-        raw = {"bev": bev, "features": features, "tasks": self._head(features)}
-        raw[SIGNAL_INPUTS] = point_maps(points, frame, self._frames, self._config)
-        return raw, excess
+        features = torch.cat(maps, 1).contiguous(memory_format=torch.channels_last)
+        return {"bev": bev, "features": features, "tasks": self._head(features)}, excess
+
+    def signal_inputs(self, *packed: Tensor) -> Tensor:
+        points, frame = packed
+        return point_maps(points, frame, self._frames, self._config)
 
     def _encode(self, points: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bird's-eye view, and how many cells and sites are beyond the limits ()."""
@@ -84,27 +89,42 @@ class FusedCenterPoint:
 
 
 class FusedHead:
-    """A CenterHead with all branches of a task as two convolutions, the second block-diagonal."""
+    """A CenterHead as three convolutions: all tasks and branches run side by side.
+
+    The second one has a group per task, in which branches are blocks on the diagonal; tasks with
+    fewer outputs are padded.
+    """
 
     def __init__(self, head: CenterHead) -> None:
-        self._shared = fold_norms(head.shared)
-        self._tasks: list[tuple[dict[str, int], tuple[Tensor, ...]]] = []
-        for task in head.branches():
-            chains = [cast(nn.Sequential, chain) for chain in task.values()]
-            first = [folded_weights(cast(Any, chain[0]), cast(Any, chain[1])) for chain in chains]
-            last = [cast(nn.Conv2d, chain[3]) for chain in chains]
-            sizes = {name: layer.out_channels for name, layer in zip(task, last)}
-            weights = (*(torch.cat(parts) for parts in zip(*first)), *_block_diagonal(last))
-            self._tasks.append((sizes, weights))
+        self._shared = fold_norms(head.shared, torch.channels_last)
+        tasks = [{name: cast(Any, chain) for name, chain in t.items()} for t in head.branches()]
+        self._sizes: list[dict[str, int]] = [
+            {name: chain[3].out_channels for name, chain in task.items()} for task in tasks
+        ]
+        first = [folded_weights(chain[0], chain[1]) for task in tasks for chain in task.values()]
+        last = [_block_diagonal([chain[3] for chain in task.values()]) for task in tasks]
+        most = max(len(bias) for _, bias in last)
+        last = [(_pad_rows(W, most), _pad_rows(bias, most)) for W, bias in last]
+        self._first, self._last = (
+            (
+                torch.cat([W for W, _ in pairs]).contiguous(memory_format=torch.channels_last),
+                torch.cat([bias for _, bias in pairs]),
+            )
+            for pairs in (first, last)
+        )
 
     def __call__(self, features: Tensor) -> list[TaskMaps]:
-        x = self._shared(features)
-        found = []
-        for sizes, (W1, b1, W2, b2) in self._tasks:
-            hidden = F.conv2d(x, W1, b1, padding=1).relu_()
-            out = at_least_float32(F.conv2d(hidden, W2, b2, padding=1))
-            found.append(dict(zip(sizes, out.split(list(sizes.values()), 1))))
-        return found
+        groups = len(self._sizes)
+        hidden = F.conv2d(self._shared(features), *self._first, padding=1).relu_()
+        out = at_least_float32(F.conv2d(hidden, *self._last, padding=1, groups=groups))
+        return [
+            dict(zip(sizes, task.split([*sizes.values(), task.shape[1] - sum(sizes.values())], 1)))
+            for sizes, task in zip(self._sizes, out.chunk(groups, 1))
+        ]
+
+
+def _pad_rows(x: Tensor, count: int) -> Tensor:
+    return torch.cat([x, x.new_zeros(count - len(x), *x.shape[1:])])
 
 
 def _block_diagonal(layers: Sequence[nn.Conv2d]) -> tuple[Tensor, Tensor]:
@@ -121,7 +141,9 @@ def _block_diagonal(layers: Sequence[nn.Conv2d]) -> tuple[Tensor, Tensor]:
     return weight, torch.cat([cast(Tensor, layer.bias).detach() for layer in layers])
 
 
-def fold_norms(block: nn.Module) -> nn.Sequential:
+def fold_norms(
+    block: nn.Module, memory_format: torch.memory_format = torch.contiguous_format
+) -> nn.Sequential:
     """Return convolutions, batch norms and ReLUs as convolutions and ReLUs.
 
     >>> block = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU()).eval()
@@ -138,8 +160,8 @@ def fold_norms(block: nn.Module) -> nn.Sequential:
         folded[-1] = twin = shadow(last)
         # a dict of its own: a shadow shares that of the detector
         twin.__dict__["_parameters"] = {
-            "weight": nn.Parameter(weight, requires_grad=False),
-            "bias": nn.Parameter(bias, requires_grad=False),
+            "weight": nn.Parameter(weight.contiguous(memory_format=memory_format), False),
+            "bias": nn.Parameter(bias, False),
         }
     return nn.Sequential(*folded).eval()
 

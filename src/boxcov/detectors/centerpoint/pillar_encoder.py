@@ -38,7 +38,7 @@ class PillarEncoder(nn.Module):
         """Return the maps of cells that hold points."""
         x, pillar = self._point_features(cells)
         for layer in self.layers:
-            x, pooled = layer(x, pillar, len(cells.counts))
+            x, pooled = layer(x, pillar, cells)
         return self._to_maps(pooled, cells.position, frames)
 
     def _point_features(self, cells: Cells) -> tuple[Tensor, Tensor]:
@@ -95,12 +95,25 @@ class PillarLayer(nn.Module):
         self.linear = nn.Linear(n_in, out, bias=False)
         self.norm = nn.BatchNorm1d(out, eps=1e-3, momentum=0.01)
 
-    def forward(self, x: Tensor, pillar: Tensor, pillars: int) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, pillar: Tensor, cells: Cells) -> tuple[Tensor, Tensor]:
         # one item with n locations, not n items: the Kronecker factors sum over locations
         x = self.linear(x.unsqueeze(0)).squeeze(0)
         x = self.norm(x).relu_()
+        pooled = _maximum(x, pillar, cells)
+        return (x if self.last else torch.cat([x, pooled[pillar]], 1)), pooled
+
+
+def _maximum(x: Tensor, pillar: Tensor, cells: Cells) -> Tensor:
+    """Return the maximum (V, C) over the rows of x (n, C) of each pillar."""
+    if not cells.is_padded:
         index = pillar.unsqueeze(1).expand(-1, x.shape[1])
-        pooled = x.new_zeros(pillars, x.shape[1]).scatter_reduce(
+        return x.new_zeros(len(cells.counts), x.shape[1]).scatter_reduce(
             0, index, x, "amax", include_self=False
         )
-        return (x if self.last else torch.cat([x, pooled[pillar]], 1)), pooled
+    # points of a pillar lie side by side, and then comes a row of zeros for each pillar
+    points, zeros = x[: len(cells.points)], x[len(cells.points) :]
+    pooled = torch.segment_reduce(points, "max", lengths=cells.counts, axis=0, unsafe=True)
+    if not len(zeros):
+        return pooled
+    is_own = pillar[len(cells.points) :] == torch.arange(len(zeros), device=x.device)
+    return torch.where(is_own.unsqueeze(1), torch.maximum(pooled, zeros), pooled)

@@ -22,6 +22,7 @@ ABOVE_GROUND = 0.25  # metres above the bottom of the box
 NEWEST = 0.06  # seconds
 _SAMPLES = (17, 13)  # along the box and across it
 _EMPTY = -1e3  # height of a cell without points
+_OUTSIDE = 1024  # cells for points outside the maps
 _SWEEPS = ("all sweeps", "newest")
 _NAMES = (
     *("inside", "around", "above ground", "front", "back", "left", "right", "top"),
@@ -40,16 +41,18 @@ def point_maps(points: Tensor, frame: Tensor, frames: int, config: Config) -> Te
     column, row = ((x - x0) / CELL).floor(), ((y - y0) / CELL).floor()
     inside = (column >= 0) & (column < nx) & (row >= 0) & (row < ny)  # False for a NaN
     cell = (frame * ny + row.long()) * nx + column.long()
-    cell = torch.where(inside, cell, frames * ny * nx)  # the last one is dropped
+    # points outside are spread over several cells, which a GPU fills at once
+    spread = frames * ny * nx + torch.arange(len(cell), device=cell.device) % _OUTSIDE
+    cell = torch.where(inside, cell, spread)
     is_new = age < NEWEST
-    empty = z.new_full((frames * ny * nx + 1,), _EMPTY)
+    empty = z.new_full((frames * ny * nx + _OUTSIDE,), _EMPTY)
     maps = [
         empty.scatter_reduce(0, cell, z, "amax"),
         empty.scatter_reduce(0, cell, torch.where(is_new, z, _EMPTY), "amax"),
         torch.zeros_like(empty).scatter_add(0, cell, torch.ones_like(z)),
         torch.zeros_like(empty).scatter_add(0, cell, is_new.to(z.dtype)),
     ]
-    return torch.stack([grid[:-1].view(frames, ny, nx) for grid in maps], 1)
+    return torch.stack([grid[:-_OUTSIDE].view(frames, ny, nx) for grid in maps], 1)
 
 
 def point_signals(maps: Tensor, boxes: Tensor, frame: Tensor, config: Config) -> Signals:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from boxcov.detector import Candidates, Selection
 from boxcov.detectors.centerpoint.config import Config
@@ -21,6 +22,7 @@ from boxcov.detectors.centerpoint.nms import (
     rotated_iou,
     rotated_pairs,
 )
+from boxcov.detectors.centerpoint.voxels import numbers_like
 from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
 
 
@@ -107,8 +109,7 @@ def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = N
 
     By default k is the largest number of candidates above the threshold in any frame and task.
     """
-    best = [_best_cells(maps, config, task) for task, maps in enumerate(tasks)]
-    scores, labels, cells = (torch.stack(parts, 1) for parts in zip(*best))  # (B, tasks, K) each
+    scores, labels, cells = _best_cells(tasks, config)
     valid = scores > config.reporting.threshold
     k = int(valid.sum(2).amax()) if k is None else k
     excess = valid[:, :, k:].sum()
@@ -126,22 +127,27 @@ def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = N
     return Ranked(scores, labels.flatten(), valid, where, boxes, excess)
 
 
-def _best_cells(maps: TaskMaps, config: Config, task: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores, labels and cells (B, K) of a task's best candidates."""
-    rules = config.reporting
-    heat = maps["heatmap"].sigmoid()
-    rows, columns = heat.shape[2:]
-    scores = heat.flatten(2)  # (B, classes, cells)
-    labels = torch.arange(scores.shape[1], device=heat.device).reshape(1, -1, 1).expand_as(scores)
+def _best_cells(tasks: Sequence[TaskMaps], config: Config) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores, labels and cells (B, tasks, K) of each task's best candidates."""
+    rules, most = config.reporting, max(maps["heatmap"].shape[1] for maps in tasks)
+    # tasks with fewer classes are padded by classes that are nowhere
+    heat = torch.stack([_pad_classes(maps["heatmap"], most) for maps in tasks], 1)
+    scores, n_cells = heat.sigmoid().flatten(3), heat[0, 0, 0].numel()  # (B, tasks, classes, cells)
+    classes = None
     if not rules.per_class:
-        inside = _in_range(_centres(maps, config), config).flatten(1).unsqueeze(1)
-        scores, labels = (scores * inside).max(1, keepdim=True)
-    scores, index = scores.flatten(1).topk(min(rules.candidates, scores[0].numel()))
-    labels = labels.flatten(1).gather(1, index) + config.first_class(task)
-    cells = index % (rows * columns)
-    missing = rules.candidates - scores.shape[1]  # on a small map tasks have different numbers
-    padded = [torch.nn.functional.pad(t, (0, missing)) for t in (scores, labels, cells)]
-    return padded[0], padded[1], padded[2]
+        inside = [_in_range(_centres(maps, config), config).flatten(1) for maps in tasks]
+        scores, classes = (scores * torch.stack(inside, 1).unsqueeze(2)).max(2)
+    scores, index = scores.flatten(2).topk(min(rules.candidates, scores[0, 0].numel()))
+    cells = index % n_cells
+    classes = index // n_cells if classes is None else classes.gather(2, cells)
+    first = numbers_like(cells, [config.first_class(task) for task in range(len(tasks))])
+    return scores, classes + first.unsqueeze(1), cells
+
+
+def _pad_classes(heat: Tensor, most: int) -> Tensor:
+    """Return logits (B, classes, h, w) with ``most`` classes: the others have a score of 0."""
+    missing = most - heat.shape[1]
+    return pad(heat, (0, 0, 0, 0, 0, missing), value=-torch.inf) if missing else heat
 
 
 def _centres(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:

@@ -125,6 +125,18 @@ def _output_shape(shape: Triple, kernel: Triple, stride: Triple, padding: Triple
     return depth, height, width
 
 
+def copy_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Return ``x[index]``; a GPU copies rows in pieces of 16 bytes, not number by number.
+
+    >>> copy_rows(torch.arange(8.0).view(2, 4), torch.tensor([[1, 0]]))
+    tensor([[[4., 5., 6., 7.],
+             [0., 1., 2., 3.]]])
+    """
+    if x.shape[1] * x.element_size() % 16:
+        return x[index]
+    return x.view(torch.complex128)[index].view(x.dtype)
+
+
 class SparseConv(nn.Module):
     """A convolution over sites, without bias: features (V, n_in) to (out, n_out).
 
@@ -142,8 +154,11 @@ class SparseConv(nn.Module):
         """The shape of the weight as a kernel: (n_out, kz, ky, kx, n_in)."""
         return self.n_out, *self.kernel, self.n_in
 
-    def forward(self, features: Tensor, table: Tensor) -> Tensor:
+    def forward(self, features: Tensor, table: Tensor, fast: bool = False) -> Tensor:
+        """fast: without derivatives, and faster on a GPU."""
         padded = F.pad(features, (0, 0, 0, 1))  # a row of zeros for "no site"
+        if fast:
+            return F.linear(copy_rows(padded, table).flatten(1), self.weight)
         elements = _PATCH_ELEMENTS if features.device.type == "cpu" else 64 * _PATCH_ELEMENTS
         step = max(1, elements // self.weight.shape[1])
         parts = []
@@ -163,9 +178,9 @@ class Residual(nn.Module):
         self.conv1, self.norm1 = SparseConv(width, width, (3, 3, 3)), _norm(width)
         self.conv2, self.norm2 = SparseConv(width, width, (3, 3, 3)), _norm(width)
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        out: Tensor = self.norm1(self.conv1(x, table)).relu()
-        out = self.norm2(self.conv2(out, table)) + x
+    def forward(self, x: Tensor, table: Tensor, fast: bool = False) -> Tensor:
+        out: Tensor = self.norm1(self.conv1(x, table, fast)).relu()
+        out = self.norm2(self.conv2(out, table, fast)) + x
         return out.relu()
 
 
@@ -197,11 +212,12 @@ class SparseStage(nn.Module):
         if self.stride != _ONE:
             out, count = strided_sites(sites, self.kernel, self.stride, self.padding, most)
         table = index_table(sites, out, self.kernel, self.stride, self.padding)
-        x = self.norm(self.conv(x, table)).relu()
+        fast = most is not None
+        x = self.norm(self.conv(x, table, fast)).relu()
         if self.blocks and self.stride != _ONE:
             table = index_table(out, out, (3, 3, 3), _ONE, _ONE)
         for block in self.blocks:
-            x = block(x, table)
+            x = block(x, table, fast)
         return x, out, count
 
 

@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from boxcov.detectors.centerpoint.config import VoxelGrid
 from boxcov.errors import BoxcovError, BoxcovWarning
@@ -68,34 +69,38 @@ def voxelise_padded(
 ) -> tuple[Cells, Tensor]:
     """Return what ``voxelise`` does in fixed shapes, and how many cells are beyond the limits ().
 
-    No step waits for the device. The cells of all frames are padded to ``most``, and one more for
-    points that belong to none. The result is that of ``voxelise`` if no cell is beyond the limits.
+    No step waits for the device, or writes to one place from many threads. The cells of all frames
+    are padded to ``most``, and one more for points that belong to none. The result is that of
+    ``voxelise`` if no cell is beyond the limits.
 
-    points, frame: those of ``concatenate``, possibly followed by points that are NaN.
+    points, frame: those of ``concatenate``, possibly followed by points outside the range.
     """
-    end, n = frames * prod(grid.shape), len(points)
+    end, device = frames * prod(grid.shape), points.device
     number, inside = _cell_numbers(points, frame, grid)
     numbers, order = torch.where(inside, number, end).sort(stable=True)
-    place = torch.arange(n, device=points.device)
+    place = torch.arange(len(points), device=device)
     is_first = torch.cat([place[:1] == 0, numbers[1:] != numbers[:-1]]) & (numbers < end)
-    cell = is_first.cumsum(0) - 1
-    kept = (numbers < end) & (cell < most)
-    if grid.max_points is not None:
-        kept &= place - torch.where(is_first, place, 0).cummax(0).values < grid.max_points
-    own = torch.full((most + 1,), end, device=points.device)
-    own = own.scatter(0, torch.where(is_first, cell, most).clamp(max=most), numbers)
-    own = torch.where(torch.arange(most + 1, device=points.device) < most, own, end)
-    # kept points move to the front, so that the points of a cell lie side by side
-    slot = torch.where(kept, kept.cumsum(0) - 1, n)
-    order = torch.zeros(n + 1, dtype=order.dtype, device=order.device).scatter(0, slot, order)[:-1]
-    cell = torch.full((n + 1,), most, device=cell.device).scatter(0, slot, cell)[:-1]
-    counts = torch.zeros_like(own).scatter_add(0, cell, (cell < most).long())
-    excess = (is_first.sum() - most).clamp(min=0)
+    rank = is_first.cumsum(0)  # from 1 on
+    n_cells, n_inside = rank[-1], inside.sum()
+    # the first point of each cell, and behind the last cell the number of points
+    start = torch.searchsorted(rank, torch.arange(1, most + 2, device=device))
+    start = torch.minimum(start, n_inside)
+    counts = start.diff().clamp(max=grid.max_points)
+    stop = counts.cumsum(0)  # when the points beyond max_points are left out
+    cell = torch.searchsorted(stop, place, right=True)  # (n,) ``most`` behind the last point
+    skipped = F.pad(start[:-1] - stop + counts, (0, 1))
+    kept = order[(place + skipped[cell]).clamp(max=len(points) - 1)]
+    own = F.pad(
+        torch.where(counts > 0, numbers[start[:-1].clamp(max=len(points) - 1)], end),
+        (0, 1),
+        value=end,
+    )
+    excess = (n_cells - most).clamp(min=0)
     if grid.max_cells is not None:
-        in_frame = torch.zeros(frames + 1, dtype=torch.long, device=points.device)
-        in_frame = in_frame.scatter_add(0, own // prod(grid.shape), (own < end).long())
+        ends = torch.arange(1, frames + 1, device=device) * prod(grid.shape)
+        in_frame = torch.searchsorted(own, ends).diff(prepend=ends.new_zeros(1))
         excess = excess + (in_frame - grid.max_cells).clamp(min=0).sum()
-    return Cells(points[order], cell, counts, _positions(own, grid), True), excess
+    return Cells(points[kept], cell, F.pad(counts, (0, 1)), _positions(own, grid), True), excess
 
 
 def _cell_numbers(points: Tensor, frame: Tensor, grid: VoxelGrid) -> tuple[Tensor, Tensor]:
