@@ -13,7 +13,12 @@ from typing import Any, Literal, get_args, get_origin
 PAGE = "reference/command-line.md"
 INTRODUCTION = """# Command line
 
-This page is generated from the commands. `boxcov COMMAND --help` shows the same text.
+This page is generated from the commands. `boxcov COMMAND -h` shows the same text, and
+`boxcov --install-completion` teaches your shell (bash, zsh, fish, PowerShell) to complete commands
+and options with the tab key. `boxcov --version` prints the version.
+
+A command that would replace its `--out` says so and stops; `--force` replaces it. `--json` prints
+one JSON value on stdout and nothing else; progress and warnings go to stderr.
 
 The exit code is 0 for success, 1 for an error that says what to do, 2 for a wrong option, 130
 after Ctrl-C and 143 after SIGTERM.
@@ -33,9 +38,8 @@ def page() -> str:
 
 def _section(name: str, command: Any) -> str:
     lines = [f"## {name}", "", _plain(command.help), ""]
-    example = (command.epilog or "").removeprefix("Example: ")
-    if example:
-        lines += ["```sh", example, "```", ""]
+    examples = [text.removeprefix("Example: ") for text in (command.epilog or "").split("\n\n")]
+    lines += ["```sh", *examples, "```", ""]
     lines += ["|option|default|meaning|", "|---|---|---|"]
     lines += [_option(parameter) for parameter in command.params if parameter.name != "help"]
     return "\n".join([*lines, ""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -48,6 +49,16 @@ def join_names(names: Iterable[str], most: int = 8) -> str:
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most} more"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a suggestion for an error message: the known name that looks most like ``name``.
+
+    >>> did_you_mean("centrpoint", ["centerpoint", "yolox"]), did_you_mean("x", ["yolox"])
+    (" (did you mean 'centerpoint'?)", '')
+    """
+    close = get_close_matches(name, list(known), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def import_package(name: str) -> Any:

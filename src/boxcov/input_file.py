@@ -149,11 +149,11 @@ def _children(value: Any) -> Any:
     return value if isinstance(value, list) else ()
 
 
-# the files that users mix up, by the key of their metadata
+# the files that users mix up, by the key of their metadata: what they are, and who writes them
 _KINDS = {
-    "boxcov.detections": "a file of boxes written by boxcov predict",
-    "boxcov.posterior": "a posterior written by boxcov fit or calibrate",
-    "boxcov.centerpoint": "a file of weights for --detector",
+    "boxcov.detections": ("predictions", "boxcov predict"),
+    "boxcov.posterior": ("a posterior", "boxcov fit or calibrate"),
+    "boxcov.centerpoint": ("weights of a detector", "boxcov train"),
 }
 
 
@@ -165,21 +165,35 @@ def open_tensors(
 
     Damage is one error that names the file, also if it shows only later, inside the ``with``.
     """
-    with open_safetensors(path, what, advice) as file:
-        metadata = file.metadata() or {}
-        others = [_KINDS[name] for name in metadata if name in _KINDS]
-        if key not in metadata and others:
-            raise BoxcovError(f"{path}: is {others[0]}, expected {what}")
-        yield parse_metadata(metadata[key]), file
+    with open_safetensors(path, what, key, advice) as file:
+        yield parse_metadata(file.metadata()[key]), file
 
 
 @contextmanager
-def open_safetensors(path: str | Path, what: str, advice: str = "") -> Iterator[Any]:
-    """Open a safetensors file of any program."""
+def open_safetensors(
+    path: str | Path, what: str, key: str | None = None, advice: str = ""
+) -> Iterator[Any]:
+    """Open a safetensors file with ``key`` in its metadata; None: of any program, not our own."""
     with reading(path, what, advice):
         check_regular(path, MAX_STREAM)
         with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if key not in metadata:
+                _refuse_others(path, what, key, metadata)
             yield file
+
+
+def _refuse_others(path: str | Path, what: str, key: str | None, metadata: Any) -> None:
+    """Raise if the file is one of boxcov's that belongs elsewhere, or lacks the key."""
+    found = next((_KINDS[name] for name in metadata if name in _KINDS), None)
+    if found is not None and not (key is None and "boxcov.centerpoint" in metadata):
+        name, writer = _KINDS.get(key or "boxcov.centerpoint", (what, ""))
+        raise BoxcovError(
+            f"{path}: this is {found[0]} (written by {found[1]}): give {name}"
+            + (writer and f" (written by {writer})")
+        )
+    if key is not None:
+        raise BoxcovError(f"{path}: a safetensors file of another program, expected {what}")
 
 
 # schema

@@ -10,7 +10,9 @@ import torch
 import boxcov as package
 from boxcov.cli import app as cli
 from boxcov.cli.command import typer_command
+from boxcov.data import simulated
 from boxcov.evaluate.geometry import corners, ellipse
+from boxcov.pipeline.options import option
 from helpers.command_line import boxcov
 
 
@@ -22,25 +24,100 @@ def test_help_has_an_example(verb) -> None:
 
 
 def test_examples_use_existing_options() -> None:
-    for verb, example in cli.EXAMPLES.items():
+    for verb, examples in cli.EXAMPLES.items():
         known = set(inspect.signature(typer_command(verb)).parameters)
         words = {
             word.removeprefix("--").replace("-", "_")
+            for example in examples
             for word in example.split()
             if word.startswith("--")
         }
         assert words <= known
 
 
-def test_help_does_not_import_torch() -> None:
+def test_every_command_is_in_one_panel() -> None:
+    members = [verb for panel in cli.PANELS.values() for verb in panel]
+    assert sorted(members, key=str) == sorted(cli.EXAMPLES, key=str)
+
+
+@pytest.mark.parametrize("words", ["-h", "--help"])
+def test_short_and_long_help(words: str) -> None:
+    for verb in ("", "fit "):
+        done = boxcov(f"{verb}{words}")
+        assert done.code == 0
+        assert "Usage: boxcov" in done.out
+    assert "--install-completion" in boxcov(words).out
+
+
+def test_version() -> None:
+    done = boxcov("--version")
+    assert (done.code, done.out) == (0, f"boxcov {package.__version__}\n")
+
+
+def test_help_shows_input_then_method_then_output() -> None:
+    text = boxcov("predict -h").out
+    panels = [text.index(f"─ {name} ─") for name in ("Input", "Method", "Output")]
+    assert panels == sorted(panels)
+    assert "<bool>" not in text.replace("-h      <bool>", "")  # typer's own
+
+
+def test_completion_names_the_commands(monkeypatch) -> None:
+    monkeypatch.setenv("_BOXCOV_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "boxcov pre")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert boxcov("").out.split() == ["predict"]
+
+
+WRONG = {
+    "fti": "Did you mean 'fit'?",
+    "predict --otu x": "--out",
+    "predict --out x --detector centrpoint:small": "(did you mean 'centerpoint'?)",
+    "predict --out x --data simlated:clear": "(did you mean 'simulated'?)",
+    "predict --out x --data simulated:claer": "(did you mean 'clear'?)",
+    "calibrate --out x --posterior small --stress simulated:foog": "(did you mean 'fog'?)",
+    "train --out x --test kiti:ROOT": "(did you mean 'kitti'?)",
+    "fit --out x --n-data -5": "--n-data must be above 0, got -5",
+    "fit --out x --n-data nan": "--n-data must be above 0, got nan",
+    "fit --out x --count 0": "--count must be at least 1, got 0",
+    "fit --out x --fraction 0": "--fraction must be above 0 and at most 1, got 0",
+    "fit --out x --prior-precision inf": "--prior-precision must be at least 0, got inf",
+    "predict --out x --method mcglm --samples 1": "--samples must be at least 2, got 1",
+    "bench --boxes 10 --boxes 0": "--boxes must be at least 1, got 0",
+    "train --out x --rate -1": "--rate must be above 0, got -1",
+    "monitor x --usual y --false-alarm-rate 1": "must be above 0 and below 1, got 1",
+    "reproduce --out x --threshold 2": "--threshold must be at least 0 and below 1, got 2",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_values_are_refused_before_any_work(words: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = boxcov(words)
+    assert done.code in (1, 2)
+    assert WRONG[words] in done.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", ["-h", "predict -h", *WRONG])
+def test_help_and_typos_import_little(words: str) -> None:
+    """Counted, not timed: torch alone takes seconds to import."""
     code = """
 import sys
-from boxcov.cli.app import build_app
-
-build_app()
-assert not {"torch", "numpy", "matplotlib"} & set(sys.modules), sys.modules.keys()
+from boxcov.__main__ import main
+try:
+    main()
+except SystemExit:
+    pass
+heavy = {"torch", "numpy", "safetensors", "matplotlib", "scipy", "PIL"} & set(sys.modules)
+assert not heavy, heavy
+assert len(sys.modules) < 450, len(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    command = [sys.executable, "-c", code, *words.split()]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_scenarios_are_those_of_the_simulation() -> None:
+    assert tuple(simulated.SCENARIOS) == option.SCENARIOS
 
 
 def test_every_public_name_imports() -> None:
@@ -60,7 +137,7 @@ from boxcov import BoxcovWarning
 def warned() -> None:
     warnings.warn("look", BoxcovWarning)
 
-cli.EXAMPLES[warned] = ""
+cli.EXAMPLES[warned] = ()
 sys.argv = ["boxcov", "warned"]
 cli.main()
 """

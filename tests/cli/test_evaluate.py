@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from boxcov import BoxcovError, Detections
 from boxcov.data import simulated
@@ -178,13 +179,33 @@ def test_json_has_every_number(saved, frames) -> None:
     assert report["about"]["nms"]["method"] == "nms"
 
 
-def test_swapped_files_are_named(tmp_path, saved) -> None:
-    done = boxcov(f"evaluate {SHIPPED}")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("evaluate POSTERIOR", "this is a posterior (written by boxcov fit or calibrate): give "),
+        ("evaluate POSTERIOR", "give predictions (written by boxcov predict)"),
+        ("convert POSTERIOR --format csv --out x", "give predictions"),
+        ("monitor BOXES --usual POSTERIOR", "give predictions"),
+        ("predict --posterior BOXES --out x", "this is predictions"),
+        ("predict --posterior WEIGHTS --out x", "this is weights of a detector"),
+        ("calibrate --posterior BOXES --out x", "give a posterior (written by boxcov fit"),
+        ("export --posterior BOXES --out x.onnx", "give a posterior"),
+        ("fit --detector centerpoint:POSTERIOR --out x", "give weights of a detector"),
+        ("fit --detector yolox:BOXES --out x", "give weights of a detector"),
+        ("evaluate OTHER", "a safetensors file of another program, expected a file of boxcov"),
+    ],
+)
+def test_swapped_files_are_named(words: str, message: str, tmp_path, saved, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    files = {"BOXES": saved[0], "POSTERIOR": SHIPPED, "OTHER": "other.safetensors"}
+    files["WEIGHTS"] = SHIPPED.with_name("small.safetensors")
+    for name, path in files.items():
+        words = words.replace(name, str(path))
+    done = boxcov(words)
     assert done.code == 1
-    assert "is a posterior written by boxcov fit or calibrate, expected a file of" in done.err
-    done = boxcov(f"predict --posterior {saved[0]} --count 1 --out {tmp_path}/d.safetensors")
-    assert done.code == 1
-    assert "is a file of boxes written by boxcov predict, expected a boxcov posterior" in done.err
+    assert message in done.err
+    assert "KeyError" not in done.err
 
 
 def test_table_and_report_are_written(tmp_path, saved) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from boxcov import BoxcovError, BoxcovWarning, FitOptions, fit
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.kfac.checkpoint import Checkpoint
 from helpers.nets import NetDetector, random_item, two_convolutions
 
 
@@ -52,6 +55,21 @@ def test_bad_options(options: dict, message: str) -> None:
 def test_bad_arguments(detector: NetDetector, arguments: dict, message: str) -> None:
     with pytest.raises(BoxcovError, match=message):
         fit(detector, [(torch.randn(1, 2, 2, 2), torch.randn(1, 2, 4))], **arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"n_data": -5}, {"prior_precision": -1.0}])
+def test_bad_numbers_are_refused_before_a_frame_is_read(
+    detector: NetDetector, arguments: dict, tmp_path: Path
+) -> None:
+    class Unread(list):
+        def __getitem__(self, index: int) -> None:
+            raise AssertionError("a frame was read")
+
+        __iter__ = __getitem__
+
+    with pytest.raises(BoxcovError):
+        fit(detector, Unread([1]), checkpoint=Checkpoint(tmp_path / "c"), **arguments)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from inspect import getdoc
 from types import FrameType
-from typing import TextIO
+from typing import Annotated, TextIO
 
 try:
     import typer
@@ -33,36 +34,51 @@ from boxcov.cli.stream import stream
 from boxcov.cli.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.pipeline.terminal import output_error, say
+from boxcov.version import __version__
 
-EXAMPLES: dict[Callable[..., None], str] = {
-    fit: "--detector centerpoint:small --data simulated:clear --count 64 --out p.safetensors",
-    predict: "--posterior p.safetensors --data simulated:rain --count 20 --out rain.safetensors",
-    convert: "rain.safetensors --format csv --out rain.csv",
-    evaluate: "exact.safetensors nms.safetensors --out report.html",
-    calibrate: "--posterior p.safetensors --data simulated:clear --count 40 --out c.safetensors",
-    check: "--detector centerpoint:small --data simulated:clear",
-    train: "--config small --data simulated:clear --device cuda --out small.safetensors",
-    bench: "--boxes 10 --boxes 100 --samples 10",
-    export: "--detector centerpoint:small --posterior p.safetensors --out centerpoint.onnx",
-    stream: "sweeps/LIDAR_TOP --posterior p.safetensors > boxes.jsonl",
-    monitor: "boxes.jsonl --usual usual.jsonl --false-alarm-rate 0.01",
-    reproduce: "--quick --out reproduction",
-    demo: "--out demo",
-}  # every command, with the arguments of an example
+EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    demo: ("--out demo",),
+    predict: (
+        "--data simulated:rain --count 20 --out rain.safetensors",
+        "--detector yolox:s.pth --posterior s.safetensors --data coco:ROOT --out boxes.safetensors",
+    ),
+    evaluate: ("rain.safetensors --out report.html", "exact.safetensors nms.safetensors"),
+    convert: ("rain.safetensors --format csv --out rain.csv",),
+    check: ("--detector centerpoint:small --data simulated:clear",),
+    fit: ("--detector centerpoint:small --data simulated:clear --count 64 --out p.safetensors",),
+    calibrate: ("--posterior p.safetensors --data simulated:clear --count 40 --out c.safetensors",),
+    stream: ("sweeps/LIDAR_TOP --posterior c.safetensors > boxes.jsonl",),
+    monitor: ("boxes.jsonl --usual usual.jsonl --false-alarm-rate 0.01",),
+    export: ("--detector centerpoint:small --posterior c.safetensors --out centerpoint.onnx",),
+    train: ("--config small --data simulated:clear --device cuda --out small.safetensors",),
+    bench: ("--boxes 10 --boxes 100 --samples 10",),
+    reproduce: ("--quick --out reproduction",),
+}  # every command, with the arguments of examples
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Use": (demo, predict, evaluate, convert),
+    "Prepare a detector of your own": (check, fit, calibrate),
+    "Deploy": (stream, monitor, export),
+    "Research": (train, bench, reproduce),
+}
 
 
 def build_app() -> typer.Typer:
     """Return the typer application with all commands."""
     app = typer.Typer(
-        add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        help="Covariances for the boxes of a detector.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog="Start with: boxcov demo",
     )
     app.callback()(_callback)
-    for command, arguments in EXAMPLES.items():
-        example = f"Example: boxcov {command.__name__} {arguments}"
-        app.command(epilog=example)(typer_command(command))
+    for command, examples in EXAMPLES.items():
+        text = "\n\n".join(f"Example: boxcov {command.__name__} {words}" for words in examples)
+        panel = next((name for name, members in PANELS.items() if command in members), None)
+        # a line break inside a paragraph would stay where it is in the source
+        about = "\n\n".join(
+            part.replace("\n", " ") for part in (getdoc(command) or "").split("\n\n")
+        )
+        app.command(help=about, epilog=text, rich_help_panel=panel)(typer_command(command))
     return app
 
 
@@ -76,7 +92,7 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            build_app()()
+            build_app()(prog_name="boxcov")
         except BoxcovError as error:
             say(f"boxcov: {error}", sys.stderr, one_line=True)
             sys.exit(1)
@@ -93,8 +109,21 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _callback() -> None:
-    """Covariances for the boxes of a frozen object detector: how uncertain is each box?"""
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        say(f"boxcov {__version__}")
+        raise typer.Exit
+
+
+def _callback(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", metavar="", callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """How wrong may each box of a detector be? Covariances, risks and regions for its boxes."""
 
 
 def _show_warning(

@@ -11,22 +11,24 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from boxcov.pipeline.options.common import OUTPUT, Help
+from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Help, Interval
 
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=OUTPUT)
+    bool,
+    typer.Option("--json", help="Print JSON and nothing else.", metavar="", rich_help_panel=OUTPUT),
 ]
 
 
 def typer_command(function: Callable[..., None]) -> Callable[..., None]:
     """Return ``function`` with every dataclass parameter replaced by one option per field.
 
-    Nested dataclasses are flattened. Other parameters stay as they are.
+    Nested dataclasses are flattened. Other parameters stay as they are. The help text shows the
+    options in the order of the panels: input, method, output.
 
     >>> from boxcov.pipeline.options import DemoCommand
     >>> def demo(options: DemoCommand, quiet: bool = False) -> None: ...
     >>> list(inspect.signature(typer_command(demo)).parameters)
-    ['out', 'quiet']
+    ['quiet', 'out']
     """
     hints = get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -43,9 +45,17 @@ def typer_command(function: Callable[..., None]) -> Callable[..., None]:
         names = inspect.signature(function).parameters
         function(**{name: _value(name, hints[name], values) for name in names})
 
+    panels = ["", INPUT, METHOD, OUTPUT]
+    parameters.sort(key=lambda p: panels.index(_panel(p)))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
+
+
+def _panel(parameter: inspect.Parameter) -> str:
+    """Return the panel of an option; arguments and functions of tests have none."""
+    infos = getattr(parameter.annotation, "__metadata__", ())
+    return next((info.rich_help_panel or "" for info in infos), "")
 
 
 def _flatten(options: Any) -> Iterator[inspect.Parameter]:
@@ -65,7 +75,7 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
         hint = list[get_args(hint)[0]]  # type: ignore[misc]
         default = list(default) if isinstance(default, tuple) else default
     is_path = Path in (hint, *get_args(hint))
-    metavar = shown.metavar or ("FILE" if is_path else None)
+    metavar = shown.metavar or ("FILE" if is_path else _metavar(hint))
     parser = _parser(hint)
     if parser is not None:
         hint = str
@@ -75,9 +85,8 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
         name = field.name.replace("_", "-")
         info = typer.Option(
             f"--{name}/--no-{name}" if hint == bool | None else f"--{name}",
-            help=shown.text,
+            help=f"{shown.text} {_limits(shown.within)}".rstrip(),
             metavar=metavar,
-            min=shown.min,
             parser=parser,
             show_default=shown.default or True,
             rich_help_panel=shown.panel,
@@ -86,6 +95,27 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
+
+
+def _metavar(hint: Any) -> str | None:
+    """Return the word for a value in the help text; None shows the choices, or nothing.
+
+    >>> _metavar(float | None), _metavar(list[int]), _metavar(bool)
+    ('NUMBER', 'N', '')
+    """
+    kinds = (hint, *get_args(hint))
+    words = {bool: "", int: "N", float: "NUMBER", str: "TEXT"}
+    return next((word for kind, word in words.items() if kind in kinds), None)
+
+
+def _limits(interval: Interval | None) -> str:
+    """Return the sentence about the limits of a number, unless they go without saying.
+
+    >>> _limits(Interval("(0, 1]")), _limits(Interval("[1, inf)"))
+    ('Above 0 and at most 1.', '')
+    """
+    text = "" if interval is None else str(interval)
+    return f"{text.capitalize()}." if text not in ("", "at least 0", "at least 1") else ""
 
 
 def _parser(hint: Any) -> Callable[[str], float | str] | None:

@@ -21,6 +21,7 @@ from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
 from boxcov.kfac.losses import FrameLosses
 from boxcov.kfac.options import FitOptions, check_choice, check_layer_names, select_parameters
+from boxcov.posterior.kronecker_block import check_precisions
 from boxcov.posterior.posterior import FisherKind, Posterior
 from boxcov.posterior.prior import auto_prior_precision
 
@@ -68,6 +69,8 @@ def fit(
     (4, 1000.0)
     """
     _check_arguments(frames, prior_precision, fisher, options)
+    tau = 1.0 if isinstance(prior_precision, str) else prior_precision  # until auto chooses
+    check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
     parameters = _select_parameters(detector, depth, options)
     world = World.current() if distributed else World()
     items = Items(frames, options.fraction, options.seed, world)
@@ -89,7 +92,7 @@ def fit(
     posterior = Posterior(
         blocks=kronecker_blocks(factors, parameters),
         n_data=float(items.total_frames(frames_read, items_read) if n_data is None else n_data),
-        prior_precision=1.0 if prior_precision == "auto" else prior_precision,
+        prior_precision=tau,
         fisher=fisher,
         frames=accumulator.frames,
         loss=accumulator.loss / max(accumulator.frames, 1),

@@ -13,7 +13,7 @@ from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, transformers, yolox
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.plausibility import observe
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, did_you_mean
 from boxcov.pipeline.options import DetectorOptions
 from boxcov.pipeline.user_code import load_function
 
@@ -23,9 +23,7 @@ D = TypeVar("D", bound=Detector)
 def load_detector(which: str | DetectorOptions, device: str = "cpu") -> Detector:
     """Return the detector ``which`` on ``device``.
 
-    which: the options of a command, or ``centerpoint:small``, ``centerpoint:CHECKPOINT``,
-    ``yolox:CHECKPOINT``, ``transformers:FOLDER``, or ``python:MODULE:FUNCTION`` for a function of
-    the user's that returns a detector, in a module or a file.
+    which: the options of a command, or a name as for ``--detector``.
 
     >>> len(load_detector("centerpoint:small").classes)
     10
@@ -38,11 +36,6 @@ def load_detector(which: str | DetectorOptions, device: str = "cpu") -> Detector
         "transformers": transformers.load,
         "python": _build_detector,
     }
-    if kind not in loaders or not name:
-        raise BoxcovError(
-            f"no detector {options.detector!r}: give centerpoint:small, centerpoint:CHECKPOINT, "
-            "yolox:CHECKPOINT, transformers:FOLDER, or python:MODULE:FUNCTION for your own"
-        )
     if kind != "centerpoint" and (options.config is not None or options.legacy is not None):
         raise BoxcovError(f"--config and --legacy are for checkpoints of CenterPoint, not {kind}")
     return move_to_device(loaders[kind](name), device)
@@ -102,5 +95,6 @@ def centerpoint_config(name: str) -> Config:
         "kitti": Config.kitti,
     }
     if name not in configs:
-        raise BoxcovError(f"no configuration {name!r}: there are {', '.join(configs)}")
+        known = did_you_mean(name, configs)
+        raise BoxcovError(f"no configuration {name!r}{known}: there are {', '.join(configs)}")
     return configs[name]()

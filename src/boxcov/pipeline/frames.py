@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, did_you_mean
 from boxcov.input_file import conform
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes
 from boxcov.pipeline.options import DataOptions, PredictedData
@@ -45,26 +45,21 @@ def load_frames(
     name, frame_range = _parse_split(source.split)
     frames: Any
     labels: Sequence[str]
-    if kind == "nuscenes" and where:
-        name = name or "train"
+    if kind == "nuscenes":
+        name = name or f"{_mini(where)}train"
         frames = nuscenes.frames(where, _nuscenes_version(name), name, source.sweeps)
         labels = simulated.CLASSES
-    elif kind == "kitti" and where:
+    elif kind == "kitti":
         name = name or "training"
         frames, labels = kitti.frames(where, split=name), kitti.CLASSES
-    elif kind == "coco" and where:
+    elif kind == "coco":
         name = name or "train2017"
         root, size = _image_size(where)
         frames = coco.frames(root, name, size)
         labels = frames.classes
-    elif kind == "python" and where:
+    else:
         name = name or "train"
         frames, labels = UserFrames(load_function(source.data)(name), where), classes
-    else:
-        raise BoxcovError(
-            f"no data {source.data!r}: give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT, "
-            "coco:ROOT, or python:MODULE:FUNCTION for your own"
-        )
     frames = frames[frame_range][: source.count]
     if kind == "kitti" and not _same_names(classes, kitti.CLASSES):
         frames, labels = KittiAsNuScenes(frames), simulated.CLASSES
@@ -105,8 +100,9 @@ def _simulated_frames(
             f"of {', '.join(SIMULATED_SPLITS)}"
         )
     if split not in SIMULATED_SPLITS:
+        known = did_you_mean(split, SIMULATED_SPLITS)
         splits = ", ".join(SIMULATED_SPLITS)
-        raise BoxcovError(f"no split {split!r} of simulated frames: there are {splits}")
+        raise BoxcovError(f"no split {split!r} of simulated frames{known}: there are {splits}")
     frames = simulated.frames(
         scenario or "clear",
         seed=source.seed + SIMULATED_SPLITS[split],
@@ -115,6 +111,12 @@ def _simulated_frames(
         device=device,
     )
     return _check_frames(frames, simulated.CLASSES, classes, source.data)
+
+
+def _mini(root: str) -> str:
+    """Return the prefix of the splits of a nuScenes folder that holds the mini version alone."""
+    has_mini, has_all = (Path(root, f"v1.0-{name}").is_dir() for name in ("mini", "trainval"))
+    return "mini_" if has_mini and not has_all else ""
 
 
 def _nuscenes_version(split: str) -> str:
@@ -205,9 +207,11 @@ def default_test_split(data: str) -> str:
     >>> default_test_split("simulated:fog"), default_test_split("nuscenes:ROOT")
     ('test', 'val')
     """
-    kind = data.partition(":")[0]
+    kind, _, where = data.partition(":")
     # training is the only split of KITTI with labels
-    return {"nuscenes": "val", "kitti": "training", "coco": "val2017"}.get(kind, "test")
+    return {"nuscenes": f"{_mini(where)}val", "kitti": "training", "coco": "val2017"}.get(
+        kind, "test"
+    )
 
 
 def default_calibration_split(data: str) -> str:

@@ -19,8 +19,13 @@ from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import open_tensors
 from boxcov.posterior.householder import PackedFactor, check_packed
-from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
-from boxcov.posterior.posterior import MAX_PRECISION, FisherKind, Form, Locations, Posterior
+from boxcov.posterior.kronecker_block import (
+    MAX_PRECISION,
+    Eigendecomposition,
+    KroneckerBlock,
+    Layer,
+)
+from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
 from boxcov.version import __version__
 
 FORMAT = 1  # "error_model", "locations" and "skipped" are optional

@@ -17,7 +17,22 @@ from torch import Tensor
 
 from boxcov._torch.layers import Geometry, to_matrix
 from boxcov._torch.precision import at_least_float32
+from boxcov.errors import BoxcovError
 from boxcov.posterior.householder import PackedFactor
+
+MAX_PRECISION = 1e30  # of a weight
+MAX_FRAMES = 1e15
+
+
+def check_precisions(n_data: float, tau: float, name: str) -> None:
+    """Raise unless float32 holds the variances that follow from n_data and the prior precision."""
+    if not (tau == 0 or 1 / MAX_PRECISION <= tau <= MAX_PRECISION):
+        raise BoxcovError(
+            f"prior_precision must be 0, or lie between {1 / MAX_PRECISION:g} and "
+            f"{MAX_PRECISION:g} so that float32 holds the variances, got {tau} for {name}"
+        )
+    if not 0 < n_data <= MAX_FRAMES:
+        raise BoxcovError(f"n_data must be above 0 and at most 1e15, got {n_data}")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,12 @@ from boxcov._torch.layers import from_matrix, to_matrix
 from boxcov._torch.precision import full_precision
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, join_names
-from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, log_evidence
+from boxcov.posterior.kronecker_block import (
+    Eigendecomposition,
+    KroneckerBlock,
+    check_precisions,
+    log_evidence,
+)
 
 if TYPE_CHECKING:
     from boxcov.detector import Detector
@@ -32,8 +37,6 @@ if TYPE_CHECKING:
 FisherKind = Literal["empirical", "mc", "identity"]
 Locations = Literal["all", "gradient"]
 Form = Literal["eigen", "paper"]
-MAX_PRECISION = 1e30  # of a weight
-MAX_FRAMES = 1e15
 EVIDENCE_LAYERS = "evidence_layers"  # in the meta data of an automatic prior, see prior.py
 
 
@@ -109,14 +112,7 @@ class Posterior:
                     "give one per layer, or one number for all"
                 )
         for name in self.blocks:
-            tau = self.tau(name)
-            if not (tau == 0 or 1 / MAX_PRECISION <= tau <= MAX_PRECISION):
-                raise BoxcovError(
-                    f"prior_precision must be 0, or lie between {1 / MAX_PRECISION:g} and "
-                    f"{MAX_PRECISION:g} so that float32 holds the variances, got {tau} for {name}"
-                )
-        if not 0 < self.n_data <= MAX_FRAMES:
-            raise BoxcovError(f"n_data must be above 0 and at most 1e15, got {self.n_data}")
+            check_precisions(self.n_data, self.tau(name), name)
 
     def _is_invertible(self, name: str) -> bool:
         block = self.blocks[name]

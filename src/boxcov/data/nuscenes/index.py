@@ -95,6 +95,7 @@ def _folder(root: Path, version: str) -> Path:
         raise BoxcovError(
             f"{root}: no version {version!r}: it holds "
             f"{', '.join(there) or 'no tables (v1.0-trainval, v1.0-mini ...)'}"
+            + (": its splits are mini_train and mini_val" if there == ["v1.0-mini"] else "")
         )
     return root / version
 

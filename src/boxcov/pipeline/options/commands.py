@@ -10,10 +10,6 @@ from typing import Literal
 
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.options.common import (
-    INPUT,
-    METHOD,
-    OUTPUT,
-    REQUIRED,
     DataOptions,
     DetectorOptions,
     EstimatorOptions,
@@ -24,8 +20,8 @@ from boxcov.pipeline.options.common import (
     count_option,
     data_option,
     device_option,
+    force_option,
     format_option,
-    option,
     out_option,
     reader_option,
     resume_option,
@@ -35,6 +31,16 @@ from boxcov.pipeline.options.common import (
     sweeps_option,
     workers_option,
 )
+from boxcov.pipeline.options.option import (
+    DATA,
+    INPUT,
+    METHOD,
+    OUTPUT,
+    REQUIRED,
+    Options,
+    check_name,
+    option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,7 @@ class FitCommand(DetectorOptions):
     """Options of ``boxcov fit``."""
 
     out: Path = out_option(REQUIRED, text="File for the posterior.")
+    force: bool = force_option()
     source: DataOptions = DataOptions()
     depth: str = option(
         "head",
@@ -54,17 +61,21 @@ class FitCommand(DetectorOptions):
         "Prior precision tau of (n F + tau I)^-1; auto: one per layer, from the marginal "
         "likelihood or the RMS of the weights.",
         metavar="auto|NUMBER",
+        within="[0, inf)",
     )
     n_data: float | None = option(
         None,
         METHOD,
         "Number n of frames the detector was trained on.",
         shown="the number of frames of the data",
+        within="(0, inf)",
     )
     fisher: Literal["empirical", "mc", "identity"] = option(
         "empirical", METHOD, "Labels of the data, labels sampled from the detector, or no Fisher."
     )
-    fraction: float = option(1.0, INPUT, "Use only this fraction of the frames, chosen at random.")
+    fraction: float = option(
+        1.0, INPUT, "Use only this fraction of the frames, chosen at random.", within="(0, 1]"
+    )
     form: Literal["eigen", "paper"] = option(
         "eigen", METHOD, "eigen: (n F + tau I)^-1; paper: Q^-1 (x) H^-1, without n and tau."
     )
@@ -82,8 +93,9 @@ class FitCommand(DetectorOptions):
         OUTPUT,
         "Write a smaller file: no variance changes by more than this fraction, e.g. 0.01.",
         metavar="FRACTION",
+        within="(0, 1)",
     )
-    batch: int = option(1, METHOD, "Frames per batch.", min=1)
+    batch: int = option(1, METHOD, "Frames per batch.", within="[1, inf)")
     nonfinite: Literal["error", "skip"] = option(
         "error", METHOD, "Frames with a NaN or infinity in the input or gradient: stop, or skip."
     )
@@ -92,21 +104,16 @@ class FitCommand(DetectorOptions):
         OUTPUT,
         "Write FILE.checkpoint this often, and when interrupted.",
         metavar="SECONDS",
-        min=0.0,
+        within="[0, inf)",
     )
     device: str = device_option()
     workers: int = workers_option()
     resume: bool = resume_option()
 
     def __post_init__(self) -> None:
-        tau = self.prior_precision
-        if tau != "auto" and not 0 <= tau < float("inf"):
-            raise BoxcovError(f"--prior-precision must be at least 0 and finite, got {tau}")
-        if self.compress is None:
-            return
-        if not 0 < self.compress < 1:
-            raise BoxcovError(f"--compress must lie between 0 and 1, got {self.compress}")
-        if self.ekfac or self.form == "paper" or self.prior_precision == 0:
+        super().__post_init__()
+        needs_plain_fit = self.compress is not None
+        if needs_plain_fit and (self.ekfac or self.form == "paper" or self.prior_precision == 0):
             raise BoxcovError(
                 "--compress needs a plain fit: no --ekfac, no --form paper, "
                 "and a --prior-precision above 0"
@@ -118,9 +125,12 @@ class PredictCommand(DetectorOptions):
     """Options of ``boxcov predict``."""
 
     out: Path = out_option(REQUIRED, text="File for the boxes; a folder with --format kitti.")
+    force: bool = force_option()
     source: DataOptions = DataOptions()
     estimator: EstimatorOptions
-    max_boxes: int | None = option(None, METHOD, "glm: only the first boxes of each frame.", min=1)
+    max_boxes: int | None = option(
+        None, METHOD, "glm: only the first boxes of each frame.", within="[1, inf)"
+    )
     with_logit: bool = option(
         False, OUTPUT, "Also write the variance of the score logit and its covariance with the box."
     )
@@ -131,6 +141,7 @@ class PredictCommand(DetectorOptions):
     resume: bool = resume_option()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         method = self.estimator.method
         if self.max_boxes is not None and method != "glm":
             raise BoxcovError(f"the method {method} has no option --max-boxes: remove it")
@@ -139,20 +150,21 @@ class PredictCommand(DetectorOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertCommand:
+class ConvertCommand(Options):
     """Options of ``boxcov convert``."""
 
     detections: Path = option(
         REQUIRED, INPUT, "Written by boxcov predict in the native format.", positional=True
     )
     out: Path = out_option(REQUIRED, text="File to write; a folder with --format kitti.")
+    force: bool = force_option()
     format: Format = format_option(REQUIRED)
     source: PredictedData = PredictedData()
     message: MessageOptions = MessageOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateCommand:
+class EvaluateCommand(Options):
     """Options of ``boxcov evaluate``."""
 
     predictions: tuple[Path, ...] = option(
@@ -163,8 +175,11 @@ class EvaluateCommand:
         "trace", METHOD, "The scalar uncertainty u computed from each covariance."
     )
     out: Path | None = out_option(None, text="Write a report: one HTML page.")
-    scenes: int = option(6, OUTPUT, "Frames to show in the report.", min=0)
-    replicates: int = option(200, METHOD, "Bootstrap replicates for the intervals.", min=2)
+    force: bool = force_option()
+    scenes: int = option(6, OUTPUT, "Frames to show in the report.", within="[0, inf)")
+    replicates: int = option(
+        200, METHOD, "Bootstrap replicates for the intervals.", within="[2, inf)"
+    )
     seed: int = seed_option()
     workers: int = workers_option()
     resume: bool = resume_option()
@@ -175,6 +190,7 @@ class CalibrateCommand(DetectorOptions):
     """Options of ``boxcov calibrate``."""
 
     out: Path = out_option(REQUIRED, text="File for the calibrated posterior; may be the input.")
+    force: bool = force_option()
     source: DataOptions = DataOptions()
     estimator: EstimatorOptions
     threshold: float | None = option(
@@ -182,9 +198,10 @@ class CalibrateCommand(DetectorOptions):
         METHOD,
         "A box whose IoU with its object is below this is misplaced.",
         shown="0.4 for LiDAR, 0.7 for images",
+        within="(0, 1)",
     )
     fit_share: float = option(
-        0.5, METHOD, "Fraction of the frames, from the first on, for the fit."
+        0.5, METHOD, "Fraction of the frames, from the first on, for the fit.", within="(0, 1)"
     )
     stress: str | None = option(
         None,
@@ -196,13 +213,14 @@ class CalibrateCommand(DetectorOptions):
     device: str = device_option()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.estimator.posterior is None or self.estimator.method == "nms":
             raise BoxcovError(
                 "the error model is stored in a posterior: give --posterior FILE "
                 "and a method that uses it"
             )
-        if not 0 < self.fit_share < 1:
-            raise BoxcovError(f"--fit-share must lie between 0 and 1, got {self.fit_share}")
+        if self.stress not in (None, "resized"):
+            check_name("data", DATA, self.stress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +230,7 @@ class CheckCommand(DetectorOptions):
     out: Path | None = out_option(
         None, text="Write a picture (PNG) of a CenterPoint's boxes in the first frame, from above."
     )
+    force: bool = force_option()
     data: str = data_option()
     split: str | None = split_option()
     sweeps: int = sweeps_option()
@@ -220,10 +239,11 @@ class CheckCommand(DetectorOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCommand:
+class TrainCommand(Options):
     """Options of ``boxcov train``."""
 
     out: Path = out_option(REQUIRED, text="File for the weights; a report is written next to it.")
+    force: bool = force_option()
     config: str = option("small", METHOD, "small, pillar, voxel or kitti.")
     data: str = data_option()
     split: str | None = split_option()
@@ -231,11 +251,11 @@ class TrainCommand:
         (), INPUT, "Test data; may be repeated.", metavar="KIND:WHERE", shown="as --data"
     )
     test_split: str | None = option(None, INPUT, "Split of the test data, e.g. 'train[28:]'.")
-    count: int = option(2000, INPUT, "Frames to train on, if simulated.", min=1)
-    test_count: int = option(100, INPUT, "Frames to test on, if simulated.", min=1)
-    steps: int = option(4000, METHOD, "Training steps.", min=1)
-    batch: int = option(4, METHOD, "Frames per step.", min=1)
-    rate: float = option(2e-3, METHOD, "Highest learning rate.")
+    count: int = option(2000, INPUT, "Frames to train on, if simulated.", within="[1, inf)")
+    test_count: int = option(100, INPUT, "Frames to test on, if simulated.", within="[1, inf)")
+    steps: int = option(4000, METHOD, "Training steps.", within="[1, inf)")
+    batch: int = option(4, METHOD, "Frames per step.", within="[1, inf)")
+    rate: float = option(2e-3, METHOD, "Highest learning rate.", within="(0, inf)")
     sweeps: int = sweeps_option()
     seed: int = seed_option()
     device: str = device_option()
@@ -252,24 +272,19 @@ class BenchCommand(DetectorOptions):
         (),
         METHOD,
         "Boxes per frame; may be repeated.",
-        min=1,
+        within="[1, inf)",
         shown="as many as the detector reports",
     )
-    samples: tuple[int, ...] = option((10,), METHOD, "Monte Carlo samples; may be repeated.", min=2)
+    samples: tuple[int, ...] = option(
+        (10,), METHOD, "Monte Carlo samples; may be repeated.", within="[2, inf)"
+    )
     depth: tuple[str, ...] = option(
         ("head",), METHOD, "Depth of the posterior: head, neck or backbone; may be repeated."
     )
-    frames: int = option(3, INPUT, "Frames to time.", min=1)
-    repeats: int = option(7, METHOD, "Repetitions per frame.", min=1)
+    frames: int = option(3, INPUT, "Frames to time.", within="[1, inf)")
+    repeats: int = option(7, METHOD, "Repetitions per frame.", within="[1, inf)")
     seed: int = seed_option()
     device: str = device_option()
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1 or self.frames < 1:
-            raise BoxcovError(
-                "a benchmark needs at least one frame and one repetition, "
-                f"got frames {self.frames} and repeats {self.repeats}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,20 +292,25 @@ class ExportCommand(DetectorOptions):
     """Options of ``boxcov export``."""
 
     out: Path = out_option(REQUIRED, text="The .onnx file.")
+    force: bool = force_option()
     posterior: Path | None = option(
         None,
         INPUT,
         "Posterior written by boxcov fit or calibrate.",
         shown="small, the calibrated one in the package, for centerpoint:small --exact",
     )
-    samples: int = option(10, METHOD, "Posterior samples, stored as constants in the file.", min=2)
+    samples: int = option(
+        10, METHOD, "Posterior samples, stored as constants in the file.", within="[2, inf)"
+    )
     exact: bool = option(False, METHOD, "The exact covariance of the head instead of samples.")
-    boxes: int = option(100, OUTPUT, "Rows of the outputs: the maximal number of boxes.", min=1)
+    boxes: int = option(
+        100, OUTPUT, "Rows of the outputs: the maximal number of boxes.", within="[1, inf)"
+    )
     candidates: int = option(
-        256, METHOD, "Maximal number of boxes before NMS, per task or image.", min=1
+        256, METHOD, "Maximal number of boxes before NMS, per task or image.", within="[1, inf)"
     )
     pairs: int = option(
-        8192, METHOD, "Maximal number of overlapping pairs of rotated boxes.", min=1
+        8192, METHOD, "Maximal number of overlapping pairs of rotated boxes.", within="[1, inf)"
     )
     example: Path | None = option(
         None,
@@ -303,6 +323,7 @@ class ExportCommand(DetectorOptions):
     seed: int = seed_option()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_image_size(self.size)
 
 
@@ -323,7 +344,10 @@ class ReproduceCommand(DetectorOptions):
     split: str | None = option("train", INPUT, "Split of --data.")
     count: int | None = count_option(text="Number of frames of --data.")
     n_data: float | None = option(
-        None, METHOD, "Frames the detector was trained on; 3500 for centerpoint:small."
+        None,
+        METHOD,
+        "Frames the detector was trained on; 3500 for centerpoint:small.",
+        within="(0, inf)",
     )
     test: str | None = option(
         None, INPUT, "Frames to test on.", metavar="KIND:WHERE", shown="as --data"
@@ -334,14 +358,16 @@ class ReproduceCommand(DetectorOptions):
         (), INPUT, "Data with a distribution shift; may be repeated.", metavar="KIND:WHERE"
     )
     shift_count: int | None = count_option(text="Number of frames of each --shift.")
-    threshold: float = option(0.1, METHOD, "Only predictions with a higher score are evaluated.")
+    threshold: float = option(
+        0.1, METHOD, "Only predictions with a higher score are evaluated.", within="[0, 1)"
+    )
     sweeps: int = sweeps_option()
     seed: int = seed_option()
     device: str = device_option()
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoCommand:
+class DemoCommand(Options):
     """Options of ``boxcov demo``."""
 
     out: Path = option(

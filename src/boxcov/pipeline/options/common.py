@@ -1,47 +1,19 @@
-"""Options that several commands share, and the function that declares an option."""
+"""Options that several commands share."""
 
 # ruff: noqa: RUF009  (``option`` returns a dataclass field)
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from boxcov.errors import BoxcovError
+from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Options, option
 
-INPUT, METHOD, OUTPUT = "Input", "Method", "Output"  # the panels of the help text
-REQUIRED: Any = MISSING
 SHIPPED_POSTERIOR = Path("small")  # the calibrated posterior of centerpoint:small in the package
 SHIPPED_NOTE = "posterior: small, the calibrated one of centerpoint:small in the package"
-
-
-@dataclass(frozen=True)
-class Help:
-    """What the command line shows for a field."""
-
-    text: str
-    panel: str
-    metavar: str | None
-    min: float | None  # smallest value that is accepted
-    positional: bool
-    default: str | None  # shown instead of the field's own default
-
-
-def option(
-    default: Any,
-    panel: str,
-    text: str,
-    *,
-    metavar: str | None = None,
-    min: float | None = None,
-    positional: bool = False,
-    shown: str | None = None,
-) -> Any:
-    """Return a dataclass field with a default and a help text."""
-    metadata = {"help": Help(text, panel, metavar, min, positional, shown)}
-    return field(default=default, metadata=metadata)
 
 
 # Options that mean the same in every command
@@ -51,8 +23,9 @@ data_option = partial(
     option,
     "simulated:clear",
     INPUT,
-    "simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT, coco:ROOT, or a function of your own that "
-    "takes the split and returns frames: python:MODULE:FUNCTION or python:FILE.py:FUNCTION.",
+    "Labelled frames: simulated:SCENARIO (clear, rain, fog, sparse, crowd, unseen), "
+    "nuscenes:ROOT, kitti:ROOT, coco:ROOT, or a function of your own that takes the split and "
+    "returns frames: python:MODULE:FUNCTION or python:FILE.py:FUNCTION.",
     metavar="KIND:WHERE",
 )
 reader_option = partial(
@@ -69,27 +42,32 @@ split_option = partial(
     "train, test or val for simulated frames; the name of a split otherwise, optionally with a "
     "range of its frames: 'train[:28]'.",
 )
-count_option = partial(option, None, INPUT, min=1)
+count_option = partial(option, None, INPUT, within="[1, inf)")
 sweeps_option = partial(
-    option, 10, INPUT, "LiDAR sweeps per frame (at most 10 for simulated frames).", min=1
+    option,
+    10,
+    INPUT,
+    "LiDAR sweeps per frame (at most 10 for simulated frames).",
+    within="[1, inf)",
 )
 size_option = partial(
     option,
     None,
     INPUT,
     "Side of the square input image of a YOLOX in pixels, a multiple of 32.",
-    min=32,
+    within="[32, inf)",
 )
 workers_option = partial(
     option,
     0,
     INPUT,
     "Processes that load frames in the background; the results are the same.",
-    min=0,
+    within="[0, inf)",
 )
-seed_option = partial(option, 0, METHOD, "Random seed.", min=0)
+seed_option = partial(option, 0, METHOD, "Random seed.", within="[0, inf)")
 device_option = partial(option, "cpu", METHOD, "cpu, cuda, cuda:1 ...")
 resume_option = partial(option, False, OUTPUT, "Continue an interrupted run.")
+force_option = partial(option, False, OUTPUT, "Replace --out if it exists.")
 format_option = partial(
     option,
     panel=OUTPUT,
@@ -101,7 +79,7 @@ Format = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectorOptions:
+class DetectorOptions(Options):
     """Which detector, and what its checkpoint does not tell.
 
     >>> DetectorOptions(detector="centerpoint:x.pth", config="voxel01").detector_meta
@@ -139,7 +117,7 @@ class DetectorOptions:
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class DataOptions(Options):
     """Which frames: everything that is needed to load the same frames again.
 
     >>> DataOptions("simulated:rain", "test", count=3).sweeps
@@ -156,7 +134,7 @@ class DataOptions:
 
 
 @dataclass(frozen=True)
-class PredictedData:
+class PredictedData(Options):
     """The frames of a file of detections, as far as the file does not state them."""
 
     data: str | None = option(
@@ -175,7 +153,7 @@ class PredictedData:
 
 
 @dataclass(frozen=True)
-class EstimatorOptions:
+class EstimatorOptions(Options):
     """How covariances are computed. Options that the method does not have are refused.
 
     >>> EstimatorOptions("glm", Path("p.safetensors"), samples=10)
@@ -198,13 +176,17 @@ class EstimatorOptions:
         METHOD,
         "Posterior samples of mcglm and mci (10 by default); for exact, estimate the layers below "
         "the head from this many samples.",
+        within="[2, inf)",
     )
     derivative: Literal["jvp", "fd"] | None = option(
         None, METHOD, "mcglm: forward mode (jvp) or the paper's finite difference (fd)."
     )
-    epsilon: float | None = option(None, METHOD, "Step of --derivative fd (1e-7 by default).")
+    epsilon: float | None = option(
+        None, METHOD, "Step of --derivative fd (1e-7 by default).", within="(0, inf)"
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         methods = {"samples": ("mcglm", "exact", "mci"), "derivative": ("mcglm",)}
         methods["epsilon"] = methods["derivative"]
         for name, supported in methods.items():
@@ -240,7 +222,7 @@ def default_posterior(detector: str, user: str) -> Path:
 
 
 @dataclass(frozen=True)
-class MessageOptions:
+class MessageOptions(Options):
     """What the ROS and Autoware messages state besides the boxes."""
 
     frame_id: str = option("lidar", OUTPUT, "ros and autoware: coordinate frame of the boxes.")

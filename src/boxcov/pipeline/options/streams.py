@@ -10,21 +10,17 @@ from typing import Literal
 
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.options.common import (
-    INPUT,
-    METHOD,
-    OUTPUT,
-    REQUIRED,
     DetectorOptions,
     EstimatorOptions,
     check_image_size,
     count_option,
     device_option,
-    option,
     out_option,
     reader_option,
     seed_option,
     size_option,
 )
+from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, REQUIRED, Options, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +43,21 @@ class StreamCommand(DetectorOptions):
     size: int | None = size_option()
     watch: bool = option(False, INPUT, "Wait for new files in the folder, until Ctrl-C.")
     count: int | None = count_option(text="Stop after this many frames.")
-    warmup: int = option(5, OUTPUT, "First frames to leave out of the latencies.", min=0)
+    warmup: int = option(
+        5, OUTPUT, "First frames to leave out of the latencies.", within="[0, inf)"
+    )
     seed: int = seed_option()
     device: str = device_option()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_image_size(self.size)
         if self.watch and self.frames == "-":
             raise BoxcovError("--watch needs a folder: paths on stdin are always waited for")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MonitorCommand:
+class MonitorCommand(Options):
     """Options of ``boxcov monitor``."""
 
     frames: str = option(
@@ -71,9 +70,15 @@ class MonitorCommand:
     usual: Path = option(
         REQUIRED, INPUT, "Usual frames in the same formats, or a .json file of --save."
     )
-    false_alarm_rate: float = option(0.05, METHOD, "Share of usual frames with an alarm.")
+    false_alarm_rate: float = option(
+        0.05, METHOD, "Share of usual frames with an alarm.", within="(0, 1)"
+    )
     run_length: float = option(
-        1000.0, METHOD, "Mean number of usual frames before a false change.", metavar="FRAMES"
+        1000.0,
+        METHOD,
+        "Mean number of usual frames before a false change.",
+        metavar="FRAMES",
+        within="(1, inf)",
     )
     format: Literal["json", "prometheus"] = option(
         "json", OUTPUT, "One JSON line per frame, or the totals as Prometheus text."
@@ -84,6 +89,7 @@ class MonitorCommand:
     save: Path | None = option(None, OUTPUT, "Write the usual frames as a small .json file.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.out is not None and self.format == "json":
             raise BoxcovError("--out is for --format prometheus: JSON lines go to stdout")
         if self.save is not None and self.save.suffix != ".json":

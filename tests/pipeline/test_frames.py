@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from boxcov import BoxcovError
+from boxcov.data import nuscenes
+from boxcov.pipeline.frames import default_calibration_split, default_test_split, load_frames
+from boxcov.pipeline.options import DataOptions
+from helpers.data_roots import VERSION, nuscenes_root
+
+
+@pytest.fixture
+def mini(tmp_path: Path) -> Path:
+    """A folder with v1.0-mini alone, of one scene of mini_val."""
+    root = nuscenes_root(tmp_path)
+    (root / VERSION).rename(root / "v1.0-mini")
+    table = root / "v1.0-mini" / "scene.json"
+    scenes = json.loads(table.read_text())
+    scenes[0]["name"] = "scene-0103"
+    table.write_text(json.dumps(scenes))
+    return root
+
+
+def test_splits_of_nuscenes_mini_are_found(mini: Path) -> None:
+    data = f"nuscenes:{mini}"
+    assert default_test_split(data) == default_calibration_split(data) == "mini_val"
+    assert len(load_frames(DataOptions(data, "mini_val"))) == 4
+    with pytest.raises(BoxcovError, match="none of its 2 scenes is of the split 'mini_train'"):
+        load_frames(DataOptions(data))
+    with pytest.raises(BoxcovError, match=r"it holds v1\.0-mini: its splits are mini_train and"):
+        load_frames(DataOptions(data, "val"))
+
+
+def test_whole_nuscenes_keeps_its_splits(tmp_path: Path) -> None:
+    root = nuscenes_root(tmp_path)
+    assert default_test_split(f"nuscenes:{root}") == "val"
+    assert len(load_frames(DataOptions(f"nuscenes:{root}"))) == len(nuscenes.frames(root))
