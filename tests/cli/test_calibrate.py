@@ -122,7 +122,7 @@ def test_calibrate_in_place_for_another_method(made, tmp_path) -> None:
     same = tmp_path / "same.safetensors"
     same.write_bytes(made[0].read_bytes())
     words = f"--method mcglm --samples 3 --threshold 0.5 {FRAMES}"
-    done = boxcov(f"calibrate --posterior {same} --out {same} {words}")
+    done = boxcov(f"calibrate --posterior {same} --out {same} --force {words}")
     assert done.code == 0, done.err
     for words in (
         "error model for mcglm, 3 samples",
@@ -152,7 +152,8 @@ def test_small_is_the_posterior_in_the_package(made, tmp_path, monkeypatch) -> N
     done = boxcov(f"predict --posterior small --out {out} --count 1 --sweeps 2")
     assert done.code == 0, done.err
     assert Detections.load(out).no_object is not None
-    done = boxcov(f"predict --out {out} --count 1 --sweeps 2")  # the default of this detector
+    again = f"predict --out {out} --force --count 1 --sweeps 2"
+    done = boxcov(again)  # the default of this detector
     assert done.code == 0, done.err
     assert done.out.startswith("posterior: small, the calibrated one of centerpoint:small")
     assert "risk: median" in done.out
@@ -179,7 +180,7 @@ def test_export_without_a_posterior_needs_the_exact_method(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--fit-share 1.0", "--fit-share must lie between 0 and 1, got 1.0"),
+        ("--fit-share 1.0", "--fit-share must be above 0 and below 1, got 1.0"),
         ("--count 8", "8 frames cannot be split with --fit-share 0.5: the fit needs at least 5"),
         ("--threshold 0.45", "threshold must be one of 0.1, 0.2, 0.3, 0.4"),
         ("--method nms", "the error model is stored in a posterior"),

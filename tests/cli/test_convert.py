@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def test_conversions_that_are_refused(stored: tuple[Path, Detections], tmp_path:
     path, _ = stored
     done = boxcov(f"convert {path} --format kitti --out {tmp_path / 'r'}")
     assert "does not state which frames it was computed on" in done.err
-    assert "is the input file" in boxcov(f"convert {path} --format csv --out {path}").err
+    assert "is the input file" in boxcov(f"convert {path} --format csv --out {path} --force").err
     assert (
         "no such file"
         in boxcov(f"convert {tmp_path / 'none'} --format csv --out {tmp_path / 'x'}").err
@@ -158,15 +159,13 @@ def test_conversions_that_are_refused(stored: tuple[Path, Detections], tmp_path:
     assert boxcov(f"convert {path} --format nuscenes --out {tmp_path / 'x'}").code == 1
 
 
+@pytest.mark.parametrize(("format", "package"), [("parquet", "pyarrow"), ("rerun", "rerun")])
 def test_missing_package_is_named_before_the_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, format: str, package: str
 ) -> None:
-    monkeypatch.setattr(
-        output_format, "find_spec", lambda name: None if name in ("pyarrow", "rerun") else object()
-    )
-    for format, extra in (("parquet", "analysis"), ("rerun", "rerun")):
-        with pytest.raises(BoxcovError, match=rf"pip install 'boxcov\[{extra}\]'"):
-            output_format.check_format(format, None, in_space().fields)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(BoxcovError, match=f"{package} is not installed: pip install {package}"):
+        output_format.check_format(format, None, in_space().fields)
 
 
 def test_coco_aliases_are_written(tmp_path: Path) -> None:

@@ -106,10 +106,13 @@ def test_printed_summary(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--detector", "yolo:x"], "no detector 'yolo:x': give centerpoint:small"),
+        (
+            ["--detector", "yolo:x"],
+            "no detector 'yolo:x' (did you mean 'yolox'?): give centerpoint:small",
+        ),
         (["--detector", "centerpoint:"], "no detector 'centerpoint:'"),
         (["--detector", "centerpoint:nope.pth"], "nope.pth: no such file"),
-        (["--data", "simulated:snow"], "unknown scenario 'snow'"),
+        (["--data", "simulated:snow"], "no scenario 'snow': there are clear, rain"),
         (["--data", "nuscenes:nowhere"], "nowhere: no such folder"),
         (["--data", "kitti:nowhere"], "nowhere/training/velodyne: no such folder"),
         (["--split", "night"], "no split 'night' of simulated frames: there are train, test, val"),
@@ -136,7 +139,7 @@ def test_user_errors_are_one_line(tmp_path, words, message) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--count", "0"], ["--fisher", "true"], ["--form", "round"], ["--colour", "red"]]
+    "words", [["--count", "x"], ["--fisher", "true"], ["--form", "round"], ["--colour", "red"]]
 )
 def test_wrong_usage_exits_with_2(tmp_path, words) -> None:
     assert boxcov(f"fit --out {tmp_path / 'p.safetensors'}", *words).code == 2
@@ -169,6 +172,9 @@ def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
     refused = boxcov(*words)
     assert refused.code == 1
     assert "checkpoint of an interrupted fit: continue it with" in refused.err
+    other = boxcov(*words, "--depth neck")
+    assert other.code == 1
+    assert "checkpoint of another fit (depth was 'head', is 'neck'" in other.err
     (tmp_path / "p.safetensors.checkpoint").unlink()
     stop(signal.SIGTERM)
     assert boxcov(*words).code == 143
@@ -177,6 +183,20 @@ def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
     assert done.code == 0, done.err
     assert out.read_bytes() == whole
     assert not (tmp_path / "p.safetensors.checkpoint").exists()
+
+
+def test_existing_output_is_replaced_with_force_only(tmp_path) -> None:
+    word, out = small_network(tmp_path), tmp_path / "p.safetensors"
+    out.write_text("mine")
+    words = f"fit --detector {word} --out {out} --count 4 --sweeps 1 --fisher mc"
+    done = boxcov(words)
+    assert (done.code, done.err) == (
+        1,
+        f"boxcov: {out}: exists: replace it with --force, or give another name\n",
+    )
+    assert out.read_text() == "mine"
+    assert boxcov(words, "--force").code == 0
+    assert out.stat().st_size > 1000
 
 
 def test_largest_condition_number_is_reported() -> None:

@@ -103,6 +103,6 @@ def test_data_and_detector_names_for_images(root: Path, weights: Path) -> None:
     ):
         load_frames(DataOptions(f"coco:{root}", "val2017"), classes=("car",))
     with pytest.raises(
-        BoxcovError, match="give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT, coco:ROOT, or"
+        BoxcovError, match="give simulated:SCENARIO, nuscenes:ROOT, kitti:ROOT, coco:ROOT, python"
     ):
         load_frames(DataOptions("coco:"))

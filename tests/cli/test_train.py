@@ -64,7 +64,7 @@ def test_packaged_detector_detects() -> None:
 
 def test_missing_folder_is_an_error_before_the_work(tmp_path) -> None:
     with pytest.raises(BoxcovError, match="there is no folder"):
-        training.run(TrainCommand(out=tmp_path / "absent" / "x.safetensors", data="nothing"))
+        training.run(TrainCommand(out=tmp_path / "absent" / "x.safetensors", data="kitti:nothing"))
 
 
 def test_unknown_data_and_configurations() -> None:

@@ -89,6 +89,17 @@ def test_folder_instead_of_a_file(tmp_path, verb) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "verb", ["fit", "predict", "evaluate", "convert", "calibrate", "export", "train"]
+)
+def test_existing_files_stay_without_force(tmp_path, verb) -> None:
+    (tmp_path / "out").write_text("mine")
+    done = boxcov(*VERBS[verb], f"--out {tmp_path / 'out'}")
+    told = f"boxcov: {tmp_path}/out: exists: replace it with --force, or give another name\n"
+    assert (done.code, done.err) == (1, told)
+    assert (tmp_path / "out").read_text() == "mine"
+
+
 @pytest.mark.parametrize("verb", ["predict to a folder", "reproduce", "demo"])
 def test_file_instead_of_a_folder(tmp_path, verb) -> None:
     (tmp_path / "out").write_text("mine")

@@ -33,6 +33,7 @@ from boxcov.version import __version__
 
 FORMAT = 1
 _KEY = "boxcov.checkpoint"
+_KIND = ("a checkpoint of a fit", _KEY, "remove it to start again")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SINGLE = World()
 
@@ -155,13 +156,16 @@ class Checkpoint:
     def second_pass(self) -> Checkpoint:
         return replace(self, path=second_pass_path(self.path))
 
-    def check_path(self) -> None:
+    def check_path(self, settings: Mapping[str, Any]) -> None:
         """Raise if the file exists although the run does not resume from it."""
-        if not self.resume and Path(self.path).exists():
-            raise BoxcovError(
-                f"{self.path}: checkpoint of an interrupted fit: continue it with resume=True "
-                "(--resume), or remove the file to start again"
-            )
+        if self.resume or not Path(self.path).exists():
+            return
+        with open_tensors(self.path, *_KIND) as (header, _):
+            _check_settings(header["settings"], settings)
+        raise BoxcovError(
+            f"{self.path}: checkpoint of an interrupted fit: continue it with resume=True "
+            "(--resume), or remove the file to start again"
+        )
 
 
 def second_pass_path(path: str | Path) -> Path:
@@ -210,7 +214,7 @@ class Checkpointer:
         if checkpoint is None or self.path is None:
             return
         self._every_seconds = checkpoint.every_seconds
-        checkpoint.check_path()
+        checkpoint.check_path(self.settings)
         check_writable(self.path)
         remove_leftovers(self.path)
         if checkpoint.resume and self.path.exists():
@@ -308,8 +312,7 @@ class Checkpointer:
         self._saved_items, self._saved_at = self.next_item, monotonic()
 
     def _load(self, path: Path) -> None:
-        what, advice = "a checkpoint of a fit", "remove it to start again"
-        with open_tensors(path, what, _KEY, advice) as (header, file):
+        with open_tensors(path, *_KIND) as (header, file):
             if header["format"] != FORMAT:
                 raise BoxcovError(
                     f"written by boxcov {header['version']} in format {header['format']}, "

@@ -135,7 +135,7 @@ class _Passes:
         if checkpoint is not None:
             first = checkpoint.for_rank(items.world)
             for number, each in enumerate([first, first.second_pass()][:count]):
-                each.check_path()  # before any work is done
+                each.check_path(settings)  # before any work is done
                 self._checkpoints[number] = each
 
     def run(self, sums: PassSums, settings: Mapping[str, Any] | None = None) -> tuple[int, int]:

@@ -20,9 +20,9 @@ T = TypeVar("T")
 def holds_output(run: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
     """Decorate the ``run`` of a command: no other process writes ``options.out`` meanwhile.
 
-    The output can be written, or it is an error before the work; a file that exists is replaced
-    only with ``options.force``. What a killed run left of it is removed. Under torchrun rank 0
-    holds it for all.
+    The output can be written, or it is an error before the work. A file that exists is replaced
+    only with ``options.force``, or by a run that continues: it may have been killed after it wrote.
+    What a killed run left of it is removed. Under torchrun rank 0 holds it for all.
     """
 
     @wraps(run)
@@ -30,7 +30,9 @@ def holds_output(run: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C,
         out: Path | None = options.out  # type: ignore[attr-defined]
         if out is not None:
             check_output(out, folder=getattr(options, "format", "") == "kitti")
-            if out.is_file() and not options.force:  # type: ignore[attr-defined]
+            # True: the file of boxcov monitor is replaced after each frame
+            may_replace = getattr(options, "force", True) or getattr(options, "resume", False)
+            if out.is_file() and not may_replace:
                 raise BoxcovError(f"{out}: exists: replace it with --force, or give another name")
         if out is None or os.environ.get("RANK", "0") != "0":
             return run(options, *args, **keywords)
