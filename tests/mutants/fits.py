@@ -107,8 +107,8 @@ FITS = [
     Mutant(
         "a checkpoint in the way stays",
         KEEPER,
-        "if not self.resume and Path(self.path).exists():",
-        "if False:",
+        "if self.resume or not Path(self.path).exists():",
+        "if True:",
         f"{CHECKPOINT}test_an_existing_checkpoint_is_not_overwritten",
     ),
     Mutant(

@@ -73,7 +73,11 @@ def _run_scene(name: str, out: Path, step: Steps, size: Size) -> Scene:
     predict.block_store(file).remove()  # of an interrupted demo
     predict.run(
         PredictCommand(
-            out=file, detector=DETECTOR, source=source, estimator=EstimatorOptions("exact")
+            out=file,
+            force=True,
+            detector=DETECTOR,
+            source=source,
+            estimator=EstimatorOptions("exact"),
         ),
         step(f"{name}, {SCENES[name]}: predict {size.frames} frames"),
     )
