@@ -102,13 +102,12 @@ class CompiledModel:
     def __call__(self, inputs: Any) -> Detections:
         """The detections of ``model(inputs)``, or of ``detector.detect(inputs)``."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            is_current = self._check_weights()
             # a fused network finds values that are not finite inside the graph
             prepare = ready if self._network is None else move
             inputs = prepare(inputs, self.device)
             given = self._static_inputs(inputs)
             fits = bool(given) and given[0].shape == self._shape
-            found = self._run(given, inputs, is_current) if fits else None
+            found = self._run(given, inputs) if fits else None
         if found is not None:
             return found
         return self._fall_back(inputs, given[0].shape if given else None)
@@ -120,7 +119,7 @@ class CompiledModel:
     def _static_inputs(self, inputs: Any) -> tuple[Tensor, ...]:
         """What the graph reads; nothing if the inputs are beyond the limits of a fused network."""
         if self._network is not None:
-            return self._network.pack(fresh(inputs)) or ()
+            return self._network.pack(inputs) or ()
         given = self._detector.static_inputs(fresh(inputs))
         if given is None:
             raise BoxcovError(
@@ -167,14 +166,10 @@ class CompiledModel:
         etas = model._samples.etas if isinstance(model, MCGLM) else None
         return FrameFunction(part, posterior, inputs, self.limits, etas, model.engine)
 
-    def _run(
-        self, given: tuple[Tensor, ...], inputs: Any, is_current: Tensor | None = None
-    ) -> Detections | None:
-        """The detections; None if the frame is beyond the limits.
-
-        inputs: as they came. is_current: see ``_check_weights``.
-        """
+    def _run(self, given: tuple[Tensor, ...], inputs: Any) -> Detections | None:
+        """The detections; None if the frame is beyond the limits. inputs: as they came."""
         floats, indices, flags = self._replay(given)
+        is_current = self._check_weights()  # while the device computes
         if is_current is not None:
             flags = torch.cat([flags, is_current.long().unsqueeze(0)])
         count, left_off, *holds = flags.tolist()  # the one synchronisation with the device

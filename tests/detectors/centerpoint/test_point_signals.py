@@ -10,9 +10,14 @@ import torch
 
 from boxcov.detectors.centerpoint import Config
 from boxcov.detectors.centerpoint.point_signals import CELL, MARGIN, point_maps, point_signals
+from boxcov.detectors.centerpoint.voxels import concatenate
 
 CONFIG = Config.small()
 X0, Y0 = CONFIG.point_range[:2]
+
+
+def maps_of(clouds):
+    return point_maps(*concatenate(clouds), len(clouds), CONFIG)
 
 
 def shell(box: list[float], count: int = 4000, seed: int = 0) -> torch.Tensor:
@@ -81,7 +86,7 @@ def test_against_brute_force() -> None:
     ground += torch.tensor([-30.0, -15.0, -1.9, 0.0, 0.0])
     cloud = torch.cat([shell(BOXES[0]), shell(BOXES[1], seed=1), ground])
     boxes = torch.tensor(BOXES, dtype=torch.float64)
-    maps = point_maps([cloud.double()], CONFIG)
+    maps = maps_of([cloud.double()])
     found = torch.stack(
         list(point_signals(maps, boxes, torch.zeros(3, dtype=torch.long), CONFIG).values()), 1
     )
@@ -95,7 +100,7 @@ def test_against_brute_force() -> None:
 
 def test_a_shifted_box_sees_points_beyond_its_side() -> None:
     box = BOXES[0]
-    maps = point_maps([shell(box)], CONFIG)
+    maps = maps_of([shell(box)])
     ahead = [*box]
     ahead[0] += 0.5 * cos(box[6])
     ahead[1] += 0.5 * sin(box[6])
@@ -112,10 +117,10 @@ def test_frames_do_not_mix_and_nothing_is_required() -> None:
     nothing = cloud[:0]
     bad = torch.full((3, 5), torch.nan)
     far = torch.full((3, 5), 1e9)
-    maps = point_maps([nothing, torch.cat([cloud, bad, far])], CONFIG)
+    maps = maps_of([nothing, torch.cat([cloud, bad, far])])
     boxes = torch.tensor([BOXES[0], BOXES[0]])
     both = point_signals(maps, boxes, torch.tensor([0, 1]), CONFIG)
-    alone = point_signals(point_maps([cloud], CONFIG), boxes[:1], torch.tensor([0]), CONFIG)
+    alone = point_signals(maps_of([cloud]), boxes[:1], torch.tensor([0]), CONFIG)
     for name, values in both.items():
         assert values.isfinite().all(), name
         assert float(values[1]) == float(alone[name][0]), name

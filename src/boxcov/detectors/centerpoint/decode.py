@@ -10,7 +10,7 @@ from torch import Tensor
 
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.centerpoint.head import TaskMaps
+from boxcov.detectors.centerpoint.head import StackedMaps, TaskMaps
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,14 @@ class CellIndex:
 
 
 def values_at(tasks: Sequence[TaskMaps], at: CellIndex, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the outputs (m, n) of the branches ``names`` at m cells, each in its own task."""
+    """Return the outputs (m, n) of the branches at m cells, each in its own task.
+
+    names: of the branches of boxes, in their order.
+    """
+    if isinstance(tasks, StackedMaps):
+        values = tasks.stacked[at.frame, at.task, :, at.row, at.column]
+        sizes = [tasks[0][name].shape[1] for name in names]
+        return dict(zip(names, values[:, : sum(sizes)].split(sizes, 1)))
     each = torch.arange(len(at.task), device=at.task.device)
     out = {}
     for name in names:

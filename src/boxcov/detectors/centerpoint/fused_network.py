@@ -16,10 +16,15 @@ from torch.nn import functional as F
 
 from boxcov._torch.modules import shadow
 from boxcov._torch.precision import at_least_float32
-from boxcov.detectors.centerpoint.head import CenterHead, TaskMaps
+from boxcov.detectors.centerpoint.head import CenterHead, StackedMaps
 from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
-from boxcov.detectors.centerpoint.voxels import concatenate, voxelise, voxelise_padded
+from boxcov.detectors.centerpoint.voxels import (
+    check_clouds,
+    shuffle,
+    voxelise,
+    voxelise_padded,
+)
 
 if TYPE_CHECKING:
     from boxcov.detectors.centerpoint.detector import CenterPoint
@@ -57,11 +62,18 @@ class FusedCenterPoint:
 
         None if there are too many points, or another number of frames.
         """
-        points, frame = concatenate(inputs, self._grid.shuffled)
-        missing = self._points - len(points)
-        if len(inputs) != self._frames or missing < 0:
+        clouds = shuffle(check_clouds(inputs)) if self._grid.shuffled else check_clouds(inputs)
+        counts = [len(cloud) for cloud in clouds]
+        if len(counts) != self._frames or sum(counts) > self._points:
             return None
-        return F.pad(points, (0, 0, 0, missing), value=_FAR), F.pad(frame, (0, missing))
+        missing = self._points - sum(counts)
+        points = torch.cat([*clouds, clouds[0].new_full((missing, 5), _FAR)])
+        # filled on the device: a list of numbers would be copied from the host
+        frame = [
+            torch.full((count,), number, device=points.device)
+            for number, count in enumerate([*counts[:-1], counts[-1] + missing])
+        ]
+        return points, torch.cat(frame)
 
     def __call__(self, *packed: Tensor) -> tuple[dict[str, Any], Tensor]:
         points, frame = packed
@@ -104,7 +116,8 @@ class FusedHead:
         first = [folded_weights(chain[0], chain[1]) for task in tasks for chain in task.values()]
         last = [_block_diagonal([chain[3] for chain in task.values()]) for task in tasks]
         most = max(len(bias) for _, bias in last)
-        last = [(_pad_rows(W, most), _pad_rows(bias, most)) for W, bias in last]
+        # a class that is not there has a score of 0
+        last = [(_pad_rows(W, most, 0), _pad_rows(b, most, -torch.inf)) for W, b in last]
         self._first, self._last = (
             (
                 torch.cat([W for W, _ in pairs]).contiguous(memory_format=torch.channels_last),
@@ -113,18 +126,15 @@ class FusedHead:
             for pairs in (first, last)
         )
 
-    def __call__(self, features: Tensor) -> list[TaskMaps]:
+    def __call__(self, features: Tensor) -> StackedMaps:
         groups = len(self._sizes)
         hidden = F.conv2d(self._shared(features), *self._first, padding=1).relu_()
         out = at_least_float32(F.conv2d(hidden, *self._last, padding=1, groups=groups))
-        return [
-            dict(zip(sizes, task.split([*sizes.values(), task.shape[1] - sum(sizes.values())], 1)))
-            for sizes, task in zip(self._sizes, out.chunk(groups, 1))
-        ]
+        return StackedMaps(out.unflatten(1, (groups, -1)), self._sizes)
 
 
-def _pad_rows(x: Tensor, count: int) -> Tensor:
-    return torch.cat([x, x.new_zeros(count - len(x), *x.shape[1:])])
+def _pad_rows(x: Tensor, count: int, value: float) -> Tensor:
+    return torch.cat([x, x.new_full((count - len(x), *x.shape[1:]), value)])
 
 
 def _block_diagonal(layers: Sequence[nn.Conv2d]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from boxcov.detector import Candidates, Selection
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
-from boxcov.detectors.centerpoint.head import TaskMaps
+from boxcov.detectors.centerpoint.head import StackedMaps, TaskMaps
 from boxcov.detectors.centerpoint.nms import (
     Pairs,
     circle_pairs,
@@ -129,11 +129,8 @@ def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = N
 
 def _best_cells(tasks: Sequence[TaskMaps], config: Config) -> tuple[Tensor, Tensor, Tensor]:
     """Return scores, labels and cells (B, tasks, K) of each task's best candidates."""
-    rules, most = config.reporting, max(maps["heatmap"].shape[1] for maps in tasks)
-    # tasks with fewer classes are padded by classes that are nowhere
-    heat = torch.stack([_pad_classes(maps["heatmap"], most) for maps in tasks], 1)
+    rules, heat, classes = config.reporting, _heat_maps(tasks, config), None
     scores, n_cells = heat.sigmoid().flatten(3), heat[0, 0, 0].numel()  # (B, tasks, classes, cells)
-    classes = None
     if not rules.per_class:
         inside = [_in_range(_centres(maps, config), config).flatten(1) for maps in tasks]
         scores, classes = (scores * torch.stack(inside, 1).unsqueeze(2)).max(2)
@@ -144,10 +141,17 @@ def _best_cells(tasks: Sequence[TaskMaps], config: Config) -> tuple[Tensor, Tens
     return scores, classes + first.unsqueeze(1), cells
 
 
-def _pad_classes(heat: Tensor, most: int) -> Tensor:
-    """Return logits (B, classes, h, w) with ``most`` classes: the others have a score of 0."""
-    missing = most - heat.shape[1]
-    return pad(heat, (0, 0, 0, 0, 0, missing), value=-torch.inf) if missing else heat
+def _heat_maps(tasks: Sequence[TaskMaps], config: Config) -> Tensor:
+    """Return the logits of all tasks (B, tasks, classes, h, w).
+
+    A class that a task does not have has a score of 0.
+    """
+    if isinstance(tasks, StackedMaps):
+        return tasks.stacked[:, :, sum(config.branches.values()) :]
+    maps = [task["heatmap"] for task in tasks]
+    missing = [max(map(len, config.tasks)) - heat.shape[1] for heat in maps]
+    padded = [pad(h, (0, 0, 0, 0, 0, n), value=-torch.inf) for h, n in zip(maps, missing)]
+    return torch.stack(padded, 1)
 
 
 def _centres(maps: TaskMaps, config: Config) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from boxcov.detectors.centerpoint.config import Config, Voxels
+from boxcov.detectors.centerpoint.sparse_kernel import can_gather, gather_linear
 from boxcov.detectors.centerpoint.voxels import Cells, voxelise
 
 Triple = tuple[int, int, int]
@@ -125,18 +126,6 @@ def _output_shape(shape: Triple, kernel: Triple, stride: Triple, padding: Triple
     return depth, height, width
 
 
-def copy_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Return ``x[index]``; a GPU copies rows in pieces of 16 bytes, not number by number.
-
-    >>> copy_rows(torch.arange(8.0).view(2, 4), torch.tensor([[1, 0]]))
-    tensor([[[4., 5., 6., 7.],
-             [0., 1., 2., 3.]]])
-    """
-    if x.shape[1] * x.element_size() % 16:
-        return x[index]
-    return x.view(torch.complex128)[index].view(x.dtype)
-
-
 class SparseConv(nn.Module):
     """A convolution over sites, without bias: features (V, n_in) to (out, n_out).
 
@@ -156,9 +145,9 @@ class SparseConv(nn.Module):
 
     def forward(self, features: Tensor, table: Tensor, fast: bool = False) -> Tensor:
         """fast: without derivatives, and faster on a GPU."""
+        if fast and can_gather(features):
+            return gather_linear(features, table, self.weight)
         padded = F.pad(features, (0, 0, 0, 1))  # a row of zeros for "no site"
-        if fast:
-            return F.linear(copy_rows(padded, table).flatten(1), self.weight)
         elements = _PATCH_ELEMENTS if features.device.type == "cpu" else 64 * _PATCH_ELEMENTS
         step = max(1, elements // self.weight.shape[1])
         parts = []

@@ -132,6 +132,15 @@ def _positions(numbers: Tensor, grid: VoxelGrid) -> Tensor:
 
 def concatenate(clouds: Sequence[Tensor], shuffled: bool = False) -> tuple[Tensor, Tensor]:
     """Return the points (N, 5) of all clouds, and the frame (N,) of each."""
+    clouds = shuffle(check_clouds(clouds)) if shuffled else check_clouds(clouds)
+    counts = torch.tensor([len(cloud) for cloud in clouds], device=clouds[0].device)
+    frames = torch.arange(len(clouds), device=counts.device)
+    points = torch.cat(list(clouds))
+    return points, torch.repeat_interleave(frames, counts, output_size=len(points))
+
+
+def check_clouds(clouds: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the clouds; raise unless they are a list of tensors (N, 5)."""
     if isinstance(clouds, Tensor) or not len(clouds):
         raise BoxcovError(
             "inputs must be a list with one tensor of points (N, 5) per frame, at least one frame"
@@ -142,12 +151,12 @@ def concatenate(clouds: Sequence[Tensor], shuffled: bool = False) -> tuple[Tenso
                 f"frame {i}: points must have the shape (N, 5) for x y z intensity dt, "
                 f"got {tuple(cloud.shape)}"
             )
-    if shuffled:
-        clouds = [cloud[_permutation(len(cloud), cloud.device)] for cloud in clouds]
-    counts = torch.tensor([len(cloud) for cloud in clouds], device=clouds[0].device)
-    frames = torch.arange(len(clouds), device=counts.device)
-    points = torch.cat(list(clouds))
-    return points, torch.repeat_interleave(frames, counts, output_size=len(points))
+    return clouds
+
+
+def shuffle(clouds: Sequence[Tensor]) -> list[Tensor]:
+    """Return the clouds with their points in a random order, the same on every call."""
+    return [cloud[_permutation(len(cloud), cloud.device)] for cloud in clouds]
 
 
 def _permutation(count: int, device: torch.device) -> Tensor:
