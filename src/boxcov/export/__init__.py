@@ -1,4 +1,4 @@
-"""Files and messages for other tools: ONNX, ROS, Kalman filters, tables, rerun.
+"""Files and messages for other tools: ONNX, ROS, Kalman filters, trackers, tables, rerun.
 
 The formats of the data sets are in ``boxcov.data``. See docs/guide/formats.md.
 """

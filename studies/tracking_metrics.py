@@ -1,0 +1,128 @@
+"""Numbers of tracks: consistency and errors of the state, MOTA, IDF1, AMOTA, identity switches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import motmetrics
+import numpy as np
+import torch
+from tracking_boxes import Drive
+from tracking_noise import NEAR, P_LEAST, Noise
+
+from boxcov.data.poses import wrap_angle
+from boxcov.export.tracker import Tracker, TrackerSettings
+
+THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of P(object) of a track
+RECALLS = np.linspace(0.1, 1.0, 10)
+GROUPS = {"position": [0, 2], "velocity": [1, 3], "heading": [4]}  # of the state
+COUNTS = ("num_objects", "num_misses", "num_false_positives", "num_switches")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A track in one frame."""
+
+    frame: int
+    number: int
+    label: int
+    existence: float
+    mean: np.ndarray  # (5,)
+    P: np.ndarray  # (5, 5)
+    nis: float  # of its box, divided by 5; NaN without one
+
+
+def run(drive: Drive, noise: Noise, settings: TrackerSettings) -> list[Row]:
+    """Return the tracks of a drive, frame by frame."""
+    tracker, rows = Tracker(settings), []
+    for frame, (raw, seconds, pose) in enumerate(zip(drive.found, drive.times, drive.poses)):
+        found = noise(raw)
+        for track in tracker.update(found[found.no_object < 1 - P_LEAST], seconds, pose):
+            nis = track.nis[-1] if track.row is not None and track.nis else np.nan
+            place = (track.number, track.label, track.existence)
+            rows.append(Row(frame, *place, track.mean, track.covariance, nis))
+    return rows
+
+
+def truth_states(drive: Drive) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return states (n, 5) x vx y vy yaw in the world, labels and ids of each frame."""
+    found = []
+    for target, pose in zip(drive.targets, drive.poses):
+        boxes = target["boxes"].double()
+        place, velocity = pose(boxes[:, :3]), boxes[:, 7:] @ pose.R[:2, :2].T
+        yaw = boxes[:, 6] + torch.atan2(pose.R[1, 0], pose.R[0, 0])
+        columns = (place[:, 0], velocity[:, 0], place[:, 1], velocity[:, 1], yaw)
+        state = torch.stack(columns, 1).numpy()
+        found.append((state, target["labels"].numpy(), target["ids"].numpy()))
+    return found
+
+
+def accumulate(drive: Drive, rows: list[Row], threshold: float) -> motmetrics.MOTAccumulator:
+    """Return which reported tracks follow which objects, class by class within 2 m."""
+    by_frame: dict[int, list[Row]] = {}
+    for row in rows:
+        if row.existence >= threshold:
+            by_frame.setdefault(row.frame, []).append(row)
+    result = motmetrics.MOTAccumulator(auto_id=True)
+    for frame, (states, labels, ids) in enumerate(truth_states(drive)):
+        tracks = by_frame.get(frame, [])
+        means = np.array([row.mean for row in tracks]).reshape(-1, 5)
+        kinds = np.array([row.label for row in tracks])
+        far = np.linalg.norm(states[:, None, [0, 2]] - means[None][:, :, [0, 2]], axis=2)
+        far[(far >= NEAR) | (labels[:, None] != kinds[None])] = np.nan
+        result.update(ids, [row.number for row in tracks], far)
+    return result
+
+
+def counts(result: motmetrics.MOTAccumulator) -> dict[str, float]:
+    """Return the numbers of objects, misses, false tracks, switches, and those of IDF1."""
+    names = [*COUNTS, "idtp", "idfp", "idfn"]
+    computed = motmetrics.metrics.create().compute(result, metrics=names, name="drive")
+    return {name: float(computed[name].iloc[0]) for name in names}
+
+
+def pairs(drive: Drive, rows: list[Row], threshold: float) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return errors, NEES and NLL of each followed object, by frame and identity."""
+    truth = truth_states(drive)
+    tracks = {(row.frame, row.number): row for row in rows}
+    found = {}
+    events = accumulate(drive, rows, threshold).mot_events.reset_index()
+    for event in events[events.Type.isin(["MATCH", "SWITCH"])].itertuples():
+        states, _, ids = truth[event.FrameId]
+        row = tracks[event.FrameId, int(event.HId)]
+        error = row.mean - states[list(ids).index(event.OId)]
+        heading = float(wrap_angle(torch.tensor(error[4])))
+        error[4] = (error[4] + np.pi / 2) % np.pi - np.pi / 2  # of the axis
+        one: dict[str, Any] = {"nees": error @ np.linalg.solve(row.P, error) / 5}
+        one |= {"nis": row.nis, "flipped": float(abs(heading) > np.pi / 2)}
+        for name, index in GROUPS.items():
+            e, P = error[index], row.P[np.ix_(index, index)]
+            nll = e @ np.linalg.solve(P, e) + np.linalg.slogdet(2 * np.pi * P)[1]
+            one |= {f"{name} nll": nll / 2, f"{name} square": e @ e}
+        one["nll"] = sum(one[f"{name} nll"] for name in GROUPS)
+        found[int(event.FrameId), int(event.OId)] = one
+    return found
+
+
+def mota(count: dict[str, float]) -> float:
+    wrong = count["num_misses"] + count["num_false_positives"] + count["num_switches"]
+    return 1 - wrong / count["num_objects"]
+
+
+def idf1(count: dict[str, float]) -> float:
+    return 2 * count["idtp"] / (2 * count["idtp"] + count["idfp"] + count["idfn"])
+
+
+def amota(by_threshold: dict[float, dict[str, float]]) -> float:
+    """Return the mean over 10 recalls of MOTA, each relative to what the recall allows."""
+    values = []
+    for recall in RECALLS:
+        best = 0.0
+        for count in by_threshold.values():
+            objects = count["num_objects"]
+            if 1 - count["num_misses"] / objects >= recall:
+                wrong = sum(count[name] for name in COUNTS[1:]) - (1 - recall) * objects
+                best = max(best, 1 - wrong / (recall * objects))
+        values.append(best)
+    return float(np.mean(values))
