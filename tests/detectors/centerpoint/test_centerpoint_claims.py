@@ -69,23 +69,61 @@ def test_a_config_of_every_kind_is_read_again() -> None:
         assert Config.from_json(config.to_json()) == config
 
 
-@pytest.mark.parametrize("limit", [1, 7, 200, 1 << 22])
-def test_pairs_in_chunks_are_the_same(monkeypatch, limit) -> None:
+def decided(pairs: nms.Pairs, valid: torch.Tensor, most: int) -> list[list[int]]:
+    """Which boxes greedy NMS reports, and which of them removed each other one."""
+    kept = nms.greedy_nms(*pairs, valid)
+    reported = (kept & (kept.cumsum(1) <= most)).flatten().nonzero()[:, 0]
+    return [reported.tolist(), nms.removed_by(pairs, reported, valid.numel()).tolist()]
+
+
+@pytest.mark.parametrize("most", [1, 4, 40])
+@pytest.mark.parametrize("limit", [1, 7, 200, 1000])
+def test_nms_in_chunks_decides_the_same(monkeypatch, limit, most) -> None:
     torch.manual_seed(0)
     boxes = torch.rand(3, 40, 5) * torch.tensor([20.0, 20, 3, 5, 6])
+    boxes[1, :, :2] /= 10  # crowded
     valid = torch.rand(3, 40) > 0.2
-    bound = torch.tensor([1.0, 4.0, 9.0])
-    centres = boxes[..., :2]
-    expected = [nms.rotated_pairs(boxes, valid, 0.1), nms.circle_pairs(centres, valid, bound)]
-    monkeypatch.setattr(nms, "_PAIRS", 16 * limit)
-    found = [nms.rotated_pairs(boxes, valid, 0.1), nms.circle_pairs(centres, valid, bound)]
-    for one, other in zip(expected, found):
-        assert set(zip(*(side.tolist() for side in one))) == set(
-            zip(*(side.tolist() for side in other))
-        )
+    bound, centres = torch.tensor([1.0, 4.0, 9.0]), boxes[..., :2]
+    whole = [nms.rotated_pairs(boxes, valid, 0.1), nms.circle_pairs(centres, valid, bound)]
+    monkeypatch.setattr(nms, "_PAIRS", limit)
+    monkeypatch.setattr(nms, "_DISTANCES", 16 * limit)
+    found = [
+        nms.rotated_pairs(boxes, valid, 0.1, most),
+        nms.circle_pairs(centres, valid, bound, most),
+    ]
+    for one, other in zip(whole, found):
+        assert decided(one, valid, most) == decided(other, valid, most)
         assert len(one[0]) > 10
     empty = nms.rotated_pairs(boxes[:, :0], valid[:, :0], 0.1)
     assert [len(side) for side in empty] == [0, 0]
+
+
+def test_nms_of_boxes_at_one_place_is_not_quadratic(monkeypatch) -> None:
+    """A long chain of suppressions that ends in a heap: neither pairs nor rounds multiply."""
+    K, compared = 2048, []
+    boxes = torch.tensor([0.0, 0.0, 2.0, 4.0, 0.0]).repeat(2, K, 1)
+    boxes[0, : K // 2, 0] = 1.5 * torch.arange(K // 2)  # each suppresses the next
+    boxes[0, K // 2 :, 0] = 1.5 * (K // 2)
+    plain = nms.rotated_iou
+    monkeypatch.setattr(nms, "rotated_iou", lambda a, b: compared.append(len(a)) or plain(a, b))
+    valid = torch.ones(2, K, dtype=torch.bool)
+    pairs = nms.rotated_pairs(boxes, valid, 0.2)
+    assert nms.greedy_nms(*pairs, valid).sum(1).tolist() == [K // 4 + 1, 1]
+    assert max(compared) <= 1 << 18
+    assert sum(compared) < K * K / 2  # of the K (K - 1) pairs in two groups
+    assert len(pairs[0]) < 4 * K
+
+
+def test_nms_stops_after_the_boxes_that_are_reported(monkeypatch) -> None:
+    """Long thin boxes in all directions: all are near each other, and none overlaps much."""
+    torch.manual_seed(0)
+    boxes = torch.rand(1, 2000, 5) * torch.tensor([5.0, 5, 0, 0, 3]) + torch.tensor(
+        [0, 0, 0.01, 10, 0]
+    )
+    plain, compared = nms.rotated_iou, []
+    monkeypatch.setattr(nms, "rotated_iou", lambda a, b: compared.append(len(a)) or plain(a, b))
+    nms.rotated_pairs(boxes, torch.ones(1, 2000, dtype=torch.bool), 0.2, most=83)
+    assert sum(compared) <= 1 << 18
 
 
 def test_a_list_that_holds_itself_many_times_is_read_once(tmp_path) -> None:

@@ -6,14 +6,15 @@ that compete with each other, sorted by descending score.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 # Pairs of boxes of one group, as indices into all G K boxes, the box with the higher score first.
 Pairs = tuple[Tensor, Tensor]
-_PAIRS = 1 << 22  # that are compared at once
+_DISTANCES = 1 << 22  # that are computed at once
+_PAIRS = 1 << 18  # of near boxes that are compared at once
 
 
 def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -80,29 +81,67 @@ def _clip(polygon: Tensor, distance: Tensor) -> Tensor:
     return torch.where(filled.unsqueeze(2), packed, first)
 
 
-def rotated_pairs(boxes: Tensor, valid: Tensor, overlap: float) -> Pairs:
-    """Return the pairs of valid boxes (G, K, 5) whose IoU is above ``overlap``."""
+def rotated_pairs(boxes: Tensor, valid: Tensor, overlap: float, most: int | None = None) -> Pairs:
+    """Return the pairs of valid boxes (G, K, 5) whose IoU is above ``overlap``, for ``greedy_nms``.
+
+    most: as in ``suppressing_pairs``.
+    """
     flat = boxes.flatten(0, 1)
-    found = []
-    for start, rows in _row_chunks(boxes):
-        near = _pairs(near_boxes(boxes, rows), valid, start)
-        for first, second in zip(*(side.split(_PAIRS // 16) for side in near)):
-            over = rotated_iou(flat[first], flat[second]) > overlap
-            found.append((first[over], second[over]))
-    return _join(found)
+
+    def is_over(first: Tensor, second: Tensor) -> Tensor:
+        chunks = zip(first.split(_PAIRS), second.split(_PAIRS))
+        return torch.cat([rotated_iou(flat[a], flat[b]) > overlap for a, b in chunks])
+
+    return suppressing_pairs(valid, lambda rows: near_boxes(boxes, boxes[:, rows]), is_over, most)
 
 
-def circle_pairs(centres: Tensor, valid: Tensor, bound: Tensor) -> Pairs:
+def circle_pairs(centres: Tensor, valid: Tensor, bound: Tensor, most: int | None = None) -> Pairs:
     """Return the pairs of valid centres (G, K, 2) whose squared distance is within ``bound`` (G,).
 
-    The original frameworks call this bound a radius.
+    The original frameworks call this bound a radius. most: as in ``suppressing_pairs``.
     """
-    return _join(
-        [
-            _pairs(near_centres(centres, bound, rows), valid, start)
-            for start, rows in _row_chunks(centres)
-        ]
+    return suppressing_pairs(
+        valid, lambda rows: near_centres(centres, bound, centres[:, rows]), most=most
     )
+
+
+def suppressing_pairs(
+    valid: Tensor,
+    near: Callable[[slice], Tensor],
+    is_over: Callable[[Tensor, Tensor], Tensor] | None = None,
+    most: int | None = None,
+) -> Pairs:
+    """Return the pairs of valid boxes (G, K) that decide greedy NMS.
+
+    near: which boxes may suppress which, (G, R, K) for a slice of R boxes. is_over: whether they
+    do, for pairs of near boxes. most: the pairs of at most so many kept boxes per group are needed.
+    A usual frame takes one step. Where more than ``_PAIRS`` boxes are near each other, the boxes
+    are taken a few at a time, and those already suppressed are compared with no other: memory is
+    bounded, and K boxes at one place take K comparisons instead of K^2.
+    """
+    G, K = valid.shape
+    limit = max(_DISTANCES // max(G * K, 1), 1)
+    start, count, alive, found = 0, limit, valid, []
+    while start < K or not found:
+        rows = slice(start, min(start + count, K))
+        first, second = _pairs(near(rows), alive, start)
+        if len(first) > _PAIRS and rows.stop - start > 1:
+            count = (rows.stop - start) // 2
+            continue
+        if is_over is not None and len(first):
+            over = is_over(first, second)
+            first, second = first[over], second[over]
+        if rows.stop - start < K:  # some boxes are not compared yet: do without the suppressed ones
+            kept = greedy_nms(first, second, alive)
+            decides = kept.flatten()[first]
+            first, second = first[decides], second[decides]
+            alive = alive.flatten().index_fill(0, second, False).view(G, K)
+            if most is not None:
+                alive = alive & (kept[:, : rows.stop].sum(1, keepdim=True) < most)
+        found.append((first, second))
+        start, count = rows.stop, min(2 * count, limit)
+    firsts, seconds = zip(*found)
+    return found[0] if len(found) == 1 else (torch.cat(firsts), torch.cat(seconds))
 
 
 def near_boxes(boxes: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -129,13 +168,6 @@ def _squared_distances(rows: Tensor, boxes: Tensor) -> Tensor:
     return dx.square() + dy.square()
 
 
-def _row_chunks(boxes: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield parts (G, R, .) of boxes (G, K, .) with their start, so that G R K is bounded."""
-    count = max(_PAIRS // max(boxes.shape[0] * boxes.shape[1], 1), 1)
-    for start in range(0, max(boxes.shape[1], 1), count):
-        yield start, boxes[:, start : start + count]
-
-
 def _pairs(near: Tensor, valid: Tensor, start: int) -> Pairs:
     """Return the pairs in ``near`` (G, R, K), whose first row is the box ``start``."""
     rows = valid[:, start : start + near.shape[1]]
@@ -143,11 +175,6 @@ def _pairs(near: Tensor, valid: Tensor, start: int) -> Pairs:
     group, first, second = both.nonzero(as_tuple=True)
     before = group * valid.shape[1]
     return before + start + first, before + second
-
-
-def _join(parts: list[Pairs]) -> Pairs:
-    first, second = zip(*parts)
-    return parts[0] if len(parts) == 1 else (torch.cat(first), torch.cat(second))
 
 
 def greedy_nms(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
@@ -167,3 +194,22 @@ def greedy_nms(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
         before, kept = kept, hits.index_add(0, second, kept[first].int()) == 0
         if torch.equal(before, kept):
             return kept.reshape(valid.shape) & valid
+
+
+def removed_by(pairs: Pairs, reported: Tensor, n: int) -> Tensor:
+    """Return the row in ``reported`` of the best box that suppresses each of n boxes; -1: none.
+
+    reported: indices of the reported boxes.
+
+    >>> removed_by((torch.tensor([0, 1]), torch.tensor([2, 2])), torch.tensor([1, 0]), 3)
+    tensor([-1, -1,  1])
+    """
+    first, second = pairs
+    row = torch.full((n + 1,), -1, device=reported.device)  # n stands for "no box"
+    row[reported] = torch.arange(len(reported), device=reported.device)
+    is_reported = row[first] >= 0
+    # boxes of a group are sorted, so the lowest index has the highest score
+    best = torch.full_like(row[:-1], n).scatter_reduce(
+        0, second[is_reported], first[is_reported], "amin"
+    )
+    return row[best]

@@ -19,6 +19,7 @@ from boxcov.detectors.centerpoint.nms import (
     greedy_nms,
     near_boxes,
     near_centres,
+    removed_by,
     rotated_iou,
     rotated_pairs,
 )
@@ -36,22 +37,13 @@ def select(tasks: Sequence[TaskMaps], config: Config) -> Selection:
 def candidates(tasks: Sequence[TaskMaps], config: Config) -> Candidates:
     """Return all candidates of the NMS and the best reported box that suppresses each."""
     ranked = rank_candidates(tasks, config)
-    first, second = _suppressions(ranked, config)
-    kept = greedy_nms(first, second, ranked.valid)
+    pairs = _suppressions(ranked, config)
+    kept = greedy_nms(*pairs, ranked.valid)
     reported = ranked.reported(kept, config.reporting.max_boxes)
-    none = ranked.valid.numel()  # the index that stands for "no candidate"
-    report_row = torch.full((none + 1,), -1, device=reported.device)
-    report_row[reported] = torch.arange(len(reported), device=reported.device)
-    by_reported = report_row[first] >= 0
-    # candidates of a group are sorted, so the lowest index has the highest score
-    suppressor = torch.full_like(report_row[:-1], none).scatter_reduce(
-        0, second[by_reported], first[by_reported], "amin"
-    )
     order = ranked.report_order(ranked.valid.flatten().nonzero()[:, 0])
     plain = ranked.selection(order)
-    return Candidates(
-        plain.frame, plain.scores, plain.labels, plain.where, report_row[suppressor[order]]
-    )
+    rows = removed_by(pairs, reported, ranked.valid.numel())[order]
+    return Candidates(plain.frame, plain.scores, plain.labels, plain.where, rows)
 
 
 def select_static(
@@ -175,8 +167,9 @@ def _suppressions(ranked: Ranked, config: Config) -> Pairs:
     """Return pairs of candidates, of all G k: the first, if kept, suppresses the second."""
     rules, boxes = config.reporting, ranked.boxes
     if rules.nms == "circle":
-        return circle_pairs(boxes[:, :, :2], ranked.valid, _circle_bounds(boxes, config))
-    return rotated_pairs(_seen_from_above(boxes), ranked.valid, rules.overlap)
+        bounds = _circle_bounds(boxes, config)
+        return circle_pairs(boxes[:, :, :2], ranked.valid, bounds, rules.max_boxes)
+    return rotated_pairs(_seen_from_above(boxes), ranked.valid, rules.overlap, rules.max_boxes)
 
 
 def _static_suppressions(ranked: Ranked, config: Config, pairs: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from boxcov.detector import Candidates, Selection
 from boxcov.detectors.boxes import corners, iou
-from boxcov.detectors.centerpoint.nms import greedy_nms
+from boxcov.detectors.centerpoint.nms import Pairs, greedy_nms, removed_by, suppressing_pairs
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import Grid, centred_boxes
 from boxcov.errors import BoxcovError
@@ -40,15 +40,14 @@ def candidates(values: Tensor, grid: Grid, config: Config) -> Candidates:
     """Return all candidates of the NMS and the best reported box that suppresses each."""
     scores, labels, images = _rank_candidates(values, grid, config)
     plain = _selection(scores, labels, grid, [image.cells for image in images])
-    removed_by, before = [], 0
+    removed, before = [plain.frame[:0]], 0
     for image in images:
-        row = image.reported.cumsum(0) - 1 + before
-        by_reported = image.suppresses & image.reported.unsqueeze(1)  # (k, k)
-        best = by_reported.int().argmax(0) if len(row) else row
-        removed_by.append(torch.where(by_reported.any(0), row[best], -1))
+        rows = removed_by(image.pairs, image.reported.nonzero()[:, 0], len(image.cells))
+        removed.append(torch.where(rows >= 0, rows + before, -1))
         before += int(image.reported.sum())
-    rows = torch.cat(removed_by) if images else plain.frame
-    return Candidates(plain.frame, plain.scores, plain.labels, plain.where, rows)
+    return Candidates(
+        plain.frame, plain.scores, plain.labels, plain.where, removed_by=torch.cat(removed)
+    )
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class _Ranked:
     """The k candidates of one image, by descending score."""
 
     cells: Tensor  # (k,)
-    suppresses: Tensor  # (k, k) whether the row's box suppresses the column's
+    pairs: Pairs  # of candidates: the first, if kept, suppresses the second
     reported: Tensor  # (k,)
 
 
@@ -72,11 +71,16 @@ def _rank_candidates(
 def _rank_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -> _Ranked:
     cells = (scores > config.threshold).nonzero()[:, 0]
     cells = cells[scores[cells].argsort(descending=True, stable=True)][:_MAX_CANDIDATES]
-    suppresses = suppression_matrix(boxes[cells], labels[cells], config.overlap)
-    first, second = suppresses.nonzero(as_tuple=True)
+    boxes, labels = boxes[cells], labels[cells]
     valid = torch.ones(1, len(cells), dtype=torch.bool, device=cells.device)
-    kept = greedy_nms(first, second, valid)[0]
-    return _Ranked(cells, suppresses, kept & (kept.cumsum(0) <= config.max_boxes))
+
+    def near(rows: slice) -> Tensor:
+        same = labels[rows].unsqueeze(1) == labels
+        return (same & (iou(boxes[rows, None], boxes) > config.overlap)).unsqueeze(0)
+
+    pairs = suppressing_pairs(valid, near, most=config.max_boxes)
+    kept = greedy_nms(*pairs, valid)[0]
+    return _Ranked(cells, pairs, kept & (kept.cumsum(0) <= config.max_boxes))
 
 
 def select_static(
