@@ -77,6 +77,17 @@ def test_many_frames_are_done_one_by_one(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(again[name], column)
 
 
+@pytest.mark.parametrize("fields", [LIDAR, IMAGE])
+def test_a_crowded_frame_is_done_in_parts(monkeypatch: pytest.MonkeyPatch, fields) -> None:
+    found = random_boxes(60, fields)
+    expected = box_inputs(found)
+    monkeypatch.setattr(inputs_module, "_MOST", 20)  # 400 pairs at once
+    again = box_inputs(found)
+    assert list(again) == list(expected)
+    for name, column in expected.items():
+        torch.testing.assert_close(again[name], column)
+
+
 def test_optional_inputs_need_their_numbers() -> None:
     found = random_boxes(5)
     full = set(box_inputs(found))

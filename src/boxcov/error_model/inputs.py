@@ -110,24 +110,33 @@ def _neighbours(found: Detections, columns: _Columns, sides: list[Tensor]) -> _C
         x, y = columns["x"], columns["y"]
     else:
         return {}
-    distance = ((x[:, None] - x).square() + (y[:, None] - y).square()).sqrt()  # (m, m)
-    if "x1" in columns:  # in sides of the box itself, so that near and far objects compare
-        distance = distance / torch.stack(sides, 1).clamp(min=1.0).prod(1).sqrt()[:, None]
-    same_frame = found.frame[:, None] == found.frame[None]
-    other = same_frame & ~torch.eye(len(found), dtype=torch.bool, device=x.device)
-    distance = distance.masked_fill(~other, _FAR).clamp(0.05, _FAR)
-    same_class = found.labels[:, None] == found.labels[None]
-    scores = found.scores.to(torch.float32)
-    # a column of _FAR, so that a frame without boxes has a minimum
-    far = distance.new_full((len(found), 1), _FAR)
-    nearest = torch.cat([distance, far], 1).amin(1)
-    nearest_same = torch.cat([distance.masked_fill(~same_class, _FAR), far], 1).amin(1)
-    return {
-        "nearest box": nearest.log(),
-        "nearest of class": nearest_same.log(),
-        "boxes in frame": same_frame.sum(1).float().log1p(),
-        "scores nearby": ((distance < _NEAR) * scores[None]).sum(1),
-    }
+    # in sides of an image box itself, so that near and far objects compare
+    unit = torch.stack(sides, 1).clamp(min=1.0).prod(1).sqrt() if "x1" in columns else None
+    number, scores = torch.arange(len(found), device=x.device), found.scores.to(torch.float32)
+
+    def nearby(rows: slice) -> Tensor:
+        """The four columns (4, r) of some boxes, compared with all m."""
+        distance = ((x[rows, None] - x).square() + (y[rows, None] - y).square()).sqrt()  # (r, m)
+        distance = distance if unit is None else distance / unit[rows, None]
+        same_frame = found.frame[rows, None] == found.frame[None]
+        other = same_frame & (number[rows, None] != number)
+        distance = distance.masked_fill(~other, _FAR).clamp(0.05, _FAR)
+        same_class = found.labels[rows, None] == found.labels[None]
+        # a column of _FAR, so that a frame without boxes has a minimum
+        far = distance.new_full((len(distance), 1), _FAR)
+        nearest = torch.cat([distance, far], 1).amin(1)
+        nearest_same = torch.cat([distance.masked_fill(~same_class, _FAR), far], 1).amin(1)
+        count = same_frame.sum(1).float().log1p()
+        near = ((distance < _NEAR) * scores[None]).sum(1)
+        return torch.stack([nearest.log(), nearest_same.log(), count, near])
+
+    if len(found) <= _MOST:
+        parts = [nearby(slice(None))]
+    else:
+        step = max(_MOST * _MOST // len(found), 1)
+        parts = [nearby(slice(i, i + step)) for i in range(0, len(found), step)]
+    names = ("nearest box", "nearest of class", "boxes in frame", "scores nearby")
+    return dict(zip(names, torch.cat(parts, 1)))
 
 
 def _variances(found: Detections) -> _Columns:
