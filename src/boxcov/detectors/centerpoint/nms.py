@@ -121,7 +121,8 @@ def suppressing_pairs(
     """
     G, K = valid.shape
     limit = max(_DISTANCES // max(G * K, 1), 1)
-    start, count, alive, found = 0, limit, valid, []
+    start, count, alive = 0, limit, valid
+    found: list[Pairs] = []
     while start < K or not found:
         rows = slice(start, min(start + count, K))
         first, second = _pairs(near(rows), alive, start)
