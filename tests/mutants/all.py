@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.error_models import ERROR_MODELS
 from mutants.fits import FITS
-from mutants.hostile import HOSTILE, PACKAGES
+from mutants.hostile import CROWDS, HOSTILE, PACKAGES
 from mutants.numbers import NUMBERS
 from mutants.online import ONLINE, SOAK
 from mutants.outputs import OUTPUTS
@@ -12,4 +12,14 @@ from mutants.processes import PROCESSES
 
 __all__ = ["MUTANTS", "SOAK"]
 
-MUTANTS = [*FITS, *PROCESSES, *HOSTILE, *OUTPUTS, *NUMBERS, *ERROR_MODELS, *PACKAGES, *ONLINE]
+MUTANTS = [
+    *FITS,
+    *PROCESSES,
+    *HOSTILE,
+    *CROWDS,
+    *OUTPUTS,
+    *NUMBERS,
+    *ERROR_MODELS,
+    *PACKAGES,
+    *ONLINE,
+]

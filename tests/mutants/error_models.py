@@ -48,8 +48,8 @@ ERROR_MODELS = [
     Mutant(
         "neighbours are of the same frame",
         "error_model/inputs.py",
-        "other = same_frame & ~",
-        "other = ~",
+        "other = same_frame & (",
+        "other = (",
         "error_model/test_inputs.py::test_a_batch_equals_its_frames[fields0]",
     ),
     Mutant(

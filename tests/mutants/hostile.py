@@ -117,6 +117,33 @@ HOSTILE = [
 ]
 
 
+CROWDS = [
+    Mutant(
+        "suppressed boxes are compared with no other",
+        "detectors/centerpoint/nms.py",
+        "alive = alive.flatten().index_fill(0, second, False).view(G, K)",
+        "pass",
+        "detectors/centerpoint/test_centerpoint_claims.py::"
+        "test_nms_of_boxes_at_one_place_is_not_quadratic",
+    ),
+    Mutant(
+        "enough boxes end the comparison",
+        "detectors/centerpoint/nms.py",
+        "alive = alive & (kept[:, : rows.stop].sum(1, keepdim=True) < most)",
+        "pass",
+        "detectors/centerpoint/test_centerpoint_claims.py::"
+        "test_nms_stops_after_the_boxes_that_are_reported",
+    ),
+    Mutant(
+        "neighbours of a crowd in parts",
+        "error_model/inputs.py",
+        "step = max(_MOST * _MOST // len(found), 1)",
+        "step = len(found)",
+        "test_many_boxes.py::test_ten_thousand_boxes_in_one_frame",
+    ),
+]
+
+
 PACKAGES = [
     Mutant(
         "a changed file in the wheel",
