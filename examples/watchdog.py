@@ -1,6 +1,6 @@
 """A watchdog for a stream of results: it raises an alarm if no result arrives in time.
 
-    boxcov stream FOLDER --posterior FILE --watch | python examples/watchdog.py --budget-ms 200
+    boxcov stream --source FOLDER --watch | python examples/watchdog.py --budget-ms 200
 
 It is a separate process, so it also notices a detector that hangs or has died. Lines pass through
 unchanged. An alarm is a line on stderr: replace it by what your vehicle must do. The exit code is 1

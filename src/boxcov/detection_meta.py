@@ -18,6 +18,8 @@ _SCHEMA: dict[str, Any] = {
     "prior_precision": float | str | dict[str, float] | None,
     # which frames, and the time of each
     "source": dict[str, str | int | None],
+    "files": str,
+    "names": list[str],
     "frames": Annotated[int, Range(0, MAX_FRAMES)],
     "block": Count,
     "milliseconds": list[float],

@@ -70,8 +70,8 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON; raise if it holds a NaN or an infinity.
+def to_json(value: Any, indent: int | None = None, compact: bool = False) -> str:
+    """Return a value as JSON, ``compact`` without spaces; raise if it holds a NaN or an infinity.
 
     >>> to_json({"loss": float("nan")})
     Traceback (most recent call last):
@@ -79,7 +79,8 @@ def to_json(value: Any, indent: int | None = None) -> str:
     boxcov.errors.BoxcovError: NaN or infinite numbers, which JSON cannot express, in {'loss': nan}
     """
     try:
-        return json.dumps(value, indent=indent, allow_nan=False)
+        separators = (",", ":") if compact else None
+        return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
     except ValueError:
         raise BoxcovError(
             f"NaN or infinite numbers, which JSON cannot express, in {str(value)[:200]}"

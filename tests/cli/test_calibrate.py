@@ -164,7 +164,7 @@ def test_stream_without_a_posterior_gives_the_risk(made, tmp_path, monkeypatch) 
     monkeypatch.setattr(posterior_file, "SHIPPED", made[0])
     ((inputs, _),) = load_frames(DataOptions("simulated:clear", "test", 1, 0, 2))
     inputs[0].numpy().astype("<f4").tofile(tmp_path / "0.bin")
-    done = boxcov(f"stream {tmp_path} --points plain")
+    done = boxcov(f"stream --source {tmp_path} --points plain")
     assert done.code == 0, done.err
     assert "posterior: small" in done.err
     line = json.loads(done.out)

@@ -108,7 +108,8 @@ def test_stream_reads_files_of_its_own(folder: Path, calibrated: Path) -> None:
     pictures.mkdir()
     image = own_detector.frames("test")[0][0]["image"][0] * 0.3 + 0.3
     torch.save(image, pictures / "0.pt")
-    words = f"stream {pictures} --detector python:{folder}/mine.py:build --posterior {calibrated}"
+    detector = f"--detector python:{folder}/mine.py:build --posterior {calibrated}"
+    words = f"stream --source {pictures} {detector}"
     done = boxcov(words)
     assert "give --reader python:FILE.py:FUNCTION" in done.err
     done = boxcov(f"{words} --reader python:{folder}/mine.py:read")

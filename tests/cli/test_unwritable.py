@@ -241,16 +241,16 @@ class Full(io.StringIO):
         return self.file.fileno()
 
 
-def test_stream_to_a_full_disk_ends_with_one_line(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(
-        streaming, "predict_line", lambda model, reader, path: {"frame": str(path), "ms": 1.0}
-    )
+def test_stream_to_a_full_disk_ends_with_one_line(tmp_path) -> None:
+    def line(path: Path) -> dict[str, object]:
+        return {"frame": str(path), "ms": 1.0}
+
     out, seen, paths = Full(tmp_path), streaming.Latencies(0), iter(map(Path, "abc"))
     with pytest.raises(
         BoxcovError,
         match=r"^the line of frame 2: stdout cannot be written \(No space left on device\)",
     ):
-        streaming.write_lines(None, None, paths, out, seen)
+        streaming.write_lines(line, paths, out, seen)
     assert json.loads(out.getvalue().splitlines()[0]) == {"frame": "a", "ms": 1.0}
     assert next(paths) == Path("c")  # the stream stopped at the error
     out.file.close()
@@ -260,7 +260,7 @@ def test_stream_to_a_full_disk_ends_with_one_line(tmp_path, monkeypatch) -> None
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_stream_to_a_full_device(tmp_path) -> None:
     (tmp_path / "x.bin").write_bytes(b"")
-    words = [sys.executable, "-m", "boxcov", "stream", str(tmp_path), "--method", "nms"]
+    words = [sys.executable, "-m", "boxcov", "stream", "--source", str(tmp_path), "--method", "nms"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1

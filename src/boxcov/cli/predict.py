@@ -18,8 +18,8 @@ def predict(options: PredictCommand, as_json: AsJson = False) -> None:
     from boxcov.pipeline.predict import run
     from boxcov.pipeline.progress import Progress
 
-    with Progress("predicting") as progress:
-        report = run(options, progress)
+    with Progress("predicting") as progress, Progress("drawing") as drawing:
+        report = run(options, progress, drawing=drawing)
     if not report:  # another rank prints
         return
     if as_json:
@@ -32,7 +32,7 @@ def predict(options: PredictCommand, as_json: AsJson = False) -> None:
     if boxes:
         say(f"uncertainty (trace): median {report['uncertainty']:.3g}")
         say(_describe_risk(report))
-    say(f"written to {report['out']}")
+    say(f"written to {report['out']}" + (f", drawn in {options.show}" if options.show else ""))
 
 
 def _describe_risk(report: dict[str, Any]) -> str:

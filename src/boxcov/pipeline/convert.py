@@ -36,7 +36,7 @@ def run(options: ConvertCommand) -> dict[str, Any]:
 
 def _load_frames(options: ConvertCommand, found: Detections, count: int) -> Any:
     """Return the frames of the detections, or None if the format does not need them."""
-    optional = options.format in MESSAGE_FORMATS and "source" not in found.meta
+    optional = options.format in (*MESSAGE_FORMATS, "rerun") and "source" not in found.meta
     if options.format not in FORMATS_WITH_FRAMES or optional:
         return None
     source = source_of_detections(options.detections, found.meta, options.source)

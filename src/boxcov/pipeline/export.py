@@ -12,10 +12,11 @@ from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.export import onnx
 from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.frame_files import FrameReader
 from boxcov.pipeline.options import ExportCommand
 from boxcov.pipeline.options.common import default_posterior
 from boxcov.pipeline.paths import holds_output
-from boxcov.pipeline.stream import FrameReader, load_reader
+from boxcov.pipeline.user_code import load_function
 from boxcov.posterior.posterior import Posterior
 
 
@@ -45,7 +46,7 @@ def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, tor
     if isinstance(detector, YOLOX):
         size = options.size or detector.config.size
         if options.example is not None:
-            return "image", FrameReader(detector, size=size)(options.example)[0], None
+            return "image", FrameReader(detector, size=size)(options.example).inputs, None
         generator = torch.Generator().manual_seed(0)
         return "image", 255 * torch.rand(1, 3, size, size, generator=generator), None
     path = options.example
@@ -55,7 +56,8 @@ def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, tor
                 f"boxcov cannot make an example input of a {type(detector).__name__}: give a frame "
                 "as --example FILE, with --reader python:FILE.py:FUNCTION"
             )
-        return "input", FrameReader(detector, function=load_reader(options.reader))(path)[0], None
-    clouds = simulated.frames(count=1)[0][0] if path is None else FrameReader(detector)(path)[0]
+        function = None if options.reader is None else load_function(options.reader)
+        return "input", FrameReader(detector, function=function)(path).inputs, None
+    clouds = simulated.frames(count=1)[0][0] if path is None else FrameReader(detector)(path).inputs
     with torch.no_grad():
         return "map", detector.encoder(clouds).contiguous(), detector.signal_inputs(clouds)

@@ -233,6 +233,11 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedDa
     'kitti:new'
     """
     stored, data = meta.get("source"), given.data
+    if "files" in meta:
+        raise BoxcovError(
+            f"{path}: boxes of {meta['files']}, frames without labels: predict labelled frames "
+            "with --data KIND:WHERE"
+        )
     if not isinstance(stored, Mapping):
         if data is None:
             raise BoxcovError(

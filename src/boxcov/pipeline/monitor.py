@@ -105,6 +105,11 @@ def _arrays(line: Mapping[str, Any]) -> dict[str, Any]:
     m, D = len(line["boxes"]), len(fields)
     shapes = {"scores": (m,), "no_object": (m,), "covariance": (m, D, D), "predictive": (m, D, D)}
     arrays: dict[str, Any] = {"fields": fields}
+    for short, name in (("std", "covariance"), ("predictive_std", "predictive")):
+        if short in line and name not in line:
+            C = np.zeros((m, D, D))
+            np.einsum("mdd->md", C)[:] = np.array(line[short], float).reshape(m, D) ** 2
+            line = {**line, name: C}
     for name, shape in shapes.items():
         if name in line or name == "scores":
             arrays[name] = np.array(line[name], float).reshape(shape)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from hashlib import file_digest
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,16 +24,18 @@ from boxcov.files import to_json
 from boxcov.input_file import open_bytes, reading
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector, warn_if_implausible
+from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, background_of
 from boxcov.pipeline.frames import (
     Progress,
     default_test_split,
     load_frames,
     load_in_background,
 )
-from boxcov.pipeline.options import EstimatorOptions, PredictCommand
+from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand
 from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import blocks_folder, holds_output
+from boxcov.pipeline.show import check_show, pictures
 from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import ExactGLM
@@ -48,7 +51,10 @@ clock = perf_counter
 
 @holds_output
 def run(
-    options: PredictCommand, progress: Progress | None = None, block: int = BLOCK
+    options: PredictCommand,
+    progress: Progress | None = None,
+    block: int = BLOCK,
+    drawing: Progress | None = None,
 ) -> dict[str, Any]:
     """Predict every frame, write the boxes to ``options.out`` and return a summary.
 
@@ -58,13 +64,12 @@ def run(
     """
     out, source = options.out, options.source
     estimator_options = options.estimator.for_detector(options.detector)
-    source = replace(source, split=source.split or default_test_split(source.data))
+    check_show(options.show, options.force)
     store = block_store(out, block)
     with join_process_group(options.device) as (world, device):
         store.refuse_leftovers(options.resume, world)
         detector = load_detector(options, device)
-        frames = load_frames(source, device, detector.classes)
-        warn_if_implausible(detector, frames)
+        frames, frames_meta = _frames(options, source, device, detector)
         fields = tuple(detector.box_fields)
         model = build_predictor(
             detector,
@@ -79,7 +84,7 @@ def run(
             **model.settings(),
             **_posterior_meta(estimator_options),
             **options.detector_meta,
-            "source": asdict(source),
+            **frames_meta,
             "frames": len(frames),
             "device": model.device.type,
             "boxcov": __version__,
@@ -99,6 +104,7 @@ def run(
     found = replace(found, meta={**meta, **found.meta})
     write_detections(options.format, out, frames, found, options.message)
     store.remove()
+    _show(options, frames, found, drawing)
     return {
         "out": str(out),
         "boxes": len(found),
@@ -108,6 +114,39 @@ def run(
         "risk": float(found.risk.median()) if is_calibrated and len(found) else None,
         **meta,
     }
+
+
+def _frames(
+    options: PredictCommand, source: DataOptions, device: str, detector: Detector
+) -> tuple[Any, dict[str, Any]]:
+    """Return the frames of ``--data`` or ``--source``, and what the file says about them."""
+    if options.files.source is not None:
+        where = Path(options.files.source)
+        entries = FrameReader.of(detector, options.files).entries(where)
+        frames: Any = FileFrames(list(islice(entries, source.count)))
+        if options.workers and "#" in frames.names[0]:
+            raise BoxcovError(f"{where}: a video is read in order: remove --workers")
+        return frames, {"files": str(where), "names": frames.names}
+    source = replace(source, split=source.split or default_test_split(source.data))
+    frames = load_frames(source, device, detector.classes)
+    warn_if_implausible(detector, frames)
+    return frames, {"source": asdict(source)}
+
+
+def _show(
+    options: PredictCommand, frames: Any, found: Detections, progress: Progress | None
+) -> None:
+    """Draw the boxes of every frame if ``--show`` asks for it."""
+    if options.show is None:
+        return
+    names = frames.names if isinstance(frames, FileFrames) else map(str, range(len(frames)))
+    with pictures(options.show) as show:
+        for number, (name, boxes) in enumerate(zip(names, found.frames(len(frames)))):
+            inputs, frame = frames[number]
+            is_file = isinstance(frame, Frame)
+            show(name, frame.background if is_file else background_of(inputs), boxes)
+            if progress is not None:
+                progress(number + 1, len(frames))
 
 
 def build_predictor(
@@ -207,13 +246,15 @@ def _predict_block(
     model: Predictor, numbers: range, items: Iterator[Any], total: int, progress: Progress | None
 ) -> Detections:
     found, milliseconds = [], []
-    for number, (inputs, _) in zip(numbers, items):
+    for number, (inputs, frame) in zip(numbers, items):
         _synchronize(model.device)
         began = clock()
         # boxcov evaluate compares with the detector's own signals
         boxes = model(inputs) if model.error_model is not None else model.with_signals(inputs)
         _synchronize(model.device)
         milliseconds.append(round(1e3 * (clock() - began), 3))
+        if isinstance(frame, Frame):
+            boxes = frame.in_file(boxes)
         found.append(replace(boxes, frame=boxes.frame + number).to("cpu"))
         if progress is not None:
             progress(number + 1, total)

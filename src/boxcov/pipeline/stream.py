@@ -5,38 +5,31 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-import torch
 
-from boxcov.data import kitti
-from boxcov.data.coco.images import letterbox, read_image
-from boxcov.data.points import read_points
-from boxcov.data.poses import transform_detections
 from boxcov.detections import Detections
-from boxcov.detector import Detector
-from boxcov.detectors.centerpoint import CenterPoint
-from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json
-from boxcov.input_file import MAX_BYTES, check_regular, reading
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
+from boxcov.pipeline.frame_files import Entry, FrameReader, paths_from_lines
 from boxcov.pipeline.options import StreamCommand
 from boxcov.pipeline.predict import build_predictor
+from boxcov.pipeline.show import Add, check_show, pictures
 from boxcov.pipeline.terminal import say
-from boxcov.pipeline.user_code import load_function
 from boxcov.predict.predictor import Predictor
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 MAX_LATENCIES = 100_000  # only the last ones are stored, so that an endless stream fits in memory
-_LINE = (  # arrays of a line, those that there are
-    *("boxes", "scores", "covariance", "risk", "no_object", "misplaced", "flipped", "predictive"),
-)
+LEVEL = 0.9  # of the regions
+# significant digits of the arrays of a line, those that there are
+_DIGITS = {"boxes": 5, "scores": 4, "risk": 3, "no_object": 3, "misplaced": 3, "flipped": 3}
+_DIGITS |= {"region": 3, "std": 3, "predictive_std": 3}
+_MATRICES = {"covariance": 5, "predictive": 5}
 clock = time.perf_counter
 
 
@@ -46,143 +39,31 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
     A frame that cannot be read gives a line with an error, and the stream continues; raise at the
     end if there was one.
     """
+    check_show(options.show, options.force)
     estimator = options.estimator.for_detector(options.detector)
     detector = load_detector(options, options.device)
-    model = build_predictor(detector, estimator, options.seed)
-    read = FrameReader(detector, options.points, options.size, load_reader(options.reader))
-    paths = (
-        paths_from_lines(sys.stdin)
-        if options.frames == "-"
-        else paths_in_folder(Path(options.frames), read.suffixes, options.watch)
+    model = build_predictor(
+        detector, estimator, options.seed, calibrated=options.calibrated is not False
     )
-    done, failed = write_lines(model, read, paths, out, latencies, options.count)
+    if options.calibrated and model.error_model is None:
+        raise BoxcovError(
+            f"--calibrated: {estimator.posterior or 'the method'} has no error model: fit one with "
+            "boxcov calibrate"
+        )
+    read = FrameReader.of(detector, options.files)
+    source = str(options.files.source)
+    entries = (
+        (Entry(str(path), partial(read, path)) for path in paths_from_lines(sys.stdin))
+        if source == "-"
+        else read.entries(Path(source), options.watch)
+    )
+    predict = partial(predict_line, model, with_covariance=options.with_covariance)
+    with pictures(options.show) as show:
+        done, failed = write_lines(
+            partial(predict, show=show), islice(entries, options.count), out, latencies
+        )
     if failed:
         raise BoxcovError(f"{failed} of {done} frames failed: see the errors in their lines")
-
-
-def load_reader(name: str | None) -> Callable[[Path], Any] | None:
-    """Return the function that ``--reader`` names, if it is given."""
-    return None if name is None else load_function(name)
-
-
-@dataclass(frozen=True)
-class FrameReader:
-    """Reads a file as an input of the detector.
-
-    points: layout of a point in a .bin file. "nuscenes": x y z intensity ring; "kitti": x y z and
-    an intensity up to 1, x ahead; "plain": x y z intensity age. size: side of the square that an
-    image is letterboxed to, in pixels. function: the user's own, from a path to inputs, for any
-    other detector.
-    """
-
-    detector: Detector
-    points: str = "nuscenes"
-    size: int | None = None
-    function: Callable[[Path], Any] | None = None
-
-    def __post_init__(self) -> None:
-        if self.function is None and not isinstance(self.detector, (CenterPoint, YOLOX)):
-            raise BoxcovError(
-                f"boxcov does not know the input files of a {type(self.detector).__name__}: give "
-                "--reader python:FILE.py:FUNCTION, which takes a path and returns the inputs"
-            )
-
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """How the names of frames end; every name ends in an empty suffix."""
-        if self.function is not None:
-            return ("",)
-        return IMAGE_SUFFIXES if isinstance(self.detector, YOLOX) else (".bin",)
-
-    def __call__(self, path: Path) -> tuple[Any, Callable[[Detections], Detections]]:
-        """Return the inputs, and a function that maps boxes to the axes or pixels of the file."""
-        if self.function is not None:
-            return self.function(path), lambda found: found
-        if isinstance(self.detector, YOLOX):
-            square, scale = letterbox(read_image(path), self.size or self.detector.config.size)
-            return square.unsqueeze(0), lambda found: scale_boxes(found, 1 / scale)
-        cloud = read_points(path, 4 if self.points == "kitti" else 5)
-        if self.points == "plain":
-            return [cloud], lambda found: found
-        age = torch.zeros(len(cloud), 1)
-        if self.points == "nuscenes":
-            return [torch.cat([cloud[:, :4], age], 1)], lambda found: found
-        cloud = torch.cat([cloud[:, :3], 255 * cloud[:, 3:], age], 1)
-        classes = [name.lower() for name in self.detector.classes]
-        if classes == [name.lower() for name in kitti.CLASSES]:
-            return [cloud], lambda found: found
-        return [points_to_nuscenes(cloud)], lambda found: transform_detections(found, TO_KITTI)
-
-
-def scale_boxes(found: Detections, factor: float) -> Detections:
-    """Return boxes x1 y1 x2 y2 and their covariances in pixels of another size.
-
-    >>> zero, fields = torch.zeros(1), ("x1", "y1", "x2", "y2")
-    >>> box, covariance = torch.ones(1, 4), torch.ones(1, 4, 4)
-    >>> one = Detections(box, torch.ones(1), zero, zero, fields, ("cat",), covariance)
-    >>> scale_boxes(one, 2.0).boxes[0, 0], scale_boxes(one, 2.0).covariance[0, 0, 0]
-    (tensor(2.), tensor(4.))
-    """
-    pixels = ("x1", "y1", "x2", "y2")
-    factors = torch.tensor([factor if name in pixels else 1.0 for name in found.fields])
-    lengths = ("boxes", "scale", "region_widths", "joint_widths")
-    scales = dict.fromkeys(lengths, factors)
-    scales |= dict.fromkeys(("covariance", "predictive"), factors * factors.unsqueeze(1))
-    tensors = {name: getattr(found, name) for name in scales}
-    scaled: dict[str, Any] = {n: t * scales[n] for n, t in tensors.items() if t is not None}
-    return replace(found, **scaled)
-
-
-def paths_from_lines(lines: TextIO) -> Iterator[Path]:
-    """Yield one path per line as soon as the line is written.
-
-    >>> import io
-    >>> [str(path) for path in paths_from_lines(io.StringIO("a.bin\\n\\nb.bin\\n"))]
-    ['a.bin', 'b.bin']
-    """
-    for line in iter(lines.readline, ""):  # iterating over the file itself would read ahead
-        if line.strip():
-            yield Path(line.strip())
-
-
-def paths_in_folder(
-    folder: Path, suffixes: tuple[str, ...], watch: bool, poll: float = 0.1
-) -> Iterator[Path]:
-    """Yield the files of a folder by name; ``watch``: also new files once they stop growing."""
-    if not folder.is_dir():
-        raise BoxcovError(
-            f"{folder}: no such folder: give a folder of frames, or - for paths on stdin"
-        )
-    done: set[str] = set()
-    sizes: dict[str, int] = {}
-    while True:
-        names = sorted(
-            path.name
-            for path in folder.iterdir()
-            if path.name.lower().endswith(suffixes) and path.name not in done and not path.is_dir()
-        )
-        for name in names:
-            size = _size(folder / name) if watch else 0
-            if watch and sizes.get(name) != size:  # not yet seen twice with the same size
-                sizes[name] = size
-                continue
-            done.add(name)
-            sizes.pop(name, None)
-            yield folder / name
-        if not watch:
-            if not done:
-                kinds = f"{' or '.join(suffixes)} file".lstrip()
-                raise BoxcovError(f"{folder}: no {kinds} there")
-            return
-        time.sleep(poll)
-
-
-def _size(path: Path) -> int:
-    """The size of a file; -1 of a link that leads nowhere, which the line of the frame names."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
 
 
 class Latencies:
@@ -221,55 +102,82 @@ class Latencies:
 
 
 def write_lines(
-    model: Predictor,
-    read: FrameReader,
-    paths: Iterator[Path],
+    predict: Callable[[Entry], dict[str, Any]],
+    entries: Iterable[Entry],
     out: TextIO,
     latencies: Latencies,
-    count: int | None = None,
 ) -> tuple[int, int]:
-    """Write a line for each path; return the number of frames and of failed frames."""
+    """Write a line for each frame; return the number of frames and of failed frames."""
     done = failed = 0
-    for path in paths:
-        line = predict_line(model, read, path)
+    for entry in entries:
+        line = predict(entry)
         done += 1
         if "error" in line:
             failed += 1
         else:
             latencies.add(line["ms"])
         _print_line(line, out, done)
-        if count is not None and done >= count:
-            break
     return done, failed
 
 
 def _print_line(line: dict[str, Any], out: TextIO, number: int) -> None:
     try:
-        say(to_json(line), out)
+        say(to_json(line, compact=True), out)
     except BoxcovError as error:
         raise BoxcovError(f"the line of frame {number}: {error}, and continue there") from None
 
 
-def predict_line(model: Predictor, read: FrameReader, path: Path) -> dict[str, Any]:
+def predict_line(
+    model: Predictor, entry: Entry, show: Add | None = None, with_covariance: bool = False
+) -> dict[str, Any]:
     """Return the boxes of one frame, or the error if it cannot be read or is not finite."""
     began = clock()
     try:
-        with reading(path, "a frame"):
-            check_regular(path, MAX_BYTES)  # a pipe would wait for ever, a device never end
-        inputs, to_file = read(path)
-        found = to_file(model(inputs).to("cpu"))
+        frame = entry.read()
+        found = frame.in_file(model(frame.inputs).to("cpu"))
         ms = 1e3 * (clock() - began)
-        return {"frame": str(path), **_box_lists(found), "ms": round(ms, 3)}
+        line = {"frame": entry.name, **_box_lists(found, with_covariance), "ms": round(ms, 3)}
     except (BoxcovError, OSError, RuntimeError, ValueError) as error:
         kind = "" if isinstance(error, BoxcovError) else f"{type(error).__name__}: "
-        return {"frame": str(path), "error": f"{kind}{error}"}
+        return {"frame": entry.name, "error": f"{kind}{error}"}
+    if show is not None:
+        show(entry.name, frame.background, found)
+    return line
 
 
-def _box_lists(found: Detections) -> dict[str, Any]:
-    lists: dict[str, Any] = {"fields": list(found.fields)}
+def _box_lists(found: Detections, with_covariance: bool) -> dict[str, Any]:
+    """Return the arrays of a line: rounded, standard deviations instead of covariances."""
     arrays = found.numpy()
-    for name in (name for name in _LINE if name in arrays):
-        if not bool(np.isfinite(arrays[name]).all()):
+    if found.region_widths is not None:
+        arrays["region"] = found.region(LEVEL).numpy()
+    for name, short in (("covariance", "std"), ("predictive", "predictive_std")):
+        if name in arrays:
+            arrays[short] = np.sqrt(np.einsum("mdd->md", arrays[name]).clip(min=0))
+    lists: dict[str, Any] = {"fields": list(found.fields)}
+    for name, digits in (_DIGITS | (_MATRICES if with_covariance else {})).items():
+        if name not in arrays:
+            continue
+        if not bool(np.isfinite(arrays[name]).all()) and name != "region":
             raise BoxcovError(f"{name} are not finite")
-        lists[name] = arrays[name].tolist()
+        lists[name] = _rounded(arrays[name], digits)
     return {**lists, "labels": [found.classes[label] for label in found.labels.tolist()]}
+
+
+def _rounded(array: np.ndarray[Any, Any], digits: int) -> Any:
+    """Return nested lists, rounded to significant digits; None for an infinite width.
+
+    Numbers below 5e-7 are 0, but not in matrices: they would not be positive definite any more.
+
+    >>> _rounded(np.array([[0.123456789, 987654.321], [np.inf, 1e-7]]), 5)
+    [[0.12346, 987650.0], [None, 0.0]]
+    """
+    x = array.astype(float)
+    is_finite = np.isfinite(x)
+    x[~is_finite | (np.abs(x) < (1e-30 if x.ndim == 3 else 5e-7))] = 0.0
+    exponent = np.floor(np.log10(np.abs(x), where=x != 0, out=np.zeros_like(x)))
+    exponent -= digits - 1
+    factor = 10.0 ** np.abs(exponent)  # whole, so that the quotient is the nearest number
+    x = np.where(exponent < 0, np.round(x * factor) / factor, np.round(x / factor) * factor)
+    shown = x.astype(object)
+    shown[~is_finite] = None
+    return shown.tolist()

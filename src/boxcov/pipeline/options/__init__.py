@@ -21,6 +21,7 @@ from boxcov.pipeline.options.common import (
     DataOptions,
     DetectorOptions,
     EstimatorOptions,
+    FileOptions,
     MessageOptions,
     PredictedData,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "EstimatorOptions",
     "EvaluateCommand",
     "ExportCommand",
+    "FileOptions",
     "FitCommand",
     "MessageOptions",
     "MonitorCommand",

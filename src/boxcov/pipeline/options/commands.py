@@ -13,6 +13,7 @@ from boxcov.pipeline.options.common import (
     DataOptions,
     DetectorOptions,
     EstimatorOptions,
+    FileOptions,
     Format,
     MessageOptions,
     PredictedData,
@@ -26,6 +27,7 @@ from boxcov.pipeline.options.common import (
     reader_option,
     resume_option,
     seed_option,
+    show_option,
     size_option,
     split_option,
     sweeps_option,
@@ -127,6 +129,7 @@ class PredictCommand(DetectorOptions):
     out: Path = out_option(REQUIRED, text="File for the boxes; a folder with --format kitti.")
     force: bool = force_option()
     source: DataOptions = DataOptions()
+    files: FileOptions = FileOptions()
     estimator: EstimatorOptions
     max_boxes: int | None = option(
         None, METHOD, "glm: only the first boxes of each frame.", within="[1, inf)"
@@ -135,6 +138,7 @@ class PredictCommand(DetectorOptions):
         False, OUTPUT, "Also write the variance of the score logit and its covariance with the box."
     )
     format: Format = format_option("native")
+    show: Path | None = show_option()
     message: MessageOptions = MessageOptions()
     device: str = device_option()
     workers: int = workers_option()
@@ -147,6 +151,8 @@ class PredictCommand(DetectorOptions):
             raise BoxcovError(f"the method {method} has no option --max-boxes: remove it")
         if self.with_logit and method == "nms":
             raise BoxcovError("the method nms has no option --with-logit: remove it")
+        if self.files.source is not None and self.source.split is not None:
+            raise BoxcovError("--source has no splits: remove --split")
 
 
 @dataclass(frozen=True, kw_only=True)

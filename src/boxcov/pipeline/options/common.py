@@ -32,7 +32,7 @@ reader_option = partial(
     option,
     None,
     INPUT,
-    "A function of your own that takes a path and returns the detector's inputs.",
+    "--source: a function of your own that takes a path and returns the detector's inputs.",
     metavar="python:FILE.py:FUNCTION",
 )
 split_option = partial(
@@ -54,7 +54,7 @@ size_option = partial(
     option,
     None,
     INPUT,
-    "Side of the square input image of a YOLOX in pixels, a multiple of 32.",
+    "Images are scaled to fit a square of this side in pixels, a multiple of 32.",
     within="[32, inf)",
 )
 workers_option = partial(
@@ -131,6 +131,41 @@ class DataOptions(Options):
     )
     seed: int = seed_option()
     sweeps: int = sweeps_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(Options):
+    """Frames of the user's without labels, and how their files are read."""
+
+    source: str | None = option(
+        None,
+        INPUT,
+        "Your own frames, without labels: a folder of images or of .bin point clouds, read in "
+        "order of their names, one such file, or a video (.mp4, .gif ...).",
+        metavar="FOLDER|FILE",
+    )
+    points: Literal["nuscenes", "kitti", "plain"] = option(
+        "nuscenes",
+        INPUT,
+        "--source: the float32 numbers of a point in a .bin file: nuscenes (x y z intensity beam), "
+        "kitti (x y z intensity) or plain (x y z intensity age).",
+    )
+    reader: str | None = reader_option()
+    size: int | None = size_option()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_image_size(self.size)
+
+
+show_option = partial(
+    option,
+    None,
+    OUTPUT,
+    "Draw the boxes, coloured by risk, with their 90 % regions: a folder for pictures, or a video "
+    "that ends in .gif or .mp4.",
+    metavar="FOLDER|FILE",
+)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from boxcov.errors import BoxcovError
 from boxcov.pipeline.options.common import (
     DetectorOptions,
     EstimatorOptions,
-    check_image_size,
+    FileOptions,
     count_option,
     device_option,
     out_option,
-    reader_option,
     seed_option,
-    size_option,
+    show_option,
 )
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, REQUIRED, Options, option
 
@@ -27,32 +26,32 @@ from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, REQUIRED, Opti
 class StreamCommand(DetectorOptions):
     """Options of ``boxcov stream``."""
 
-    frames: str = option(
-        REQUIRED,
-        INPUT,
-        "Folder of .bin point clouds, images, or files of your own, read in order of their names; "
-        "- reads paths from stdin.",
-        metavar="FOLDER",
-        positional=True,
-    )
+    files: FileOptions
     estimator: EstimatorOptions
-    points: Literal["nuscenes", "kitti", "plain"] = option(
-        "nuscenes", INPUT, "Layout of a point in the .bin files."
-    )
-    reader: str | None = reader_option()
-    size: int | None = size_option()
     watch: bool = option(False, INPUT, "Wait for new files in the folder, until Ctrl-C.")
     count: int | None = count_option(text="Stop after this many frames.")
     warmup: int = option(
         5, OUTPUT, "First frames to leave out of the latencies.", within="[0, inf)"
     )
+    calibrated: bool | None = option(
+        None,
+        OUTPUT,
+        "Whether the lines hold risk, regions and the deviations of the errors.",
+        shown="if the posterior is calibrated",
+    )
+    with_covariance: bool = option(
+        False, OUTPUT, "Also write the covariance matrices, not only standard deviations."
+    )
+    show: Path | None = show_option()
+    force: bool = option(False, OUTPUT, "Replace --show if it exists.")
     seed: int = seed_option()
     device: str = device_option()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_image_size(self.size)
-        if self.watch and self.frames == "-":
+        if self.files.source is None:
+            raise BoxcovError("give --source: a folder, a video, or - for paths on stdin")
+        if self.watch and self.files.source == "-":
             raise BoxcovError("--watch needs a folder: paths on stdin are always waited for")
 
 

@@ -1,0 +1,183 @@
+"""--source and --show: frames without labels in, annotated pictures and videos out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from boxcov import Detections
+from boxcov.data.video import Video
+from boxcov.detectors.yolox import YOLOX, Config
+from boxcov.drawing import SIDE
+from boxcov.pipeline import show as showing
+from boxcov.pipeline.detectors import load_detector
+from helpers.centerpoint_cases import cloud, pillar_config
+from helpers.command_line import boxcov, small_network
+
+Image = pytest.importorskip("PIL.Image")
+NMS = "--method nms --size 64"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> tuple[str, Path]:
+    """The word for a small YOLOX, and a folder with two images of 96 x 48 pixels and a text."""
+    folder = tmp_path_factory.mktemp("images")
+    torch.manual_seed(0)
+    detector = YOLOX(Config(width=4, depth=1, depthwise=True))
+    for layer in (*detector.head.cls_preds, *detector.head.obj_preds):
+        layer.bias.data.fill_(1.0)
+    torch.save({"model": detector.state_dict()}, folder / "tiny.pth")
+    source = folder / "photos"
+    source.mkdir()
+    for seed in range(2):
+        Image.fromarray(picture(seed)).save(source / f"{seed}.png")
+    (source / "notes.txt").write_text("not an image")
+    return f"yolox:{folder}/tiny.pth", source
+
+
+def picture(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 255, (48, 96, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def clouds(tmp_path_factory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("clouds")
+    source = folder / "sweeps"
+    source.mkdir()
+    for seed in range(2):
+        cloud(pillar_config(), seed).numpy().astype("<f4").tofile(source / f"{seed}.bin")
+    return small_network(folder), source
+
+
+def lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_predict_reads_a_folder_of_images(images, tmp_path: Path) -> None:
+    word, source = images
+    out = tmp_path / "d.safetensors"
+    done = boxcov(f"predict --source {source} --detector {word} {NMS} --out {out}")
+    assert done.code == 0, done.err
+    found = Detections.load(out)
+    assert found.meta["files"] == str(source)
+    assert found.meta["names"] == [f"{source}/0.png", f"{source}/1.png"]
+    assert float(found.boxes[:, 2].max()) > 64  # pixels of the image, not of the square
+    streamed = boxcov(f"stream --source {source} --detector {word} {NMS}")
+    for one, line in zip(found.frames(2), lines(streamed.out)):
+        boxes = torch.tensor(line["boxes"])
+        torch.testing.assert_close(boxes, one.boxes, rtol=1e-4, atol=1e-5)
+
+
+def test_predict_reads_a_folder_of_clouds(clouds, tmp_path: Path) -> None:
+    word, source = clouds
+    words = f"--source {source} --points plain --detector {word} --method nms"
+    done = boxcov(f"predict {words} --out {tmp_path}/d.safetensors")
+    assert done.code == 0, done.err
+    found = Detections.load(tmp_path / "d.safetensors").frames(2)
+    detector = load_detector(word)
+    for seed, one in enumerate(found):
+        plain = detector.detect([cloud(pillar_config(), seed)])
+        assert torch.equal(one.boxes, plain.boxes)
+    done = boxcov(f"evaluate {tmp_path}/d.safetensors")
+    assert "frames without labels: predict labelled frames with --data" in done.err
+
+
+@pytest.mark.parametrize("verb", ["predict", "stream"])
+def test_pictures_are_drawn_on_the_images(images, tmp_path: Path, verb: str) -> None:
+    word, source = images
+    out = f"--out {tmp_path}/d.safetensors" if verb == "predict" else ""
+    words = f"--source {source} --detector {word} {NMS} --show {tmp_path}/shown"
+    done = boxcov(f"{verb} {words} {out}".strip())
+    assert done.code == 0, done.err
+    paths = sorted((tmp_path / "shown").iterdir())
+    assert [path.name for path in paths] == ["000000-0.png", "000001-1.png"]
+    drawn = np.asarray(Image.open(paths[1]))
+    assert drawn.shape == (48, 96, 3)
+    assert int((drawn != picture(1)).any(2).sum()) > 100
+
+
+@pytest.mark.parametrize("suffix", ["gif", "mp4"])
+def test_video_in_and_video_out(images, tmp_path: Path, suffix: str) -> None:
+    if suffix == "mp4":
+        pytest.importorskip("av", reason="PyAV is not installed: pip install av")
+    word, source = images
+    common = f"--detector {word} {NMS}"
+    first, second = tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"
+    done = boxcov(f"stream --source {source} {common} --show {first}")
+    assert done.code == 0, done.err
+    done = boxcov(f"stream --source {first} {common} --show {second}")
+    assert done.code == 0, done.err
+    assert [line["frame"] for line in lines(done.out)] == [f"{first}#0", f"{first}#1"]
+    video = Video(second)
+    assert len(video) == 2
+    assert video[1].shape == (48, 96, 3)
+    done = boxcov(f"predict --source {first} --count 1 {common} --out {tmp_path}/d.safetensors")
+    assert done.code == 0, done.err
+    assert Detections.load(tmp_path / "d.safetensors").meta["names"] == [f"{first}#0"]
+
+
+def test_labelled_clouds_are_drawn_from_above(clouds, tmp_path: Path) -> None:
+    words = f"predict --detector {clouds[0]} --method nms --count 2 --sweeps 1"
+    done = boxcov(f"{words} --out {tmp_path}/d.safetensors --show {tmp_path}/x.gif")
+    assert done.code == 0, done.err
+    assert f"drawn in {tmp_path}/x.gif" in done.out
+    assert len(Video(tmp_path / "x.gif")) == 2
+    assert SIDE > 800  # larger pictures are made smaller for a GIF
+    assert Video(tmp_path / "x.gif")[0].shape == (800, 800, 3)
+
+
+def test_existing_pictures_need_force(images, tmp_path: Path) -> None:
+    word, source = images
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown" / "mine.txt").write_text("mine")
+    (tmp_path / "shown" / "000009-old.png").write_text("old")
+    words = f"stream --source {source} --detector {word} {NMS} --show {tmp_path}/shown"
+    done = boxcov(words)
+    assert done.code == 1
+    assert "exists: replace it with --force" in done.err
+    assert boxcov(f"{words} --force").code == 0
+    names = sorted(path.name for path in (tmp_path / "shown").iterdir())
+    assert names == ["000000-0.png", "000001-1.png", "mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--source nowhere", "nowhere: no such folder"),
+        ("--source photos --split test", "--source has no splits: remove --split"),
+        ("--source photos --show x.png", "give a folder, or a video that ends in .gif or .mp4"),
+        ("--source photos --show no/x.gif", "there is no folder no"),
+        ("--source bad.gif", "bad.gif: not a GIF, MP4"),
+        ("--source x.gif --workers 1", "a video is read in order: remove --workers"),
+    ],
+)
+def test_wrong_sources_are_refused(images, words, message, tmp_path, monkeypatch) -> None:
+    word, source = images
+    monkeypatch.chdir(tmp_path)
+    Path("photos").symlink_to(source)
+    Path("bad.gif").write_text("nothing")
+    Image.fromarray(picture(0)).save("x.gif")
+    done = boxcov(f"predict {words} --detector {word} {NMS} --out d.safetensors")
+    assert done.code == 1
+    assert message in done.err
+    assert not Path("d.safetensors").exists()
+
+
+def test_package_for_mp4_is_named_before_the_work(images, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    word, source = images
+    done = boxcov(f"stream --source {source} --detector {word} {NMS} --show {tmp_path}/x.mp4")
+    assert (done.code, done.out) == (1, "")
+    assert "av is not installed: pip install av" in done.err
+
+
+def test_inputs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(showing.BoxcovError, match="these inputs are neither"),
+        showing.pictures(tmp_path / "x") as show,
+    ):
+        show("frame 3", None, None)
