@@ -153,9 +153,18 @@ def test_missing_unexpected_and_different_files_in_a_wheel(tmp_path) -> None:
 
 
 def test_tables_of_the_documentation_are_up_to_date() -> None:
-    pages = (ROOT / "docs").rglob("*.md")
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     stale = [page.name for page in pages if results.updated(page.read_text()) != page.read_text()]
     assert stale == [], "run make results"
+
+
+def test_the_gain_is_made_from_measured_tables() -> None:
+    made = results.gain()
+    assert made == json.loads((DATA / "gain.json").read_text()), "run make results"
+    rows = json.loads((DATA / "error-model-rows.json").read_text())["rows"]
+    ours = {row[0]: row for row in rows}["ours: free + covariances"]
+    assert made["rows"][-1][:2] == ["**boxcov**", ours[1]]
+    assert "<!-- table gain bare -->" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.json")), ids=lambda path: path.stem)

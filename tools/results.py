@@ -2,7 +2,8 @@
 
 Each file in docs/results/data holds one table with the fields title, command, date, machine,
 columns, digits (decimals per column, or null), rows and notes. A page shows it between
-``<!-- table NAME -->`` and ``<!-- end -->``. ``--check`` reports the pages that are out of date.
+``<!-- table NAME -->`` and ``<!-- end -->``; ``<!-- table NAME bare -->`` leaves out title and
+command. ``gain.json`` is made from other files. ``--check`` reports the pages that are out of date.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-DOCS = Path(__file__).parents[1] / "docs"
-DATA = DOCS / "results" / "data"
-BLOCK = re.compile(r"<!-- table ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "docs" / "results" / "data"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"<!-- table ([\w-]+)( bare)? -->\n.*?<!-- end -->", re.DOTALL)
 WIDTH = 100
 
 
@@ -34,7 +37,9 @@ def cell(value: Any, digits: int | None) -> str:
     return str(value).replace("|", "\\|")
 
 
-def markdown(result: Mapping[str, Any], with_command: bool = True) -> str:
+def markdown(
+    result: Mapping[str, Any], with_command: bool = True, with_title: bool = True
+) -> str:
     """Return title, command, table and notes of one result."""
     columns, rows = result["columns"], result["rows"]
     digits = result.get("digits") or [None] * len(columns)
@@ -47,7 +52,8 @@ def markdown(result: Mapping[str, Any], with_command: bool = True) -> str:
     about = textwrap.fill(f"**{result['title']}** ({result['machine']}, {result['date']})", WIDTH)
     notes = [textwrap.fill(note, WIDTH) for note in result["notes"]]
     command = [_command(result["command"])] if with_command else []
-    return "\n\n".join([about, *command, "\n".join(lines), *notes])
+    title = [about] if with_title else []
+    return "\n\n".join([*title, *command, "\n".join(lines), *notes])
 
 
 def _is_numeric(cells: list[Any]) -> bool:
@@ -81,25 +87,63 @@ def updated(text: str, data: Path = DATA) -> str:
 
     def block(match: re.Match[str]) -> str:
         result = json.loads((data / f"{match[1]}.json").read_text())
-        table = markdown(result, with_command=result["command"] not in shown)
+        bare = match[2] or ""
+        table = markdown(result, not bare and result["command"] not in shown, not bare)
         shown.add(result["command"])
-        return f"<!-- table {match[1]} -->\n\n{table}\n\n<!-- end -->"
+        return f"<!-- table {match[1]}{bare} -->\n\n{table}\n\n<!-- end -->"
 
     return BLOCK.sub(block, text)
 
 
+# name in error-model-rows.json, name in the table of the gain, cost beside one pass of the detector
+GAIN = (
+    ("1 - score", "1 - score", "0"),
+    ("score + size", "score + size", "0"),
+    ("+ MC dropout, 8 passes", "score + size + MC dropout", "8 passes"),
+    ("+ deep ensemble, 4 more networks", "score + size + deep ensemble of 5", "4 passes"),
+    ("+ raw outputs of the head", "score + size + raw outputs", "0"),
+    ("free: score + size + signals", "boxcov, without covariances", "free signals"),
+    ("ours: free + covariances", "**boxcov**", "{} passes"),
+)
+
+
+def gain(data: Path = DATA) -> dict[str, Any]:
+    """Return the table of the README: what ranks boxes how well, at which cost."""
+    source = json.loads((data / "error-model-rows.json").read_text())
+    cost = json.loads((data / "performance-cpu.json").read_text())
+    place, risk = (source["columns"].index(name) for name in ("IoU < 0.4", "risk"))
+    found = {row[0]: row for row in source["rows"]}
+    passes = f"{median(row[-1] for row in cost['rows']):.1f}"
+    return {
+        "title": "What ranks bad boxes how well",
+        "command": source["command"],
+        "date": source["date"],
+        "machine": source["machine"],
+        "columns": ["boxes ranked by", "AUROC, misplaced", "AUROC, bad", "added cost"],
+        "digits": [None, 3, 3, None],
+        "rows": [
+            [shown, found[name][place], found[name][risk], text.format(passes)]
+            for name, shown, text in GAIN
+        ],
+        "notes": [],
+    }
+
+
 def main() -> None:
     check = "--check" in sys.argv[1:]
-    stale = [
-        page for page in sorted(DOCS.rglob("*.md")) if updated(page.read_text()) != page.read_text()
-    ]
-    for page in stale:
-        if not check:
-            page.write_text(updated(page.read_text()))
-            print(f"{page.relative_to(DOCS.parent)}: written")
+    made = json.dumps(gain(), indent=1) + "\n"
+    path = DATA / "gain.json"
+    stale = [page for page in PAGES if updated(page.read_text()) != page.read_text()]
+    if made != (path.read_text() if path.exists() else ""):
+        stale.append(path)
     if check and stale:
-        names = ", ".join(str(page.relative_to(DOCS.parent)) for page in stale)
+        names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
         sys.exit(f"tables out of date in {names}: run make results")
+    path.write_text(made)
+    for page in PAGES:
+        if updated(page.read_text()) != page.read_text():
+            page.write_text(updated(page.read_text()))
+            print(f"{page.relative_to(ROOT)}: written")
 
 
 if __name__ == "__main__":
