@@ -11,7 +11,7 @@ ADAPTERS := .venv/adapters
 ADAPTERS_ENV := LD_LIBRARY_PATH=$(CURDIR)/$(ADAPTERS)/cuda YOLO_CONFIG_DIR=$(CURDIR)/$(ADAPTERS) \
 	YOLO_OFFLINE=true YOLO_AUTOINSTALL=false
 
-.PHONY: demo test lint docs results walks test-slow test-adapters wheel audit hashes bench clean
+.PHONY: demo test lint docs results pictures notebook walks test-slow test-adapters wheel audit hashes bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/boxcov demo --out demo
@@ -36,6 +36,14 @@ docs: $(INSTALLED)
 # write the tables of the documentation from docs/results/data/*.json
 results: $(INSTALLED)
 	$(BIN)/python tools/results.py
+
+# draw the pictures of README and documentation; screenshots need Chromium
+pictures: $(INSTALLED) demo
+	$(BIN)/python tools/pictures.py
+
+# run the notebook and store its outputs
+notebook: $(INSTALLED)
+	$(BIN)/python tools/notebook.py
 
 # measure which files typical calls enter, and write them to docs/concepts/architecture.md
 walks: $(INSTALLED)

@@ -6,16 +6,44 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_landing_page_is_short_and_complete() -> None:
+    assert len(README.splitlines()) < 120
+    assert (ROOT / "docs/images/drive.webp").stat().st_size < 1_500_000
+    assert README.index("docs/images/drive.webp") < README.index("## ")  # before any heading
+    for name in ("track.md", "gate.md", "CITATION.cff", "docs/results/reproduction.md"):
+        assert name in README
+
+
+def test_the_picture_moves() -> None:
+    with Image.open(ROOT / "docs/images/drive.webp") as picture:
+        assert picture.n_frames >= 20
+        first = np.asarray(picture.convert("RGB"), dtype=int)
+        picture.seek(picture.n_frames - 1)
+        last = np.asarray(picture.convert("RGB"), dtype=int)
+    assert (np.abs(first - last).max(2) > 60).mean() > 0.01
+
+
+def numbers(text: str, name: str) -> list[float]:
+    (line,) = re.findall(rf"^{name} .*?\[(.*?)\]", text, re.MULTILINE)
+    return [float(word) for word in line.split()]
+
+
 @pytest.mark.filterwarnings("ignore:the loss of 8 frames has a zero gradient")
-def test_the_example_runs(tmp_path, monkeypatch, capsys) -> None:
+def test_the_example_prints_what_the_page_shows(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 11
     scope: dict = {}
     exec(code, scope)
@@ -25,11 +53,14 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys) -> None:
     assert 0.03 < float(found.region(0.9)[:4, 0].median()) < 0.3  # decimetres, as the README says
     assert float(found.risk[:4].min()) < 0.05 < 0.3 < float(found.risk[:4].max())
     assert (tmp_path / "posterior.safetensors").exists()
-    assert "torch.Size" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0] == shown.splitlines()[0]
+    for name in ("risk", "x ±"):  # the last digits depend on the processor
+        assert numbers(printed, name) == pytest.approx(numbers(shown, name), abs=0.05)
 
 
-@pytest.mark.parametrize("target", ["demo", "test"])
-def test_the_two_commands_exist(target: str) -> None:
+@pytest.mark.parametrize("target", ["demo", "test", "docs", "pictures"])
+def test_the_commands_exist(target: str) -> None:
     assert f"make {target}" in (ROOT / "README.md").read_text()
     assert re.search(rf"^{target}: ", (ROOT / "Makefile").read_text(), re.MULTILINE)
 

@@ -29,6 +29,8 @@ def load_tool(name: str) -> ModuleType:
 
 
 licences, wheel, hashes, results = map(load_tool, ("licences", "wheel", "hashes", "results"))
+notebook = load_tool("notebook")
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 class FakeDistribution:
@@ -238,3 +240,33 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == boxcov.__version__
     release = boxcov.__version__.partition(".dev")[0]
     assert f"\n## {release}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path) -> None:
+    content = json.loads(path.read_text())
+    stored = [kinds(cell) for cell in content["cells"]]
+    notebook.run(content)
+    assert [kinds(cell) for cell in content["cells"]] == stored  # make notebook
+    assert sum(kind == "image/png" for cell in stored for kind in cell) >= 2
+
+
+def kinds(cell: dict) -> list[str]:
+    """The kinds of the outputs of a cell."""
+    return [next(iter(one.get("data", ["text"]))) for one in cell.get("outputs", ())]
+
+
+def test_a_notebook_becomes_a_page() -> None:
+    page = notebook.markdown(json.loads(NOTEBOOKS[0].read_text()), "x.ipynb")
+    assert page.startswith("# First boxes")
+    assert "![figure](data:image/png;base64," in page
+    assert "[Download this notebook](x.ipynb)" in page
+
+
+def test_a_failing_cell_is_an_error() -> None:
+    cell = {"cell_type": "code", "source": ["1 / 0"], "metadata": {}}
+    with pytest.raises(ZeroDivisionError):
+        notebook.run({"cells": [cell]})
+    left = {**cell, "metadata": {"tags": ["needs-no_such_package"]}, "outputs": []}
+    notebook.run({"cells": [left]})
+    assert left["outputs"] == []

@@ -37,9 +37,7 @@ def cell(value: Any, digits: int | None) -> str:
     return str(value).replace("|", "\\|")
 
 
-def markdown(
-    result: Mapping[str, Any], with_command: bool = True, with_title: bool = True
-) -> str:
+def markdown(result: Mapping[str, Any], with_command: bool = True, with_title: bool = True) -> str:
     """Return title, command, table and notes of one result."""
     columns, rows = result["columns"], result["rows"]
     digits = result.get("digits") or [None] * len(columns)
@@ -131,19 +129,18 @@ def gain(data: Path = DATA) -> dict[str, Any]:
 
 def main() -> None:
     check = "--check" in sys.argv[1:]
-    made = json.dumps(gain(), indent=1) + "\n"
-    path = DATA / "gain.json"
-    stale = [page for page in PAGES if updated(page.read_text()) != page.read_text()]
-    if made != (path.read_text() if path.exists() else ""):
-        stale.append(path)
+    written, path = json.dumps(gain(), indent=1) + "\n", DATA / "gain.json"
+    stale = [path] if not path.exists() or path.read_text() != written else []
+    if stale and not check:
+        path.write_text(written)
+    stale += [page for page in PAGES if updated(page.read_text()) != page.read_text()]
+    names = [str(page.relative_to(ROOT)) for page in stale]
     if check and stale:
-        names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
-        sys.exit(f"tables out of date in {names}: run make results")
-    path.write_text(made)
-    for page in PAGES:
-        if updated(page.read_text()) != page.read_text():
+        sys.exit(f"tables out of date in {', '.join(names)}: run make results")
+    for page, name in zip(stale, names):
+        if page.suffix == ".md":
             page.write_text(updated(page.read_text()))
-            print(f"{page.relative_to(ROOT)}: written")
+        print(f"{name}: written")
 
 
 if __name__ == "__main__":

@@ -126,6 +126,7 @@ def _verdict(study: Study) -> str:
             (inside, "of the errors inside the 90 % ellipsoids"),
         ]
     texts = escape(" ".join(sentences(numbers))).replace("1 - score", "1&nbsp;−&nbsp;score")
+    texts = texts.replace(" %", "&nbsp;%")
     boxes = "".join(f"<div><b>{escape(b)}</b><span>{escape(t)}</span></div>" for b, t in tiles)
     return f'<div id="verdict"><p>{texts}</p>\n<div class="tiles">{boxes}</div></div>\n'
 
@@ -153,7 +154,7 @@ def _quality(study: Study, replicates: int) -> Section | None:
     if not study.has_boxes:
         return None
     rows = table({method.name: method.records for method in study.methods}, replicates)
-    content = (
+    content = _gate(study) + (
         "<p>A box is certain if its u is below the mean of all u: the trace of the covariance, or "
         "the risk where the name says so. It is accurate if its IoU is at least 0.4, or if its "
         "distance ℓ₂ is below the mean of the paired boxes. Small numbers are 95&nbsp;% intervals "
@@ -176,17 +177,28 @@ def _quality(study: Study, replicates: int) -> Section | None:
     return Section("quality", "Quality", content)
 
 
+def _gate(study: Study) -> str:
+    """What one gains by keeping boxes by their risk instead of their score."""
+    charts = gate_charts(study)
+    if not charts:
+        return ""
+    text = (
+        "<p>Keep the boxes of lowest risk, or those of highest score: how many of them are bad, "
+        "over the share that one keeps.</p>"
+    )
+    return text + legend(charts) + _figures([draw_line_chart(chart) for chart in charts])
+
+
 def _calibration(study: Study) -> Section | None:
     """Does the risk happen as often as it says, and do the regions hold what they promise?"""
-    charts = [*calibration_charts(study), *gate_charts(study)]
+    charts = calibration_charts(study)
     if not charts:
         return None
     content = (
         "<p>On the diagonal, what was promised happened. Risk: boxes in ten groups of equal size. "
         "Regions: the errors of single fields of boxes with an object, inside the conformal half "
         "widths, and inside the quantiles of the Student-t distributions. Ellipsoids: the "
-        "epistemic covariance leaves out the noise of sensor and labels. Behind a gate: the bad "
-        "boxes among those that one keeps, from the lowest risk or the highest score on.</p>"
+        "epistemic covariance leaves out the noise of sensor and labels.</p>"
     )
     content += legend(charts) + _figures([draw_line_chart(chart) for chart in charts])
     for method in viewer_methods(study):

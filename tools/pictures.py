@@ -1,0 +1,137 @@
+"""Draw the pictures of the documentation from the package itself: ``make pictures``.
+
+``drive``: a simulated drive from above, as a moving picture. ``report``: screenshots of the report
+of ``make demo``, by a headless Chromium. ``gate``: charts of the risk. ``frame``: one frame.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+import boxcov
+from boxcov.drawing import draw_from_above
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+SEED = 1000  # the detector was trained on others
+SECONDS, RATE = 6, 10
+REACH = 42.0  # metres from the ego car to the border of the drive's pictures
+SIDE = 640  # pixels of the drive's pictures
+MIN_SCORE = 0.25
+
+
+def load_model() -> boxcov.ExactGLM:
+    """Return the shipped detector with its posterior and error model."""
+    detector = boxcov.detectors.centerpoint.load("small")
+    return boxcov.ExactGLM(detector, boxcov.Posterior.load("small", detector))
+
+
+def drive(folder: Path, seconds: float = SECONDS) -> None:
+    """Write drive.webp: every box with the colour of its risk and its 90 % region."""
+    model, drawn = load_model(), []
+    frames = boxcov.data.simulated.sequences("clear", SEED, 1, seconds, RATE)[0]
+    for inputs, _ in frames:
+        found = model(inputs)
+        points = inputs[0][inputs[0][:, 4] == 0].numpy()  # of the last sweep
+        picture = draw_from_above(found[found.scores >= MIN_SCORE], points, REACH)
+        drawn.append(picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS))
+        print(f"drive: {len(drawn)} of {len(frames)} frames", flush=True)
+    save_animation(folder / "drive.webp", drawn)
+
+
+def save_animation(path: Path, drawn: list[Image.Image]) -> None:
+    """Write an endless animation, as WebP."""
+    drawn[0].save(
+        path,
+        save_all=True,
+        append_images=drawn[1:],
+        duration=1000 // RATE,
+        loop=0,
+        quality=45,
+        method=6,
+    )
+
+
+def gate(folder: Path) -> None:
+    """Write gate.png: bad boxes behind a gate, and the reliability of the risk."""
+    from matplotlib import pyplot as plt
+
+    model, frames = load_model(), boxcov.data.simulated.frames("clear", seed=SEED, count=20)
+    found = boxcov.join_frames([model(inputs) for inputs, _ in frames])
+    with tempfile.TemporaryDirectory() as scratch:
+        study = boxcov.evaluate.report(Path(scratch) / "report.html", found, frames)
+    records = study.methods[0].records
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    boxcov.evaluate.plot_risk(records, left)
+    boxcov.evaluate.plot_reliability(records, right)
+    figure.savefig(folder / "gate.png", dpi=90)
+
+
+def frame(folder: Path) -> None:
+    """Write plot.png: the boxes of one frame by ``Detections.plot``."""
+    inputs, targets = boxcov.data.simulated.frames("clear", seed=SEED, count=3)[2]
+    found = load_model()(inputs)
+    axes = found[found.scores >= MIN_SCORE].plot(inputs, targets)
+    axes.figure.savefig(folder / "plot.png", dpi=80)
+
+
+def report(folder: Path) -> None:
+    """Write screenshots of demo/clear/report.html: all, filtered, pinned, dark, 400 pixels."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from helpers.browser import Browser
+    from helpers.viewer_page import choose, still
+
+    page = ROOT / "demo" / "clear" / "report.html"
+    if not page.exists():
+        sys.exit(f"{page}: no such file: run make demo")
+    with tempfile.TemporaryDirectory() as profile:
+        browser = Browser(Path(profile), 1280, 900)
+        try:
+            browser.open(page)
+            still(browser)
+            browser.picture(folder / "report.png")
+            choose(browser, "value-filter", 40)
+            browser.picture(folder / "report-filtered.png")
+            choose(browser, "value-filter", 0)
+            browser.run(_PIN)
+            browser.picture(folder / "report-pinned.png")
+            still(browser, prefers_color_scheme="dark")
+            browser.picture(folder / "report-dark.png")
+            still(browser)
+            browser.run("document.getElementById('calibration').scrollIntoView()")
+            browser.picture(folder / "report-calibration.png")
+            browser.run("document.getElementById('runtime').scrollIntoView()")
+            browser.picture(folder / "report-cost.png")
+            narrow = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+            browser.command("Emulation.setDeviceMetricsOverride", **narrow)
+            browser.open(page)
+            browser.picture(folder / "report-narrow.png")
+        finally:
+            browser.close()
+
+
+# the first listed box that has an object, but is bad
+_PIN = """for (const row of document.querySelectorAll("#list tbody tr"))
+  if (row.lastChild.textContent === "bad" && row.firstChild.textContent === "truck") {
+    row.click();
+    break;
+  }"""
+PICTURES = {"drive": drive, "gate": gate, "frame": frame, "report": report}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*PICTURES, []], default=[])
+    parser.add_argument("--out", type=Path, default=IMAGES)
+    args = parser.parse_args()
+    for name in args.names or PICTURES:
+        PICTURES[name](args.out)
+
+
+if __name__ == "__main__":
+    main()
