@@ -29,6 +29,7 @@ def run(notebook: dict[str, Any], progress: Callable[[int], None] = lambda n: No
     import matplotlib
 
     matplotlib.use("Agg")
+    list(_figures())  # closes those that were open
     scope: dict[str, Any] = {"__name__": "__main__"}
     with TemporaryDirectory() as folder, chdir(folder):
         for number, cell in enumerate(notebook["cells"]):

@@ -1,7 +1,8 @@
 """Draw the pictures of the documentation from the package itself: ``make pictures``.
 
 ``drive``: a simulated drive from above, as a moving picture. ``report``: screenshots of the report
-of ``make demo``, by a headless Chromium. ``gate``: charts of the risk. ``frame``: one frame.
+of ``make demo``, by a headless Chromium. ``gate``: charts of the risk. ``frame``: one frame, as a
+plot and as an annotated picture.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from PIL import Image
 
 import boxcov
 from boxcov.drawing import draw_from_above
+from boxcov.report.study import last_sweep
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -37,7 +39,7 @@ def drive(folder: Path, seconds: float = SECONDS) -> None:
     frames = boxcov.data.simulated.sequences("clear", SEED, 1, seconds, RATE)[0]
     for inputs, _ in frames:
         found = model(inputs)
-        points = inputs[0][inputs[0][:, 4] == 0].numpy()  # of the last sweep
+        points = last_sweep(inputs[0])
         picture = draw_from_above(found[found.scores >= MIN_SCORE], points, REACH)
         drawn.append(picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS))
         print(f"drive: {len(drawn)} of {len(frames)} frames", flush=True)
@@ -73,11 +75,13 @@ def gate(folder: Path) -> None:
 
 
 def frame(folder: Path) -> None:
-    """Write plot.png: the boxes of one frame by ``Detections.plot``."""
+    """Write one frame: plot.png by ``Detections.plot``, annotated.png as ``--show`` does."""
     inputs, targets = boxcov.data.simulated.frames("clear", seed=SEED, count=3)[2]
     found = load_model()(inputs)
-    axes = found[found.scores >= MIN_SCORE].plot(inputs, targets)
-    axes.figure.savefig(folder / "plot.png", dpi=80)
+    found = found[found.scores >= MIN_SCORE]
+    found.plot(inputs, targets).figure.savefig(folder / "plot.png", dpi=80)
+    picture = draw_from_above(found, last_sweep(inputs[0]))
+    picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS).save(folder / "annotated.png")
 
 
 def report(folder: Path) -> None:

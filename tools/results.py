@@ -123,7 +123,12 @@ def gain(data: Path = DATA) -> dict[str, Any]:
             [shown, found[name][place], found[name][risk], text.format(passes)]
             for name, shown, text in GAIN
         ],
-        "notes": [],
+        "notes": [
+            "Area under the ROC curve on 300 unseen simulated frames (0.5 is chance). Misplaced: an "
+            "IoU below 0.4, among boxes with an object. Bad: misplaced or without an object, among "
+            "all boxes. All rows but the first are the same error model on other inputs, fitted on "
+            "500 frames. Passes: of the plain detector."
+        ],
     }
 
 
