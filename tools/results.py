@@ -124,7 +124,7 @@ def gain(data: Path = DATA) -> dict[str, Any]:
             for name, shown, text in GAIN
         ],
         "notes": [
-            "Area under the ROC curve on 300 unseen simulated frames (0.5 is chance). Misplaced: an "
+            "Area under the ROC curve on 300 unseen simulated frames (0.5 is chance). Misplaced: "
             "IoU below 0.4, among boxes with an object. Bad: misplaced or without an object, among "
             "all boxes. All rows but the first are the same error model on other inputs, fitted on "
             "500 frames. Passes: of the plain detector."
