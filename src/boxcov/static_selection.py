@@ -80,6 +80,10 @@ def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Ten
     """
     n, k = min(n, len(scores)), len(scores)
     key = torch.where(kept, scores, -1.0)
+    total = kept.long().sum()
+    if k > 8 * n:  # pairs of all scores would be too many
+        best = key.topk(n).indices.sort().values
+        return best[best_rows(key[best], kept[best], n)[0]], *_counts(total, n)
     place = torch.arange(k, device=scores.device)
     # equal scores keep their order, as in ``Detector.select``; ONNX has no stable sort
     is_ahead = (key.unsqueeze(0) > key.unsqueeze(1)) | (
@@ -87,5 +91,27 @@ def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Ten
     )
     rank = is_ahead.long().sum(1)
     index = torch.zeros_like(place).scatter(0, rank, place)[:n]
-    total = kept.long().sum()
-    return index, total.clamp(max=n), (total - n).clamp(min=0)
+    return index, *_counts(total, n)
+
+
+def _counts(total: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return how many of ``total`` fit into n rows, and how many do not."""
+    return total.clamp(max=n), (total - n).clamp(min=0)
+
+
+def first_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what ``best_rows`` returns, with the valid indices in ascending order.
+
+    >>> first_rows(torch.tensor([0.2, 0.9, 0.5]), torch.tensor([True, False, True]), 2)
+    (tensor([0, 2]), tensor(2), tensor(0))
+    """
+    index, count, excess = best_rows(scores, kept, n)
+    row = torch.arange(len(index), device=index.device)
+    order = torch.where(row < count, index, len(scores) + row).argsort()
+    return index[order], count, excess
+
+
+def check_one_frame(batch: int) -> None:
+    """Raise unless there is one frame: the rows of a static selection are those of one."""
+    if batch != 1:
+        raise BoxcovError(f"a static selection takes one image, got a batch of {batch}")

@@ -43,7 +43,7 @@ def test_against_a_slow_loop() -> None:
         "features": [torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 1, 1)],
     }
     zero, cell = torch.tensor([0]), torch.tensor([3])
-    found = detector.signals(raw, Selection(zero, torch.ones(1), zero, CellIndex(zero, cell)))
+    found = detector.signals(raw, Selection(zero, torch.ones(1), zero, CellIndex(zero, cell, zero)))
     boxes = raw["found"][0, :4, :4].T
     values = torch.cat([boxes[:, :2], boxes[:, 2:].log()], 1).tolist()
     expected = slow_window(raw["logits"][0, 2, :4].tolist(), values, 3, "xywh")
@@ -54,5 +54,5 @@ def test_against_a_slow_loop() -> None:
     for name, value in expected.items():
         assert found[name].item() == pytest.approx(value, abs=1e-4), name
     assert found["touched sides"].item() == 0 or float(boxes[3, :2].min()) < 1
-    empty = CellIndex(zero[:0], cell[:0])
+    empty = CellIndex(zero[:0], cell[:0], zero[:0])
     assert list(detector.signals(raw, Selection(*(zero[:0],) * 3, empty))) == list(found)

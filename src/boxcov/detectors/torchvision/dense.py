@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,11 @@ from torch.nn import functional as F
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.scores import logit_of_log, softmax_logit
 from boxcov.detectors.signals import SIDES, finite, pyramid_window
+from boxcov.detectors.static_rows import ScoredBoxes, level_of, on_each_level, rows_after_nms
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
 from boxcov.detectors.torchvision.signals import anchor_signals
 from boxcov.head_stages import crop, run_on_crops
+from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class AnchorIndex:
 
     frame: Tensor  # (m,)
     anchor: Tensor  # (m,) index into all N anchors, level by level, row by row
+    level: Tensor  # (m,) of the anchor
 
 
 class AnchorDetector(TorchvisionDetector):
@@ -93,7 +96,45 @@ class AnchorDetector(TorchvisionDetector):
         return anchor[kept], number[kept], score[kept]
 
     def where(self, raw: Raw, frame: Tensor, place: Tensor) -> AnchorIndex:
-        return AnchorIndex(frame, place)
+        return AnchorIndex(frame, place, level_of(place, self.level_counts(raw)))
+
+    def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        from torchvision.ops.boxes import clip_boxes_to_image
+
+        check_one_frame(len(raw["sizes"]))
+        scores, most = self.scores(raw, 0), self.model.topk_candidates
+        best = [
+            group[scores.flatten()[group].topk(min(most, len(group))).indices]
+            for group in self.groups(raw, scores.shape[1])
+        ]
+        place = torch.cat(best)
+        anchor, number, score = (
+            place // scores.shape[1],
+            place % scores.shape[1],
+            scores.flatten()[place],
+        )
+        boxes = self.decode_regression(raw["bbox_regression"][0, anchor], raw["anchors"][0, anchor])
+        labels = self.labels.of_model(number, self.count())
+        found = ScoredBoxes(
+            score,
+            clip_boxes_to_image(boxes, raw["sizes"][0]),
+            number,
+            score > self.model.score_thresh,
+            self.is_reported(labels, score),
+        )
+        row, count, left_off = rows_after_nms(
+            found, self.model.nms_thresh, self.model.detections_per_img, limits
+        )
+        frame, counts = torch.zeros_like(row), self.level_counts(raw)
+        where = self.where(raw, frame, anchor[row])
+        rows = Selection(frame, score[row], labels[row].clamp(min=0), where)
+        of_kind = tuple(
+            replace(
+                rows, where=AnchorIndex(frame, moved, torch.full(row.shape, n, device=row.device))
+            )
+            for n, moved in enumerate(on_each_level(anchor[row], counts))
+        )
+        return StaticSelection(rows, count, left_off, where.level, of_kind)
 
     def regression_of(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
         at = (selection.where.frame, selection.where.anchor)
@@ -135,13 +176,9 @@ class AnchorDetector(TorchvisionDetector):
             for module in self.model.head.modules()
         ):
             return None
-        starts = (
-            torch.tensor([0, *self.level_counts(raw)[:-1]]).cumsum(0).to(selection.frame.device)
-        )
-        level = (selection.where.anchor.unsqueeze(1) >= starts).sum(1) - 1
         return [
-            self._group(raw, selection, (level == n).nonzero()[:, 0], n, with_logit)
-            for n in range(len(starts))
+            self._group(raw, selection, (selection.where.level == n).nonzero()[:, 0], n, with_logit)
+            for n in range(len(raw["features"]))
         ]
 
     def _group(

@@ -124,9 +124,7 @@ class TorchvisionDetector(Detector):
         for b in range(len(raw["sizes"])):
             place, number, score = self.report(raw, b)
             label = self.labels.of_model(number, self.count())
-            keep = label >= 0
-            if self.threshold is not None:
-                keep &= score > self.threshold
+            keep = self.is_reported(label, score)
             frames.append(torch.full_like(label[keep], b))
             places.append(place[keep])
             labels.append(label[keep])
@@ -135,6 +133,10 @@ class TorchvisionDetector(Detector):
         return Selection(
             frame, torch.cat(scores), torch.cat(labels), self.where(raw, frame, torch.cat(places))
         )
+
+    def is_reported(self, label: Tensor, score: Tensor) -> Tensor:
+        """Return which boxes (m,) of the model are reported: known class, above the threshold."""
+        return (label >= 0) & (score > (-1.0 if self.threshold is None else self.threshold))
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         return self.in_images(*self.regression_of(raw, selection), raw, selection.frame)
@@ -159,6 +161,10 @@ class TorchvisionDetector(Detector):
         from torchvision.models.detection.transform import resize_boxes
         from torchvision.ops.boxes import clip_boxes_to_image
 
+        if len(raw["sizes"]) == 1:  # shapes that do not depend on values, for static graphs
+            there = clip_boxes_to_image(self.decode_regression(values, start), raw["sizes"][0])
+            only: Tensor = resize_boxes(there, raw["sizes"][0], raw["original"][0])
+            return only
         boxes = values.new_zeros(values.shape)
         for b, (size, original) in enumerate(zip(raw["sizes"], raw["original"])):
             rows = (frame == b).nonzero()[:, 0]

@@ -15,6 +15,7 @@ from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.detectors.transformers.images import Images
 from boxcov.detectors.transformers.signals import Queries, signals
 from boxcov.errors import BoxcovError
+from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame, first_rows
 
 Raw = dict[str, Any]
 Given = dict[str, Tensor]
@@ -74,14 +75,19 @@ class QueryDetector(Detector):
         return None
 
     def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Raw:
-        given = self._given(inputs)
+        given = self.prepare(inputs)
         sizes = given.pop("sizes", None)
         pixels = given["pixel_values"]
         if sizes is None:
             sizes = torch.tensor(pixels.shape[2:], device=pixels.device).expand(len(pixels), 2)
         return {**self.run(given), "sizes": sizes.to(pixels)}
 
-    def _given(self, inputs: Any) -> Given:
+    def static_part(self) -> QueryDetector:
+        """Return the network after the image processor; its inputs are those of ``prepare``."""
+        return type(self)(self.model, self.labels, self.threshold)
+
+    def prepare(self, inputs: Any) -> Given:
+        """Return what the network reads: ``pixel_values``, ``pixel_mask`` and ``sizes``."""
         if isinstance(inputs, Tensor):
             if inputs.dim() != 4 or inputs.shape[1] != 3:
                 raise BoxcovError(f"images must be (B, 3, h, w), got {tuple(inputs.shape)}")
@@ -110,11 +116,20 @@ class QueryDetector(Detector):
         return dict(inputs)
 
     def select(self, raw: Raw) -> Selection:
+        return _at(*self._candidates(raw))
+
+    def _candidates(self, raw: Raw) -> tuple[Selection, Tensor]:
+        """Return all candidates, and which of them are reported."""
         frame, query, number, scores = self.report(raw["logits"])
         labels = self.labels.of_model(number, len(self.model.config.id2label))
-        keep = (scores > self.threshold) & (labels >= 0)
-        where = (frame[keep], query[keep])
-        return Selection(where[0], scores[keep], labels[keep], where)
+        found = Selection(frame, scores, labels.clamp(min=0), (frame, query))
+        return found, (scores > self.threshold) & (labels >= 0)
+
+    def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        check_one_frame(len(raw["logits"]))
+        found, keep = self._candidates(raw)
+        index, count, excess = first_rows(found.scores, keep, limits.boxes)
+        return StaticSelection(_at(found, index), count, excess)
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         frame, query = selection.where
@@ -175,6 +190,12 @@ class QueryDetector(Detector):
                     f"({error})"
                 ) from None
         return torch.stack(losses)
+
+
+def _at(candidates: Selection, index: Tensor) -> Selection:
+    """Return some of the candidates, by their numbers or a mask."""
+    frame, query = (t[index] for t in candidates.where)
+    return Selection(frame, candidates.scores[index], candidates.labels[index], (frame, query))
 
 
 def of_image(raw: Raw, b: int) -> Raw:

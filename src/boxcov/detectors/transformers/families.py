@@ -55,8 +55,9 @@ class _Softmax(QueryDetector):
 
     def report(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         scores, number = logits.softmax(-1)[..., :-1].max(-1)
-        frame, query = torch.ones_like(number).nonzero(as_tuple=True)
-        return frame, query, number[frame, query], scores[frame, query]
+        place = torch.arange(number.numel(), device=logits.device)
+        frame, query = place // number.shape[1], place % number.shape[1]
+        return frame, query, number.flatten(), scores.flatten()
 
     def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
         return softmax_logit(logits, number)

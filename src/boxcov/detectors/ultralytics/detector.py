@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +27,9 @@ from boxcov.detectors.signals import (
     window_signals,
     with_log_size,
 )
+from boxcov.detectors.static_rows import ScoredBoxes, level_of, on_each_level, rows_after_nms
 from boxcov.head_stages import crop, run_on_crops
+from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame
 
 Raw = dict[str, Any]
 _REACH = 2  # cells that a box sees to each side: two 3x3 convolutions
@@ -39,6 +41,7 @@ class CellIndex:
 
     frame: Tensor  # (m,)
     cell: Tensor  # (m,) index into all N cells, level by level, row by row
+    level: Tensor  # (m,) of the cell
 
 
 class Yolo(Detector):
@@ -65,13 +68,14 @@ class Yolo(Detector):
         self.threshold, self.overlap = threshold, overlap
         self.max_boxes, self.coco = max_boxes, coco
         self.training = model.training
+        self.stride = int(self.model.stride.max())  # read once: a graph cannot hold the read
 
     @property
     def head(self) -> Any:
         return self.model.model[-1]
 
     def forward(self, inputs: Tensor) -> Raw:
-        check_images(inputs, int(self.model.stride.max()))
+        check_images(inputs, self.stride)
         found, maps = self.model(inputs.flip(1) / 255 if self.coco else inputs)
         maps = maps.get("one2many", maps)
         return {
@@ -109,9 +113,31 @@ class Yolo(Detector):
         every, cell = torch.cat(boxes), torch.cat([rows.flatten() for rows in cells]).long()
         labels = self.labels.of_model(every[:, 5].long(), self.head.nc)
         keep = labels >= 0
-        return Selection(
-            frame[keep], every[keep, 4], labels[keep], CellIndex(frame[keep], cell[keep])
+        where = CellIndex(frame[keep], cell[keep], self._level(raw, cell[keep]))
+        return Selection(where.frame, every[keep, 4], labels[keep], where)
+
+    def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        check_one_frame(len(raw["found"]))
+        scores, number = raw["found"][0, 4 : 4 + self.head.nc].max(0)  # (N,)
+        labels = self.labels.of_model(number, self.head.nc)
+        boxes, above = corners(raw["found"][0, :4].T), scores > self.threshold
+        found = ScoredBoxes(scores, boxes, number, above, labels >= 0)
+        cell, count, left_off = rows_after_nms(found, self.overlap, self.max_boxes, limits)
+        level, frame = self._level(raw, cell), torch.zeros_like(cell)
+        rows = Selection(
+            frame, scores[cell], labels[cell].clamp(min=0), CellIndex(frame, cell, level)
         )
+        counts = [x.shape[2] * x.shape[3] for x in raw["features"]]
+        of_kind = tuple(
+            replace(
+                rows, where=CellIndex(frame, moved, torch.full(level.shape, n, device=level.device))
+            )
+            for n, moved in enumerate(on_each_level(cell, counts))
+        )
+        return StaticSelection(rows, count, left_off, level, of_kind)
+
+    def _level(self, raw: Raw, cell: Tensor) -> Tensor:
+        return level_of(cell, [x.shape[2] * x.shape[3] for x in raw["features"]])
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         centre, size = raw["found"][selection.where.frame, :4, selection.where.cell].split(2, 1)
@@ -150,9 +176,7 @@ class Yolo(Detector):
         groups, start = [], 0
         for level, x in enumerate(raw["features"]):
             stop = start + x.shape[2] * x.shape[3]
-            index = ((selection.where.cell >= start) & (selection.where.cell < stop)).nonzero()[
-                :, 0
-            ]
+            index = (selection.where.level == level).nonzero()[:, 0]
             groups.append(self._group(x, selection, index, level, start, with_logit))
             start = stop
         return groups

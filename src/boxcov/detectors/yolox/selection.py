@@ -10,10 +10,10 @@ from torch import Tensor
 from boxcov.detector import Candidates, Selection
 from boxcov.detectors.boxes import corners, iou
 from boxcov.detectors.centerpoint.nms import Pairs, greedy_nms, removed_by, suppressing_pairs
+from boxcov.detectors.static_rows import ScoredBoxes, rows_after_nms
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import Grid, centred_boxes
-from boxcov.errors import BoxcovError
-from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
+from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame
 
 _MAX_CANDIDATES = 3000  # per image, by score, for NMS
 
@@ -87,27 +87,18 @@ def select_static(
     values: Tensor, grid: Grid, config: Config, limits: StaticLimits
 ) -> StaticSelection:
     """Return what ``select`` reports of one image, in a fixed number of rows; kind: the level."""
-    if len(values) != 1:
-        raise BoxcovError(f"a static selection takes one image, got a batch of {len(values)}")
+    check_one_frame(len(values))
     scores, labels = scores_and_labels(values)
     above = scores[0] > config.threshold
-    cells, candidates, beyond = best_rows(scores[0], above, limits.candidates)
-    valid = torch.arange(len(cells), device=cells.device) < candidates
-    boxes = corners(centred_boxes(values[0, cells], grid[cells]))
-    suppresses = suppression_matrix(boxes, labels[0, cells], config.overlap)
-    suppresses = suppresses & valid & valid.unsqueeze(1)
-    kept, converged = static_nms(suppresses.to(values.dtype).unsqueeze(0))
-    kept = kept[0] & valid
-    kept = kept & (kept.cumsum(0) <= config.max_boxes)
-    index, count, excess = best_rows(scores[0, cells], kept, limits.boxes)
-    cell = cells[index]
+    boxes = corners(centred_boxes(values[0], grid))
+    found = ScoredBoxes(scores[0], boxes, labels[0], above, above)
+    cell, count, left_off = rows_after_nms(found, config.overlap, config.max_boxes, limits)
     frame = torch.zeros_like(cell)
     where = AnchorIndex(frame, cell, grid[cell])
     selection = Selection(frame, scores[0, cell], labels[0, cell], where)
     of_kind = tuple(
         replace(selection, where=_on_level(where, grid, level)) for level in range(len(STRIDES))
     )
-    left_off = beyond + excess + (~converged).long()
     return StaticSelection(selection, count, left_off, where.grid.level, of_kind)
 
 
@@ -124,14 +115,6 @@ def scores_and_labels(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores and labels (B, N) of all cells: the best class, times the objectness."""
     named, labels = values[:, :, 5:].sigmoid().max(2)
     return values[:, :, 4].sigmoid() * named, labels
-
-
-def suppression_matrix(boxes: Tensor, labels: Tensor, overlap: float) -> Tensor:
-    """Return which boxes suppress which (k, k): later ones of their class, by IoU.
-
-    boxes: (k, 4), x1 y1 x2 y2, by descending score.
-    """
-    return ((iou(boxes[:, None], boxes) > overlap) & (labels.unsqueeze(1) == labels)).triu(1)
 
 
 def _selection(scores: Tensor, labels: Tensor, grid: Grid, cells: list[Tensor]) -> Selection:

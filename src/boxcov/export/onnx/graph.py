@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,13 +49,14 @@ def build_graph(
     obstacles += refusals
     if function is not None:
         run = _flat(function, inputs)
-        with find_value_reads([*tensors, *stand_in]) as lines:
+        with _exporting(), find_value_reads([*tensors, *stand_in]) as lines:
             expected = dict(zip(function.names, run(*tensors)))
         obstacles += [
             f"shapes and branches must not depend on values (use torch.where, topk): {line}"
             for line in lines
         ]
-        module = trace(run, *tensors, may_read=bool(obstacles))
+        with _exporting():
+            module = trace(run, *tensors, may_read=bool(obstacles))
         # torch.onnx itself says whether it can write the graph: this only completes the list
         missing = missing_operators(module) if obstacles else []
         obstacles += [f"torch.onnx has no version of {', '.join(missing)}"] if missing else []
@@ -65,6 +67,17 @@ def build_graph(
         )
     named = _drop_unused(module, dict(zip(names, tensors)))
     return FrameGraph(module, named, expected)
+
+
+@contextmanager
+def _exporting() -> Iterator[None]:
+    """Say that a model is exported, as ``torch.export`` does: then libraries read no values."""
+    before = torch.compiler.is_exporting()
+    torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_exporting_flag = before
 
 
 def _flat(function: FrameFunction, inputs: Any) -> Callable[..., tuple[Tensor, ...]]:
