@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from boxcov.detector import Detector
-from boxcov.detectors import centerpoint, transformers, yolox
+from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics, yolox
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.plausibility import observe
 from boxcov.errors import BoxcovError, BoxcovWarning, did_you_mean
@@ -34,6 +34,8 @@ def load_detector(which: str | DetectorOptions, device: str = "cpu") -> Detector
         "centerpoint": partial(centerpoint.load, config=options.config, legacy=options.legacy),
         "yolox": yolox.load,
         "transformers": transformers.load,
+        "torchvision": torchvision.load,
+        "ultralytics": ultralytics.load,
         "python": _build_detector,
     }
     if kind != "centerpoint" and (options.config is not None or options.legacy is not None):

@@ -1,8 +1,9 @@
 """Detectors of torchvision: RetinaNet, FCOS, SSD and Faster R-CNN."""
 
+from boxcov.detectors.torchvision.checkpoints import load
 from boxcov.detectors.torchvision.dense import FCOS, SSD, RetinaNet
 from boxcov.detectors.torchvision.detector import TorchvisionDetector
 from boxcov.detectors.torchvision.rcnn import FasterRCNN
 from boxcov.detectors.torchvision.wrap import wrap
 
-__all__ = ["FCOS", "SSD", "FasterRCNN", "RetinaNet", "TorchvisionDetector", "wrap"]
+__all__ = ["FCOS", "SSD", "FasterRCNN", "RetinaNet", "TorchvisionDetector", "load", "wrap"]

@@ -1,6 +1,7 @@
 """Ultralytics' YOLO, version 8 and later."""
 
+from boxcov.detectors.ultralytics.checkpoints import load
 from boxcov.detectors.ultralytics.detector import Yolo
 from boxcov.detectors.ultralytics.wrap import wrap
 
-__all__ = ["Yolo", "wrap"]
+__all__ = ["Yolo", "load", "wrap"]

@@ -68,7 +68,7 @@ class Yolo(Detector):
         self.threshold, self.overlap = threshold, overlap
         self.max_boxes, self.coco = max_boxes, coco
         self.training = model.training
-        self.stride = int(self.model.stride.max())  # read once: a graph cannot hold the read
+        self.stride = int(self.head.stride.max())  # read once: a graph cannot hold the read
 
     @property
     def head(self) -> Any:

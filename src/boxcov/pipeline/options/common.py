@@ -89,9 +89,10 @@ class DetectorOptions(Options):
     detector: str = option(
         "centerpoint:small",
         INPUT,
-        "centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT, transformers:FOLDER, or a "
-        "function of your own that returns a detector, python:MODULE:FUNCTION or "
-        "python:FILE.py:FUNCTION.",
+        "centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT, transformers:FOLDER, "
+        "torchvision:NAME (such as retinanet_resnet50_fpn, with weights of a file: NAME:FILE), "
+        "ultralytics:FILE.pt, or a function of your own that returns a detector, "
+        "python:MODULE:FUNCTION or python:FILE.py:FUNCTION.",
         metavar="KIND:WHICH",
     )
     config: str | None = option(

@@ -15,6 +15,8 @@ DETECTORS = {
     "centerpoint": "centerpoint:small or centerpoint:CHECKPOINT",
     "yolox": "yolox:CHECKPOINT",
     "transformers": "transformers:FOLDER",
+    "torchvision": "torchvision:NAME or torchvision:NAME:WEIGHTS",
+    "ultralytics": "ultralytics:FILE.pt",
     "python": "python:MODULE:FUNCTION or python:FILE.py:FUNCTION",
 }  # the forms of --detector, by kind
 DATA = {

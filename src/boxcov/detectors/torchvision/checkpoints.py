@@ -1,0 +1,122 @@
+"""Load detectors of torchvision by name, with published weights or those of a file."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from boxcov.detectors.torchvision.detector import TorchvisionDetector
+from boxcov.detectors.torchvision.wrap import wrap
+from boxcov.detectors.weight_file import State, describe_misfit, read_weights
+from boxcov.errors import BoxcovError, BoxcovWarning, did_you_mean, import_package
+from boxcov.input_file import reading
+
+# torchvision sets eps of the frozen norms to 0 for the first published weights of these networks
+_EPS_ZERO = ("fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn")
+_COCO_NUMBERS = 91  # of torchvision's COCO models: the background and gaps included
+
+
+def load(
+    which: str, classes: Sequence[str] | None = None, threshold: float = 0.3
+) -> TorchvisionDetector:
+    """Load ``NAME`` with torchvision's published weights, or ``NAME:PATH`` with those of a file.
+
+    NAME is that of torchvision, such as ``retinanet_resnet50_fpn``. Published weights are
+    downloaded by torchvision, once. PATH: a state dict (.pth) or safetensors; no code in it is run.
+    The number of classes follows from the weights. Images are those of ``boxcov.data.coco``.
+    classes, threshold: as in ``wrap``.
+    """
+    name, _, path = which.partition(":")
+    models = import_package("torchvision.models")
+    known = [n for n in models.list_models(module=models.detection) if "mask" not in n]
+    known = [n for n in known if "keypoint" not in n]
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise BoxcovError(f"torchvision has no detector {name!r}{hint}: give {', '.join(known)}")
+    build, published = models.get_model_builder(name), models.get_model_weights(name)
+    if path:
+        model, is_frozen = _from_file(build, name, Path(path))
+        if is_frozen and name in _EPS_ZERO:
+            _set_eps(model, Path(path), _is_published(Path(path), published))
+    else:
+        model = _download(build, name, published.DEFAULT)
+    names = published.DEFAULT.meta["categories"]
+    count = wrap(model).count()
+    return wrap(
+        model.eval(), names if count == len(names) else None, classes, threshold, images="coco"
+    )
+
+
+def _download(build: Any, name: str, weights: Any) -> nn.Module:
+    try:
+        model: nn.Module = build(weights=weights, progress=False)
+    except OSError as error:  # no network
+        raise BoxcovError(
+            f"torchvision could not download the weights of {name} ({error}): bring the file "
+            f"{weights.url} here and give torchvision:{name}:PATH"
+        ) from None
+    return model
+
+
+def _from_file(build: Any, name: str, path: Path) -> tuple[nn.Module, bool]:
+    """Return the network and whether its norms were frozen: those count no batches."""
+    if not path.is_file():
+        raise BoxcovError(f"{path}: no such file; give the weights of a {name}, or no path")
+    state = read_weights(path)[0]
+    with reading(path, f"weights of a {name}"):
+        model = _build(build, _class_count(build, state))
+        shapes = {n: tuple(t.shape) for n, t in model.state_dict().items()}
+        if misfit := describe_misfit(shapes, state):
+            raise BoxcovError(f"{path}: the weights do not fit a {name}. {misfit}")
+        with torch.no_grad():
+            for key, tensor in model.state_dict().items():
+                if key in state:
+                    tensor.copy_(state[key])
+    return model, not any(key.endswith("num_batches_tracked") for key in state)
+
+
+def _build(build: Any, count: int) -> nn.Module:
+    model: nn.Module = build(weights=None, weights_backbone=None, num_classes=count)
+    return model
+
+
+def _class_count(build: Any, state: State) -> int:
+    """Return the number of classes of the weights: the rows of the head grow with it."""
+    with torch.device("meta"):
+        usual = _build(build, _COCO_NUMBERS).state_dict()
+    rows = {
+        (len(state[key]), len(tensor))
+        for key, tensor in usual.items()
+        if key in state and state[key].dim() and len(state[key]) != len(tensor)
+    }
+    counts = {found * _COCO_NUMBERS // own for found, own in rows}
+    # with different answers the weights are those of another network, which the misfit says
+    return counts.pop() if len(counts) == 1 else _COCO_NUMBERS
+
+
+def _is_published(path: Path, published: Any) -> bool:
+    """Whether the file is one of torchvision's: their names end in the digits of its SHA-256."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return any(digest.startswith(Path(w.url).stem.rpartition("-")[2]) for w in published)
+
+
+def _set_eps(model: nn.Module, path: Path, is_published: bool) -> None:
+    """Set eps of the frozen norms to 0 for published weights; warn if these are others."""
+    if not is_published:
+        warnings.warn(
+            f"{path}: the file does not say eps of its frozen norms: 1e-5 is used, but models that "
+            "were fine-tuned from torchvision's COCO weights have 0. If yours was, build it in a "
+            "function and give python:FILE.py:FUNCTION",
+            BoxcovWarning,
+            stacklevel=2,
+        )
+        return
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 0.0

@@ -1,0 +1,80 @@
+"""torchvision's detectors by name, with the weights of a file; skipped without torchvision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import helpers.torchvision_cases  # noqa: F401  (skips without torchvision)
+from boxcov import BoxcovError, BoxcovWarning
+from boxcov.data.coco import CLASSES
+from boxcov.detectors.torchvision import RetinaNet, checkpoints, load
+from boxcov.pipeline.detectors import load_detector
+
+SSD = "ssdlite320_mobilenet_v3_large"
+
+
+def saved(name: str, path: Path, classes: int = 91) -> dict[str, Tensor]:
+    from torchvision.models import get_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = get_model(name, weights=None, weights_backbone=None, num_classes=classes).eval()
+    torch.save(model.state_dict(), path)
+    return model.state_dict()
+
+
+def test_weights_of_a_file(tmp_path: Path) -> None:
+    state = saved(SSD, tmp_path / "w.pth")
+    detector = load_detector(f"torchvision:{SSD}:{tmp_path}/w.pth")
+    assert detector.classes == CLASSES
+    assert not detector.training
+    assert all(torch.equal(t, state[k]) for k, t in detector.model.state_dict().items())
+    image = torch.randint(0, 256, (1, 3, 64, 64)).float()
+    with torch.no_grad():
+        theirs = detector.model([image[0].flip(0) / 255])[0]
+    found = detector.detect(image)
+    assert set(map(tuple, found.boxes.tolist())) <= set(map(tuple, theirs["boxes"].tolist()))
+
+
+def test_the_number_of_classes_is_that_of_the_weights(tmp_path: Path) -> None:
+    saved(SSD, tmp_path / "w.pth", classes=4)
+    assert load(f"{SSD}:{tmp_path}/w.pth").classes == ("1", "2", "3")
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BoxcovError, match=r"'retinanet_resnet5' \(did you mean 'retinanet_resn"):
+        load("retinanet_resnet5")
+    with pytest.raises(BoxcovError, match=r"no\.pth: no such file; give the weights of a ssdlite"):
+        load(f"{SSD}:{tmp_path}/no.pth")
+    saved(SSD, tmp_path / "w.pth")
+    with pytest.raises(BoxcovError, match=r"weights do not fit a fcos_resnet50_fpn. .* missing"):
+        load(f"fcos_resnet50_fpn:{tmp_path}/w.pth")
+
+
+def test_published_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object, **more: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
+    monkeypatch.setattr("torch.hub.get_dir", lambda: "nowhere")
+    monkeypatch.setattr("os.makedirs", lambda *given, **more: None)
+    with pytest.raises(BoxcovError, match=rf"no network.*bring the file https.* torchvision:{SSD}"):
+        load(SSD)
+
+
+def test_eps_of_frozen_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state dict does not hold it, and torchvision's published weights have another."""
+    path, name = tmp_path / "w.pth", "retinanet_resnet50_fpn"
+    state = saved(name, path)
+    frozen = {k: t for k, t in state.items() if not k.endswith("num_batches_tracked")}
+    torch.save(frozen, path)
+    with pytest.warns(BoxcovWarning, match="does not say eps of its frozen norms: 1e-5 is used"):
+        detector = load(f"{name}:{path}")
+    assert isinstance(detector, RetinaNet)
+    assert detector.model.backbone.body.bn1.eps == 1e-5
+    monkeypatch.setattr(checkpoints, "_is_published", lambda *given: True)
+    assert load(f"{name}:{path}").model.backbone.body.bn1.eps == 0
