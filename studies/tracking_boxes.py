@@ -1,10 +1,11 @@
-"""Boxes of the shipped CenterPoint on simulated frames and drives, for studies/tracking.py.
+"""Boxes of the shipped CenterPoint on simulated frames and drives, for two studies.
 
 python studies/tracking_boxes.py --out OUT
 
 One file per set or drive; those that exist are kept, so that a stopped run resumes. The sets are
 fixed here, before any result is looked at: ``fit`` (single frames) is for error models, ``tune``
-for the settings of every method, ``test`` (five seeds) is read once, for the tables.
+for the settings of every method, ``test`` (five seeds) and ``margin`` (single frames) are read
+once, for the tables.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ TUNE_SEED, TUNE_DRIVES = 6201, 6
 TEST_SEEDS, TEST_DRIVES = (6301, 6302, 6303, 6304, 6305), 3
 TUNE = [f"tune-{TUNE_SEED}-{number}" for number in range(TUNE_DRIVES)]
 TEST = [f"test-{seed}-{number}" for number in range(TEST_DRIVES) for seed in TEST_SEEDS]
-SETS = [f"fit-{FIT_SEED}-0", *TUNE, *TEST]
+PASSES = "margin-6102-0"  # single frames for studies/margin.py
+SETS = [f"fit-{FIT_SEED}-0", *TUNE, *TEST, PASSES]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def main() -> None:
 def frames_of(name: str) -> Any:
     """Return the frames of a set: single ones, or a drive."""
     kind, seed, number = name.split("-")
-    if kind == "fit":
+    if kind in ("fit", "margin"):
         return simulated.frames("clear", seed=int(seed), count=FIT_FRAMES)
     drives = simulated.sequences("clear", seed=int(seed), count=int(number) + 1, seconds=SECONDS)
     return drives[int(number)]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import motmetrics
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from tracking_boxes import Drive
 from tracking_noise import NEAR, P_LEAST, Noise
 
-from boxcov.data.poses import wrap_angle
 from boxcov.export.tracker import Tracker, TrackerSettings
 
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of P(object) of a track
@@ -58,19 +59,25 @@ def truth_states(drive: Drive) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]
     return found
 
 
-def accumulate(drive: Drive, rows: list[Row], threshold: float) -> motmetrics.MOTAccumulator:
-    """Return which reported tracks follow which objects, class by class within 2 m."""
+def distances(drive: Drive, rows: list[Row], threshold: float) -> Iterator[tuple[Any, ...]]:
+    """Yield states, reported tracks, identities and distances (NaN: no pair) of each frame."""
     by_frame: dict[int, list[Row]] = {}
     for row in rows:
         if row.existence >= threshold:
             by_frame.setdefault(row.frame, []).append(row)
-    result = motmetrics.MOTAccumulator(auto_id=True)
     for frame, (states, labels, ids) in enumerate(truth_states(drive)):
         tracks = by_frame.get(frame, [])
         means = np.array([row.mean for row in tracks]).reshape(-1, 5)
         kinds = np.array([row.label for row in tracks])
         far = np.linalg.norm(states[:, None, [0, 2]] - means[None][:, :, [0, 2]], axis=2)
         far[(far >= NEAR) | (labels[:, None] != kinds[None])] = np.nan
+        yield states, tracks, ids, far
+
+
+def accumulate(drive: Drive, rows: list[Row], threshold: float) -> motmetrics.MOTAccumulator:
+    """Return which reported tracks follow which objects, class by class within 2 m."""
+    result = motmetrics.MOTAccumulator(auto_id=True)
+    for _, tracks, ids, far in distances(drive, rows, threshold):
         result.update(ids, [row.number for row in tracks], far)
     return result
 
@@ -84,25 +91,27 @@ def counts(result: motmetrics.MOTAccumulator) -> dict[str, float]:
 
 def pairs(drive: Drive, rows: list[Row], threshold: float) -> dict[tuple[int, int], dict[str, Any]]:
     """Return errors, NEES and NLL of each followed object, by frame and identity."""
-    truth = truth_states(drive)
-    tracks = {(row.frame, row.number): row for row in rows}
     found = {}
-    events = accumulate(drive, rows, threshold).mot_events.reset_index()
-    for event in events[events.Type.isin(["MATCH", "SWITCH"])].itertuples():
-        states, _, ids = truth[event.FrameId]
-        row = tracks[event.FrameId, int(event.HId)]
-        error = row.mean - states[list(ids).index(event.OId)]
-        heading = float(wrap_angle(torch.tensor(error[4])))
-        error[4] = (error[4] + np.pi / 2) % np.pi - np.pi / 2  # of the axis
-        one: dict[str, Any] = {"nees": error @ np.linalg.solve(row.P, error) / 5}
-        one |= {"nis": row.nis, "flipped": float(abs(heading) > np.pi / 2)}
-        for name, index in GROUPS.items():
-            e, P = error[index], row.P[np.ix_(index, index)]
-            nll = e @ np.linalg.solve(P, e) + np.linalg.slogdet(2 * np.pi * P)[1]
-            one |= {f"{name} nll": nll / 2, f"{name} square": e @ e}
-        one["nll"] = sum(one[f"{name} nll"] for name in GROUPS)
-        found[int(event.FrameId), int(event.OId)] = one
+    for frame, (states, tracks, ids, far) in enumerate(distances(drive, rows, threshold)):
+        cost = np.where(np.isnan(far), 1e3, far)
+        for thing, column in zip(*linear_sum_assignment(cost)):
+            if cost[thing, column] < NEAR:
+                number = int(ids[thing])
+                found[frame, number] = judge(tracks[column], states[thing])
     return found
+
+
+def judge(row: Row, state: np.ndarray) -> dict[str, Any]:
+    """Return errors, NEES and NLL of a track against the state of its object."""
+    error = row.mean - state
+    error[4] = (error[4] + np.pi / 2) % np.pi - np.pi / 2  # of the axis
+    one: dict[str, Any] = {"nees": error @ np.linalg.solve(row.P, error) / 5, "nis": row.nis}
+    for name, index in GROUPS.items():
+        e, P = error[index], row.P[np.ix_(index, index)]
+        nll = e @ np.linalg.solve(P, e) + np.linalg.slogdet(2 * np.pi * P)[1]
+        one |= {f"{name} nll": nll / 2, f"{name} square": e @ e}
+    one["nll"] = sum(one[f"{name} nll"] for name in GROUPS)
+    return one
 
 
 def mota(count: dict[str, float]) -> float:

@@ -102,7 +102,7 @@ def methods(root: Path, drives: list[Drive]) -> dict[str, Noise]:
 def with_variances(found: Detections, variances: Tensor) -> Detections:
     """Return the boxes with a diagonal R of these variances (m, 5) and Gaussian gates."""
     R = torch.eye(9).repeat(len(found), 1, 1)
-    R[:, FIELDS, FIELDS] = variances.float()
+    R[:, FIELDS, FIELDS] = variances.float().clamp(min=1e-4)
     return replace(found, predictive=R, region_widths=None, joint_widths=None, scale=None)
 
 

@@ -154,7 +154,8 @@ def test_regions_of_the_error_model_are_the_gates():
         for width in (0.05, 5.0)
     )
     step = replace(found, boxes=found.boxes + torch.tensor([2.0, *[0.0] * 8]))
-    for gate, rows in ((narrow, 2), (wide, 1)):
+    endless = replace(found, region_widths=torch.full_like(found.region_widths, torch.inf))
+    for gate, rows in ((narrow, 2), (wide, 1), (endless, 2)):  # endless: that of a Gaussian
         one = Tracker(TrackerSettings(acceleration=1e-4, birth=0.0, death=0.0))
         one.update(replace(found, predictive=0.01 * torch.eye(9)[None]), 0.0)
         one.update(replace(found, predictive=0.01 * torch.eye(9)[None]), 0.5)

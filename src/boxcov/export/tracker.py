@@ -100,7 +100,7 @@ class Tracker:
         self.seconds, self._in_world, self._count = -inf, False, 0
         self._classes: tuple[str, ...] = ()
         self.parts = stone_soup()
-        self.updater = self.parts.KalmanUpdater()
+        self.updater = self.parts.KalmanUpdater(use_joseph_cov=True)
 
     def update(self, found: Detections, seconds: float, pose: Pose | None = None) -> list[BoxTrack]:
         """Return the tracks after the boxes of one frame at a time in seconds.
@@ -240,12 +240,13 @@ class _Boxes:
         if pose is not None:
             self.to_sensor[:2, :2] = self.to_sensor[3:, 3:] = pose.R[:2, :2].T.numpy()
         self.reach = import_package("scipy.stats").chi2.ppf(settings.gate, 1)  # of a Gaussian
-        if found.region_widths is None:
-            R = self.to_sensor @ self.R @ self.to_sensor.T
-            self.widths = np.sqrt(self.reach * np.diagonal(R, axis1=1, axis2=2))
-        else:
+        R = self.to_sensor @ self.R @ self.to_sensor.T
+        self.widths = np.sqrt(self.reach * np.diagonal(R, axis1=1, axis2=2))
+        if found.region_widths is not None:
             index = [found.fields.index(name) for name in MEASURED]
-            self.widths = found.region(settings.gate)[:, index].cpu().numpy()
+            region = found.region(settings.gate)[:, index].cpu().numpy()
+            # infinite where a class had too few calibration boxes
+            self.widths = np.where(np.isfinite(region), region, self.widths)
 
     def in_gate(self, step: Array, P: Array) -> Array:
         """Return which boxes (m,) are in the gate of a track with the covariance P.
