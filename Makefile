@@ -52,11 +52,12 @@ walks: $(INSTALLED)
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow tests
 
-# the adapters of other libraries, with torchvision and Ultralytics
+# the adapters of other libraries, with torchvision, Ultralytics, pandas, supervision and rerun
 test-adapters: $(ADAPTERS)/.installed
 	$(ADAPTERS_ENV) $(ADAPTERS)/bin/python tests/environments/cuda_stubs.py $(ADAPTERS)/cuda
 	$(ADAPTERS_ENV) OMP_NUM_THREADS=1 $(ADAPTERS)/bin/python -m pytest -n $(WORKERS) \
-		--dist loadfile $(addprefix tests/detectors/,torchvision ultralytics transformers yolox)
+		--dist loadfile $(addprefix tests/detectors/,torchvision ultralytics transformers yolox) \
+		tests/export
 
 # The wheel in its own environment. A .pth file adds the other packages of .venv, but not the
 # editable boxcov there.

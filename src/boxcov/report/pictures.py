@@ -182,12 +182,12 @@ def draw_image(axes: Any, shown: Shown, image: Array | None, truth: Array) -> No
     columns = shown.columns(IMAGE)
     boxes = np.asarray(shown.boxes, dtype=float)[:, columns]
     for box, color, text, name in zip(boxes, shown.colors, shown.texts, shown.names):
-        _draw_upright_box(axes, box, color, 1.4)
+        _draw_upright_box(axes, box, color, 1.8)
         _annotate(axes, box, f"{name} {text}", color)
     if shown.widths is not None:
         for band in side_bands(boxes, shown.widths[:, columns]):
             for box, color in zip(band, shown.colors):
-                _draw_upright_box(axes, box, color, 0.8, (0, (3, 2)))
+                _draw_upright_box(axes, box, color, 1.0, (0, (3, 2)))
     elif shown.covariance is not None:
         for box, C, color in zip(boxes, shown.covariance, shown.colors):
             for at in (slice(0, 2), slice(2, 4)):
