@@ -27,6 +27,7 @@ from boxcov.data import shapes, simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.static_selection import StaticLimits
 
 Check = tuple[str, Callable[[], str]]
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda"  # "cpu" tries the script itself
@@ -239,6 +240,56 @@ def graphs() -> str:
     return f"{min(boxes)} to {max(boxes)} boxes, {worst:.1e} off those without graphs"
 
 
+def compiled(detector: CenterPoint) -> str:
+    """``boxcov.compile``: boxes of the model, and up to rounding those of a fused network."""
+    detector = detector.to(DEVICE).eval()
+    frames = simulated.frames(count=3, sweeps=2, device=DEVICE)
+    posterior = boxcov.fit(detector, frames, prior_precision=1.0)
+    model, example = boxcov.ExactGLM(detector, posterior), frames[0][0]
+    limits = StaticLimits(boxes=500, candidates=500, pairs=100_000)
+    exact, plain = boxcov.compile(model, example, limits), boxcov.compile(detector, example, limits)
+    fused, bare = (boxcov.compile(m, example, limits, fused=True) for m in (model, detector))
+    worst, boxes, apart = 0.0, [], []
+    empty = [example[0][:0]]
+    for inputs in (*(frames[i][0] for i in range(3)), empty, [example[0][:50]]):
+        found, expected = exact(inputs), model(inputs)
+        require(torch.equal(found.boxes, expected.boxes), "compiled: other boxes than the model")
+        require(torch.equal(found.boxes, plain(inputs).boxes), "compiled: other than plain boxes")
+        other = fused(inputs)
+        require(torch.equal(other.boxes, bare(inputs).boxes), "fused: other than plain boxes")
+        boxes.append(len(found))
+        if len(found):
+            worst = max(worst, relative(found.covariance, expected.covariance))
+        if len(found) and len(other):
+            near = torch.cdist(found.boxes[:, :2].double(), other.boxes[:, :2].double()).amin(1)
+            apart.append(float((near > 0.01).double().mean()))
+    require(worst < 1e-4, f"covariances are {worst:.1e} off those of the model")
+    require(max(apart) <= 0.02, f"{max(apart):.1%} of the boxes are elsewhere in a fused network")
+    require(not fused.fallbacks + exact.fallbacks, "a frame was computed by the model itself")
+    return f"{min(boxes)} to {max(boxes)} boxes, {worst:.1e} off, {max(apart):.1%} of boxes moved"
+
+
+def calibrated() -> str:
+    """Risk and regions of the shipped error model, on a GPU, compiled and fused, as on a CPU."""
+    frames, worst = simulated.frames(count=2, sweeps=2), 0.0
+    here = centerpoint.load("small")
+    there = deepcopy(here).to(DEVICE)
+    expected = boxcov.ExactGLM(here, boxcov.Posterior.load("small", here))(frames[0][0])
+    points = [cloud.to(DEVICE) for cloud in frames[0][0]]
+    model = boxcov.ExactGLM(there, boxcov.Posterior.load("small", there))
+    limits = StaticLimits(boxes=500, candidates=500, pairs=100_000)
+    for fused in (None, False, True):
+        run = model if fused is None else boxcov.compile(model, points, limits, fused=fused)
+        found = run(points)
+        apart = torch.cdist(expected.boxes.double(), found.boxes.cpu().double())
+        near, index = apart.min(1)
+        require(float((near < 0.01).double().mean()) > 0.97, "other boxes than on the CPU")
+        off = (found.risk.cpu()[index] - expected.risk).abs()[near < 0.01]
+        worst = max(worst, float(off.max()))
+    require(worst < 0.02, f"a risk is {worst:.3f} off the CPU's")
+    return f"{len(expected)} boxes, risk at most {worst:.1e} off the CPU's"
+
+
 # streaming
 
 
@@ -312,6 +363,9 @@ def checks() -> Iterator[Check]:
     yield "graphs", graphs
     yield "CenterPoint small", lambda: lidar(centerpoint.load("small"))
     yield "CenterPoint voxel, untrained", lambda: lidar(voxel_network())
+    yield "compiled, small", lambda: compiled(centerpoint.load("small"))
+    yield "compiled, voxel", lambda: compiled(voxel_network())
+    yield "error model", calibrated
     yield "threads, MCGLM", lambda: threads(boxcov.MCGLM)
     yield "threads, ExactGLM", lambda: threads(boxcov.ExactGLM)
     yield "steady streaming", steady

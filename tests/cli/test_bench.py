@@ -22,7 +22,8 @@ from helpers.centerpoint_cases import detector_of, frames, pillar_config
 def measured():
     config = pillar_config()
     detector, data = detector_of(config), frames(config)
-    found = benchmarking.method_entries(detector, boxcov.fit(detector, data), samples=[3], seed=0)
+    options = BenchCommand(samples=(3,))
+    found = benchmarking.method_entries(detector, boxcov.fit(detector, data), options, data[0][0])
     return (
         detector,
         found,

@@ -15,7 +15,7 @@ from warnings import catch_warnings, simplefilter
 import torch
 from torch.utils.data import DataLoader
 
-from boxcov import GLM, MCGLM, MCI, ExactGLM, fit
+from boxcov import GLM, MCGLM, MCI, ExactGLM, compile, fit
 from boxcov._torch.inputs import fresh, ready
 from boxcov._torch.layers import LayerCallMode
 from boxcov.detector import Detector
@@ -27,6 +27,7 @@ from boxcov.pipeline.options import BenchCommand, DataOptions
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.route import EngineOptions
+from boxcov.static_selection import StaticLimits
 
 GLM_OUTPUTS = 9  # outputs of the paper's GLM that are timed; the rest is extrapolated
 FIT_FRAMES = 4
@@ -66,7 +67,7 @@ def run(options: BenchCommand, progress: Progress | None = None) -> list[dict[st
             posterior = fit(detector, items[options.frames :], depth, n_data=3000)
         for count in box_counts:
             model = detector if count is None else with_box_count(detector, count)
-            entries = method_entries(model, posterior, options.samples, options.seed)
+            entries = method_entries(model, posterior, options, inputs[0])
             entries += laplace_torch_entries(model, items[0])
             rows += measure(model, entries, inputs, options.repeats, device, depth)
             if progress is not None:
@@ -94,20 +95,21 @@ def with_box_count(detector: Detector, count: int) -> Detector:
 
 
 def method_entries(
-    detector: Detector, posterior: Posterior, samples: Sequence[int], seed: int
+    detector: Detector, posterior: Posterior, options: BenchCommand, example: Any
 ) -> list[Entry]:
-    """Return the methods to compare.
+    """Return the methods to compare; example: a frame for ``boxcov.compile``.
 
     Below the head the exact covariance takes one backward pass per output, so it is combined with k
     samples there.
     """
-    is_deep = posterior.depth != "head"
+    is_deep, samples, seed = posterior.depth != "head", options.samples, options.seed
     found = [Entry("plain", None, detector.detect)]
     if not is_deep:
         found.append(Entry("exact", None, ExactGLM(detector, posterior)))
     if not is_deep and next(detector.parameters()).device.type == "cuda":
         model = ExactGLM(detector, posterior, engine=EngineOptions(precision="tf32"))
         found.append(Entry("exact, tf32", None, model))
+        found += compiled_entries(detector, model, example)
     for k in samples:
         if is_deep:
             combined = ExactGLM(detector, posterior, k, seed)
@@ -122,6 +124,19 @@ def method_entries(
         ]
     glm, note = _paper_glm(GLM(detector, posterior)), f"from {GLM_OUTPUTS} backward passes"
     return [*found, Entry("glm as published", None, glm, f"extrapolated {note}", slow=True)]
+
+
+def compiled_entries(detector: Detector, model: ExactGLM, example: Any) -> list[Entry]:
+    """Return the detector and the model as ``boxcov.compile`` makes them, for a GPU."""
+    limits, found = StaticLimits(boxes=256, candidates=500, pairs=60_000), []
+    for form in ("compiled", "fused"):
+        for name, source in (("plain", detector), ("exact, tf32", model)):
+            try:
+                call: Any = compile(source, example, limits, fused=form == "fused")
+                found.append(Entry(f"{name}, {form}", None, call))
+            except BoxcovError as error:
+                found.append(Entry(f"{name}, {form}", None, None, str(error).splitlines()[0]))
+    return found
 
 
 def laplace_torch_entries(detector: Detector, frame: tuple[Any, Any]) -> list[Entry]:

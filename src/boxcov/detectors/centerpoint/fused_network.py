@@ -55,7 +55,7 @@ class FusedCenterPoint:
         self._format = torch.channels_last if uses_tensor_cores else torch.contiguous_format
         self._blocks = [fold_norms(block, self._format) for block in detector.backbone.blocks]
         self._deblocks = [fold_norms(block, self._format) for block in detector.neck.deblocks]
-        self._head = FusedHead(detector.head)
+        self.head = FusedHead(detector.head)
 
     def pack(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return points (N, 5), padded with points far away, and the frame (N,) of each.
@@ -76,20 +76,23 @@ class FusedCenterPoint:
         return points, torch.cat(frame)
 
     def __call__(self, *packed: Tensor) -> tuple[dict[str, Any], Tensor]:
-        points, frame = packed
-        bev, excess = self._encode(points, frame)
-        x, maps = bev.contiguous(memory_format=self._format), []
-        for block, deblock in zip(self._blocks, self._deblocks):
-            x = block(x)
-            maps.append(deblock(x))
-        features = torch.cat(maps, 1).contiguous(memory_format=torch.channels_last)
-        return {"bev": bev, "features": features, "tasks": self._head(features)}, excess
+        bev, excess = self.encode(*packed)
+        features = self.dense(bev)
+        return {"bev": bev, "features": features, "tasks": self.head(features)}, excess
 
     def signal_inputs(self, *packed: Tensor) -> Tensor:
         points, frame = packed
         return point_maps(points, frame, self._frames, self._config)
 
-    def _encode(self, points: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
+    def dense(self, bev: Tensor) -> Tensor:
+        """Return the neck's map of a bird's-eye view."""
+        x, maps = bev.contiguous(memory_format=self._format), []
+        for block, deblock in zip(self._blocks, self._deblocks):
+            x = block(x)
+            maps.append(deblock(x))
+        return torch.cat(maps, 1).contiguous(memory_format=torch.channels_last)
+
+    def encode(self, points: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bird's-eye view, and how many cells and sites are beyond the limits ()."""
         cells, excess = voxelise_padded(points, frame, self._grid, self._frames, self._most_cells)
         if not isinstance(self._encoder, VoxelEncoder):

@@ -1,0 +1,311 @@
+"""Every stage of a CenterPoint's frame, and every way to run it, beside the limit of the machine.
+
+    python benchmarks/frame.py [pillar | voxel | small] ... [--out FOLDER]
+
+Stages: milliseconds as a CUDA graph, launches, busy time, and the least time in which this machine
+could do the same operations and read and write the same bytes once. Ways to run a frame: as it is,
+compiled (boxes bit for bit), fused, and batches of eight. Medians of 30 after a warm-up, with
+synchronization. Writes performance-stages.json and performance-frame.json, the tables of
+docs/results/performance.md. On a CPU a stage runs step by step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from deep import detector_named, timed
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_flatten
+from torch.utils.flop_counter import FlopCounterMode
+
+import boxcov
+from boxcov import MCGLM, MCI, EngineOptions, ExactGLM
+from boxcov.data import simulated
+from boxcov.detectors.centerpoint import CenterPoint
+from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
+from boxcov.predict.cuda.static_graph import Graphs
+from boxcov.predict.deployment import CompiledModel
+from boxcov.predict.predictor import add_signals
+from boxcov.static_selection import StaticLimits
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROUNDS = 30 if DEVICE == "cuda" else 3
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine can do, measured: operations and bytes per second."""
+
+    operations: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network with a posterior, and frames for it."""
+
+    name: str
+    detector: CenterPoint
+    posterior: boxcov.Posterior
+    frames: list[list[Tensor]]
+    limits: StaticLimits
+
+    @staticmethod
+    def make(name: str) -> Case:
+        detector = detector_named(name, DEVICE)
+        frames = simulated.frames("clear", seed=11, count=BATCH, device=DEVICE)
+        points = [frames[number][0] for number in range(BATCH)]
+        limits = StaticLimits(boxes=160 if name == "small" else 128, candidates=192, pairs=8192)
+        if name == "voxel":  # untrained: a threshold that lets about a hundred boxes through
+            threshold = float(detector.detect(points[0]).scores.sort(descending=True).values[97])
+            rules = replace(detector.config.reporting, threshold=threshold)
+            detector.config = replace(detector.config, reporting=rules)
+            limits = replace(limits, candidates=500, pairs=60_000)
+        if name == "small":
+            return Case(name, detector, boxcov.Posterior.load("small", detector), points, limits)
+        training = simulated.frames("clear", seed=3, count=4, device=DEVICE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            posterior = boxcov.fit(detector, training, n_data=3500, prior_precision=100.0)
+        return Case(name, detector, posterior, points, limits)
+
+    def model(self, precision: Any) -> ExactGLM:
+        return ExactGLM(self.detector, self.posterior, engine=EngineOptions(precision))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", default=["pillar", "voxel", "small"])
+    parser.add_argument("--out", type=Path, help="folder for the two JSON files")
+    args = parser.parse_args()
+    stages: list[list[Any]] = []
+    frames: list[list[Any]] = []
+    for name in args.networks:
+        case = Case.make(name)
+        for precision in ("float32", "tf32") if DEVICE == "cuda" else ("float32",):
+            set_tf32(precision == "tf32")
+            machine = measure_machine()
+            for row in stage_rows(case, precision, machine):
+                print(*row, flush=True)
+                stages.append(row)
+            for row in frame_rows(case, precision):
+                print(*row, flush=True)
+                frames.append(row)
+    if args.out is not None:
+        write(args.out, stages, frames)
+
+
+def set_tf32(is_allowed: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
+
+
+def measure_machine() -> Machine:
+    n = 8192 if DEVICE == "cuda" else 1024
+    a, b = (torch.randn(n, n, device=DEVICE) for _ in range(2))
+    big = torch.empty(2**28 if DEVICE == "cuda" else 2**24, device=DEVICE)
+    other = torch.empty_like(big)
+    product, copy = middle(lambda: a @ b), middle(lambda: other.copy_(big))
+    return Machine(2e3 * n**3 / product, 8e3 * big.numel() / copy)
+
+
+def middle(run: Callable[[], Any], rounds: int = ROUNDS) -> float:
+    """The median milliseconds of a call."""
+    for _ in range(4):
+        run()
+    return median(timed(run) for _ in range(rounds))
+
+
+# stages
+
+
+def stage_rows(case: Case, precision: str, machine: Machine) -> Iterator[list[Any]]:
+    model = case.model(precision)
+    compiled = CompiledModel(model, case.frames[0], case.limits, fused=True)
+    with torch.no_grad():
+        for name, run, given, weights in stages_of(case, compiled):
+            graph = as_graph(run, given)
+            launches, busy = profiled(graph)
+            operations, moved = counted(run, given, weights)
+            floor = 1e3 * max(operations / machine.operations, moved / machine.bytes)
+            numbers = [operations / 1e9, moved / 1e6, floor]
+            yield [case.name, precision, name, middle(graph), busy, launches, *numbers]
+
+
+def stages_of(case: Case, compiled: CompiledModel) -> Iterator[tuple[str, Any, Any, list[Tensor]]]:
+    """Name, function, inputs and weights of each stage of the fused frame."""
+    function, network, detector = compiled._function, compiled._network, case.detector
+    assert isinstance(network, FusedCenterPoint)
+    packed = network.pack(case.frames[0])
+    assert packed is not None
+    bev, _ = network.encode(*packed)
+    features = network.dense(bev)
+    raw = {"bev": bev, "features": features, "tasks": network.head(features)}
+    weights = {name: list(part.parameters()) for name, part in detector.named_children()}
+    yield "encoder", network.encode, packed, weights["encoder"]
+    yield "backbone and neck", network.dense, (bev,), weights["backbone"] + weights["neck"]
+    yield "head", lambda x: network.head(x).stacked, (features,), weights["head"]
+    point, static = function._linearize(packed)
+
+    def select(_: Tensor) -> Any:
+        chosen = detector.select_static(raw, case.limits)
+        return chosen.selection.scores, detector.decode(raw, chosen.selection), chosen.left_off
+
+    yield "selection and decoding", select, (features,), []
+    assert function.covariance is not None
+    covariance = function.covariance(point, static)
+    yield "covariance", lambda _: function.covariance(point, static), (features,), []  # type: ignore[misc]
+    if function.error_model is not None:
+        found = point.detections(covariance=covariance)
+
+        def errors(_: Tensor) -> Any:
+            network.signal_inputs(*packed)
+            return function.error_model.apply(add_signals(found, point), check=False).risk  # type: ignore[union-attr]
+
+        yield "error model", errors, (features,), []
+
+
+def as_graph(run: Callable[..., Any], given: tuple[Tensor, ...]) -> Callable[[], Any]:
+    if DEVICE == "cpu":
+        return lambda: run(*given)
+    graphs = Graphs()
+
+    def flat(*x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(t for t in tree_flatten(run(*x))[0] if isinstance(t, Tensor))
+
+    return lambda: graphs("stage", flat, *given)
+
+
+def profiled(run: Callable[[], Any]) -> tuple[int | None, float | None]:
+    """The number of launches of a call, and the milliseconds in which the GPU works."""
+    if DEVICE == "cpu":
+        return None, None
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return len(events), sum(e.device_time for e in events) / 1e3
+
+
+def counted(run: Callable[..., Any], given: Any, weights: list[Tensor]) -> tuple[float, float]:
+    """Operations of products and convolutions, and the bytes of inputs, weights and outputs."""
+    counter = FlopCounterMode(display=False)
+    # the kernel of the sparse convolution is not counted; its product with patches is
+    with (
+        patch("boxcov.detectors.centerpoint.voxel_encoder.can_gather", return_value=False),
+        counter,
+    ):
+        out = run(*given)
+    tensors = [t for t in tree_flatten((given, out))[0] if isinstance(t, Tensor)]
+    return counter.get_total_flops(), sum(t.numel() * t.element_size() for t in tensors + weights)
+
+
+# whole frames
+
+
+def frame_rows(case: Case, precision: str) -> Iterator[list[Any]]:
+    """Milliseconds per frame: as it is, compiled, fused, and fused in batches."""
+    model, detector = case.model(precision), case.detector
+    plain_posterior = case.posterior.with_error_model(None)
+    exact = ExactGLM(detector, plain_posterior, engine=model.engine)
+    ways: dict[str, tuple[Any, Callable[[Any], Any]]] = {"plain": (detector, detector.detect)}
+    ways["exact covariance"] = exact, exact
+    if model.error_model is not None:
+        ways["exact covariance and error model"] = model, model
+    boxes = f"{case.name}, {len(detector.detect(case.frames[0]))} boxes"
+    for name, (source, call) in ways.items():
+        times = [middle(lambda call=call: call(case.frames[0]))]
+        for fused in (False, True):
+            compiled = boxcov.compile(source, case.frames[0], case.limits, fused=fused)
+            times.append(middle(lambda c=compiled: c(case.frames[0])))
+            assert not compiled.fallbacks
+        yield [boxes, precision, name, *times, batched(case, source)]
+    sampled = MCGLM(detector, plain_posterior, samples=10, engine=model.engine)
+    dropout = MCI(detector, dropout=0.1, samples=10)
+    for name, call in {
+        "MC-GLM, head, k = 10": sampled,
+        "MC dropout, head, k = 10": dropout,
+    }.items():
+        yield [boxes, precision, name, middle(lambda c=call: c(case.frames[0])), None, None, None]
+
+
+def batched(case: Case, source: Any) -> float | None:
+    """Frames per second of a fused model in batches; None on a CPU."""
+    if DEVICE == "cpu":
+        return None
+    limits = case.limits
+    limits = replace(limits, boxes=BATCH * limits.boxes, pairs=BATCH * limits.pairs)
+    batch = [frame[0] for frame in case.frames]
+    compiled = boxcov.compile(source, batch, limits, fused=True)
+    return 1e3 * BATCH / middle(lambda: compiled(batch))
+
+
+def write(folder: Path, stages: list[list[Any]], frames: list[list[Any]]) -> None:
+    machine = f"one {torch.cuda.get_device_name()}" if DEVICE == "cuda" else "CPU"
+    common = {
+        "command": "python benchmarks/frame.py",
+        "date": str(datetime.date.today()),
+        "machine": f"{machine}, torch {torch.__version__}",
+    }
+    stage_table = {
+        "title": "Stages of a fused frame",
+        **common,
+        "columns": [
+            "network",
+            "precision",
+            "stage",
+            "ms",
+            "busy ms",
+            "launches",
+            "GFLOP",
+            "MB",
+            "limit ms",
+        ],
+        "digits": [None, None, None, 2, 2, None, 1, 0, 2],
+        "rows": stages,
+        "notes": [
+            "As a CUDA graph, medians of 30. GFLOP: products and convolutions. MB: inputs, "
+            "weights and outputs, each once. Limit: the larger of both, at the rates of a large "
+            "product and of a large copy on the same machine."
+        ],
+    }
+    frame_table = {
+        "title": "Whole frame from points to boxes, milliseconds",
+        **common,
+        "columns": [
+            "network",
+            "precision",
+            "method",
+            "as it is",
+            "compiled",
+            "fused",
+            "frames per second in batches of 8",
+        ],
+        "digits": [None, None, None, 1, 1, 1, 0],
+        "rows": frames,
+        "notes": [
+            "Medians of 30, everything included. Compiled: boxes bit for bit those of the "
+            "detector. Fused: equal up to rounding, bit for bit with and without covariances."
+        ],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in (("stages", stage_table), ("frame", frame_table)):
+        (folder / f"performance-{name}.json").write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
