@@ -11,6 +11,8 @@ import torch
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 
+_SAME = ("signals", "error_model", "method", "weights_sha256", "configuration")  # of the meta data
+
 
 def join_frames(parts: Sequence[Detections]) -> Detections:
     """Return the detections of several frames in one: ``parts[i]``, of one frame, becomes frame i.
@@ -34,8 +36,8 @@ def join_frames(parts: Sequence[Detections]) -> Detections:
 def concatenate(parts: Sequence[Detections]) -> Detections:
     """Return the boxes of all parts in one; ``meta`` is that of the first part.
 
-    The frame numbers of the parts are kept as they are. Parts with other signals or of another
-    error model are refused.
+    The frame numbers of the parts are kept as they are. Parts of another detector, method or error
+    model, or with other signals, are refused.
     """
     if not parts:
         raise BoxcovError(
@@ -60,5 +62,5 @@ def _kind(part: Detections) -> dict[str, Any]:
     """What the parts of one Detections have in common."""
     names = {"fields": part.fields, "classes": part.classes}
     tensors = [name for name, _ in part._tensors()]
-    meta = {key.replace("_", " "): part.meta.get(key) for key in ("signals", "error_model")}
+    meta = {key.replace("_", " "): part.meta.get(key) for key in _SAME}
     return {**names, "tensors": tensors, **meta}

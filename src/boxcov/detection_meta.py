@@ -15,6 +15,7 @@ _SCHEMA: dict[str, Any] = {
     **dict.fromkeys(("samples", "seed"), int | None),
     **dict.fromkeys(("epsilon", "dropout", "n_data", "tolerance"), float | None),
     "posterior_sha256": str,
+    "configuration": dict[str, str],
     "prior_precision": float | str | dict[str, float] | None,
     # which frames, and the time of each
     "source": dict[str, str | int | None],

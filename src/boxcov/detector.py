@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from boxcov.configuration import bounded
 from boxcov.detections import Detections
 from boxcov.head_stages import HeadStages, stage_instances
 from boxcov.static_selection import StaticLimits, StaticSelection
@@ -107,6 +108,20 @@ class Detector(nn.Module, ABC):
     @abstractmethod
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         """Return the parts of the network from output to input: "head", "neck", "backbone"."""
+
+    # optional: what files are bound to
+
+    def configuration(self) -> dict[str, str]:
+        """Return what decides the boxes besides the weights, by name: a grid, an image size, NMS.
+
+        A posterior, its error model and every result hold it; a posterior is refused where the
+        detector's differs. Names that start with ``selection.`` decide only which boxes are
+        reported: they bind the error model, but not the posterior.
+        """
+        return {
+            "box fields": " ".join(self.box_fields),
+            "classes": bounded(", ".join(self.classes)),
+        }
 
     # optional: faster, with the same result
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.precision import at_least_float32
+from boxcov.configuration import flatten
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.head_stages import HeadStages
@@ -53,6 +54,7 @@ def wrap(
     candidates: Callable[[Any, Any], Candidates | None] | None = None,
     sample_targets: Callable[[Any, Any, torch.Generator], Any] | None = None,
     select_static: Callable[[Any, Any, StaticLimits], StaticSelection | None] | None = None,
+    configuration: Mapping[str, Any] | None = None,
 ) -> Detector:
     """Make a ``Detector`` from ``model`` and functions.
 
@@ -68,6 +70,9 @@ def wrap(
     forward: ``forward(model, inputs)``; by default ``model(inputs)``.
     parts: from the output ("head") to the input; modules, their names, or sequences of these.
     periods: the period of each field that wraps around; by default 2 pi for yaw.
+    configuration: values by name that decide the boxes besides the weights, for example
+    ``{"image size": 416, "selection": {"threshold": 0.3}}``; a posterior of other values is
+    refused, see ``Detector.configuration``.
     instances: ``instances(model, raw, selection)`` or, to offer the score logit as well,
     ``instances(model, raw, selection, with_logit)``.
     The other functions are optional and documented in ``boxcov.Detector``. Run ``boxcov.check``
@@ -139,6 +144,8 @@ def wrap(
                 f"{', '.join(detector.box_fields)}"
             )
         detector.__dict__["periods"] = dict(periods)
+    if configuration is not None:
+        detector.__dict__["_own_configuration"] = flatten(configuration)
     return detector
 
 
@@ -154,6 +161,8 @@ def _adapter(model: nn.Module) -> Callable[..., Detector] | None:
 
 class Wrapped(Detector):
     """A detector made by ``wrap``. The model is ``detector.model``."""
+
+    _own_configuration: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -196,6 +205,9 @@ class Wrapped(Detector):
             return found
         logit = self.logits(raw, selection)
         return {} if logit is None else {"logit": at_least_float32(logit)}
+
+    def configuration(self) -> dict[str, str]:
+        return {**super().configuration(), **self._own_configuration}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from boxcov._torch.precision import at_least_float32
 from boxcov._torch.threads import seeded
+from boxcov.configuration import flatten
 from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, Selection
 from boxcov.detectors.signals import class_margin, finite, window, window_signals
@@ -104,6 +105,10 @@ class TinyCenter(Detector):
             "neck": (self.lateral, self.up),
             "backbone": (self.backbone, self.deep),
         }
+
+    def configuration(self) -> dict[str, str]:
+        rules = {"threshold": self.threshold, "most": self.most}
+        return {**super().configuration(), **flatten({"selection": rules})}
 
     # from raw outputs to boxes
 

@@ -188,6 +188,7 @@ def fit_error_model(
             "width": fitted.width,
             "epochs": fitted.epochs,
         },
+        configuration=found.meta.get("configuration", {}),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.precision import full_precision
+from boxcov.configuration import describe_differences
 from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.network import MAX_DOF, Network, Outputs
@@ -18,7 +19,7 @@ from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_inde
 from boxcov.error_model.unusual_frames import Widening
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import to_json
-from boxcov.input_file import parse_metadata
+from boxcov.input_file import conform, parse_metadata
 from boxcov.result_check import properties
 
 MAX_UNIT = 1e6  # and 1 / MAX_UNIT at least, so that float32 holds every variance
@@ -51,6 +52,7 @@ class ErrorModel:
     regions: Regions
     widening: Widening | None = None  # of unusual frames
     provenance: Mapping[str, Any] = field(default_factory=dict)  # boxes, frames, loss ...
+    configuration: Mapping[str, str] = field(default_factory=dict)  # of the detector
 
     def __repr__(self) -> str:
         about = self.provenance
@@ -126,20 +128,23 @@ class ErrorModel:
             "frames": self.provenance.get("frames"),
         }
 
-    def check(self, estimator: str, fingerprint: str, found: Any) -> None:
-        """Raise if the model was fitted for another estimator, other weights, fields or classes."""
+    def check(self, estimator: str, fingerprint: str, detector: Any) -> None:
+        """Raise if the model was fitted for another estimator or another detector."""
         pairs = {
             "covariances of": (self.estimator, estimator),
             "weights": (self.fingerprint[:12], fingerprint[:12]),
-            "box fields": (" ".join(self.fields), " ".join(found.box_fields)),
-            "classes": (", ".join(self.classes), ", ".join(found.classes)),
+            "box fields": (" ".join(self.fields), " ".join(detector.box_fields)),
+            "classes": (", ".join(self.classes), ", ".join(detector.classes)),
         }
+        advice = "fit one with boxcov.calibrate, or take posterior.with_error_model(None)"
         for what, (own, other) in pairs.items():
             if own != other:
-                raise BoxcovError(
-                    f"this error model is for {what} {own}, not {other}: fit one with "
-                    "boxcov.calibrate, or take posterior.with_error_model(None)"
-                )
+                raise BoxcovError(f"this error model is for {what} {own}, not {other}: {advice}")
+        differences = describe_differences(self.configuration, detector.configuration())
+        if self.configuration and differences:
+            raise BoxcovError(
+                f"this error model is for another configuration ({differences}): {advice}"
+            )
 
     # files and devices
 
@@ -176,13 +181,16 @@ class ErrorModel:
     def to_json(self) -> str:
         """Return everything but the tensors as JSON."""
         about = {name: getattr(self, name) for name in _NAMES}
-        return to_json({**about, "provenance": dict(self.provenance)})
+        more = {"provenance": dict(self.provenance), "configuration": dict(self.configuration)}
+        return to_json({**about, **more})
 
     @staticmethod
     def from_file(text: str, tensors: Mapping[str, Tensor]) -> ErrorModel:
         """Return the model that ``to_json`` and ``tensors`` describe; ValueError if damaged."""
         about = parse_metadata(text)
         values = {name: about[name] for name in (*_NAMES, "provenance")}
+        saved = about.get("configuration", {})
+        values["configuration"] = conform(saved, dict[str, str], "configuration")
         lists = ("fields", "classes", "inputs", "thresholds")
         values |= {name: tuple(about[name]) for name in lists}
         if not isinstance(values["provenance"], dict) or values["threshold"] not in tuple(

@@ -24,13 +24,13 @@ from torch.utils._pytree import tree_leaves
 from boxcov._torch.distributed import World
 from boxcov._torch.inputs import load_item
 from boxcov._torch.layers import LayerCall, LayerCallMode
-from boxcov._torch.modules import check_fingerprint
 from boxcov._torch.precision import at_least_float32, full_precision
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.factors import check_count, read_sum
 from boxcov.kfac.losses import FrameLosses
 from boxcov.kfac.options import FitOptions, check_layer_names
+from boxcov.posterior.detector_check import check_detector
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock
 from boxcov.posterior.posterior import Posterior
 
@@ -59,7 +59,7 @@ def apply_ekfac(
     >>> posterior.blocks["head.shared.0"].ekfac_eigenvalues.shape
     torch.Size([1, 16, 288])
     """
-    check_fingerprint(posterior.fingerprint, detector, "apply_ekfac")
+    check_detector(posterior, detector, "apply_ekfac")
     parameters = dict(detector.named_parameters())
     losses = FrameLosses(
         detector,

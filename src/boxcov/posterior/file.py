@@ -12,12 +12,12 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector
 from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import open_tensors
+from boxcov.posterior.detector_check import check_header
 from boxcov.posterior.householder import PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import (
     MAX_PRECISION,
@@ -28,7 +28,7 @@ from boxcov.posterior.kronecker_block import (
 from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
 from boxcov.version import __version__
 
-FORMAT = 1  # "error_model", "locations" and "skipped" are optional
+FORMAT = 1  # "error_model", "locations", "skipped" and "configuration" are optional
 CORRECTED = 2  # with "corrected" and "full", from a second pass
 PACKED = 3  # compressed factors, and "error"
 SHIPPED = Path(__file__).parents[1] / "detectors/centerpoint/weights/small-posterior.safetensors"
@@ -89,6 +89,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "jitter": posterior.jitter,
         "meta": dict(posterior.meta),
         "skipped": posterior.skipped,
+        "configuration": dict(posterior.configuration),
     }
     if posterior.error_model is not None:
         about["error_model"] = posterior.error_model.to_json()
@@ -108,7 +109,7 @@ def _format(posterior: Posterior) -> int:
 
 
 def load(path: str | Path, detector: Detector) -> Posterior:
-    """Load a posterior for ``detector``; raise if it belongs to other weights.
+    """Load a posterior for ``detector``; raise if its weights or its configuration differ.
 
     ``path`` may be "small": the posterior of ``centerpoint.load("small")`` with its error model,
     which is part of the package.
@@ -120,7 +121,7 @@ def load(path: str | Path, detector: Detector) -> Posterior:
                 f"{path}: written by boxcov {about['version']} in format {about['format']}, "
                 f"this version reads up to {PACKED}: update boxcov"
             )
-        check_fingerprint(about["weights_sha256"], detector, str(path))
+        check_header(about, detector, str(path))
         # clones are aligned like new tensors: the alignment decides how products round
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         shapes = {
@@ -239,7 +240,7 @@ def _posterior(
     taus = tau if isinstance(tau, dict) else {"": tau}
     taus = {str(name): number(value, "prior_precision") for name, value in taus.items()}
     choices = (("fisher", FisherKind), ("form", Form), ("locations", Locations))
-    about = {"locations": "all", "skipped": 0, "error": 0.0, **about}
+    about = {"locations": "all", "skipped": 0, "error": 0.0, "configuration": {}, **about}
     if any(about[name] not in get_args(kinds) for name, kinds in choices) or not isinstance(
         about["meta"], dict
     ):
@@ -260,6 +261,7 @@ def _posterior(
         meta=about["meta"],
         locations=about["locations"],
         skipped=int(number(about["skipped"], "skipped")),
+        configuration=about["configuration"],
         error=float("inf") if about["error"] is None else number(about["error"], "error"),
     )
 

@@ -79,6 +79,7 @@ class Posterior:
     locations: Locations = "all"  # weights of the locations in Q
     error_model: ErrorModel | None = None  # dropped whenever the variances change
     skipped: int = 0  # items left out because of NaN or infinite values
+    configuration: Mapping[str, str] = field(default_factory=dict)  # empty: of boxcov 0.1
     error: float = 0.0  # bound of the relative change of every variance by compress()
 
     def __post_init__(self) -> None:
@@ -380,7 +381,7 @@ class Posterior:
 
     @staticmethod
     def load(path: str | Path, detector: Detector) -> Posterior:
-        """Load a posterior onto the detector's device; raise if it belongs to other weights.
+        """Load a posterior onto the detector's device; raise if it is of another detector.
 
         ``path`` may be "small", for ``centerpoint.load("small")``: calibrated, in the package.
         """

@@ -18,12 +18,13 @@ from torch.overrides import TorchFunctionMode
 
 from boxcov._torch.inputs import fresh
 from boxcov._torch.layers import LayerCall, LayerCallMode
-from boxcov._torch.modules import check_fingerprint, check_finite_weights
+from boxcov._torch.modules import check_finite_weights
 from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
 from boxcov.kfac.options import select_parameters
+from boxcov.posterior.detector_check import check_detector
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.derivatives import PosteriorSamples
@@ -77,7 +78,7 @@ class MCI(Predictor):
         check_samples(samples)
         if posterior is not None:
             check_finite_weights(detector)
-            check_fingerprint(posterior.fingerprint, detector, "posterior")
+            check_detector(posterior, detector)
             names = posterior.parameters
         elif dropout is None:
             names = []
@@ -106,7 +107,7 @@ class MCI(Predictor):
         source: dict[str, Any] = {"dropout": self.dropout}
         if self.posterior is not None:
             source = {"depth": self.posterior.depth}
-        return {**own, **self._optional_settings(), **source, "weights_sha256": self._fingerprint}
+        return {**own, **source, **self._detector_settings()}
 
     def predict(self, point: LinearizationPoint) -> Detections:
         has_own_dropout = self.posterior is None and self.dropout is None

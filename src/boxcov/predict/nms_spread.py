@@ -39,7 +39,7 @@ class NMSSpread(Predictor):
         self.router = self.build_router()
 
     def settings(self) -> dict[str, Any]:
-        return {"method": self.method, "weights_sha256": self._fingerprint}
+        return {"method": self.method, **self._detector_settings()}
 
     def predict(self, point: LinearizationPoint) -> Detections:
         detector = self.linearized.shadow

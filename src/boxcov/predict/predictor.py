@@ -24,6 +24,7 @@ from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, NotFiniteError
+from boxcov.posterior.detector_check import check_detector
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.route import EngineOptions, Router
@@ -56,6 +57,7 @@ class Predictor(ABC):
         self.error_model: ErrorModel | None = None
         self._detector, self._parameters = detector, parameters
         self._fingerprint = fingerprint(detector)
+        self._configuration = detector.configuration()
         self._watch_weights()
         self._lock = ProcessLock()  # the trunk cache holds one frame at a time
 
@@ -200,8 +202,11 @@ class Predictor(ABC):
             covariance=zeros(0, D, D), meta=self.settings(), **logit_fields(row)
         )
 
-    def _optional_settings(self) -> dict[str, Any]:
-        return {"with_logit": True} if self.with_logit else {}
+    def _detector_settings(self) -> dict[str, Any]:
+        """What every method says about the detector."""
+        logit = {"with_logit": True} if self.with_logit else {}
+        bound = {"weights_sha256": self._fingerprint, "configuration": self._configuration}
+        return {**logit, **bound}
 
 
 class PosteriorPredictor(Predictor):
@@ -217,7 +222,7 @@ class PosteriorPredictor(Predictor):
         engine: EngineOptions | None = None,
     ) -> None:
         check_finite_weights(detector)
-        check_fingerprint(posterior.fingerprint, detector, "posterior")
+        check_detector(posterior, detector)
         super().__init__(detector, posterior.parameters, with_logit, engine)
         self.posterior = posterior.to(self.device)
 
@@ -230,8 +235,7 @@ class PosteriorPredictor(Predictor):
             "n_data": posterior.n_data,
             "prior_precision": posterior.prior_summary,
             "fisher": posterior.fisher,
-            "weights_sha256": posterior.fingerprint,
-            **self._optional_settings(),
+            **self._detector_settings(),
         }
 
 

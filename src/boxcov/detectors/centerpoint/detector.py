@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from boxcov._torch.modules import shadow
 from boxcov._torch.precision import at_least_float32
 from boxcov._torch.threads import seeded
+from boxcov.configuration import flatten
 from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection
 from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
@@ -78,6 +80,13 @@ class CenterPoint(Detector):
             "backbone": self.backbone,
             "encoder": self.encoder,
         }
+
+    def configuration(self) -> dict[str, str]:
+        about = asdict(self.config)
+        del about["loss"], about["dense"]  # they decide no box, or are seen in the weights
+        strides = {"strides": self.config.dense.strides, "up_strides": self.config.dense.up_strides}
+        own = flatten({"selection": about.pop("reporting"), **about, **strides})
+        return {**super().configuration(), **own}
 
     # from raw outputs to boxes
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from boxcov.configuration import flatten
 from boxcov.detector import Detector, Selection
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
@@ -91,6 +92,10 @@ class TorchvisionDetector(Detector):
     @abstractmethod
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the model's losses of image ``b``, a batch of one; boxes in resized pixels."""
+
+    def configuration(self) -> dict[str, str]:
+        own = {"images": self.images, "selection": {"threshold": self.threshold}}
+        return {**super().configuration(), **flatten({**own, "numbers": self.labels.numbers})}
 
     def forward(self, inputs: Sequence[Tensor] | Tensor) -> Raw:
         given = list(inputs)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from boxcov.configuration import flatten
 from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
@@ -73,6 +74,11 @@ class QueryDetector(Detector):
     def layer_boxes(self, raw: Raw, frame: Tensor, query: Tensor) -> Tensor | None:
         """Return normalized boxes (m, L, 4) after each decoder layer, if the raw outputs do."""
         return None
+
+    def configuration(self) -> dict[str, str]:
+        images = "as given" if self.images is None else "by the image processor"
+        own = {"images": images, "selection": {"threshold": self.threshold}}
+        return {**super().configuration(), **flatten({**own, "numbers": self.labels.numbers})}
 
     def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Raw:
         given = self.prepare(inputs)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.precision import at_least_float32
+from boxcov.configuration import flatten
 from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.boxes import corners
 from boxcov.detectors.labels import Labels
@@ -69,6 +70,11 @@ class Yolo(Detector):
         self.max_boxes, self.coco = max_boxes, coco
         self.training = model.training
         self.stride = int(self.head.stride.max())  # read once: a graph cannot hold the read
+
+    def configuration(self) -> dict[str, str]:
+        rules = {"threshold": self.threshold, "overlap": self.overlap, "max_boxes": self.max_boxes}
+        own = {"images": "coco" if self.coco else "rgb", "numbers": self.labels.numbers}
+        return {**super().configuration(), **flatten({**own, "selection": rules})}
 
     @property
     def head(self) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.threads import seeded
+from boxcov.configuration import flatten
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
 from boxcov.detectors.objects import check_images
 from boxcov.detectors.yolox.backbone import PAFPN
@@ -52,6 +53,12 @@ class YOLOX(Detector):
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {"head": self.head, "neck": self.backbone.neck(), "backbone": self.backbone.backbone}
+
+    def configuration(self) -> dict[str, str]:
+        config = self.config
+        rules = {"threshold": config.threshold, "overlap": config.overlap}
+        own = flatten({"selection": {**rules, "max_boxes": config.max_boxes}})
+        return {**super().configuration(), **own}
 
     def static_inputs(self, inputs: Tensor) -> Tensor:
         return inputs

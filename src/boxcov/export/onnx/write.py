@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path
 
-from boxcov._torch.modules import check_fingerprint, shadow
+from boxcov._torch.modules import shadow
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, import_package, join_names
 from boxcov.export.onnx.graph import FrameGraph, build_graph
 from boxcov.export.onnx.model import build_model
 from boxcov.files import atomic_write, to_json
 from boxcov.input_file import parse_metadata, read_bytes, reading
+from boxcov.posterior.detector_check import check_detector
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples, estimator
 from boxcov.predict.static_frame import MAX_ROWS, WithSignals
@@ -142,7 +143,7 @@ def _static_part(
     detector: Detector, posterior: Posterior, inputs: Mapping[str, Tensor]
 ) -> Detector:
     """Return the part of the detector that goes into the graph; raise if anything does not fit."""
-    check_fingerprint(posterior.fingerprint, detector, "posterior")
+    check_detector(posterior, detector)
     tensors = (*detector.parameters(), *detector.buffers(), *inputs.values())
     found = {
         f"{str(t.dtype).removeprefix('torch.')} on {t.device.type}"
@@ -188,6 +189,7 @@ def _describe(detector: Detector, posterior: Posterior, limits: StaticLimits) ->
         "boxcov": __version__,
         "detector": type(detector).__name__,
         "weights_sha256": posterior.fingerprint,
+        "configuration": detector.configuration(),
         "fields": fields,
         "units": [units.get(name, "unknown") for name in fields],
         "classes": list(detector.classes),
