@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
@@ -54,12 +54,17 @@ def _build_detector(where: str) -> Detector:
     return found
 
 
+def is_foreign(detector: Detector) -> TypeGuard[CenterPoint]:
+    """Return whether a detector is a CenterPoint that another framework wrote."""
+    return isinstance(detector, CenterPoint) and bool(detector.provenance)
+
+
 def warn_if_implausible(detector: Detector, frames: Sequence[Any]) -> None:
     """Warn if another framework's CenterPoint gives boxes that do not look right at first.
 
     A checkpoint that is read with the wrong configuration loads without an error.
     """
-    if not isinstance(detector, CenterPoint) or not detector.provenance:
+    if not is_foreign(detector):
         return
     first = [frames[i] for i in range(min(2, len(frames)))]
     wrong = [look for look in observe(detector, first) if look.passed is False]

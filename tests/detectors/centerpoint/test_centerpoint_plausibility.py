@@ -12,7 +12,8 @@ from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.plausibility import Observation, observe
-from boxcov.pipeline import detectors
+from boxcov.pipeline import bench, detectors, stream
+from boxcov.pipeline.options import BenchCommand
 from helpers.centerpoint_files import exported, saved
 
 
@@ -78,3 +79,39 @@ def test_foreign_checkpoints_are_looked_at_once(legacy_weights, frames, monkeypa
     foreign = centerpoint.load(legacy_weights, Config.small(), legacy=True)
     with pytest.warns(boxcov.BoxcovWarning, match=r"not look right: .* 3% .*\(give --config\)"):
         detectors.warn_if_implausible(foreign, frames)
+
+
+def test_a_stream_is_looked_at_before_its_first_frame(legacy_weights, frames, tmp_path):
+    paths = [tmp_path / name for name in ("damaged.bin", "first.bin", "second.bin")]
+    paths[0].write_bytes(b"123")
+    for path, (inputs, _) in zip(paths[1:], frames):
+        inputs[0].numpy().astype("<f4").tofile(path)
+    wrong = centerpoint.load(legacy_weights, Config.small(), legacy=False)
+    seen = stream.look_at_first(wrong, stream.FrameReader(wrong, "plain"), iter(paths))
+    assert next(seen) == paths[0]  # its own line names what is wrong with it
+    with pytest.warns(boxcov.BoxcovWarning, match="not look right: .*orientation"):
+        assert next(seen) == paths[1]
+    assert list(seen) == paths[2:]
+    right = centerpoint.load(legacy_weights, Config.small(), legacy=True)
+    seen = stream.look_at_first(right, stream.FrameReader(right, "plain"), iter(paths))
+    assert list(seen) == paths
+
+
+def test_a_stream_of_an_own_file_reads_each_frame_once(tmp_path):
+    def read(path):
+        raise AssertionError("read twice")
+
+    detector = centerpoint.load("small")
+    assert list(stream.look_at_first(detector, read, iter([tmp_path]))) == [tmp_path]
+
+
+def test_bench_looks_at_its_frames(legacy_weights, monkeypatch):
+    wrong = centerpoint.load(legacy_weights, Config.small(), legacy=False)
+    monkeypatch.setattr(bench, "load_detector", lambda options, device: wrong)
+    monkeypatch.setattr(bench, "fit", lambda *given, **options: 1 / 0)
+    command = BenchCommand(detector="centerpoint:x", data="simulated:clear", frames=1)
+    with (
+        pytest.warns(boxcov.BoxcovWarning, match="not look right"),
+        pytest.raises(ZeroDivisionError),
+    ):
+        bench.run(command)
