@@ -139,6 +139,7 @@ def test_base_files_are_followed_and_merged(tmp_path):
         reach = [-54, -54, -5.0, 54, 54, 3.0]
         model = dict(
             pts_voxel_layer=dict(voxel_size=size, point_cloud_range=reach),
+            pts_bbox_head=dict(bbox_coder=dict(voxel_size=size[:2])),
             test_cfg=dict(pts=dict(nms_type='circle')))
         """)
     )
@@ -222,6 +223,9 @@ def test_yaml_tags_are_refused(tmp_path):
         ("mmdet3d", "[0.2, 0.2, 8]", "'wide'", "an unexpected value"),
         ("det3d", "score_threshold", "double_flip=True, score_threshold", "flipped copies"),
         ("openpcdet", "DynPillarVFE", "PillarVFE", "does not implement the encoder PillarVFE"),
+        ("mmdet3d", "share_conv", "norm_bbox=False, share_conv", "sizes that are not logarithms"),
+        ("det3d", "score_threshold", "per_class_nms=True, score_threshold", "NMS of each class"),
+        ("openpcdet", "NMS_THRESH", "MULTI_CLASSES_NMS: True, NMS_THRESH", "NMS of each class"),
     ],
 )
 def test_what_is_not_implemented_is_refused(framework, old, new, message, tmp_path):
@@ -232,6 +236,34 @@ def test_what_is_not_implemented_is_refused(framework, old, new, message, tmp_pa
     settings = read_settings(path)
     with pytest.raises(boxcov.BoxcovError, match=message):
         config_of(settings, framework)
+
+
+@pytest.mark.parametrize(
+    ("framework", "old", "new", "message"),
+    [
+        ("mmdet3d", "voxel_size[:2]", "[0.1, 0.1]", r"voxel_size is \[0.1, 0.1\], but"),
+        ("mmdet3d", "max_num", "pc_range=[-54, -54], max_num", r"but point_range is \[-51.2"),
+        ("mmdet3d", "max_num", "out_size_factor=8, max_num", "but stride is 4"),
+        ("mmdet3d", "nms_type", "pre_max_size=100, nms_type", "only 100 of the 500 candidates"),
+        ("det3d", "score_threshold", "pc_range=[-54, -54], score_threshold", "but point_range"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(framework, old, new, message, tmp_path):
+    text = CONFIG_TEXTS[framework, "pillar02"]
+    assert old in text
+    settings = parse_settings(text.replace(old, new), "x.py")
+    with pytest.raises(boxcov.BoxcovError, match=message):
+        config_of(settings, framework)
+
+
+def test_rotated_nms_of_mmdet3d_has_a_second_threshold():
+    text = CONFIG_TEXTS["mmdet3d", "pillar02"]
+    changed = text.replace("nms_type", "score_threshold=0.3, nms_type")
+    rotated, circle = (
+        config_of(parse_settings(t, "x.py"), "mmdet3d").reporting
+        for t in (changed, changed.replace("'rotate'", "'circle'"))
+    )
+    assert (rotated.threshold, circle.threshold) == (0.3, 0.1)
 
 
 # generations of mmdetection3d

@@ -15,6 +15,7 @@ from boxcov.detectors.centerpoint.config import (
     Voxels,
 )
 from boxcov.detectors.centerpoint.config_file import (
+    UNKNOWN,
     Settings,
 )
 from boxcov.detectors.centerpoint.named_configs import named_config
@@ -131,6 +132,7 @@ _PATHS: dict[Framework, dict[str, str]] = {
         "box_weight": "train.loc_weight",
     },
 }
+_ABSENT = object()
 _CIRCLE_NMS = ("circle", "circle_nms", True)
 _PILLAR_ENCODERS = ("PillarFeatureNet", "DynPillarVFE", "DynamicPillarVFE")
 _VOXEL_ENCODERS = ("HardSimpleVFE", "VoxelFeatureExtractorV3", "MeanVFE")
@@ -138,12 +140,36 @@ _VOXEL_ENCODERS = ("HardSimpleVFE", "VoxelFeatureExtractorV3", "MeanVFE")
 _UNSUPPORTED: dict[Framework, tuple[tuple[str, Any, str], ...]] = {
     "mmdet3d": (
         ("head.separate_head.type", "DCNSeparateHead", "deformable convolutions in the head"),
+        ("head.norm_bbox", False, "sizes that are not logarithms (norm_bbox=False)"),
     ),
     "det3d": (
         ("head.dcn_head", True, "deformable convolutions in the head"),
         ("test.double_flip", True, "flipped copies of the frame (double_flip)"),
+        ("test.per_class_nms", True, "NMS of each class by itself (per_class_nms)"),
     ),
-    "openpcdet": (),
+    "openpcdet": (
+        ("test.NMS_CONFIG.MULTI_CLASSES_NMS", True, "NMS of each class (MULTI_CLASSES_NMS)"),
+    ),
+}
+# What a file says a second time, and decodes boxes by: it must agree with the Config
+_REPEATED: dict[Framework, dict[str, str]] = {
+    "mmdet3d": {
+        "voxel_size": "head.bbox_coder.voxel_size",
+        "point_range": "head.bbox_coder.pc_range",
+        "stride": "head.bbox_coder.out_size_factor",
+    },
+    "det3d": {
+        "voxel_size": "test.voxel_size",
+        "point_range": "test.pc_range",
+        "stride": "test.out_size_factor",
+    },
+    "openpcdet": {"stride": "head.TARGET_ASSIGNER_CONFIG.FEATURE_MAP_STRIDE"},
+}
+# Candidates that NMS looks at: fewer than those of the Config would be another selection
+_NMS_LIMITS: dict[Framework, str] = {
+    "mmdet3d": "test.pre_max_size",
+    "det3d": "test.nms.nms_pre_max_size",
+    "openpcdet": "test.NMS_CONFIG.NMS_PRE_MAXSIZE",
 }
 
 
@@ -192,6 +218,13 @@ class _Reader:
         places = [f"{start}.{rest}" for start in _SECTIONS[self.framework][section]]
         return self.settings.get(*places, default=default)
 
+    def optional(self, path: str) -> Any:
+        """Return a setting; None if the file does not have it, or only running it would tell."""
+        section, _, rest = path.partition(".")
+        places = (f"{start}.{rest}" for start in _SECTIONS[self.framework][section])
+        found = (self.settings.at(place) for place in places)
+        return next((value for value in found if value is not None and value is not UNKNOWN), None)
+
     def fields(self, of: Any, *names: str) -> dict[str, Any]:
         """Return the settings ``names``, by default those of ``of``, with tuples for lists."""
         found = {name: self.get(name, getattr(of, name)) for name in names}
@@ -205,12 +238,12 @@ def _build(reader: _Reader) -> Config:
         raise BoxcovError(f"{source}: boxcov does not implement the encoder {kind}")
     base = named_config("pillar02" if kind in _PILLAR_ENCODERS else "voxel01", framework)
     for path, value, words in _UNSUPPORTED[framework]:
-        if reader.get(path, default=False) == value:
+        if reader.get(path, default=_ABSENT) == value:
             raise BoxcovError(f"{source}: boxcov does not implement {words}")
     tasks = [t["class_names"] if isinstance(t, Mapping) else t for t in reader.get("tasks")]
     dense = ["widths", "layers", "strides", "up_widths", "up_strides", "shared"]
     dense += ["branch"] if "branch" in _PATHS[framework] else []  # always 64 in det3d
-    return replace(
+    config = replace(
         base,
         tasks=tuple(tuple(map(str, names)) for names in tasks),
         point_range=tuple(map(float, reader.get("point_range"))),
@@ -221,6 +254,28 @@ def _build(reader: _Reader) -> Config:
         loss=_loss(reader, base.loss),
         velocity="vel" in reader.get("branches"),
     )
+    _check_repeated(reader, config)
+    return config
+
+
+def _check_repeated(reader: _Reader, config: Config) -> None:
+    """Raise if a file contradicts itself: boxcov would decode other boxes than the framework."""
+    for name, path in _REPEATED[reader.framework].items():
+        own = getattr(config, name)
+        again = reader.optional(path)
+        expected = list(own[: len(again)]) if isinstance(again, list) else own
+        if again is not None and again != expected:
+            raise BoxcovError(
+                f"{reader.settings.source}: {path} is {again}, but {name} is {expected}: the file "
+                "contradicts itself"
+            )
+    limit = reader.optional(_NMS_LIMITS[reader.framework])
+    rules = config.reporting
+    if rules.nms == "rotated" and limit is not None and limit < rules.candidates:
+        raise BoxcovError(
+            f"{reader.settings.source}: NMS of only {limit} of the {rules.candidates} candidates "
+            f"({_NMS_LIMITS[reader.framework]}) is not implemented"
+        )
 
 
 def _encoder(reader: _Reader, base: Config) -> Pillars | Voxels:
@@ -245,12 +300,24 @@ def _encoder(reader: _Reader, base: Config) -> Pillars | Voxels:
 
 def _reporting(reader: _Reader, base: Reporting) -> Reporting:
     names = ["threshold", "candidates", "overlap", "max_boxes", "centre_range"]
+    if reader.framework == "mmdet3d":
+        base = replace(base, threshold=0.0, candidates=100)  # the defaults of its box coder
     kind = reader.get("nms", default=False)  # det3d says whether it is circle NMS
     if kind not in ("rotate", "nms_gpu", False, *_CIRCLE_NMS):
         raise BoxcovError(f"{reader.settings.source}: boxcov does not implement the NMS {kind}")
+    found = reader.fields(base, *names)
+    if kind not in _CIRCLE_NMS and reader.framework == "mmdet3d":
+        # only rotated NMS reads these, in addition to those of the box coder
+        found["threshold"] = max(found["threshold"], reader.optional("test.score_threshold") or 0.0)
+        limits = reader.optional("test.post_center_limit_range")
+        if limits is not None and tuple(limits) != found["centre_range"]:
+            raise BoxcovError(
+                f"{reader.settings.source}: test_cfg.post_center_limit_range is {limits}, the box "
+                f"coder's range {list(found['centre_range'])}: the file contradicts itself"
+            )
     if kind not in _CIRCLE_NMS:
-        return replace(base, nms="rotated", **reader.fields(base, *names))
-    return replace(base, nms="circle", **reader.fields(base, *names, "radii"))
+        return replace(base, nms="rotated", **found)
+    return replace(base, nms="circle", **found, **reader.fields(base, "radii"))
 
 
 def _loss(reader: _Reader, base: Loss) -> Loss:
