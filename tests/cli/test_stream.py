@@ -293,3 +293,25 @@ def test_closed_pipe_ends_the_stream(made) -> None:
     assert process.wait(60) == 141
     assert "Traceback" not in err
     assert "BrokenPipe" not in err
+
+
+@pytest.mark.parametrize(
+    ("written", "columns", "asked", "message"),
+    [
+        ("kitti", 4, "nuscenes", "the ring is not a whole number"),
+        ("nuscenes", 5, "kitti", "the intensity is not between 0 and 1"),
+        ("nuscenes", 5, "plain", "the ages are whole numbers"),
+    ],
+)
+def test_points_of_another_layout_are_refused(
+    made, tmp_path, written: str, columns: int, asked: str, message: str
+) -> None:
+    word, posterior, _ = made
+    points = np.random.default_rng(0).uniform(0, 1, (500, columns)).astype("<f4")  # both divide it
+    if written == "nuscenes":
+        points[:, 3:] = np.arange(500)[:, None] % [255, 32]
+    points.tofile(tmp_path / "0.bin")
+    words = f"--detector {word} --posterior {posterior} --points {asked}"
+    done = boxcov(f"stream {tmp_path} {words}")
+    assert done.code == 1
+    assert message in lines(done.out)[0]["error"]

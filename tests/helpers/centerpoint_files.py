@@ -162,6 +162,9 @@ model = dict(
     test_cfg=dict(pts=dict(
         min_radius=[4, 12, 10, 1, 0.85, 0.175], nms_type='rotate', post_max_size=83, nms_thr=0.2)))
 data = dict(train=dict(dataset=os.path.join('a', 'b')))
+test_pipeline = [
+    dict(type='LoadPointsFromFile', load_dim=5, use_dim=5),
+    dict(type='LoadPointsFromMultiSweeps', sweeps_num=9, use_dim=[0, 1, 2, 3, 4])]
 """
 
 
@@ -184,6 +187,7 @@ def _det3d(name):
     return f"""
 import itertools
 from det3d.utils.config_tool import get_downsample_factor
+nsweeps = 10
 tasks = {_TASKS}
 class_names = list(itertools.chain(*[t["class_names"] for t in tasks]))
 model = dict(
@@ -233,6 +237,7 @@ def _openpcdet(name):
     )
     return f"""
 DATA_CONFIG:
+    MAX_SWEEPS: 10
     POINT_CLOUD_RANGE: [-{side}, -{side}, -5.0, {side}, {side}, 3.0]
     DATA_PROCESSOR:
         - NAME: mask_points_and_boxes_outside_range

@@ -56,6 +56,37 @@ def read_points(path: Path, columns: int) -> Tensor:
     return points
 
 
+def check_layout(points: Tensor, layout: str, path: Path) -> None:
+    """Raise if points read by one layout look like those of another: four numbers, or five.
+
+    layout: "nuscenes", whose fifth number is a ring; "kitti", with an intensity up to 1; "plain",
+    whose fifth number is an age in seconds.
+
+    >>> check_layout(torch.rand(9, 5), "nuscenes", Path("a.bin"))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: a.bin: not points of nuScenes: the ring is not a whole number ...
+    """
+    if not len(points):
+        return
+    last = points[:, -1]
+    is_whole = bool((last == last.round()).all())
+    wrong = {
+        "nuscenes": ("nuScenes: the ring is not a whole number", not is_whole),
+        "kitti": (
+            "KITTI: the intensity is not between 0 and 1",
+            not bool(((last >= 0) & (last <= 1)).all()),
+        ),
+        "plain": (
+            "x y z intensity age: the ages are whole numbers, like rings",
+            is_whole and float(last.max()) > 1,
+        ),
+    }
+    what, is_wrong = wrong[layout]
+    if is_wrong:
+        raise BoxcovError(f"{path}: not points of {what} everywhere: give their layout, --points")
+
+
 def points_in_boxes(points: Tensor, boxes: Tensor) -> Tensor:
     """Return a mask (n, N): which points lie in or on which upright boxes.
 

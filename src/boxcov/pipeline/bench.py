@@ -21,7 +21,7 @@ from boxcov._torch.layers import LayerCallMode
 from boxcov.detector import Detector
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError
-from boxcov.pipeline.detectors import load_detector, warn_if_implausible
+from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
 from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
 from boxcov.pipeline.options import BenchCommand, DataOptions
 from boxcov.posterior.posterior import Posterior
@@ -56,7 +56,8 @@ def run(options: BenchCommand, progress: Progress | None = None) -> list[dict[st
     detector = load_detector(options, device).eval()
     split = default_test_split(options.data)
     source = DataOptions(options.data, split, options.frames + FIT_FRAMES, options.seed)
-    items = preload_frames(load_frames(source, device, detector.classes), device)
+    frames = load_frames(match_source(source, detector), device, detector.classes)
+    items = preload_frames(frames, device)
     warn_if_implausible(detector, items)
     inputs = [ready(frame, torch.device(device)) for frame, _ in items[: options.frames]]
     rows: list[dict[str, Any]] = []

@@ -54,8 +54,8 @@ def load_frames(
         frames, labels = kitti.frames(where, split=name), kitti.CLASSES
     elif kind == "coco":
         name = name or "train2017"
-        root, size = _image_size(where)
-        frames = coco.frames(root, name, size)
+        root, size = split_image_size(where)
+        frames = coco.frames(root, name, None if size == "whole" else int(size or 416))
         labels = frames.classes
     else:
         name = name or "train"
@@ -125,16 +125,14 @@ def _nuscenes_version(split: str) -> str:
     return "v1.0-test" if split == "test" else "v1.0-trainval"
 
 
-def _image_size(where: str) -> tuple[str, int | None]:
-    """Return the folder of the images and the side of the letterboxed squares, None for as is.
+def split_image_size(where: str) -> tuple[str, str]:
+    """Return the folder of the images and their size as given: pixels, "whole" or nothing.
 
-    >>> _image_size("data/coco"), _image_size("data/coco@640"), _image_size("data/coco@whole")
-    (('data/coco', 416), ('data/coco', 640), ('data/coco', None))
+    >>> split_image_size("data/coco"), split_image_size("data@home/coco@640")
+    (('data/coco', ''), ('data@home/coco', '640'))
     """
     root, _, size = where.rpartition("@")
-    if root and size == "whole":
-        return root, None
-    return (root, int(size)) if root and size.isdecimal() else (where, 416)
+    return (root, size) if root and (size == "whole" or size.isdecimal()) else (where, "")
 
 
 def _parse_split(split: str | None) -> tuple[str, slice]:

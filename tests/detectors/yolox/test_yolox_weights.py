@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from boxcov.data.coco.classes import CLASSES
 from boxcov.detectors.yolox import SIZES, YOLOX, Config, load
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 from helpers.yolox_cases import SMALL, images, nano, small
 
 
@@ -44,10 +44,20 @@ def test_the_trained_nano_network_gives_what_its_onnx_file_gives() -> None:
         torch.testing.assert_close(values[..., 4:].sigmoid(), expected[..., 4:], rtol=0, atol=1e-4)
 
 
-def upstream_file(folder: Path, detector: nn.Module, **more: object) -> Path:
+def upstream_file(folder: Path, detector: nn.Module, pixels: float = 100.0, **more: object) -> Path:
+    """Save a checkpoint; the first norm saw images with values of about ``pixels``."""
+    norm = detector.backbone.backbone.stem.conv.bn
+    if isinstance(norm, nn.BatchNorm2d):
+        norm.running_var.mul_(pixels**2)
     path = folder / "yolox.pth"
     torch.save({"model": detector.state_dict(), **more}, path)
     return path
+
+
+def test_a_network_for_normalised_images_is_seen(tmp_path: Path) -> None:
+    path = upstream_file(tmp_path, small(), pixels=1.0)
+    with pytest.warns(BoxcovWarning, match="trained on normalised images .* before 0.1.1"):
+        load(path, classes=SMALL.classes)
 
 
 @pytest.mark.parametrize("depthwise", [False, True])

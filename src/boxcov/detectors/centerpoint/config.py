@@ -158,6 +158,7 @@ class Config:
     dense: Dense = field(default_factory=Dense)
     reporting: Reporting = field(default_factory=Reporting)
     loss: Loss = field(default_factory=Loss)
+    sweeps: int | None = None  # per frame in training, the newest included; None: not known
     velocity: bool = True  # False: boxes are x y z w l h yaw, without a velocity branch
 
     def __post_init__(self) -> None:

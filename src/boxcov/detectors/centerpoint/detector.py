@@ -83,7 +83,8 @@ class CenterPoint(Detector):
 
     def configuration(self) -> dict[str, str]:
         about = asdict(self.config)
-        del about["loss"], about["dense"]  # they decide no box, or are seen in the weights
+        for name in ("loss", "dense", "sweeps"):  # decide no box, or are seen in the weights
+            del about[name]
         strides = {"strides": self.config.dense.strides, "up_strides": self.config.dense.up_strides}
         own = flatten({"selection": about.pop("reporting"), **about, **strides})
         return {**super().configuration(), **own}

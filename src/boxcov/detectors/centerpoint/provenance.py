@@ -104,6 +104,7 @@ def describe(config: Config, framework: Framework, legacy: bool | None, source: 
         Fact("encoder", kind, "names and shapes of the weights"),
         Fact("grid", f"{size} m; {axes} m; a map of {rows} x {columns} cells", source),
         Fact("limits", limit, source),
+        Fact("sweeps", f"{config.sweeps or 'not known how many'} per frame", source),
         Fact(
             "classes",
             " | ".join(" ".join(names) for names in config.tasks),

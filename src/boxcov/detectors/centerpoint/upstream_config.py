@@ -253,9 +253,21 @@ def _build(reader: _Reader) -> Config:
         reporting=_reporting(reader, base.reporting),
         loss=_loss(reader, base.loss),
         velocity="vel" in reader.get("branches"),
+        sweeps=_sweeps(reader),
     )
     _check_repeated(reader, config)
     return config
+
+
+def _sweeps(reader: _Reader) -> int | None:
+    """Return the sweeps per frame that the network was trained on, the newest included."""
+    settings = reader.settings
+    steps = settings.at("test_pipeline")  # mmdetection3d does not count the newest
+    steps = steps if isinstance(steps, list) else []
+    before = [step.get("sweeps_num") for step in steps if isinstance(step, Mapping)]
+    counts = [count + 1 for count in before if isinstance(count, int)]
+    counts += [settings.at("nsweeps"), settings.at("DATA_CONFIG.MAX_SWEEPS")]  # det3d, OpenPCDet
+    return next((count for count in counts if isinstance(count, int)), None)
 
 
 def _check_repeated(reader: _Reader, config: Config) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from warnings import warn
 
 import torch
 
@@ -13,7 +14,7 @@ from boxcov.data.coco.classes import CLASSES
 from boxcov.detectors.weight_file import State, describe_misfit, read_weights
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.detector import YOLOX
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.input_file import reading
 
 _SHORT_NAMES = {  # of the pyramid's modules, in files with folded weights
@@ -28,6 +29,8 @@ _SHORT_NAMES = {  # of the pyramid's modules, in files with folded weights
 }
 _MAX_CLASSES = 1 << 16
 _STEM = "backbone.backbone.stem.conv.conv.weight"
+_STEM_NORM = "backbone.backbone.stem.conv.bn"
+_NORMALISED = 50.0  # mean square of inputs below which they were not 0 to 255
 
 
 def load(
@@ -73,7 +76,30 @@ def load(
             for name, tensor in detector.state_dict().items():
                 if name in state:
                     tensor.copy_(state[name])
-        return detector.eval()
+    _warn_if_normalised(state, path)
+    return detector.eval()
+
+
+def _warn_if_normalised(state: State, path: Path) -> None:
+    """Warn if the network was trained on normalised RGB images, as YOLOX before 0.1.1 was.
+
+    The first norm knows the mean square of the first convolution's outputs. Divided by that of its
+    weights it is the mean square of the inputs: about 1 if they were normalised, and from 500 to
+    400,000 in the channels of the released YOLOX-Nano, which reads 0 to 255.
+    """
+    norm = [state.get(f"{_STEM_NORM}.running_{name}") for name in ("mean", "var")]
+    if norm[0] is None or norm[1] is None or not bool(norm[0].any()):  # folded, or never trained
+        return
+    outputs = norm[0].double().square() + norm[1].double()
+    inputs = outputs / state[_STEM].double().square().sum((1, 2, 3)).clamp(min=1e-12)
+    if float(inputs.median()) < _NORMALISED:
+        warn(
+            f"{path}: the statistics of its first norm say that it was trained on normalised "
+            f"images (mean square {float(inputs.median()):.2g}), as YOLOX before 0.1.1 was (its "
+            "option --legacy): boxcov feeds it BGR images from 0 to 255, so boxes will be wrong",
+            BoxcovWarning,
+            stacklevel=3,
+        )
 
 
 def _upstream(name: str) -> str:

@@ -1,0 +1,38 @@
+"""Data are read as the detector was trained, or the user is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from boxcov import BoxcovError, BoxcovWarning
+from boxcov.detectors.centerpoint import CenterPoint
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.detectors.yolox import YOLOX, Config
+from boxcov.pipeline.detectors import match_source
+from boxcov.pipeline.options import DataOptions
+from helpers.centerpoint_cases import pillar_config
+
+
+@pytest.mark.parametrize(("width", "size"), [(16, 416), (32, 640)])
+def test_images_get_the_size_of_the_network(width: int, size: int) -> None:
+    detector = YOLOX(Config(width, 1))
+    assert match_source(DataOptions("coco:ROOT"), detector).data == f"coco:ROOT@{size}"
+    for given in ("coco:ROOT@320", "coco:ROOT@whole", "simulated:clear"):
+        assert match_source(DataOptions(given), detector).data == given
+
+
+def test_an_unknown_image_size_is_asked_for() -> None:
+    with pytest.raises(BoxcovError, match=r"give coco:ROOT@640 .* or coco:ROOT@whole"):
+        match_source(DataOptions("coco:ROOT"), TinyCenter())
+
+
+def test_another_number_of_sweeps_is_warned_about() -> None:
+    three = CenterPoint(replace(pillar_config(), sweeps=3))
+    for data in ("nuscenes:ROOT", "simulated:clear"):
+        with pytest.warns(BoxcovWarning, match="trained on 3 sweeps .* have 10: give --sweeps 3"):
+            match_source(DataOptions(data), three)
+    match_source(DataOptions("nuscenes:ROOT", sweeps=3), three)
+    match_source(DataOptions("kitti:ROOT"), three)
+    match_source(DataOptions("nuscenes:ROOT"), CenterPoint(pillar_config()))  # not known
