@@ -164,7 +164,7 @@ NUMBERS = [
     Mutant(
         "results say the weights",
         "predict/predictor.py",
-        '"weights_sha256": posterior.fingerprint',
+        '"weights_sha256": self._fingerprint',
         '"weights_sha256": ""',
         CARRY,
     ),
