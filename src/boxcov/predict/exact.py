@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -159,8 +160,9 @@ class ExactRouter(TangentRouter):
         if self.with_logit:  # in full precision: in TF32 crops and the map differ by per cent
             with matrix_precision("float32"):
                 logit = self._head_by_instance(point)
-        if logit is not None and len(logit.below) == len(self.posterior.blocks) > len(head.below):
-            self._warn_of_slow_logit(*point.boxes.shape)
+                if len(logit.below) == len(self.posterior.blocks) > len(head.below):
+                    self._warn_of_slow_logit(len(point.boxes))
+                    logit = self._logit_by_autograd(point, head)
         covariance, row = head.covariance, None if logit is None else logit.covariance
         if self.samples is None and head.below and logit is not None and head.below == logit.below:
             both = autograd_covariance(point, self.posterior.restricted(head.below))
@@ -220,12 +222,28 @@ class ExactRouter(TangentRouter):
             total = autograd_covariance(point, layers)[has_logits]
         return HeadPart(total, [name for weight, name in blocks.items() if weight in upstream])
 
-    def _warn_of_slow_logit(self, m: int, D: int) -> None:
+    def _logit_by_autograd(self, point: LinearizationPoint, head: HeadPart) -> HeadPart:
+        """The logit's row where instances() gives the boxes alone: a backward pass per logit.
+
+        The layers of ``head`` know the gradients of the boxes, so these need no pass of their own.
+        """
+        layers = [name for name in self.posterior.blocks if name not in head.below]
+        runs = [
+            self.instances.run(*group)
+            for group in instance_groups(with_leaves(replace(point, logits=None))) or []
+        ]
+        rows = [
+            self.instances.logit_row(runs, start, gradients)
+            for start, gradients in _logit_gradients(point, self.posterior.restricted(layers))
+        ]
+        return HeadPart(torch.cat(rows), head.below)
+
+    def _warn_of_slow_logit(self, m: int) -> None:
         if not self._warned_of_slow_logit:
             self._warned_of_slow_logit = True
             warn_of_route(
-                f"with_logit=True takes {m * (D + 1)} backward passes for the {m} boxes of this "
-                "frame, because instances() and stages() do not give the score logit: accept "
+                f"with_logit=True takes {m} backward passes for the {m} boxes of this frame, "
+                "because instances() and stages() do not give the score logit: accept "
                 "with_logit=True in instances(), which makes it a few"
             )
 
@@ -289,6 +307,21 @@ def autograd_covariance(point: LinearizationPoint, posterior: Posterior) -> tupl
             joint = {name: torch.cat([g, of_logit[name]], 1) for name, g in gradients.items()}
             last_rows.append(posterior.quadratic(joint)[:, -1])
     return torch.cat(covariances), torch.cat(last_rows)
+
+
+def _logit_gradients(
+    point: LinearizationPoint, posterior: Posterior
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Gradients (c, *shape) of the logits of c boxes by parameter, and the number of the first."""
+    with torch.enable_grad():
+        theta = point.linearized.theta()
+        weights = {name: theta[name].requires_grad_() for name in posterior.parameters}
+        logits = point.z_at(weights)[:, -1:]
+        size = sum(w.numel() * w.element_size() for w in weights.values())
+        step = max(1, int(MEMORY // size))
+        for start in range(0, len(logits), step):
+            gradients = _gradients(logits[start : start + step], weights)
+            yield start, {name: g[:, 0] for name, g in gradients.items()}
 
 
 def _gradients(z: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:

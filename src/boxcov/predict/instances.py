@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from boxcov._torch.layers import LayerCall, LayerCallMode, columns, rows
+from boxcov._torch.layers import LayerCall, LayerCallMode, columns, rows, to_matrix
 from boxcov._torch.precision import at_least_float32
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError, join_names
@@ -95,6 +95,36 @@ class InstanceEngine:
             else:
                 total[:, at[:, None], at] += C
         return total
+
+    def logit_row(
+        self, runs: list[InstanceRun], start: int, gradients: dict[str, Tensor]
+    ) -> Tensor:
+        """The logit's row (c, D + 1) of c boxes, given its gradients (c, *shape) by parameter.
+
+        runs: of the boxes of the frame, without logits; ``start`` is the first of the c.
+        """
+        c, D = len(next(iter(gradients.values()))), runs[0].z.shape[1]
+        weighted: dict[str, Tensor] = {}  # Sigma times the gradient
+        row = at_least_float32(runs[0].z.detach()).new_zeros(c, D + 1)
+        for name, block in self.posterior.blocks.items():
+            layer = block.layer
+            if layer.weight in gradients:
+                bias = None if layer.bias is None else gradients[layer.bias]
+                variances = self._variances[name]
+                matrix = to_matrix(gradients[layer.weight], bias, layer.geometry).to(variances)
+                weighted[name] = block.unrotate(block.rotate(matrix) * variances).to(row)
+                row[:, -1] += (weighted[name] * matrix).flatten(1).sum(1)
+        for run in runs:
+            held = ((run.index >= start) & (run.index < start + c)).nonzero()[:, 0]
+            rows = run.index[held] - start
+            for name, (a, d) in self._layers(run).items():
+                if name in weighted:
+                    change, n_in = weighted[name][rows], a.shape[2]
+                    moved = change[..., :n_in] @ a[held]  # (h, G, n_out, T)
+                    if change.shape[-1] > n_in:
+                        moved = moved + change[..., n_in:]  # of the bias
+                    row[rows, :D] += (d[:, held] * moved).flatten(2).sum(2).T
+        return row
 
     def _layers(self, run: InstanceRun) -> dict[str, tuple[Tensor, Tensor]]:
         """By posterior layer, inputs (g, G, n_in, T) and gradients (D, g, G, n_out, T)."""
