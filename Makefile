@@ -11,7 +11,7 @@ ADAPTERS := .venv/adapters
 ADAPTERS_ENV := LD_LIBRARY_PATH=$(CURDIR)/$(ADAPTERS)/cuda YOLO_CONFIG_DIR=$(CURDIR)/$(ADAPTERS) \
 	YOLO_OFFLINE=true YOLO_AUTOINSTALL=false
 
-.PHONY: demo test lint docs results pictures notebook walks test-slow test-adapters wheel audit hashes bench clean
+.PHONY: demo test lint docs results pictures notebook walks test-slow test-adapters test-upstream wheel audit hashes bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/boxcov demo --out demo
@@ -59,6 +59,10 @@ test-adapters: $(ADAPTERS)/.installed
 		--dist loadfile $(addprefix tests/detectors/,torchvision ultralytics transformers yolox) \
 		tests/export
 
+# CenterPoint beside the code of mmdetection3d
+test-upstream: .venv/mmdet3d/.installed
+	.venv/mmdet3d/bin/python -m pytest -m slow tests/upstream
+
 # The wheel in its own environment. A .pth file adds the other packages of .venv, but not the
 # editable boxcov there.
 wheel: $(INSTALLED)
@@ -90,14 +94,14 @@ bench: $(INSTALLED)
 clean:
 	rm -rf .venv demo build dist
 
-# Packages of .venv and boxcov's sources by a .pth file, then those that only the adapters need.
-$(ADAPTERS)/.installed: $(INSTALLED) tests/environments/adapters.txt
-	rm -rf $(ADAPTERS)
-	$(BIN)/python -m venv --without-pip $(ADAPTERS)
-	$(PIP) --python $(ADAPTERS)/bin/python install --no-deps -r tests/environments/adapters.txt
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(ADAPTERS)/packages
-	echo $(CURDIR)/src >> $(ADAPTERS)/packages
-	mv $(ADAPTERS)/packages "$$($(ADAPTERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages.pth"
+# The packages of tests/environments/NAME.txt; those of .venv and boxcov's sources by a .pth file.
+.venv/%/.installed: tests/environments/%.txt $(INSTALLED)
+	rm -rf $(@D)
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(PIP) --python $(@D)/bin/python install --no-deps -r $<
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(@D)/packages
+	echo $(CURDIR)/src >> $(@D)/packages
+	mv $(@D)/packages "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages.pth"
 	touch $@
 
 # curvlinops and backpack declare torchvision, which has no CPU build: they are installed without

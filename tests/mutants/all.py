@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mutants.detectors import DETECTORS
 from mutants.error_models import ERROR_MODELS
 from mutants.fits import FITS
 from mutants.hostile import CROWDS, HOSTILE, PACKAGES
@@ -22,4 +23,5 @@ MUTANTS = [
     *ERROR_MODELS,
     *PACKAGES,
     *ONLINE,
+    *DETECTORS,
 ]

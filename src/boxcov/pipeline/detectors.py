@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
@@ -13,8 +14,10 @@ from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics, yolox
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.plausibility import observe
+from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError, BoxcovWarning, did_you_mean
-from boxcov.pipeline.options import DetectorOptions
+from boxcov.pipeline.frames import split_image_size
+from boxcov.pipeline.options import DataOptions, DetectorOptions
 from boxcov.pipeline.user_code import load_function
 
 D = TypeVar("D", bound=Detector)
@@ -52,6 +55,33 @@ def _build_detector(where: str) -> Detector:
             "return boxcov.wrap(model, ...)"
         )
     return found
+
+
+def match_source(source: DataOptions, detector: Detector) -> DataOptions:
+    """Return ``source`` as the detector was trained: the size of images that none was given for.
+
+    Raise if that size is not known; warn if the number of sweeps is another one.
+    """
+    kind, _, where = source.data.partition(":")
+    if kind == "coco" and where and not split_image_size(where)[1]:
+        if isinstance(detector, YOLOX):
+            return replace(source, data=f"{source.data}@{detector.config.size}")
+        if isinstance(detector, transformers.QueryDetector):
+            return replace(source, data=f"{source.data}@whole")
+        raise BoxcovError(
+            f"--data {source.data}: boxcov does not know which images this detector was trained "
+            f"on: give {source.data}@640 for images letterboxed to 640 pixels, or "
+            f"{source.data}@whole"
+        )
+    trained = detector.config.sweeps if isinstance(detector, CenterPoint) else None
+    if kind in ("nuscenes", "simulated") and trained not in (None, source.sweeps):
+        warnings.warn(
+            f"the checkpoint was trained on {trained} sweeps per frame, and these frames have "
+            f"{source.sweeps}: give --sweeps {trained}",
+            BoxcovWarning,
+            stacklevel=2,
+        )
+    return source
 
 
 def is_foreign(detector: Detector) -> TypeGuard[CenterPoint]:

@@ -11,7 +11,7 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.export import onnx
-from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.detectors import load_detector, warn_if_implausible
 from boxcov.pipeline.frame_files import FrameReader
 from boxcov.pipeline.options import ExportCommand
 from boxcov.pipeline.options.common import default_posterior
@@ -59,5 +59,7 @@ def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, tor
         function = None if options.reader is None else load_function(options.reader)
         return "input", FrameReader(detector, function=function)(path).inputs, None
     clouds = simulated.frames(count=1)[0][0] if path is None else FrameReader(detector)(path).inputs
+    if path is not None:
+        warn_if_implausible(detector, [(clouds, ())])
     with torch.no_grad():
         return "map", detector.encoder(clouds).contiguous(), detector.signal_inputs(clouds)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from boxcov.data import kitti
 from boxcov.data.coco.images import letterbox, read_image, to_pixels
-from boxcov.data.points import read_points
+from boxcov.data.points import check_layout, read_points
 from boxcov.data.poses import transform_detections
 from boxcov.data.sequence import FrameSequence
 from boxcov.data.video import SUFFIXES as VIDEO_SUFFIXES
@@ -28,11 +29,13 @@ from boxcov.detectors.ultralytics import Yolo
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.input_file import MAX_BYTES, check_regular, reading
+from boxcov.pipeline.detectors import is_foreign, warn_if_implausible
 from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
 from boxcov.pipeline.options import FileOptions
 from boxcov.pipeline.user_code import load_function
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+FAILURES = (BoxcovError, OSError, RuntimeError, ValueError)  # of a frame that cannot be read
 ULTRALYTICS_SIZE = 640  # pixels, the size of its models
 
 
@@ -137,6 +140,7 @@ class FrameReader:
 
     def _cloud(self, path: Path) -> Frame:
         cloud = read_points(path, 4 if self.points == "kitti" else 5)
+        check_layout(cloud, self.points, path)
         seen = cloud.numpy()
         if self.points == "plain":
             return Frame([cloud], seen)
@@ -170,6 +174,17 @@ class FrameReader:
 
         for number in range(len(video)):
             yield Entry(f"{source}#{number}", partial(frame, number))
+
+
+def look_at_first(detector: Detector, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the frames; warn if the boxes of the first one that can be read do not look right."""
+    is_needed = is_foreign(detector)
+    for entry in entries:
+        if is_needed:
+            with suppress(*FAILURES):  # whoever reads the frame will name it
+                warn_if_implausible(detector, [(entry.read().inputs, ())])
+                is_needed = False
+        yield entry
 
 
 class FileFrames(FrameSequence):

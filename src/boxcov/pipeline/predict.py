@@ -23,8 +23,14 @@ from boxcov.errors import BoxcovError
 from boxcov.files import to_json
 from boxcov.input_file import open_bytes, reading
 from boxcov.pipeline.block_store import BLOCK, BlockStore
-from boxcov.pipeline.detectors import load_detector, warn_if_implausible
-from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, background_of
+from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
+from boxcov.pipeline.frame_files import (
+    FileFrames,
+    Frame,
+    FrameReader,
+    background_of,
+    look_at_first,
+)
 from boxcov.pipeline.frames import (
     Progress,
     default_test_split,
@@ -123,11 +129,12 @@ def _frames(
     if options.files.source is not None:
         where = Path(options.files.source)
         entries = FrameReader.of(detector, options.files).entries(where)
-        frames: Any = FileFrames(list(islice(entries, source.count)))
+        frames: Any = FileFrames(list(look_at_first(detector, islice(entries, source.count))))
         if options.workers and "#" in frames.names[0]:
             raise BoxcovError(f"{where}: a video is read in order: remove --workers")
         return frames, {"files": str(where), "names": frames.names}
     source = replace(source, split=source.split or default_test_split(source.data))
+    source = match_source(source, detector)
     frames = load_frames(source, device, detector.classes)
     warn_if_implausible(detector, frames)
     return frames, {"source": asdict(source)}

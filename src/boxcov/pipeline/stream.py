@@ -17,7 +17,13 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.frame_files import Entry, FrameReader, paths_from_lines
+from boxcov.pipeline.frame_files import (
+    FAILURES,
+    Entry,
+    FrameReader,
+    look_at_first,
+    paths_from_lines,
+)
 from boxcov.pipeline.options import StreamCommand
 from boxcov.pipeline.predict import build_predictor
 from boxcov.pipeline.show import Add, check_show, pictures
@@ -57,11 +63,10 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
         if source == "-"
         else read.entries(Path(source), options.watch)
     )
+    entries = islice(look_at_first(detector, entries), options.count)
     predict = partial(predict_line, model, with_covariance=options.with_covariance)
     with pictures(options.show) as show:
-        done, failed = write_lines(
-            partial(predict, show=show), islice(entries, options.count), out, latencies
-        )
+        done, failed = write_lines(partial(predict, show=show), entries, out, latencies)
     if failed:
         raise BoxcovError(f"{failed} of {done} frames failed: see the errors in their lines")
 
@@ -137,7 +142,7 @@ def predict_line(
         found = frame.in_file(model(frame.inputs).to("cpu"))
         ms = 1e3 * (clock() - began)
         line = {"frame": entry.name, **_box_lists(found, with_covariance), "ms": round(ms, 3)}
-    except (BoxcovError, OSError, RuntimeError, ValueError) as error:
+    except FAILURES as error:
         kind = "" if isinstance(error, BoxcovError) else f"{type(error).__name__}: "
         return {"frame": entry.name, "error": f"{kind}{error}"}
     if show is not None:

@@ -12,7 +12,8 @@ from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.plausibility import Observation, observe
-from boxcov.pipeline import bench, detectors, stream
+from boxcov.pipeline import bench, detectors
+from boxcov.pipeline.frame_files import Entry, FrameReader, look_at_first
 from boxcov.pipeline.options import BenchCommand
 from helpers.centerpoint_files import exported, saved
 
@@ -81,28 +82,29 @@ def test_foreign_checkpoints_are_looked_at_once(legacy_weights, frames, monkeypa
         detectors.warn_if_implausible(foreign, frames)
 
 
-def test_a_stream_is_looked_at_before_its_first_frame(legacy_weights, frames, tmp_path):
-    paths = [tmp_path / name for name in ("damaged.bin", "first.bin", "second.bin")]
+def test_files_are_looked_at_before_the_first_frame(legacy_weights, frames, tmp_path):
+    paths = [tmp_path / name for name in ("a.bin", "b.bin", "c.bin")]
     paths[0].write_bytes(b"123")
     for path, (inputs, _) in zip(paths[1:], frames):
         inputs[0].numpy().astype("<f4").tofile(path)
-    wrong = centerpoint.load(legacy_weights, Config.small(), legacy=False)
-    seen = stream.look_at_first(wrong, stream.FrameReader(wrong, "plain"), iter(paths))
-    assert next(seen) == paths[0]  # its own line names what is wrong with it
+    wrong, right = (
+        centerpoint.load(legacy_weights, Config.small(), legacy=legacy) for legacy in (False, True)
+    )
+    entries = [list(FrameReader(net, "plain").entries(tmp_path)) for net in (wrong, right)]
+    seen = look_at_first(wrong, entries[0])
+    assert next(seen).name == str(paths[0])  # its own line names what is wrong with it
     with pytest.warns(boxcov.BoxcovWarning, match="not look right: .*orientation"):
-        assert next(seen) == paths[1]
-    assert list(seen) == paths[2:]
-    right = centerpoint.load(legacy_weights, Config.small(), legacy=True)
-    seen = stream.look_at_first(right, stream.FrameReader(right, "plain"), iter(paths))
-    assert list(seen) == paths
+        assert next(seen).name == str(paths[1])
+    assert [entry.name for entry in seen] == [str(paths[2])]
+    assert list(look_at_first(right, entries[1])) == entries[1]
 
 
-def test_a_stream_of_an_own_file_reads_each_frame_once(tmp_path):
-    def read(path):
+def test_files_of_an_own_network_are_read_once():
+    def read():
         raise AssertionError("read twice")
 
-    detector = centerpoint.load("small")
-    assert list(stream.look_at_first(detector, read, iter([tmp_path]))) == [tmp_path]
+    detector, entries = centerpoint.load("small"), [Entry("x.bin", read)]
+    assert list(look_at_first(detector, entries)) == entries
 
 
 def test_bench_looks_at_its_frames(legacy_weights, monkeypatch):
