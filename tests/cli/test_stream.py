@@ -312,6 +312,6 @@ def test_points_of_another_layout_are_refused(
         points[:, 3:] = np.arange(500)[:, None] % [255, 32]
     points.tofile(tmp_path / "0.bin")
     words = f"--detector {word} --posterior {posterior} --points {asked}"
-    done = boxcov(f"stream {tmp_path} {words}")
+    done = boxcov(f"stream --source {tmp_path} {words}")
     assert done.code == 1
     assert message in lines(done.out)[0]["error"]
