@@ -49,8 +49,10 @@ notebook: $(INSTALLED)
 walks: $(INSTALLED)
 	$(BIN)/python tools/walk.py
 
+# kills, damaged files, mutants and long runs; build/test-slow.xml has the outcome and the seconds
+# of each
 test-slow: $(INSTALLED)
-	$(BIN)/pytest -m slow tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 40 --junitxml build/test-slow.xml -m slow tests
 
 # the adapters of other libraries, with torchvision, Ultralytics, pandas, supervision and rerun
 test-adapters: $(ADAPTERS)/.installed

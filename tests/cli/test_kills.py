@@ -53,12 +53,10 @@ def killed(run: Killed, kills: int) -> Killed:
     return run
 
 
-def print_counts(run: Killed, capsys) -> None:
-    with capsys.disabled():
-        print(
-            f"\n{run.words[3]}: {run.kills} kills, {run.finished} finished runs; "
-            f"stored at a kill: {sorted(run.counted.items())}"
-        )
+def record(run: Killed, record_property) -> None:
+    """Write what happened into the report of the tests (make test-slow)."""
+    stored = f"stored at a kill: {sorted(run.counted.items())}"
+    record_property(run.words[3], f"{run.kills} kills, {run.finished} finished runs; {stored}")
 
 
 def test_a_few_kills_lose_nothing(tmp_path) -> None:
@@ -67,17 +65,17 @@ def test_a_few_kills_lose_nothing(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_fifty_kills_lose_nothing(tmp_path, capsys) -> None:
+def test_fifty_kills_lose_nothing(tmp_path, record_property) -> None:
     """Kills at random moments; the posterior has the bytes of an uninterrupted run."""
     run = killed(fitted(tmp_path, 40), kills=50)
-    print_counts(run, capsys)
+    record(run, record_property)
     assert len(run.counted) > 5  # at different items
 
 
 @pytest.mark.slow
-def test_kills_in_both_passes(tmp_path, capsys) -> None:
+def test_kills_in_both_passes(tmp_path, record_property) -> None:
     run = killed(fitted(tmp_path, 20, "--ekfac"), kills=20)
-    print_counts(run, capsys)
+    record(run, record_property)
     assert max(run.counted) > 20  # also in the second pass
 
 
@@ -90,44 +88,46 @@ def test_kills_of_live_checkpoints_and_blocks(tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [fitted, predicted])
-def test_fifty_kills_of_live_files(tmp_path, capsys, start) -> None:
+def test_fifty_kills_of_live_files(tmp_path, record_property, start) -> None:
     """Every kill hits a checkpoint, or a block of predictions, that is being written."""
     run = killed(start(tmp_path, 160, kind=LiveKilled), kills=50)
-    print_counts(run, capsys)
+    record(run, record_property)
     assert len(run.counted) > 3
 
 
 @pytest.mark.slow
-def test_kills_of_train_and_export(tmp_path) -> None:
+def test_kills_of_train_and_export(tmp_path, record_property) -> None:
     words = ["train", "--config", "small", "--count", 2, "--steps", 6, "--batch", 1, "--sweeps", 1]
     run = Killed(tmp_path / "net.safetensors", [*words, "--test-count", 1], 0, Path.read_bytes)
-    killed(run, kills=5)
+    record(killed(run, kills=5), record_property)
     pytest.importorskip("onnxscript")
     (tmp_path / "onnx").mkdir()
     words = ["export", "--detector", "centerpoint:small", "--posterior", "small"]
-    killed(Killed(tmp_path / "onnx/net.onnx", words, 0, resume=()), kills=5)
+    run = Killed(tmp_path / "onnx/net.onnx", words, 0, resume=("--force",))
+    record(killed(run, kills=5), record_property)
 
 
 @pytest.mark.slow
-def test_kills_of_demo(tmp_path) -> None:
+def test_kills_of_demo(tmp_path, record_property) -> None:
     """It starts again after a kill; every file but the times equals an uninterrupted run."""
-    killed(Killed(tmp_path / "demo", ["demo"], 0, reproduced, runs_kept, resume=()), kills=3)
+    run = Killed(tmp_path / "demo", ["demo"], 0, reproduced, runs_kept, resume=())
+    record(killed(run, kills=3), record_property)
 
 
 @pytest.mark.slow
-def test_kills_of_predict_and_evaluate(tmp_path, capsys) -> None:
+def test_kills_of_predict_and_evaluate(tmp_path, record_property) -> None:
     run = killed(predicted(tmp_path, 80), kills=10)
-    print_counts(run, capsys)
+    record(run, record_property)
     assert len(run.counted) > 2
     assert boxcov(*run.words[3:]).code == 0
     words = ["evaluate", tmp_path / "d.safetensors", "--replicates", 20]
     run = killed(Killed(tmp_path / "page.html", words, 0, undated, blocks_kept), kills=10)
-    print_counts(run, capsys)
+    record(run, record_property)
     assert len(run.counted) > 1
 
 
 @pytest.mark.slow
-def test_kills_of_reproduce(tmp_path, capsys) -> None:
+def test_kills_of_reproduce(tmp_path, record_property) -> None:
     """It resumes without an option; every file but the times equals an uninterrupted run."""
     words = [
         "reproduce",
@@ -148,5 +148,5 @@ def test_kills_of_reproduce(tmp_path, capsys) -> None:
         ),
         kills=15,
     )
-    print_counts(run, capsys)
+    record(run, record_property)
     assert len(run.counted) > 5

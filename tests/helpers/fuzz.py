@@ -1,12 +1,14 @@
 """Read thousands of damaged files of every kind within limits of memory and time.
 
 ``python -m helpers.fuzz FOLDER CASES SEED`` prints a JSON object: cases per kind, the number that
-were refused, and every wrong outcome.
+were refused, every wrong outcome, and the largest time and memory of each kind. One case in 20
+replaces the file by a pipe, a device, a folder, a socket or a link.
 Run as a process of its own, because a crash inside a reader would be one here.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 import resource
@@ -19,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
 from typing import Any
+from unicodedata import category
 
 import torch
 
@@ -32,18 +35,21 @@ from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.pipeline import convert
 from boxcov.pipeline.options import ConvertCommand, MessageOptions
 from boxcov.pipeline.predict import block_store, read_blocks
+from boxcov.pipeline.terminal import printable
 from helpers.centerpoint_cases import detector_of, pillar_config
 from helpers.centerpoint_foreign import Foreign
 from helpers.coco_cases import coco_root, found_in
+from helpers.command_line import boxcov
 from helpers.data_roots import VERSION, kitti_root, nuscenes_root, random_detections
 from helpers.error_models import make_error_model
 from helpers.export_boxes import in_space
-from helpers.mutations import mutated
+from helpers.mutations import mutated, put_special, remove_special
 from helpers.yolox_cases import small
 
 MEMORY = 1 << 30  # bytes of address space that a case may take beyond what is there at the start
 SECONDS = 10  # of the processor that a case may take
 WAIT = 100  # seconds that a case may take, also where it waits
+SPECIAL = 0.05  # share of cases with a file that is no regular one
 
 
 @dataclass(frozen=True)
@@ -172,6 +178,8 @@ def _own(folder: Path) -> Iterable[Kind]:
     meta = {**found.meta, "source": simulated, "frames": 3, "milliseconds": [1.0, 2.0, 3.0]}
     replace(in_space(5, frames=3), classes=CLASSES, meta=meta).save(folder / "p.safetensors")
     yield Kind("predictions", (folder / "p.safetensors",), "safetensors", _converted)
+    (folder / "q.safetensors").write_bytes((folder / "p.safetensors").read_bytes())
+    yield Kind("printed", (folder / "q.safetensors",), "safetensors", _printed)
 
 
 def _sets(folder: Path) -> Iterable[Kind]:
@@ -259,7 +267,30 @@ def _sets(folder: Path) -> Iterable[Kind]:
 def _converted(path: Path) -> None:
     """Convert a file of predictions to messages of a tracker."""
     out, message = path.parent / "converted.json", MessageOptions(covariance="epistemic")
+    out.unlink(missing_ok=True)
     convert.run(ConvertCommand(detections=path, out=out, format="ros", message=message))
+
+
+def _printed(path: Path) -> None:
+    """Print a file's names and write them to a table, as the commands do."""
+    out = path.parent / "table.csv"
+    out.unlink(missing_ok=True)
+    done = boxcov("convert", path, "--format csv --out", out)
+    texts = [done.out, done.err]
+    texts += [out.read_text(encoding="utf-8")] if done.code == 0 else []
+    if done.code == 0:  # the same names, as a command shows them
+        found = Detections.load(path)
+        for text in (*found.fields, *found.classes, str(found.meta), repr(found)):
+            texts.append(printable(text))
+        with out.open(newline="", encoding="utf-8") as file:
+            head, *rows = csv.reader(file)
+        names = [*head, *(row[head.index("class")] for row in rows)]
+        assert not any(name.startswith(tuple("=+-@\t\r")) for name in names), names
+    for text in texts[:2]:
+        assert not any(category(c) in ("Cc", "Cf", "Cs") for c in text.replace("\n", "")), text
+    assert done.err.count("\n") <= 1, done.err
+    if done.code:
+        raise BoxcovError(done.err)
 
 
 def _used(posterior: Posterior) -> None:
@@ -311,37 +342,53 @@ def run(known: list[Kind], folder: Path, cases: int, seed: int) -> dict[str, Any
     """Read damaged files within the limits, which hold for the rest of this process."""
     here = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, here + MEMORY))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in (signal.SIGALRM, signal.SIGVTALRM):
         signal.signal(number, _too_long)
-    report: dict[str, Any] = {"read": {}, "refused": {}, "wrong": [], "slowest": [0.0, ""]}
+    report: dict[str, Any] = {"read": {}, "refused": {}, "wrong": [], "cost": {}, "special": {}}
     for kind in known:
         whole = {path: path.read_bytes() for path in kind.files}
-        counts = {"read": 0, "refused": 0}
+        counts, most = {"read": 0, "refused": 0}, [0.0, 0]
         for case in range(-(-cases // len(known))):
             draw = random.Random(f"{seed} {kind.name} {case}")
             path = draw.choice(kind.files)
             (folder / "case").write_text(f"{kind.name} {case}")  # what a crash was about
-            path.write_bytes(mutated(whole[path], kind.structure, draw))
-            signal.alarm(WAIT)
-            signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
-            began = process_time()
-            outcome = attempt(kind, path)
-            signal.alarm(0)
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            taken = [round(process_time() - began, 2), f"{kind.name} {case}"]
-            report["slowest"] = max(report["slowest"], taken)
+            if draw.random() < SPECIAL:
+                what = put_special(path, draw)
+                report["special"][what] = report["special"].get(what, 0) + 1
+            else:
+                path.write_bytes(mutated(whole[path], kind.structure, draw))
+            outcome, cost = measured(kind, path)
+            most = [max(pair) for pair in zip(most, cost)]
             if outcome in counts:
                 counts[outcome] += 1
             else:
                 report["wrong"].append(
                     {"kind": kind.name, "case": case, "file": path.name, "what": outcome}
                 )
+            remove_special(path)
             for each, content in whole.items():
                 each.write_bytes(content)
         report["read"][kind.name], report["refused"][kind.name] = counts["read"], counts["refused"]
-    report["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak  # KiB
+        report["cost"][kind.name] = most
     return report
+
+
+def measured(kind: Kind, path: Path) -> tuple[str, tuple[float, int]]:
+    """Return the outcome of a case, its seconds of the processor and its memory in KiB."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is held now
+    before, began = _memory("VmRSS"), process_time()
+    signal.alarm(WAIT)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    outcome = attempt(kind, path)
+    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return outcome, (round(process_time() - began, 2), _memory("VmHWM") - before)
+
+
+def _memory(name: str) -> int:
+    """Return an entry of the process's status, in KiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1])
 
 
 def _too_long(*_: Any) -> None:

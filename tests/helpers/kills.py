@@ -142,11 +142,12 @@ def _main(words: list[str]) -> None:
 def stored(out: Path) -> list[tuple[str, int, int]]:
     """Return names, sizes and times of the files that a run keeps beside ``out``."""
     found = []
-    for path in out.parent.rglob("*"):
-        with contextlib.suppress(OSError):  # it has just been replaced
-            about = path.lstat()
-            if f"{out.name}." in path.name or f"{out.name}.parts" in path.parent.name:
-                found.append((path.name, about.st_size, about.st_mtime_ns))
+    for folder, _, names in os.walk(out.parent):  # rglob raises if a folder goes away meanwhile
+        for name in names:
+            if f"{out.name}." in name or f"{out.name}.parts" in Path(folder).name:
+                with contextlib.suppress(OSError):  # it has just been replaced
+                    about = Path(folder, name).lstat()
+                    found.append((name, about.st_size, about.st_mtime_ns))
     return sorted(entry for entry in found if not entry[0].endswith(".lock"))
 
 

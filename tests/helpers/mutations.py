@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from helpers.hostile_images import hostile_image
 from helpers.pickles import hostile_pickle
 
 LARGEST = 2_000_000  # bytes of a mutated file, about
+# names that would control a terminal, a spreadsheet, a figure, a page or a log
+ESCAPES = (
+    *("\x1b[2J\x1b]0;owned\x07", "\x9b31m", "a\rb\nerror: c", "\u202egpj.exe", "\u2028", "\ud800"),
+    *("[bold]x[/nope]", "[link=file:///x]y", "=cmd|' /C calc'!A0", "@SUM(A1)", "-1+2", "\t=1"),
+    *(r"$\frac{1$", "<script>x</script>", "</script><img src=x>", "{0.__class__}", "%s%n", "\x00"),
+)
 HOSTILE: list[Any] = [
     *(
         None,
@@ -44,12 +53,37 @@ def mutated(content: bytes, kind: str, draw: random.Random) -> bytes:
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
         ways: list[Callable[[bytes, random.Random], bytes]] = [flipped, cut, grown, patched, moved]
         if kind == "json":
-            ways += [*[in_json] * 6, *[lying_counts] * 3]
+            ways += [*[in_json] * 6, *[lying_counts] * 3, *[escapes] * 3]
         if kind == "safetensors":
             ways += [lying_length, *[in_header] * 4, *[in_metadata] * 6, *[lying_metadata] * 3]
+            ways += [lambda data, draw: in_metadata(data, draw, escapes)] * 3
         if len(content) <= LARGEST:
             content = draw.choice(ways)(content, draw)
     return content
+
+
+def put_special(path: Path, draw: random.Random) -> str:
+    """Replace a file by one that is no regular file, and return its kind."""
+    kind = draw.choice(["pipe", "folder", "socket", "nothing", "loop", "link", "endless", "null"])
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        here = os.open(path.parent, os.O_RDONLY)  # the path of a socket has at most 107 characters
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{here}/{path.name}")
+        os.close(here)
+    else:
+        to = {"nothing": "/nowhere", "loop": path.name, "link": "/etc", "null": "/dev/null"}
+        path.symlink_to(to.get(kind, "/dev/zero"))
+    return kind
+
+
+def remove_special(path: Path) -> None:
+    """Remove whatever ``put_special`` put there."""
+    path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 # bytes
@@ -177,6 +211,27 @@ def _inflated(tree: Any, draw: random.Random) -> Any:
         depth = draw.choice([30, 40, 400])
         return json.loads("[" * depth + "]" * depth)
     return draw.choice([0, -1, 10**5, 10**9, 10**12, 2**40, 2**62, 1e12, 1e308, -(10**12)])
+
+
+def escapes(content: bytes, draw: random.Random) -> bytes:
+    """Put characters that control a terminal, or text of another language, into names."""
+    try:
+        tree = json.loads(content)
+    except (ValueError, RecursionError):
+        return flipped(content, draw)
+    return json.dumps(_escaped(tree, draw)).encode()
+
+
+def _escaped(tree: Any, draw: random.Random) -> Any:
+    if not isinstance(tree, (dict, list)) or not tree:
+        name = draw.choice(ESCAPES)
+        return tree + name if isinstance(tree, str) and draw.random() < 0.3 else name
+    key = draw.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
+    if isinstance(tree, dict) and draw.random() < 0.2:
+        tree[draw.choice(ESCAPES)] = tree.pop(key)
+    else:
+        tree[key] = _escaped(tree[key], draw)
+    return tree
 
 
 def lying_length(content: bytes, draw: random.Random) -> bytes:
