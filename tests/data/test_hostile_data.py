@@ -15,7 +15,7 @@ from boxcov.data import coco, kitti, nuscenes, points
 from boxcov.data.points import count_points, points_in_boxes, read_points
 from helpers.coco_cases import coco_root
 from helpers.data_roots import VERSION, kitti_root, nuscenes_root
-from helpers.hostile_images import solid_png
+from helpers.hostile_images import many_scans, solid_png
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
 
@@ -57,6 +57,16 @@ def png(path: Path, width: int, height: int) -> Path:
 def test_an_image_of_too_many_pixels_is_refused(tmp_path) -> None:
     with pytest.raises(BoxcovError, match=r"x\.png: 7000 x 6000 pixels, at most 40 million"):
         coco.read_image(png(tmp_path / "x.png", 7000, 6000))
+
+
+def test_a_jpeg_of_many_scans_is_refused(tmp_path) -> None:
+    """Each scan of 59 bytes takes a pass over all pixels: half a megabyte takes minutes."""
+    path = tmp_path / "x.jpg"
+    path.write_bytes(many_scans(80, 20))
+    assert coco.read_image(path).shape == (3, 20, 80)  # about 10 scans
+    path.write_bytes(many_scans(80, 20, more=100))
+    with pytest.raises(BoxcovError, match=r"x\.jpg: a JPEG of 10\d scans, at most 100 are read"):
+        coco.read_image(path)
 
 
 def test_every_decoder_error_names_the_file(tmp_path, monkeypatch) -> None:

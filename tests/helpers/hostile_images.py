@@ -24,6 +24,8 @@ def hostile_image(draw: random.Random) -> bytes:
     side = draw.choice([1, 7, 64])
     if draw.random() < 0.15:
         return solid_png(draw.choice([7000, 13_300]), draw.choice([6000, 13_300]))
+    if draw.random() < 0.05:
+        return many_scans(6000, 6000, more=draw.choice([10, 90, 9000]))
     content = _saved(kind, mode, side)
     if kind in _PLACES and draw.random() < 0.6:
         content = _with_size(content, kind, draw)
@@ -51,6 +53,15 @@ def _with_size(content: bytes, kind: str, draw: random.Random) -> bytes:
     if kind == "PNG":  # Pillow checks the sum of the header
         content = content[:29] + struct.pack(">I", zlib.crc32(content[12:29])) + content[33:]
     return content
+
+
+def many_scans(width: int, height: int, more: int = 0) -> bytes:
+    """Return a progressive JPEG with ``more`` copies of its shortest scan."""
+    out = BytesIO()
+    Image.new("L", (width, height)).save(out, "JPEG", progressive=True)
+    head, *scans = out.getvalue()[:-2].split(b"\xff\xda")
+    scans += [min(scans[1:], key=len)] * more
+    return b"\xff\xda".join([head, *scans]) + b"\xff\xd9"
 
 
 def solid_png(width: int, height: int) -> bytes:

@@ -61,8 +61,8 @@ HOSTILE = [
     Mutant(
         "four image formats",
         "data/coco/images.py",
-        "MAX_BYTES)), formats=FORMATS)",
-        "MAX_BYTES)))",
+        "BytesIO(data), formats=FORMATS)",
+        "BytesIO(data))",
         f"{DATA}test_an_eps_named_jpg_starts_no_program",
     ),
     Mutant(
@@ -71,6 +71,13 @@ HOSTILE = [
         "if image.width * image.height > MAX_PIXELS:",
         "if False:",
         f"{DATA}test_an_image_of_too_many_pixels_is_refused",
+    ),
+    Mutant(
+        "few scans",
+        "data/coco/images.py",
+        "if scans > MAX_SCANS:",
+        "if False:",
+        f"{DATA}test_a_jpeg_of_many_scans_is_refused",
     ),
     Mutant(
         "names that can be paths",

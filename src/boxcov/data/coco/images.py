@@ -18,6 +18,7 @@ PADDING = 114.0  # the grey around a letterboxed image
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # for some others Pillow starts programs
 MAX_PIXELS = 40_000_000
 MAX_BYTES = 1 << 28
+MAX_SCANS = 100  # of a progressive JPEG, which has about 10; each passes over the whole image
 
 
 def read_image(path: str | Path) -> Tensor:
@@ -35,7 +36,11 @@ def read_image(path: str | Path) -> Tensor:
     """
     Image = import_package("PIL.Image")
     try:
-        with Image.open(BytesIO(read_bytes(path, MAX_BYTES)), formats=FORMATS) as image:
+        data = read_bytes(path, MAX_BYTES)
+        scans = data.count(b"\xff\xda") if data.startswith(b"\xff\xd8") else 0
+        if scans > MAX_SCANS:
+            raise BoxcovError(f"{path}: a JPEG of {scans} scans, at most {MAX_SCANS} are read")
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise BoxcovError(
                     f"{path}: {image.width} x {image.height} pixels, at most "
