@@ -142,6 +142,45 @@ def test_special_files_of_the_library_stay(tmp_path) -> None:
     assert (tmp_path / "x").is_symlink()
 
 
+@pytest.mark.parametrize("kind", ["link", "dangling link", "file", "pipe"])
+@pytest.mark.parametrize("resume", ["", "--resume"])
+def test_blocks_are_kept_in_an_own_folder(tmp_path, kind, resume) -> None:
+    """A link would have files of another folder replaced and deleted."""
+    victim, parts = tmp_path / "victim", tmp_path / "out.parts"
+    victim.mkdir()
+    (victim / "00000000.safetensors").write_text("mine")
+    if kind == "pipe":
+        os.mkfifo(parts)
+    elif kind == "file":
+        parts.write_text("mine")
+    else:
+        parts.symlink_to(victim if kind == "link" else tmp_path / "absent")
+    done = boxcov(*VERBS["predict"], resume or "--count 1", f"--out {tmp_path / 'out'}")
+    assert done.code == 1
+    assert f"boxcov: {parts}: not a folder of blocks: remove it" in done.err
+    assert (victim / "00000000.safetensors").read_text() == "mine"
+
+
+def test_files_of_others_among_the_blocks_stay(tmp_path) -> None:
+    from boxcov.pipeline.predict import block_store
+
+    store = block_store(tmp_path / "out")
+    store.folder.mkdir()
+    for name in ("notes.txt", "mine.safetensors", "00000016.safetensors", ".00000000.x"):
+        (store.folder / name).touch()
+    store.remove()
+    assert sorted(os.listdir(store.folder)) == ["mine.safetensors", "notes.txt"]
+
+
+def test_the_report_of_a_training_is_checked_first(tmp_path) -> None:
+    (tmp_path / "net.json").symlink_to(tmp_path / "absent")
+    done = boxcov(*VERBS["train"], f"--out {tmp_path / 'net.safetensors'}")
+    assert f"boxcov: {tmp_path / 'net.json'}: cannot be written (a symbolic link" in done.err
+    for name in ("x.json", "x.checkpoint"):  # the report or the end would remove the weights
+        done = boxcov(*VERBS["train"], f"--out {tmp_path / name}")
+        assert f"boxcov: {tmp_path / name}: x.json is the report and x.checkpoint" in done.err
+
+
 # two processes with one output
 
 HOLDER = """

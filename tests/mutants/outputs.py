@@ -25,6 +25,20 @@ OUTPUTS = [
         f"{UNWRITABLE}test_special_outputs_are_refused",
     ),
     Mutant(
+        "blocks are kept in an own folder",
+        "pipeline/block_store.py",
+        "if self.folder.is_symlink() or (",
+        "if False and (",
+        f"{UNWRITABLE}test_blocks_are_kept_in_an_own_folder",
+    ),
+    Mutant(
+        "a training keeps its weights",
+        "pipeline/train.py",
+        "if options.out in (report_path, checkpoint):",
+        "if False:",
+        f"{UNWRITABLE}test_the_report_of_a_training_is_checked_first",
+    ),
+    Mutant(
         "one process writes an output",
         "files.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",

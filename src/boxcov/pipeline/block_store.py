@@ -6,6 +6,7 @@ An interrupted run continues with the missing blocks, and several processes shar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -36,7 +37,15 @@ class BlockStore(Generic[T]):
         self.folder, self.write, self.read, self.size = folder, write, read, size
 
     def refuse_leftovers(self, resume: bool, world: World) -> None:
-        """Raise if blocks of another run exist; rank 0 looks before any rank writes."""
+        """Raise if blocks of another run exist, or something else has the folder's name.
+
+        A link would have blocks written to, and deleted from, a folder that is not the run's own.
+        Rank 0 looks before any rank writes.
+        """
+        if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
+            raise BoxcovError(
+                f"{self.folder}: not a folder of blocks: remove it, or give another name"
+            )
         if world.rank == 0 and not resume and self._files():
             raise BoxcovError(
                 f"{self.folder}: blocks of an interrupted run: continue it with --resume, "
@@ -108,7 +117,8 @@ class BlockStore(Generic[T]):
         if self.folder.is_dir():
             for path in (*self._files(), *self.folder.glob(".*")):  # hidden: left by a kill
                 path.unlink()
-            self.folder.rmdir()
+            with suppress(OSError):  # files of somebody else stay
+                self.folder.rmdir()
 
     def ranges(self, count: int) -> list[range]:
         """Return the frame numbers of each block of ``count`` frames."""
@@ -120,4 +130,4 @@ class BlockStore(Generic[T]):
         return self.folder / f"{start:08}.safetensors"
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.safetensors"))
+        return sorted(self.folder.glob("[0-9]" * 8 + ".safetensors"))

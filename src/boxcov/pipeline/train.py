@@ -14,12 +14,13 @@ from boxcov.data.augment import Augmentation
 from boxcov.detectors.centerpoint import CenterPoint, load, save
 from boxcov.detectors.training import Progress as TrainingProgress
 from boxcov.detectors.training import Recipe, train
+from boxcov.errors import BoxcovError
 from boxcov.evaluate.average_precision import Boxes, average_precision, mean_precision
 from boxcov.files import to_json, write_text
 from boxcov.pipeline.detectors import centerpoint_config, move_to_device
 from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
 from boxcov.pipeline.options import DataOptions, TrainCommand
-from boxcov.pipeline.paths import holds_output
+from boxcov.pipeline.paths import check_output, holds_output
 from boxcov.pipeline.terminal import without_nan
 
 PrecisionTable = dict[str, dict[float, float]]  # by class and distance in metres
@@ -38,6 +39,13 @@ def run(
 
     loading, training: called with the progress of loading the frames and of the training steps.
     """
+    report_path, checkpoint = (options.out.with_suffix(s) for s in (".json", ".checkpoint"))
+    if options.out in (report_path, checkpoint):
+        raise BoxcovError(
+            f"{options.out}: {report_path.name} is the report and {checkpoint.name} the checkpoint "
+            "of the training: give another name"
+        )
+    check_output(report_path)
     detector = move_to_device(_initial_detector(options), options.device)
     source = DataOptions(options.data, options.split, options.count, options.seed, options.sweeps)
     began = time.perf_counter()
@@ -47,7 +55,6 @@ def run(
     recipe = Recipe(
         options.steps, options.batch, options.rate, seed=options.seed, augmentation=Augmentation()
     )
-    checkpoint = options.out.with_suffix(".checkpoint")
     loss = train(
         detector,
         frames,
@@ -67,7 +74,7 @@ def run(
         "parameters": sum(p.numel() for p in detector.parameters()),
         "test": _test(detector, options),
     }
-    write_text(options.out.with_suffix(".json"), to_json(without_nan(report), indent=1) + "\n")
+    write_text(report_path, to_json(without_nan(report), indent=1) + "\n")
     checkpoint.unlink(missing_ok=True)
     return report
 
