@@ -1,12 +1,12 @@
 """A fit step against a training step of the same CenterPoint: time, ratio, frames per second.
 
     python benchmarks/fit_step.py [pillar | voxel | small] ... [--batch 1 4] [--depth head]
-        [--device cuda] [--one-by-one]
+        [--device cuda]
 
 A fit step is a forward pass, the gradients at the outputs of the layers of ``--depth`` and their
 factors. A training step is a forward pass, the loss and the gradients of all parameters, without
 an optimizer. Inputs and targets are on the device. Medians over alternating runs after a warm-up,
-with synchronization. ``--one-by-one`` computes the factors layer by layer, as on a CPU.
+with synchronization.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def steps(name: str, batch: int, options: argparse.Namespace) -> tuple[float, fl
     inputs, targets = batched(simulated.frames("clear", seed=11, count=batch), batch)[0]
     inputs, targets = ready(inputs, device), move(targets, device)
     accumulator = Accumulator(FrameLosses(detector, select_parameters(detector, options.depth)))
-    accumulator.together &= not options.one_by_one
     accumulator.add(inputs, targets, 0)  # the first batch is checked, the others are not
     for parameter in detector.parameters():
         parameter.requires_grad_(True)
@@ -59,7 +58,6 @@ def main() -> None:
     parser.add_argument("--depth", default="head")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--one-by-one", action="store_true")
     options = parser.parse_args()
     names = options.names or ["pillar"]
     if set(names) - {"pillar", "voxel", "small"}:

@@ -248,7 +248,7 @@ def batched(case: Case, source: Any) -> float | None:
     if DEVICE == "cpu":
         return None
     limits = case.limits
-    limits = replace(limits, boxes=BATCH * limits.boxes, pairs=BATCH * limits.pairs)
+    limits = replace(limits, boxes=2 * BATCH * limits.boxes, pairs=BATCH * limits.pairs)
     batch = [frame[0] for frame in case.frames]
     compiled = boxcov.compile(source, batch, limits, fused=True)
     return 1e3 * BATCH / middle(lambda: compiled(batch))
