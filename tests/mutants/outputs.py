@@ -81,6 +81,20 @@ OUTPUTS = [
         f"{LEAVE}test_ros_files_are_valid_json",
     ),
     Mutant(
+        "boxes for supervision are checked",
+        "export/supervision.py",
+        '    check_result(detections, "these detections cannot be exported")\n',
+        "",
+        f"{LEAVE}test_numbers_out_of_range_do_not_leave",
+    ),
+    Mutant(
+        "outlines hold what the regions promise",
+        "outlines.py",
+        "    grown[:, 3] += 2 * (c * x + s * y) + length\n",
+        "    grown[:, 3] += c * x + s * y + length\n",
+        "report/test_pictures.py::test_the_outline_holds_every_box_within_the_region",
+    ),
+    Mutant(
         "messages are checked",
         "export/covariance_choice.py",
         '    check_result(detections, "these detections cannot be exported")\n',
