@@ -11,7 +11,7 @@ ADAPTERS := .venv/adapters
 ADAPTERS_ENV := LD_LIBRARY_PATH=$(CURDIR)/$(ADAPTERS)/cuda YOLO_CONFIG_DIR=$(CURDIR)/$(ADAPTERS) \
 	YOLO_OFFLINE=true YOLO_AUTOINSTALL=false
 
-.PHONY: demo test lint docs results pictures notebook walks test-slow test-adapters test-upstream wheel audit hashes bench clean
+.PHONY: demo test lint docs results pictures notebook walks test-slow test-adapters test-upstream wheel release audit hashes bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/boxcov demo --out demo
@@ -76,6 +76,16 @@ wheel: $(INSTALLED)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > .venv/packages
 	mv .venv/packages "$$($(WHEEL) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages.pth"
 	$(WHEEL) tools/wheel.py dist/boxcov-*.whl --installed
+
+# sdist and wheel in dist/, tried in bare environments of every Python; notes from the CHANGELOG
+release: $(INSTALLED)
+	rm -rf dist
+	test -x .venv/release/bin/twine || $(BIN)/python -m venv .venv/release
+	.venv/release/bin/python -m pip install --quiet --disable-pip-version-check build==1.6.1 twine==7.0.0
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt .venv/release/bin/python -m build --outdir dist .
+	.venv/release/bin/twine check --strict dist/*
+	$(BIN)/python tools/wheel.py dist/boxcov-*.whl
+	$(BIN)/python tools/release.py dist
 
 # licences and known vulnerabilities of the pinned packages; needs pypi.org, or AUDIT='-s osv'
 audit: $(INSTALLED)

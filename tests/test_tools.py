@@ -14,6 +14,8 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
+import boxcov
+
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / "tools"
 DATA = ROOT / "docs" / "results" / "data"
@@ -29,7 +31,7 @@ def load_tool(name: str) -> ModuleType:
 
 
 licences, wheel, hashes, results = map(load_tool, ("licences", "wheel", "hashes", "results"))
-notebook = load_tool("notebook")
+notebook, release = load_tool("notebook"), load_tool("release")
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
@@ -270,3 +272,33 @@ def test_a_failing_cell_is_an_error() -> None:
     left = {**cell, "metadata": {"tags": ["needs-no_such_package"]}, "outputs": []}
     notebook.run({"cells": [left]})
     assert left["outputs"] == []
+
+
+def test_release_notes_are_those_of_the_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    version = re.sub(r"\.?dev\d*$", "", boxcov.__version__)
+    notes = release.release_notes(text, version)
+    assert notes.strip()
+    assert notes.strip() in text
+    assert "## 0.1.0" not in notes
+    with pytest.raises(SystemExit, match=r"no section '## 9\.9'"):
+        release.release_notes(text, "9.9")
+
+
+def test_release_tries_the_quick_start_of_the_readme() -> None:
+    start = release.quick_start((ROOT / "README.md").read_text())
+    assert start.startswith("import boxcov\n")
+    compile(start, "README.md", "exec")
+
+
+def test_release_says_which_pythons_are_missing(monkeypatch) -> None:
+    monkeypatch.setattr(release, "find_python", lambda minor: None if minor == 13 else "python")
+    monkeypatch.setattr(release, "try_python", lambda python, wheel: None)
+    assert release.judge(13, Path("x.whl")) == (True, "3.13: not on this machine, not tried")
+    assert release.judge(12, Path("x.whl"))[1].startswith("3.12: the quick start runs")
+    monkeypatch.setattr(release, "try_python", lambda python, wheel: "ERROR: nothing works")
+    assert release.judge(12, Path("x.whl")) == (False, "3.12: ERROR: nothing works")
+    assert release.judge(10, Path("x.whl"))[0] is False
+    refused = "ERROR: Package 'boxcov' requires a different Python: 3.10.13 not in '>=3.11'"
+    monkeypatch.setattr(release, "try_python", lambda python, wheel: refused)
+    assert release.judge(10, Path("x.whl")) == (True, "3.10: refused by pip, as it should be")

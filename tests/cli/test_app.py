@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 import boxcov as package
 from boxcov.cli import app as cli
 from boxcov.cli.command import typer_command
+from boxcov.cli.convert import convert
 from boxcov.data import simulated
 from boxcov.evaluate.geometry import corners, ellipse
 from boxcov.pipeline.options import option
 from helpers.command_line import boxcov
+from helpers.export_boxes import in_space
 
 
 @pytest.mark.parametrize("verb", [verb.__name__ for verb in cli.EXAMPLES])
@@ -114,6 +120,44 @@ assert len(sys.modules) < 450, len(sys.modules)
 """
     command = [sys.executable, "-c", code, *words.split()]
     subprocess.run(command, check=True, capture_output=True)
+
+
+def option_names(verb) -> set[str]:
+    commands = typer.main.get_command(cli.build_app()).commands
+    return {
+        name
+        for param in commands[verb.__name__].params
+        for name in (*param.opts, *param.secondary_opts)
+    }
+
+
+def test_every_command_that_prints_results_has_json() -> None:
+    without = {verb.__name__ for verb in cli.EXAMPLES if "--json" not in option_names(verb)}
+    assert without == {"stream", "monitor"}  # their lines are JSON
+
+
+def test_messages_name_options_that_exist() -> None:
+    """Every --option in a text of src/ is one of some command, or of another program."""
+    known = {name for verb in cli.EXAMPLES for name in option_names(verb)}
+    known |= {"--help", "--version", "--install-completion"}
+    source = Path(package.__file__).parent
+    for path in [*source.glob("pipeline/**/*.py"), *source.glob("cli/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else ""
+            for word in re.findall(r"(?<![\w/-])--[a-z][a-z-]+", text if type(text) is str else ""):
+                assert word in known, f"{path}, line {node.lineno}: {word}"
+
+
+def test_convert_has_the_options_that_its_errors_name(tmp_path) -> None:
+    """``convert --format ros`` of uncalibrated boxes advises --covariance epistemic."""
+    plain = tmp_path / "d.safetensors"
+    in_space(3, calibrated=False).save(plain)
+    words = f"convert {plain} --format ros --out {tmp_path}/x.json"
+    done = boxcov(words)
+    assert done.code == 1
+    advised = set(re.findall(r"--[a-z-]+", done.err))
+    assert advised == {"--covariance"} <= option_names(convert)
+    assert boxcov(f"{words} --covariance epistemic").code == 0
 
 
 def test_scenarios_are_those_of_the_simulation() -> None:

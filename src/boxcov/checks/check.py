@@ -51,7 +51,12 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Outcome]], ...] = (
 
 
 def check(
-    detector: Detector, frame: Any, *, other: Any = None, reference: Tensor | None = None
+    detector: Detector,
+    frame: Any,
+    *,
+    other: Any = None,
+    reference: Tensor | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check whether ``detector`` keeps the contract, on one ``frame`` of (inputs, targets).
 
@@ -61,6 +66,7 @@ def check(
 
     other: a second frame, for checks on batches of two; by default a perturbed copy of the first.
     reference: boxes (m, D) from the model's own post-processing of this frame, in any order.
+    progress: called with the number of checks done, and of all.
     With targets of None the loss is not checked.
 
     >>> from boxcov.data import shapes
@@ -87,14 +93,18 @@ def check(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        findings = tuple(_finding(name, run, subject) for name, run in CHECKS)
+        findings = []
+        for name, run in CHECKS:
+            findings.append(_finding(name, run, subject))
+            if progress is not None:
+                progress(len(findings), len(CHECKS))
         milliseconds = _or_none(lambda: layers.timed(subject))
         depths = _or_none(lambda: layers.depths(subject)) or ()
         methods = _or_none(lambda: layers.methods(subject)) or ()
     return Report(
         type(detector).__name__,
         _about(subject),
-        findings,
+        tuple(findings),
         tuple(subject.layers),
         depths,
         methods,

@@ -17,8 +17,10 @@ def check(options: CheckCommand, as_json: AsJson = False) -> None:
     The exit code is 1 if a check fails.
     """
     from boxcov.pipeline.check import run
+    from boxcov.pipeline.progress import Progress
 
-    report = run(options)
+    with Progress("checking", "checks") as progress:
+        report = run(options, progress)
     say(report.to_json() if as_json else report)
     if not report.ok:
         say(f"boxcov: {len(report.failed)} checks failed", file=sys.stderr)

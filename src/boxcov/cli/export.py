@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from boxcov.cli.command import AsJson
@@ -18,6 +19,7 @@ def export(options: ExportCommand, as_json: AsJson = False) -> None:
     """
     from boxcov.pipeline.export import run
 
+    say("boxcov: tracing, writing and checking the graph, about a minute", file=sys.stderr)
     report = run(options)
     if as_json:
         say_json(report)

@@ -10,14 +10,14 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.plausibility import observe
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector, match_source
-from boxcov.pipeline.frames import load_frames
+from boxcov.pipeline.frames import Progress, load_frames
 from boxcov.pipeline.options import CheckCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
 from boxcov.report.pictures import write_cloud
 
 
 @holds_output
-def run(options: CheckCommand) -> Report:
+def run(options: CheckCommand, progress: Progress | None = None) -> Report:
     """Check the detector on the first frame of the data, and the second if there is one.
 
     Of a CenterPoint checkpoint the report also says what was understood of it and what its boxes
@@ -30,7 +30,8 @@ def run(options: CheckCommand) -> Report:
     source = DataOptions(options.data, options.split, count, options.seed, options.sweeps)
     frames = load_frames(match_source(source, detector), options.device, detector.classes)
     first = [frames[i] for i in range(min(2, len(frames)))]
-    report = check(detector, first[0], other=first[1] if len(first) > 1 else None)
+    other = first[1] if len(first) > 1 else None
+    report = check(detector, first[0], other=other, progress=progress)
     if not isinstance(detector, CenterPoint):
         return report
     if options.out is not None:

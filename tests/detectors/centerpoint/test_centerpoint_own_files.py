@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,10 +50,23 @@ def test_the_small_network_fits_in_four_megabytes(tmp_path):
 
 def test_the_name_of_the_packaged_weights(monkeypatch, tmp_path):
     monkeypatch.setattr("boxcov.detectors.centerpoint.checkpoints._WEIGHTS", tmp_path)
-    with pytest.raises(boxcov.BoxcovError, match="small CenterPoint are not in this installation"):
+    with pytest.raises(boxcov.BoxcovError, match="weights of small are not in this installation"):
         centerpoint.load("small")
     centerpoint.save(CenterPoint(pillar_config()), tmp_path / "small.safetensors")
     assert centerpoint.load("small").config == pillar_config()
+
+
+def test_pillar_is_found_by_name_in_a_checkout(tmp_path, monkeypatch):
+    checkout = Path(__file__).parents[3]
+    monkeypatch.chdir(checkout)  # the tests of the wheel find it by the working directory
+    assert sum(p.numel() for p in centerpoint.load("pillar").parameters()) == 5_982_854
+    name = "boxcov.detectors.centerpoint.checkpoints.__file__"
+    monkeypatch.setattr(name, str(tmp_path / "a/b/c/d/e.py"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(boxcov.BoxcovError, match=r"pillar are not in this .* work in a checkout"):
+        centerpoint.load("pillar")
+    with pytest.raises(boxcov.BoxcovError, match=r"pilar: no such file \(did you mean 'pillar'"):
+        centerpoint.load("pilar")
 
 
 def test_values_beyond_half_precision_are_not_saved(tmp_path):

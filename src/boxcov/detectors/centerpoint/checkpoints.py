@@ -26,7 +26,7 @@ from boxcov.detectors.centerpoint.frameworks import (
 from boxcov.detectors.centerpoint.provenance import TITLES, Fact, describe, is_legacy
 from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
 from boxcov.detectors.weight_file import State, describe_misfit, read_weights
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, did_you_mean, join_names
 from boxcov.files import write_safetensors
 from boxcov.input_file import reading
 
@@ -132,21 +132,26 @@ def save(detector: CenterPoint, path: str | Path) -> None:
 
 
 def _path(path_or_name: str | Path) -> Path:
-    if path_or_name == "small":
-        path = _WEIGHTS / "small.safetensors"
-        if not path.exists():
+    """Return the file of a checkpoint; small is in the package, pillar in a checkout."""
+    checkout = Path(__file__).parents[4] / "weights"
+    named = {"small": (_WEIGHTS,), "pillar": (checkout, Path("weights"))}
+    if path_or_name not in named:
+        path = Path(path_or_name)
+        if not path.is_file():
+            known = did_you_mean(str(path_or_name), named)
             raise BoxcovError(
-                f"{path}: the weights of the small CenterPoint are not in this installation; "
-                "give the path of a checkpoint"
+                f"{path}: no such file{known}; give the path of a checkpoint, or a name: small (in "
+                "the package) or pillar (in a checkout)"
             )
         return path
-    path = Path(path_or_name)
-    if not path.is_file():
+    places = [folder / f"{path_or_name}.safetensors" for folder in named[str(path_or_name)]]
+    found = next((path for path in places if path.is_file()), None)
+    if found is None:
         raise BoxcovError(
-            f"{path}: no such file; give the path of a checkpoint, "
-            "or the name of one in the package: small"
+            f"{places[0]}: the weights of {path_or_name} are not in this installation: give the "
+            "path of a checkpoint, or work in a checkout of boxcov"
         )
-    return path
+    return found
 
 
 def _framework(state: State, path: Path) -> Framework:

@@ -12,7 +12,7 @@ INPUT, METHOD, OUTPUT = "Input", "Method", "Output"  # the panels of the help te
 REQUIRED: Any = MISSING
 
 DETECTORS = {
-    "centerpoint": "centerpoint:small or centerpoint:CHECKPOINT",
+    "centerpoint": "centerpoint:small, centerpoint:pillar or centerpoint:CHECKPOINT",
     "yolox": "yolox:CHECKPOINT",
     "transformers": "transformers:FOLDER",
     "torchvision": "torchvision:NAME or torchvision:NAME:WEIGHTS",
