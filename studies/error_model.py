@@ -218,6 +218,8 @@ def per_box(model: ErrorModel, found: Detections, records: Records) -> dict[str,
         "iou": records.iou,
         "l2": records.l2,
         "scores": records.scores,
+        "labels": records.labels,
+        "range": np.hypot(records.boxes[:, 0], records.boxes[:, 1]),
     }
 
 
