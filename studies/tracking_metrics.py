@@ -127,11 +127,15 @@ def amota(by_threshold: dict[float, dict[str, float]]) -> float:
     """Return the mean over 10 recalls of MOTA, each relative to what the recall allows."""
     values = []
     for recall in RECALLS:
-        best = 0.0
-        for count in by_threshold.values():
-            objects = count["num_objects"]
-            if 1 - count["num_misses"] / objects >= recall:
-                wrong = sum(count[name] for name in COUNTS[1:]) - (1 - recall) * objects
-                best = max(best, 1 - wrong / (recall * objects))
-        values.append(best)
+        least = [t for t, c in by_threshold.items() if _recall(c) >= recall - 1e-9]
+        if not least:
+            values.append(0.0)
+            continue
+        count = by_threshold[max(least)]
+        wrong = count["num_false_positives"] + count["num_switches"]
+        values.append(max(0.0, 1 - wrong / (recall * count["num_objects"])))
     return float(np.mean(values))
+
+
+def _recall(count: dict[str, float]) -> float:
+    return 1 - count["num_misses"] / count["num_objects"]

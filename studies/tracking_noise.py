@@ -85,18 +85,47 @@ def methods(root: Path, drives: list[Drive]) -> dict[str, Noise]:
     def per_class(found: Detections) -> Detections:
         return with_variances(plain.apply(found), by_class[found.labels])
 
-    def noise_only(found: Detections) -> Detections:
-        full, base = models["boxcov"].apply(found), plain.apply(found)
-        return replace(full, no_object=base.no_object, flipped=base.flipped)
-
     return {
         "constant R": constant,
         "R per class": per_class,
-        "R from score + size": plain.apply,
-        "boxcov, no covariance": models["boxcov, no covariance"].apply,
-        "boxcov, R alone": noise_only,
-        "boxcov": models["boxcov"].apply,
+        "R from score + size": with_class_noise(drives, plain.apply),
+        "boxcov, no covariance": with_class_noise(drives, models["boxcov, no covariance"].apply),
+        "boxcov": with_class_noise(drives, models["boxcov"].apply),
     }
+
+
+def with_class_noise(drives: list[Drive], noise: Noise) -> Noise:
+    """Return an error model's R: the variance of its distribution plus a residual by class.
+
+    ``predictive`` holds one residual for all classes. Here it is what the variance lacks of the
+    mean square error of the class on the drives tune. The error of a velocity is a mixture, nearly
+    0 or that of a moving object taken for a standing one, which no Gaussian holds: R of the
+    velocity is the mean square of the class for every method.
+    """
+
+    def bare(found: Detections) -> Detections:
+        some = noise(found)
+        dof = torch.tensor(some.meta["error_model"]["dof"]).double()
+        R = some.predictive.double()
+        deviation = some.scale.double() * (dof / (dof - 2)).sqrt()
+        ratio = deviation / R.diagonal(dim1=1, dim2=2).sqrt()
+        return replace(some, predictive=ratio[:, :, None] * R * ratio[:, None, :])
+
+    pairs = collect_pairs(drives, bare)
+    lack = pairs.errors.square() - pairs.R.diagonal(dim1=1, dim2=2)  # (n, 5)
+    lack[:, 3:] = pairs.errors[:, 3:].square()
+    residual = torch.zeros(len(CLASSES), 9).double()
+    for label in range(len(CLASSES)):
+        own = lack[pairs.labels == label]
+        residual[label, FIELDS] = (own if len(own) >= 20 else lack).mean(0).clamp(min=1e-4)
+
+    def apply(found: Detections) -> Detections:
+        some = bare(found)
+        R = some.predictive.clone()
+        R[:, 7:], R[:, :, 7:] = 0.0, 0.0
+        return replace(some, predictive=R + torch.diag_embed(residual[some.labels]))
+
+    return apply
 
 
 def with_variances(found: Detections, variances: Tensor) -> Detections:
@@ -138,8 +167,7 @@ def pair(found: Detections, target: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 def tracker_settings(drives: list[Drive], noise: Noise) -> TrackerSettings:
     """Return settings from the objects' motion and from the boxes' errors, without tracking.
 
-    ``noise`` is the mean square of the standardised errors; ``persistence`` and ``fading`` follow
-    from their correlation between frames.
+    ``persistence`` and ``fading`` follow from the correlation of errors between frames.
     """
     pairs = collect_pairs(drives, noise)
     w = torch.linalg.solve_triangular(
@@ -151,7 +179,7 @@ def tracker_settings(drives: list[Drive], noise: Noise) -> TrackerSettings:
     fading = 3 / RATE / log(ratio)
     lasts = min(max(near * exp(1 / RATE / fading), 0.05), 0.95)
     acceleration, turning = motion(drives)
-    return TrackerSettings(acceleration, turning, power, lasts, fading)
+    return TrackerSettings(acceleration, turning, persistence=lasts, fading=fading)
 
 
 def correlation(pairs: Pairs, w: Tensor, lag: int) -> float:

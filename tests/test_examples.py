@@ -48,6 +48,8 @@ def test_margins_cover_boxes_of_the_region(monkeypatch: pytest.MonkeyPatch) -> N
     one = torch.zeros(1, dtype=torch.long)
     found = Detections(
         *(box, torch.ones(1), one, one, BOX_FIELDS, ("car",)),
+        no_object=torch.zeros(1),
+        iou_below=torch.zeros(1, 2),
         region_widths=half[None, None],
         meta={"error_model": {**about, "estimator": "exact", "frames": 1}},
     )

@@ -198,9 +198,9 @@ class Tracker:
         predicted = hypothesis.measurement_prediction
         step = hypothesis.measurement.state_vector - predicted.state_vector
         distance = float((step.T @ np.linalg.solve(predicted.covar, step))[0, 0])
-        if distance > 5:  # a Student-t distribution expects outliers: this one has a larger R
-            larger = (self.settings.dof + distance) / (self.settings.dof + 5)
-            hypothesis = self._with_noise(hypothesis, larger if isfinite(larger) else 1.0)
+        if isfinite(self.settings.dof):
+            square = np.asarray(step, dtype=float)[:, 0] ** 2 / np.diag(predicted.covar)
+            hypothesis = self._mistrust(hypothesis, square)
         state = self.updater.update(hypothesis)
         turns = round((state.state_vector[4, 0] - track.mean[4]) / pi)
         track.direction += float(boxes.front[row]) * (-1) ** turns
@@ -212,10 +212,11 @@ class Tracker:
         track.box, track.row = boxes.boxes[row], row
         track.existence += self.settings.memory * (float(boxes.p[row]) - track.existence)
 
-    def _with_noise(self, hypothesis: Any, factor: float) -> Any:
-        """Return a hypothesis with a larger R."""
-        box = hypothesis.measurement
-        box.measurement_model = self._model(factor * box.measurement_model.R)
+    def _mistrust(self, hypothesis: Any, square: Array) -> Any:
+        """Return a hypothesis with a larger R for fields (5,) that are off by many deviations."""
+        box, dof = hypothesis.measurement, self.settings.dof
+        larger = np.sqrt(np.maximum(1.0, (dof + square) / (dof + 1)))
+        box.measurement_model = self._model(np.outer(larger, larger) * box.measurement_model.R)
         return self.parts.SingleHypothesis(hypothesis.prediction, box)
 
 
