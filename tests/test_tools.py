@@ -293,12 +293,12 @@ def test_release_tries_the_quick_start_of_the_readme() -> None:
 
 def test_release_says_which_pythons_are_missing(monkeypatch) -> None:
     monkeypatch.setattr(release, "find_python", lambda minor: None if minor == 13 else "python")
-    monkeypatch.setattr(release, "try_python", lambda python, wheel: None)
+    monkeypatch.setattr(release, "try_python", lambda *words: None)
     assert release.judge(13, Path("x.whl")) == (True, "3.13: not on this machine, not tried")
     assert release.judge(12, Path("x.whl"))[1].startswith("3.12: the quick start runs")
-    monkeypatch.setattr(release, "try_python", lambda python, wheel: "ERROR: nothing works")
+    monkeypatch.setattr(release, "try_python", lambda *words: "ERROR: nothing works")
     assert release.judge(12, Path("x.whl")) == (False, "3.12: ERROR: nothing works")
     assert release.judge(10, Path("x.whl"))[0] is False
     refused = "ERROR: Package 'boxcov' requires a different Python: 3.10.13 not in '>=3.11'"
-    monkeypatch.setattr(release, "try_python", lambda python, wheel: refused)
+    monkeypatch.setattr(release, "try_python", lambda *words: refused)
     assert release.judge(10, Path("x.whl")) == (True, "3.10: refused by pip, as it should be")

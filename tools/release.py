@@ -77,8 +77,11 @@ def run(*words: object, cwd: Path) -> str | None:
     return (errors or lines)[-1]
 
 
-def try_python(python: str, wheel: Path) -> str | None:
-    """Install the wheel into a bare environment and use it; return what went wrong, if anything."""
+def try_python(python: str, wheel: Path, supported: bool = True) -> str | None:
+    """Install the wheel into a bare environment and use it; return what went wrong, if anything.
+
+    A Python that is not supported only installs the wheel, without the packages that it needs.
+    """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         binaries = place / "env" / "bin"
@@ -92,6 +95,8 @@ def try_python(python: str, wheel: Path) -> str | None:
             (binaries / "boxcov", "--version"),
             (binaries / "boxcov", "predict", "--count", "1", "--out", "boxes.safetensors"),
         ]
+        if not supported:  # the pinned packages would be refused first
+            steps[1:] = [(binaries / "python", *pip, "--no-deps", wheel)]
         for step in steps:
             wrong = run(*step, cwd=place)
             if wrong is not None:
@@ -111,8 +116,9 @@ def judge(minor: int, wheel: Path) -> tuple[bool, str]:
     if python is None:
         return True, f"3.{minor}: not on this machine, not tried"
     began = perf_counter()
-    wrong = try_python(python, wheel)
-    if minor < lowest_minor():
+    is_supported = minor >= lowest_minor()
+    wrong = try_python(python, wheel, is_supported)
+    if not is_supported:
         refused = wrong is not None and "requires a different Python" in wrong
         return refused, f"3.{minor}: {'refused by pip, as it should be' if refused else wrong}"
     seconds = f"{perf_counter() - began:.0f} s"

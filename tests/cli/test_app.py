@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from boxcov.cli.command import typer_command
 from boxcov.cli.convert import convert
 from boxcov.data import simulated
 from boxcov.evaluate.geometry import corners, ellipse
-from boxcov.pipeline.options import option
+from boxcov.pipeline.options import DemoCommand, option
+from boxcov.pipeline.options.common import resume_option
 from helpers.command_line import boxcov
 from helpers.export_boxes import in_space
 
@@ -120,6 +122,31 @@ assert len(sys.modules) < 450, len(sys.modules)
 """
     command = [sys.executable, "-c", code, *words.split()]
     subprocess.run(command, check=True, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Long(option.Options):
+    """Options of a command that can be resumed."""
+
+    resume: bool = resume_option()
+
+
+def long(options: Long) -> None:
+    raise KeyboardInterrupt
+
+
+def short(options: DemoCommand) -> None:
+    raise KeyboardInterrupt
+
+
+def test_interrupted_commands_say_how_to_continue(capsys) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        typer_command(long)(resume=False)
+    told = "boxcov: interrupted; the same command with --resume continues\n"
+    assert capsys.readouterr().err == told
+    with pytest.raises(KeyboardInterrupt):
+        typer_command(short)(out=Path("x"))
+    assert capsys.readouterr().err == "boxcov: interrupted\n"
 
 
 def option_names(verb) -> set[str]:

@@ -164,10 +164,7 @@ def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
     stop(signal.SIGINT)
     done = boxcov(*words)
     assert done.code == 130
-    assert (
-        done.err
-        == f"boxcov: interrupted; the same command with --resume continues from {out}.checkpoint\n"
-    )
+    assert done.err == "boxcov: interrupted; the same command with --resume continues\n"
     assert not out.exists()
     refused = boxcov(*words)
     assert refused.code == 1
@@ -177,7 +174,9 @@ def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
     assert "checkpoint of another fit (depth was 'head', is 'neck'" in other.err
     (tmp_path / "p.safetensors.checkpoint").unlink()
     stop(signal.SIGTERM)
-    assert boxcov(*words).code == 143
+    done = boxcov(*words)
+    assert done.code == 143
+    assert "the same command with --resume continues" in done.err
     monkeypatch.undo()
     done = boxcov(*words, "--resume")
     assert done.code == 0, done.err

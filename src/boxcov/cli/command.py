@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
+from signal import SIGTERM
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Help, Interval
+from boxcov.pipeline.terminal import say
 
 AsJson = Annotated[
     bool,
@@ -43,7 +46,15 @@ def typer_command(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def command(**values: Any) -> None:
         names = inspect.signature(function).parameters
-        function(**{name: _value(name, hints[name], values) for name in names})
+        arguments = {name: _value(name, hints[name], values) for name in names}
+        try:
+            function(**arguments)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            if isinstance(stop, KeyboardInterrupt) or stop.code == 128 + SIGTERM:
+                can_resume = any(hasattr(options, "resume") for options in arguments.values())
+                advice = "; the same command with --resume continues" if can_resume else ""
+                say(f"boxcov: interrupted{advice}", sys.stderr)
+            raise
 
     panels = ["", INPUT, METHOD, OUTPUT]
     parameters.sort(key=lambda p: panels.index(_panel(p)))

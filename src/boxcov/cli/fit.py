@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from boxcov.cli.command import AsJson
@@ -22,16 +21,8 @@ def fit(options: FitCommand, as_json: AsJson = False) -> None:
     from boxcov.pipeline.progress import Progress
 
     began = perf_counter()
-    try:
-        with Progress("fitting", "frames" if options.batch == 1 else "batches") as progress:
-            posterior = run(options, progress)
-    except (KeyboardInterrupt, SystemExit):
-        say(
-            "boxcov: interrupted; the same command with --resume continues from "
-            f"{options.out}.checkpoint",
-            file=sys.stderr,
-        )
-        raise
+    with Progress("fitting", "frames" if options.batch == 1 else "batches") as progress:
+        posterior = run(options, progress)
     if not is_main_process():
         return
     report = {"out": str(options.out), **summarize(posterior, (perf_counter() - began) / 60)}
