@@ -148,7 +148,11 @@ def test_existing_pictures_need_force(images, tmp_path: Path) -> None:
     ("words", "message"),
     [
         ("--source nowhere", "nowhere: no such folder"),
-        ("--source photos --split test", "--source has no splits: remove --split"),
+        (
+            "--source photos --split test",
+            "takes the place of --data and --split: remove",
+        ),
+        ("--source photos --data kitti:ROOT", "takes the place of --data and --split"),
         ("--source photos --show x.png", "give a folder, or a video that ends in .gif or .mp4"),
         ("--source photos --show no/x.gif", "there is no folder no"),
         ("--source bad.gif", "bad.gif: not a GIF, MP4"),

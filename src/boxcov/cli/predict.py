@@ -11,9 +11,10 @@ from boxcov.pipeline.terminal import say, say_json
 
 
 def predict(options: PredictCommand, as_json: AsJson = False) -> None:
-    """Run a detector over frames and write its boxes with their covariances.
+    """Run a detector over frames and write its boxes with covariances, risks and regions.
 
-    By default the frames are of a split that the detector was not trained on.
+    By default the frames are simulated ones that the detector was not trained on. Risks and regions
+    need a posterior of `boxcov calibrate`.
     """
     from boxcov.pipeline.predict import run
     from boxcov.pipeline.progress import Progress

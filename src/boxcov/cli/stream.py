@@ -10,7 +10,7 @@ from boxcov.pipeline.terminal import say
 
 
 def stream(options: StreamCommand) -> None:
-    """Write the boxes of each frame with their covariances as one JSON line on stdout.
+    """Write the boxes of each frame, with risks and regions, as one JSON line on stdout.
 
     At the end the latencies are printed on stderr. A frame that cannot be read gives a line with an
     error; the stream continues, and the exit code is 1 at the end.

@@ -55,7 +55,8 @@ class FitCommand(DetectorOptions):
     depth: str = option(
         "head",
         METHOD,
-        "head, neck (neck and head), backbone (all three), or module names, comma-separated.",
+        "Layers of the posterior: head, neck (neck and head), backbone (all three), or module "
+        "names, comma-separated.",
     )
     prior_precision: float | Literal["auto"] = option(
         "auto",
@@ -73,7 +74,10 @@ class FitCommand(DetectorOptions):
         within="(0, inf)",
     )
     fisher: Literal["empirical", "mc", "identity"] = option(
-        "empirical", METHOD, "Labels of the data, labels sampled from the detector, or no Fisher."
+        "empirical",
+        METHOD,
+        "Gradients for the labels of the data (empirical), for labels sampled from the detector "
+        "(mc), or none: the posterior is the prior (identity).",
     )
     fraction: float = option(
         1.0, INPUT, "Use only this fraction of the frames, chosen at random.", within="(0, 1]"
@@ -151,8 +155,10 @@ class PredictCommand(DetectorOptions):
             raise BoxcovError(f"the method {method} has no option --max-boxes: remove it")
         if self.with_logit and method == "nms":
             raise BoxcovError("the method nms has no option --with-logit: remove it")
-        if self.files.source is not None and self.source.split is not None:
-            raise BoxcovError("--source has no splits: remove --split")
+        if self.files.source is None:
+            return
+        if self.source.split is not None or self.source.data != DataOptions().data:
+            raise BoxcovError("--source takes the place of --data and --split: remove them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +271,9 @@ class TrainCommand(Options):
     sweeps: int = sweeps_option()
     seed: int = seed_option()
     device: str = device_option()
-    start_from: str | None = option(None, INPUT, "Initial weights: a file, or small.")
+    start_from: str | None = option(
+        None, INPUT, "Initial weights: a file, small, or pillar (in a checkout)."
+    )
     resume: bool = resume_option()
 
 

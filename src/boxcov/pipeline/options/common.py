@@ -32,7 +32,7 @@ reader_option = partial(
     option,
     None,
     INPUT,
-    "--source: a function of your own that takes a path and returns the detector's inputs.",
+    "Reads your files: a function of your own that takes a path and returns the detector's inputs.",
     metavar="python:FILE.py:FUNCTION",
 )
 split_option = partial(
@@ -89,7 +89,8 @@ class DetectorOptions(Options):
     detector: str = option(
         "centerpoint:small",
         INPUT,
-        "centerpoint:small, centerpoint:CHECKPOINT, yolox:CHECKPOINT, transformers:FOLDER, "
+        "centerpoint:small, centerpoint:pillar (in a checkout), centerpoint:CHECKPOINT, "
+        "yolox:CHECKPOINT, transformers:FOLDER, "
         "torchvision:NAME (such as retinanet_resnet50_fpn, with weights of a file: NAME:FILE), "
         "ultralytics:FILE.pt, or a function of your own that returns a detector, "
         "python:MODULE:FUNCTION or python:FILE.py:FUNCTION.",
@@ -142,7 +143,8 @@ class FileOptions(Options):
         None,
         INPUT,
         "Your own frames, without labels: a folder of images or of .bin point clouds, read in "
-        "order of their names, one such file, or a video (.mp4, .gif ...).",
+        "order of their names, one such file, or a video (.mp4, .gif ...). For boxcov stream also "
+        "-: paths on stdin.",
         metavar="FOLDER|FILE",
     )
     points: Literal["nuscenes", "kitti", "plain"] = option(
@@ -199,7 +201,11 @@ class EstimatorOptions(Options):
     """
 
     method: Literal["mcglm", "glm", "exact", "mci", "nms"] = option(
-        "exact", METHOD, "nms is a baseline: the spread of the boxes that NMS removes."
+        "exact",
+        METHOD,
+        "exact: the covariance under the posterior; mcglm: its estimate from samples; glm: one "
+        "backward pass per number (slow); mci: MC dropout, or re-runs with sampled weights; nms: "
+        "the spread of the boxes that NMS removes, a baseline.",
     )
     posterior: Path | None = option(
         None,
