@@ -59,7 +59,7 @@ test-adapters: $(ADAPTERS)/.installed
 	$(ADAPTERS_ENV) $(ADAPTERS)/bin/python tests/environments/cuda_stubs.py $(ADAPTERS)/cuda
 	$(ADAPTERS_ENV) OMP_NUM_THREADS=1 $(ADAPTERS)/bin/python -m pytest -n $(WORKERS) \
 		--dist loadfile $(addprefix tests/detectors/,torchvision ultralytics transformers yolox) \
-		tests/export
+		tests/export tests/cli/test_libraries.py
 
 # CenterPoint beside the code of mmdetection3d
 test-upstream: .venv/mmdet3d/.installed

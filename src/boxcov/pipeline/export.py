@@ -8,6 +8,7 @@ import torch
 
 from boxcov.data import simulated
 from boxcov.detectors.centerpoint import CenterPoint
+from boxcov.detectors.transformers import QueryDetector
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.export import onnx
@@ -54,10 +55,14 @@ def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, tor
         if path is None:
             raise BoxcovError(
                 f"boxcov cannot make an example input of a {type(detector).__name__}: give a frame "
-                "as --example FILE, with --reader python:FILE.py:FUNCTION"
+                "as --example FILE, for a detector of your own with --reader "
+                "python:FILE.py:FUNCTION"
             )
         function = None if options.reader is None else load_function(options.reader)
-        return "input", FrameReader(detector, function=function)(path).inputs, None
+        inputs = FrameReader(detector, size=options.size, function=function)(path).inputs
+        if isinstance(detector, QueryDetector):  # an image processor stays outside
+            inputs = detector.prepare(inputs)
+        return "image" if function is None else "input", inputs, None
     clouds = simulated.frames(count=1)[0][0] if path is None else FrameReader(detector)(path).inputs
     if path is not None:
         warn_if_implausible(detector, [(clouds, ())])

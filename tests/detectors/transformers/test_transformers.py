@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 import transformers
 
+import boxcov
 from boxcov import GLM, MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, Selection, fit
 from boxcov.data import coco
 from boxcov.detectors.transformers import QueryDetector, wrap
@@ -92,6 +93,27 @@ def test_boxes_equal_the_models_own_bit_for_bit(name: str, detector: QueryDetect
         detector.detect(x).boxes,
         detector.detect({"pixel_values": x, "sizes": torch.tensor([[64, 96]] * 2)}).boxes,
     )
+
+
+def test_boxes_of_version_2_equal_the_models_own() -> None:
+    detector, x = wrap(rt_detr(version=2), threshold=0.15), pixels(2, seed=5)
+    with torch.no_grad():
+        out = detector.model(x)
+    processor = transformers.RTDetrImageProcessorPil()
+    theirs = processor.post_process_object_detection(
+        out, threshold=0.15, target_sizes=torch.tensor([[64, 96], [64, 96]])
+    )
+    for b, one in enumerate(detector.detect(x).frames(2)):
+        known = theirs[b]["labels"] > 0
+        assert int(known.sum()) > 1
+        assert torch.equal(one.boxes, theirs[b]["boxes"][known])
+        assert torch.equal(one.scores, theirs[b]["scores"][known])
+
+
+def test_the_general_wrap_knows_the_library(detector: QueryDetector) -> None:
+    found = boxcov.wrap(detector.model)
+    assert type(found) is type(detector)
+    assert found.classes == detector.classes
 
 
 def test_a_mask_reaches_the_model() -> None:

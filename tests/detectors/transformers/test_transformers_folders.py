@@ -98,7 +98,7 @@ def test_from_a_fit_to_coco_s_results(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "guide" / "checkpoints.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guide" / "libraries.md").read_text()
     code = re.search(r"## transformers: .*?```py\n(.*?)```", page, re.DOTALL)[1]
     yolos().save_pretrained(tmp_path / "detr-resnet-50")
     transformers.YolosImageProcessorPil(

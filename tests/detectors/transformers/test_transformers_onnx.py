@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from boxcov import MCGLM, BoxcovError, ExactGLM, fit
 from boxcov.export.onnx import StaticLimits, export
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.export import run as run_export
+from boxcov.pipeline.options import ExportCommand
 from helpers.error_models import with_error_model
 from helpers.onnx_file import File, check_rows
-from helpers.transformers_cases import MODELS, made, objects, pixels
+from helpers.transformers_cases import MODELS, made, objects, pixels, transformers, yolos
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -37,6 +42,32 @@ def test_rows_are_the_selection(name: str, boxes: int) -> None:
         )
     with pytest.raises(BoxcovError, match="takes one image, got a batch of 2"):
         detector.select_static(detector(pixels(2)), StaticLimits())
+
+
+def test_an_image_processor_stays_outside_the_file(tmp_path: Path) -> None:
+    model, folder, image = yolos(), tmp_path / "model", tmp_path / "a.png"
+    model.save_pretrained(folder)
+    size = {"shortest_edge": 64, "longest_edge": 96}
+    transformers.YolosImageProcessorPil(size=size).save_pretrained(folder)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(image)
+    detector = load_detector(f"transformers:{folder}")
+    x = torch.from_numpy(pixels).permute(2, 0, 1).flip(0).float()[None]
+    posterior = fit(detector, [(x, [objects(2, height=40, width=60)])], prior_precision=1.0)
+    posterior.save(tmp_path / "p.safetensors")
+    options = ExportCommand(
+        out=tmp_path / "d.onnx",
+        detector=f"transformers:{folder}",
+        posterior=tmp_path / "p.safetensors",
+        exact=True,
+        example=image,
+    )
+    said = run_export(options)
+    assert said["inputs"] == {"pixel_values": [1, 3, 64, 96], "sizes": [1, 2]}
+    expected = ExactGLM(detector, posterior)(x)
+    assert len(expected) > 2
+    given = detector.prepare(x)
+    check_rows(File(tmp_path / "d.onnx")(given["pixel_values"], given["sizes"]), expected)
 
 
 @pytest.mark.parametrize("samples", ["exact", 3])
