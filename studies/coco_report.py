@@ -19,19 +19,21 @@ from typing import Any
 
 import numpy as np
 from coco import LOGIT, PARTS, detector_of, images_of, relative_trace, run
+from matplotlib import pyplot as plt
 from shift import auroc_of_shift, chart
 
 from boxcov import Detections, ExactGLM, Posterior
+from boxcov.concatenation import concatenate
 from boxcov.data import coco
+from boxcov.data.coco.images import to_pixels
 from boxcov.data.corruptions import KINDS
-from boxcov.detections import concatenate
 from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summary import compare, table
-from boxcov.report.pictures import write_images
+from boxcov.report.pictures import Shown, draw_image
 
 
 def main() -> None:
@@ -306,14 +308,14 @@ def draw(args: argparse.Namespace) -> None:
     images = images_of(args, detector, "val2017")
     detections = Detections.load(args.out / "backbone.safetensors").frames(len(images))
     chosen = [i for i in range(len(images)) if 3 <= len(detections[i]) <= 6][:6]
-    frames = []
-    for i in chosen:
+    figure, axes = plt.subplots(2, 3, figsize=(12.6, 8.4), layout="constrained")
+    for ax, i in zip(axes.flat, chosen):
         image, targets = images[i]
-        shown = image[0].numpy() if args.photos else np.full(image.shape[1:], 255.0)
-        frames.append(
-            (shown, detections[i], targets[0]["boxes"].numpy() if args.photos else np.zeros((0, 4)))
-        )
-    write_images(args.out / "boxes.png", frames, [f"image {images.image_ids[i]}" for i in chosen])
+        shown = to_pixels(image) if args.photos else np.full((*image.shape[2:], 3), 255, np.uint8)
+        truth = targets[0]["boxes"].numpy() if args.photos else np.zeros((0, 4))
+        draw_image(ax, Shown.of(detections[i]), shown, truth)
+        ax.set_title(f"image {images.image_ids[i]}", fontsize=9)
+    figure.savefig(args.out / "boxes.png", dpi=90)
     if (args.out / "corrupted.jsonl").exists():
         cells = corruptions(args.out / "corrupted.jsonl")
         names = [name for name in cells["clean 0"] if name not in ("images", "boxes", "without")]

@@ -93,7 +93,7 @@ def test_figures_draw_names_as_they_are(tmp_path: Path) -> None:
     import numpy as np
 
     from boxcov.report.figures import write_figures
-    from boxcov.report.pictures import write_images
+    from boxcov.report.pictures import write_plot
     from boxcov.report.study import Study
 
     name = r"$\frac{1$" + HOSTILE
@@ -102,8 +102,7 @@ def test_figures_draw_names_as_they_are(tmp_path: Path) -> None:
     zero = torch.zeros(1, dtype=torch.long)
     boxes, C = torch.tensor([[1.0, 1, 9, 9]]), torch.eye(4)[None]
     found = Detections(boxes, torch.ones(1), zero, zero, ("x1", "y1", "x2", "y2"), (name,), C)
-    frame = (np.zeros((3, 10, 10)), found, np.zeros((0, 4)))
-    write_images(tmp_path / "x.png", [frame], [name])
+    write_plot(tmp_path / "x.png", found, np.zeros((10, 10, 3), np.uint8))
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 

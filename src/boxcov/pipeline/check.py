@@ -13,7 +13,7 @@ from boxcov.pipeline.detectors import load_detector, match_source
 from boxcov.pipeline.frames import Progress, load_frames
 from boxcov.pipeline.options import CheckCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
-from boxcov.report.pictures import write_cloud
+from boxcov.report.pictures import write_plot
 
 
 @holds_output
@@ -37,8 +37,7 @@ def run(options: CheckCommand, progress: Progress | None = None) -> Report:
     if options.out is not None:
         inputs, targets = first[0]
         found = detector.detect([inputs[0].to(options.device)])
-        objects = targets[0]["boxes"].cpu().numpy()
-        write_cloud(options.out, inputs[0].cpu().numpy(), found, objects)
+        write_plot(options.out, found, inputs, targets)
     looks = tuple(
         Finding(look.name, look.passed, look.seen, look.advice if look.passed is False else "")
         for look in (observe(detector, first) if detector.provenance else ())

@@ -207,48 +207,20 @@ def _annotate(axes: Any, box: Array, text: str, color: Any) -> None:
     )
 
 
-def write_images(
+def write_plot(
     path: str | Path,
-    frames: Sequence[tuple[Array, Detections, Array]],
-    titles: Sequence[str] = (),
-    columns: int = 3,
+    detections: Detections,
+    inputs: Any = None,
+    targets: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write a PNG of frames side by side: image (3, h, w), BGR, detections, objects (k, 4)."""
-    if not frames:
-        raise BoxcovError(f"{path}: there are no frames to draw")
-    columns = min(columns, len(frames))
-    rows = -(-len(frames) // columns)
-    figure = _figure((4.2 * columns, 4.2 * rows))
-    for number, (image, found, truth) in enumerate(frames):
-        axes = figure.add_subplot(rows, columns, number + 1)
-        draw_image(axes, Shown.of(found), to_pixels(image), truth)
-        axes.set_title(plain_text(titles[number]) if number < len(titles) else "", fontsize=9)
-    _save(path, figure)
-
-
-def write_cloud(path: str | Path, points: Array, found: Detections, truth: Array) -> None:
-    """Write a PNG of a LiDAR frame from above: points (N, 2 or more), detections, objects (k, 7).
-
-    Boxes with a score below 0.3 are dashed and orange.
-    """
-    figure = _figure((9, 9))
-    axes = figure.add_subplot()
-    draw_from_above(axes, Shown.of(found), points, truth)
-    axes.set(xlim=(-60, 60), ylim=(-60, 60))
-    _save(path, figure)
-
-
-def _figure(size: tuple[float, float]) -> Any:
-    """Return a figure without a window, whatever backend the session uses."""
+    """Write what ``plot`` draws as a PNG, without a window."""
+    import_package("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(9, 9), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(path: str | Path, figure: Any) -> None:
+    plot(detections, inputs, targets, figure.add_subplot())
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=90, format="png")
 
