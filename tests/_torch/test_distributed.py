@@ -155,7 +155,9 @@ def test_torchrun(tmp_path) -> None:
     for name, block in one.blocks.items():
         assert relative(found.blocks[name].H.matrix, block.H.matrix) < 1e-6
     refused = subprocess.run(
-        [*launch, *words, "--out", str(out), "--depth", "hed"], capture_output=True, text=True
+        [*launch, *words, "--out", str(tmp_path / "x"), "--depth", "hed"],
+        capture_output=True,
+        text=True,
     )
     assert refused.returncode != 0
     assert "depth 'hed' is not a part of this detector" in refused.stderr

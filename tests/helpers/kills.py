@@ -15,16 +15,21 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
 from boxcov import Detections
+from helpers.command_line import boxcov
 
 
 class Killed:
     """Run ``boxcov WORDS --out OUT``, kill it at a random moment by SIGKILL, then resume it.
+
+    The first and the last run are processes of their own. Those that are killed are forks of this
+    one, without the seconds of the imports.
 
     content: reads what must be equal from ``out``; by default the bytes of the file or files.
     kept: checks the files that a kill left and counts them. resume: the option to continue with.
@@ -43,28 +48,38 @@ class Killed:
         self.words = [sys.executable, "-m", "boxcov", *map(str, words), "--out", str(out)]
         self.again = [*self.words, *resume]
         self.before = {path.name for path in out.parent.iterdir()}
-        began = time.monotonic()
-        subprocess.run(self.words, check=True, capture_output=True)
-        self.seconds = time.monotonic() - began
-        self.whole = content(out)  # of a run without kills
-        self._remove()
         self.kills = self.finished = 0
         self.counted: Counter[int] = Counter()  # what was kept after each kill
+        subprocess.run(self.words, check=True, capture_output=True)
+        self.whole = content(out)  # of a run without kills
+        self._remove()
+        began = time.monotonic()
+        done = boxcov(*self.words[3:])  # here, so that the forks need no import
+        assert done.code == 0, done.err
+        self.seconds = time.monotonic() - began
+        self._compare()
 
     def kill(self) -> None:
         """Kill the run once; compare and restart it if it finished before the kill."""
-        run = subprocess.Popen(
-            self.again, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        try:
-            run.wait(self.random.uniform(0.2, 1.05) * self.seconds)
-            assert run.returncode == 0, run.stderr and run.stderr.read()
-            self._compare()
-        except subprocess.TimeoutExpired:
-            run.kill()
-            run.wait()
+        run = self._start()
+        run.join(self.random.uniform(0.05, 1.05) * self.seconds)
+        self._end(run)
+
+    def _start(self) -> BaseProcess:
+        run = multiprocessing.get_context("fork").Process(target=_main, args=(self.again[3:],))
+        run.start()
+        return run
+
+    def _end(self, run: BaseProcess) -> None:
+        """Kill the run if it still runs, and look at what it left."""
+        run.kill()
+        run.join()
+        if run.exitcode == -signal.SIGKILL:
             self.kills += 1
             self.counted[self.kept(self.out)] += 1
+        else:
+            assert run.exitcode == 0
+            self._compare()
         assert self._so_far()
 
     def finish(self) -> None:
@@ -102,38 +117,25 @@ class Killed:
 class LiveKilled(Killed):
     """As ``Killed``, but each kill hits the run while it writes what it keeps.
 
-    A fork of this process runs the command, without the seconds of the imports. It is killed after
-    the first change of the stored files, at a random moment of the next ones.
+    It is killed after the first change of the stored files, at a random moment of the next ones.
     """
 
     pause = 0.2  # seconds, at most, between the first change and the kill
 
     def kill(self) -> None:
         before = stored(self.out)
-        context = multiprocessing.get_context("fork")
-        run = context.Process(target=_main, args=(self.again[3:],))
-        run.start()
+        run = self._start()
         while run.is_alive():
             if stored(self.out) != before:
-                time.sleep(self.random.uniform(0, self.pause))
-                if run.is_alive() and stored(self.out) != before:
-                    run.kill()
+                run.join(self.random.uniform(0, self.pause))
+                if stored(self.out) != before:
                     break
             time.sleep(0.0005)
-        run.join()
-        if run.exitcode == -signal.SIGKILL:
-            self.kills += 1
-            self.counted[self.kept(self.out)] += 1
-        else:
-            assert run.exitcode == 0
-            self._compare()
-        assert self._so_far()
+        self._end(run)
 
 
 def _main(words: list[str]) -> None:
     """Run ``boxcov WORDS`` in a forked child."""
-    from helpers.command_line import boxcov
-
     done = boxcov(*words)
     os.write(2, done.err.encode())  # pytest shows it if the test fails
     os._exit(done.code)
