@@ -234,7 +234,10 @@ def conform(value: Any, kind: Any, name: str) -> Any:
     if origin in (Union, UnionType):
         return conform(value, next((k for k in inner if _is_like(value, k)), inner[0]), name)
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
-        kinds = [inner[0]] * len(value) if origin is list or Ellipsis in inner else inner
+        is_uniform = origin is list or Ellipsis in inner
+        if is_uniform and all(map(_SCALARS.get(inner[0], lambda _: False), value)):
+            return origin(value)  # a million of numbers in a tenth of the time
+        kinds = [inner[0]] * len(value) if is_uniform else inner
         if len(kinds) != len(value):
             raise _unexpected(value, kind, name)
         return origin(conform(v, k, f"{name}[{i}]") for i, (v, k) in enumerate(zip(value, kinds)))
@@ -283,15 +286,7 @@ def _is_like(value: Any, kind: Any) -> bool:
 def _is_scalar(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
-    checks: dict[Any, Callable[[], bool]] = {
-        NoneType: lambda: value is None,
-        None: lambda: value is None,
-        bool: lambda: isinstance(value, bool),
-        int: lambda: type(value) is int and abs(value) < 1 << 63,
-        float: lambda: type(value) in (int, float) and abs(value) < 1e308 and isfinite(value),
-        str: lambda: is_text(value),
-    }
-    return kind in checks and checks[kind]()
+    return kind in _SCALARS and _SCALARS[kind](value)
 
 
 def is_text(value: Any) -> bool:
@@ -299,6 +294,16 @@ def is_text(value: Any) -> bool:
     if not isinstance(value, str) or len(value) > MAX_TEXT or "\0" in value:
         return False
     return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+_SCALARS: dict[Any, Callable[[Any], bool]] = {
+    NoneType: lambda value: value is None,
+    None: lambda value: value is None,
+    bool: lambda value: isinstance(value, bool),
+    int: lambda value: type(value) is int and abs(value) < 1 << 63,
+    float: lambda value: type(value) in (int, float) and abs(value) < 1e308 and isfinite(value),
+    str: is_text,
+}
 
 
 def _unexpected(value: Any, kind: Any, name: str) -> BoxcovError:
