@@ -12,9 +12,15 @@ import pytest
 from helpers.mutations import mutated
 
 SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
-# The one place that unpickles: items that worker processes of the same run wrote into a folder
-# that only the user can access (tests/data/test_loader.py checks the folder).
-OWN_ITEMS = {"data/loader.py": "torch.load(path, weights_only=False)"}
+# The places that unpickle: items that worker processes of the same run wrote into a folder that
+# only the user can access (tests/data/test_loader.py checks the folder), and networks of
+# Ultralytics, without any call (tests/detectors/ultralytics/test_ultralytics_code.py).
+OWN_ITEMS = {
+    "data/loader.py": "torch.load(path, weights_only=False)",
+    "detectors/ultralytics/checkpoints.py": (
+        'torch.load(path, map_location="cpu", weights_only=True)'
+    ),
+}
 
 
 def fuzzed(folder: Path, cases: int, seed: int) -> dict:

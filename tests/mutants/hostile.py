@@ -17,6 +17,13 @@ HOSTILE = [
         "test_fuzz.py::test_a_checkpoint_cannot_run_code",
     ),
     Mutant(
+        "no constructor is called",
+        "detectors/ultralytics/checkpoints.py",
+        "found.append(_NotCallable(kind.__name__, (kind,), own_name))",
+        "found.append(kind)",
+        "detectors/ultralytics/test_ultralytics_code.py::test_constructors_are_not_called",
+    ),
+    Mutant(
         "nothing is pickled",
         "detections.py",
         "import numpy as np\n",

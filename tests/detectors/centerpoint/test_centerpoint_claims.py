@@ -132,3 +132,14 @@ def test_a_list_that_holds_itself_many_times_is_read_once(tmp_path) -> None:
     lines = ["x0 = [1]", *(f"x{i + 1} = [x{i}, x{i}]" for i in range(60))]
     (tmp_path / "net.py").write_text("\n".join(lines))
     assert len(read_settings(tmp_path / "net.py").get("x60")) == 2
+
+
+@pytest.mark.parametrize("suffix", [".py", ".yaml"])
+def test_a_large_configuration_is_refused(tmp_path, suffix) -> None:
+    """Parsing takes 250 times the bytes in memory."""
+    from boxcov.detectors.centerpoint.config_file import read_settings
+
+    path = tmp_path / f"net{suffix}"
+    path.write_text("#" * (1 << 20) + "\n")
+    with pytest.raises(BoxcovError, match="1048577 bytes, at most 1048576 are read"):
+        read_settings(path)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from boxcov.errors import BoxcovError, import_package, join_names
-from boxcov.input_file import read_text
+from boxcov.input_file import read_bytes
 
 SUFFIXES = (".py", ".yaml", ".yml")
 MAX_DEPTH = 10  # of files that name a base file
+MAX_BYTES = 1 << 20  # of a configuration; real ones have some 10,000
 
 
 class _Unknown:
@@ -109,7 +110,7 @@ def _read(path: Path, missing: list[str], depth: int) -> dict[str, Any]:
     if not depth:
         raise BoxcovError(f"{path}: more than {MAX_DEPTH} base files in a row")
     try:
-        text = read_text(path)
+        text = read_bytes(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BoxcovError(f"{path}: not a configuration file ({error})") from None
     if path.suffix == ".py":

@@ -23,7 +23,8 @@ def load(path: str | Path, classes: Sequence[str] | None = None, threshold: floa
     """Load the network of a ``.pt`` file in eval mode; its images are BGR, 0 to 255.
 
     The file holds a pickled network. Only modules of torch and Ultralytics are made from it, by
-    ``torch.load(weights_only=True)``; a file with anything else is refused.
+    torch's reader of weights, and without their constructors, which evaluate texts and download
+    files. A file with anything else is refused.
     classes, threshold: as in ``wrap``.
 
     >>> load("nowhere.pt")
@@ -42,17 +43,27 @@ def load(path: str | Path, classes: Sequence[str] | None = None, threshold: floa
     network = content.get("ema") or content.get("model") if isinstance(content, dict) else None
     if not isinstance(network, nn.Module):
         raise BoxcovError(f"{path}: holds no network under ema or model, as YOLO(...).save writes")
+    for module in network.modules():
+        module.__class__ = type(module).__base__
     return wrap(network.float().eval(), classes, threshold, coco=True)
 
 
+class _NotCallable(type):
+    """A class whose objects are made from their stored state only."""
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        raise BoxcovError(f"calls {cls.__module__}.{cls.__qualname__}, as no saved network does")
+
+
 def _modules(names: Sequence[str], path: Path) -> list[Any]:
-    """Return the classes of these names; raise if any is not a module of torch or Ultralytics."""
+    """Return stand-ins for these classes; raise if any is not a module of torch or Ultralytics."""
     found, foreign = [], []
     for name in names:
         home, _, own = name.rpartition(".")
         kind = getattr(import_module(home), own, None) if name.startswith(_PACKAGES) else None
         if isclass(kind) and issubclass(kind, nn.Module):
-            found.append(kind)
+            own_name = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+            found.append(_NotCallable(kind.__name__, (kind,), own_name))
         else:
             foreign.append(name)
     if foreign:
