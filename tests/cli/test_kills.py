@@ -96,13 +96,19 @@ def test_fifty_kills_of_live_files(tmp_path, record_property, start) -> None:
 
 
 @pytest.mark.slow
-def test_kills_of_train_and_export(tmp_path, record_property) -> None:
+def test_kills_of_train(tmp_path, record_property) -> None:
     words = ["train", "--config", "small", "--count", 2, "--steps", 6, "--batch", 1, "--sweeps", 1]
-    run = Killed(tmp_path / "net.safetensors", [*words, "--test-count", 1], 0, Path.read_bytes)
+    run = Killed(tmp_path / "net.safetensors", [*words, "--test-count", 1], 0)
     record(killed(run, kills=5), record_property)
+
+
+@pytest.mark.slow
+def test_kills_of_export(tmp_path, record_property) -> None:
     pytest.importorskip("onnxscript")
+    word, posterior = small_network(tmp_path), tmp_path / "p.safetensors"
+    assert boxcov(f"fit --detector {word} --out {posterior} --count 4 --sweeps 1").code == 0
     (tmp_path / "onnx").mkdir()
-    words = ["export", "--detector", "centerpoint:small", "--posterior", "small"]
+    words = ["export", "--detector", word, "--posterior", posterior, "--samples", 2, "--boxes", 9]
     run = Killed(tmp_path / "onnx/net.onnx", words, 0, resume=("--force",))
     record(killed(run, kills=5), record_property)
 

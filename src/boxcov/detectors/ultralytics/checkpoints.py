@@ -44,7 +44,7 @@ def load(path: str | Path, classes: Sequence[str] | None = None, threshold: floa
     if not isinstance(network, nn.Module):
         raise BoxcovError(f"{path}: holds no network under ema or model, as YOLO(...).save writes")
     for module in network.modules():
-        module.__class__ = type(module).__base__
+        module.__class__ = type(module).__mro__[1]
     return wrap(network.float().eval(), classes, threshold, coco=True)
 
 
