@@ -269,6 +269,11 @@ def test_images_of_torchvision_are_shown() -> None:
     assert scenes[0].image[0, 0].tolist() == scenes[1].image[0, 0].tolist() == [255, 0, 0]
 
 
+def test_a_study_is_described_in_one_line() -> None:
+    study = random_study()
+    assert repr(study) == "Study('A study': exact, sampled, 1 - score, 3 scenes)"
+
+
 def test_boxes_of_unknown_fields_have_tables_only() -> None:
     fields = ("a", "b", "c")
     study = Study(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from boxcov.data.coco.images import to_pixels
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty, uncertainty_of
@@ -67,12 +67,12 @@ class Method:
     is_probability: bool = False  # whether u is one, such as the risk
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Study:
     """Methods compared on the same frames.
 
-    >>> Study("Empty").methods
-    ()
+    >>> Study("Empty")
+    Study('Empty': no methods, 0 scenes)
     """
 
     title: str
@@ -127,6 +127,10 @@ class Study:
             **_settings(first.meta, _SETTINGS),
         }
         return Study(title, about, methods, scenes_of(inputs, truth, first.fields))
+
+    def __repr__(self) -> str:
+        names = join_names(method.name for method in self.methods) or "no methods"
+        return f"Study({self.title!r}: {names}, {len(self.scenes)} scenes)"
 
     @property
     def fields(self) -> tuple[str, ...]:
