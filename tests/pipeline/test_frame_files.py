@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from boxcov import BoxcovError, Detections
+from boxcov.detectors.torchvision import TorchvisionDetector
+from boxcov.detectors.transformers.detector import QueryDetector
+from boxcov.detectors.ultralytics import Yolo
+from boxcov.pipeline.frame_files import FrameReader, background_of, scale_boxes
+from helpers.error_models import make_error_model
+
+IMAGE = torch.randint(0, 255, (3, 48, 96), generator=torch.Generator().manual_seed(0)).byte()
+
+
+def without_network(kind: type, **attributes: object) -> nn.Module:
+    """A detector of this kind that only its reader looks at."""
+    whole = type(kind.__name__, (kind,), {})
+    whole.__abstractmethods__ = frozenset()
+    detector = whole.__new__(whole)
+    nn.Module.__init__(detector)
+    for name, value in attributes.items():
+        setattr(detector, name, value)
+    return detector
+
+
+@pytest.mark.parametrize("images", ["rgb", "coco"])
+def test_torchvision_gets_whole_images_in_its_colours(images: str) -> None:
+    frame = FrameReader(without_network(TorchvisionDetector, images=images)).image(IMAGE)
+    expected = IMAGE.flip(0) / 255 if images == "rgb" else IMAGE.float()
+    assert torch.equal(frame.inputs, expected[None])
+    assert frame.restore is None
+    assert torch.equal(torch.tensor(frame.background), IMAGE.flip(0).permute(1, 2, 0))
+
+
+@pytest.mark.parametrize(("size", "side"), [(None, 640), (96, 96)])
+def test_ultralytics_gets_letterboxed_images(size: int | None, side: int) -> None:
+    frame = FrameReader(without_network(Yolo, coco=False), size=size).image(IMAGE)
+    assert frame.inputs.shape == (1, 3, side, side)
+    assert float(frame.inputs.max()) <= 1
+    assert (frame.restore is None) == (side == 96)
+
+
+def test_transformers_need_their_image_processor() -> None:
+    frame = FrameReader(without_network(QueryDetector, images=object())).image(IMAGE)
+    assert torch.equal(frame.inputs, IMAGE.float()[None])
+    with pytest.raises(BoxcovError, match="does not know the input files of a QueryDetector: give"):
+        FrameReader(without_network(QueryDetector, images=None))
+
+
+def test_background_of_inputs() -> None:
+    cloud = torch.rand(7, 5)
+    assert background_of([cloud]).shape == (7, 5)
+    assert background_of(IMAGE.float()[None]).shape == (48, 96, 3)
+    assert background_of([IMAGE.float()]).shape == (48, 96, 3)
+    for unknown in ({"pixels": cloud}, cloud, [], torch.randn(1, 3, 8, 8)):
+        assert background_of(unknown) is None
+
+
+def test_everything_in_pixels_is_scaled() -> None:
+    fields, m = ("x1", "y1", "x2", "y2"), 2
+    ones = torch.ones(m, 4, 4)
+    found = Detections(
+        *(torch.ones(m, 4), torch.ones(m), torch.zeros(m, dtype=torch.long)),
+        *(torch.zeros(m, dtype=torch.long), fields, ("cat",)),
+        covariance=torch.eye(4) + ones,
+        factor=torch.ones(m, 4, 3),
+        score_variance=torch.ones(m),
+        score_covariance=torch.ones(m, 4),
+    )
+    found = make_error_model(fields, ("cat",)).apply(found)
+    scaled = scale_boxes(found, 2.0)
+    for name in ("boxes", "scale", "region_widths", "joint_widths", "score_covariance", "factor"):
+        assert torch.equal(getattr(scaled, name), 2 * getattr(found, name)), name
+    for name in ("covariance", "predictive"):
+        assert torch.equal(getattr(scaled, name), 4 * getattr(found, name)), name
+    for name in ("scores", "risk", "score_variance"):
+        assert torch.equal(getattr(scaled, name), getattr(found, name)), name
