@@ -80,6 +80,20 @@ ONLINE = [
         f"{STREAM}test_nonfinite_boxes_give_an_error_line",
     ),
     Mutant(
+        "an output that exists stays",
+        "pipeline/paths.py",
+        "if out.is_file() and not may_replace:",
+        "if False:",
+        "cli/test_unwritable.py::test_existing_files_stay_without_force",
+    ),
+    Mutant(
+        "wrong numbers are refused before the work",
+        "pipeline/options/option.py",
+        "is_number and value not in self.within:",
+        "False:",
+        "cli/test_app.py::test_wrong_values_are_refused_before_any_work",
+    ),
+    Mutant(
         "Ctrl-C is clean",
         "cli/stream.py",
         "except KeyboardInterrupt:\n        sys.exit(130)",

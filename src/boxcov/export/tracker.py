@@ -1,6 +1,6 @@
 """Tracks of boxes with Stone Soup: a Kalman filter with each box's own noise R.
 
-Needs Stone Soup: ``pip install boxcov[tracking]``. A box measures ``x y yaw vx vy`` in the world;
+Needs Stone Soup: ``pip install stonesoup``. A box measures ``x y yaw vx vy`` in the world;
 the state is ``x vx y vy yaw``. A detector makes similar errors in successive frames. Therefore a
 part of each box's error is a state of its own that fades in time (coloured noise): a filter that
 takes all of R as white becomes sure of an error that it sees again and again.
