@@ -13,7 +13,12 @@ from boxcov._torch.precision import Precision, at_least_float32, matrix_precisio
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.directions import Directions, normalise
-from boxcov.predict.forward_mode.tangents import NoRule, Tangents, push_forward
+from boxcov.predict.forward_mode.tangents import (
+    NoRule,
+    Tangents,
+    push_forward,
+    unfused_attention,
+)
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
 
@@ -64,12 +69,12 @@ def directional_derivatives(
         return u + 0 * next(iter(eta.values())).flatten()[0]
 
     try:
-        u = torch.vmap(one, chunk_size=chunk)(scaled)
-    except NotImplementedError as error:  # such as fused attention
+        with unfused_attention():
+            u = torch.vmap(one, chunk_size=chunk)(scaled)
+    except NotImplementedError as error:
         raise ForwardModeError(
             "this detector uses an operation that torch cannot differentiate in forward mode "
-            f"({str(error).splitlines()[0]}): use ExactGLM, or derivative='fd', or replace it "
-            "(models of transformers have attn_implementation='eager')"
+            f"({str(error).splitlines()[0]}): use ExactGLM, or derivative='fd', or replace it"
         ) from None
     except RuntimeError as error:
         if "data pointer" not in str(error):

@@ -11,13 +11,14 @@ the calls that the network makes, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -268,6 +269,12 @@ class Tangents(TorchFunctionMode):
         return out
 
 
+def unfused_attention() -> AbstractContextManager[None]:
+    """Attention by plain products: torch has no forward-mode derivative of a fused one."""
+    chosen: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return chosen
+
+
 def push_forward(
     function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
 ) -> list[Tensor]:
@@ -280,7 +287,8 @@ def push_forward(
         return [t + zero.to(t.dtype) for t in found]
 
     try:
-        return list(torch.vmap(one)(*tangents))
+        with unfused_attention():
+            return list(torch.vmap(one)(*tangents))
     except (RuntimeError, ValueError, TypeError) as error:  # no forward mode, or no batching
         raise NoRule(str(error)) from error
 
