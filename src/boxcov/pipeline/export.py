@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Literal
 
 import torch
 
@@ -10,6 +11,7 @@ from boxcov.data import simulated
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.transformers import QueryDetector
 from boxcov.detectors.yolox import YOLOX
+from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError
 from boxcov.export import onnx
 from boxcov.pipeline.detectors import load_detector, warn_if_implausible
@@ -33,13 +35,24 @@ def run(options: ExportCommand) -> dict[str, Any]:
         posterior,
         options.out,
         inputs,
-        "exact" if options.exact else options.samples,
+        _method(options, posterior.error_model),
         options.seed,
         onnx.StaticLimits(options.boxes, options.candidates, options.pairs),
         input_name=input_name,
         signal_inputs=signal_inputs,
     )
     return {"out": str(options.out), "bytes": options.out.stat().st_size, **report}
+
+
+def _method(options: ExportCommand, error_model: ErrorModel | None) -> int | Literal["exact"]:
+    """Return "exact" or the number of samples: as asked, else as the error model was calibrated."""
+    if options.exact:
+        return "exact"
+    if options.samples is not None:
+        return options.samples
+    fitted = "" if error_model is None else error_model.estimator
+    found = re.fullmatch(r"mcglm, (\d+) samples", fitted)
+    return "exact" if fitted == "exact" else int(found[1]) if found else 10
 
 
 def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, torch.Tensor | None]:

@@ -63,7 +63,7 @@ def build_graph(
     if obstacles:
         raise BoxcovError(
             f"{type(detector).__name__} cannot be written to ONNX (docs/guide/deploy.md says what "
-            "a graph needs):\n" + "\n".join(f"- {obstacle}" for obstacle in obstacles)
+            "a graph needs): " + "; ".join(obstacles)
         )
     named = _drop_unused(module, dict(zip(names, tensors)))
     return FrameGraph(module, named, expected)

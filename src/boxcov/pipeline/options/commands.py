@@ -311,10 +311,14 @@ class ExportCommand(DetectorOptions):
         None,
         INPUT,
         "Posterior written by boxcov fit or calibrate.",
-        shown="small, the calibrated one in the package, for centerpoint:small --exact",
+        shown="small, the calibrated one in the package, for centerpoint:small",
     )
-    samples: int = option(
-        10, METHOD, "Posterior samples, stored as constants in the file.", within="[2, inf)"
+    samples: int | None = option(
+        None,
+        METHOD,
+        "Posterior samples, stored as constants in the file.",
+        within="[2, inf)",
+        shown="as the error model was calibrated, or 10",
     )
     exact: bool = option(False, METHOD, "The exact covariance of the head instead of samples.")
     boxes: int = option(
