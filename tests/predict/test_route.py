@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from boxcov import GLM, MCGLM, MCI, BoxcovWarning, ExactGLM, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict import exact, mcglm_route
 from boxcov.predict.linearize import short_way
-from boxcov.predict.route import State, Verdict, judge_boxes, judge_weights
+from boxcov.predict.route import State, Verdict, judge_boxes, judge_weights, rounding_tolerance
 from oracles.dense import relative
 
 MANY = torch.full((12,), 1e-6)
@@ -180,3 +182,11 @@ def test_a_wrapped_heading_is_not_a_contradiction(tiny, posterior, image) -> Non
     found = ExactGLM(turning.eval(), posterior)(image)
     assert relative(found.covariance, GLM(tiny, posterior)(image).covariance) < 1e-5
     assert float(short_way(torch.tensor([[0.0, 0, 0, 0, 6.0]]), tiny)[0, 4]) < 0
+
+
+@pytest.mark.parametrize(("is_cuda", "tf32"), [(True, True), (True, False), (False, True)])
+def test_tf32_needs_the_tolerance_of_half_precision(is_cuda: bool, tf32: bool) -> None:
+    weight: Any = SimpleNamespace(is_cuda=is_cuda, dtype=torch.float32)
+    expected = 0.0625 if is_cuda and tf32 else 0.01
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
+        assert rounding_tolerance([weight]) == pytest.approx(expected)

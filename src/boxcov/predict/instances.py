@@ -289,7 +289,7 @@ def _judge_gradients(
 
 
 def _tolerance(point: LinearizationPoint) -> float:
-    return rounding_tolerance(w.dtype for w in point.linearized.weights.values())
+    return rounding_tolerance(point.linearized.weights.values())
 
 
 def _oracle(point: LinearizationPoint) -> str:

@@ -198,8 +198,16 @@ def judge_weights(
     return Verdict.UNDECIDED
 
 
-def rounding_tolerance(dtypes: Iterable[torch.dtype]) -> float:
-    """Relative difference that rounding may cause in a network with weights of these dtypes."""
+def rounding_tolerance(weights: Iterable[Tensor]) -> float:
+    """Relative difference that rounding may cause in a network with these weights.
+
+    Convolutions in float32 on a GPU are in TF32 by default, which has the digits of float16.
+    """
+    uses_tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    dtypes = {
+        torch.float16 if w.is_cuda and uses_tf32 and w.dtype == torch.float32 else w.dtype
+        for w in weights
+    }
     return max(1e-2, 64 * max(torch.finfo(dtype).eps for dtype in dtypes))
 
 
