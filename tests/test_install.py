@@ -69,6 +69,14 @@ def test_pins_are_what_the_tests_run_with() -> None:
             continue
 
 
+@pytest.mark.parametrize("extra", ["torchvision", "ultralytics"])
+def test_the_environment_of_the_adapters_has_the_extra(extra: str) -> None:
+    lines = (ROOT / "tests" / "environments" / "adapters.txt").read_text().splitlines()
+    found = dict(line.split("==") for line in lines if "==" in line)
+    (needed,) = (Requirement(line) for line in EXTRAS[extra])
+    assert needed.specifier.contains(found[needed.name])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_pip_resolves_the_extra(extra: str) -> None:

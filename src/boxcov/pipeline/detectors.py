@@ -66,7 +66,7 @@ def match_source(source: DataOptions, detector: Detector) -> DataOptions:
     if kind == "coco" and where and not split_image_size(where)[1]:
         if isinstance(detector, YOLOX):
             return replace(source, data=f"{source.data}@{detector.config.size}")
-        if isinstance(detector, transformers.QueryDetector):
+        if isinstance(detector, (transformers.QueryDetector, torchvision.TorchvisionDetector)):
             return replace(source, data=f"{source.data}@whole")
         raise BoxcovError(
             f"--data {source.data}: boxcov does not know which images this detector was trained "

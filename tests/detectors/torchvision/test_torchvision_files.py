@@ -12,7 +12,8 @@ import helpers.torchvision_cases  # noqa: F401  (skips without torchvision)
 from boxcov import BoxcovError, BoxcovWarning
 from boxcov.data.coco import CLASSES
 from boxcov.detectors.torchvision import RetinaNet, checkpoints, load
-from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.detectors import load_detector, match_source
+from boxcov.pipeline.options import DataOptions
 
 SSD = "ssdlite320_mobilenet_v3_large"
 
@@ -38,6 +39,13 @@ def test_weights_of_a_file(tmp_path: Path) -> None:
         theirs = detector.model([image[0].flip(0) / 255])[0]
     found = detector.detect(image)
     assert set(map(tuple, found.boxes.tolist())) <= set(map(tuple, theirs["boxes"].tolist()))
+
+
+def test_images_keep_their_size(tmp_path: Path) -> None:
+    saved(SSD, tmp_path / "w.pth")
+    detector = load(f"{SSD}:{tmp_path}/w.pth")
+    assert match_source(DataOptions("coco:ROOT"), detector).data == "coco:ROOT@whole"
+    assert match_source(DataOptions("coco:ROOT@640"), detector).data == "coco:ROOT@640"
 
 
 def test_the_number_of_classes_is_that_of_the_weights(tmp_path: Path) -> None:
