@@ -100,6 +100,15 @@ def test_existing_files_stay_without_force(tmp_path, verb) -> None:
     assert (tmp_path / "out").read_text() == "mine"
 
 
+def test_reports_and_folders_stay_without_force(tmp_path) -> None:
+    (tmp_path / "out.json").write_text("mine")
+    done = boxcov(*VERBS["train"], f"--out {tmp_path / 'out.safetensors'}")
+    assert f"{tmp_path}/out.json: exists: replace it with --force" in done.err
+    done = boxcov(*VERBS["predict to a folder"], f"--out {tmp_path}")
+    assert f"{tmp_path}: exists: replace it with --force" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
 @pytest.mark.parametrize("verb", ["predict to a folder", "reproduce", "demo"])
 def test_file_instead_of_a_folder(tmp_path, verb) -> None:
     (tmp_path / "out").write_text("mine")

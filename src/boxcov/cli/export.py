@@ -19,8 +19,7 @@ def export(options: ExportCommand, as_json: AsJson = False) -> None:
     """
     from boxcov.pipeline.export import run
 
-    say("boxcov: tracing, writing and checking the graph, about a minute", file=sys.stderr)
-    report = run(options)
+    report = run(options, lambda text: say(f"boxcov: {text}", file=sys.stderr))
     if as_json:
         say_json(report)
         return

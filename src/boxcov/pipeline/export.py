@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -24,12 +25,17 @@ from boxcov.posterior.posterior import Posterior
 
 
 @holds_output
-def run(options: ExportCommand) -> dict[str, Any]:
-    """Write the ONNX file, check it in onnxruntime and return a description of it."""
+def run(options: ExportCommand, note: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Write the ONNX file, check it in onnxruntime and return a description of it.
+
+    note: takes a line for the user before the work that takes long.
+    """
     detector = load_detector(options)
     path = options.posterior or default_posterior(options.detector, "an ONNX file")
     posterior = Posterior.load(path, detector)
     input_name, inputs, signal_inputs = _example_input(detector, options)
+    if note is not None:
+        note("tracing, writing and checking the graph, about a minute")
     report = onnx.export(
         detector,
         posterior,

@@ -32,8 +32,7 @@ def holds_output(run: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C,
             check_output(out, folder=getattr(options, "format", "") == "kitti")
             # True: the file of boxcov monitor is replaced after each frame
             may_replace = getattr(options, "force", True) or getattr(options, "resume", False)
-            if out.is_file() and not may_replace:
-                raise BoxcovError(f"{out}: exists: replace it with --force, or give another name")
+            refuse_existing(out, may_replace)
         if out is None or os.environ.get("RANK", "0") != "0":
             return run(options, *args, **keywords)
         with locked(out.absolute()):
@@ -69,6 +68,13 @@ def check_output(out: Path, folder: bool = False) -> None:
         make_folder(out)
     else:
         check_writable(out)
+
+
+def refuse_existing(out: Path, may_replace: bool) -> None:
+    """Raise if a file, or a folder with files, would be replaced."""
+    is_there = out.is_file() or (out.is_dir() and any(out.iterdir()))
+    if is_there and not may_replace:
+        raise BoxcovError(f"{out}: exists: replace it with --force, or give another name")
 
 
 def checkpoint_path(out: Path) -> Path:

@@ -11,7 +11,7 @@ from boxcov.detections import Detections
 from boxcov.drawing import draw_from_above, draw_image, reach_of
 from boxcov.errors import BoxcovError, import_package
 from boxcov.files import atomic_write, make_folder
-from boxcov.pipeline.paths import check_output
+from boxcov.pipeline.paths import check_output, refuse_existing
 
 RATE = 10.0  # frames per second of a video
 MAX_GIF = 500  # frames: a GIF is held in memory until it is complete
@@ -29,9 +29,7 @@ def check_show(out: Path | None, force: bool) -> None:
     if suffix == ".mp4":
         import_package("av")
     check_output(out, folder=not suffix)
-    is_there = out.is_file() or (out.is_dir() and any(out.iterdir()))
-    if is_there and not force:
-        raise BoxcovError(f"{out}: exists: replace it with --force, or give another name")
+    refuse_existing(out, force)
 
 
 @contextmanager

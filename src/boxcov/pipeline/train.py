@@ -20,7 +20,7 @@ from boxcov.files import to_json, write_text
 from boxcov.pipeline.detectors import centerpoint_config, move_to_device
 from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
 from boxcov.pipeline.options import DataOptions, TrainCommand
-from boxcov.pipeline.paths import check_output, holds_output
+from boxcov.pipeline.paths import check_output, holds_output, refuse_existing
 from boxcov.pipeline.terminal import without_nan
 
 PrecisionTable = dict[str, dict[float, float]]  # by class and distance in metres
@@ -46,6 +46,7 @@ def run(
             "of the training: give another name"
         )
     check_output(report_path)
+    refuse_existing(report_path, options.force or options.resume)
     detector = move_to_device(_initial_detector(options), options.device)
     source = DataOptions(options.data, options.split, options.count, options.seed, options.sweeps)
     began = time.perf_counter()
