@@ -84,7 +84,7 @@ def cases(folder: Path) -> Iterator[Case]:
     path.write_text("".join(f"key{i}: [1, 2, {{a: b}}]\n" for i in range(40_000)))
     yield "configuration, YAML", path, lambda path=path: read_settings(path)
     path = folder / "net.py"
-    path.write_text("".join(f"key{i} = [1, 2, dict(a='b')]\n" for i in range(40_000)))
+    path.write_text("".join(f"key{i} = [1, 2, dict(a='b')]\n" for i in range(30_000)))
     yield "configuration, Python", path, lambda path=path: read_settings(path)
 
 

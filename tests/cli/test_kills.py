@@ -106,7 +106,10 @@ def test_kills_of_train(tmp_path, record_property) -> None:
 def test_kills_of_export(tmp_path, record_property) -> None:
     pytest.importorskip("onnxscript")
     word, posterior = small_network(tmp_path), tmp_path / "p.safetensors"
-    assert boxcov(f"fit --detector {word} --out {posterior} --count 4 --sweeps 1").code == 0
+    assert (
+        boxcov(f"fit --detector {word} --out {posterior} --count 4 --sweeps 1 --fisher mc").code
+        == 0
+    )
     (tmp_path / "onnx").mkdir()
     words = ["export", "--detector", word, "--posterior", posterior, "--samples", 2, "--boxes", 9]
     run = Killed(tmp_path / "onnx/net.onnx", words, 0, resume=("--force",))

@@ -87,6 +87,14 @@ HOSTILE = [
         f"{DATA}test_a_jpeg_of_many_scans_is_refused",
     ),
     Mutant(
+        "base files have a limit",
+        "detectors/centerpoint/config_file.py",
+        "if bases.files > MAX_FILES:",
+        "if bases.files > 10**4:",
+        "detectors/centerpoint/test_centerpoint_claims.py::"
+        "test_base_files_that_multiply_are_refused",
+    ),
+    Mutant(
         "names that can be paths",
         "data/nuscenes/tables.py",
         "if not is_text(value):",

@@ -7,8 +7,9 @@ understood. Everything else is ``UNKNOWN``, and asking for it is an error.
 from __future__ import annotations
 
 import ast
+from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from boxcov.input_file import read_bytes
 
 SUFFIXES = (".py", ".yaml", ".yml")
 MAX_DEPTH = 10  # of files that name a base file
+MAX_FILES = 100  # that are read for one configuration
 MAX_BYTES = 1 << 20  # of a configuration; real ones have some 10,000
 
 
@@ -85,11 +87,19 @@ def _is_unknown(value: Any) -> bool:
     return False
 
 
+@dataclass
+class _Bases:
+    """The base files of a configuration so far."""
+
+    missing: list[str] = field(default_factory=list)
+    files: int = 0
+
+
 def read_settings(path: Path) -> Settings:
     """Return the settings of a ``.py`` or ``.yaml`` file, including those of its base files."""
-    missing: list[str] = []
-    values = _read(path, missing, MAX_DEPTH)
-    return Settings(values, str(path), tuple(missing))
+    bases = _Bases()
+    values = _read(path, bases, MAX_DEPTH)
+    return Settings(values, str(path), tuple(bases.missing))
 
 
 def parse_settings(text: str, source: str) -> Settings:
@@ -106,33 +116,36 @@ def parse_settings(text: str, source: str) -> Settings:
     return Settings(_run_literals(_parse(text, source), {}), source)
 
 
-def _read(path: Path, missing: list[str], depth: int) -> dict[str, Any]:
+def _read(path: Path, bases: _Bases, depth: int) -> dict[str, Any]:
     if not depth:
         raise BoxcovError(f"{path}: more than {MAX_DEPTH} base files in a row")
+    bases.files += 1
+    if bases.files > MAX_FILES:
+        raise BoxcovError(f"{path}: more than {MAX_FILES} base files")
     try:
         text = read_bytes(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BoxcovError(f"{path}: not a configuration file ({error})") from None
     if path.suffix == ".py":
-        return _read_python(path, text, missing, depth)
+        return _read_python(path, text, bases, depth)
     values = _parse_yaml(text, path)
-    return {key: _with_base(value, path, missing, depth) for key, value in values.items()}
+    return {key: _with_base(value, path, bases, depth) for key, value in values.items()}
 
 
-def _read_python(path: Path, text: str, missing: list[str], depth: int) -> dict[str, Any]:
+def _read_python(path: Path, text: str, bases: _Bases, depth: int) -> dict[str, Any]:
     tree = _parse(text, str(path))
     named = _run_literals(tree, {}).get("_base_", [])
     base: dict[str, Any] = {}
     for name in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
         file = path.parent / str(name)
         if file.is_file():
-            base = _merge(base, _read(file, missing, depth - 1))
+            base = _merge(base, _read(file, bases, depth - 1))
         else:
-            missing.append(str(file))
+            bases.missing.append(str(file))
     return _merge(base, _run_literals(tree, base))
 
 
-def _with_base(value: Any, path: Path, missing: list[str], depth: int) -> Any:
+def _with_base(value: Any, path: Path, bases: _Bases, depth: int) -> Any:
     """Return a section of a YAML file merged into its ``_BASE_CONFIG_``, and lists by NAME."""
     if not isinstance(value, dict):
         return value
@@ -141,9 +154,9 @@ def _with_base(value: Any, path: Path, missing: list[str], depth: int) -> Any:
         places = [folder / name for folder in (path.parent, *path.parents)]
         file = next((place for place in places if place.is_file()), None)
         if file is None:
-            missing.append(name)
+            bases.missing.append(name)
         else:
-            value = {**_read(file, missing, depth - 1), **value}
+            value = {**_read(file, bases, depth - 1), **value}
     return {key: _by_name(entry) for key, entry in value.items()}
 
 
@@ -178,10 +191,11 @@ def _parse(text: str, source: str) -> ast.Module:
 def _run_literals(tree: ast.Module, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the names that the statements assign. base: what ``_base_`` stands for."""
     names: dict[str, Any] = {}
+    scope = ChainMap({"_base_": base}, names)
     for statement in tree.body:
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
         if isinstance(statement, ast.Assign) and isinstance(target, ast.Name):
-            names[target.id] = _value(statement.value, {**names, "_base_": base})
+            names[target.id] = _value(statement.value, scope)
         else:  # a call or a loop may change any name in it
             names.update({n.id: UNKNOWN for n in ast.walk(statement) if isinstance(n, ast.Name)})
     return names
