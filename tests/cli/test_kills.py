@@ -140,6 +140,7 @@ def test_kills_of_reproduce(tmp_path, record_property) -> None:
     """It resumes without an option; every file but the times equals an uninterrupted run."""
     words = [
         "reproduce",
+        "--quick",  # without an error model, which needs a trained network
         "--detector",
         small_network(tmp_path),
         "--count",
