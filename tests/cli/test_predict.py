@@ -315,4 +315,4 @@ def test_no_boxes_give_an_empty_file(tmp_path) -> None:
     assert Detections.load(tmp_path / "d.safetensors").covariance.shape == (0, 9, 9)
     again = boxcov(f"evaluate {tmp_path / 'd.safetensors'}")
     assert again.code == 1
-    assert "d.safetensors: no box has a score above 0.1: there is nothing to evaluate" in again.err
+    assert "no box has a score above 0.1: there is nothing to evaluate" in again.err
