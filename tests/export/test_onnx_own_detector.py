@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -137,7 +138,7 @@ def test_everything_missing_is_listed_at_once(tmp_path) -> None:
     model = make_error_model(detector.box_fields, detector.classes, "exact", posterior.fingerprint)
     with pytest.raises(BoxcovError) as raised:
         export(detector, posterior.with_error_model(model), tmp_path / "t.onnx", frame(0), "exact")
-    title, *obstacles = str(raised.value).split("\n- ")
+    title, *obstacles = re.split(r"\(\d\) ", str(raised.value))
     assert title.startswith("WrappedPyramid cannot be written to ONNX (docs/guide/deploy.md")
     parts = (
         "has no select_static(raw, limits)",

@@ -63,7 +63,7 @@ def build_graph(
     if obstacles:
         raise BoxcovError(
             f"{type(detector).__name__} cannot be written to ONNX (docs/guide/deploy.md says what "
-            "a graph needs): " + "; ".join(obstacles)
+            "a graph needs): " + "; ".join(f"({n}) {o}" for n, o in enumerate(obstacles, 1))
         )
     named = _drop_unused(module, dict(zip(names, tensors)))
     return FrameGraph(module, named, expected)
