@@ -229,9 +229,11 @@ def _logit_cost(subject: Subject, m: int, D: int) -> tuple[MethodCost, ...]:
     name, by_instance = "ExactGLM(with_logit=True)", _runs_by_instance(subject)
     if by_instance and _runs_by_instance(subject, with_logit=True):
         return (MethodCost(name, 1, 2 * D + 1, "through the head, all boxes at once"),)
-    backward = m * (D + 1) + by_instance * D
     todo = f"instances(with_logit=True) would make it {2 * D + 1}"
-    return (MethodCost(name, 2, backward, f"one per number of each box and its score; {todo}"),)
+    if by_instance:  # their gradients are known: twice D passes for all boxes
+        return (MethodCost(name, 2, m + 2 * D, f"one per score; {todo}"),)
+    how = f"one per number of each box and its score; {todo}"
+    return (MethodCost(name, 2, m * (D + 1), how),)
 
 
 def _runs_by_instance(subject: Subject, with_logit: bool = False) -> bool:
