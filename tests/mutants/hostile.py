@@ -90,7 +90,7 @@ HOSTILE = [
         "base files have a limit",
         "detectors/centerpoint/config_file.py",
         "if bases.files > MAX_FILES:",
-        "if bases.files > 10**4:",
+        "if False:",
         "detectors/centerpoint/test_centerpoint_claims.py::"
         "test_base_files_that_multiply_are_refused",
     ),

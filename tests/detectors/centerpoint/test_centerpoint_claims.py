@@ -146,11 +146,12 @@ def test_a_large_configuration_is_refused(tmp_path, suffix) -> None:
 
 
 def test_base_files_that_multiply_are_refused(tmp_path) -> None:
-    """Nine files, each the base of the one before a hundred times over, are 10^16 readings."""
+    """Nine files, each the base of the one before a hundred times over, would be 10^16 readings."""
     from boxcov.detectors.centerpoint.config_file import read_settings
 
-    for i in range(9):
-        (tmp_path / f"{i}.py").write_text(f"_base_ = {[f'{i + 1}.py'] * 100}\nx = {i}\n")
-    (tmp_path / "9.py").write_text("y = 1\n")
+    for i in range(2):
+        (tmp_path / f"{i}.py").write_text(f"_base_ = {[f'{i + 1}.py'] * 50}\nx = {i}\n")
+    (tmp_path / "2.py").write_text("y = 1\n")
+    assert read_settings(tmp_path / "1.py").get("y") == 1
     with pytest.raises(BoxcovError, match="more than 100 base files"):
         read_settings(tmp_path / "0.py")
