@@ -29,6 +29,7 @@ import argparse
 import json
 import pickle
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from math import inf
@@ -47,6 +48,13 @@ from boxcov.export.tracker import TrackerSettings
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 FACTORS, DOF = (1.0, 2.0), 3.0
 OURS = "boxcov"
+SHORT = {
+    "constant R": "constant",
+    "R per class": "per class",
+    "R from score + size": "score + size",
+    "boxcov, no covariance": "no covariance",
+    OURS: OURS,
+}
 BASELINES = ("constant R", "R per class", "R from score + size", "boxcov, no covariance")
 COMMAND = (
     "python studies/tracking_boxes.py --out OUT; python studies/tracking.py tune --root OUT; "
@@ -139,14 +147,26 @@ def test(root: Path, noises: dict[str, Noise]) -> None:
     if not is_whole:
         return
     common = [set.intersection(*(set(state[m][i]) for m in noises)) for i in range(len(drives))]
-    state_table = [state_row(m, state[m], common) for m in noises]
-    gain_table = [gain_row(m, state, common) for m in BASELINES]
-    track_table = [track_row(m, follow[m]) for m in noises]
-    write_tables(state_table, gain_table, track_table, sum(map(len, common)))
+    groups = ("position", "velocity", "heading")
+    rows = {
+        "tracking-consistency": [state_row(m, state[m], common, ("nees", "nis")) for m in noises],
+        "tracking-rmse": [
+            state_row(m, state[m], common, [f"{g} square" for g in groups]) for m in noises
+        ],
+        "tracking-nll": [
+            state_row(m, state[m], common, [f"{g} nll" for g in groups]) for m in noises
+        ],
+        "tracking-gain": [gain_row(m, state, common) for m in BASELINES],
+        "tracking-follow": [track_row(m, follow[m]) for m in noises],
+        "tracking-switches": [switch_row(m, follow) for m in noises],
+    }
+    write_tables(rows, sum(map(len, common)))
 
 
-def state_row(method: str, state: list[dict[Any, Any]], common: list[set[Any]]) -> list[Any]:
-    """Return ANEES, NIS, RMSE and NLL with intervals over drives."""
+def state_row(
+    method: str, state: list[dict[Any, Any]], common: list[set[Any]], names: Sequence[str]
+) -> list[Any]:
+    """Return means, or roots of mean squares, with intervals over drives."""
 
     def mean(name: str) -> str:
         values = [np.array([s[key][name] for key in sorted(c)]) for s, c in zip(state, common)]
@@ -161,19 +181,14 @@ def state_row(method: str, state: list[dict[Any, Any]], common: list[set[Any]]) 
         interval = bootstrap(statistic, every)
         return f"{statistic(every):.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
-    names = ("nees", "nis", "position square", "velocity square", "heading square")
-    return [
-        method,
-        *(mean(name) for name in names),
-        *(mean(f"{g} nll") for g in ("position", "velocity", "heading")),
-    ]
+    return [SHORT[method], *map(mean, names)]
 
 
 def gain_row(
     method: str, state: dict[str, list[dict[Any, Any]]], common: list[set[Any]]
 ) -> list[Any]:
     """Return how much lower the NLL of boxcov is than that of a method, over the same objects."""
-    cells: list[Any] = [method]
+    cells: list[Any] = [SHORT[method]]
     for name in ("nll", "position nll", "velocity nll", "heading nll"):
         steps = [
             [theirs[key][name] - ours[key][name] for key in sorted(c)]
@@ -188,6 +203,15 @@ def gain_row(
         interval = bootstrap(statistic, every)
         cells.append(f"{statistic(every):+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]")
     return cells
+
+
+def switch_row(method: str, follow: dict[str, list[dict[str, Any]]]) -> list[Any]:
+    """Return all identity switches, and how many per drive boxcov saves against a method."""
+    switches = [[one["at"]["num_switches"] for one in follow[m]] for m in (method, OURS)]
+    steps = np.subtract(*switches)
+    interval = bootstrap(lambda rows: float(steps[rows].mean()), np.arange(len(steps)))
+    saved = f"{steps.mean():+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]"
+    return [SHORT[method], int(sum(switches[0])), None if method == OURS else saved]
 
 
 def track_row(method: str, follow: list[dict[str, Any]]) -> list[Any]:
@@ -206,7 +230,7 @@ def track_row(method: str, follow: list[dict[str, Any]]) -> list[Any]:
         return total(rows)["num_switches"] / len(rows)
 
     every = np.arange(len(follow))
-    cells: list[Any] = [method]
+    cells: list[Any] = [SHORT[method]]
     statistics = (
         (lambda rows: mota(total(rows)), 3),
         (lambda rows: idf1(total(rows)), 3),
@@ -217,40 +241,42 @@ def track_row(method: str, follow: list[dict[str, Any]]) -> list[Any]:
         interval = bootstrap(statistic, every, replicates=300)
         low, high = float(interval.low), float(interval.high)
         cells.append(f"{statistic(every):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
-    return [*cells, int(total(every)["num_switches"])]
+    return cells
 
 
-def write_tables(
-    state: list[list[Any]], gain: list[list[Any]], follow: list[list[Any]], number: int
-) -> None:
+def write_tables(rows: dict[str, list[list[Any]]], number: int) -> None:
+    """Write one result file per table."""
     about = {"command": COMMAND, "date": date.today().isoformat(), "machine": "one CPU thread"}
     drives = "15 simulated drives of 20 s at 2 Hz, 5 seeds. 95 % intervals over drives."
-    tables: dict[str, dict[str, Any]] = {
-        "tracking-state": {
-            "title": "The tracked state against that of the objects",
-            "columns": [
-                *("R", "ANEES", "NIS", "RMSE position, m", "velocity, m/s", "heading, rad"),
-                *("NLL position", "velocity", "heading"),
-            ],
-            "rows": state,
-            "notes": [f"{number} states of objects that all methods follow; {drives}"],
-        },
-        "tracking-gain": {
-            "title": "NLL of a baseline minus that of boxcov: above 0, boxcov is better",
-            "columns": ["baseline", "state", "position", "velocity", "heading"],
-            "rows": gain,
-            "notes": [drives],
-        },
-        "tracking-follow": {
-            "title": "Which objects are followed",
-            "columns": ["R", "MOTA", "IDF1", "AMOTA", "switches per drive", "switches"],
-            "rows": follow,
-            "notes": [f"AMOTA: 10 recalls. {drives}"],
-        },
+    same = f"{number} states of objects that all methods follow. {drives}"
+    fields = ("position", "velocity", "heading")
+    tables = {
+        "tracking-consistency": ("Consistency of the filter: 1 is right", ("ANEES", "NIS"), same),
+        "tracking-rmse": (
+            "RMSE of the tracked state",
+            ("position, m", "velocity, m/s", "heading, rad"),
+            same,
+        ),
+        "tracking-nll": ("NLL of the tracked state: lower is better", fields, same),
+        "tracking-gain": (
+            "NLL of a baseline minus that of boxcov: above 0, boxcov is better",
+            ("state", *fields),
+            same,
+        ),
+        "tracking-follow": (
+            "Which objects are followed",
+            ("MOTA", "IDF1", "AMOTA", "switches per drive"),
+            f"AMOTA: 10 recalls. {drives}",
+        ),
+        "tracking-switches": (
+            "Identity switches of all drives",
+            ("switches", "boxcov saves per drive"),
+            drives,
+        ),
     }
-    for name, table in tables.items():
-        digits = [None] * len(table["columns"])
-        content = {"title": table["title"], **about, "digits": digits, **table}
+    for name, (title, columns, note) in tables.items():
+        content = {"title": title, **about, "columns": ["R", *columns]}
+        content |= {"digits": [None] * (1 + len(columns)), "rows": rows[name], "notes": [note]}
         (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -226,3 +226,12 @@ def test_unfit_boxes_are_refused():
     )
     with pytest.raises(BoxcovError):
         tracker().update(replace(image, covariance=torch.eye(4)[None]), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("persistence", 1.0), ("gate", 1.5), ("birth", -0.1), ("fading", 0.0), ("dof", float("nan"))],
+)
+def test_settings_out_of_range_are_named(name: str, value: float):
+    with pytest.raises(BoxcovError, match=f"^{name} must"):
+        TrackerSettings(**{name: value})  # type: ignore[arg-type]

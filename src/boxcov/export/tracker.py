@@ -42,13 +42,22 @@ class TrackerSettings:
     turning: float = 0.02  # density of the yaw rate in rad^2 / s
     noise: float = 1.0  # factor of R
     persistence: float = 0.5  # share of R that successive frames have in common
-    fading: float = 2.0  # seconds until that share has fallen to 1 / e
+    fading: float = 5.0  # seconds until that share has fallen to 1 / e
     dof: float = inf  # of a Student-t update, which mistrusts outliers; inf: Kalman
     gate: float = 0.99  # level of the regions
     birth: float = 0.3  # P(object) of a box that starts a track
     death: float = 0.05  # P(object) of a track below which it ends
     detection: float = 0.6  # P(a present object is reported)
     memory: float = 0.5  # weight of the newest box in the P(object) of its track
+
+    def __post_init__(self) -> None:
+        for name in ("persistence", "gate", "birth", "death", "detection", "memory"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1 or (name in ("persistence", "gate") and value == 1):
+                raise BoxcovError(f"{name} must lie from 0 to 1 (gate, persistence below): {value}")
+        for name in ("turning", "noise", "fading", "dof"):
+            if not getattr(self, name) > 0:
+                raise BoxcovError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
 @dataclass(eq=False)
