@@ -14,6 +14,7 @@ from boxcov.data.video import Video
 from boxcov.detectors.yolox import YOLOX, Config
 from boxcov.drawing import SIDE
 from boxcov.pipeline import show as showing
+from boxcov.pipeline import stream as streaming
 from boxcov.pipeline.detectors import load_detector
 from helpers.centerpoint_cases import cloud, pillar_config
 from helpers.command_line import boxcov, small_network
@@ -128,6 +129,21 @@ def test_labelled_clouds_are_drawn_from_above(clouds, tmp_path: Path) -> None:
     assert len(Video(tmp_path / "x.gif")) == 2
     assert SIDE > 800  # larger pictures are made smaller for a GIF
     assert Video(tmp_path / "x.gif")[0].shape == (800, 800, 3)
+
+
+def test_ctrl_c_keeps_the_video_until_then(images, tmp_path: Path, monkeypatch) -> None:
+    word, source = images
+    add = streaming.Latencies.add
+
+    def stop_at_two(self, milliseconds: float) -> None:
+        add(self, milliseconds)
+        if self.count == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(streaming.Latencies, "add", stop_at_two)
+    words = f"stream --source {source} --detector {word} {NMS} --show {tmp_path}/x.gif"
+    assert boxcov(words).code == 130
+    assert len(Video(tmp_path / "x.gif")) == 2
 
 
 def test_existing_pictures_need_force(images, tmp_path: Path) -> None:

@@ -65,8 +65,15 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
     )
     entries = islice(look_at_first(detector, entries), options.count)
     predict = partial(predict_line, model, with_covariance=options.with_covariance)
+    done = failed = 0
+    stop: BaseException | None = None
     with pictures(options.show) as show:
-        done, failed = write_lines(partial(predict, show=show), entries, out, latencies)
+        try:
+            done, failed = write_lines(partial(predict, show=show), entries, out, latencies)
+        except (KeyboardInterrupt, SystemExit) as error:
+            stop = error  # Ctrl-C is how a watched folder ends: its video is written first
+    if stop is not None:
+        raise stop
     if failed:
         raise BoxcovError(f"{failed} of {done} frames failed: see the errors in their lines")
 
