@@ -208,6 +208,13 @@ def test_frames_are_joined_with_their_numbers() -> None:
         join_frames([one, batch])
 
 
+def test_repr_shows_no_tiny_numbers() -> None:
+    zero = torch.zeros(1, dtype=torch.long)
+    boxes = torch.tensor([[-6.5e-8, 1.23456]])
+    text = repr(Detections(boxes, torch.ones(1), zero, zero, ("vx", "y"), ("car",)))
+    assert "car 1.00: vx=0 y=1.235" in text
+
+
 def test_repr_is_short_for_any_number_of_boxes() -> None:
     many = random_many(1000)
     assert len(repr(many).splitlines()) <= 10

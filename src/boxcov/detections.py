@@ -126,7 +126,7 @@ class Detections:
             lines.append(f"{clipped} boxes clipped at the image border: no variance of those sides")
         for i in range(min(3, len(self))):
             pairs = zip(self.fields, self.boxes[i].tolist())
-            values = " ".join(f"{name}={round(value, 3):.4g}" for name, value in pairs)
+            values = " ".join(f"{name}={round(value, 3) + 0.0:.4g}" for name, value in pairs)
             u = "" if self.covariance is None else f", u={float(self.uncertainty[i]):.3g}"
             if self.no_object is not None:
                 u = f", risk {float(self.risk[i]):.0%}"

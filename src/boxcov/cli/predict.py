@@ -30,8 +30,9 @@ def predict(options: PredictCommand, as_json: AsJson = False) -> None:
         say(SHIPPED_NOTE)
     boxes, frames, milliseconds = report["boxes"], report["frames"], report["milliseconds"]
     say(f"{boxes} boxes in {frames} frames, {milliseconds:.0f} ms per frame (median)")
-    if boxes:
+    if boxes and report["risk"] is None:
         say(f"uncertainty (trace): median {report['uncertainty']:.3g}")
+    if boxes:
         say(_describe_risk(report))
     say(f"written to {report['out']}" + (f", drawn in {options.show}" if options.show else ""))
 
@@ -39,9 +40,10 @@ def predict(options: PredictCommand, as_json: AsJson = False) -> None:
 def _describe_risk(report: dict[str, Any]) -> str:
     """Return the line about the error model.
 
-    >>> _describe_risk({"risk": 0.0712}), _describe_risk({"risk": None})[:12]
-    ('risk: median 7.1 %', 'uncalibrated')
+    >>> _describe_risk({"risk": 0.0712, "low_risk": 60})
+    'risk: median 7.1 %, below 20 % for 60 boxes'
     """
     if report["risk"] is None:
         return "uncalibrated: `boxcov calibrate` adds risk and the distribution of the errors"
-    return f"risk: median {100 * report['risk']:.1f} %"
+    median = f"risk: median {100 * report['risk']:.1f} %"
+    return f"{median}, below 20 % for {report['low_risk']} boxes"

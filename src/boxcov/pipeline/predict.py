@@ -118,6 +118,7 @@ def run(
         "milliseconds": median(milliseconds),
         "uncertainty": float(found.uncertainty.median()) if len(found) else None,
         "risk": float(found.risk.median()) if is_calibrated and len(found) else None,
+        "low_risk": int((found.risk < 0.2).sum()) if is_calibrated else None,
         **meta,
     }
 
