@@ -58,9 +58,7 @@ class Kind:
     files: tuple[Path, ...]
     structure: str  # bytes, json, safetensors, image or pickle
     read: Callable[[Path], Any]  # given the damaged file
-    named: Path | None = (
-        None  # a folder that an error may name in its place: tables refer to each other
-    )
+    named: Path | None = None  # a folder that an error may name: tables refer to each other
 
 
 def kinds(folder: Path) -> Iterable[Kind]:
@@ -277,16 +275,14 @@ def _printed(path: Path) -> None:
     out.unlink(missing_ok=True)
     done = boxcov("convert", path, "--format csv --out", out)
     texts = [done.out, done.err]
-    texts += [out.read_text(encoding="utf-8")] if done.code == 0 else []
     if done.code == 0:  # the same names, as a command shows them
         found = Detections.load(path)
-        for text in (*found.fields, *found.classes, str(found.meta), repr(found)):
-            texts.append(printable(text))
+        texts += map(printable, (*found.fields, *found.classes, found.meta, found))
         with out.open(newline="", encoding="utf-8") as file:
             head, *rows = csv.reader(file)
         names = [*head, *(row[head.index("class")] for row in rows)]
         assert not any(name.startswith(tuple("=+-@\t\r")) for name in names), names
-    for text in texts[:2]:
+    for text in texts:
         assert not any(category(c) in ("Cc", "Cf", "Cs") for c in text.replace("\n", "")), text
     assert done.err.count("\n") <= 1, done.err
     if done.code:

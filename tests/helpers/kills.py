@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
@@ -22,7 +23,7 @@ from typing import Any
 from safetensors import safe_open
 
 from boxcov import Detections
-from helpers.command_line import boxcov
+from helpers.command_line import Done, boxcov
 
 
 class Killed:
@@ -54,7 +55,7 @@ class Killed:
         self.whole = content(out)  # of a run without kills
         self._remove()
         began = time.monotonic()
-        done = boxcov(*self.words[3:])  # here, so that the forks need no import
+        done = _run(self.words[3:])  # here, so that the forks need no import
         assert done.code == 0, done.err
         self.seconds = time.monotonic() - began
         self._compare()
@@ -134,9 +135,16 @@ class LiveKilled(Killed):
         self._end(run)
 
 
+def _run(words: list[str]) -> Done:
+    """Run ``boxcov WORDS`` in this process; warnings are no errors, as in a process of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return boxcov(*words)
+
+
 def _main(words: list[str]) -> None:
     """Run ``boxcov WORDS`` in a forked child."""
-    done = boxcov(*words)
+    done = _run(words)
     os.write(2, done.err.encode())  # pytest shows it if the test fails
     os._exit(done.code)
 

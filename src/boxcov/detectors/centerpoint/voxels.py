@@ -24,7 +24,7 @@ class Cells:
     cell: Tensor  # (n,) the cell of each point
     counts: Tensor  # (V,) points in each cell
     position: Tensor  # (V, 4) frame, z, y, x of each cell
-    is_padded: bool = False  # whether the last cell is none, and holds points that are none
+    is_padded: bool = False  # whether the last cell is padding and holds padding points
 
     @property
     def means(self) -> Tensor:
