@@ -317,7 +317,7 @@ class Detections:
         """Draw the boxes of one frame by matplotlib and return the axes.
 
         Boxes of LiDAR are drawn from above, boxes of images on the image. Calibrated ones have the
-        colour of their risk, and their region of ``level`` as a dashed outline.
+        colour of their risk, and up to 50 % their region of ``level`` as a dashed outline.
 
         inputs, targets: a frame; its points or its image, and its objects in green, are drawn, too.
         axes: of matplotlib; a new figure unless given.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.outlines import ON_DARK, grown_boxes, risk_colors, side_bands
+from boxcov.outlines import DOUBTFUL, ON_DARK, grown_boxes, risk_colors, side_bands
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,7 +24,6 @@ UNCALIBRATED = (220, 220, 225)
 BACKGROUND, POINTS, SHADOW = (19, 21, 23), (118, 128, 142), (0, 0, 0)
 LEVEL = 0.9  # of the regions
 SIDE = 960  # pixels of a picture from above
-DOUBTFUL = 0.5  # boxes above this risk are thin, without region and text: probably no object
 
 
 def draw_image(found: Detections, image: Array) -> Image:

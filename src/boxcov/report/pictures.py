@@ -1,7 +1,7 @@
 """Pictures of frames by matplotlib: LiDAR frames from above, and images.
 
 Objects are green. Calibrated boxes have the colour of their risk and a dashed outline: the box
-grown by the half widths of its region.
+grown by the half widths of its region. Boxes with a risk above 50 % are thin and have no outline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from boxcov.evaluate.geometry import corners, ellipse
 from boxcov.evaluate.matching import IMAGE, PLANE
 from boxcov.evaluate.records import Records
 from boxcov.files import atomic_write
-from boxcov.outlines import grown_boxes, risk_colors, side_bands
+from boxcov.outlines import DOUBTFUL, grown_boxes, risk_colors, side_bands
 from boxcov.report.study import thin_points
 
 Array = NDArray[Any]
@@ -72,10 +72,15 @@ class Shown:
         return [PREDICTION if score >= LOW_SCORE else UNCERTAIN for score in self.scores]
 
     @property
+    def is_doubtful(self) -> Array:
+        """Which boxes (m,) are probably bad, and so drawn thin, without region and text."""
+        return np.zeros(len(self.scores), bool) if self.risk is None else self.risk > DOUBTFUL
+
+    @property
     def texts(self) -> list[str]:
         """The number beside each box: its risk, or its score."""
         if self.risk is not None:
-            return [f"{100 * risk:.0f} %" for risk in self.risk]
+            return ["" if risk > DOUBTFUL else f"{100 * risk:.0f} %" for risk in self.risk]
         return [f"{score:.2f}" for score in self.scores]
 
 
@@ -134,12 +139,14 @@ def draw_from_above(axes: Any, shown: Shown, points: Array, truth: Array) -> Non
     for outline in corners(truth):
         axes.fill(*outline.T, facecolor=(*OBJECT_FILL, 0.22), edgecolor=OBJECT, linewidth=1)
     boxes = np.asarray(shown.boxes, dtype=float)[:, plane]
-    for box, color, score in zip(boxes, shown.colors, shown.scores):
+    for box, color, score, is_thin in zip(boxes, shown.colors, shown.scores, shown.is_doubtful):
         is_low = shown.risk is None and score < LOW_SCORE
-        _draw_box(axes, box, color, "--" if is_low else "-")
-    for outline, color in zip(_regions_from_above(shown, boxes, plane), shown.colors):
-        axes.plot(*outline.T, color=color, linewidth=0.8, linestyle=(0, (3, 2)))
-    size = 8 if len(boxes) <= MANY_BOXES else 5
+        _draw_box(axes, box, color, "--" if is_low else "-", 0.5 if is_thin else 1.2)
+    regions = zip(_regions_from_above(shown, boxes, plane), shown.colors, shown.is_doubtful)
+    for outline, color, is_thin in regions:
+        if not is_thin:
+            axes.plot(*outline.T, color=color, linewidth=0.8, linestyle=(0, (3, 2)))
+    size = 8 if int((~shown.is_doubtful).sum()) <= MANY_BOXES else 5
     for outline, text, color in zip(corners(boxes), shown.texts, shown.colors):
         axes.annotate(text, outline.max(0) + 0.4, color=color, fontsize=size, clip_on=True)
     centres = np.concatenate([boxes[:, :2], truth[:, :2], np.zeros((1, 2))])  # the sensor is at 0 0
@@ -149,11 +156,11 @@ def draw_from_above(axes: Any, shown: Shown, points: Array, truth: Array) -> Non
     axes.set(**limits, aspect="equal", xlabel="x [m]", ylabel="y [m]")
 
 
-def _draw_box(axes: Any, box: Array, color: Any, dash: str) -> None:
+def _draw_box(axes: Any, box: Array, color: Any, dash: str, width: float) -> None:
     """Draw a box x y w l yaw with its heading."""
-    axes.plot(*corners(box[None])[0].T, color=color, linewidth=1.2, linestyle=dash)
+    axes.plot(*corners(box[None])[0].T, color=color, linewidth=width, linestyle=dash)
     front = box[:2] + box[3] / 2 * np.array([np.cos(box[4]), np.sin(box[4])])
-    axes.plot(*np.stack([box[:2], front]).T, color=color, linewidth=1)
+    axes.plot(*np.stack([box[:2], front]).T, color=color, linewidth=width)
 
 
 def _regions_from_above(shown: Shown, boxes: Array, plane: list[int]) -> list[Array]:
@@ -182,10 +189,12 @@ def draw_image(axes: Any, shown: Shown, image: Array | None, truth: Array) -> No
     columns = shown.columns(IMAGE)
     boxes = np.asarray(shown.boxes, dtype=float)[:, columns]
     for box, color, text, name in zip(boxes, shown.colors, shown.texts, shown.names):
-        _draw_upright_box(axes, box, color, 1.8)
-        _annotate(axes, box, f"{name} {text}", color)
+        _draw_upright_box(axes, box, color, 1.8 if text else 0.5)
+        if text:
+            _annotate(axes, box, f"{name} {text}", color)
     if shown.widths is not None:
-        for band in side_bands(boxes, shown.widths[:, columns]):
+        widths = np.where(shown.is_doubtful[:, None], np.nan, shown.widths[:, columns])
+        for band in side_bands(boxes, widths):
             for box, color in zip(band, shown.colors):
                 _draw_upright_box(axes, box, color, 1.0, (0, (3, 2)))
     elif shown.covariance is not None:
