@@ -23,7 +23,9 @@ def word(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_correct_detector_passes(word: str) -> None:
     done = boxcov(f"check --detector {word} --sweeps 1 --json")
     report = json.loads(done.out)
-    assert (done.code, report["ok"], done.err) == (0, True, "")
+    assert (done.code, report["ok"]) == (0, True)
+    # a slow machine shows the progress
+    assert [line for line in done.err.splitlines() if not line.startswith("checking: ")] == []
     assert {finding["name"]: finding["passed"] for finding in report["findings"]}["stages"] is True
     assert [depth["depth"] for depth in report["depths"]] == ["head", "neck", "backbone", "encoder"]
 
