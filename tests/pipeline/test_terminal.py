@@ -119,7 +119,7 @@ def test_nobody_reads_the_output() -> None:
         "from boxcov.cli import app\n"
         "from boxcov.pipeline.terminal import say\n"
         "import sys\n"
-        "app.build_app = lambda: (lambda: [say('x' * 9999) for _ in range(99)])\n"
+        "app.build_app = lambda: (lambda **_: [say('x' * 9999) for _ in range(99)])\n"
         "app.main()"
     )
     with subprocess.Popen(

@@ -71,7 +71,9 @@ def fit(
     """
     _check_arguments(frames, prior_precision, fisher, options)
     tau = 1.0 if isinstance(prior_precision, str) else prior_precision  # until auto chooses
-    check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
+    by_layer = tau if isinstance(tau, dict) else {"all layers": tau}
+    for name, precision in by_layer.items():
+        check_precisions(1.0 if n_data is None else n_data, precision, name)
     parameters = _select_parameters(detector, depth, options)
     world = World.current() if distributed else World()
     items = Items(frames, options.fraction, options.seed, world)
