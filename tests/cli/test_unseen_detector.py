@@ -100,3 +100,14 @@ def test_samples_reach_below_its_attention(folder: Path) -> None:
     exact = ExactGLM(detector, posterior)(frames[0][0]).covariance
     sampled = MCGLM(detector, posterior, samples=600)(frames[0][0]).covariance
     assert float((sampled - exact).norm() / exact.norm()) < 0.25
+
+
+def test_labels_that_begin_at_1_are_refused(folder: Path, calibrated: Path) -> None:
+    text = (folder / "mine.py").read_text()
+    assert "(as_inputs(image), targets) for" in text
+    later = "[{**targets[0], 'labels': targets[0]['labels'] + 1}]"
+    (folder / "later.py").write_text(text.replace("targets) for", f"{later}) for"))
+    mine = f"--detector python:{folder}/mine.py:build --data python:{folder}/later.py:frames"
+    done = boxcov(f"calibrate {mine} --posterior {calibrated} --out {folder}/x.safetensors")
+    assert done.code == 1
+    assert "the labels of the objects are 1 to 2, expected indices into the 2 classes" in done.err

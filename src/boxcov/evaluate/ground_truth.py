@@ -131,6 +131,12 @@ def match_detections(detections: Detections, truth: GroundTruth, threshold: floa
         raise BoxcovError(
             f"the last frame of the detections is {last}, but the data has {truth.frames} frames"
         )
+    count = len(detections.classes)
+    if not bool(((truth.labels >= 0) & (truth.labels < count)).all()):
+        raise BoxcovError(
+            f"the labels of the objects are {truth.labels.min():g} to {truth.labels.max():g}, "
+            f"expected indices into the {count} classes, 0 to {count - 1}: do they begin at 1?"
+        )
     if "uncertainty" not in arrays:
         raise BoxcovError("these detections have no covariance: write them with boxcov predict")
     records = match(
