@@ -130,11 +130,27 @@ def locked(path: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise BoxcovError(f"{path}: cannot be locked ({error.strerror or error})") from None
+    _handles.add(handle)
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        os.close(handle)
+        if handle in _handles:
+            _handles.remove(handle)
+            lock.unlink(missing_ok=True)
+            os.close(handle)
+
+
+_handles: set[int] = set()  # of the locks that this process holds
+
+
+def _give_up_locks() -> None:
+    """In a forked process: a worker may outlive a killed parent, and must not hold its locks."""
+    while _handles:
+        os.close(_handles.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_give_up_locks)
 
 
 def _acquire(lock: Path) -> int:

@@ -204,9 +204,9 @@ def test_workers_give_the_same_file(tmp_path, made, alone, monkeypatch) -> None:
             "--count 7 --sweeps 1 --workers 1"
         )
     assert done.code == 1
-    assert done.err.splitlines()[-1].startswith(
-        "boxcov: a worker process ended before it loaded item 5"
-    )
+    ended = "boxcov: a worker process ended before it loaded item"
+    # item 4 may still have been on its way
+    assert done.err.splitlines()[-1].startswith((f"{ended} 5", f"{ended} 4"))
     assert not out.exists()
 
 

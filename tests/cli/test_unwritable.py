@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from boxcov import BoxcovError
+from boxcov.files import locked
 from boxcov.pipeline import stream as streaming
 from helpers.command_line import boxcov
 
@@ -229,6 +231,24 @@ def test_a_killed_process_holds_nothing(tmp_path, holder) -> None:
     done = boxcov(*VERBS["fit"], f"--out {tmp_path / 'out'}")
     assert "absent.safetensors" in done.err  # it began to work
     assert not list(tmp_path.iterdir())  # neither the lock nor the half file
+
+
+def test_workers_of_a_killed_process_hold_nothing(tmp_path) -> None:
+    code = HOLDER.replace(
+        '    print("held", flush=True)',
+        "    import os, time\n    if not os.fork():\n        time.sleep(60)\n"
+        '    print("held", flush=True)',
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "out")]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as held:
+        assert held.stdout.readline() == "held\n"
+        held.kill()
+        held.wait()
+        with locked(tmp_path / "out"):  # the fork of the killed process still sleeps
+            assert (tmp_path / ".out.lock").exists()
+        os.killpg(held.pid, signal.SIGKILL)
 
 
 def test_a_folder_is_held(tmp_path) -> None:

@@ -24,16 +24,16 @@ from boxcov.pipeline.reproduce.study import reproduce
 from boxcov.pipeline.reproduce.workspace import Progress, Workspace, part_of, restrict_posterior
 
 SETTING = Setting(
-    detector="tiny",
-    data="shapes:train",
+    detector="python:tiny:made",
+    data="coco:train",
     split="train",
     count=8,
     n_data=200.0,
-    test="shapes:test",
+    test="coco:test",
     test_split="test",
     test_count=4,
     slow=2,
-    shifts=("shapes:noisy",),
+    shifts=("coco:noisy",),
     shift_count=2,
     calibration_count=30,
 )
@@ -49,9 +49,9 @@ TABLES = [
 
 
 def load_shapes(source: DataOptions, device: str, classes: tuple) -> list:
-    seed = {"shapes:train": 0, "shapes:test": 31, "shapes:noisy": 31}[source.data]
+    seed = {"coco:train": 0, "coco:test": 31, "coco:noisy": 31}[source.data]
     seed += 1000 * (source.split == "val")
-    noise = 0.4 if source.data == "shapes:noisy" else 0.1
+    noise = 0.4 if source.data == "coco:noisy" else 0.1
     return list(shapes.frames(count=source.count, seed=seed, noise=noise))
 
 

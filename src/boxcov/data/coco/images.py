@@ -64,7 +64,8 @@ def to_pixels(image: Any) -> Any:
     """Return an input image as bytes (h, w, 3): red, green, blue; None if it is normalised.
 
     image: (3, h, w) or (1, 3, h, w), either blue, green, red up to 255, as the frames of boxcov, or
-        red, green, blue up to 1, as those of torchvision; or bytes (h, w, 3), as they are.
+        red, green, blue up to 1, as those of torchvision; grey (1, h, w); or bytes (h, w, 3), as
+        they are.
 
     >>> to_pixels(torch.tensor([7.0, 0.0, 255.0]).reshape(3, 1, 1)).tolist()
     [[[255, 0, 7]]]
@@ -77,6 +78,8 @@ def to_pixels(image: Any) -> Any:
         return image
     image = torch.as_tensor(image).detach().cpu()
     image = image[0] if image.dim() == 4 else image
+    if image.dim() == 3 and len(image) == 1:  # grey
+        image = image.expand(3, -1, -1)
     if image.dim() != 3 or len(image) != 3:
         raise BoxcovError(f"an image has shape (3, h, w), got {tuple(image.shape)}")
     low, high = float(image.min()), float(image.max())
