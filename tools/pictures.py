@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 
 import boxcov
-from boxcov.drawing import draw_from_above
+from boxcov.canvas import draw_from_above
 from boxcov.report.study import last_sweep
 
 ROOT = Path(__file__).parents[1]

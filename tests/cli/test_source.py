@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from boxcov import Detections
+from boxcov.canvas import SIDE
 from boxcov.data.video import Video
 from boxcov.detectors.yolox import YOLOX, Config
-from boxcov.drawing import SIDE
 from boxcov.pipeline import show as showing
 from boxcov.pipeline import stream as streaming
 from boxcov.pipeline.detectors import load_detector

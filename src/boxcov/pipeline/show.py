@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from boxcov.canvas import draw_from_above, draw_image, reach_of
 from boxcov.detections import Detections
-from boxcov.drawing import draw_from_above, draw_image, reach_of
 from boxcov.errors import BoxcovError, import_package
 from boxcov.files import atomic_write, make_folder
 from boxcov.pipeline.paths import check_output, refuse_existing

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError, Detections
-from boxcov.drawing import BACKGROUND, HIGH, LOW, SIDE, draw_from_above, draw_image
+from boxcov.canvas import BACKGROUND, HIGH, LOW, SIDE, draw_from_above, draw_image
 from helpers.export_boxes import in_image, in_space, with_error_model
 
 
