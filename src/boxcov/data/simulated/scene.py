@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from boxcov.data.nuscenes.classes import CLASSES
-from boxcov.data.simulated.catalogue import BODIES, KINDS, UNSEEN_BODIES
+from boxcov.data.simulated.catalogue import KINDS, read_bodies
 from boxcov.data.simulated.layout import Placement, Road, concatenate, lay_out
 from boxcov.data.simulated.rng import Rng
 from boxcov.data.simulated.scenarios import Scenario
@@ -242,7 +242,7 @@ def _draw_waves(rng: Rng) -> Tensor:
 
 @cache
 def _catalogue(unseen: bool) -> _Catalogue:
-    bodies = UNSEEN_BODIES if unseen else BODIES
+    bodies = read_bodies(unseen)
     most = max(len(body.parts) for body in bodies)
     shares = torch.zeros(2, len(KINDS), len(bodies))
     edges, surface = torch.zeros(len(bodies), most, 6), torch.zeros(len(bodies), most, 4)
