@@ -321,15 +321,18 @@ def test_risk_is_one_more_method(frames, tmp_path) -> None:
     share = inside[~np.isnan(kept.errors)].mean()
     assert rows["exact"]["coverage 90% regions"]["value"] == pytest.approx(share)
     assert "1 - score (exact: risk)" not in rows  # the same boxes: one baseline
+    assert rows["exact"]["NLL Student-t"]["value"] == summarise(records, 2)["predictive"]["NLL"]
+    shown = boxcov("evaluate", path, "--replicates 5").out
+    assert "NLL Student-t" in shown
+    assert "epistemic" in shown  # labelled: not the NLL of the error model
 
 
 def test_predictive_is_compared_with_axes(frames) -> None:
     found = noisy(frames)
     turned = found.boxes.clone()
     turned[:, BOX_FIELDS.index("yaw")] += np.pi
-    both = [
-        replace(found, boxes=boxes, predictive=found.covariance) for boxes in (found.boxes, turned)
-    ]
+    model = make_error_model(found.fields, found.classes)
+    both = [replace(model.apply(found), boxes=boxes) for boxes in (found.boxes, turned)]
     records = [matched(one, frames) for one in both]
     plain, flipped = (summarise(one, 2) for one in records)
     assert flipped["predictive"]["NLL"] == pytest.approx(plain["predictive"]["NLL"], rel=1e-4)

@@ -150,11 +150,30 @@ def test_table_has_baselines_and_chance() -> None:
     assert (
         shuffled["P(U|I) IoU"]["value"] == summarise(records, 10)["quality"]["P(U)"]["IoU"]["value"]
     )
-    assert exact["NLL calibrated"] is None
+    assert exact["NLL Student-t"] is exact["ANEES predictive"] is None
     assert shuffled["NLL"] is rows[4]["NLL"] is None
-    assert mcglm["ANEES calibrated"]["value"] == pytest.approx(mcglm["ANEES"]["value"] / 2)
+    assert mcglm["ANEES predictive"]["value"] == pytest.approx(mcglm["ANEES"]["value"] / 2)
     assert rows[4]["AUROC IoU"]["value"] == auroc(records.iou < 0.4, 1 - records.scores)
     json.dumps(rows, allow_nan=False)
+
+
+def test_nll_of_the_error_model_is_that_of_student_t() -> None:
+    from scipy.stats import t
+
+    records, dof = some_records(), (2.5, 3.0, 4.0, 5.0, 8.0, 20.0, 50.0)
+    scale = 0.3 * np.sqrt(np.diagonal(records.covariance, axis1=1, axis2=2))
+    variance = scale**2 * np.array(dof) / (np.array(dof) - 2)
+    model = replace(records, scale=scale, dof=dof, predictive=variance[:, :, None] * np.eye(7))
+    found = summarise(model, 2)["predictive"]
+    kept = model[model.paired].as_axes()
+    expected = -t.logpdf(kept.errors, dof, scale=kept.scale).sum(1).mean()
+    assert found["NLL"] == pytest.approx(expected, rel=1e-12)
+    gaussian = covariance_metrics(kept.errors, kept.predictive, FIELDS)
+    assert abs(gaussian["NLL"] - expected) > 0.1
+    assert found["ANEES"] == gaussian["ANEES"]  # a mean of squares, whatever the distribution
+    assert "coverage" not in found  # the regions have one, which is no Gaussian's
+    rows = table({"exact": model}, replicates=2)
+    assert rows[0]["NLL Student-t"]["value"] == found["NLL"]
 
 
 def test_each_set_of_boxes_has_its_baselines() -> None:

@@ -40,7 +40,7 @@ def evaluate(options: EvaluateCommand, as_json: AsJson = False) -> None:
 
 def quality_table(rows: Sequence[Row]) -> Table:
     """Return a table with one column per method and two lines per metric: value and chance."""
-    from boxcov.evaluate.summary import COLUMNS
+    from boxcov.evaluate.summary import COLUMNS, COVARIANCE_METRICS
 
     methods = [row for row in rows if row["kind"] not in ("chance", "difference")]
     chance = [row for row in rows if row["kind"] == "chance"]
@@ -49,7 +49,8 @@ def quality_table(rows: Sequence[Row]) -> Table:
     for name in ("boxes", "paired"):
         table.add_row(name, *(str(row[name]) for row in methods))
     for name in COLUMNS:
-        _add_metric(table, name, name, methods)
+        label = f"{name} epistemic" if name in COVARIANCE_METRICS else name
+        _add_metric(table, label, name, methods)
         _add_metric(table, "  chance", name, chance, style="dim")
     return table
 

@@ -1,4 +1,7 @@
-"""How well covariances describe errors: NLL, ENCE, coverage and ANEES under N(0, covariance)."""
+"""How well covariances describe errors: NLL, ENCE, coverage and ANEES under N(0, covariance).
+
+``student_nll`` is the NLL of the error model, whose errors are not Gaussian.
+"""
 
 from __future__ import annotations
 
@@ -154,6 +157,20 @@ def ence(errors: Array, variance: Array, bins: int = 10) -> float:
     rmv = np.sqrt(np.bincount(number, weights=variance) / count)
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.where(rmse == rmv, 0, np.abs(rmv - rmse) / rmv).mean())
+
+
+def student_nll(errors: Array, scale: Array, dof: Sequence[float]) -> float:
+    """Return the mean NLL per box of errors (n, D) under Student-t distributions, in nats.
+
+    The NLL of a box is the sum over its fields. Unknown errors and scales (n, D) are NaN and left
+    out; NaN without rows.
+
+    >>> round(student_nll(np.zeros((2, 1)), np.ones((2, 1)), [1.0]), 4)  # Cauchy: log(pi)
+    1.1447
+    """
+    nll = -import_package("scipy.stats").t.logpdf(errors, np.asarray(dof, float), scale=scale)
+    boxes = nll[~np.isnan(nll).all(1)]
+    return float(np.nansum(boxes, 1).mean()) if len(boxes) else float("nan")
 
 
 def covariance_metrics(errors: Array, covariance: Array, fields: Sequence[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from boxcov.evaluate.baselines import (
     signal_features,
     signals_alone,
 )
-from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics
+from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics, student_nll
 from boxcov.evaluate.intervals import (
     Chance,
     bootstrap,
@@ -44,12 +44,18 @@ Array = NDArray[Any]
 RANKINGS = ("AUROC", "AUSE")
 SIZE, SIGNALS = "score + size", "score + size + signals"
 MEASURES = METRICS + SHARES + RANKINGS  # each for every error
+# of the epistemic covariance, as a Gaussian, and of the error model, in the same order
 COVARIANCE_METRICS = ("NLL", "ENCE", *(f"coverage {level:.0%}" for level in LEVELS), "ANEES")
+ERROR_MODEL_METRICS = (
+    "NLL Student-t",
+    "ENCE predictive",
+    *(f"coverage {level:.0%} regions" for level in LEVELS),
+    "ANEES predictive",
+)
 COLUMNS = (
     tuple(f"{name} {error}" for name in METRICS + RANKINGS for error in ERRORS)
     + COVARIANCE_METRICS
-    + tuple(f"{name} calibrated" for name in COVARIANCE_METRICS)
-    + tuple(f"coverage {level:.0%} regions" for level in LEVELS)
+    + ERROR_MODEL_METRICS
 )
 RANGE_EDGES = (0, 15, 30, 50)  # metres
 _CELLS = [(name, error) for name in MEASURES for error in ERRORS]
@@ -60,8 +66,9 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
 
     ``summary["quality"]["P(U|I)"]["IoU"]`` holds value, low, high, chance, chance_low and
     chance_high; so do ``["AUROC"]["IoU"]`` and ``["AUSE"]["l2"]``. Intervals are over resampled
-    frames; chance is the metric of shuffled u. ``covariance`` and ``predictive`` are as in
-    ``covariance_metrics``, or None; ``regions`` is the share of errors inside, by level, or None.
+    frames; chance is the metric of shuffled u. ``covariance`` is as in ``covariance_metrics``, or
+    None. Of the error model, ``predictive`` holds ENCE and ANEES of the covariance and the NLL of
+    the Student-t distributions, and ``regions`` the share of errors inside, by level; or None.
     Values that are not finite are None, so all of it is JSON.
 
     >>> from boxcov.evaluate.matching import match
@@ -95,7 +102,7 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
             "AUROC": cells["AUROC"],
             "AUSE": cells["AUSE"],
             "covariance": _covariance_metrics(records, records.covariance),
-            "predictive": _covariance_metrics(records.as_axes(), records.predictive),
+            "predictive": _predictive_metrics(records.as_axes()),
             "regions": _region_coverage(records),
         }
     )
@@ -296,6 +303,19 @@ def _covariance_metrics(records: Records, covariance: Array | None) -> dict[str,
     return covariance_metrics(errors[paired], covariance[paired], records.fields)
 
 
+def _predictive_metrics(records: Records) -> dict[str, Any] | None:
+    """Return what needs no Gaussian: ENCE, ANEES, and the NLL of the Student-t if it is known."""
+    found = _covariance_metrics(records, records.predictive)
+    if found is None:
+        return None
+    nll = float("nan")
+    if records.scale is not None and records.dof is not None:
+        paired = records.paired
+        nll = student_nll(records.errors[paired], records.scale[paired], records.dof)
+    kept = ("rows", "singular", "ENCE", "ENCE by field", "ANEES")
+    return {**{name: found[name] for name in kept}, "NLL": nll}
+
+
 def _region_coverage(records: Records) -> dict[str, float] | None:
     """Return the share of the errors inside the regions, by level; the yaw is that of the axis."""
     if records.regions is None:
@@ -337,20 +357,20 @@ def _measure_cells(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _covariance_cells(summary: dict[str, Any]) -> dict[str, Any]:
-    cells: dict[str, Any] = {}
-    for part, suffix in (("covariance", ""), ("predictive", " calibrated")):
-        found = summary[part]
-        if found is not None:
-            inside = [found["coverage"][str(level)] for level in LEVELS]
-            values = [found["NLL"], found["ENCE"], *inside, found["ANEES"]]
-            cells |= {
-                name + suffix: {"value": value, "low": None, "high": None}
-                for name, value in zip(COVARIANCE_METRICS, values)
-            }
-    for level, share in (summary["regions"] or {}).items():
-        name = f"coverage {float(level):.0%} regions"
-        cells[name] = {"value": share, "low": None, "high": None}
-    return cells
+    epistemic, predictive, regions = (
+        summary[part] for part in ("covariance", "predictive", "regions")
+    )
+    values: dict[str, Any] = {}
+    if epistemic is not None:
+        inside = [epistemic["coverage"][str(level)] for level in LEVELS]
+        numbers = (epistemic["NLL"], epistemic["ENCE"], *inside, epistemic["ANEES"])
+        values |= dict(zip(COVARIANCE_METRICS, numbers))
+    if predictive is not None:
+        values["NLL Student-t"] = predictive["NLL"]
+        values |= {f"{name} predictive": predictive[name] for name in ("ENCE", "ANEES")}
+    for level, share in (regions or {}).items():
+        values[f"coverage {float(level):.0%} regions"] = share
+    return {name: {"value": value, "low": None, "high": None} for name, value in values.items()}
 
 
 def _same_boxes(a: Records, b: Records) -> bool:

@@ -168,10 +168,12 @@ def _quality(study: Study, replicates: int) -> Section | None:
         content += (
             "<h3>Covariances</h3><p>For paired boxes: the negative log-likelihood of the errors "
             "(lower is better), the expected normalised calibration error (0 is right), the share "
-            "of errors inside the ellipsoids of 50, 90 and 95&nbsp;%, and the average normalised "
-            "squared error (1 is right, more is overconfident). The coverage of the regions is the "
-            "share of the errors of single fields within their half widths; the yaw is that of the "
-            "axis. A dash marks a value that is infinite because a covariance is singular.</p>"
+            "of errors inside 50, 90 and 95&nbsp;%, and the average normalised squared error (1 is "
+            "right, more is overconfident). The epistemic covariance is taken as a Gaussian, with "
+            "ellipsoids. The error model has the NLL of its Student-t distributions, summed over "
+            "the fields, the share of the errors of single fields inside its regions, and the "
+            "other two numbers of its predictive covariance; the yaw is that of the axis. A dash "
+            "marks a value that is infinite because a covariance is singular.</p>"
             f"{covariances}"
         )
     return Section("quality", "Quality", content)

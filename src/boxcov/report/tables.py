@@ -10,13 +10,13 @@ import numpy as np
 
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.quality import ERRORS, METRICS
-from boxcov.evaluate.summary import COVARIANCE_METRICS, RANKINGS
+from boxcov.evaluate.summary import COVARIANCE_METRICS, ERROR_MODEL_METRICS, RANKINGS
 from boxcov.report.verdict import Headline
 
 Cell = str | tuple[str, str]  # text, or text and small text below it
 ERROR_NAMES = {"IoU": "IoU", "l2": "ℓ₂"}
 _MEASURES = METRICS + RANKINGS
-_COVARIANCES = {"": "epistemic", " regions": "calibrated regions"}
+_MODELS = {"epistemic, Gaussian": COVARIANCE_METRICS, "error model, Student-t": ERROR_MODEL_METRICS}
 
 
 def format_value(value: Any, digits: int = 3) -> str:
@@ -82,14 +82,16 @@ def metric_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def covariance_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of the epistemic covariances and the calibrated regions; "" if none."""
+    """Return the table of the epistemic covariances and of the error model; "" if none."""
     lines: list[list[Cell]] = []
     for row in rows:
-        for suffix, words in _COVARIANCES.items():
-            cells = [row.get(name + suffix) for name in COVARIANCE_METRICS]
+        for words, names in _MODELS.items():
+            cells = [row.get(name) for name in names]
             if any(cell is not None for cell in cells):
                 lines.append([row["method"], words, *(_metric_cell(cell) for cell in cells)])
-    return html_table(["method", "covariance", *COVARIANCE_METRICS], lines) if lines else ""
+    return (
+        html_table(["method", "model of the errors", *COVARIANCE_METRICS], lines) if lines else ""
+    )
 
 
 def group_table(groups: Mapping[str, Headline]) -> str:
