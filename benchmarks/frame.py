@@ -3,10 +3,11 @@
     python benchmarks/frame.py [pillar | voxel | small] ... [--out FOLDER]
 
 Stages: milliseconds as a CUDA graph, launches, busy time, and the least time in which this machine
-could do the same operations and read and write the same bytes once. Ways to run a frame: as it is,
-compiled (boxes bit for bit), fused, and batches of eight. Medians of 30 after a warm-up, with
-synchronization. Writes performance-stages.json and performance-frame.json, the tables of
-docs/results/frame.md. On a CPU a stage runs step by step.
+could do the same operations and read and write the same bytes once. NMS is part of the selection,
+and shown by itself beside torchvision's, which takes boxes without rotation and runs outside a
+graph. Ways to run a frame: as it is, compiled (boxes bit for bit), fused, and batches of eight.
+Medians of 30 after a warm-up, with synchronization. Writes performance-stages.json and
+performance-frame.json, the tables of docs/results/frame.md. On a CPU a stage runs step by step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,14 +32,16 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
 import boxcov
-from boxcov import MCGLM, MCI, EngineOptions, ExactGLM
+from boxcov import GLM, MCGLM, MCI, EngineOptions, ExactGLM
 from boxcov.data import simulated
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
+from boxcov.detectors.centerpoint.selection import _static_suppressions, rank_candidates
+from boxcov.pipeline.bench import GLM_OUTPUTS, paper_glm, paper_mcglm
 from boxcov.predict.cuda.static_graph import Graphs
 from boxcov.predict.deployment import CompiledModel
-from boxcov.predict.predictor import add_signals
-from boxcov.static_selection import StaticLimits
+from boxcov.predict.predictor import add_signals, detector_signals
+from boxcov.static_selection import StaticLimits, static_nms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDS = 30 if DEVICE == "cuda" else 3
@@ -141,6 +145,23 @@ def stage_rows(case: Case, precision: str, machine: Machine) -> Iterator[list[An
             floor = 1e3 * max(operations / machine.operations, moved / machine.bytes)
             numbers = [operations / 1e9, moved / 1e6, floor]
             yield [case.name, precision, name, middle(graph), busy, launches, *numbers]
+        if find_spec("torchvision") is not None:
+            alone = middle(torchvision_nms(case))
+            yield [case.name, precision, "NMS of torchvision", alone, *[None] * 5]
+
+
+def torchvision_nms(case: Case) -> Callable[[], Any]:
+    """torchvision's NMS of the same candidates, as boxes without rotation."""
+    from torchvision.ops import batched_nms
+
+    tasks = case.detector(case.frames[0])["tasks"]
+    ranked = rank_candidates(tasks, case.detector.config, case.limits.candidates)
+    x, y, _, w, l, *_ = ranked.boxes.flatten(0, 1).unbind(1)
+    boxes = torch.stack([x - l / 2, y - w / 2, x + l / 2, y + w / 2], 1)
+    groups, candidates = ranked.scores.shape
+    group = torch.arange(groups, device=x.device).repeat_interleave(candidates)
+    overlap = case.detector.config.reporting.overlap
+    return lambda: batched_nms(boxes, ranked.scores.flatten(), group, overlap)
 
 
 def stages_of(case: Case, compiled: CompiledModel) -> Iterator[tuple[str, Any, Any, list[Tensor]]]:
@@ -163,15 +184,22 @@ def stages_of(case: Case, compiled: CompiledModel) -> Iterator[tuple[str, Any, A
         return chosen.selection.scores, detector.decode(raw, chosen.selection), chosen.left_off
 
     yield "selection and decoding", select, (features,), []
+    ranked = rank_candidates(raw["tasks"], detector.config, case.limits.candidates)
+
+    def nms(_: Tensor) -> Any:
+        return static_nms(_static_suppressions(ranked, detector.config, case.limits.pairs)[0])
+
+    yield "NMS alone", nms, (features,), []
     assert function.covariance is not None
     covariance = function.covariance(point, static)
     yield "covariance", lambda _: function.covariance(point, static), (features,), []  # type: ignore[misc]
     if function.error_model is not None:
-        found = point.detections(covariance=covariance)
+        yield "points for the signals", network.signal_inputs, packed, []
+        yield "signals", lambda _: detector_signals(point), (features,), []
+        found = add_signals(point.detections(covariance=covariance), detector_signals(point))
 
         def errors(_: Tensor) -> Any:
-            network.signal_inputs(*packed)
-            return function.error_model.apply(add_signals(found, point), check=False).risk  # type: ignore[union-attr]
+            return function.error_model.apply(found, check=False).risk  # type: ignore[union-attr]
 
         yield "error model", errors, (features,), []
 
@@ -236,11 +264,16 @@ def frame_rows(case: Case, precision: str) -> Iterator[list[Any]]:
         yield [boxes, precision, name, *times, batched(case, source)]
     sampled = MCGLM(detector, plain_posterior, samples=10, engine=model.engine)
     dropout = MCI(detector, dropout=0.1, samples=10)
-    for name, call in {
-        "MC-GLM, head, k = 10": sampled,
-        "MC dropout, head, k = 10": dropout,
+    published = paper_glm(GLM(detector, plain_posterior))
+    for name, run in {
+        "MC-GLM, head, k = 10": lambda: middle(lambda: sampled(case.frames[0])),
+        "MC-GLM as published, head, k = 10": lambda: middle(
+            lambda: paper_mcglm(sampled)(case.frames[0]), 3
+        ),
+        "MC dropout, head, k = 10": lambda: middle(lambda: dropout(case.frames[0]), 3),
+        "GLM as published, head": lambda: 1e3 * published(case.frames[0]),
     }.items():
-        yield [boxes, precision, name, middle(lambda c=call: c(case.frames[0])), None, None, None]
+        yield [boxes, precision, name, run(), None, None, None]
 
 
 def batched(case: Case, source: Any) -> float | None:
@@ -302,7 +335,9 @@ def write(folder: Path, stages: list[list[Any]], frames: list[list[Any]]) -> Non
         "notes": [
             "Medians of 30, everything included. Compiled: boxes bit for bit those of the "
             "detector. Fused: equal up to rounding, bit for bit with and without covariances.",
-            "MC dropout runs the head once per box and pass; it was not written for a GPU.",
+            "As published: finite differences of whole passes, one after the other; one backward "
+            f"pass per output, extrapolated from {GLM_OUTPUTS}. MC dropout runs the head once per "
+            "box and pass; it was not written for a GPU. Medians of 3.",
         ],
     }
     folder.mkdir(parents=True, exist_ok=True)

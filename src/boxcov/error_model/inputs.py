@@ -38,7 +38,9 @@ def box_inputs(found: Detections) -> _Columns:
         squares = columns["vx"].square() + columns["vy"].square()
         inputs["log speed"] = 0.5 * (squares + 0.01).log()  # 0.1 m/s is at rest
     inputs |= _neighbours(found, columns, list(sides.values()))
-    inputs |= {f"class {n}": (found.labels == c).float() for c, n in enumerate(found.classes)}
+    numbers = torch.arange(len(found.classes), device=boxes.device)
+    is_class = (found.labels[:, None] == numbers).float()  # (m, C)
+    inputs |= {f"class {n}": column for n, column in zip(found.classes, is_class.unbind(1))}
     inputs |= _variances(found)
     if found.signals is not None:
         names = (f"signal {name}" for name in found.meta["signals"])

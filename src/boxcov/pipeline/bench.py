@@ -121,10 +121,10 @@ def method_entries(
         note = f"{k + 1} full passes, finite differences"
         found += [
             Entry("mcglm", k, mcglm),
-            Entry("mcglm as published", k, _paper_mcglm(mcglm), note, slow=True),
+            Entry("mcglm as published", k, paper_mcglm(mcglm), note, slow=True),
             Entry("mc dropout", k, dropout, slow=is_deep),
         ]
-    glm, note = _paper_glm(GLM(detector, posterior)), f"from {GLM_OUTPUTS} backward passes"
+    glm, note = paper_glm(GLM(detector, posterior)), f"from {GLM_OUTPUTS} backward passes"
     return [*found, Entry("glm as published", None, glm, f"extrapolated {note}", slow=True)]
 
 
@@ -162,7 +162,7 @@ def laplace_torch_entries(detector: Detector, frame: tuple[Any, Any]) -> list[En
     return [Entry("laplace-torch", None, model, note, slow=True)]
 
 
-def _paper_mcglm(model: MCGLM) -> Callable[[Any], object]:
+def paper_mcglm(model: MCGLM) -> Callable[[Any], object]:
     """Return algorithm 1 of the paper: a full pass and a finite difference per direction."""
     linearized, epsilon = model.linearized, 1e-5
     theta, etas = (
@@ -188,7 +188,7 @@ def _paper_mcglm(model: MCGLM) -> Callable[[Any], object]:
     return call
 
 
-def _paper_glm(model: GLM) -> Callable[[Any], float]:
+def paper_glm(model: GLM) -> Callable[[Any], float]:
     """Return the paper's GLM for a few outputs; a call returns the extrapolated seconds."""
     linearized = model.linearized
 

@@ -82,7 +82,7 @@ class Predictor(ABC):
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearized.trunk.forget()
-            result = add_signals(result, point) if with_signals else result
+            result = add_signals(result, detector_signals(point)) if with_signals else result
             if error_model is None:
                 return self.check(result, is_current)
             try:
@@ -239,13 +239,17 @@ class PosteriorPredictor(Predictor):
         }
 
 
-def add_signals(found: Detections, point: LinearizationPoint) -> Detections:
-    """The detections with the detector's signals after those of the estimator."""
+def detector_signals(point: LinearizationPoint) -> dict[str, Tensor]:
+    """The detector's signals of the selected boxes, by name."""
     detector, raw = point.linearized.shadow, point.raw
     if not (isinstance(raw, dict) and SIGNAL_INPUTS in raw):
         extra = detector.signal_inputs(point.inputs)
         raw = raw if extra is None else {**raw, SIGNAL_INPUTS: extra}
-    named = detector.signals(raw, point.selection)
+    return detector.signals(raw, point.selection)
+
+
+def add_signals(found: Detections, named: Mapping[str, Tensor]) -> Detections:
+    """The detections with the detector's signals after those of the estimator."""
     columns = [column[: len(found)].to(found.scores.device) for column in named.values()]
     own = [] if found.signals is None else list(found.signals.unbind(1))
     names = [*found.meta.get("signals", ()), *named]

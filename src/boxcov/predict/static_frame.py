@@ -16,6 +16,7 @@ from boxcov.detector import SIGNAL_INPUTS, Detector, FusedNetwork, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
+from boxcov.predict.cuda.side_stream import SideStream
 from boxcov.predict.forward_mode.derivatives import directional_derivatives
 from boxcov.predict.head.cells import group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import head_covariance
@@ -23,7 +24,7 @@ from boxcov.predict.head.stages import decode_result
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
 from boxcov.predict.instances import InstanceEngine, check_items
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.predictor import add_signals
+from boxcov.predict.predictor import add_signals, detector_signals
 from boxcov.predict.route import EngineOptions
 from boxcov.static_selection import StaticLimits, StaticSelection
 
@@ -81,6 +82,7 @@ class FrameFunction:
         self.covariance: Covariance | None = None
         self.needs_trunk = True
         self.network: FusedNetwork | None = None  # runs in place of the detector, see use_network
+        self._side = SideStream(next(detector.parameters()).device)
         with torch.no_grad():
             point, static = self._linearize(inputs)
             if posterior is not None:
@@ -112,10 +114,13 @@ class FrameFunction:
         """Return n rows of detections, with arbitrary padding, and which of them are boxes."""
         with torch.no_grad():
             point, static = self._linearize(inputs)
-            covariance = None
+            covariance, signals = None, dict[str, Tensor]()
+            if self.error_model is not None:
+                signals = self._side.run(lambda: detector_signals(point))
             if self.covariance is not None:
                 with matrix_precision(self.engine.precision):
                     covariance = self.covariance(point, static)
+            self._side.join()
             self.linearized.trunk.forget()
         found = point.detections(covariance=covariance)
         if self.error_model is None:
@@ -123,7 +128,7 @@ class FrameFunction:
         # each row of padding has a frame of its own, so that it is no neighbour of a box
         own = -1 - torch.arange(len(found), device=found.scores.device)
         frame = torch.where(static.valid, found.frame, own)
-        found = add_signals(replace(found, frame=frame), point)
+        found = add_signals(replace(found, frame=frame), signals)
         return self.error_model.apply(found, check=False), static
 
     def __call__(self, inputs: Any) -> tuple[Tensor, ...]:
@@ -162,10 +167,11 @@ class FrameFunction:
     def _raw(self, inputs: Any) -> tuple[Any, Any, Tensor | None]:
         """Return the network's inputs, its raw outputs, and how many inputs are left off."""
         if self.network is not None:
-            raw, excess = self.network(*inputs)
+            network, extra = self.network, None
             if self.error_model is not None:
-                raw = {**raw, SIGNAL_INPUTS: self.network.signal_inputs(*inputs)}
-            return inputs, raw, excess
+                extra = self._side.run(lambda: network.signal_inputs(*inputs))
+            raw, excess = network(*inputs)
+            return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, excess
         extra = None
         if isinstance(inputs, WithSignals):
             inputs, extra = inputs
