@@ -1,0 +1,126 @@
+"""The tables of studies/active_learning.py, also of a run that is not finished.
+
+python studies/active_learning_tables.py --out OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from active_learning import AGGREGATE, METHODS, QUICK, Job, Settings, read_results
+from scipy.stats import t
+
+from boxcov.files import write_text
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
+COMMAND = (
+    "python studies/active_learning.py --out OUT --cache CACHE --device cuda --workers 8; "
+    "python studies/active_learning_tables.py --out OUT"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--quick", action="store_true", help="print the tables of a quick run")
+    args = parser.parse_args()
+    settings = QUICK if args.quick else Settings()
+    for name, table in tables_of(settings, dict(read_results(args.out))).items():
+        print(table["title"], *table["rows"], sep="\n")
+        if not args.quick:
+            write_text(RESULTS / f"{name}.json", json.dumps(table, indent=1) + "\n")
+
+
+def interval(values: Sequence[float]) -> str:
+    """Return the mean and its 95 % t-interval over seeds."""
+    x = np.array(values)
+    half = t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)) if len(x) > 1 else np.nan
+    return f"{x.mean():+.3f} [{x.mean() - half:+.3f}, {x.mean() + half:+.3f}]"
+
+
+def random_frames_for(AP: float, curve: Sequence[tuple[int, float]]) -> float:
+    """Return how many random frames reach an AP, by interpolation; infinite beyond the curve.
+
+    >>> random_frames_for(0.25, [(0, 0.1), (50, 0.2), (100, 0.3)])
+    75.0
+    """
+    counts, values = zip(*sorted(curve))
+    rising = np.maximum.accumulate(values)
+    if rising[-1] < AP:
+        return float("inf")
+    end = int(np.argmax(rising >= AP))
+    if end == 0:
+        return float(counts[0])
+    low, high = rising[end - 1], rising[end]
+    return float(counts[end - 1] + (AP - low) / (high - low) * (counts[end] - counts[end - 1]))
+
+
+def tables_of(s: Settings, results: dict[Job, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the content of each table; methods with a missing result are left out."""
+    about = {"command": COMMAND, "date": date.today().isoformat(), "machine": "one NVIDIA H200"}
+    other = {"sum": "mean", "mean": "sum"}
+    columns = ["chosen by", *(f"{budget} frames" for budget in s.budgets)]
+    columns += ["minus random, mean", *(f"random for {b}" for b in s.budgets)]
+    columns += ["clear", "others", "of them not clear", "objects"]
+    about |= {"columns": columns, "digits": [None] * len(columns)}
+    note = (
+        f"{len(s.seeds)} seeds; each has its own first detector and pool of {sum(s.pool)} frames. "
+        f"AP on {sum(s.test)} frames. 95 % t-intervals over seeds. Random for n: how many random "
+        f"frames give the AP of n chosen ones. The last four columns: {s.budgets[-1]} frames."
+    )
+    methods = {
+        "labelling-active": [(method, AGGREGATE.get(method, "")) for method in METHODS],
+        "labelling-aggregate": [(name, other[aggregate]) for name, aggregate in AGGREGATE.items()],
+    }
+    titles = ("AP by the frames that were labelled", "AP with the other aggregate over boxes")
+    return {
+        name: {
+            "title": title,
+            **about,
+            "rows": [row for row in (cells(results, s, *one) for one in chosen) if row],
+            "notes": [note],
+        }
+        for title, (name, chosen) in zip(titles, methods.items())
+    }
+
+
+def cells(results: dict[Job, Any], s: Settings, method: str, aggregate: str) -> list[Any]:
+    """Return the cells of a method over all seeds; empty if a result is missing."""
+    runs = [[Job(x, method, aggregate, b) for b in s.budgets] for x in s.seeds]
+    needed = {job for row in runs for job in row}
+    needed |= {Job(x, "random", "", b) for x in s.seeds for b in s.budgets}
+    if not needed <= results.keys():
+        return []
+    AP = np.array([[results[job]["AP"] for job in row] for row in runs])
+    chance = {j: result["AP"] for j, result in results.items() if j.method == "random"}
+    curve = [
+        (b, float(np.mean([chance[Job(x, "random", "", b)] for x in s.seeds])))
+        for b in (0, *s.budgets, s.longest)
+        if all(Job(x, "random", "", b) in chance for x in s.seeds)
+    ]
+    gain = AP - [[chance[Job(x, "random", "", b)] for b in s.budgets] for x in s.seeds]
+    as_many = [random_frames_for(value, curve) for value in AP.mean(0)]
+    last = [results[row[-1]] for row in runs]
+    is_random = method == "random"
+    return [
+        f"{method}, {aggregate}" if aggregate else method,
+        *(f"{value:.3f}" for value in AP.mean(0)),
+        None if is_random else interval(gain.mean(1).tolist()),
+        *(
+            None if is_random else f"{n:.0f}" if np.isfinite(n) else f"above {max(curve)[0]}"
+            for n in as_many
+        ),
+        *(f"{np.mean([one[key] for one in last]):.3f}" for key in ("AP clear", "AP others")),
+        f"{np.mean([1 - one['picked']['clear'] / s.budgets[-1] for one in last]):.0%}",
+        f"{np.mean([one['objects'] for one in last]):.0f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
