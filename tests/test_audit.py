@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 FOUND = shutil.which("pip-audit", path=ROOT / ".venv" / "audit" / "bin") or shutil.which(
@@ -88,13 +89,13 @@ def audit(server: Advisories, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def pins() -> dict[str, str]:
-    lines = [
-        line.partition("#")[0].partition(";")[0].strip()
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-    ]
+    """Versions by package, of this Python."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {
-        name.lower().replace("_", "-"): version
-        for name, _, version in (line.partition("==") for line in lines if line)
+        one.name.lower().replace("_", "-"): str(one.specifier).removeprefix("==")
+        for one in found
+        if one.marker is None or one.marker.evaluate()
     }
 
 

@@ -18,9 +18,14 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 
 def pins() -> dict[str, str]:
+    """Versions by package, of this Python."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = [line.split("==") for line in lines if line and not line.startswith("#")]
-    return {canonicalize_name(name): pin for name, pin in found}
+    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {
+        canonicalize_name(one.name): str(one.specifier).removeprefix("==")
+        for one in found
+        if wanted(one)
+    }
 
 
 def wanted(requirement: Requirement, extra: str = "") -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 from email.message import Message
 from importlib.metadata import distributions
 from pathlib import Path
@@ -293,12 +294,48 @@ def test_release_tries_the_quick_start_of_the_readme() -> None:
 
 def test_release_says_which_pythons_are_missing(monkeypatch) -> None:
     monkeypatch.setattr(release, "find_python", lambda minor: None if minor == 13 else "python")
-    monkeypatch.setattr(release, "try_python", lambda *words: None)
+    monkeypatch.setattr(release, "try_python", lambda *words: (None, "torch 2.13.0+cu130"))
     assert release.judge(13, Path("x.whl")) == (True, "3.13: not on this machine, not tried")
-    assert release.judge(12, Path("x.whl"))[1].startswith("3.12: the quick start runs")
-    monkeypatch.setattr(release, "try_python", lambda *words: "ERROR: nothing works")
+    is_right, line = release.judge(12, Path("x.whl"))
+    assert is_right
+    assert line.startswith("3.12: the quick start runs")
+    assert line.endswith("torch 2.13.0+cu130")
+    monkeypatch.setattr(release, "try_python", lambda *words: ("ERROR: nothing works", ""))
     assert release.judge(12, Path("x.whl")) == (False, "3.12: ERROR: nothing works")
-    assert release.judge(10, Path("x.whl"))[0] is False
-    refused = "ERROR: Package 'boxcov' requires a different Python: 3.10.13 not in '>=3.11'"
-    monkeypatch.setattr(release, "try_python", lambda *words: refused)
-    assert release.judge(10, Path("x.whl")) == (True, "3.10: refused by pip, as it should be")
+
+
+# run by the lowest Python that is supported, without packages
+NAMES = """
+import ast, importlib, sys
+from pathlib import Path
+for path in Path(sys.argv[1]).rglob("*.py"):
+    tree, modules = ast.parse(path.read_text()), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            asked = [(node.module, one.name) for one in node.names]
+        elif isinstance(node, ast.Import):
+            modules.update((one.name, one.name) for one in node.names if not one.asname)
+            asked = [(one.name, None) for one in node.names]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            asked = [(modules.get(node.value.id), node.attr)]
+        else:
+            continue
+        for module, name in asked:
+            if module and module.split(".")[0] in sys.stdlib_module_names:
+                found = importlib.import_module(module)
+                if name and not hasattr(found, name):
+                    importlib.import_module(f"{module}.{name}")
+            elif module == "tomllib":
+                sys.exit(f"{path}: tomllib")
+"""
+
+
+def test_the_lowest_python_has_what_the_sources_import() -> None:
+    lowest = release.MINORS[0]
+    assert f'requires-python = ">=3.{lowest}"' in (ROOT / "pyproject.toml").read_text()
+    python = release.find_python(lowest)
+    if python is None:
+        pytest.skip(f"Python 3.{lowest} is not on this machine")
+    command = [python, "-c", NAMES, str(ROOT / "src")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from hashlib import sha256
 from io import BufferedReader, TextIOWrapper
 from math import isfinite
 from pathlib import Path
@@ -84,6 +85,15 @@ def open_bytes(path: str | Path, limit: int = MAX_STREAM) -> Iterator[BufferedRe
     with open(handle, "rb") as file:
         check_regular(path, limit, os.fstat(handle))
         yield file
+
+
+def hash_file(path: str | Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    digest = sha256()
+    with open_bytes(path) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def check_regular(path: str | Path, limit: int, found: os.stat_result | None = None) -> None:

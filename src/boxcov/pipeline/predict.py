@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from hashlib import file_digest
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from boxcov.detector import Detector
 from boxcov.error_model.calibrate import with_error_model
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json
-from boxcov.input_file import open_bytes, reading
+from boxcov.input_file import hash_file, reading
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
 from boxcov.pipeline.frame_files import (
@@ -221,9 +220,7 @@ def _posterior_meta(options: EstimatorOptions) -> dict[str, Any]:
         return {}
     is_shipped = options.posterior == SHIPPED_POSTERIOR
     path = posterior_file.SHIPPED if is_shipped else options.posterior
-    with open_bytes(path) as file:
-        digest = file_digest(file, "sha256").hexdigest()
-    return {"posterior": str(options.posterior), "posterior_sha256": digest}
+    return {"posterior": str(options.posterior), "posterior_sha256": hash_file(path)}
 
 
 def block_store(out: Path, block: int = BLOCK) -> BlockStore[Detections]:

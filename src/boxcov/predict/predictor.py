@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -145,7 +145,7 @@ class Predictor(ABC):
         lines.append(f"  error model: {describe_error_model(self.error_model)}")
         return "\n".join([*lines, f"  route: {self.router.route or 'not chosen: no boxes yet'}"])
 
-    def __copy__(self) -> Self:
+    def __copy__(self) -> Predictor:
         """A model that shares everything, but may get another error model."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)

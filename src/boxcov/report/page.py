@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -75,7 +75,7 @@ def page(study: Study, replicates: int = 200) -> str:
     parts = [section for section in sections if section is not None]
     links = "".join(f'<a href="#{part.id}">{escape(part.title)}</a>' for part in parts)
     script = "\n".join(_asset(name) for name in SCRIPTS)
-    today = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    today = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     return f"""<!doctype html>
 <html lang="en">
 <head>

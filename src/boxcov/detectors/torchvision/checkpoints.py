@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from boxcov.detectors.torchvision.detector import TorchvisionDetector
 from boxcov.detectors.torchvision.wrap import wrap
 from boxcov.detectors.weight_file import State, describe_misfit, read_weights
 from boxcov.errors import BoxcovError, BoxcovWarning, did_you_mean, import_package
-from boxcov.input_file import open_bytes, reading
+from boxcov.input_file import hash_file, reading
 
 # torchvision sets eps of the frozen norms to 0 for the first published weights of these networks
 _EPS_ZERO = ("fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn")
@@ -102,8 +101,7 @@ def _class_count(build: Any, state: State) -> int:
 
 def _is_published(path: Path, published: Any) -> bool:
     """Whether the file is one of torchvision's: their names end in the digits of its SHA-256."""
-    with open_bytes(path) as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hash_file(path)
     return any(digest.startswith(Path(w.url).stem.rpartition("-")[2]) for w in published)
 
 
