@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from corruptions import KINDS, Corruption
 
 from boxcov import MCGLM, MCI, ExactGLM, NMSSpread, Posterior, fit
 from boxcov.data import coco
-from boxcov.data.corruptions import KINDS, Corruption
 from boxcov.detections import concatenate
 from boxcov.detectors import yolox
 from boxcov.predict.predictor import Predictor

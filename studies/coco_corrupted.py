@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 from coco_error_model import FOLDS, N_TRAIN, ROWS
+from corruptions import KINDS, Corruption
 
 from boxcov import ExactGLM, Posterior, fit
 from boxcov.data import coco
-from boxcov.data.corruptions import KINDS, Corruption
 from boxcov.detections import Detections
 from boxcov.detectors import yolox
 from boxcov.error_model.calibrate import fit_error_model, predict_frames

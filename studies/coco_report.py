@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from coco import LOGIT, PARTS, detector_of, images_of, relative_trace, run
+from corruptions import KINDS
 from matplotlib import pyplot as plt
 from shift import auroc_of_shift, chart
 
@@ -26,7 +27,6 @@ from boxcov import Detections, ExactGLM, Posterior
 from boxcov.concatenation import concatenate
 from boxcov.data import coco
 from boxcov.data.coco.images import to_pixels
-from boxcov.data.corruptions import KINDS
 from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.quality import accurate_iou

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from coco import models_of, relative_trace
+from corruptions import KINDS, Corruption
 from shift import Frame, chart, gain, shift_auroc, show, statistics
 
 from boxcov.data import coco
-from boxcov.data.corruptions import KINDS, Corruption
 from boxcov.detectors import yolox
 
 THRESHOLD = 0.1

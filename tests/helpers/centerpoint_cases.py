@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.config import Dense, Pillars, Reporting, Voxels
+from boxcov.detectors.centerpoint.loss import Encoded
 
 FEW = Reporting(threshold=0.05, max_boxes=2, centre_range=(-99, -99, -99, 99, 99, 99))
 
@@ -136,3 +138,16 @@ def slow_pillars(config: Config, layers: Iterable[Any], clouds: list[Tensor]) ->
                     rows = torch.cat([rows, most.expand_as(rows)], 1)
             canvas[b, :, y, x] = most
     return canvas
+
+
+def task_targets(encoded: Encoded) -> list[SimpleNamespace]:
+    """The targets of each task by itself, with labels among the classes of the task."""
+    found, first = [], 0
+    for task, size in enumerate(encoded.sizes):
+        rows = encoded.task == task
+        names = ("frame", "row", "column", "values")
+        own = {name: getattr(encoded, name)[rows] for name in names}
+        heat, label = encoded.heat[:, first : first + size], encoded.label[rows] - first
+        found.append(SimpleNamespace(heat=heat, label=label, **own))
+        first += size
+    return found

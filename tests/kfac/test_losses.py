@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from boxcov import BoxcovError, FitOptions, fit
 from boxcov.data import batched, shapes
-from boxcov.detectors.centerpoint import object_counts
-from boxcov.detectors.centerpoint.loss import Encoded, box_losses, encode, heat_losses
+from boxcov.detectors.centerpoint.loss import box_losses, heat_losses
 from boxcov.detectors.tiny import TinyCenter
-from helpers.centerpoint_cases import cloud, detector_of, pillar_config, target
+from helpers.centerpoint_cases import cloud, detector_of, pillar_config, target, task_targets
 from helpers.nets import NetDetector
 from oracles.dense import relative
 
@@ -103,19 +102,6 @@ def test_bad_weights_are_named(given) -> None:
 
 # CenterPoint's objects
 
-ONE_TASK = pillar_config(tasks=(("car", "truck"),))
-
-
-def test_object_counts() -> None:
-    targets = [
-        target(ONE_TASK, 0, each=3),
-        {"boxes": torch.zeros(0, 9), "labels": torch.zeros(0, dtype=torch.long)},
-    ]
-    assert object_counts(targets).tolist() == [6, 1]
-    encoded = encode(targets, ONE_TASK, torch.zeros(2, 1, 8, 8))
-    assert object_counts(encoded).tolist() == [6, 1]
-    assert object_counts(Encoded(encoded.tasks * 2)).tolist() == [12, 1]
-
 
 @pytest.mark.parametrize("positives", ["objects", "peaks"])
 def test_no_normaliser_is_every_task_times_its_own_number(positives: str) -> None:
@@ -131,16 +117,14 @@ def test_no_normaliser_is_every_task_times_its_own_number(positives: str) -> Non
     with torch.no_grad():
         raw = detector([cloud(config, 0), cloud(config, 1)])
         encoded = detector.encode([target(config, 1, each=3), few], raw["tasks"][0]["heatmap"])
+        heat = heat_losses(raw["tasks"], encoded, detector.config.loss)
+        box = box_losses(raw["tasks"], encoded, detector.config)
         expected = 0
-        for maps, task in zip(raw["tasks"], encoded.tasks):
+        for t, task in enumerate(task_targets(encoded)):
             objects = torch.bincount(task.frame, minlength=2).clamp(min=1)
             peaks = (task.heat == 1).sum((1, 2, 3)).clamp(min=1)
-            heat = heat_losses([maps], [task], detector.config.loss)[0]
-            expected = (
-                expected
-                + heat * (objects if positives == "objects" else peaks)
-                + box_losses([maps], [task], detector.config)[0] * objects
-            )
+            count = objects if positives == "objects" else peaks
+            expected = expected + heat[t] * count + box[t] * objects
         divided = detector.loss(raw, encoded)
         detector.config = replace(
             detector.config, loss=replace(detector.config.loss, normaliser="none")
@@ -149,14 +133,16 @@ def test_no_normaliser_is_every_task_times_its_own_number(positives: str) -> Non
         assert not torch.allclose(divided, expected)
 
 
-def test_object_counts_undo_the_normaliser_of_one_task() -> None:
-    detector = detector_of(ONE_TASK)
-    frames = [([cloud(ONE_TASK, i)], [target(ONE_TASK, i, each=i + 1)]) for i in range(2)]
+def test_weights_undo_the_normaliser_of_one_task() -> None:
+    config = pillar_config(tasks=(("car", "truck"),))
+    detector = detector_of(config)
+    frames = [([cloud(config, i)], [target(config, i, each=i + 1)]) for i in range(2)]
     inputs = frames[0][0] + frames[1][0]
     targets = frames[0][1] + frames[1][1]
     raw = detector(inputs)
     losses = detector.loss(raw, targets)
-    posterior = fit(detector, [(inputs, targets)], options=FitOptions(frame_weight=object_counts))
+    options = FitOptions(frame_weight=lambda t: torch.tensor([float(len(x["labels"])) for x in t]))
+    posterior = fit(detector, [(inputs, targets)], options=options)
     assert posterior.loss == pytest.approx(
         float((losses.detach() * torch.tensor([2.0, 4.0])).mean()), rel=1e-5
     )

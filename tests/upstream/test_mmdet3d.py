@@ -25,6 +25,7 @@ from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.named_configs import named_config
 from boxcov.evaluate.geometry import corners
+from helpers.centerpoint_cases import task_targets
 
 pytestmark = [
     pytest.mark.slow,
@@ -290,7 +291,7 @@ def instances(objects: dict[str, Tensor]) -> Any:
 def test_targets_agree(pillars: Upstream, loaded: CenterPoint, objects: dict) -> None:
     heat, values, cells, masks = pillars.head.get_targets([instances(objects)])
     own = loaded.encode([objects], heat[0])
-    for task, target in enumerate(own.tasks):
+    for task, target in enumerate(task_targets(own)):
         torch.testing.assert_close(target.heat, heat[task].to(target.heat), atol=1e-6, rtol=1e-6)
         used = masks[task][0].bool()
         place = target.row * heat[task].shape[3] + target.column

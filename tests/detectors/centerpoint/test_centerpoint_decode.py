@@ -10,7 +10,7 @@ import torch
 from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
 from boxcov.detectors.centerpoint.loss import encode
 from boxcov.detectors.centerpoint.nms import rotated_iou
-from helpers.centerpoint_cases import cloud, detector_of, pillar_config, target
+from helpers.centerpoint_cases import cloud, detector_of, pillar_config, target, task_targets
 
 CONFIG = pillar_config()
 
@@ -42,7 +42,7 @@ def test_decoding_undoes_encoding():
     targets = target(CONFIG)
     targets["boxes"] = targets["boxes"].double()
     encoded = encode([targets], CONFIG, torch.zeros(1, dtype=torch.float64))
-    for t, task in enumerate(encoded.tasks):
+    for t, task in enumerate(task_targets(encoded)):
         parts = dict(zip(CONFIG.branches, task.values.split(tuple(CONFIG.branches.values()), 1)))
         boxes = boxes_of(parts, task.row, task.column, CONFIG)
         mine = torch.tensor(

@@ -12,7 +12,7 @@ import boxcov
 from boxcov.detectors.centerpoint import Config
 from boxcov.detectors.centerpoint.config import Loss
 from boxcov.detectors.centerpoint.loss import encode, frame_losses, gaussian_radius
-from helpers.centerpoint_cases import detector_of, frames, pillar_config, target
+from helpers.centerpoint_cases import detector_of, frames, pillar_config, target, task_targets
 
 CONFIG = pillar_config()
 FRAMEWORKS = ("mmdet3d", "det3d", "openpcdet")
@@ -132,7 +132,7 @@ def some_targets(count=2):
 def test_targets_are_those_of_the_loop(rules):
     targets, config = some_targets(), replace(CONFIG, loss=rules)
     encoded = encode(targets, config, torch.zeros(2, dtype=torch.float64))
-    for t, found in enumerate(encoded.tasks):
+    for t, found in enumerate(task_targets(encoded)):
         heat, objects = slow_targets(targets, config, t)
         torch.testing.assert_close(found.heat, heat)
         assert [tuple(o[:4]) for o in objects] == list(
@@ -183,14 +183,14 @@ def test_the_frameworks_differ():
 def test_no_more_objects_than_the_limit():
     config = replace(CONFIG, loss=Loss(max_objects=2))
     encoded = encode([target(CONFIG, each=5)] * 2, config, torch.zeros(2))
-    assert all(torch.bincount(task.frame).max() <= 2 for task in encoded.tasks)
+    assert all(torch.bincount(task.frame).max() <= 2 for task in task_targets(encoded))
 
 
 def test_a_perfect_prediction_has_a_small_loss():
     targets = [target(CONFIG, each=1)]
     encoded = encode(targets, CONFIG, torch.zeros(1))
     tasks = []
-    for task in encoded.tasks:
+    for task in task_targets(encoded):
         maps = {"heatmap": torch.where(task.heat == 1, 12.0, -12.0)}
         start = 0
         for name, n in CONFIG.branches.items():
@@ -230,7 +230,7 @@ def test_each_framework_has_its_own_objects():
     found = {}
     for framework in FRAMEWORKS:
         config = Config.voxel(0.1, framework)
-        cars = encode(targets, config, torch.zeros(1)).tasks[0]
+        cars = task_targets(encode(targets, config, torch.zeros(1)))[0]
         found[framework] = [tuple(row) for row in cars.values[:, [0, 2, 8]].tolist()]
         assert cars.values.isfinite().all()
     assert found["det3d"][0][0] == pytest.approx(-0.375, abs=1e-5)  # a cell of 0.8 m, truncated
@@ -246,5 +246,5 @@ def test_boxes_on_the_border_of_the_map():
     encoded = encode(
         [{"boxes": boxes, "labels": torch.zeros(4, dtype=torch.long)}], config, torch.zeros(1)
     )
-    assert encoded.tasks[0].column.tolist() == [0, 127]
-    assert ceil(float(encoded.tasks[0].heat.max())) == 1
+    assert task_targets(encoded)[0].column.tolist() == [0, 127]
+    assert ceil(float(task_targets(encoded)[0].heat.max())) == 1

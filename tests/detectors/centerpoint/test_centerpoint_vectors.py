@@ -19,7 +19,7 @@ from boxcov.detectors.centerpoint.decode import CellIndex
 from boxcov.detectors.centerpoint.loss import encode, frame_losses, gaussian_radius
 from boxcov.detectors.centerpoint.selection import select
 from boxcov.detectors.centerpoint.voxels import voxelise
-from helpers.centerpoint_cases import detector_of, pillar_config
+from helpers.centerpoint_cases import detector_of, pillar_config, task_targets
 from helpers.centerpoint_files import exported, same_boxes, saved
 
 CONFIG = pillar_config()
@@ -121,7 +121,7 @@ def test_gaussian_radii_of_known_objects(size, cell, radius):
 def test_the_smallest_gaussian():
     """Radius 2, sigma 5 / 6, around the cell that holds the centre."""
     target = {"boxes": torch.zeros(1, 9) + 0.5, "labels": torch.tensor([0])}
-    heat = encode([target], ONE_TASK, torch.zeros(1, dtype=torch.float64)).tasks[0].heat[0, 0]
+    heat = encode([target], ONE_TASK, torch.zeros(1, dtype=torch.float64)).heat[0, 0]
     row = [0.05613476283413375, 0.48675225595997174, 1.0, 0.48675225595997174, 0.05613476283413375]
     torch.testing.assert_close(heat[4, 2:7], torch.tensor(row, dtype=torch.float64))
     assert float(heat[3, 3]) == pytest.approx(0.23692775868212182)
@@ -142,7 +142,7 @@ def test_the_loss_of_two_cars(framework, rotation, velocity, divisor):
     boxes = torch.zeros(2, 9, dtype=torch.float64) + 0.1
     boxes[:, 0] = torch.tensor([-3.0, 3.0])
     encoded = encode([{"boxes": boxes, "labels": torch.zeros(2).long()}], config, boxes[:1])
-    task, start, maps = encoded.tasks[0], 0, {}
+    task, start, maps = task_targets(encoded)[0], 0, {}
     for name, n in config.branches.items():
         maps[name] = torch.zeros(1, n, *config.map_size, dtype=torch.float64)
         values = task.values[:, start : start + n] + (1.0 if name in ("rot", "vel") else 0.0)

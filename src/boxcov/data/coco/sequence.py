@@ -28,10 +28,7 @@ class Coco(FrameSequence):
         self.change: Change | None = None
 
     def changed(self, change: Change) -> Coco:
-        """Return the frames with ``change`` applied to every image (3, h, w) of bytes.
-
-        ``change`` is for example a ``boxcov.data.corruptions.Corruption``.
-        """
+        """Return the frames with ``change``, such as a blur, applied to each image (3, h, w)."""
         result = copy(self)
         result.change = change
         return result

@@ -4,6 +4,5 @@ from boxcov.detectors.centerpoint.checkpoints import load, save
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.detector import CenterPoint
 from boxcov.detectors.centerpoint.frameworks import to_framework
-from boxcov.detectors.centerpoint.loss import object_counts
 
-__all__ = ["CenterPoint", "Config", "load", "object_counts", "save", "to_framework"]
+__all__ = ["CenterPoint", "Config", "load", "save", "to_framework"]

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.detectors.centerpoint.config import Config, Framework, Pillars
+from boxcov.detectors.centerpoint.config import FRAMEWORKS, Config, Framework, Pillars
 from boxcov.detectors.centerpoint.config_choice import choose_config
 from boxcov.detectors.centerpoint.detector import CenterPoint
 from boxcov.detectors.centerpoint.frameworks import (
-    HEADS,
-    PILLARS,
     LayerNames,
     head_rows,
     layer_names,
+    module_name,
 )
 from boxcov.detectors.centerpoint.provenance import TITLES, Fact, describe, is_legacy
 from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
@@ -87,7 +86,8 @@ def _load_foreign(
 ) -> CenterPoint:
     """Return the network of another framework's checkpoint."""
     framework = _framework(state, path)
-    facts = [Fact("framework", TITLES[framework], f"names that start with {HEADS[framework]}.")]
+    head = module_name("head", framework)
+    facts = [Fact("framework", TITLES[framework], f"names that start with {head}.")]
     if framework != "mmdet3d" and legacy is not None:
         raise BoxcovError(
             f"{path}: legacy is about mmdetection3d, and this is a checkpoint of "
@@ -155,10 +155,11 @@ def _path(path_or_name: str | Path) -> Path:
 
 
 def _framework(state: State, path: Path) -> Framework:
-    for framework, head in HEADS.items():
+    heads = {framework: module_name("head", framework) for framework in FRAMEWORKS}
+    for framework, head in heads.items():
         if any(name.startswith(f"{head}.") for name in state):
             return framework
-    prefixes = ", ".join(f"{head}. ({framework})" for framework, head in HEADS.items())
+    prefixes = ", ".join(f"{head}. ({framework})" for framework, head in heads.items())
     raise BoxcovError(
         f"{path}: no CenterPoint that boxcov knows: looked for names that start with {prefixes}, "
         f"and found {join_names(state, 4)}"
@@ -167,7 +168,7 @@ def _framework(state: State, path: Path) -> Framework:
 
 def _point_features(state: State, framework: Framework) -> int | None:
     """Return the numbers per point that a pillar encoder reads."""
-    weight = state.get(f"{PILLARS[framework]}.pfn_layers.0.linear.weight")
+    weight = state.get(f"{module_name('pillar encoder', framework)}.pfn_layers.0.linear.weight")
     return weight.shape[1] if weight is not None and weight.dim() == 2 else None
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json
 from boxcov.input_file import conform, parse_metadata
 
 Framework = Literal["mmdet3d", "det3d", "openpcdet"]
+FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 
 MAX_LAYERS = 256  # of the encoder and of the blocks together
 MAX_CELLS = 1 << 13  # of the grid along one axis
@@ -363,25 +364,11 @@ class Config:
 
     @staticmethod
     def from_json(text: str) -> Config:
-        try:
-            given = conform(parse_metadata(text), dict[str, Any], "config")
-            encoder = {"Pillars": Pillars, "Voxels": Voxels}[given.pop("kind")]
-            if "most" in given["reporting"]:  # the name in files of version 0.1
-                given["reporting"]["max_boxes"] = given["reporting"].pop("most")
-            given["encoder"] = conform(given["encoder"], encoder, "encoder")
-            config: Config = conform(given, Config, "config")
-            return config
-        except BoxcovError:
-            raise
-        except (
-            LookupError,
-            TypeError,
-            AttributeError,
-            ValueError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
-            raise BoxcovError(
-                "not a CenterPoint config, or one of another version "
-                f"({type(error).__name__}: {error})"
-            ) from None
+        """Return the config that ``to_json`` wrote; any error if the text is damaged."""
+        given = conform(parse_metadata(text), dict[str, Any], "config")
+        encoder = {"Pillars": Pillars, "Voxels": Voxels}[given.pop("kind")]
+        if "most" in given["reporting"]:  # the name in files of version 0.1
+            given["reporting"]["max_boxes"] = given["reporting"].pop("most")
+        given["encoder"] = conform(given["encoder"], encoder, "encoder")
+        config: Config = conform(given, Config, "config")
+        return config

@@ -18,7 +18,7 @@ from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
 from boxcov.detectors.centerpoint.head import CenterHead
-from boxcov.detectors.centerpoint.loss import Encoded, TaskTargets, encode, frame_losses
+from boxcov.detectors.centerpoint.loss import Encoded, encode, frame_losses
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
 from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.provenance import Fact
@@ -170,11 +170,19 @@ class CenterPoint(Detector):
         The gradient of the L1 loss depends only on the side of the prediction on which a value
         lies, so the width of the noise does not matter.
         """
-        return Encoded(tuple(self._sample_task(maps, generator) for maps in raw["tasks"]))
-
-    def _sample_task(self, maps: dict[str, Tensor], generator: torch.Generator) -> TaskTargets:
-        heat = torch.bernoulli(maps["heatmap"].sigmoid(), generator=generator)
-        frame, label, row, column = heat.nonzero(as_tuple=True)
-        values = torch.cat([maps[name][frame, :, row, column] for name in self.config.branches], 1)
-        noise = torch.empty_like(values).normal_(generator=generator)
-        return TaskTargets(heat, frame, label, row, column, values + noise)
+        heats, places, values = [], [], []
+        for task, maps in enumerate(raw["tasks"]):
+            heat = torch.bernoulli(maps["heatmap"].sigmoid(), generator=generator)
+            frame, label, row, column = heat.nonzero(as_tuple=True)
+            at = [maps[name][frame, :, row, column] for name in self.config.branches]
+            noise = torch.empty_like(torch.cat(at, 1)).normal_(generator=generator)
+            first = self.config.first_class(task)
+            heats.append(heat)
+            places.append(
+                torch.stack([torch.full_like(frame, task), frame, label + first, row, column])
+            )
+            values.append(torch.cat(at, 1) + noise)
+        sizes = tuple(len(classes) for classes in self.config.tasks)
+        tasks, frame, label, row, column = torch.cat(places, 1)
+        heat = torch.cat(heats, 1)
+        return Encoded(heat, tasks, frame, label, row, column, torch.cat(values), sizes)

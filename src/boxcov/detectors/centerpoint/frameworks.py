@@ -9,39 +9,26 @@ from math import pi
 import torch
 from torch import Tensor
 
-from boxcov.detectors.centerpoint.config import Config, Framework, Pillars
+from boxcov.detectors.centerpoint.config import FRAMEWORKS, Config, Framework, Pillars
 from boxcov.errors import BoxcovError
 
-HEADS: dict[Framework, str] = {
-    "mmdet3d": "pts_bbox_head",
-    "det3d": "bbox_head",
-    "openpcdet": "dense_head",
+# What mmdetection3d, det3d and OpenPCDet call the modules of their networks.
+_MODULES = {
+    "head": ("pts_bbox_head", "bbox_head", "dense_head"),
+    "sparse encoder": ("pts_middle_encoder", "backbone", "backbone_3d"),
+    "pillar encoder": ("pts_voxel_encoder", "reader", "vfe"),
+    "blocks": ("pts_backbone", "neck", "backbone_2d"),
+    "deblocks": ("pts_neck", "neck", "backbone_2d"),
+    "tasks": ("task_heads", "tasks", "heads_list"),
+    "heatmap": ("heatmap", "hm", "hm"),
+    "reg": ("reg", "reg", "center"),
+    "height": ("height", "height", "center_z"),
 }
-_SPARSE: dict[Framework, str] = {
-    "mmdet3d": "pts_middle_encoder",
-    "det3d": "backbone",
-    "openpcdet": "backbone_3d",
-}
-PILLARS: dict[Framework, str] = {
-    "mmdet3d": "pts_voxel_encoder",
-    "det3d": "reader",
-    "openpcdet": "vfe",
-}
-_BLOCKS: dict[Framework, str] = {
-    "mmdet3d": "pts_backbone",
-    "det3d": "neck",
-    "openpcdet": "backbone_2d",
-}
-_DEBLOCKS: dict[Framework, str] = {
-    "mmdet3d": "pts_neck",
-    "det3d": "neck",
-    "openpcdet": "backbone_2d",
-}
-_BRANCHES: dict[Framework, dict[str, str]] = {
-    "mmdet3d": {},
-    "det3d": {"heatmap": "hm"},
-    "openpcdet": {"heatmap": "hm", "reg": "center", "height": "center_z"},
-}
+
+
+def module_name(module: str, framework: Framework) -> str:
+    """Return what a framework calls a module; other branches have boxcov's names."""
+    return _MODULES[module][FRAMEWORKS.index(framework)] if module in _MODULES else module
 
 
 @dataclass(frozen=True)
@@ -58,7 +45,10 @@ def layer_names(config: Config, framework: Framework) -> Iterator[LayerNames]:
     """Yield the names of every layer of the network."""
     if isinstance(config.encoder, Pillars):
         for i in range(len(config.encoder.widths)):
-            own, foreign = f"encoder.layers.{i}", f"{PILLARS[framework]}.pfn_layers.{i}"
+            own, foreign = (
+                f"encoder.layers.{i}",
+                f"{module_name('pillar encoder', framework)}.pfn_layers.{i}",
+            )
             yield LayerNames(f"{own}.linear", f"{own}.norm", f"{foreign}.linear", f"{foreign}.norm")
     else:
         yield from _sparse(framework)
@@ -67,7 +57,7 @@ def layer_names(config: Config, framework: Framework) -> Iterator[LayerNames]:
 
 
 def _sparse(framework: Framework) -> Iterator[LayerNames]:
-    root = _SPARSE[framework]
+    root = module_name("sparse encoder", framework)
     for stage in range(5):
         own = f"encoder.stages.{stage}"
         foreign = f"{root}.{_into_stage(stage, framework)}"
@@ -105,7 +95,7 @@ def _residual(stage: int, j: int, framework: Framework) -> str:
 def _dense(config: Config, framework: Framework) -> Iterator[LayerNames]:
     shift = 0 if framework == "mmdet3d" else 1  # the others have a layer for the padding
     for i, count in enumerate(config.dense.layers):
-        own, foreign = f"backbone.blocks.{i}", f"{_BLOCKS[framework]}.blocks.{i}"
+        own, foreign = f"backbone.blocks.{i}", f"{module_name('blocks', framework)}.blocks.{i}"
         for j in range(0, 3 * (count + 1), 3):
             yield LayerNames(
                 f"{own}.{j}",
@@ -114,12 +104,12 @@ def _dense(config: Config, framework: Framework) -> Iterator[LayerNames]:
                 f"{foreign}.{j + shift + 1}",
             )
     for i in range(len(config.dense.up_widths)):
-        own, foreign = f"neck.deblocks.{i}", f"{_DEBLOCKS[framework]}.deblocks.{i}"
+        own, foreign = f"neck.deblocks.{i}", f"{module_name('deblocks', framework)}.deblocks.{i}"
         yield LayerNames(f"{own}.0", f"{own}.1", f"{foreign}.0", f"{foreign}.1")
 
 
 def _head(config: Config, framework: Framework) -> Iterator[LayerNames]:
-    root = HEADS[framework]
+    root, tasks = (module_name(module, framework) for module in ("head", "tasks"))
     inner = ("conv", "bn") if framework == "mmdet3d" else ("0", "1")
     yield LayerNames(
         "head.shared.0",
@@ -127,12 +117,11 @@ def _head(config: Config, framework: Framework) -> Iterator[LayerNames]:
         f"{root}.shared_conv.{inner[0]}",
         f"{root}.shared_conv.{inner[1]}",
     )
-    tasks = {"mmdet3d": "task_heads", "det3d": "tasks", "openpcdet": "heads_list"}[framework]
     for t in range(len(config.tasks)):
         for branch in (*config.branches, "heatmap"):
             own, foreign = (
                 f"head.tasks.{t}.{branch}",
-                f"{root}.{tasks}.{t}.{_BRANCHES[framework].get(branch, branch)}",
+                f"{root}.{tasks}.{t}.{module_name(branch, framework)}",
             )
             first = foreign if framework == "det3d" else f"{foreign}.0"
             yield LayerNames(f"{own}.0", f"{own}.1", f"{first}.{inner[0]}", f"{first}.{inner[1]}")

@@ -16,135 +16,71 @@ from boxcov.errors import BoxcovError
 
 
 @dataclass(frozen=True)
-class TaskTargets:
-    """The targets of one task in a batch, with n objects."""
+class Encoded:
+    """The targets of a batch: heat maps of all C classes, and n objects, task by task."""
 
-    heat: Tensor  # (B, classes, h, w)
+    heat: Tensor  # (B, C, h, w)
+    task: Tensor  # (n,)
     frame: Tensor  # (n,)
-    label: Tensor  # (n,) among the task's classes
+    label: Tensor  # (n,) among all classes
     row: Tensor  # (n,)
     column: Tensor  # (n,)
     values: Tensor  # (n, 10) reg, height, dim, rot, vel; (n, 8) without velocity; NaN where unknown
+    sizes: tuple[int, ...]  # number of classes of each of T tasks
+
+    def sum_objects(self, values: Tensor) -> Tensor:
+        """Return the sums (T, B) of the objects' values (n,)."""
+        tasks, frames = len(self.sizes), len(self.heat)
+        total = values.new_zeros(tasks * frames)
+        return total.index_add(0, self.task * frames + self.frame, values).view(tasks, frames)
+
+    def sum_maps(self, maps: Tensor) -> Tensor:
+        """Return the sums (T, B) of maps (B, C, h, w)."""
+        planes = maps.sum((2, 3)).split(list(self.sizes), 1)
+        return torch.stack([of_task.sum(1) for of_task in planes])
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """The targets of a batch, task by task."""
-
-    tasks: tuple[TaskTargets, ...]
-
-
-def frame_losses(tasks: Sequence[TaskMaps], encoded: Encoded, config: Config) -> Tensor:
+def frame_losses(tasks: Sequence[TaskMaps], targets: Encoded, config: Config) -> Tensor:
     """Return the loss of each frame (B,), summed over the tasks."""
-    return (
-        heat_losses(tasks, encoded.tasks, config.loss) + box_losses(tasks, encoded.tasks, config)
-    ).sum(0)
+    return (heat_losses(tasks, targets, config.loss) + box_losses(tasks, targets, config)).sum(0)
 
 
-def heat_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], rules: Loss) -> Tensor:
+def heat_losses(tasks: Sequence[TaskMaps], targets: Encoded, rules: Loss) -> Tensor:
     """Return the focal loss of each task and frame (T, B), alpha 2, gamma 4."""
-    logits = torch.cat([maps["heatmap"] for maps in tasks], 1)  # (B, all classes, h, w)
+    logits = torch.cat([maps["heatmap"] for maps in tasks], 1)  # (B, C, h, w)
     p = logits.sigmoid().clamp(1e-4, 1 - 1e-4)
-    heat = torch.cat([target.heat for target in targets], 1)
-    sizes = [target.heat.shape[1] for target in targets]
-    away = _by_task(-(1 - p).log() * p**2 * (1 - heat) ** 4, sizes)
+    away = targets.sum_maps(-(1 - p).log() * p**2 * (1 - targets.heat) ** 4)
     at = -p.log() * (1 - p) ** 2
     if rules.positives == "objects":
-        objects = _all_objects(targets)
-        values = at[objects.frame, objects.label, objects.row, objects.column]
-        at_objects = objects.sum_by_task(values)
-        count = objects.sum_by_task(p.new_ones(len(objects.frame)))
+        values = at[targets.frame, targets.label, targets.row, targets.column]
+        at_objects = targets.sum_objects(values)
+        count = targets.sum_objects(torch.ones_like(values))
     else:
-        peaks = heat == 1
-        at_objects, count = _by_task(at * peaks, sizes), _by_task(peaks, sizes)
+        peaks = targets.heat == 1
+        at_objects, count = targets.sum_maps(at * peaks), targets.sum_maps(peaks)
     total = at_objects + away
     return total if rules.normaliser == "none" else total / count.clamp(min=1)
 
 
-def box_losses(tasks: Sequence[TaskMaps], targets: Sequence[TaskTargets], config: Config) -> Tensor:
+def box_losses(tasks: Sequence[TaskMaps], targets: Encoded, config: Config) -> Tensor:
     """Return the weighted L1 loss of each task and frame (T, B), without unknown values."""
-    rules, objects = config.loss, _all_objects(targets)
+    rules = config.loss
     joined = torch.cat([maps[name] for maps in tasks for name in config.branches], 1).unflatten(
         1, (len(tasks), -1)
     )  # (B, T, 10, h, w)
-    found = joined[objects.frame, objects.task, :, objects.row, objects.column]  # (n, 10)
-    known = objects.values.isfinite()
-    off = (found - torch.where(known, objects.values, 0)).abs() * known
+    found = joined[targets.frame, targets.task, :, targets.row, targets.column]  # (n, 10)
+    known = targets.values.isfinite()
+    off = (found - torch.where(known, targets.values, 0)).abs() * known
     weights = found.new_tensor(rules.weights[: found.shape[1]])
-    total = objects.sum_by_task((off * weights).sum(1))
+    total = targets.sum_objects((off * weights).sum(1))
     if rules.normaliser == "none":
         return rules.box_weight * total
-    count = objects.sum_by_task(found.new_ones(len(found)))
+    count = targets.sum_objects(found.new_ones(len(found)))
     divisor = count + 1e-4 if rules.normaliser == "plus" else count.clamp(min=1)
     return rules.box_weight * total / divisor
 
 
-@dataclass(frozen=True)
-class _Objects:
-    """The n objects of all tasks, task by task: each step is one operation for all tasks."""
-
-    tasks: int
-    frames: int
-    task: Tensor  # (n,)
-    frame: Tensor  # (n,)
-    label: Tensor  # (n,) among the classes of all tasks
-    row: Tensor  # (n,)
-    column: Tensor  # (n,)
-    values: Tensor  # (n, 10)
-
-    def sum_by_task(self, values: Tensor) -> Tensor:
-        """Return the sums (T, B) of the objects' values (n,)."""
-        return (
-            values.new_zeros(self.tasks * self.frames)
-            .index_add(0, self.task * self.frames + self.frame, values)
-            .view(self.tasks, -1)
-        )
-
-
-def _all_objects(targets: Sequence[TaskTargets]) -> _Objects:
-    sizes = [target.heat.shape[1] for target in targets]
-    first = torch.tensor([[task, sum(sizes[:task])] for task in range(len(sizes))])
-    task, before = (
-        first.repeat_interleave(torch.tensor([len(target.frame) for target in targets]), 0)
-        .to(targets[0].frame.device)
-        .unbind(1)
-    )
-    frame, label, row, column, values = (
-        torch.cat([getattr(target, name) for target in targets])
-        for name in ("frame", "label", "row", "column", "values")
-    )
-    return _Objects(
-        len(targets), len(targets[0].heat), task, frame, label + before, row, column, values
-    )
-
-
-def _by_task(maps: Tensor, sizes: list[int]) -> Tensor:
-    """Return the sums (T, B) of maps (B, all classes, h, w)."""
-    return torch.stack([planes.sum(1) for planes in maps.sum((2, 3)).split(sizes, 1)])
-
-
 # from boxes to targets
-
-
-def object_counts(targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
-    """Return the number of objects of each frame (B,), at least 1.
-
-    ``boxcov.fit(..., weight=object_counts)`` undoes the loss's division by the number of objects.
-    This is exact for a head with one task whose objects are all on the map. With several tasks each
-    divides by its own number, and one weight per frame can only restore their sum;
-    ``Loss(normaliser="none")`` in the detector's config omits every division.
-
-    >>> object_counts([{"labels": torch.tensor([0, 0, 3])}, {"labels": torch.tensor([])}])
-    tensor([3., 1.])
-    """
-    if isinstance(targets, Encoded):
-        frames = len(targets.tasks[0].heat)
-        counts = torch.stack(
-            [torch.bincount(task.frame, minlength=frames) for task in targets.tasks]
-        ).sum(0)
-    else:
-        counts = torch.tensor([len(target["labels"]) for target in targets])
-    return counts.clamp(min=1).float()
 
 
 def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
@@ -173,28 +109,20 @@ def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -
     # det3d truncates towards zero: an object just below the range belongs to the first cell
     cell = at.trunc() if config.loss.inside == "corner" else at.floor()
     rows, columns = config.map_size
-    sizes = [len(classes) for classes in config.tasks]
-    task, first = _task_of_class(sizes, labels.device)[labels].unbind(1)
+    sizes = tuple(len(classes) for classes in config.tasks)
+    tasks = torch.arange(len(sizes), device=labels.device)
+    task = tasks.repeat_interleave(tasks.new_tensor(sizes))[labels]
     kept = rank_among_equals(task * len(targets) + frame) < config.loss.max_objects
     kept &= ((cell >= 0) & (cell < boxes.new_tensor([columns, rows]))).all(1)
     kept &= (boxes[:, 3:5] > 0).all(1) & _in_range(boxes, config)
     index = kept.nonzero()[:, 0]
     index = index[task[index].argsort(stable=True)]
-    counts = torch.bincount(task[index], minlength=len(sizes)).tolist()
+    task, frame, labels, boxes = task[index], frame[index], labels[index], boxes[index]
     column, row = cell[index].long().unbind(1)
     heat = like.new_zeros(len(targets), sum(sizes), rows, columns)
-    _draw_gaussians(
-        heat, frame[index], labels[index], row, column, boxes[index, 3:5] / cell_size.flip(0)
-    )
-    per_object = (
-        frame[index],
-        (labels - first)[index],
-        row,
-        column,
-        _values(boxes, at - cell, config)[index],
-    )
-    parts = zip(heat.split(sizes, 1), *(numbers.split(counts) for numbers in per_object))
-    return Encoded(tuple(TaskTargets(*part) for part in parts))
+    _draw_gaussians(heat, frame, labels, row, column, boxes[:, 3:5] / cell_size.flip(0))
+    values = _values(boxes, (at - cell)[index], config)
+    return Encoded(heat, task, frame, labels, row, column, values, sizes)
 
 
 def _in_range(boxes: Tensor, config: Config) -> Tensor:
@@ -207,15 +135,6 @@ def _in_range(boxes: Tensor, config: Config) -> Tensor:
         corners = box_corners(torch.stack([x, y], 1), w, l, yaw)  # (n, 4, 2)
         return ((corners > low[:2]) & (corners < high[:2])).all(2).any(1)
     return boxes.new_ones(len(boxes), dtype=torch.bool)
-
-
-def _task_of_class(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """Return the task of each class and the first class of that task (C, 2)."""
-    starts = [sum(sizes[:task]) for task in range(len(sizes))]
-    return torch.tensor(
-        [[task, start] for task, start in enumerate(starts) for _ in range(sizes[task])],
-        device=device,
-    )
 
 
 def _concatenate(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from boxcov.detectors.centerpoint.config import (
+    FRAMEWORKS,
     Config,
     Framework,
     Loss,
@@ -14,123 +15,91 @@ from boxcov.detectors.centerpoint.config import (
     Reporting,
     Voxels,
 )
-from boxcov.detectors.centerpoint.config_file import (
-    UNKNOWN,
-    Settings,
-)
+from boxcov.detectors.centerpoint.config_file import UNKNOWN, Settings
 from boxcov.detectors.centerpoint.named_configs import named_config
 from boxcov.errors import BoxcovError
 
-# The sections of each framework's files; the first that exists counts.
-_SECTIONS: dict[Framework, dict[str, tuple[str, ...]]] = {
-    "mmdet3d": {
-        "voxels": ("model.pts_voxel_layer", "model.data_preprocessor.voxel_layer"),
-        "encoder": ("model.pts_voxel_encoder",),
-        "backbone": ("model.pts_backbone",),
-        "neck": ("model.pts_neck",),
-        "head": ("model.pts_bbox_head",),
-        "test": ("model.test_cfg.pts", "test_cfg.pts"),
-        "train": ("model.train_cfg.pts", "train_cfg.pts"),
-    },
-    "det3d": {
-        "voxels": ("voxel_generator",),
-        "encoder": ("model.reader",),
-        "neck": ("model.neck",),
-        "head": ("model.bbox_head",),
-        "test": ("test_cfg",),
-    },
-    "openpcdet": {
-        "data": ("DATA_CONFIG",),
-        "voxels": (
-            "DATA_CONFIG.DATA_PROCESSOR.transform_points_to_voxels",
-            "DATA_CONFIG.DATA_PROCESSOR.transform_points_to_voxels_placeholder",
-        ),
-        "encoder": ("MODEL.VFE",),
-        "backbone": ("MODEL.BACKBONE_2D",),
-        "head": ("MODEL.DENSE_HEAD",),
-        "test": ("MODEL.DENSE_HEAD.POST_PROCESSING",),
-        "train": ("MODEL.DENSE_HEAD.LOSS_CONFIG.LOSS_WEIGHTS",),
-    },
+# The rows of the tables below are for mmdetection3d, det3d and OpenPCDet; None: there is none.
+_Row = tuple[str | None, str | None, str | None]
+_VOXELS = "DATA_CONFIG.DATA_PROCESSOR.transform_points_to_voxels"
+# The sections of a file; the first place of a section that exists counts.
+_SECTIONS: dict[str, _Row] = {
+    "data": (None, None, "DATA_CONFIG"),
+    "voxels": (
+        "model.pts_voxel_layer model.data_preprocessor.voxel_layer",
+        "voxel_generator",
+        f"{_VOXELS} {_VOXELS}_placeholder",
+    ),
+    "encoder": ("model.pts_voxel_encoder", "model.reader", "MODEL.VFE"),
+    "backbone": ("model.pts_backbone", None, "MODEL.BACKBONE_2D"),
+    "neck": ("model.pts_neck", "model.neck", None),
+    "head": ("model.pts_bbox_head", "model.bbox_head", "MODEL.DENSE_HEAD"),
+    "test": ("model.test_cfg.pts test_cfg.pts", "test_cfg", "MODEL.DENSE_HEAD.POST_PROCESSING"),
+    "train": (
+        "model.train_cfg.pts train_cfg.pts",
+        None,
+        "MODEL.DENSE_HEAD.LOSS_CONFIG.LOSS_WEIGHTS",
+    ),
 }
-# Where each framework keeps what a Config holds: a section and the path in it.
-_PATHS: dict[Framework, dict[str, str]] = {
-    "mmdet3d": {
-        "voxel_size": "voxels.voxel_size",
-        "point_range": "voxels.point_cloud_range",
-        "max_points": "voxels.max_num_points",
-        "max_cells": "voxels.max_voxels",
-        "encoder": "encoder.type",
-        "pillar_widths": "encoder.feat_channels",
-        "widths": "backbone.out_channels",
-        "layers": "backbone.layer_nums",
-        "strides": "backbone.layer_strides",
-        "up_widths": "neck.out_channels",
-        "up_strides": "neck.upsample_strides",
-        "shared": "head.share_conv_channel",
-        "branch": "head.separate_head.head_conv",
-        "tasks": "head.tasks",
-        "branches": "head.common_heads",
-        "threshold": "head.bbox_coder.score_threshold",
-        "candidates": "head.bbox_coder.max_num",
-        "centre_range": "head.bbox_coder.post_center_range",
-        "nms": "test.nms_type",
-        "overlap": "test.nms_thr",
-        "radii": "test.min_radius",
-        "max_boxes": "test.post_max_size",
-        "weights": "train.code_weights",
-        "box_weight": "head.loss_bbox.loss_weight",
-    },
-    "det3d": {
-        "voxel_size": "voxels.voxel_size",
-        "point_range": "voxels.range",
-        "max_points": "voxels.max_points_in_voxel",
-        "max_cells": "voxels.max_voxel_num",
-        "encoder": "encoder.type",
-        "pillar_widths": "encoder.num_filters",
-        "widths": "neck.ds_num_filters",
-        "layers": "neck.layer_nums",
-        "strides": "neck.ds_layer_strides",
-        "up_widths": "neck.us_num_filters",
-        "up_strides": "neck.us_layer_strides",
-        "shared": "head.share_conv_channel",
-        "tasks": "head.tasks",
-        "branches": "head.common_heads",
-        "threshold": "test.score_threshold",
-        "candidates": "test.nms.nms_pre_max_size",
-        "centre_range": "test.post_center_limit_range",
-        "nms": "test.circular_nms",
-        "overlap": "test.nms.nms_iou_threshold",
-        "radii": "test.min_radius",
-        "max_boxes": "test.nms.nms_post_max_size",
-        "weights": "head.code_weights",
-        "box_weight": "head.weight",
-    },
-    "openpcdet": {
-        "voxel_size": "voxels.VOXEL_SIZE",
-        "point_range": "data.POINT_CLOUD_RANGE",
-        "max_points": "voxels.MAX_POINTS_PER_VOXEL",
-        "max_cells": "voxels.MAX_NUMBER_OF_VOXELS",
-        "shuffled": "data.DATA_PROCESSOR.shuffle_points.SHUFFLE_ENABLED.test",
-        "encoder": "encoder.NAME",
-        "pillar_widths": "encoder.NUM_FILTERS",
-        "widths": "backbone.NUM_FILTERS",
-        "layers": "backbone.LAYER_NUMS",
-        "strides": "backbone.LAYER_STRIDES",
-        "up_widths": "backbone.NUM_UPSAMPLE_FILTERS",
-        "up_strides": "backbone.UPSAMPLE_STRIDES",
-        "shared": "head.SHARED_CONV_CHANNEL",
-        "branch": "head.SHARED_CONV_CHANNEL",
-        "tasks": "head.CLASS_NAMES_EACH_HEAD",
-        "branches": "head.SEPARATE_HEAD_CFG.HEAD_DICT",
-        "threshold": "test.SCORE_THRESH",
-        "candidates": "test.MAX_OBJ_PER_SAMPLE",
-        "centre_range": "test.POST_CENTER_LIMIT_RANGE",
-        "nms": "test.NMS_CONFIG.NMS_TYPE",
-        "overlap": "test.NMS_CONFIG.NMS_THRESH",
-        "max_boxes": "test.NMS_CONFIG.NMS_POST_MAXSIZE",
-        "weights": "train.code_weights",
-        "box_weight": "train.loc_weight",
-    },
+# Where the files hold what a Config does: a section and the path in it.
+_PATHS: dict[str, _Row] = {
+    "voxel_size": ("voxels.voxel_size", "voxels.voxel_size", "voxels.VOXEL_SIZE"),
+    "point_range": ("voxels.point_cloud_range", "voxels.range", "data.POINT_CLOUD_RANGE"),
+    "max_points": (
+        "voxels.max_num_points",
+        "voxels.max_points_in_voxel",
+        "voxels.MAX_POINTS_PER_VOXEL",
+    ),
+    "max_cells": ("voxels.max_voxels", "voxels.max_voxel_num", "voxels.MAX_NUMBER_OF_VOXELS"),
+    "encoder": ("encoder.type", "encoder.type", "encoder.NAME"),
+    "pillar_widths": ("encoder.feat_channels", "encoder.num_filters", "encoder.NUM_FILTERS"),
+    "widths": ("backbone.out_channels", "neck.ds_num_filters", "backbone.NUM_FILTERS"),
+    "layers": ("backbone.layer_nums", "neck.layer_nums", "backbone.LAYER_NUMS"),
+    "strides": ("backbone.layer_strides", "neck.ds_layer_strides", "backbone.LAYER_STRIDES"),
+    "up_widths": ("neck.out_channels", "neck.us_num_filters", "backbone.NUM_UPSAMPLE_FILTERS"),
+    "up_strides": ("neck.upsample_strides", "neck.us_layer_strides", "backbone.UPSAMPLE_STRIDES"),
+    "shared": ("head.share_conv_channel", "head.share_conv_channel", "head.SHARED_CONV_CHANNEL"),
+    "branch": ("head.separate_head.head_conv", None, "head.SHARED_CONV_CHANNEL"),
+    "tasks": ("head.tasks", "head.tasks", "head.CLASS_NAMES_EACH_HEAD"),
+    "branches": ("head.common_heads", "head.common_heads", "head.SEPARATE_HEAD_CFG.HEAD_DICT"),
+    "threshold": ("head.bbox_coder.score_threshold", "test.score_threshold", "test.SCORE_THRESH"),
+    "candidates": (
+        "head.bbox_coder.max_num",
+        "test.nms.nms_pre_max_size",
+        "test.MAX_OBJ_PER_SAMPLE",
+    ),
+    "centre_range": (
+        "head.bbox_coder.post_center_range",
+        "test.post_center_limit_range",
+        "test.POST_CENTER_LIMIT_RANGE",
+    ),
+    "nms": ("test.nms_type", "test.circular_nms", "test.NMS_CONFIG.NMS_TYPE"),
+    "overlap": ("test.nms_thr", "test.nms.nms_iou_threshold", "test.NMS_CONFIG.NMS_THRESH"),
+    "radii": ("test.min_radius", "test.min_radius", None),
+    "max_boxes": (
+        "test.post_max_size",
+        "test.nms.nms_post_max_size",
+        "test.NMS_CONFIG.NMS_POST_MAXSIZE",
+    ),
+    "weights": ("train.code_weights", "head.code_weights", "train.code_weights"),
+    "box_weight": ("head.loss_bbox.loss_weight", "head.weight", "train.loc_weight"),
+    "shuffled": (None, None, "data.DATA_PROCESSOR.shuffle_points.SHUFFLE_ENABLED.test"),
+    # candidates that NMS looks at: fewer than those of the Config would be another selection
+    "nms_limit": (
+        "test.pre_max_size",
+        "test.nms.nms_pre_max_size",
+        "test.NMS_CONFIG.NMS_PRE_MAXSIZE",
+    ),
+}
+# What a file says a second time, and decodes boxes by: it must agree with the Config
+_REPEATED: dict[str, _Row] = {
+    "voxel_size": ("head.bbox_coder.voxel_size", "test.voxel_size", None),
+    "point_range": ("head.bbox_coder.pc_range", "test.pc_range", None),
+    "stride": (
+        "head.bbox_coder.out_size_factor",
+        "test.out_size_factor",
+        "head.TARGET_ASSIGNER_CONFIG.FEATURE_MAP_STRIDE",
+    ),
 }
 _ABSENT = object()
 _CIRCLE_NMS = ("circle", "circle_nms", True)
@@ -151,38 +120,13 @@ _UNSUPPORTED: dict[Framework, tuple[tuple[str, Any, str], ...]] = {
         ("test.NMS_CONFIG.MULTI_CLASSES_NMS", True, "NMS of each class (MULTI_CLASSES_NMS)"),
     ),
 }
-# What a file says a second time, and decodes boxes by: it must agree with the Config
-_REPEATED: dict[Framework, dict[str, str]] = {
-    "mmdet3d": {
-        "voxel_size": "head.bbox_coder.voxel_size",
-        "point_range": "head.bbox_coder.pc_range",
-        "stride": "head.bbox_coder.out_size_factor",
-    },
-    "det3d": {
-        "voxel_size": "test.voxel_size",
-        "point_range": "test.pc_range",
-        "stride": "test.out_size_factor",
-    },
-    "openpcdet": {"stride": "head.TARGET_ASSIGNER_CONFIG.FEATURE_MAP_STRIDE"},
-}
-# Candidates that NMS looks at: fewer than those of the Config would be another selection
-_NMS_LIMITS: dict[Framework, str] = {
-    "mmdet3d": "test.pre_max_size",
-    "det3d": "test.nms.nms_pre_max_size",
-    "openpcdet": "test.NMS_CONFIG.NMS_PRE_MAXSIZE",
-}
 
 
 def framework_of(settings: Settings) -> Framework | None:
     """Return the framework whose files have these settings."""
-    heads: dict[Framework, str] = {
-        "openpcdet": "MODEL.DENSE_HEAD",
-        "mmdet3d": "model.pts_bbox_head",
-        "det3d": "model.bbox_head",
-    }
-    return next(
-        (name for name, head in heads.items() if isinstance(settings.at(head), Mapping)), None
-    )
+    heads = dict(zip(FRAMEWORKS, _SECTIONS["head"]))
+    is_there = (name for name, at in heads.items() if isinstance(settings.at(str(at)), Mapping))
+    return next(is_there, None)
 
 
 def config_of(settings: Settings, framework: Framework) -> Config:
@@ -214,16 +158,21 @@ class _Reader:
 
     def get(self, path: str, default: Any = None) -> Any:
         """Return a setting; path: a name of ``_PATHS``, or a section and the path in it."""
-        section, _, rest = _PATHS[self.framework].get(path, path).partition(".")
-        places = [f"{start}.{rest}" for start in _SECTIONS[self.framework][section]]
-        return self.settings.get(*places, default=default)
+        return self.settings.get(*self._places(path), default=default)
 
     def optional(self, path: str) -> Any:
         """Return a setting; None if the file does not have it, or only running it would tell."""
-        section, _, rest = path.partition(".")
-        places = (f"{start}.{rest}" for start in _SECTIONS[self.framework][section])
-        found = (self.settings.at(place) for place in places)
+        found = (self.settings.at(place) for place in self._places(path))
         return next((value for value in found if value is not None and value is not UNKNOWN), None)
+
+    def column(self, row: _Row) -> str:
+        """Return the entry of a table's row for the framework; "" if it has none."""
+        return row[FRAMEWORKS.index(self.framework)] or ""
+
+    def _places(self, path: str) -> list[str]:
+        path = self.column(_PATHS[path]) if path in _PATHS else path
+        section, _, rest = path.partition(".")
+        return [f"{start}.{rest}" for start in self.column(_SECTIONS[section]).split()]
 
     def fields(self, of: Any, *names: str) -> dict[str, Any]:
         """Return the settings ``names``, by default those of ``of``, with tuples for lists."""
@@ -242,7 +191,7 @@ def _build(reader: _Reader) -> Config:
             raise BoxcovError(f"{source}: boxcov does not implement {words}")
     tasks = [t["class_names"] if isinstance(t, Mapping) else t for t in reader.get("tasks")]
     dense = ["widths", "layers", "strides", "up_widths", "up_strides", "shared"]
-    dense += ["branch"] if "branch" in _PATHS[framework] else []  # always 64 in det3d
+    dense += [] if framework == "det3d" else ["branch"]  # always 64 in det3d
     config = replace(
         base,
         tasks=tuple(tuple(map(str, names)) for names in tasks),
@@ -272,21 +221,21 @@ def _sweeps(reader: _Reader) -> int | None:
 
 def _check_repeated(reader: _Reader, config: Config) -> None:
     """Raise if a file contradicts itself: boxcov would decode other boxes than the framework."""
-    for name, path in _REPEATED[reader.framework].items():
-        own = getattr(config, name)
-        again = reader.optional(path)
+    for name, row in _REPEATED.items():
+        own, path = getattr(config, name), reader.column(row)
+        again = reader.optional(path) if path else None
         expected = list(own[: len(again)]) if isinstance(again, list) else own
         if again is not None and again != expected:
             raise BoxcovError(
                 f"{reader.settings.source}: {path} is {again}, but {name} is {expected}: the file "
                 "contradicts itself"
             )
-    limit = reader.optional(_NMS_LIMITS[reader.framework])
+    limit = reader.optional("nms_limit")
     rules = config.reporting
     if rules.nms == "rotated" and limit is not None and limit < rules.candidates:
         raise BoxcovError(
             f"{reader.settings.source}: NMS of only {limit} of the {rules.candidates} candidates "
-            f"({_NMS_LIMITS[reader.framework]}) is not implemented"
+            f"({reader.column(_PATHS['nms_limit'])}) is not implemented"
         )
 
 

@@ -1,5 +1,8 @@
+"""The corruptions of images that the studies of shifts use."""
+
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +11,14 @@ import torch
 from scipy.ndimage import gaussian_filter
 
 from boxcov.data import coco
-from boxcov.data.corruptions import KINDS, Corruption, Kind, clouds, gaussian_blur
 from boxcov.errors import BoxcovError
 from helpers.coco_cases import coco_root
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
+try:
+    from corruptions import KINDS, Corruption, Kind, clouds, gaussian_blur
+finally:
+    sys.path.pop(0)
 
 IMAGE = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 240, 320), dtype=np.uint8))
 
