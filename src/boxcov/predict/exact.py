@@ -180,13 +180,18 @@ class ExactRouter(TangentRouter):
         if staged is not None and not self.new_kinds(staged):
             return HeadPart(staged.head, self._below_stages, staged.below)
         point = self.with_trunk(point)
+        rows = None if staged is None else self.rows_to_verify(staged)
+        some = None if rows is None else point.subset(rows)
         with nullcontext() if staged is None else matrix_precision("float32"):
-            part = self._head_by_instance(point)
-        is_covered = len(part.below) < len(self.posterior.blocks)
-        engine = "instances" if is_covered else "autograd"
-        if staged is not None and is_covered and self.verify_stages(staged, part.covariance):
-            self._below_stages, engine = part.below, "stages"
-            part = HeadPart(staged.head, part.below)
+            part = self._head_by_instance(some or point)
+            is_covered = len(part.below) < len(self.posterior.blocks)
+            engine = "instances" if is_covered else "autograd"
+            rows = None if some is None else rows
+            if staged and is_covered and self.verify_stages(staged, part.covariance, rows):
+                self._below_stages, engine = part.below, "stages"
+                part = HeadPart(staged.head, part.below)
+            elif some is not None:
+                part = self._head_by_instance(point)
         rest = "autograd" if self.samples is None else "vmap(jvp) along samples"
         self.settle(engine, rest if part.below else "none")
         return part

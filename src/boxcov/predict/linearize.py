@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -181,6 +181,22 @@ class LinearizationPoint:
             )
         return replace(self, logits=logits)
 
+    def subset(self, rows: Tensor) -> LinearizationPoint | None:
+        """The point of some of the boxes (n,); None if it is all, or ``where`` is not by box."""
+        m, chosen = len(self.boxes), self.selection
+        if len(rows) == m:
+            return None
+        own = {name: getattr(chosen, name)[rows] for name in ("frame", "scores", "labels")}
+        selection = replace(chosen, **own, where=_index(chosen.where, rows, m))
+        try:
+            boxes = self.linearized.shadow.decode(self.raw, selection)
+        except (LookupError, RuntimeError, TypeError, ValueError):
+            return None
+        if boxes.shape[0] != len(rows) or not torch.allclose(boxes, self.boxes[rows]):
+            return None
+        logits = None if self.logits is None else self.logits[rows]
+        return replace(self, selection=selection, boxes=boxes, logits=logits)
+
     @property
     def z(self) -> Tensor:
         """The plain boxes (m, D), with the logits (m, D + 1)."""
@@ -216,6 +232,14 @@ class LinearizationPoint:
 
     def detections(self, **extra: Any) -> Detections:
         return replace(self.linearized.shadow.detections(self.selection, self.boxes), **extra)
+
+
+def _index(where: Any, rows: Tensor, m: int) -> Any:
+    """The rows of every tensor with m of them."""
+    if is_dataclass(where) and not isinstance(where, type):
+        own = {f.name: _index(getattr(where, f.name), rows, m) for f in fields(where)}
+        return replace(where, **own)
+    return tree_map_only(Tensor, lambda t: t[rows] if t.dim() and len(t) == m else t, where)
 
 
 def _append(boxes: Tensor, logits: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ _LOG = getLogger("boxcov")
 BOX_TOLERANCE = 3e-2  # relative difference of a box's derivatives that a kink may cause in float32
 _HALF_TANGENTS_TOLERANCE = 0.15
 _ENOUGH_BOXES = 8
+_VERIFIED_BOXES = 128  # of a frame with more: its first pass would take 10 ms for each
 
 
 @dataclass(frozen=True)
@@ -313,15 +314,28 @@ class TangentRouter(Router):
         present: set[Hashable] = {(staged.layers, kind) for kind in staged.kind.unique().tolist()}
         return present - self.stages_check.subjects
 
-    def verify_stages(self, staged: StagedResult, slow: Tensor) -> bool:
-        """Compare the head's part of all boxes with the oracle's; False if undecided."""
-        errors = relative_errors(staged.head, slow)
+    def rows_to_verify(self, staged: StagedResult) -> Tensor:
+        """The boxes (n,) on which new kinds are verified: up to 128, spread over these kinds."""
+        new = self.new_kinds(staged)
+        kinds = [k for k in staged.kind.unique().tolist() if (staged.layers, k) in new]
+        most = max(_ENOUGH_BOXES, _VERIFIED_BOXES // len(kinds))
+        found = [(staged.kind == kind).nonzero()[:, 0] for kind in kinds]
+        return torch.cat([rows[:: -(-len(rows) // most)] for rows in found]).sort().values
+
+    def verify_stages(self, staged: StagedResult, slow: Tensor, rows: Tensor | None = None) -> bool:
+        """Compare the head's part with the oracle's; False if undecided.
+
+        rows: the boxes of ``slow``, if not all.
+        """
+        fast = staged.head if rows is None else staged.head[rows]
+        errors = relative_errors(fast, slow)
         verdict = judge_boxes(errors)
         if verdict is Verdict.CONTRADICTS:
             row = int(errors.argmax())
             raise BoxcovError(
-                f"stages() contradicts instances() or decode(): box {row} has "
-                f"{staged.head[row].diagonal().tolist()} by stages, "
+                f"stages() contradicts instances() or decode(): box "
+                f"{row if rows is None else int(rows[row])} has "
+                f"{fast[row].diagonal().tolist()} by stages, "
                 f"{slow[row].diagonal().tolist()} without; is a stage missing, or its norm or "
                 "activation different?"
             )

@@ -107,6 +107,57 @@ def test_a_new_kind_of_box_is_verified_when_it_appears(posterior, data) -> None:
     assert relative(found.covariance, GLM(chosen(10), posterior)(data[0][0]).covariance) < 1e-4
 
 
+@pytest.mark.parametrize(("count", "most"), [(100, 100), (600, 130)])
+def test_many_boxes_are_verified_on_a_sample(posterior, data, monkeypatch, count, most) -> None:
+    model, seen = ExactGLM(chosen(count), posterior), []
+    run = model.router.instances.run
+    monkeypatch.setattr(
+        model.router.instances, "run", lambda index, own: seen.append(len(index)) or run(index, own)
+    )
+    first = model(data[0][0])
+    assert 90 <= sum(seen) <= most
+    assert kinds_verified(model) == {0, 1, 2}
+    assert torch.equal(model(data[0][0]).covariance, first.covariance)
+
+
+def test_a_sample_names_the_box_that_contradicts(posterior, data, monkeypatch) -> None:
+    model = ExactGLM(chosen(600), posterior)
+    run = model.router.staged_head.run
+
+    def spoiled(point):
+        staged = run(point)
+        staged.head[staged.kind == 1] *= 3
+        staged.head[300:][staged.kind[300:] == 1] *= 3
+        return staged
+
+    monkeypatch.setattr(model.router.staged_head, "run", spoiled)
+    with pytest.raises(BoxcovError, match=r"contradicts .* box [345]\d\d has"):
+        model(data[0][0])
+
+
+class Listed(Chosen):
+    """Its ``where`` is no table of boxes."""
+
+    def select(self, raw):
+        found = super().select(raw)
+        return replace(found, where=[found.where])
+
+    def decode(self, raw, selection):
+        return super().decode(raw, replace(selection, where=selection.where[0]))
+
+    def stages(self, raw, selection):
+        return super().stages(raw, replace(selection, where=selection.where[0]))
+
+
+def test_a_selection_that_is_not_by_box_is_verified_whole(posterior, data) -> None:
+    detector = chosen(200)
+    detector.__class__ = Listed
+    model = ExactGLM(detector, posterior)
+    assert model.linearized.at(data[0][0]).subset(torch.arange(9)) is None
+    assert len(model(data[0][0])) == 200
+    assert kinds_verified(model) == {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     "form",
     [
