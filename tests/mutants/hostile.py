@@ -39,9 +39,9 @@ HOSTILE = [
     ),
     Mutant(
         "sizes before memory",
-        "detectors/centerpoint/checkpoints.py",
-        "    _check_fit(planned, state, {name: name for name in planned}, path, state)\n",
-        "",
+        "detectors/weight_file.py",
+        "        check_fit(build().state_dict(), state, misfit)\n    network = build()\n",
+        "        pass\n    network = build()\n    check_fit(network.state_dict(), state, misfit)\n",
         "test_fuzz.py::test_sizes_are_compared_before_memory_is_taken",
     ),
     Mutant(

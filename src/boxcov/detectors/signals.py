@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from boxcov._torch.precision import at_least_float32
 from boxcov.detectors.boxes import centres, iou
+from boxcov.detectors.pyramid import level_of
 
 Signals = dict[str, Tensor]
 TINY = 1e-6
@@ -106,9 +107,7 @@ def pyramid_window(
     counts = [1] * len(shapes) if per_cell is None else list(per_cell)
     sizes = [h * w * n for (h, w), n in zip(shapes, counts)]
     starts = [sum(sizes[:level]) for level in range(len(sizes))]
-    level = torch.zeros_like(index)
-    for first in starts[1:]:
-        level = level + (index >= first)
+    level = level_of(index, sizes)
 
     def of_level(numbers: Sequence[int]) -> Tensor:
         """Look the numbers up without a copy to the device."""

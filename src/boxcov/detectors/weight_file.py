@@ -1,18 +1,20 @@
-"""Read checkpoints without running code in them, and compare their tensors with a network's."""
+"""Read checkpoints without running code in them, and copy their tensors into a network."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from boxcov.detectors.torch_file import ForeignCodeError, read_torch_file
 from boxcov.errors import BoxcovError, join_names
 from boxcov.input_file import open_safetensors, shorten
 
 State = Mapping[str, Tensor]
+M = TypeVar("M", bound=nn.Module)
 MAX_TENSORS = 20_000  # layers that a file states are compared with its number of tensors
 _KEYS = ("state_dict", "model_state", "model")  # under which frameworks store the weights
 _ADVICE = (
@@ -24,7 +26,7 @@ _ADVICE = (
 def read_weights(path: Path) -> tuple[State, Mapping[str, str]]:
     """Return the tensors of a file, none of them empty, and the texts in its metadata.
 
-    >>> import tempfile, torch
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save({"model": {"module.x": torch.zeros(2)}, "start_epoch": 3}, f"{folder}/x.pth")
     ...     read_weights(Path(f"{folder}/x.pth"))
@@ -76,18 +78,44 @@ def _state(content: Any, path: Path) -> tuple[State, Mapping[str, str]]:
     return state, {name: value for name, value in texts if isinstance(value, str)}
 
 
-def describe_misfit(
-    shapes: Mapping[str, tuple[int, ...]], tensors: State, stored: State | None = None
-) -> str:
-    """Describe missing names, surplus names and wrong shapes; return "" if everything fits.
+def load_weights(build: Callable[[], M], state: State, misfit: str) -> M:
+    """Return the network that ``build`` makes, with the tensors of a file; see ``check_fit``."""
+    # the sizes may come from the file: they are compared before memory is allocated
+    with torch.device("meta"):
+        check_fit(build().state_dict(), state, misfit)
+    network = build()
+    copy_weights(network.state_dict(), state)
+    return network
 
-    shapes: the shapes that the network needs, by the name in the file.
-    stored: the tensors before conversion, for the message.
 
-    >>> import torch
-    >>> describe_misfit({"a": (2,), "b": (3,)}, {"a": torch.zeros(4), "c": torch.zeros(1)})
-    '1 missing: b; 1 surplus: c; 1 of another shape: a (4,) for (2,)'
+def copy_weights(own: State, tensors: State, names: Mapping[str, str] | None = None) -> None:
+    """Copy tensors into those of a network. names: as in ``check_fit``."""
+    with torch.no_grad():
+        for here, there in ({name: name for name in own} if names is None else names).items():
+            if there in tensors:
+                own[here].copy_(tensors[there])
+
+
+def check_fit(
+    own: State,
+    tensors: State,
+    misfit: str,
+    names: Mapping[str, str] | None = None,
+    stored: State | None = None,
+) -> None:
+    """Raise one error, ``misfit`` and all that differs, unless the tensors are those of a network.
+
+    own: the tensors of the network. names: its names to those in ``tensors``, by default the same.
+    stored: the tensors before a conversion, for the message.
+
+    >>> own, found = {"a": torch.zeros(2), "b": torch.zeros(3)}, {"a": torch.zeros(4), "c": ...}
+    >>> check_fit(own, found, "x.pth: no net")
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: x.pth: no net. 1 missing: b; 1 surplus: c; 1 of another shape: ...
     """
+    names = {name: name for name in own} if names is None else names
+    shapes = {there: tuple(own[here].shape) for here, there in names.items()}
     stored = tensors if stored is None else stored
     # a frozen network does not need the number of batches that a norm has seen; old files lack it
     needed = [name for name in shapes if not name.endswith("num_batches_tracked")]
@@ -101,6 +129,6 @@ def describe_misfit(
         "surplus": sorted(set(tensors) - set(shapes)),
         "of another shape": wrong,
     }
-    return "; ".join(
-        f"{len(names)} {kind}: {join_names(names, 20)}" for kind, names in lists.items() if names
-    )
+    found = [f"{len(n)} {kind}: {join_names(n, 20)}" for kind, n in lists.items() if n]
+    if found:
+        raise BoxcovError(f"{misfit}. {'; '.join(found)}")

@@ -52,7 +52,7 @@ def test_rows_are_the_selection(name: str) -> None:
         for level, selection in enumerate(static.of_kind):
             assert set(selection.where.level.tolist()) == {level}
             own = static.kind == level
-            assert torch.equal(selection.where.anchor[own], static.selection.where.anchor[own])
+            assert torch.equal(selection.where.cell[own], static.selection.where.cell[own])
     with pytest.raises(BoxcovError, match="takes one image, got a batch of 2"):
         detector.select_static(detector(image(0).expand(2, -1, -1, -1)), LIMITS)
 

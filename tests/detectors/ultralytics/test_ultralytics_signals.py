@@ -11,7 +11,8 @@ from torch import nn
 
 from boxcov import Selection
 from boxcov.detectors.labels import Labels
-from boxcov.detectors.ultralytics.detector import CellIndex, Yolo, side_signals
+from boxcov.detectors.pyramid import CellIndex
+from boxcov.detectors.ultralytics.detector import Yolo, side_signals
 from helpers.signal_cases import slow_window
 
 

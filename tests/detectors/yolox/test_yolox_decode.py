@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from boxcov.detectors.boxes import iou
-from boxcov.detectors.static_rows import suppression_matrix
+from boxcov.detectors.pyramid import suppression_matrix
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.decode import grid_of, reported_boxes
 from boxcov.detectors.yolox.selection import candidates, select

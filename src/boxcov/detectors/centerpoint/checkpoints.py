@@ -24,7 +24,7 @@ from boxcov.detectors.centerpoint.frameworks import (
 )
 from boxcov.detectors.centerpoint.provenance import TITLES, Fact, describe, is_legacy
 from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
-from boxcov.detectors.weight_file import State, describe_misfit, read_weights
+from boxcov.detectors.weight_file import State, check_fit, copy_weights, load_weights, read_weights
 from boxcov.errors import BoxcovError, did_you_mean, join_names
 from boxcov.files import write_safetensors
 from boxcov.input_file import reading
@@ -189,7 +189,9 @@ def _convert(
         if key in tensors:
             tensors[key] = _convert_weight(detector, layer, tensors[key], framework, order)
         folded += _fold_bias(tensors, layer)
-    _fill(detector, tensors, foreign, path, stored=state)
+    own = detector.state_dict()
+    check_fit(own, tensors, _misfit(path), foreign, stored=state)
+    copy_weights(own, tensors, foreign)
     with torch.no_grad():
         for layer in names:
             if layer.own_norm is None:
@@ -262,37 +264,15 @@ def _convert_weight(
 
 
 def _load_own(config: Config, state: State, path: Path) -> CenterPoint:
-    """Return the network of boxcov's own file; sizes are checked before memory is allocated."""
+    """Return the network of boxcov's own file."""
     layers = sum(config.dense.layers) + len(config.tasks) * len(config.branches)
     if layers > len(state):
         raise BoxcovError(f"{path}: {len(state)} tensors for {layers} layers")
-    with torch.device("meta"):
-        planned = CenterPoint(config).state_dict()
-    _check_fit(planned, state, {name: name for name in planned}, path, state)
-    detector = CenterPoint(config)
-    _fill(detector, state, {name: name for name in planned}, path, stored=state)
-    return detector
+    return load_weights(lambda: CenterPoint(config), state, _misfit(path))
 
 
-def _fill(
-    detector: CenterPoint, tensors: State, names: Mapping[str, str], path: Path, stored: State
-) -> None:
-    """Copy ``tensors`` into the detector. names: the detector's names to those in ``tensors``."""
-    own = detector.state_dict()
-    _check_fit(own, tensors, names, path, stored)
-    with torch.no_grad():
-        for here, there in names.items():
-            if there in tensors:
-                own[here].copy_(tensors[there])
-
-
-def _check_fit(
-    own: State, tensors: State, names: Mapping[str, str], path: Path, stored: State
-) -> None:
-    """Raise one error for everything that does not fit. stored: the tensors before conversion."""
-    shapes = {there: tuple(own[here].shape) for here, there in names.items()}
-    if misfit := describe_misfit(shapes, tensors, stored):
-        raise BoxcovError(
-            f"{path}: the weights do not fit this network. {misfit}. "
-            "If the file is of another network, give its config"
-        )
+def _misfit(path: Path) -> str:
+    return (
+        f"{path}: the weights do not fit this network: if the file is of another one, give its "
+        "config"
+    )

@@ -12,7 +12,7 @@ from torch import nn
 
 from boxcov.detectors.torchvision.detector import TorchvisionDetector
 from boxcov.detectors.torchvision.wrap import wrap
-from boxcov.detectors.weight_file import State, describe_misfit, read_weights
+from boxcov.detectors.weight_file import State, load_weights, read_weights
 from boxcov.errors import BoxcovError, BoxcovWarning, did_you_mean, import_package
 from boxcov.input_file import hash_file, reading
 
@@ -69,14 +69,8 @@ def _from_file(build: Any, name: str, path: Path) -> tuple[nn.Module, bool]:
         raise BoxcovError(f"{path}: no such file; give the weights of a {name}, or no path")
     state = read_weights(path)[0]
     with reading(path, f"weights of a {name}"):
-        model = _build(build, _class_count(build, state))
-        shapes = {n: tuple(t.shape) for n, t in model.state_dict().items()}
-        if misfit := describe_misfit(shapes, state):
-            raise BoxcovError(f"{path}: the weights do not fit a {name}. {misfit}")
-        with torch.no_grad():
-            for key, tensor in model.state_dict().items():
-                if key in state:
-                    tensor.copy_(state[key])
+        count, misfit = _class_count(build, state), f"{path}: the weights do not fit a {name}"
+        model = load_weights(lambda: _build(build, count), state, misfit)
     return model, not any(key.endswith("num_batches_tracked") for key in state)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,22 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from boxcov.detector import InstanceGroup, Selection
+from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, level_of, static_selection
 from boxcov.detectors.scores import logit_of_log, softmax_logit
 from boxcov.detectors.signals import SIDES, finite, pyramid_window
-from boxcov.detectors.static_rows import ScoredBoxes, level_of, on_each_level, rows_after_nms
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
 from boxcov.detectors.torchvision.signals import anchor_signals
 from boxcov.head_stages import crop, run_on_crops
 from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame
-
-
-@dataclass(frozen=True)
-class AnchorIndex:
-    """The anchors of m instances."""
-
-    frame: Tensor  # (m,)
-    anchor: Tensor  # (m,) index into all N anchors, level by level, row by row
-    level: Tensor  # (m,) of the anchor
 
 
 class AnchorDetector(TorchvisionDetector):
@@ -95,8 +85,8 @@ class AnchorDetector(TorchvisionDetector):
         ]
         return anchor[kept], number[kept], score[kept]
 
-    def where(self, raw: Raw, frame: Tensor, place: Tensor) -> AnchorIndex:
-        return AnchorIndex(frame, place, level_of(place, self.level_counts(raw)))
+    def where(self, raw: Raw, frame: Tensor, place: Tensor) -> CellIndex:
+        return CellIndex(frame, place, level_of(place, self.level_counts(raw)))
 
     def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
         from torchvision.ops.boxes import clip_boxes_to_image
@@ -115,29 +105,25 @@ class AnchorDetector(TorchvisionDetector):
         )
         boxes = self.decode_regression(raw["bbox_regression"][0, anchor], raw["anchors"][0, anchor])
         labels = self.labels.of_model(number, self.count())
-        found = ScoredBoxes(
-            score,
-            clip_boxes_to_image(boxes, raw["sizes"][0]),
-            number,
-            score > self.model.score_thresh,
-            self.is_reported(labels, score),
+        return static_selection(
+            ScoredBoxes(
+                score,
+                clip_boxes_to_image(boxes, raw["sizes"][0]),
+                anchor,
+                number,
+                labels,
+                above=score > self.model.score_thresh,
+                reported=self.is_reported(labels, score),
+            ),
+            limits,
+            lambda cell, level: CellIndex(torch.zeros_like(cell), cell, level),
+            counts=self.level_counts(raw),
+            overlap=self.model.nms_thresh,
+            max_boxes=self.model.detections_per_img,
         )
-        row, count, left_off = rows_after_nms(
-            found, self.model.nms_thresh, self.model.detections_per_img, limits
-        )
-        frame, counts = torch.zeros_like(row), self.level_counts(raw)
-        where = self.where(raw, frame, anchor[row])
-        rows = Selection(frame, score[row], labels[row].clamp(min=0), where)
-        of_kind = tuple(
-            replace(
-                rows, where=AnchorIndex(frame, moved, torch.full(row.shape, n, device=row.device))
-            )
-            for n, moved in enumerate(on_each_level(anchor[row], counts))
-        )
-        return StaticSelection(rows, count, left_off, where.level, of_kind)
 
     def regression_of(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
-        at = (selection.where.frame, selection.where.anchor)
+        at = (selection.where.frame, selection.where.cell)
         return raw["bbox_regression"][at], raw["anchors"][at]
 
     def decode_regression(self, values: Tensor, start: Tensor) -> Tensor:
@@ -145,7 +131,7 @@ class AnchorDetector(TorchvisionDetector):
         return boxes
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
-        at = (selection.where.frame, selection.where.anchor)
+        at = (selection.where.frame, selection.where.cell)
         return self.logits_at(raw, at, self.labels.to_model(selection.labels))
 
     def logits_at(self, raw: Raw, at: tuple[Tensor, Tensor], number: Tensor) -> Tensor:
@@ -155,8 +141,8 @@ class AnchorDetector(TorchvisionDetector):
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
         where = selection.where
         shapes = [x.shape[2:] for x in raw["features"].values()]
-        around = pyramid_window(where.anchor, shapes, self.anchors_per_cell(raw))
-        found = self.found(raw, selection, raw["cls_logits"][where.frame, where.anchor])
+        around = pyramid_window(where.cell, shapes, self.anchors_per_cell(raw))
+        found = self.found(raw, selection, raw["cls_logits"][where.frame, where.cell])
         at = (where.frame.repeat_interleave(9), around.index.flatten())
         boxes = self.decode_regression(raw["bbox_regression"][at], raw["anchors"][at])
         scores = self.logits_at(raw, at, found.number.repeat_interleave(9))
@@ -185,7 +171,7 @@ class AnchorDetector(TorchvisionDetector):
         self, raw: Raw, selection: Selection, index: Tensor, level: int, with_logit: bool
     ) -> InstanceGroup:
         x, start = list(raw["features"].values())[level], sum(self.level_counts(raw)[:level])
-        frame, anchor = selection.where.frame[index], selection.where.anchor[index]
+        frame, anchor = selection.where.frame[index], selection.where.cell[index]
         number = self.labels.to_model(selection.labels[index])
         per_cell = self.anchors_per_cell(raw)[level]
         cell, which = (anchor - start) // per_cell, (anchor - start) % per_cell
@@ -275,7 +261,7 @@ class FCOS(RetinaNet):
         return logit_of_log((F.logsigmoid(named) + F.logsigmoid(raw["bbox_ctrness"][at][:, 0])) / 2)
 
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
-        centerness = raw["bbox_ctrness"][selection.where.frame, selection.where.anchor, 0]
+        centerness = raw["bbox_ctrness"][selection.where.frame, selection.where.cell, 0]
         return finite({**super().signals(raw, selection), "centerness": centerness})
 
     def instances(

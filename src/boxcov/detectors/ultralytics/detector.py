@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ from boxcov.detector import Detector, InstanceGroup, Selection
 from boxcov.detectors.boxes import corners
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_images, check_one_per_frame, objects_of
+from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, level_of, static_selection
 from boxcov.detectors.signals import (
     SIDES,
     TINY,
@@ -28,21 +28,11 @@ from boxcov.detectors.signals import (
     window_signals,
     with_log_size,
 )
-from boxcov.detectors.static_rows import ScoredBoxes, level_of, on_each_level, rows_after_nms
 from boxcov.head_stages import crop, run_on_crops
 from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame
 
 Raw = dict[str, Any]
 _REACH = 2  # cells that a box sees to each side: two 3x3 convolutions
-
-
-@dataclass(frozen=True)
-class CellIndex:
-    """The cells of m instances."""
-
-    frame: Tensor  # (m,)
-    cell: Tensor  # (m,) index into all N cells, level by level, row by row
-    level: Tensor  # (m,) of the cell
 
 
 class Yolo(Detector):
@@ -119,7 +109,8 @@ class Yolo(Detector):
         every, cell = torch.cat(boxes), torch.cat([rows.flatten() for rows in cells]).long()
         labels = self.labels.of_model(every[:, 5].long(), self.head.nc)
         keep = labels >= 0
-        where = CellIndex(frame[keep], cell[keep], self._level(raw, cell[keep]))
+        level = level_of(cell[keep], _cell_counts(raw))
+        where = CellIndex(frame[keep], cell[keep], level)
         return Selection(where.frame, every[keep, 4], labels[keep], where)
 
     def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
@@ -127,23 +118,15 @@ class Yolo(Detector):
         scores, number = raw["found"][0, 4 : 4 + self.head.nc].max(0)  # (N,)
         labels = self.labels.of_model(number, self.head.nc)
         boxes, above = corners(raw["found"][0, :4].T), scores > self.threshold
-        found = ScoredBoxes(scores, boxes, number, above, labels >= 0)
-        cell, count, left_off = rows_after_nms(found, self.overlap, self.max_boxes, limits)
-        level, frame = self._level(raw, cell), torch.zeros_like(cell)
-        rows = Selection(
-            frame, scores[cell], labels[cell].clamp(min=0), CellIndex(frame, cell, level)
+        cells = torch.arange(len(scores), device=scores.device)
+        return static_selection(
+            ScoredBoxes(scores, boxes, cells, number, labels, above, labels >= 0),
+            limits,
+            lambda cell, level: CellIndex(torch.zeros_like(cell), cell, level),
+            counts=_cell_counts(raw),
+            overlap=self.overlap,
+            max_boxes=self.max_boxes,
         )
-        counts = [x.shape[2] * x.shape[3] for x in raw["features"]]
-        of_kind = tuple(
-            replace(
-                rows, where=CellIndex(frame, moved, torch.full(level.shape, n, device=level.device))
-            )
-            for n, moved in enumerate(on_each_level(cell, counts))
-        )
-        return StaticSelection(rows, count, left_off, level, of_kind)
-
-    def _level(self, raw: Raw, cell: Tensor) -> Tensor:
-        return level_of(cell, [x.shape[2] * x.shape[3] for x in raw["features"]])
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         centre, size = raw["found"][selection.where.frame, :4, selection.where.cell].split(2, 1)
@@ -237,6 +220,11 @@ class Yolo(Detector):
                 criterion({**image, "feats": [x[b : b + 1] for x in raw["features"]]}, own)[0].sum()
             )
         return torch.stack(losses)
+
+
+def _cell_counts(raw: Raw) -> list[int]:
+    """Return the number of cells of each level."""
+    return [x.shape[2] * x.shape[3] for x in raw["features"]]
 
 
 def side_signals(values: Tensor) -> Signals:

@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from warnings import warn
 
-import torch
-
 from boxcov.data.coco.classes import CLASSES
-from boxcov.detectors.weight_file import State, describe_misfit, read_weights
+from boxcov.detectors.weight_file import State, load_weights, read_weights
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.detector import YOLOX
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
@@ -49,7 +47,7 @@ def load(
     evaluation uses a threshold of 0.01 or less.
     logit: whether the score logit is a fifth number of each box.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> state = YOLOX(Config.named("nano")).state_dict()
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save({"model": state}, f"{folder}/yolox_nano.pth")
@@ -64,18 +62,8 @@ def load(
         found = _config(state, classes, path)
     config = replace(found, threshold=threshold, overlap=overlap, max_boxes=max_boxes, logit=logit)
     with reading(path, "a checkpoint of YOLOX"):
-        # the sizes come from the file: they are compared before memory is allocated
-        with torch.device("meta"):
-            shapes = {n: tuple(t.shape) for n, t in YOLOX(config).state_dict().items()}
-        if misfit := describe_misfit(shapes, state):
-            raise BoxcovError(
-                f"{path}: the weights do not fit a YOLOX of width {config.width}. {misfit}"
-            )
-        detector = YOLOX(config)
-        with torch.no_grad():
-            for name, tensor in detector.state_dict().items():
-                if name in state:
-                    tensor.copy_(state[name])
+        misfit = f"{path}: the weights do not fit a YOLOX of width {config.width}"
+        detector = load_weights(lambda: YOLOX(config), state, misfit)
     _warn_if_normalised(state, path)
     return detector.eval()
 

@@ -69,7 +69,9 @@ class YOLOX(Detector):
         return select(raw["values"], grid_of(raw["features"]), self.config)
 
     def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
-        return select_static(raw["values"], grid_of(raw["features"]), self.config, limits)
+        counts = [x.shape[2] * x.shape[3] for x in raw["features"]]
+        grid = grid_of(raw["features"])
+        return select_static(raw["values"], grid, self.config, counts=counts, limits=limits)
 
     def candidates(self, raw: Raw) -> Candidates:
         return candidates(raw["values"], grid_of(raw["features"]), self.config)

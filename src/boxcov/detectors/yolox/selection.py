@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 from boxcov.detector import Candidates, Selection
 from boxcov.detectors.boxes import corners, iou
 from boxcov.detectors.centerpoint.nms import Pairs, greedy_nms, removed_by, suppressing_pairs
-from boxcov.detectors.static_rows import ScoredBoxes, rows_after_nms
-from boxcov.detectors.yolox.config import STRIDES, Config
+from boxcov.detectors.pyramid import ScoredBoxes, static_selection
+from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.decode import Grid, centred_boxes
 from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame
 
@@ -84,31 +85,29 @@ def _rank_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -
 
 
 def select_static(
-    values: Tensor, grid: Grid, config: Config, limits: StaticLimits
+    values: Tensor, grid: Grid, config: Config, *, counts: Sequence[int], limits: StaticLimits
 ) -> StaticSelection:
-    """Return what ``select`` reports of one image, in a fixed number of rows; kind: the level."""
+    """Return what ``select`` reports of one image, in a fixed number of rows; kind: the level.
+
+    counts: the cells of each level.
+    """
     check_one_frame(len(values))
     scores, labels = scores_and_labels(values)
     above = scores[0] > config.threshold
     boxes = corners(centred_boxes(values[0], grid))
-    found = ScoredBoxes(scores[0], boxes, labels[0], above, above)
-    cell, count, left_off = rows_after_nms(found, config.overlap, config.max_boxes, limits)
-    frame = torch.zeros_like(cell)
-    where = AnchorIndex(frame, cell, grid[cell])
-    selection = Selection(frame, scores[0, cell], labels[0, cell], where)
-    of_kind = tuple(
-        replace(selection, where=_on_level(where, grid, level)) for level in range(len(STRIDES))
+    cells = torch.arange(len(above), device=above.device)
+
+    def where(cell: Tensor, level: Tensor) -> AnchorIndex:
+        return AnchorIndex(torch.zeros_like(cell), cell, replace(grid[cell], level=level))
+
+    return static_selection(
+        ScoredBoxes(scores[0], boxes, cells, labels[0], labels[0], above, above),
+        limits,
+        where,
+        counts=counts,
+        overlap=config.overlap,
+        max_boxes=config.max_boxes,
     )
-    return StaticSelection(selection, count, left_off, where.grid.level, of_kind)
-
-
-def _on_level(where: AnchorIndex, grid: Grid, level: int) -> AnchorIndex:
-    """Return the cells of the same row and column on a level, or its last row or column."""
-    at = (grid.level == level).nonzero()[:, 0]
-    first, rows, columns = at.min(), grid.row[at].max(), grid.column[at].max()
-    row, column = torch.minimum(where.grid.row, rows), torch.minimum(where.grid.column, columns)
-    cell = first + row * (columns + 1) + column
-    return AnchorIndex(where.frame, cell, Grid(torch.full_like(cell, level), row, column))
 
 
 def scores_and_labels(values: Tensor) -> tuple[Tensor, Tensor]:
