@@ -48,7 +48,7 @@ from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.training import Recipe, train
 from boxcov.evaluate.average_precision import Boxes, average_precision, mean_precision
-from boxcov.evaluate.labelling import frame_values, relative_deviation
+from boxcov.evaluate.label_order import frame_values, relative_deviation
 from boxcov.files import write_text
 
 SCENARIOS = ("clear", "rain", "crowd", "unseen")
