@@ -95,7 +95,7 @@ def match(
     scores, labels, frame = (np.asarray(value)[keep] for value in (scores, labels, frame))
 
     objects = truth_boxes, np.asarray(truth_labels), np.asarray(truth_frame)
-    pair = _pair_classes(fields, (boxes, scores, labels, frame), objects, limit)
+    pair = pair_classes(fields, (boxes, scores, labels, frame), objects, limit)
     hit = pair >= 0
     truth, iou, l2 = np.full(boxes.shape, np.nan), np.zeros(len(boxes)), np.full(len(boxes), np.nan)
     truth[hit] = truth_boxes[pair[hit]]
@@ -179,7 +179,7 @@ def _pair_greedily(
     return paired
 
 
-def _pair_classes(
+def pair_classes(
     fields: tuple[str, ...],
     predictions: tuple[Array, Array, Array, Array],
     objects: tuple[Array, Array, Array],
