@@ -14,11 +14,11 @@ The protocol, written before any detector was trained. All of it for each of thr
   steps, rates and seeds. So the 50 frames of the error model serve all methods.
 - AP (nuScenes, mean over classes and distances) on 400 other frames, mixed as the pool.
 
-A frame's value is the sum over its boxes of 1 - score, of the score's binary entropy, or of the
-risk (the expected number of bad boxes); for ``epistemic`` it is the mean over its boxes of the
-standard deviations relative to typical ones. Coreset is k-centre greedy on the mean features of the
-neck, from the labelled frames on. The other aggregate (mean for the first three, sum for the last)
-is a second table, so that no method wins or loses by its aggregate unseen.
+A frame's value is the sum over its boxes of 1 - score, of the score's binary entropy, or of score
+times risk; for ``epistemic`` it is the mean over its boxes of score times the standard deviations
+relative to typical ones. The last two are those of ``boxcov rank``. Coreset is k-centre greedy on
+the mean features of the neck, from the labelled frames on. The other aggregate (mean for the first
+three, sum for the last) is a second table, so that no method wins or loses by its aggregate unseen.
 
 The first number to look at: AP minus that of random frames, mean over the three budgets, with a
 95 % t-interval over seeds. Then: how many random frames give the AP of 50, 100 and 200 chosen ones.
@@ -41,14 +41,14 @@ import numpy as np
 import torch
 from torch import multiprocessing
 
-from boxcov import ExactGLM, Posterior, calibrate, fit
+from boxcov import ExactGLM, Posterior, calibrate, fit, join_frames
 from boxcov.data import simulated
 from boxcov.data.augment import Augmentation
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.training import Recipe, train
 from boxcov.evaluate.average_precision import Boxes, average_precision, mean_precision
-from boxcov.evaluate.label_order import frame_values, relative_deviation
+from boxcov.evaluate.label_order import box_values, frame_values
 from boxcov.files import write_text
 
 SCENARIOS = ("clear", "rain", "crowd", "unseen")
@@ -267,25 +267,23 @@ def train_first(frames: Sequence[Any], seed: int, place: Place) -> Any:
 
 def pool_values(model: Any, frames: Sequence[Any], device: str) -> dict[str, Any]:
     """Return the value of each frame by method and aggregate, and the features of the frames."""
-    boxes: dict[str, list[np.ndarray]] = {name: [] for name in (*AGGREGATE, "frame")}
-    pooled, covariance = [], []
-    for number, frame in enumerate(frames):
+    parts, pooled = [], []
+    for frame in frames:
         ((inputs, _),) = to_device([frame], device)
-        found = model(inputs)
-        p = found.scores.double().clamp(1e-6, 1 - 1e-6).cpu().numpy()
-        boxes["1 - score"].append(1 - p)
-        boxes["entropy"].append(-p * np.log(p) - (1 - p) * np.log(1 - p))
-        boxes["risk"].append(found.risk.double().cpu().numpy())
-        boxes["frame"].append(np.full(len(found), number))
-        covariance.append(found.covariance.double().cpu().numpy())
+        parts.append(model(inputs).to("cpu"))
         pooled.append(features(model.linearized.shadow, inputs).tolist())
-    # relative to typical boxes, so all frames at once
-    boxes["epistemic"] = [relative_deviation(np.concatenate(covariance))]
-    merged = {name: np.concatenate(parts) for name, parts in boxes.items()}
-    frame = merged.pop("frame")
+    found = join_frames(parts)
+    p = found.scores.double().clamp(1e-6, 1 - 1e-6).numpy()
+    boxes = {
+        "1 - score": 1 - p,
+        "entropy": -p * np.log(p) - (1 - p) * np.log(1 - p),
+        "risk": box_values(found, "risk"),
+        "epistemic": box_values(found, "epistemic"),
+    }
+    number = found.frame.numpy()
     return {
-        f"{name}, {aggregate}": frame_values(values, frame, len(frames), aggregate).tolist()
-        for name, values in merged.items()
+        f"{name}, {aggregate}": frame_values(values, number, len(frames), aggregate).tolist()
+        for name, values in boxes.items()
         for aggregate in ("sum", "mean")
     } | {"features": pooled}
 

@@ -12,7 +12,12 @@ import torch
 from boxcov import BoxcovError, Detections
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.evaluate.ground_truth import GroundTruth
-from boxcov.evaluate.label_order import disagreement, frame_values, relative_deviation
+from boxcov.evaluate.label_order import (
+    box_values,
+    disagreement,
+    frame_values,
+    relative_deviation,
+)
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 CLASSES = ("car", "bus", "truck")
@@ -46,8 +51,8 @@ def boxes_at(x: list[float], **changes: Any) -> Detections:
 
 def labels_of(found: Detections) -> GroundTruth:
     """Labels that agree with the boxes."""
-    arrays = found.numpy()
-    return GroundTruth(arrays["boxes"].astype(float), arrays["labels"], arrays["frame"], 1)
+    boxes, labels, frame = (found.numpy()[name].copy() for name in ("boxes", "labels", "frame"))
+    return GroundTruth(boxes.astype(float), labels, frame, 1)
 
 
 def by_label(found: Detections, truth: GroundTruth) -> dict[int, tuple[str, float]]:
@@ -136,6 +141,16 @@ def test_deviation_of_clipped_sides_and_of_no_boxes() -> None:
     np.testing.assert_allclose(relative_deviation(C), [1.0, 1.0, 1.0])
     assert relative_deviation(np.zeros((0, 9, 9))).shape == (0,)
     np.testing.assert_allclose(relative_deviation(np.zeros((2, 3, 3))), [1.0, 1.0])
+
+
+def test_boxes_that_the_detector_doubts_come_last() -> None:
+    found = boxes_at([0.0, 10.0, 20.0])
+    found.scores[:] = torch.tensor([0.9, 0.1, 0.9])
+    found.no_object[:] = torch.tensor([0.5, 1.0, 0.0])  # type: ignore[index]
+    found.iou_below[:] = 0.0  # type: ignore[index]
+    found.covariance[0] *= 4  # type: ignore[index]
+    np.testing.assert_allclose(box_values(found, "risk"), [0.45, 0.1, 0.0], atol=1e-6)
+    np.testing.assert_allclose(box_values(found, "epistemic"), [1.8, 0.1, 0.9], atol=1e-6)
 
 
 def test_values_of_frames() -> None:

@@ -29,6 +29,7 @@ from boxcov.cli.export import export
 from boxcov.cli.fit import fit
 from boxcov.cli.monitor import monitor
 from boxcov.cli.predict import predict
+from boxcov.cli.rank import rank
 from boxcov.cli.reproduce import reproduce
 from boxcov.cli.stream import stream
 from boxcov.cli.train import train
@@ -44,6 +45,10 @@ EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "--source photos --detector yolox:s.pth --posterior s.safetensors --out b.safetensors",
     ),
     evaluate: ("rain.safetensors --out report.html", "exact.safetensors nms.safetensors"),
+    rank: (
+        "--by risk --data simulated:crowd --count 20 --out frames.csv",
+        "--by disagreement --data nuscenes:ROOT --out frames.csv --boxes labels.csv",
+    ),
     convert: ("rain.safetensors --format csv --out rain.csv",),
     check: ("--detector centerpoint:small --data simulated:clear",),
     fit: ("--detector centerpoint:small --data simulated:clear --count 64 --out p.safetensors",),
@@ -59,7 +64,7 @@ EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     reproduce: ("--quick --out reproduction",),
 }  # every command, with the arguments of examples
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Use": (demo, predict, evaluate, convert),
+    "Use": (demo, predict, evaluate, rank, convert),
     "Prepare a detector of your own": (check, fit, calibrate),
     "Deploy": (stream, monitor, export),
     "Research": (train, bench, reproduce),

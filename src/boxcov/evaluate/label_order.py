@@ -40,6 +40,22 @@ def relative_deviation(covariance: Array) -> Array:
     return found
 
 
+def box_values(found: Detections, by: Literal["risk", "epistemic"]) -> Array:
+    """Return the value of each box (m,): the score times its risk, or its relative deviation.
+
+    The score, because a box that the detector itself doubts needs no look: its risk is almost 1.
+    """
+    arrays = found.numpy()
+    if by == "risk":
+        value = found.risk.double().cpu().numpy()
+    elif found.covariance is None:
+        raise BoxcovError("these boxes have no covariances: write them with boxcov predict")
+    else:
+        value = relative_deviation(arrays["covariance"])
+    values: Array = arrays["scores"] * value
+    return values
+
+
 def frame_values(values: Array, frame: Array, count: int, aggregate: Aggregate = "sum") -> Array:
     """Return the sum, mean or maximum of the boxes' values (n,) in each of ``count`` frames.
 

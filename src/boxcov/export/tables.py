@@ -104,7 +104,11 @@ def write_csv(path: str | Path, detections: Detections) -> None:
     ...     Path(folder, "boxes.csv").read_text().split()
     ['frame,label,class,score,x', '0,0,car,1,1']
     """
-    table = columns(detections)
+    write_columns(path, columns(detections))
+
+
+def write_columns(path: str | Path, table: Mapping[str, Any]) -> None:
+    """Write columns of equal length as a CSV file with a header."""
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([_cell(name) for name in table])

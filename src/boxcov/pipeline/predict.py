@@ -36,7 +36,7 @@ from boxcov.pipeline.frames import (
     load_frames,
     load_in_background,
 )
-from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand
+from boxcov.pipeline.options import EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import blocks_folder, holds_output
@@ -74,7 +74,7 @@ def run(
     with join_process_group(options.device) as (world, device):
         store.refuse_leftovers(options.resume, world)
         detector = load_detector(options, device)
-        frames, frames_meta = _frames(options, source, device, detector)
+        frames, frames_meta = open_frames(options, device, detector)
         fields = tuple(detector.box_fields)
         model = build_predictor(
             detector,
@@ -122,10 +122,11 @@ def run(
     }
 
 
-def _frames(
-    options: PredictCommand, source: DataOptions, device: str, detector: Detector
+def open_frames(
+    options: PredictCommand | RankCommand, device: str, detector: Detector
 ) -> tuple[Any, dict[str, Any]]:
     """Return the frames of ``--data`` or ``--source``, and what the file says about them."""
+    source = options.source
     if options.files.source is not None:
         where = Path(options.files.source)
         entries = FrameReader.of(detector, options.files).entries(where)

@@ -25,6 +25,7 @@ from boxcov.pipeline.options.common import (
     MessageOptions,
     PredictedData,
 )
+from boxcov.pipeline.options.rank import RankCommand
 from boxcov.pipeline.options.streams import MonitorCommand, StreamCommand
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "MonitorCommand",
     "PredictCommand",
     "PredictedData",
+    "RankCommand",
     "ReproduceCommand",
     "StreamCommand",
     "TrainCommand",

@@ -1,0 +1,181 @@
+"""``boxcov rank``: order frames and boxes by how much a look at them pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcov.concatenation import join_frames
+from boxcov.detections import Detections
+from boxcov.errors import BoxcovError, import_package
+from boxcov.evaluate.ground_truth import GroundTruth
+from boxcov.evaluate.label_order import Aggregate, box_values, disagreement, frame_values
+from boxcov.export.tables import write_columns
+from boxcov.files import check_writable
+from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.frame_files import FileFrames
+from boxcov.pipeline.frames import (
+    Progress,
+    load_frames,
+    load_in_background,
+    source_of_detections,
+)
+from boxcov.pipeline.options import PredictedData, RankCommand
+from boxcov.pipeline.paths import holds_output, refuse_existing
+from boxcov.pipeline.predict import build_predictor, open_frames
+
+Array = NDArray[Any]
+AGGREGATES: dict[str, Aggregate] = {"risk": "sum", "epistemic": "mean", "disagreement": "max"}
+SHOWN = 5  # frames of the summary
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The boxes of all frames, their names, and their labels if they were asked for."""
+
+    found: Detections
+    names: list[str]
+    truth: GroundTruth | None = None
+
+
+@holds_output
+def run(options: RankCommand, progress: Progress | None = None) -> dict[str, Any]:
+    """Write the frames in order, and the boxes if asked for; return the first frames."""
+    if options.boxes is not None:
+        check_writable(options.boxes)
+        refuse_existing(options.boxes, options.force)
+    if options.fiftyone is not None:
+        import_package("fiftyone")
+    pool = _predict(options, progress) if options.predictions is None else _read(options)
+    aggregate = options.aggregate or AGGREGATES[options.by]
+    rows = box_table(pool, options.by)
+    frames = frame_table(pool, rows, aggregate)
+    write_columns(options.out, frames)
+    written = [str(options.out)]
+    if options.boxes is not None:
+        order = _falling(rows["value"])
+        names = np.array(pool.names, dtype=object)[rows["frame"]]
+        shown = {**rows, "frame": names}
+        write_columns(options.boxes, {name: column[order] for name, column in shown.items()})
+        written.append(str(options.boxes))
+    if options.fiftyone is not None:
+        _make_dataset(options.fiftyone, pool, frames)
+        written.append(f"the FiftyOne dataset {options.fiftyone}")
+    shown_rows = zip(*(column[:SHOWN].tolist() for column in frames.values()))
+    first = [dict(zip(frames, row)) for row in shown_rows]
+    about = {"by": options.by, "aggregate": aggregate, "frames": len(pool.names)}
+    return {**about, "written": written, "first": first}
+
+
+def box_table(pool: Pool, by: str) -> dict[str, Any]:
+    """Return a row for each box, and for each label without one: its frame, value and place."""
+    found = pool.found
+    arrays = found.numpy()
+    classes = np.array([*found.classes, ""], dtype=object)
+    if by == "disagreement":
+        assert pool.truth is not None
+        rows = disagreement(found, pool.truth)
+        has_box = rows.box >= 0
+        truth_boxes = pool.truth.columns(found.fields)
+        place = np.where(
+            has_box[:, None],
+            _rows_of(arrays["boxes"], rows.box),
+            _rows_of(truth_boxes, rows.label),
+        )
+        label = np.where(rows.label >= 0, _rows_of(pool.truth.labels, rows.label), -1).astype(int)
+        table = {"frame": rows.frame, "value": rows.value, "kind": rows.kind}
+        table["class"] = classes[np.where(has_box, _rows_of(arrays["labels"], rows.box), -1)]
+        table["label"] = classes[label]
+        table["scores"] = np.where(has_box, _rows_of(arrays["scores"], rows.box), np.nan)
+    else:
+        value = box_values(found, "risk" if by == "risk" else "epistemic")
+        table = {"frame": arrays["frame"], "value": value, "class": classes[arrays["labels"]]}
+        table |= {name: arrays[name] for name in ("scores", "risk") if name in arrays}
+        place = arrays["boxes"]
+    return table | {name: place[:, i] for i, name in enumerate(found.fields)}
+
+
+def _rows_of(values: Array, rows: Array) -> Array:
+    """The rows of an array; any value where the number is -1, also if there are no rows."""
+    padded = np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])
+    found: Array = padded[rows]
+    return found
+
+
+def frame_table(pool: Pool, rows: dict[str, Any], aggregate: Aggregate) -> dict[str, Any]:
+    """Return a row for each frame in falling order of its value, with its first box."""
+    count = len(pool.names)
+    values = frame_values(rows["value"], rows["frame"], count, aggregate)
+    order = _falling(values)
+    first = np.full(count, "none", dtype=object)
+    for row in _falling(rows["value"])[::-1]:  # the last one written is the highest
+        kind = f"{rows['kind'][row]}: " if "kind" in rows else ""
+        name = rows["class"][row] or rows["label"][row]
+        first[rows["frame"][row]] = f"{kind}{name} {rows['value'][row]:.3g}"
+    boxes = np.bincount(rows["frame"], minlength=count)
+    table = {"rank": np.arange(1, count + 1), "frame": np.array(pool.names, dtype=object)[order]}
+    return table | {"value": values[order], "boxes": boxes[order], "first": first[order]}
+
+
+def _falling(values: Array) -> Array:
+    order: Array = np.argsort(-np.asarray(values, dtype=float), kind="stable")
+    return order
+
+
+def _predict(options: RankCommand, progress: Progress | None) -> Pool:
+    """Run the detector over the frames."""
+    detector = load_detector(options, options.device)
+    estimator = options.estimator.for_detector(options.detector)
+    model = build_predictor(detector, estimator, options.source.seed)
+    _check_error_model(options, model.error_model is not None, str(estimator.posterior))
+    frames, _ = open_frames(options, options.device, detector)
+    found, targets = [], []
+    loaded = load_in_background(frames, options.workers, options.device, options.source.seed)
+    for number, (inputs, target) in enumerate(loaded):
+        found.append(model(inputs).to("cpu"))
+        targets.append((None, target))
+        if progress is not None:
+            progress(number + 1, len(frames))
+    if not found:
+        raise BoxcovError(f"there are no frames to rank in {options.source.data}")
+    names = frames.names if isinstance(frames, FileFrames) else list(map(str, range(len(found))))
+    truth = GroundTruth.from_frames(targets) if options.by == "disagreement" else None
+    return Pool(join_frames(found), names, truth)
+
+
+def _read(options: RankCommand) -> Pool:
+    """Read boxes of boxcov predict, and the labels of their frames if they are needed."""
+    path = options.predictions
+    assert path is not None
+    found = Detections.load(path)
+    _check_error_model(options, found.no_object is not None, str(path))
+    count = found.meta.get("frames") or (int(found.frame.max()) + 1 if len(found) else 0)
+    names = found.meta.get("names") or list(map(str, range(count)))
+    if options.by != "disagreement":
+        return Pool(found, names)
+    source = source_of_detections(path, found.meta, PredictedData())
+    frames = load_frames(source, "cpu", found.classes)
+    return Pool(found, names, GroundTruth.from_frames((None, target) for _, target in frames))
+
+
+def _check_error_model(options: RankCommand, is_there: bool, where: str) -> None:
+    if options.by != "epistemic" and not is_there:
+        raise BoxcovError(
+            f"{where}: has no error model, which --by {options.by} needs: calibrate it with boxcov "
+            "calibrate, or rank --by epistemic"
+        )
+
+
+def _make_dataset(name: str, pool: Pool, frames: dict[str, Any]) -> None:
+    """Make a FiftyOne dataset with one sample per frame, in order."""
+    fo = import_package("fiftyone")
+    boxes = dict(zip(pool.names, pool.found.frames(len(pool.names))))
+    dataset = fo.Dataset(name)
+    for frame, rank, value in zip(frames["frame"], frames["rank"], frames["value"]):
+        sample = fo.Sample(filepath=frame)
+        sample["boxcov_rank"], sample["boxcov_value"] = int(rank), float(value)
+        sample["boxcov"] = boxes[frame].to_fiftyone()
+        dataset.add_sample(sample)

@@ -1,0 +1,150 @@
+"""boxcov rank through the command line, on files of boxes and on simulated frames."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.command_line import boxcov
+from helpers.export_boxes import in_space, with_error_model
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Path:
+    """Five calibrated boxes of three frames, none in the last one; the risk rises."""
+    found = with_error_model(in_space(5, frames=2))
+    risk = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.9])
+    found = replace(
+        found,
+        scores=torch.ones(5),
+        frame=torch.tensor([1, 1, 0, 0, 0]),
+        no_object=risk,
+        iou_below=torch.zeros_like(found.iou_below),  # type: ignore[arg-type]
+        meta={**found.meta, "frames": 3},
+    )
+    found.save(tmp_path / "boxes.safetensors")
+    return tmp_path / "boxes.safetensors"
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_frames_and_boxes_in_falling_order(boxes: Path, tmp_path: Path) -> None:
+    words = f"--predictions {boxes} --out {tmp_path / 'f.csv'} --boxes {tmp_path / 'b.csv'}"
+    done = boxcov(f"rank {words}")
+    assert done.code == 0, done.err
+    frames, rows = table(tmp_path / "f.csv"), table(tmp_path / "b.csv")
+    assert [row["frame"] for row in frames] == ["0", "1", "2"]
+    assert [row["rank"] for row in frames] == ["1", "2", "3"]
+    assert [float(row["value"]) for row in frames] == pytest.approx([1.6, 0.3, 0.0], abs=1e-6)
+    assert [row["boxes"] for row in frames] == ["3", "2", "0"]
+    assert frames[2]["first"] == "none"
+    assert [float(row["value"]) for row in rows] == pytest.approx([0.9, 0.4, 0.3, 0.2, 0.1])
+
+
+@pytest.mark.parametrize(("aggregate", "first"), [("sum", "0"), ("mean", "0"), ("max", "0")])
+def test_json_says_how_frames_are_valued(
+    boxes: Path, tmp_path: Path, aggregate: str, first: str
+) -> None:
+    words = f"--predictions {boxes} --aggregate {aggregate} --out {tmp_path / 'f.csv'}"
+    report = json.loads(boxcov(f"rank {words} --json").out)
+    expected = {"sum": 1.6, "mean": 1.6 / 3, "max": 0.9}[aggregate]
+    assert report["first"][0]["frame"] == first
+    assert report["first"][0]["value"] == pytest.approx(expected, abs=1e-6)
+    assert (report["by"], report["aggregate"], report["frames"]) == ("risk", aggregate, 3)
+
+
+def test_epistemic_needs_no_error_model(tmp_path: Path) -> None:
+    found = in_space(5, calibrated=False)
+    found.save(tmp_path / "d.safetensors")
+    words = f"--predictions {tmp_path / 'd.safetensors'} --out {tmp_path / 'f.csv'}"
+    done = boxcov(f"rank --by epistemic {words}")
+    assert done.code == 0, done.err
+    for by in ("risk", "disagreement"):
+        done = boxcov(f"rank --by {by} {words} --force")
+        assert done.code == 1
+        assert f"has no error model, which --by {by} needs" in done.err
+        assert "boxcov calibrate" in done.err
+
+
+def test_one_box_and_no_box(tmp_path: Path) -> None:
+    for count in (0, 1):
+        found = with_error_model(in_space(5))[:count]
+        found = replace(found, meta={**found.meta, "frames": 1})
+        found.save(tmp_path / f"{count}.safetensors")
+        words = f"--predictions {tmp_path / f'{count}.safetensors'} --out {tmp_path / 'f.csv'}"
+        for by in ("risk", "epistemic"):
+            done = boxcov(f"rank --by {by} {words} --force --boxes {tmp_path / 'b.csv'}")
+            assert done.code == 0, done.err
+            assert table(tmp_path / "f.csv")[0]["boxes"] == str(count)
+            assert len(table(tmp_path / "b.csv")) == count
+
+
+def test_disagreement_needs_labels(boxes: Path, tmp_path: Path) -> None:
+    out = f"--out {tmp_path / 'f.csv'}"
+    done = boxcov(f"rank --by disagreement --source {tmp_path} {out}")
+    assert done.code == 1
+    assert "--source has none: give labelled frames with --data" in done.err
+    done = boxcov(f"rank --by disagreement --predictions {boxes} {out}")
+    assert done.code == 1
+    assert "does not state which frames it was computed on" in done.err
+    assert not (tmp_path / "f.csv").exists()
+
+
+def test_outputs_are_not_replaced(boxes: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("mine")
+    words = f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} --boxes {tmp_path / 'b.csv'}"
+    done = boxcov(words)
+    assert done.code == 1
+    assert "b.csv: exists" in done.err
+    assert (tmp_path / "b.csv").read_text() == "mine"
+    assert boxcov(f"{words} --force").code == 0
+    same = boxcov(f"rank --predictions {boxes} --out {tmp_path / 'x'} --boxes {tmp_path / 'x'}")
+    assert "--boxes and --out are both" in same.err
+
+
+def test_fiftyone_samples_in_order(
+    boxes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples: list[dict[str, Any]] = []
+    module = ModuleType("fiftyone")
+    module.Detection = module.Detections = SimpleNamespace  # type: ignore[attr-defined]
+    module.Sample = lambda filepath: {"filepath": filepath}  # type: ignore[attr-defined]
+    dataset = SimpleNamespace(add_sample=samples.append)
+    module.Dataset = lambda name: dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fiftyone", module)
+    done = boxcov(f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} --fiftyone pool")
+    assert done.code == 0, done.err
+    assert [sample["filepath"] for sample in samples] == ["0", "1", "2"]
+    assert [sample["boxcov_rank"] for sample in samples] == [1, 2, 3]
+    assert [len(sample["boxcov"].detections) for sample in samples] == [3, 2, 0]
+
+
+def test_wrong_label_of_simulated_frames_comes_first(tmp_path: Path) -> None:
+    """The frames of a function, one of whose labels is too large."""
+    (tmp_path / "wrong.py").write_text(
+        "from boxcov.data import simulated\n"
+        "def frames(split):\n"
+        "    frames = list(simulated.frames(seed=1000, count=2))\n"
+        "    boxes, labels = (frames[1][1][0][name] for name in ('boxes', 'labels'))\n"
+        "    near = boxes[:, :2].norm(dim=1).where(labels == 0, 1e9).argmin()\n"
+        "    boxes[near, 3:6] *= 1.6\n"
+        "    return frames\n"
+    )
+    out, rows = tmp_path / "f.csv", tmp_path / "b.csv"
+    words = f"--data python:{tmp_path / 'wrong.py'}:frames --out {out} --boxes {rows}"
+    done = boxcov(f"rank --by disagreement {words}")
+    assert done.code == 0, done.err
+    assert table(out)[0]["frame"] == "1"
+    first = table(rows)[0]
+    assert (first["frame"], first["kind"], first["class"]) == ("1", "place", "car")
