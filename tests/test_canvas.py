@@ -53,6 +53,14 @@ def test_boxes_at_risk_are_red_and_have_no_region() -> None:
     assert pixels[150, 93].sum() == 0
 
 
+def test_thin_boxes_show_on_a_bright_image() -> None:
+    box = one_box([100.0, 100.0, 200.0, 200.0], 1.0)
+    pixels = np.asarray(draw_image(box, np.full((300, 400, 3), 255, np.uint8))).astype(int)
+    around = pixels[150, 96:105].sum(1)
+    assert around.min() < 500  # of 765: a dark rim, not only a pale red line of one pixel
+    assert (around < 700).sum() >= 3
+
+
 def test_from_above_x_is_right_and_y_is_up() -> None:
     box = one_box([20.0, 30.0, 0.0, 4.0, 4.0, 1.0], 0.0)
     drawn = draw_from_above(box, np.zeros((0, 3)), reach=50.0)

@@ -2,7 +2,8 @@
 
 ``drive``: a simulated drive from above, as a moving picture. ``report``: screenshots of the report
 of ``make demo``, by a headless Chromium. ``gate``: charts of the risk. ``frame``: one frame, as a
-plot and as an annotated picture.
+plot and as an annotated picture. ``image``: annotated boxes of an image detector; photographs of
+data sets are not ours to show, so the image is drawn.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from PIL import Image
 
 import boxcov
-from boxcov.canvas import draw_from_above
+from boxcov.canvas import draw_from_above, draw_image
 from boxcov.report.study import last_sweep
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +28,7 @@ SECONDS, RATE = 6, 10
 REACH = 42.0  # metres from the ego car to the border of the drive's pictures
 SIDE = 640  # pixels of the drive's pictures
 MIN_SCORE = 0.25
+ZOOM = 7  # pixels of image.webp per pixel of the drawing
 
 
 def load_model() -> boxcov.ExactGLM:
@@ -84,9 +88,27 @@ def frame(folder: Path) -> None:
     picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS).save(folder / "annotated.png")
 
 
+def image(folder: Path) -> None:
+    """Write image.webp: boxes of the tests' image detector on drawings that it has not seen."""
+    from helpers import own_detector as own
+
+    with tempfile.TemporaryDirectory() as scratch:
+        own.WEIGHTS = Path(scratch) / "weights.pt"
+        own.train(own.WEIGHTS, steps=3000, count=2048)
+        detector = own.build()
+    posterior = boxcov.fit(detector, own.frames("train"))
+    model = boxcov.calibrate(boxcov.ExactGLM(detector, posterior), own.Pictures(1, 300))
+    own.SIZE = 96  # a larger drawing than those of the training, with room for four objects
+    inputs, _ = max(own.Pictures(2, 20), key=lambda frame: len(frame[1][0]["boxes"]))
+    found = model(inputs)
+    assert found.region_widths is not None
+    found = replace(found, boxes=found.boxes * ZOOM, region_widths=found.region_widths * ZOOM)
+    pixels = (inputs["image"][0] * 0.3 + 0.3).clamp(0, 1).mul(255).byte().permute(1, 2, 0).numpy()
+    draw_image(found, pixels.repeat(ZOOM, 0).repeat(ZOOM, 1)).save(folder / "image.webp", quality=80)
+
+
 def report(folder: Path) -> None:
     """Write screenshots of demo/clear/report.html: all, filtered, pinned, dark, 400 pixels."""
-    sys.path.insert(0, str(ROOT / "tests"))
     from helpers.browser import Browser
     from helpers.viewer_page import choose, still
 
@@ -126,7 +148,7 @@ def report(folder: Path) -> None:
 # the last listed box that has an object, but is bad: the one of lowest risk
 _PIN = """const rows = [...document.querySelectorAll("#list tbody tr")];
 rows.findLast((row) => row.lastChild.textContent === "bad").click();"""
-PICTURES = {"drive": drive, "gate": gate, "frame": frame, "report": report}
+PICTURES = {"drive": drive, "gate": gate, "frame": frame, "image": image, "report": report}
 
 
 def main() -> None:
@@ -134,6 +156,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*PICTURES, []], default=[])
     parser.add_argument("--out", type=Path, default=IMAGES)
     args = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "tests"))  # the browser and the image detector of the tests
     for name in args.names or PICTURES:
         PICTURES[name](args.out)
 

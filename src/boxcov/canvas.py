@@ -135,7 +135,7 @@ def _draw(
     from PIL import ImageDraw, ImageFont
 
     draw = ImageDraw.Draw(picture, "RGBA")
-    line = max(2, round(max(picture.size) / 500))
+    line = max(3, round(max(picture.size) / 400))
     font: Any = ImageFont.load_default(max(11, round(max(picture.size) / 75)))
     risk = np.zeros(len(found))
     colors = np.tile(np.array(UNCALIBRATED, np.uint8), (len(found), 1))
@@ -146,7 +146,8 @@ def _draw(
         color = tuple(colors[i].tolist())
         path = [tuple(place) for place in (*inner[i], inner[i][-4])]
         if risk[i] > DOUBTFUL:
-            draw.line(path, (*color, 150), line // 2)
+            draw.line(path, (*SHADOW, 110), line // 2 + 2)  # so that it shows on a bright image
+            draw.line(path, (*color, 200), line // 2)
             continue
         if (inner[i] != outer[i]).any():
             draw.polygon([tuple(p) for p in outer[i][-4:]], (*color, 40), (*color, 200), 1)

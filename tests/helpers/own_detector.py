@@ -225,12 +225,12 @@ def read(path: Path) -> dict[str, Tensor]:
     return inputs_of(torch.load(path, weights_only=True))
 
 
-def train(path: Path, steps: int = 120) -> None:
-    """Train the detector and write its weights."""
+def train(path: Path, steps: int = 120, count: int = 256) -> None:
+    """Train the detector on ``count`` pictures and write its weights."""
     from boxcov.data import batched
 
     torch.manual_seed(0)
-    model, batches = Pyramid(), [*batched(frames("train"), 8)]
+    model, batches = Pyramid(), [*batched(Pictures(0, count), 8)]
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     for step in range(steps):
         inputs, targets = batches[step % len(batches)]

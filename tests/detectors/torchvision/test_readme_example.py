@@ -81,7 +81,8 @@ def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(detection, "FCOS_ResNet50_FPN_Weights", weights)
     monkeypatch.setattr(detection, "fcos_resnet50_fpn", lambda weights: own)
     (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    assert "[cli,coco,torchvision]" in (ROOT / "README.md").read_text()  # what it imports
     scope: dict[str, Any] = {}
     exec(code.replace("[:100]", f"[:{FIT}]").replace("[100:]", f"[{FIT}:]"), scope)
     found = scope["model"](scope["image"])
