@@ -136,7 +136,7 @@ def _draw(
 
     draw = ImageDraw.Draw(picture, "RGBA")
     line = max(3, round(max(picture.size) / 400))
-    font: Any = ImageFont.load_default(max(11, round(max(picture.size) / 75)))
+    font: Any = ImageFont.load_default(max(15, round(max(picture.size) / 75)))
     risk = np.zeros(len(found))
     colors = np.tile(np.array(UNCALIBRATED, np.uint8), (len(found), 1))
     if found.no_object is not None:
