@@ -14,7 +14,6 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from PIL import Image
 
 import boxcov
@@ -104,7 +103,8 @@ def image(folder: Path) -> None:
     assert found.region_widths is not None
     found = replace(found, boxes=found.boxes * ZOOM, region_widths=found.region_widths * ZOOM)
     pixels = (inputs["image"][0] * 0.3 + 0.3).clamp(0, 1).mul(255).byte().permute(1, 2, 0).numpy()
-    draw_image(found, pixels.repeat(ZOOM, 0).repeat(ZOOM, 1)).save(folder / "image.webp", quality=80)
+    picture = draw_image(found, pixels.repeat(ZOOM, 0).repeat(ZOOM, 1))
+    picture.save(folder / "image.webp", quality=80)
 
 
 def report(folder: Path) -> None:
