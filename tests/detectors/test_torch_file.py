@@ -73,9 +73,18 @@ def test_a_state_dict_with_attributes_and_hooks(tmp_path) -> None:
 @pytest.mark.parametrize("name", sorted(HUGE_PICKLES))
 def test_small_files_with_huge_claims_are_refused(tmp_path, name) -> None:
     """Each of them takes gigabytes or minutes where it is unpickled."""
-    path = torch_zip(tmp_path / "x.pth", HUGE_PICKLES[name])
+    path = torch_zip(tmp_path / "x.pth", HUGE_PICKLES[name], {"0": b""})
     with pytest.raises(BoxcovError, match=r"x\.pth: "):
         read_weights(path)
+
+
+def test_an_early_file_with_a_tuple_as_a_name_is_refused(tmp_path) -> None:
+    """The hash of the tuple would take for ever."""
+    head = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {}, {})]
+    names = HUGE_PICKLES["hash of nested tuples"].split(b"}")[-1].removesuffix(b"K\x01ss.")
+    (tmp_path / "x.pth").write_bytes(b"".join(head) + b"\x80\x02](" + names + b"e.")
+    with pytest.raises(BoxcovError, match=r"x\.pth: .*a tuple instead of a name"):
+        read_weights(tmp_path / "x.pth")
 
 
 def test_compressed_records_are_refused(tmp_path) -> None:

@@ -74,6 +74,13 @@ HUGE_PICKLES = {
     "lists of lists": b"\x80\x02}" + text("meta") + b"}" + text("mmdet3d_version")
     + b"]q\x00" + b"".join(b"]q" + bytes([i + 1]) + (b"h" + bytes([i])) * 2 + b"\x86a"
                           for i in range(60)) + b"ss.",
+    "storage of nested tuples": b"\x80\x02(" + _nested(60) + b"h\x05" * 5 + b"tQ.",
+    "name of nested tuples": b"\x80\x04" + _nested(60) + text("x") + b"\x93.",
+    "shape of nested tuples": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage")
+    + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\x00tQK\x00(" + _nested(60)
+    + b"t(K\x01t\x89NtR.",
+    "pairs of a shared list": b"\x80\x02}" + text("y") + b"]q\x00(" + b"K\x01" * 100_000 + b"es"
+    + text("state_dict") + b"ccollections\nOrderedDict\n(](" + b"h\x00" * 100_000 + b"etRs.",
 }  # fmt: skip
 
 

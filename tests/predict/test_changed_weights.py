@@ -54,6 +54,15 @@ def test_a_change_is_noticed_within_the_delay(change, own, image) -> None:
         [model(image) for _ in range(model.engine.verify)]
 
 
+def test_buffers_outside_the_state_dict_count(own, image) -> None:
+    own.register_buffer("table", torch.zeros(3), persistent=False)
+    model = MCI(own, samples=2)
+    model(image)
+    own.table.data[0] = 7
+    with pytest.raises(BoxcovError, match=r"mci: a buffer .* build the model again"):
+        [model(image) for _ in range(model.engine.verify)]
+
+
 @pytest.mark.parametrize("method", [MCGLM, ExactGLM])
 @pytest.mark.parametrize("change", CHANGES[:2])
 def test_always_notices_at_once(method, change, tiny, posterior, image) -> None:

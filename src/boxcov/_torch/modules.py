@@ -149,8 +149,8 @@ class WeightSnapshot:
 class WeightChecksum:
     """Tells whether the values of the weights changed, a share of them per call.
 
-    The floating-point tensors of the state dict are cut into ``calls`` shares of equal size. They
-    are read as integers: the sum does not depend on the order of the additions. Every place has a
+    Floating-point parameters and buffers are cut into ``calls`` shares of equal size. They are read
+    as integers: the sum does not depend on the order of the additions. Every place has a
     factor of its own, so that exchanged values are noticed.
 
     >>> linear = nn.Linear(2, 3)
@@ -164,7 +164,8 @@ class WeightChecksum:
     _CHUNK = 2**20  # numbers at once, to bound memory
 
     def __init__(self, module: nn.Module, calls: int) -> None:
-        tensors = {t.data_ptr(): t for t in _float_tensors(module).values()}
+        hidden = [b.detach() for b in module.buffers() if b.is_floating_point()]
+        tensors = {t.data_ptr(): t for t in (*_float_tensors(module).values(), *hidden)}
         pieces = [piece for tensor in tensors.values() for piece in _bits(tensor)]
         size = max(1, -(-sum(map(len, pieces)) // calls))
         self._shares = [_cut(share, self._CHUNK) for share in _cut(pieces, size)]

@@ -114,7 +114,7 @@ def _read_legacy(data: BytesIO) -> Any:
     _Machine(note).run(data)  # once for the sizes of the storages, which come after the content
     known: dict[str, Tensor] = {}
     for key in _Machine(note).run(data):
-        dtype, numel = wanted[key]
+        dtype, numel = wanted[_text(key)]
         if int.from_bytes(data.read(8), "little") != numel:
             raise ValueError(f"the storage {shorten(key)} has another size")
         known[key] = _numbers(data.read(numel * dtype.itemsize), dtype, numel)
@@ -126,7 +126,7 @@ def _storage(identity: Any) -> tuple[str, torch.dtype, int]:
     """Return key, dtype and number of elements that the persistent id of a storage states."""
     kind, storage, key, _, numel, *view = identity
     if kind != "storage" or not isinstance(storage, Foreign) or any(v is not None for v in view):
-        raise ValueError(f"a storage of another kind: {shorten(identity)}")
+        raise ValueError("a storage of another kind")
     module, _, name = storage.name.rpartition(".")
     if module not in ("torch", "torch.cuda") or name not in _DTYPES:
         raise ValueError(f"a storage of type {shorten(storage.name)}")
@@ -147,7 +147,7 @@ def _tensor(storage: Tensor | None, offset: int, size: Any, stride: Any, *_: Any
         return Foreign("torch.Tensor")
     numbers = (offset, *size, *stride)
     if not all(type(n) is int and 0 <= n < 1 << 48 for n in numbers) or len(numbers) > 33:
-        raise ValueError(f"a tensor of shape {shorten(size)}")
+        raise ValueError("a tensor of shape or stride out of range")
     if prod(size) > len(storage):
         raise ValueError(f"a tensor of shape {size} with {len(storage)} numbers")
     return storage.as_strided(size, stride, offset)  # raises where it leaves the storage
@@ -200,7 +200,7 @@ class _Machine:
                 self.stack.append(self.memo[value])
             elif name in ("GLOBAL", "STACK_GLOBAL"):
                 words = self._pop(2) if value is None else value.split(" ", 1)
-                self.stack.append(_foreign(".".join(map(str, words))))
+                self.stack.append(_foreign(".".join(map(_text, words))))
             elif name == "STOP":
                 return self.stack.pop()
             elif name not in ("PROTO", "FRAME"):
@@ -250,6 +250,13 @@ def _foreign(name: str) -> Foreign:
     return Foreign(name)
 
 
+def _text(value: Any) -> str:
+    """Return a text; raise for other values: those of shared tuples take for ever to print."""
+    if type(value) is not str:
+        raise ValueError(f"a {type(value).__name__} instead of a name")
+    return value
+
+
 def _pairs(items: list[Any]) -> dict[str, Any]:
     """Return a dict of the entries with texts as keys: hashing others can take for ever."""
     return {key: value for key, value in zip(items[::2], items[1::2]) if type(key) is str}
@@ -260,6 +267,8 @@ def _call(function: Any, arguments: Any) -> Any:
     name = function.name if isinstance(function, Foreign) else ""
     if name == "collections.OrderedDict":
         pairs = arguments[0] if arguments else []
+        if any(len(pair) != 2 for pair in pairs):  # a shared list would be copied again and again
+            raise ValueError("entries of an OrderedDict that are no pairs")
         return _pairs([value for pair in pairs for value in pair])
     if name in ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2"):
         return _tensor(*arguments)

@@ -116,6 +116,10 @@ class Predictor(ABC):
         )
         if not is_unchanged:
             check_fingerprint(self._fingerprint, self._detector, self.method)
+            raise BoxcovError(
+                f"{self.method}: a buffer of the detector that is not part of its weights was "
+                "changed in place: build the model again"
+            )
         assert found.covariance is not None
         found.covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)  # -1e-16 by rounding
         return found
