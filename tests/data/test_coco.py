@@ -179,8 +179,8 @@ def test_an_image_of_another_size_than_annotated(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.pop("images"), "not COCO's annotations, or damaged ones .*images"),
-        (lambda c: c["images"][0].pop("width"), "damaged ones .*width"),
+        (lambda c: c.pop("images"), "not COCO's annotations, or a damaged one .*images"),
+        (lambda c: c["images"][0].pop("width"), "a damaged one .*width"),
         (lambda c: c["images"][0].update(width=0), "image 11 is 0 x 50 pixels large"),
         (lambda c: c["images"][0].update(id=8), "two images have the same id|objects in"),
         (lambda c: c["images"].clear() or c["annotations"].clear(), "has no images"),
@@ -189,13 +189,13 @@ def test_an_image_of_another_size_than_annotated(root: Path) -> None:
             r"objects in 1 images that it does not list \(99\)",
         ),
         (lambda c: c["annotations"][0].update(category_id=2), "object 1 is of category 2"),
-        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "damaged ones"),
+        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "a damaged one"),
         (
             lambda c: c["annotations"][0].update(bbox=[1, 2, float("nan"), 3]),
             "object 1 has the box",
         ),
-        (lambda c: c["annotations"][0].update(bbox="text"), "damaged ones"),
-        (lambda c: c["categories"].append(7), "damaged ones"),
+        (lambda c: c["annotations"][0].update(bbox="text"), "a damaged one"),
+        (lambda c: c["categories"].append(7), "a damaged one"),
     ],
 )
 def test_invalid_annotations_are_refused(root: Path, change, message: str) -> None:
@@ -220,7 +220,7 @@ def test_files_that_are_not_annotations_are_refused(root: Path) -> None:
         with pytest.raises(BoxcovError, match=r"instances_val2017\.json: not "):
             coco.frames(root)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BoxcovError, match=r"instances_val2017\.json: not JSON"):
+    with pytest.raises(BoxcovError, match=r"instances_val2017\.json: not COCO's annotations"):
         coco.frames(root)
     with pytest.raises(BoxcovError, match=r"instances_test\.json: no such file"):
         coco.frames(root, "test")

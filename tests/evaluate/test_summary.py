@@ -8,10 +8,11 @@ import pytest
 
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import covariance_metrics
+from boxcov.evaluate.method_table import COLUMNS, table
 from boxcov.evaluate.quality import METRICS, quality
 from boxcov.evaluate.ranking import auroc, ause
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.summary import COLUMNS, by_class, by_range, compare, summarise, table
+from boxcov.evaluate.summary import by_class, by_range, compare, summarise
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")
 

@@ -40,7 +40,7 @@ def evaluate(options: EvaluateCommand, as_json: AsJson = False) -> None:
 
 def quality_table(rows: Sequence[Row]) -> Table:
     """Return a table with one column per method and two lines per metric: value and chance."""
-    from boxcov.evaluate.summary import COLUMNS, COVARIANCE_METRICS
+    from boxcov.evaluate.method_table import COLUMNS, COVARIANCE_METRICS
 
     methods = [row for row in rows if row["kind"] not in ("chance", "difference")]
     chance = [row for row in rows if row["kind"] == "chance"]
@@ -57,7 +57,7 @@ def quality_table(rows: Sequence[Row]) -> Table:
 
 def difference_table(rows: Sequence[Row]) -> Table:
     """Return a table of what the covariance adds to the baselines, with one column for each."""
-    from boxcov.evaluate.summary import COLUMNS
+    from boxcov.evaluate.method_table import COLUMNS
 
     differences = [row for row in rows if row["kind"] == "difference"]
     names = [str(row["method"]).partition(", minus ")[0] for row in differences]

@@ -6,7 +6,7 @@ sees the same frames as one that was not interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import cos, pi
@@ -192,25 +192,15 @@ def _load(
         if type(done) is not int or not 0 <= done <= recipe.steps:
             raise ValueError(f"{done!r} of {recipe.steps} steps are done")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _restore(path, detector, optimiser, tensors, done)
+        names = [name for name in tensors if name.startswith("model.")]
+        detector.load_state_dict({name.removeprefix("model."): tensors[name] for name in names})
+        _restore_moments(detector, optimiser, tensors)
+    return int(done)
 
 
-def _restore(
-    path: Path,
-    detector: Detector,
-    optimiser: torch.optim.Optimizer,
-    tensors: dict[str, Tensor],
-    done: int,
-) -> int:
-    state = {
-        name.removeprefix("model."): tensor
-        for name, tensor in tensors.items()
-        if name.startswith("model.")
-    }
-    try:
-        detector.load_state_dict(state)
-    except RuntimeError as error:
-        raise BoxcovError(f"{path}: does not fit the detector ({error})") from None
+def _restore_moments(
+    detector: Detector, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
     for name, parameter in detector.named_parameters():
         for key in ("step", "exp_avg", "exp_avg_sq"):
             value = tensors.get(f"optimiser.{key}.{name}")
@@ -220,4 +210,3 @@ def _restore(
                 # the moments are on the weight's device, the step only if the optimiser is fused
                 on_cpu = key == "step" and not optimiser.defaults["fused"]
                 optimiser.state[parameter][key] = value if on_cpu else value.to(parameter.device)
-    return done

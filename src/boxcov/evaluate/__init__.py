@@ -9,10 +9,11 @@ from typing import Any
 from boxcov.evaluate.curves import curves
 from boxcov.evaluate.expected_iou import expected_iou
 from boxcov.evaluate.matching import match
+from boxcov.evaluate.method_table import table
 from boxcov.evaluate.quality import partition, quality
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.scalar_uncertainty import uncertainty_of
-from boxcov.evaluate.summary import by_class, by_range, compare, summarise, table
+from boxcov.evaluate.summary import by_class, by_range, compare, summarise
 
 __all__ = [
     "Records",

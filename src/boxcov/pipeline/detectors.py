@@ -122,12 +122,12 @@ def move_to_device(detector: D, device: str) -> D:
 def centerpoint_config(name: str) -> Config:
     """Return the CenterPoint configuration that ``boxcov train --config`` names.
 
-    >>> centerpoint_config("pillar") == Config.mmdet3d_pillar()
+    >>> centerpoint_config("pillar") == Config.pillar()
     True
     """
     configs = {
         "small": Config.small,
-        "pillar": Config.mmdet3d_pillar,
+        "pillar": Config.pillar,
         "voxel": Config.voxel,
         "kitti": Config.kitti,
     }

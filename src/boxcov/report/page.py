@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from boxcov.detections import Detections
-from boxcov.evaluate.summary import class_groups, range_groups, table
+from boxcov.evaluate.method_table import table
+from boxcov.evaluate.summary import class_groups, range_groups
 from boxcov.files import write_text
 from boxcov.report.charts import calibration_charts, gate_charts, runtime_charts, threshold_charts
 from boxcov.report.study import Method, Study

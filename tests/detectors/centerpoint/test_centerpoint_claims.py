@@ -65,7 +65,7 @@ def test_counts_are_compared_with_the_tensors(stored, part, entries, message) ->
 
 
 def test_a_config_of_every_kind_is_read_again() -> None:
-    for config in (Config.small(), Config.voxel(), Config.det3d_pillar(), Config.kitti()):
+    for config in (Config.small(), Config.voxel(), Config.pillar("det3d"), Config.kitti()):
         assert Config.from_json(config.to_json()) == config
 
 

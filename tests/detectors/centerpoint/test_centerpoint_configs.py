@@ -220,7 +220,12 @@ def test_yaml_tags_are_refused(tmp_path):
         ("mmdet3d", "legacy=False", "legacy=True", "with legacy=True"),
         ("mmdet3d", "'rotate'", "'soft'", "does not implement the NMS soft"),
         ("mmdet3d", "[0.2, 0.2, 8]", "[0.3, 0.2, 8]", "not divisible by the stride"),
-        ("mmdet3d", "[0.2, 0.2, 8]", "'wide'", "an unexpected value"),
+        (
+            "mmdet3d",
+            "[0.2, 0.2, 8]",
+            "'wide'",
+            "a configuration of a CenterPoint, or",
+        ),
         ("det3d", "score_threshold", "double_flip=True, score_threshold", "flipped copies"),
         ("openpcdet", "DynPillarVFE", "PillarVFE", "does not implement the encoder PillarVFE"),
         ("mmdet3d", "share_conv", "norm_bbox=False, share_conv", "sizes that are not logarithms"),

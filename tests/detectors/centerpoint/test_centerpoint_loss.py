@@ -240,7 +240,7 @@ def test_each_framework_has_its_own_objects():
 
 
 def test_boxes_on_the_border_of_the_map():
-    config = Config.mmdet3d_pillar()
+    config = Config.pillar()
     boxes = torch.zeros(4, 9) + 1.0
     boxes[:, 0] = torch.tensor([-51.2, 51.1999, 51.2, -51.3])
     encoded = encode(

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import boxcov
 from boxcov.detectors.centerpoint import CenterPoint, Config
-from boxcov.detectors.centerpoint.config import Dense, Pillars, Reporting, VoxelGrid
+from boxcov.detectors.centerpoint.config import Dense, Pillars, Reporting
 from boxcov.detectors.centerpoint.voxel_encoder import (
     Sites,
     SparseConv,
@@ -18,7 +18,7 @@ from boxcov.detectors.centerpoint.voxel_encoder import (
     index_table,
     strided_sites,
 )
-from boxcov.detectors.centerpoint.voxels import voxelise
+from boxcov.detectors.centerpoint.voxels import VoxelGrid, voxelise
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.centerpoint_cases import (
     cloud,
@@ -35,7 +35,7 @@ def count(module):
 
 
 def test_parameter_counts():
-    pillar, voxel = CenterPoint(Config.mmdet3d_pillar()), CenterPoint(Config.voxel())
+    pillar, voxel = CenterPoint(Config.pillar()), CenterPoint(Config.voxel())
     assert count(pillar) == 5_982_854
     assert {name: count(part) for name, part in pillar.parts().items()} == {
         "head": 1_593_414,
@@ -51,8 +51,8 @@ def test_parameter_counts():
         "encoder": 2_694_352,
     }
     # det3d and OpenPCDet have 2,368 biases before norms in the head besides, which are folded away
-    assert count(CenterPoint(Config.det3d_pillar())) == 5_988_998 - 2_368
-    assert count(CenterPoint(Config.openpcdet_pillar())) == 5_989_030 - 2_368
+    assert count(CenterPoint(Config.pillar("det3d"))) == 5_988_998 - 2_368
+    assert count(CenterPoint(Config.pillar("openpcdet"))) == 5_989_030 - 2_368
     assert count(CenterPoint(Config.small())) <= 2_000_000
     assert CenterPoint(Config.kitti()).box_fields == ("x", "y", "z", "w", "l", "h", "yaw")
 
@@ -60,7 +60,7 @@ def test_parameter_counts():
 @pytest.mark.parametrize(
     ("config", "sizes"),
     [
-        (Config.mmdet3d_pillar(), {"head": 137.27, "backbone": 137.27 + 4.50 + 139.89}),
+        (Config.pillar(), {"head": 137.27, "backbone": 137.27 + 4.50 + 139.89}),
         (Config.voxel(), {"head": 172.70, "encoder": 172.70 + 4.56 + 153.75 + 258.11}),
     ],
     ids=["pillar", "voxel"],
@@ -166,7 +166,7 @@ def test_openpcdets_pillars_take_points_of_any_height():
     points = torch.zeros(3, 5)
     points[:, 2] = torch.tensor([-40.0, 0.0, 40.0])
     points[:, :2] = 0.1
-    networks = (Config.openpcdet_pillar(), Config.mmdet3d_pillar(), Config.voxel(0.1, "openpcdet"))
+    networks = (Config.pillar("openpcdet"), Config.pillar(), Config.voxel(0.1, "openpcdet"))
     grids = [config.voxel_grid(training=False) for config in networks]
     assert [int(voxelise([points], grid).counts.sum()) for grid in grids] == [3, 1, 1]
     points[0, 2] = torch.nan
@@ -341,7 +341,7 @@ def test_chunks_of_patches_give_the_same_numbers_and_factors(monkeypatch):
 )
 def test_configs_that_fit_no_network(change, message):
     with pytest.raises(boxcov.BoxcovError, match=message):
-        replace(Config.mmdet3d_pillar(), **change)
+        replace(Config.pillar(), **change)
 
 
 def test_the_seed_decides_the_weights_and_no_global_state():

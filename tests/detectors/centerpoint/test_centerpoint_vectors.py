@@ -14,11 +14,11 @@ import torch
 
 import boxcov
 from boxcov.detectors import centerpoint
-from boxcov.detectors.centerpoint.config import Loss, Reporting, VoxelGrid
+from boxcov.detectors.centerpoint.config import Loss, Reporting
 from boxcov.detectors.centerpoint.decode import CellIndex
 from boxcov.detectors.centerpoint.loss import encode, frame_losses, gaussian_radius
 from boxcov.detectors.centerpoint.selection import select
-from boxcov.detectors.centerpoint.voxels import voxelise
+from boxcov.detectors.centerpoint.voxels import VoxelGrid, voxelise
 from helpers.centerpoint_cases import detector_of, pillar_config, task_targets
 from helpers.centerpoint_files import exported, same_boxes, saved
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.modules import fingerprint
-from boxcov.detectors.centerpoint.config import VoxelGrid
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
-from boxcov.detectors.centerpoint.voxels import concatenate, voxelise, voxelise_padded
+from boxcov.detectors.centerpoint.voxels import VoxelGrid, concatenate, voxelise, voxelise_padded
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, voxel_config
 
 

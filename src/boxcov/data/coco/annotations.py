@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
+from os.path import isfile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from boxcov.data.points import check_objects
 from boxcov.errors import BoxcovError, join_names
-from boxcov.input_file import conform, read_json
+from boxcov.input_file import conform, read_json, reading
 
 Box = tuple[float, float, float, float]
 
@@ -45,24 +46,10 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
     Objects of other ``classes`` are left out. The default is all classes of the file in the order
     of their category ids.
     """
-    try:
-        content = read_json(path)
-    except FileNotFoundError:
-        raise BoxcovError(f"{path}: no such file: unpack COCO's annotations there") from None
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # a JSONDecodeError and a UnicodeDecodeError are ValueErrors
-        raise BoxcovError(f"{path}: not JSON, or damaged ({error})") from None
-    try:
-        return _annotations(content, classes, path)
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        if isinstance(error, BoxcovError):
-            raise
-        raise BoxcovError(
-            f"{path}: not COCO's annotations, or damaged ones ({type(error).__name__}: {error})"
-        ) from None
+    if not isfile(path):
+        raise BoxcovError(f"{path}: no such file: unpack COCO's annotations there")
+    with reading(path, "COCO's annotations"):
+        return _annotations(read_json(path), classes, path)
 
 
 def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Annotations:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, Literal, get_args
 
+from boxcov.detectors.centerpoint.voxels import VoxelGrid
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json
 from boxcov.input_file import conform, parse_metadata
@@ -129,24 +130,11 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class VoxelGrid:
-    """The cells that points are sorted into, and how many points and cells are kept."""
-
-    point_range: tuple[float, ...]  # x y z, low then high
-    voxel_size: tuple[float, ...]
-    shape: tuple[int, int, int]  # cells along x, y and z
-    max_points: int | None = None  # per cell
-    max_cells: int | None = None  # per frame
-    any_height: bool = False  # whether points above and below the range count too
-    shuffled: bool = False  # whether the limits take points in a random, fixed order
-
-
-@dataclass(frozen=True)
 class Config:
     """A CenterPoint: a named network, for example ``Config.small()``, or a variation of one.
 
     >>> from dataclasses import replace
-    >>> Config.mmdet3d_pillar().map_size, Config.voxel(0.075).map_size
+    >>> Config.pillar().map_size, Config.voxel(0.075).map_size
     ((128, 128), (180, 180))
     >>> replace(Config.small(), tasks=(("car", "truck"),)).classes
     ('car', 'truck')
@@ -277,24 +265,21 @@ class Config:
     # named networks
 
     @staticmethod
-    def mmdet3d_pillar() -> Config:
-        """mmdetection3d's network on pillars of 0.2 m: one layer in the encoder."""
-        return Config(loss=Loss.of("mmdet3d"))
+    def pillar(framework: Framework = "mmdet3d") -> Config:
+        """A framework's network on pillars of 0.2 m.
 
-    @staticmethod
-    def det3d_pillar() -> Config:
-        """det3d's network on pillars of 0.2 m: two layers in the encoder, one class per cell."""
-        return Config(
-            encoder=Pillars(widths=(64, 64), centre_z=False, max_cells=(30000, 60000)),
-            reporting=Reporting(candidates=1000, per_class=False),
-            loss=Loss.of("det3d"),
-        )
-
-    @staticmethod
-    def openpcdet_pillar() -> Config:
-        """OpenPCDet's network on pillars of 0.2 m: two layers, no limits, points of any height."""
-        encoder = Pillars((64, 64), padded=False, max_points=None, max_cells=None, any_height=True)
-        return Config(encoder=encoder, loss=Loss.of("openpcdet"))
+        The encoder of mmdetection3d has one layer; those of det3d, which reports one class per
+        cell, and of OpenPCDet, which has no limits and takes points of any height, have two.
+        """
+        encoder, rules = Pillars(), Reporting()
+        if framework == "det3d":
+            encoder = Pillars(widths=(64, 64), centre_z=False, max_cells=(30000, 60000))
+            rules = Reporting(candidates=1000, per_class=False)
+        if framework == "openpcdet":
+            encoder = Pillars(
+                (64, 64), padded=False, max_points=None, max_cells=None, any_height=True
+            )
+        return Config(encoder=encoder, reporting=rules, loss=Loss.of(framework))
 
     @staticmethod
     def voxel(size: float = 0.1, framework: Framework = "mmdet3d") -> Config:
@@ -344,7 +329,7 @@ class Config:
     def kitti(tasks: tuple[tuple[str, ...], ...] = (("car",), ("pedestrian", "cyclist"))) -> Config:
         """A network that looks forward only and predicts no velocity, for data sets like KITTI."""
         return replace(
-            Config.mmdet3d_pillar(),
+            Config.pillar(),
             tasks=tasks,
             point_range=(0.0, -40.0, -3.0, 70.4, 40.0, 1.0),
             voxel_size=(0.2, 0.2, 4.0),

@@ -21,11 +21,6 @@ def named_config(name: str, framework: Framework) -> Config:
     >>> named_config("pillar02-circlenms", "mmdet3d").reporting.nms
     'circle'
     """
-    pillars = {
-        "mmdet3d": Config.mmdet3d_pillar,
-        "det3d": Config.det3d_pillar,
-        "openpcdet": Config.openpcdet_pillar,
-    }
     plain = name.removesuffix(CIRCLE)
     if plain not in NAMES:
         raise BoxcovError(
@@ -33,7 +28,9 @@ def named_config(name: str, framework: Framework) -> Config:
             "or the path of a configuration file of the framework (.py or .yaml)"
         )
     sizes = {"voxel01": 0.1, "voxel0075": 0.075}
-    config = pillars[framework]() if plain == "pillar02" else Config.voxel(sizes[plain], framework)
+    config = (
+        Config.pillar(framework) if plain == "pillar02" else Config.voxel(sizes[plain], framework)
+    )
     config = replace(config, sweeps=10)
     if plain == name:
         return config

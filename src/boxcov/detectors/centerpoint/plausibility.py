@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.inputs import move
+from boxcov.data.points import count_points
 from boxcov.detectors.centerpoint.detector import CenterPoint
 
 # Mean w, l and h of the classes of nuScenes in metres
@@ -185,13 +186,6 @@ def _usual_sizes(labels: Tensor, classes: Sequence[str]) -> Tensor:
 
 def _holds_points(boxes: Tensor, cloud: Tensor, margin: float = 0.2) -> Tensor:
     """Return which boxes (m, 7 or more) hold a point of the newest sweep."""
-    newest = cloud[cloud[:, 4] <= cloud[:, 4].min() + 0.01, :3] if len(cloud) else cloud[:, :3]
-    out = []
-    for x, y, z, w, l, h, yaw in boxes[:, :7].tolist():
-        d = newest - newest.new_tensor([x, y, z])
-        turn = newest.new_tensor(yaw)
-        ahead, aside = d[:, 0] * turn.cos() + d[:, 1] * turn.sin(), d[:, 1] * turn.cos()
-        aside = aside - d[:, 0] * turn.sin()
-        inside = (ahead.abs() <= l / 2 + margin) & (aside.abs() <= w / 2 + margin)
-        out.append(bool((inside & (d[:, 2].abs() <= h / 2 + margin)).any()))
-    return torch.tensor(out, dtype=torch.bool, device=boxes.device)
+    newest = cloud[cloud[:, 4] <= cloud[:, 4].min() + 0.01] if len(cloud) else cloud
+    larger = boxes[:, :7] + 2 * margin * boxes.new_tensor([0, 0, 0, 1, 1, 1, 0])
+    return count_points(newest, larger) > 0

@@ -18,6 +18,7 @@ from boxcov.detectors.centerpoint.config import (
 from boxcov.detectors.centerpoint.config_file import UNKNOWN, Settings
 from boxcov.detectors.centerpoint.named_configs import named_config
 from boxcov.errors import BoxcovError
+from boxcov.input_file import reading
 
 # The rows of the tables below are for mmdetection3d, det3d and OpenPCDet; None: there is none.
 _Row = tuple[str | None, str | None, str | None]
@@ -139,14 +140,8 @@ def config_of(settings: Settings, framework: Framework) -> Config:
         raise BoxcovError(
             f"{settings.source}: a configuration of {found}, but the checkpoint is of {framework}"
         )
-    try:
+    with reading(settings.source, "a configuration of a CenterPoint"):
         return _build(_Reader(settings, framework))
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-        if isinstance(error, BoxcovError):
-            raise
-        raise BoxcovError(
-            f"{settings.source}: an unexpected value ({type(error).__name__}: {error})"
-        ) from None
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov.detectors.centerpoint.config import VoxelGrid
 from boxcov.errors import BoxcovError, BoxcovWarning
+
+
+@dataclass(frozen=True)
+class VoxelGrid:
+    """The cells that points are sorted into, and how many points and cells are kept."""
+
+    point_range: tuple[float, ...]  # x y z, low then high
+    voxel_size: tuple[float, ...]
+    shape: tuple[int, int, int]  # cells along x, y and z
+    max_points: int | None = None  # per cell
+    max_cells: int | None = None  # per frame
+    any_height: bool = False  # whether points above and below the range count too
+    shuffled: bool = False  # whether the limits take points in a random, fixed order
 
 
 @dataclass(frozen=True)
