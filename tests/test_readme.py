@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from boxcov import Detections
+from helpers.command_line import boxcov as run_boxcov
+
 ROOT = Path(__file__).parent.parent
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
@@ -57,6 +60,15 @@ def test_the_example_prints_what_the_page_shows(tmp_path, monkeypatch, capsys) -
     assert printed.splitlines()[0] == shown.splitlines()[0]
     for name in ("risk", "x ±"):  # the last digits depend on the processor
         assert numbers(printed, name) == pytest.approx(numbers(shown, name), abs=0.05)
+
+
+def test_one_command_gives_calibrated_boxes_and_pictures(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (words,) = re.findall(r"^boxcov (.*?)  #", README, re.MULTILINE)
+    done = run_boxcov(words.replace("--count 10", "--count 1"))
+    assert done.code == 0, done.err
+    assert Detections.load("boxes.safetensors").risk.min() < 0.2
+    assert Image.open("boxes.gif").size[0] >= 640
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "docs", "pictures"])
