@@ -1,12 +1,44 @@
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boxcov.evaluate.average_precision import Boxes, average_precision, mean_precision
+from boxcov.concatenation import concatenate
+from boxcov.data.poses import BOX_FIELDS
+from boxcov.detections import Detections
+from boxcov.evaluate.average_precision import average_precision, mean_precision
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import Objects, Predictions, pair_by_distance
+
+
+class Boxes(NamedTuple):
+    """The boxes of one frame: centres (n, 2), labels (n,), scores or numbers of points (n,)."""
+
+    centres: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+
+
+def precision(found: list[Boxes], truth: list[Boxes], classes: list[str]) -> dict:
+    """``average_precision`` of frames."""
+    detections, frames = [], []
+    for number, (boxes, objects) in enumerate(zip(found, truth)):
+        frame = torch.full((len(boxes.labels),), number)
+        labels, scores = torch.tensor(boxes.labels).long(), torch.tensor(boxes.weights)
+        names = (BOX_FIELDS, tuple(classes))
+        detections.append(Detections(padded(boxes), scores, labels, frame, *names))
+        target = {"boxes": padded(objects), "labels": torch.tensor(objects.labels).long()}
+        frames.append(([], [{**target, "points": torch.tensor(objects.weights)}]))
+    return average_precision(concatenate(detections), GroundTruth.from_frames(frames))
+
+
+def padded(boxes: Boxes) -> torch.Tensor:
+    return torch.nn.functional.pad(torch.tensor(boxes.centres), (0, 7))
 
 
 def slow_pairing(centres, scores, frame, truth, truth_frame, limit):
@@ -74,7 +106,7 @@ def slow_area(hit: list[bool], objects: int) -> float:
 def test_precision_equals_brute_force(seed: int) -> None:
     rng = np.random.default_rng(seed)
     found, truth = frames_of(rng, 12, noise=0.6, miss=0.2, extra=2)
-    table = average_precision(found, truth, ["car", "truck"])
+    table = precision(found, truth, ["car", "truck"])
     for label, name in enumerate(["car", "truck"]):
         flat = [
             (b.weights[i], f, b.centres[i])
@@ -104,19 +136,19 @@ def test_precision_equals_brute_force(seed: int) -> None:
 def test_perfect_empty_and_absent_classes() -> None:
     truth = [Boxes(np.array([[1.0, 2.0], [30.0, 1.0]]), np.array([0, 1]), np.array([5, 0]))]
     assert (
-        mean_precision(average_precision(truth, truth, ["car", "bus"])) == 1.0
+        mean_precision(precision(truth, truth, ["car", "bus"])) == 1.0
     )  # an object without a point does not count
     nothing = [Boxes(np.zeros((0, 2)), np.zeros(0), np.zeros(0))]
-    assert average_precision(nothing, truth, ["car"])["car"] == {
+    assert precision(nothing, truth, ["car"])["car"] == {
         0.5: 0.0,
         1.0: 0.0,
         2.0: 0.0,
         4.0: 0.0,
     }
-    assert np.isnan(mean_precision(average_precision(nothing, nothing, ["car"])))
+    assert np.isnan(mean_precision(precision(nothing, nothing, ["car"])))
 
 
 def test_classes_count_within_their_range() -> None:
     far = [Boxes(np.array([[45.0, 0.0]]), np.array([0]), np.ones(1))]
-    assert average_precision(far, far, ["car"])["car"][2.0] == 1.0
-    assert np.isnan(average_precision(far, far, ["pedestrian"])["pedestrian"][2.0])
+    assert precision(far, far, ["car"])["car"][2.0] == 1.0
+    assert np.isnan(precision(far, far, ["pedestrian"])["pedestrian"][2.0])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.detections import Detections
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import Objects, Predictions, pair_by_distance
 
 Array = NDArray[Any]
@@ -24,38 +25,33 @@ RANGES: Mapping[str, float] = {
 DEFAULT_RANGE = 50.0
 
 
-@dataclass(frozen=True)
-class Boxes:
-    """The boxes of one frame: detections with scores, or objects with their number of points."""
-
-    centres: Array  # (n, 2) in the plane, relative to the sensor
-    labels: Array  # (n,)
-    weights: Array  # (n,) scores of detections, number of points of objects
-
-
-def average_precision(
-    found: Sequence[Boxes], truth: Sequence[Boxes], classes: Sequence[str]
-) -> dict[str, dict[float, float]]:
+def average_precision(found: Detections, truth: GroundTruth) -> dict[str, dict[float, float]]:
     """Return the AP per class and distance over all frames; NaN for a class without an object.
 
-    Objects without a LiDAR point do not count.
+    The first two numbers of boxes are x and y, relative to the sensor.
 
-    >>> car = Boxes(np.zeros((1, 2)), np.zeros(1), np.ones(1))
-    >>> average_precision([car], [car], ["car"])["car"][2.0]
+    >>> import torch
+    >>> from boxcov.data.poses import BOX_FIELDS
+    >>> car, zero = torch.zeros(1, 9), torch.zeros(1, dtype=torch.long)
+    >>> truth = GroundTruth.from_frames([([], [{"boxes": car, "labels": zero}])])
+    >>> found = Detections(car, torch.ones(1), zero, zero, BOX_FIELDS, ("car",))
+    >>> average_precision(found, truth)["car"][2.0]
     1.0
     """
+    arrays = found.numpy()
+    centres, objects = arrays["boxes"][:, :2].astype(float), truth.boxes[:, :2]
     table: dict[str, dict[float, float]] = {}
-    for label, name in enumerate(classes):
-        max_range = RANGES.get(name, DEFAULT_RANGE)
-        found_boxes = Predictions(*_select_class(found, label, max_range, drop_empty=False))
-        centres, _, frame = _select_class(truth, label, max_range, drop_empty=True)
-        objects = Objects(centres, frame)
-        row = {}
-        for limit in DISTANCES:
-            pairs = pair_by_distance(found_boxes, objects, limit)
-            hit = pairs[np.argsort(-found_boxes.scores, kind="stable")] >= 0
-            row[limit] = _area(hit, len(centres))
-        table[name] = row
+    for label, name in enumerate(found.classes):
+        reach = RANGES.get(name, DEFAULT_RANGE)
+        rows = (arrays["labels"] == label) & (np.linalg.norm(centres, axis=1) < reach)
+        others = (truth.labels == label) & (np.linalg.norm(objects, axis=1) < reach)
+        mine = Predictions(centres[rows], arrays["scores"][rows], arrays["frame"][rows])
+        order = np.argsort(-mine.scores, kind="stable")
+        theirs = Objects(objects[others], truth.frame[others])
+        pairs = {limit: pair_by_distance(mine, theirs, limit) for limit in DISTANCES}
+        table[name] = {
+            limit: _area(pair[order] >= 0, int(others.sum())) for limit, pair in pairs.items()
+        }
     return table
 
 
@@ -69,21 +65,6 @@ def mean_precision(table: Mapping[str, Mapping[float, float]]) -> float:
     rows = [float(np.mean(list(row.values()))) for row in table.values()]
     known = [row for row in rows if not np.isnan(row)]
     return float(np.mean(known)) if known else float("nan")
-
-
-def _select_class(
-    frames: Sequence[Boxes], label: int, max_range: float, drop_empty: bool
-) -> tuple[Array, Array, Array]:
-    """Return centres (n, 2), weights (n,) and frame numbers (n,) of one class over all frames."""
-    centres, weights, number = [np.zeros((0, 2))], [np.zeros(0)], [np.zeros(0)]
-    for i, boxes in enumerate(frames):
-        rows = (boxes.labels == label) & (np.linalg.norm(boxes.centres, axis=1) < max_range)
-        if drop_empty:
-            rows &= boxes.weights > 0
-        centres.append(boxes.centres[rows])
-        weights.append(boxes.weights[rows])
-        number.append(np.full(int(rows.sum()), i))
-    return np.concatenate(centres), np.concatenate(weights), np.concatenate(number)
 
 
 def _area(hit: Array, objects: int) -> float:

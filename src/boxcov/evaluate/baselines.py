@@ -68,34 +68,19 @@ def signal_features(records: Records) -> Array:
 
 
 def features(records: Records) -> Array:
-    """Return the columns (n, c) of ``named_features``."""
-    return np.stack(list(named_features(records).values()), 1)
-
-
-def named_features(records: Records) -> dict[str, Array]:
-    """Return the score logit, log sizes, range (if any) and a one-hot class, each (n,), by name."""
+    """Return score logit, log sizes, range (if any) and a one-hot class as columns (n, c)."""
     score = np.clip(np.asarray(records.scores, dtype=float), 1e-6, 1 - 1e-6)
-    named = {"score": np.log(score / (1 - score))}
-    named |= {
-        name: np.log(np.clip(np.nan_to_num(size), 1e-6, 1e6))
-        for name, size in _sizes(records).items()
-    }
+    columns = [np.log(score / (1 - score))]
+    columns += [np.log(np.clip(np.nan_to_num(size), 1e-6, 1e6)) for size in _sizes(records)]
     if "x" in records.fields and "y" in records.fields:
         # clipped, so that one absurd box does not spoil the fit of all others
-        named["range"] = np.clip(np.nan_to_num(records.range), 0, 1e3)
-    return named | {
-        f"class {name}": (records.labels == label).astype(float)
-        for label, name in enumerate(records.classes)
-    }
+        columns.append(np.clip(np.nan_to_num(records.range), 0, 1e3))
+    classes = range(len(records.classes))
+    return np.stack([*columns, *((records.labels == c).astype(float) for c in classes)], 1)
 
 
 def covariance_features(records: Records) -> Array:
-    """Return the columns (n, c) of ``named_covariance_features``."""
-    return np.stack(list(named_covariance_features(records).values()), 1)
-
-
-def named_covariance_features(records: Records) -> dict[str, Array]:
-    """Return the log variances (n,) of the fields, and of the score logit if known, by name.
+    """Return the log variances of the fields, and of the score logit if known, as columns (n, c).
 
     A side clipped at the image border, which has none, takes the mean of the box's other sides.
     """
@@ -104,13 +89,11 @@ def named_covariance_features(records: Records) -> dict[str, Array]:
     variances = np.diagonal(np.asarray(records.covariance, dtype=float), axis1=1, axis2=2)
     variances = np.clip(variances, 1e-30, 1e30)
     logs = log_variances(records.fields, torch.tensor(variances), torch.tensor(records.clipped))
-    named: dict[str, Array] = {
-        f"variance {name}": column.numpy() for name, column in zip(records.fields, logs.unbind(1))
-    }
-    if records.score_variance is not None:
-        score = np.asarray(records.score_variance, dtype=float)
-        named["variance of the score"] = np.log(np.clip(score, 1e-30, 1e30))
-    return named
+    columns: Array = logs.numpy()
+    if records.score_variance is None:
+        return columns
+    score = np.clip(np.asarray(records.score_variance, dtype=float), 1e-30, 1e30)
+    return np.concatenate([columns, np.log(score)[:, None]], 1)
 
 
 def out_of_fold(
@@ -215,8 +198,8 @@ def logistic(z: Array) -> Array:
     return value
 
 
-def _sizes(records: Records) -> dict[str, Array]:
+def _sizes(records: Records) -> list[Array]:
     column = {name: records.boxes[:, i] for i, name in enumerate(records.fields)}
     if "x1" in column:
-        return {"width": column["x2"] - column["x1"], "height": column["y2"] - column["y1"]}
-    return {name: column[name] for name in ("w", "l", "h") if name in column}
+        return [column["x2"] - column["x1"], column["y2"] - column["y1"]]
+    return [column[name] for name in ("w", "l", "h") if name in column]

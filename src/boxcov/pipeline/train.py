@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
-
 from boxcov._torch.inputs import move
+from boxcov.concatenation import concatenate
 from boxcov.data.augment import Augmentation
 from boxcov.detectors.centerpoint import CenterPoint, load, save
 from boxcov.detectors.training import Progress as TrainingProgress
 from boxcov.detectors.training import Recipe, train
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.average_precision import Boxes, average_precision, mean_precision
+from boxcov.evaluate.average_precision import average_precision, mean_precision
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.files import to_json, write_text
 from boxcov.pipeline.detectors import centerpoint_config, move_to_device
 from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
@@ -103,11 +103,8 @@ def measure_precision(detector: CenterPoint, frames: Sequence[Any]) -> Precision
     """Return the nuScenes-style average precision by class and distance threshold."""
     found, truth = [], []
     device = next(detector.parameters()).device
-    for inputs, (target,) in frames:
-        boxes = detector.detect(move(inputs, device)).numpy()
-        centres = boxes["boxes"][:, :2].astype(float)
-        found.append(Boxes(centres, boxes["labels"], boxes["scores"].astype(float)))
-        centres = target["boxes"][:, :2].cpu().numpy().astype(float)
-        points = target["points"].cpu().numpy() if "points" in target else np.ones(len(centres))
-        truth.append(Boxes(centres, target["labels"].cpu().numpy(), points))
-    return average_precision(found, truth, detector.classes)
+    for number, (inputs, targets) in enumerate(frames):
+        boxes = detector.detect(move(inputs, device)).to("cpu")
+        found.append(replace(boxes, frame=boxes.frame + number))
+        truth.append((None, targets))
+    return average_precision(concatenate(found), GroundTruth.from_frames(truth))

@@ -33,7 +33,10 @@ def load(
     path = Path(path)
     if not path.is_dir():
         raise BoxcovError(f"{path}: no such folder; it needs config.json and model.safetensors")
-    name = _model_name(path)
+    config = _config(path)
+    name = _model_name(path, config)
+    # keeps transformers from downloading the backbone's weights
+    options = {"use_pretrained_backbone": False} if config.get("use_pretrained_backbone") else {}
     transformers = import_package("transformers")
     try:
         model, loading = getattr(transformers, name).from_pretrained(
@@ -41,7 +44,7 @@ def load(
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
-            **_without_backbone(path),
+            **options,
         )
         processor = _processor(transformers, path, name) if images else None
     except Exception as error:  # transformers raises many types on a damaged folder
@@ -62,22 +65,26 @@ def load(
     return wrap(model.eval(), classes, threshold, processor)
 
 
-def _model_name(path: Path) -> str:
-    """Return the name of the model's class, from its configuration."""
-    config = path / "config.json"
+def _config(path: Path) -> Mapping[str, Any]:
+    file = path / "config.json"
     try:
-        content = read_json(config)
+        content = read_json(file)
     except FileNotFoundError:
         raise BoxcovError(
-            f"{config}: no such file; save_pretrained writes it next to the weights"
+            f"{file}: no such file; save_pretrained writes it next to the weights"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise BoxcovError(f"{config}: not valid JSON ({error})") from None
-    found = content.get("architectures") if isinstance(content, dict) else None
+        raise BoxcovError(f"{file}: not valid JSON ({error})") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _model_name(path: Path, config: Mapping[str, Any]) -> str:
+    """Return the name of the model's class, from its configuration."""
+    found = config.get("architectures")
     known = [name for name in found or [] if isinstance(found, list) and name in FAMILIES]
     if not known:
         raise BoxcovError(
-            f"{config}: its architectures are {shorten(found)}; supported are {KNOWN}"
+            f"{path / 'config.json'}: its architectures are {shorten(found)}; supported are {KNOWN}"
         )
     if not any(path.glob("*.safetensors")):
         raise BoxcovError(
@@ -85,12 +92,6 @@ def _model_name(path: Path) -> str:
             "write the model with save_pretrained again"
         )
     return str(known[0])
-
-
-def _without_backbone(path: Path) -> dict[str, Any]:
-    """Return options that keep transformers from downloading the backbone's weights."""
-    content = read_json(path / "config.json")
-    return {"use_pretrained_backbone": False} if content.get("use_pretrained_backbone") else {}
 
 
 def _processor(transformers: Any, path: Path, name: str) -> Any:

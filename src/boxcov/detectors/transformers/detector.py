@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from boxcov.configuration import flatten
 from boxcov.detector import Detector, InstanceGroup, Selection
+from boxcov.detectors.boxes import centres
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
-from boxcov.detectors.transformers.images import Images
 from boxcov.detectors.transformers.signals import Queries, signals
 from boxcov.errors import BoxcovError
 from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame, first_rows
@@ -21,6 +21,28 @@ from boxcov.static_selection import StaticLimits, StaticSelection, check_one_fra
 Raw = dict[str, Any]
 Given = dict[str, Tensor]
 _INPUTS = ("pixel_values", "pixel_mask", "sizes")
+
+
+class Images(nn.Module):
+    """Run the processor on images (B, 3, h, w), BGR, 0 to 255.
+
+    Return ``pixel_values`` and, if the processor makes one, ``pixel_mask``. It is a module so that
+    its output is cached with the rest of the trunk.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        super().__init__()
+        self.processor = processor
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        rgb = images.flip(1).round().clamp(0, 255).to("cpu", torch.uint8).permute(0, 2, 3, 1)
+        given = self.processor(
+            images=list(rgb.numpy()), return_tensors="pt", input_data_format="channels_last"
+        )
+        prepared = {"pixel_values": given["pixel_values"].to(images)}
+        if "pixel_mask" in given:
+            prepared["pixel_mask"] = given["pixel_mask"].to(images.device)
+        return prepared
 
 
 class QueryDetector(Detector):
@@ -114,7 +136,9 @@ class QueryDetector(Detector):
             or "pixel_values" not in inputs
             or not set(inputs) <= set(_INPUTS)
         ):
-            got = _describe(inputs)
+            got = f"a {type(inputs).__name__}: dict(...) makes a dict of it"
+            if isinstance(inputs, dict):
+                got = f"a dict of {', '.join(map(str, inputs))}"
             raise BoxcovError(
                 f"inputs must be pixel_values (B, 3, h, w), or a dict with pixel_values and "
                 f"optionally {' and '.join(_INPUTS[1:])}, got {got}"
@@ -186,7 +210,7 @@ class QueryDetector(Detector):
             boxes, labels = objects_of(target, b, len(self.classes), sizes)
             own = {
                 "class_labels": self.labels.to_model(labels),
-                "boxes": normalize(boxes, sizes[b]),
+                "boxes": centres(boxes / sizes[b].flip(0).repeat(2)),
             }
             try:
                 losses.append(self.image_loss(of_image(raw, b), [own], sizes.device))
@@ -224,24 +248,3 @@ def in_pixels(boxes: Tensor, sizes: Tensor) -> Tensor:
     # The order of operations is that of transformers, so that boxes are equal bit for bit.
     corners = torch.stack([x - 0.5 * width, y - 0.5 * height, x + 0.5 * width, y + 0.5 * height], 1)
     return corners * sizes.flip(1).repeat(1, 2)
-
-
-def normalize(boxes: Tensor, size: Tensor) -> Tensor:
-    """Convert x1 y1 x2 y2 (n, 4) in pixels to normalized centres and sizes.
-
-    size: height and width (2,) of the image.
-
-    >>> normalize(torch.tensor([[10.0, 0.0, 30.0, 100.0]]), torch.tensor([100.0, 40.0]))
-    tensor([[0.5000, 0.5000, 0.5000, 1.0000]])
-    """
-    low, high = (boxes / size.flip(0).repeat(2)).split(2, 1)
-    return torch.cat([(low + high) / 2, high - low], 1)
-
-
-def _describe(inputs: Any) -> str:
-    """Describe wrong inputs for an error message."""
-    return (
-        f"a dict of {', '.join(map(str, inputs))}"
-        if isinstance(inputs, dict)
-        else f"a {type(inputs).__name__}: dict(...) makes a dict of it"
-    )

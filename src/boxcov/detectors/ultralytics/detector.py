@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from boxcov._torch.precision import at_least_float32
 from boxcov.configuration import flatten
 from boxcov.detector import Detector, InstanceGroup, Selection
-from boxcov.detectors.boxes import corners
+from boxcov.detectors.boxes import centres, corners
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_images, check_one_per_frame, objects_of
 from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, level_of, static_selection
@@ -129,8 +129,7 @@ class Yolo(Detector):
         )
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
-        centre, size = raw["found"][selection.where.frame, :4, selection.where.cell].split(2, 1)
-        return torch.cat([centre - size / 2, centre + size / 2], 1)
+        return corners(raw["found"][selection.where.frame, :4, selection.where.cell])
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         logits: Tensor = raw["logits"][
@@ -209,11 +208,10 @@ class Yolo(Detector):
         losses = []
         for b, target in enumerate(targets):
             boxes, labels = objects_of(target, b, len(self.classes), raw["found"])
-            low, high = (boxes / size).split(2, 1)
             own = {
                 "batch_idx": torch.zeros_like(labels),
                 "cls": self.labels.to_model(labels),
-                "bboxes": torch.cat([(low + high) / 2, high - low], 1),
+                "bboxes": centres(boxes / size),
             }
             image = {"boxes": raw["distances"][b : b + 1], "scores": raw["logits"][b : b + 1]}
             losses.append(

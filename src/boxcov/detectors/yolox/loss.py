@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov.detectors.boxes import corners, iou
+from boxcov.detectors.boxes import centres, corners, iou
 from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.detectors.yolox.decode import Grid, centred_boxes
 
@@ -43,17 +43,10 @@ def _loss(values: Tensor, target: Assigned, grid: Grid) -> Tensor:
     objectness = F.binary_cross_entropy_with_logits(values[:, 4], positive, reduction="sum")
     at, cells = values[target.cell], grid[target.cell]
     named = F.binary_cross_entropy_with_logits(at[:, 5:], target.classes, reduction="sum")
-    overlap = (1 - _iou(centred_boxes(at, cells), target.boxes).square()).sum()
+    found = iou(corners(centred_boxes(at, cells)), corners(target.boxes))
+    overlap = (1 - found.square()).sum()
     l1 = (at[:, :4] - _encoded(target.boxes, cells)).abs().sum()
     return (_BOX_WEIGHT * overlap + objectness + named + l1) / max(len(target.cell), 1)
-
-
-def _iou(a: Tensor, b: Tensor) -> Tensor:
-    """Return the IoU (p,) of each pair of boxes (p, 4) and (p, 4), centre and size."""
-    low = torch.maximum(a[:, :2] - a[:, 2:] / 2, b[:, :2] - b[:, 2:] / 2)
-    high = torch.minimum(a[:, :2] + a[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2)
-    both = (high - low).clamp(min=0).prod(1)
-    return both / (a[:, 2:].prod(1) + b[:, 2:].prod(1) - both + 1e-16)
 
 
 def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
@@ -76,15 +69,9 @@ def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> 
             objects_of(target, b, values.shape[2] - 5, values) for b, target in enumerate(targets)
         ]
         return [
-            assign(values[b], predicted[b], _centred(boxes), labels, grid)
+            assign(values[b], predicted[b], centres(boxes), labels, grid)
             for b, (boxes, labels) in enumerate(objects)
         ]
-
-
-def _centred(boxes: Tensor) -> Tensor:
-    """Convert x1 y1 x2 y2 (n, 4) to centre and size."""
-    size = boxes[:, 2:] - boxes[:, :2]
-    return torch.cat([boxes[:, :2] + size / 2, size], 1)
 
 
 def assign(
