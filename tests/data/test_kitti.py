@@ -148,6 +148,23 @@ def test_calibrations_without_a_rotation_are_refused(root: Path) -> None:
     fails(root, str(path), "not a rotation")
 
 
+def test_a_calibration_the_other_way_round_is_refused(root: Path) -> None:
+    path = root / "training/calib/000000.txt"
+    R = KITTI_TR.inv().as_matrix()
+    inverse = np.column_stack([R, -R @ KITTI_T]).ravel()
+    words = " ".join(map(str, inverse))
+    path.write_text(re.sub("velo_to_cam: .*", f"velo_to_cam: {words}", path.read_text()))
+    fails(root, str(path), "do not lead from a LiDAR", "is it the inverse")
+
+
+def test_intensities_of_another_data_set_are_refused(root: Path) -> None:
+    path = root / "training/velodyne/000000.bin"
+    points = np.fromfile(path, np.float32).reshape(-1, 4)
+    points[:, 3] *= 255
+    points.tofile(path)
+    fails(root, str(path), "the intensity is not between 0 and 1")
+
+
 def test_damaged_point_files(root: Path) -> None:
     path = root / "training/velodyne/000000.bin"
     path.write_bytes(path.read_bytes()[:-3])

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pickle
 import re
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +65,19 @@ def test_sweeps_line_up_in_the_key_frames_sensor_frame(root: Path) -> None:
 def test_at_the_start_of_a_scene_there_are_fewer_sweeps(root: Path) -> None:
     frames = nuscenes.frames(root, sweeps=10)
     assert [len(points[:, 4].unique()) for (points,), _ in frames] == [1, 6, 10, 10]
+
+
+def test_sweeps_that_the_tables_lack_are_warned_about(root: Path) -> None:
+    def without_sweeps(rows: list[dict[str, Any]]) -> None:
+        rows[:] = [row for row in rows if row["is_key_frame"]]
+        lidar = [row for row in rows if row["calibrated_sensor_token"] == "mount-lidar"]
+        for before, row in pairwise(lidar):
+            row["prev"] = before["token"]
+
+    edited(root, "sample_data", without_sweeps)
+    assert len(nuscenes.frames(root, sweeps=1)) == 4
+    with pytest.warns(BoxcovWarning, match=r"3 sweeps go back .* the tables lack .* sweeps=1"):
+        nuscenes.frames(root, sweeps=3)
 
 
 def test_boxes_are_in_the_sensor_frame(root: Path) -> None:

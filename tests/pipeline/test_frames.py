@@ -7,9 +7,14 @@ import pytest
 
 from boxcov import BoxcovError
 from boxcov.data import nuscenes
-from boxcov.pipeline.frames import default_calibration_split, default_test_split, load_frames
+from boxcov.pipeline.frames import (
+    default_calibration_split,
+    default_test_split,
+    load_frames,
+    load_labelled_frames,
+)
 from boxcov.pipeline.options import DataOptions
-from helpers.data_roots import VERSION, nuscenes_root
+from helpers.data_roots import VERSION, edited, kitti_root, nuscenes_root
 
 
 @pytest.fixture
@@ -38,3 +43,17 @@ def test_whole_nuscenes_keeps_its_splits(tmp_path: Path) -> None:
     root = nuscenes_root(tmp_path)
     assert default_test_split(f"nuscenes:{root}") == "val"
     assert len(load_frames(DataOptions(f"nuscenes:{root}"))) == len(nuscenes.frames(root))
+
+
+def test_commands_that_need_labels_refuse_splits_without(tmp_path: Path) -> None:
+    data = kitti_root(tmp_path / "kitti")
+    for path in (data / "training" / "label_2").iterdir():
+        path.unlink()
+    (data / "training" / "label_2").rmdir()
+    (data / "training").rename(data / "testing")
+    roads = nuscenes_root(tmp_path / "nuscenes")
+    edited(roads, "sample_annotation", list.clear)
+    for source in (DataOptions(f"kitti:{data}", "testing"), DataOptions(f"nuscenes:{roads}")):
+        assert len(load_frames(source)) > 0
+        with pytest.raises(BoxcovError, match="the frames have no labels, which this command"):
+            load_labelled_frames(source)

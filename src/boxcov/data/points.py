@@ -84,7 +84,9 @@ def check_layout(points: Tensor, layout: str, path: Path) -> None:
     }
     what, is_wrong = wrong[layout]
     if is_wrong:
-        raise BoxcovError(f"{path}: not points of {what} everywhere: give their layout, --points")
+        raise BoxcovError(
+            f"{path}: not points of {what} everywhere. For other files, give their layout, --points"
+        )
 
 
 def points_in_boxes(points: Tensor, boxes: Tensor) -> Tensor:

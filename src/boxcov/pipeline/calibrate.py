@@ -26,7 +26,7 @@ from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.probability_metrics import probability_metrics, region_coverage
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frames import default_calibration_split, load_frames
+from boxcov.pipeline.frames import default_calibration_split, load_labelled_frames
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.predict import build_predictor
@@ -46,7 +46,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     detector = load_detector(options, options.device)
     threshold = iou_thresholds(detector.box_fields, options.threshold)[1]
     source = match_source(source, detector)
-    frames = load_frames(source, options.device, detector.classes)
+    frames = load_labelled_frames(source, options.device, detector.classes)
     warn_if_implausible(detector, frames)
     fit_frames = _fit_frames(len(frames), options.fit_share)
     stress = _stress_frames(options, source, frames, detector)
@@ -95,7 +95,7 @@ def _stress_frames(
     if options.stress != "resized":
         split = default_calibration_split(options.stress)
         other = replace(source, data=options.stress, split=split)
-        return load_frames(match_source(other, detector), options.device, detector.classes)
+        return load_labelled_frames(match_source(other, detector), options.device, detector.classes)
     if "yaw" not in detector.box_fields:
         raise BoxcovError(
             "--stress resized needs LiDAR frames: give --stress KIND:WHERE, labelled frames with "

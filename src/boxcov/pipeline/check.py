@@ -10,7 +10,7 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.plausibility import observe
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector, match_source
-from boxcov.pipeline.frames import Progress, load_frames
+from boxcov.pipeline.frames import Progress, load_labelled_frames
 from boxcov.pipeline.options import CheckCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
 from boxcov.report.pictures import write_plot
@@ -28,7 +28,7 @@ def run(options: CheckCommand, progress: Progress | None = None) -> Report:
         raise BoxcovError("--out is a picture of a CenterPoint's boxes: remove it")
     count = 2 if options.data.startswith("simulated") else None
     source = DataOptions(options.data, options.split, count, options.seed, options.sweeps)
-    frames = load_frames(match_source(source, detector), options.device, detector.classes)
+    frames = load_labelled_frames(match_source(source, detector), options.device, detector.classes)
     first = [frames[i] for i in range(min(2, len(frames)))]
     other = first[1] if len(first) > 1 else None
     report = check(detector, first[0], other=other, progress=progress)

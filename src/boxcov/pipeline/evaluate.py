@@ -17,8 +17,8 @@ from boxcov.evaluate.method_table import table
 from boxcov.pipeline.block_store import BlockStore
 from boxcov.pipeline.frames import (
     Progress,
-    load_frames,
     load_in_background,
+    load_labelled_frames,
     source_of_detections,
 )
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
@@ -161,7 +161,7 @@ def _common_source(options: EvaluateCommand, files: Sequence[Detections]) -> Dat
 
 
 def _load_frames(source: DataOptions, found: Detections) -> Sequence[Any]:
-    frames = load_frames(source, "cpu", found.classes)
+    frames = load_labelled_frames(source, "cpu", found.classes)
     last = int(found.frame.max()) + 1 if len(found) else 0
     expected = found.meta.get("frames", max(last, len(frames)))
     if expected != len(frames):

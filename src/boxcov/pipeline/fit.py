@@ -11,7 +11,7 @@ from boxcov.kfac.fit import Progress
 from boxcov.kfac.fit import fit as fit_posterior
 from boxcov.kfac.options import FitOptions
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frames import load_frames, load_in_background
+from boxcov.pipeline.frames import load_in_background, load_labelled_frames
 from boxcov.pipeline.options import FitCommand
 from boxcov.pipeline.paths import checkpoint_path, holds_output
 from boxcov.posterior.posterior import Posterior
@@ -29,7 +29,7 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
     with join_process_group(options.device) as (world, device):
         detector = load_detector(options, device)
         source = match_source(source, detector)
-        frames = load_frames(source, device, detector.classes)
+        frames = load_labelled_frames(source, device, detector.classes)
         warn_if_implausible(detector, frames)
         posterior = fit_posterior(
             detector,

@@ -68,6 +68,19 @@ def load_frames(
     return _check_frames(frames, labels, classes, f"{source.data}, split {source.split or name}")
 
 
+def load_labelled_frames(
+    source: DataOptions, device: str = "cpu", classes: Sequence[str] = simulated.CLASSES
+) -> Sequence[Any]:
+    """Return the frames of ``source`` as ``load_frames``; raise if the split has no labels."""
+    frames = load_frames(source, device, classes)
+    if not getattr(frames, "has_labels", True):
+        raise BoxcovError(
+            f"{source.data}, split {source.split}: the frames have no labels, which this command "
+            "needs: give another split"
+        )
+    return frames
+
+
 class UserFrames(FrameSequence):
     """The frames of a function of the user's, each checked to be (inputs, targets)."""
 

@@ -26,6 +26,10 @@ class KittiAsNuScenes(Sequence[Any]):
     def __init__(self, frames: kitti.Kitti) -> None:
         self.frames = frames
 
+    @property
+    def has_labels(self) -> bool:
+        return self.frames.has_labels
+
     def __len__(self) -> int:
         return len(self.frames)
 

@@ -18,7 +18,12 @@ from boxcov.evaluate.average_precision import average_precision, mean_precision
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.files import to_json, write_text
 from boxcov.pipeline.detectors import centerpoint_config, move_to_device
-from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
+from boxcov.pipeline.frames import (
+    Progress,
+    default_test_split,
+    load_labelled_frames,
+    preload_frames,
+)
 from boxcov.pipeline.options import DataOptions, TrainCommand
 from boxcov.pipeline.paths import check_output, holds_output, refuse_existing
 from boxcov.pipeline.terminal import without_nan
@@ -50,7 +55,7 @@ def run(
     detector = move_to_device(_initial_detector(options), options.device)
     source = DataOptions(options.data, options.split, options.count, options.seed, options.sweeps)
     began = time.perf_counter()
-    frames = load_frames(source, options.device, detector.classes)
+    frames = load_labelled_frames(source, options.device, detector.classes)
     frames = preload_frames(frames, options.device, loading)
     loading_seconds = time.perf_counter() - began
     recipe = Recipe(
@@ -92,7 +97,7 @@ def _test(detector: CenterPoint, options: TrainCommand) -> dict[str, Any]:
     for data in options.test or (options.data,):
         split = options.test_split or default_test_split(data)
         source = DataOptions(data, split, options.test_count, options.seed, options.sweeps)
-        frames = load_frames(source, options.device, detector.classes)
+        frames = load_labelled_frames(source, options.device, detector.classes)
         table = measure_precision(detector, preload_frames(frames, options.device))
         name = data if options.test_split is None else f"{data} {options.test_split}"
         results[name] = {"mAP": mean_precision(table), "AP": table}

@@ -122,6 +122,15 @@ def test_a_config_in_the_meta_data_is_found(key, tmp_path):
     assert detector.config == named_config("voxel0075", "mmdet3d")
 
 
+def test_a_given_config_that_contradicts_the_file(tmp_path):
+    meta = {"config": CONFIG_TEXTS["mmdet3d", "voxel0075"], "mmdet3d_version": "1.4.0"}
+    state = foreign_state("mmdet3d", "voxel01")["state_dict"]
+    path = saved({"state_dict": state, "meta": meta}, tmp_path)
+    with pytest.warns(boxcov.BoxcovWarning, match=r"voxel_size \(0.1, 0.1, 0.2\), not \(0.075"):
+        assert centerpoint.load(path, "voxel01").config.voxel_size[0] == 0.1
+    centerpoint.load(path, "voxel0075-circlenms")  # other rules are no contradiction
+
+
 def test_a_config_of_another_framework_is_refused(tmp_path):
     file = write(tmp_path, "openpcdet", "voxel0075")
     path = saved(foreign_state("det3d", "voxel01"), tmp_path)
@@ -271,6 +280,23 @@ def test_rotated_nms_of_mmdet3d_has_a_second_threshold():
     assert (rotated.threshold, circle.threshold) == (0.3, 0.1)
 
 
+@pytest.mark.parametrize(
+    ("framework", "text"),
+    [("mmdet3d", "dataset_type = 'WaymoDataset'\n"), ("openpcdet", "    DATASET: WaymoDataset\n")],
+)
+def test_networks_of_other_data_sets_are_warned_about(framework, text, tmp_path):
+    path = write(tmp_path, framework, "voxel01" if framework == "mmdet3d" else "voxel0075")
+    before, section, after = path.read_text().partition("DATA_CONFIG:\n")
+    for name in ("NuScenesDataset", "WaymoDataset"):
+        new = text.replace("WaymoDataset", name)
+        path.write_text(before + (section + new + after if section else new))
+        if name.startswith("Nu"):
+            config_of(read_settings(path), framework)
+        else:
+            with pytest.warns(boxcov.BoxcovWarning, match="a network of WaymoDataset"):
+                config_of(read_settings(path), framework)
+
+
 # generations of mmdetection3d
 
 
@@ -318,8 +344,17 @@ def test_pillars_have_10_or_11_point_features(features, tmp_path):
     else:
         with pytest.raises(boxcov.BoxcovError, match="10 point features"):
             centerpoint.load(path, "pillar02")
-    detector = centerpoint.load(path, "pillar02", legacy=True)
-    assert detector.config.encoder.point_features == features
+        detector = centerpoint.load(path, "pillar02", legacy=True)
+        assert detector.config.encoder.point_features == features
+
+
+@pytest.mark.parametrize("version", ["0.17.1", "1.4.0"])
+def test_a_given_generation_that_contradicts_the_file(version, tmp_path):
+    content = {**foreign_state("mmdet3d", "voxel01"), "meta": {"mmdet3d_version": version}}
+    path, is_old = saved(content, tmp_path), version.startswith("0")
+    assert centerpoint.load(path, "voxel01", legacy=is_old).provenance[1].evidence == "as given"
+    with pytest.warns(boxcov.BoxcovWarning, match=f"but it says .* {version} in the meta data"):
+        centerpoint.load(path, "voxel01", legacy=not is_old)
 
 
 def test_legacy_is_about_mmdetection3d_alone(tmp_path):

@@ -27,7 +27,8 @@ def frames():
 @pytest.fixture(scope="module")
 def legacy_weights(tmp_path_factory):
     state = exported(centerpoint.load("small"), "mmdet3d", legacy=True)
-    return saved({"state_dict": state}, tmp_path_factory.mktemp("weights"))
+    meta = {"mmdet3d_version": "0.16.0"}  # of either generation
+    return saved({"state_dict": state, "meta": meta}, tmp_path_factory.mktemp("weights"))
 
 
 def looks(detector, frames):
@@ -61,6 +62,16 @@ def test_another_grid_is_seen_by_its_loss(ratio, legacy_weights, frames):
     grid = observe(centerpoint.load(legacy_weights, config, legacy=True), frames)[-1]
     assert (grid.name, grid.passed) == ("boxes: grid", False)
     assert "fit cells of 0.4 m better" in grid.advice
+
+
+def test_another_order_of_classes_is_seen(legacy_weights, frames):
+    detector = centerpoint.load(legacy_weights, Config.small(), legacy=True)
+    with torch.no_grad():  # as for a file whose last task is (traffic_cone, pedestrian)
+        for parameter in detector.head.tasks[5]["heatmap"][3].parameters():
+            parameter.copy_(parameter.clone().flip(0))
+    look = {look.name: look for look in observe(detector, frames)}["boxes: classes"]
+    assert look.passed is False
+    assert "pedestrian are reported as traffic_cone" in look.advice
 
 
 def test_random_weights_give_dead_scores(frames):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,5 +86,31 @@ def test_eps_of_frozen_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         detector = load(f"{name}:{path}")
     assert isinstance(detector, RetinaNet)
     assert detector.model.backbone.body.bn1.eps == 1e-5
-    monkeypatch.setattr(checkpoints, "_is_published", lambda *given: True)
+    monkeypatch.setattr(checkpoints, "_published_name", lambda *given: name)
     assert load(f"{name}:{path}").model.backbone.body.bn1.eps == 0
+
+
+def test_weights_of_a_network_with_the_same_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two differ in the size of their images, which the weights do not tell."""
+    path, name = tmp_path / "w.pth", "fasterrcnn_mobilenet_v3_large_fpn"
+    saved(name, path)
+    load(f"{name}:{path}")  # weights of one's own
+    monkeypatch.setattr(checkpoints, "_published_name", lambda *given: f"{name[:-3]}320_fpn")
+    with pytest.raises(BoxcovError, match=r"torchvision's weights of .*_320_fpn: give torchvision"):
+        load(f"{name}:{path}")
+
+
+def test_the_network_of_a_published_file(tmp_path: Path) -> None:
+    path = tmp_path / "w.pth"
+    path.write_bytes(b"weights")
+    start = hashlib.sha256(b"weights").hexdigest()[:8]
+    urls = {
+        "a": ["https://x/a-00000000.pth"],
+        "b": ["https://x/b-1.pth", f"https://x/b-{start}.pth"],
+    }
+    published = {n: [SimpleNamespace(url=url) for url in each] for n, each in urls.items()}
+    assert checkpoints._published_name(path, published) == "b"
+    path.write_bytes(b"others")
+    assert checkpoints._published_name(path, published) is None

@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 import transformers
 
-from boxcov import BoxcovError
+from boxcov import BoxcovError, BoxcovWarning
 from boxcov.data import coco
 from boxcov.detectors.transformers import QueryDetector, load, wrap
 from boxcov.pipeline import fit as fitting
@@ -173,6 +173,22 @@ def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(BoxcovError, match=r"1 missing: bbox_predictor\.layers\.0\.weight"):
         load(tmp_path)
+
+
+def test_layers_that_the_config_does_not_have_are_named(tmp_path: Path) -> None:
+    made("detr").model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["decoder_layers"] > 1
+    (tmp_path / "config.json").write_text(json.dumps({**config, "decoder_layers": 1}))
+    with pytest.raises(BoxcovError, match=r"do not match config\.json\. \d+ surplus: .*decoder"):
+        load(tmp_path)
+
+
+def test_a_folder_without_an_image_processor_is_warned_about(tmp_path: Path) -> None:
+    yolos().save_pretrained(tmp_path)
+    with pytest.warns(BoxcovWarning, match="no preprocessor_config.json, so images are prepared"):
+        load(tmp_path)
+    load(tmp_path, images=False)
 
 
 def test_without_transformers_the_error_says_what_to_install(

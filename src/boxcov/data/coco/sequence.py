@@ -34,6 +34,11 @@ class Coco(FrameSequence):
         return result
 
     @property
+    def has_labels(self) -> bool:
+        """False for a file without annotations, as that of the test images."""
+        return any(picture.labels for picture in self.annotations.pictures)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         return self.annotations.classes
 

@@ -21,6 +21,7 @@ CAMERA_FIELDS = ("h", "w", "l", "x", "y", "z", "rotation_y")  # the order of a l
 
 # the heading (cos, sin, 0) of rotation_y is (cos, 0, -sin) in the camera frame, whose y points down
 _UPRIGHT = torch.tensor([[1.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)
+_AXES = torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]])  # from LiDAR to camera, roughly
 _SIZES = {"R0_rect": 9, "Tr_velo_to_cam": 12, "P2": 12}
 
 
@@ -42,6 +43,11 @@ def read_calibration(path: Path) -> CameraCalibration:
         raise BoxcovError(
             f"{path}: R0_rect and Tr_velo_to_cam are not a rotation ({R.tolist()}): the file is "
             "damaged; unpack it again"
+        )
+    if not bool((R * _AXES).sum(1).min() > 0.5):
+        raise BoxcovError(
+            f"{path}: R0_rect and Tr_velo_to_cam do not lead from a LiDAR (x ahead, y left, z up) "
+            "to a camera (x right, y down, z ahead): is it the inverse, or of another data set?"
         )
     return CameraCalibration(Pose(R, R0 @ Tr[:, 3]), P2.reshape(3, 4))
 

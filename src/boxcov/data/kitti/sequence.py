@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from boxcov.data.kitti.camera import CameraCalibration, from_camera, read_calibration
-from boxcov.data.points import check_objects, count_points, read_points
+from boxcov.data.points import check_layout, check_objects, count_points, read_points
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError
 from boxcov.input_file import read_text, shorten
@@ -37,13 +37,19 @@ class Kitti(FrameSequence):
         """The number of each frame as its files are named."""
         return [self.all_tokens[index] for index in self.indices]
 
+    @property
+    def has_labels(self) -> bool:
+        return isdir(self.folder / "label_2")
+
     def calibration(self, item: int) -> CameraCalibration:
         """Return the camera calibration of a frame."""
         return self._calibration(self.all_tokens[self.indices[item]])
 
     def load(self, index: int) -> Frame:
         token = self.all_tokens[index]
-        points = read_points(self.folder / "velodyne" / f"{token}.bin", columns=4)  # (N, 4)
+        path = self.folder / "velodyne" / f"{token}.bin"
+        points = read_points(path, columns=4)  # (N, 4)
+        check_layout(points, "kitti", path)
         boxes, labels = self._boxes(token)
         count = count_points(points, boxes)
         target = {"boxes": boxes, "labels": labels, "points": count, "token": token}
@@ -56,7 +62,7 @@ class Kitti(FrameSequence):
     def _boxes(self, token: str) -> tuple[Tensor, Tensor]:
         """Return boxes (n, 9) in the LiDAR's coordinates, and labels (n,)."""
         folder = self.folder / "label_2"
-        entries = read_labels(folder / f"{token}.txt") if isdir(folder) else []
+        entries = read_labels(folder / f"{token}.txt") if self.has_labels else []
         entries = [(kind, values) for kind, values in entries if kind in self.classes]
         rows = torch.tensor([values[7:14] for _, values in entries], dtype=torch.float64)
         boxes, _ = from_camera(rows.reshape(-1, 7), self._calibration(token).pose)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from boxcov.data.nuscenes.index import Index, read_index
-from boxcov.data.points import read_points
+from boxcov.data.points import check_layout, read_points
 from boxcov.data.poses import Pose
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 
 Frame = tuple[list[Tensor], list[dict[str, Any]]]
+_LONGEST_STEP = 0.1  # seconds between sweeps, which are 0.05 s apart
 
 
 class NuScenes(FrameSequence):
@@ -28,6 +31,11 @@ class NuScenes(FrameSequence):
     def tokens(self) -> list[str]:
         """The sample token of each frame."""
         return [self.table_index.tokens[index] for index in self.indices]
+
+    @property
+    def has_labels(self) -> bool:
+        """False for a version without annotations."""
+        return len(self.table_index.annotations.label) > 0
 
     def pose(self, item: int) -> Pose:
         """Return the pose from the LIDAR_TOP frame of a frame to the global frame."""
@@ -57,7 +65,9 @@ class NuScenes(FrameSequence):
         to_key = self._pose(key).inverse()
         clouds: list[Tensor] = []
         while sweep >= 0 and len(clouds) < self.sweeps:
-            cloud = read_points(self.root / readings.file[sweep].decode(), columns=5)
+            path = self.root / readings.file[sweep].decode()
+            cloud = read_points(path, columns=5)
+            check_layout(cloud, "nuscenes", path)
             # the fifth column of the file is the number of the beam
             cloud[:, 4] = 1e-6 * float(readings.time[key] - readings.time[sweep])
             if sweep != key:
@@ -112,7 +122,29 @@ def frames(
     """
     if sweeps < 1:
         raise BoxcovError(f"sweeps must be at least 1 (the key frame alone), got {sweeps}")
-    return NuScenes(Path(root), read_index(Path(root), version, split), sweeps)
+    found = NuScenes(Path(root), read_index(Path(root), version, split), sweeps)
+    _warn_if_sweeps_are_old(found.table_index, sweeps)
+    return found
+
+
+def _warn_if_sweeps_are_old(index: Index, sweeps: int) -> None:
+    """Warn if the tables lack sweeps between key frames: others that are older take their place."""
+    readings, sweep = index.readings, index.key
+    ages = [np.zeros(len(sweep))]  # (key frames,) in seconds, of each earlier sweep
+    for _ in range(sweeps - 1):
+        sweep = np.where(readings.previous[sweep] < 0, sweep, readings.previous[sweep])
+        ages.append(1e-6 * (readings.time[index.key] - readings.time[sweep]))
+    oldest = [float(np.median(age)) if len(age) else 0.0 for age in ages]
+    usual = [_LONGEST_STEP * number for number in range(sweeps)]
+    if oldest[-1] > usual[-1]:
+        near = sum(age <= limit for age, limit in zip(oldest, usual))
+        warn(
+            f"{sweeps} sweeps go back {oldest[-1]:.2g} s, because the tables lack the sweeps "
+            f"between the key frames: networks are trained on {0.05 * (sweeps - 1):.2g} s. Unpack "
+            f"all sweeps, or give sweeps={near}",
+            BoxcovWarning,
+            stacklevel=3,
+        )
 
 
 def sequences(

@@ -22,7 +22,13 @@ from boxcov.detectors.centerpoint.frameworks import (
     layer_names,
     module_name,
 )
-from boxcov.detectors.centerpoint.provenance import TITLES, Fact, describe, is_legacy
+from boxcov.detectors.centerpoint.provenance import (
+    GENERATIONS,
+    TITLES,
+    Fact,
+    choose_generation,
+    describe,
+)
 from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
 from boxcov.detectors.weight_file import State, check_fit, copy_weights, load_weights, read_weights
 from boxcov.errors import BoxcovError, did_you_mean, join_names
@@ -98,10 +104,8 @@ def _load_foreign(
     config, source = choose_config(config, framework, path, about)
     features = _point_features(state, framework)
     if framework == "mmdet3d":
-        legacy, evidence = (
-            is_legacy(about, features, path) if legacy is None else (legacy, "as given")
-        )
-        facts.append(Fact("generation", "before 1.0" if legacy else "1.0 or later", evidence))
+        legacy, evidence = choose_generation(legacy, about, features, path)
+        facts.append(Fact("generation", GENERATIONS[legacy], evidence))
     if isinstance(config.encoder, Pillars) and features in (10, 11):
         config = replace(config, encoder=replace(config.encoder, centre_z=features == 11))
     detector = CenterPoint(config)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from boxcov.detectors.centerpoint.config import Config, Framework
 from boxcov.detectors.centerpoint.config_file import SUFFIXES, parse_settings, read_settings
 from boxcov.detectors.centerpoint.named_configs import NAMES, named_config
 from boxcov.detectors.centerpoint.upstream_config import config_of, framework_of
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 
 
 def choose_config(
@@ -23,17 +24,47 @@ def choose_config(
 
     config: as given to ``load``. about: the meta data of the checkpoint.
     """
+    if config is None:
+        return _stored_config(framework, path, about) or _config_beside(path, framework)
     if isinstance(config, Config):
-        return config, "as given"
-    if config is not None:
-        if Path(config).suffix in SUFFIXES:
-            return config_of(read_settings(Path(config)), framework), str(config)
-        return named_config(str(config), framework), f"the name {config}, as given"
+        chosen = config, "as given"
+    elif Path(config).suffix in SUFFIXES:
+        chosen = config_of(read_settings(Path(config)), framework), str(config)
+    else:
+        chosen = named_config(str(config), framework), f"the name {config}, as given"
+    try:
+        stored = _stored_config(framework, path, about)
+    except BoxcovError:  # a file whose own configuration cannot be read needs one that is given
+        return chosen
+    if stored is not None:
+        _warn_if_other(chosen[0], *stored)
+    return chosen
+
+
+def _stored_config(
+    framework: Framework, path: Path, about: Mapping[str, Any]
+) -> tuple[Config, str] | None:
+    """Return the configuration in the meta data of a checkpoint, and where it is from."""
     for key in ("config", "cfg"):
         if isinstance(text := about.get(key), str) and "\n" in text:
             source = f"{key} in the meta data of {path}"
             return config_of(parse_settings(text, source), framework), source
-    return _config_beside(path, framework)
+    return None
+
+
+def _warn_if_other(config: Config, stored: Config, source: str) -> None:
+    """Warn if the configuration that was given contradicts the one stored with the weights."""
+    names = ("voxel_size", "point_range", "tasks")
+    pairs = [(name, getattr(config, name), getattr(stored, name)) for name in names]
+    other = [f"{name} {own}, not {theirs}" for name, own, theirs in pairs if own != theirs]
+    if other:
+        warn(
+            f"the configuration that was given has {'; '.join(other)} as in {source}, which the "
+            "weights were trained with: boxes will be wrong. Without config= or --config that one "
+            "is taken",
+            BoxcovWarning,
+            stacklevel=2,
+        )
 
 
 def _config_beside(path: Path, framework: Framework) -> tuple[Config, str]:

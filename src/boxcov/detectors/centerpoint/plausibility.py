@@ -6,6 +6,7 @@ boxes show it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from boxcov._torch.inputs import move
 from boxcov.data.points import count_points
+from boxcov.detections import Detections
 from boxcov.detectors.centerpoint.detector import CenterPoint
+from boxcov.errors import join_names
 
 # Mean w, l and h of the classes of nuScenes in metres
 _SIZES = {
@@ -32,6 +35,8 @@ _SIZES = {
 }
 _FEW = 5  # boxes below which nothing is said
 _SPEED = 2.0  # m/s from which the velocity tells the heading
+_NEAR = 1.0  # metres between the centres of a box and its object
+_LABELLED = ("boxes", "labels")
 _RATIOS = (0.75, 4 / 3)  # of other grids: 0.075 m and 0.1 m differ by these
 
 
@@ -67,6 +72,7 @@ def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Observation]:
         _points(torch.cat(holds)[order]),
         _sizes(*best, detector.classes),
         _orientation(*best, detector.classes),
+        _classes([frame for _, frame in frames], found),
         _grid(detector, frames),
     ]
 
@@ -129,6 +135,35 @@ def _orientation(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Obser
     advice = "width and length or the heading are read by the wrong conventions: for mmdetection3d "
     advice += "give the other generation, legacy= or --legacy / --no-legacy"
     return Observation("boxes: orientation", passed, seen, advice)
+
+
+def _classes(targets: Sequence[Any], found: Sequence[Detections]) -> Observation:
+    """Compare the classes of labelled objects with those of the boxes nearest to them.
+
+    Sizes do not tell bicycles from motorcycles if a file has its classes in another order.
+    """
+    pairs: Counter[tuple[str, str]] = Counter()  # labelled, reported
+    for target, frame in zip(targets, found):
+        if target and "boxes" in target[0] and len(frame):
+            objects, labels = (target[0][name].to(frame.boxes.device) for name in _LABELLED)
+            away, nearest = torch.cdist(objects[:, :2], frame.boxes[:, :2]).min(1)
+            near = away < _NEAR
+            names = zip(labels[near].tolist(), frame.labels[nearest[near]].tolist())
+            pairs.update((frame.classes[own], frame.classes[reported]) for own, reported in names)
+    totals: Counter[str] = Counter()
+    for (own, _), count in pairs.items():
+        totals[own] += count
+    known = {own for own, count in totals.items() if count >= _FEW}
+    wrong = [pair for pair, n in pairs.items() if pair[0] in known and 2 * n > totals[pair[0]]]
+    wrong = [f"{own} are reported as {reported}" for own, reported in wrong if own != reported]
+    same = sum(count for (own, reported), count in pairs.items() if own == reported)
+    return Observation(
+        "boxes: classes",
+        not wrong if known else None,
+        f"{same} of {pairs.total()} labelled objects have the class of the box nearest to them",
+        f"most objects of {join_names(wrong)}: give the checkpoint's order of the classes by its "
+        "configuration file, config= or --config",
+    )
 
 
 def _grid(detector: CenterPoint, frames: Sequence[Any]) -> Observation:

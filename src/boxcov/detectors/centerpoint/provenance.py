@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from boxcov.detectors.centerpoint.config import Config, Framework, Pillars
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 
 TITLES: dict[Framework, str] = {
     "mmdet3d": "mmdetection3d",
@@ -19,6 +20,7 @@ TITLES: dict[Framework, str] = {
 }
 # The branch with the conventions of 1.0 was begun in 2021; its version said 0.16 at most.
 _BRANCH_BEGUN, _BRANCH_VERSION = "202104", 16
+GENERATIONS = {True: "before 1.0", False: "1.0 or later"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,30 @@ class Fact:
     name: str
     value: str
     evidence: str
+
+
+def choose_generation(
+    given: bool | None, about: Mapping[str, Any], point_features: int | None, path: Path
+) -> tuple[bool, str]:
+    """Return whether mmdetection3d before 1.0 wrote a checkpoint, as given or by the evidence.
+
+    given: ``legacy`` of the user, who is warned if the file tells another generation.
+    """
+    if given is None:
+        return is_legacy(about, point_features, path)
+    try:
+        found, evidence = is_legacy(about, point_features, path)
+    except BoxcovError:
+        return given, "as given"
+    if found != given:
+        warn(
+            f"{path}: read as a file of mmdetection3d {GENERATIONS[given]}, as given, but it says "
+            f"{GENERATIONS[found]} ({evidence}): sizes and headings will be wrong. Remove legacy= "
+            "(--legacy or --no-legacy)",
+            BoxcovWarning,
+            stacklevel=2,
+        )
+    return given, "as given"
 
 
 def is_legacy(about: Mapping[str, Any], point_features: int | None, path: Path) -> tuple[bool, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from warnings import warn
 
 from boxcov.detectors.centerpoint.config import (
     FRAMEWORKS,
@@ -17,7 +18,7 @@ from boxcov.detectors.centerpoint.config import (
 )
 from boxcov.detectors.centerpoint.config_file import UNKNOWN, Settings
 from boxcov.detectors.centerpoint.named_configs import named_config
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.input_file import reading
 
 # The rows of the tables below are for mmdetection3d, det3d and OpenPCDet; None: there is none.
@@ -200,7 +201,22 @@ def _build(reader: _Reader) -> Config:
         sweeps=_sweeps(reader),
     )
     _check_repeated(reader, config)
+    _warn_if_not_nuscenes(reader)
     return config
+
+
+def _warn_if_not_nuscenes(reader: _Reader) -> None:
+    """Warn if the network was trained on another data set: the shapes do not tell its points."""
+    settings = reader.settings
+    name = settings.at("DATA_CONFIG.DATASET") or settings.at("dataset_type")
+    if isinstance(name, str) and "nuscenes" not in name.lower():
+        warn(
+            f"{settings.source}: a network of {name}. boxcov gives it x, y, z, the intensity from "
+            "0 to 255 and the age in seconds of each point, as for nuScenes: if it was trained on "
+            "other numbers, its boxes will be wrong",
+            BoxcovWarning,
+            stacklevel=2,
+        )
 
 
 def _sweeps(reader: _Reader) -> int | None:

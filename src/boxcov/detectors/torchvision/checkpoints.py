@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,13 @@ def load(
     build, published = models.get_model_builder(name), models.get_model_weights(name)
     if path:
         model, is_frozen = _from_file(build, name, Path(path))
+        owner = _published_name(Path(path), {n: models.get_model_weights(n) for n in known})
+        if owner not in (None, name):  # networks for other image sizes have the same weights
+            raise BoxcovError(
+                f"{path}: these are torchvision's weights of {owner}: give torchvision:{owner}:PATH"
+            )
         if is_frozen and name in _EPS_ZERO:
-            _set_eps(model, Path(path), _is_published(Path(path), published))
+            _set_eps(model, Path(path), owner == name)
     else:
         model = _download(build, name, published.DEFAULT)
     names = published.DEFAULT.meta["categories"]
@@ -93,10 +98,15 @@ def _class_count(build: Any, state: State) -> int:
     return counts.pop() if len(counts) == 1 else _COCO_NUMBERS
 
 
-def _is_published(path: Path, published: Any) -> bool:
-    """Whether the file is one of torchvision's: their names end in the digits of its SHA-256."""
+def _published_name(path: Path, published: Mapping[str, Any]) -> str | None:
+    """Return the network that torchvision published the file for; None if it is not one of these.
+
+    The names of its files end in the first digits of their SHA-256.
+    """
     digest = hash_file(path)
-    return any(digest.startswith(Path(w.url).stem.rpartition("-")[2]) for w in published)
+    files = {Path(w.url).stem: name for name, weights in published.items() for w in weights}
+    owners = (name for file, name in files.items() if digest.startswith(file.rpartition("-")[2]))
+    return next(owners, None)
 
 
 def _set_eps(model: nn.Module, path: Path, is_published: bool) -> None:

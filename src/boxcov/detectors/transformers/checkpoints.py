@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.transformers.families import FAMILIES, KNOWN, wrap
-from boxcov.errors import BoxcovError, import_package, join_names
+from boxcov.errors import BoxcovError, BoxcovWarning, import_package, join_names
 from boxcov.input_file import read_json, shorten
+
+_PROCESSOR = "preprocessor_config.json"
 
 
 def load(
@@ -23,7 +26,8 @@ def load(
     Nothing is downloaded, and no code from the folder is run.
     classes, threshold: as in ``wrap``.
     images: take images from ``boxcov.data.coco`` and preprocess them by
-    ``preprocessor_config.json`` (or the family's default); otherwise take ``pixel_values``.
+    ``preprocessor_config.json`` (without it by the family's default, with a warning); otherwise
+    take ``pixel_values``.
 
     >>> load("nowhere")
     Traceback (most recent call last):
@@ -53,6 +57,8 @@ def load(
         ) from None
     lists = {
         "missing": loading["missing_keys"],
+        # published files of DETR count the batches of norms that are frozen
+        "surplus": [k for k in loading["unexpected_keys"] if not k.endswith("_batches_tracked")],
         "with another shape": [key[0] for key in loading["mismatched_keys"]],
     }
     if any(lists.values()):
@@ -62,6 +68,14 @@ def load(
             if keys
         )
         raise BoxcovError(f"{path}: the weights do not match config.json. {text}")
+    if images and not (path / _PROCESSOR).is_file():
+        warn(
+            f"{path}: no {_PROCESSOR}, so images are prepared by the defaults of {name}: if the "
+            "model was trained on others, boxes will be wrong. save_pretrained of its image "
+            "processor writes the file",
+            BoxcovWarning,
+            stacklevel=2,
+        )
     return wrap(model.eval(), classes, threshold, processor)
 
 
@@ -96,7 +110,7 @@ def _model_name(path: Path, config: Mapping[str, Any]) -> str:
 
 def _processor(transformers: Any, path: Path, name: str) -> Any:
     """Return the image processor, on Pillow if possible: pixels do not depend on torchvision."""
-    if (path / "preprocessor_config.json").is_file():
+    if (path / _PROCESSOR).is_file():
         choice = (
             {"backend": "pil"}
             if int(transformers.__version__.split(".")[0]) > 4
