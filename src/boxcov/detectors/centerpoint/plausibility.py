@@ -36,7 +36,6 @@ _SIZES = {
 _FEW = 5  # boxes below which nothing is said
 _SPEED = 2.0  # m/s from which the velocity tells the heading
 _NEAR = 1.0  # metres between the centres of a box and its object
-_LABELLED = ("boxes", "labels")
 _RATIOS = (0.75, 4 / 3)  # of other grids: 0.075 m and 0.1 m differ by these
 
 
@@ -145,17 +144,19 @@ def _classes(targets: Sequence[Any], found: Sequence[Detections]) -> Observation
     pairs: Counter[tuple[str, str]] = Counter()  # labelled, reported
     for target, frame in zip(targets, found):
         if target and "boxes" in target[0] and len(frame):
-            objects, labels = (target[0][name].to(frame.boxes.device) for name in _LABELLED)
-            away, nearest = torch.cdist(objects[:, :2], frame.boxes[:, :2]).min(1)
+            objects, labels = target[0]["boxes"].cpu(), target[0]["labels"].cpu()
+            boxes = frame.boxes.cpu()
+            away, nearest = torch.cdist(objects[:, :2].float(), boxes[:, :2].float()).min(1)
             near = away < _NEAR
-            names = zip(labels[near].tolist(), frame.labels[nearest[near]].tolist())
+            names = zip(labels[near].tolist(), frame.labels.cpu()[nearest[near]].tolist())
             pairs.update((frame.classes[own], frame.classes[reported]) for own, reported in names)
-    totals: Counter[str] = Counter()
-    for (own, _), count in pairs.items():
-        totals[own] += count
-    known = {own for own, count in totals.items() if count >= _FEW}
-    wrong = [pair for pair, n in pairs.items() if pair[0] in known and 2 * n > totals[pair[0]]]
-    wrong = [f"{own} are reported as {reported}" for own, reported in wrong if own != reported]
+    wrong, known = [], False
+    for own in dict.fromkeys(labelled for labelled, _ in pairs):
+        counts = Counter({reported: n for (name, reported), n in pairs.items() if name == own})
+        reported, count = counts.most_common(1)[0]
+        known |= counts.total() >= _FEW
+        if reported != own and counts.total() >= _FEW and 2 * count > counts.total():
+            wrong.append(f"{own} are reported as {reported}")
     same = sum(count for (own, reported), count in pairs.items() if own == reported)
     return Observation(
         "boxes: classes",
