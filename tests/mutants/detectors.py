@@ -28,9 +28,30 @@ DETECTORS = [
     Mutant(
         "the grid is never guessed",
         f"{CENTERPOINT}config_choice.py",
-        "    return _config_beside(path, framework)\n",
-        '    return named_config("voxel01", framework), "a guess"\n',
+        " or _config_beside(path, framework)\n",
+        ' or (named_config("voxel01", framework), "a guess")\n',
         f"{CONFIGS}test_weights_alone_do_not_tell_the_grid",
+    ),
+    Mutant(
+        "a given configuration is compared with the one in the file",
+        f"{CENTERPOINT}config_choice.py",
+        "        _warn_if_other(chosen[0], *stored)\n",
+        "        pass\n",
+        f"{CONFIGS}test_a_given_config_that_contradicts_the_file",
+    ),
+    Mutant(
+        "another order of the classes is seen by the boxes of labelled objects",
+        f"{CENTERPOINT}plausibility.py",
+        "if reported != own and",
+        "if reported == own and",
+        f"{LOOKS}test_another_order_of_classes_is_seen",
+    ),
+    Mutant(
+        "commands that need labels refuse frames without",
+        "pipeline/frames.py",
+        'if not getattr(frames, "has_labels", True):',
+        "if False:",
+        "pipeline/test_frames.py::test_commands_that_need_labels_refuse_splits_without",
     ),
     Mutant(
         "OpenPCDet's points are shuffled before a limit",
