@@ -126,8 +126,8 @@ def wrap(
     functions = {name: _function(name, f, model) for name, f in given.items() if f is not None}
     # A class of its own: boxcov asks the class which optional methods a detector has.
     own = {name: _method(name) for name in functions if name not in Wrapped.__dict__}
-    if instances is not None:
-        own["instances"] = _instances(takes_logit=_accepts(instances, "with_logit"))
+    if instances is not None and not _accepts(instances, "with_logit"):
+        own["instances"] = _instances_without_logit
     kind = type(f"Wrapped{type(model).__name__}", (Wrapped,), own)
     detector: Detector = kind(
         model,
@@ -160,7 +160,10 @@ def _adapter(model: nn.Module) -> Callable[..., Detector] | None:
 
 
 class Wrapped(Detector):
-    """A detector made by ``wrap``. The model is ``detector.model``."""
+    """A detector made by ``wrap``, without the methods that call a function of the user's.
+
+    The model is ``detector.model``.
+    """
 
     _own_configuration: Mapping[str, str] = {}
 
@@ -181,18 +184,6 @@ class Wrapped(Detector):
     def forward(self, inputs: Any) -> Any:
         own = self._functions.get("forward")
         return self.model(inputs) if own is None else own(self.model, inputs)
-
-    def select(self, raw: Any) -> Selection:
-        found: Selection = self._functions["select"](self.model, raw)
-        return found
-
-    def decode(self, raw: Any, selection: Selection) -> Tensor:
-        boxes: Tensor = self._functions["decode"](self.model, raw, selection)
-        return boxes
-
-    def loss(self, raw: Any, targets: Any) -> Tensor:
-        losses: Tensor = self._functions["loss"](self.model, raw, targets)
-        return losses
 
     def signals(self, raw: Any, selection: Selection) -> dict[str, Tensor]:
         """Return the numbers of the user's function; without one, the score logit if it is known.
@@ -220,23 +211,20 @@ class Wrapped(Detector):
 
 
 def _method(name: str) -> Callable[..., Any]:
-    def method(self: Wrapped, *args: Any) -> Any:
-        return self._functions[name](self.model, *args)
+    """Return a method that calls the user's function with the model in place of ``self``."""
+
+    def method(self: Wrapped, *args: Any, **options: Any) -> Any:
+        return self._functions[name](self.model, *args, **options)
 
     method.__name__ = name
     return method
 
 
-def _instances(takes_logit: bool) -> Callable[..., Any]:
-    """``Detector.instances`` by the user's function, which may not know the score logit."""
-
-    def instances(self: Wrapped, raw: Any, selection: Selection, with_logit: bool = False) -> Any:
-        function = self._functions["instances"]
-        if not with_logit:
-            return function(self.model, raw, selection)
-        return function(self.model, raw, selection, with_logit=True) if takes_logit else None
-
-    return instances
+def _instances_without_logit(
+    self: Wrapped, raw: Any, selection: Selection, with_logit: bool = False
+) -> Any:
+    """``Detector.instances`` by a function of the user's that does not know the score logit."""
+    return None if with_logit else self._functions["instances"](self.model, raw, selection)
 
 
 def _accepts(function: Callable[..., Any], argument: str) -> bool:

@@ -144,9 +144,6 @@ def test_layers_and_cost(sound: Report, frame: Any) -> None:
         name for name, module in detector.named_modules() if isinstance(module, nn.BatchNorm2d)
     }
     assert {row.name.rpartition(".")[0] for row in norms} == names
-    passes = {m.method: (m.forward, m.backward) for m in sound.methods}
-    assert passes["GLM"] == (1, 30)
-    assert passes["ExactGLM"] == (1, 5)
     assert sound.milliseconds > 0
 
 
@@ -210,24 +207,6 @@ def test_preprocessing_inside_forward_is_named(frame: Any) -> None:
     assert finding.passed is False
     assert "hands a tensor to numpy, PIL or cv2" in finding.seen
     assert finding.todo.startswith("prepare the inputs before forward()")
-
-
-class WithoutLogit(TinyCenter):
-    """Runs its head by instance, but without the logit."""
-
-    def instances(self, raw: Any, selection: Any, with_logit: bool = False) -> Any:
-        return None if with_logit else super().instances(raw, selection)
-
-
-def test_the_cost_of_scores_is_a_row(sound: Report, frame: Any) -> None:
-    passes = {m.method: m for m in sound.methods}
-    assert passes["ExactGLM(with_logit=True)"].backward == 11  # by stages: 5, and 6 with the logit
-    slow = {m.method: m for m in check(Base(), frame).methods}["ExactGLM(with_logit=True)"]
-    assert slow.backward == 6 * 6
-    assert "instances(with_logit=True) would make it 11" in slow.how
-    boxes = {m.method: m for m in check(WithoutLogit(), frame).methods}
-    count = boxes["GLM"].backward // 5
-    assert boxes["ExactGLM(with_logit=True)"].backward == count + 2 * 5
 
 
 def test_the_models_own_boxes(frame: Any) -> None:

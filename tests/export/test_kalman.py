@@ -8,7 +8,7 @@ from torch import Tensor
 
 from boxcov import BoxcovError
 from boxcov.data.poses import BOX_FIELDS, Pose, rotation_matrix, transform_detections
-from boxcov.export.kalman import measurement_noise, measurements
+from boxcov.export.kalman import measurements
 from helpers.export_boxes import in_space, with_error_model
 
 
@@ -19,7 +19,7 @@ def test_fields_come_in_the_order_of_the_filter() -> None:
     assert torch.equal(made.z, found.boxes[:, at])
     assert torch.equal(made.R, found.predictive[:, at][:, :, at])
     assert (made.fields, made.residual) == (("yaw", "y", "x"), "predictive")
-    assert torch.equal(measurement_noise(found), found.predictive)
+    assert torch.equal(measurements(found).R, found.predictive)
 
 
 def test_a_residual_by_field_or_as_a_matrix() -> None:
@@ -32,9 +32,9 @@ def test_a_residual_by_field_or_as_a_matrix() -> None:
     torch.testing.assert_close(made.R, expected, rtol=1e-6, atol=1e-9)
     assert made.residual == "given"
     whole = torch.eye(9, dtype=torch.float64)
-    torch.testing.assert_close(measurement_noise(found, residual=whole), found.covariance + whole)
+    torch.testing.assert_close(measurements(found, residual=whole).R, found.covariance + whole)
     torch.testing.assert_close(
-        measurement_noise(found, residual=whole.expand(5, 9, 9)), found.covariance + whole
+        measurements(found, residual=whole.expand(5, 9, 9)).R, found.covariance + whole
     )
 
 
@@ -90,7 +90,7 @@ def test_measurements_carry_risk_for_the_gate() -> None:
         assert torch.equal(made.risk, found.risk)
         assert torch.equal(made.no_object, found.no_object)
         assert torch.equal(made.flipped, found.flipped)
-    assert torch.equal(measurement_noise(found), found.predictive.double())
+    assert torch.equal(measurements(found).R, found.predictive.double())
     plain = measurements(in_space())
     assert (plain.risk, plain.no_object, plain.flipped) == (None, None, None)
 

@@ -9,14 +9,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.inputs import fresh, most_frames
-from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, form_of, good
+from boxcov.checks.report import Finding
+from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good
 from boxcov.data.sequence import batched
 from boxcov.detector import Detector, Selection
 
 _SIGNAL_SLACK = 0.01  # relative to 1 + the value: batched convolutions round differently
 
 
-def boxes(subject: Subject) -> Outcome:
+def boxes(subject: Subject) -> Finding:
     """A frame's boxes are the same in a batch as alone, with the right frame index."""
     found, chosen = subject.needed_boxes(), subject.needed_selection()
     raw, selection, own = _batch_of_two(subject, subject.inputs)  # NMS would suppress a copy
@@ -31,7 +32,7 @@ def boxes(subject: Subject) -> Outcome:
     return good(f"{near} of {len(chosen)} boxes are the same in a batch of two")
 
 
-def signals(subject: Subject) -> Outcome:
+def signals(subject: Subject) -> Finding:
     """``signals()`` returns finite numbers (m,), whatever else is in the batch."""
     found, chosen, detector = subject.needed_boxes(), subject.needed_selection(), subject.shadow()
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor
 from boxcov._torch.inputs import move
 from boxcov.checks import batches, contract, derivatives, layers, losses
 from boxcov.checks.report import Finding, Report
-from boxcov.checks.subject import NotChecked, Outcome, Subject, unchanged
+from boxcov.checks.subject import NotChecked, Subject, bad, unchanged
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 
 # The order matters: later checks read what earlier ones stored in the subject.
-CHECKS: tuple[tuple[str, Callable[[Subject], Outcome]], ...] = (
+CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("names", contract.names),
     ("parts", contract.parts),
     ("weights", contract.weights),
@@ -100,33 +101,27 @@ def check(
                 progress(len(findings), len(CHECKS))
         milliseconds = _or_none(lambda: layers.timed(subject))
         depths = _or_none(lambda: layers.depths(subject)) or ()
-        methods = _or_none(lambda: layers.methods(subject)) or ()
     return Report(
         type(detector).__name__,
         _about(subject),
         tuple(findings),
         tuple(subject.layers),
         depths,
-        methods,
         milliseconds,
     )
 
 
-def _finding(name: str, run: Callable[[Subject], Outcome], subject: Subject) -> Finding:
+def _finding(name: str, run: Callable[[Subject], Finding], subject: Subject) -> Finding:
     try:
-        outcome = run(subject)
+        found = run(subject)
     except NotChecked as why:
-        outcome = Outcome(None, str(why))
+        found = Finding(name, None, str(why))
     except BoxcovError as error:
-        outcome = Outcome(False, str(error))
+        found = bad(str(error), "")
     except Exception as error:  # an adapter may raise anything, and that is a finding
-        lines = str(error).strip().splitlines()
-        outcome = Outcome(
-            False,
-            f"{type(error).__name__}: {lines[0] if lines else ''}",
-            "make it run on this frame",
-        )
-    return Finding(name, outcome.passed, outcome.seen, outcome.todo)
+        line = next(iter(str(error).strip().splitlines()), "")
+        found = bad(f"{type(error).__name__}: {line}", "make it run on this frame")
+    return replace(found, name=name)
 
 
 def _or_none(make: Callable[[], Any]) -> Any:

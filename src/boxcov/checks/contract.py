@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves, tree_structure
 
 from boxcov._torch.inputs import fresh, most_frames
 from boxcov._torch.modules import check_finite_weights, shadow, versions
+from boxcov.checks.report import Finding
 from boxcov.checks.subject import (
     NotChecked,
-    Outcome,
     State,
     Subject,
     bad,
@@ -27,7 +27,7 @@ from boxcov.detector import Selection
 from boxcov.errors import BoxcovError, join_names
 
 
-def names(subject: Subject) -> Outcome:
+def names(subject: Subject) -> Finding:
     """``box_fields``, ``classes`` and ``periods``."""
     detector = subject.original
     for what in ("box_fields", "classes"):
@@ -52,7 +52,7 @@ def names(subject: Subject) -> Outcome:
     )
 
 
-def parts(subject: Subject) -> Outcome:
+def parts(subject: Subject) -> Finding:
     """``parts()`` names modules of the detector that hold weights, and no weight twice."""
     given = subject.original.parts()
     if not isinstance(given, Mapping) or not given:
@@ -96,7 +96,7 @@ def parts(subject: Subject) -> Outcome:
     return good(f"parameters: {', '.join(counts)}" + (f"; {rest:,} in no part" if rest else ""))
 
 
-def weights(subject: Subject) -> Outcome:
+def weights(subject: Subject) -> Finding:
     check_finite_weights(subject.original)
     return good("all finite")
 
@@ -104,7 +104,7 @@ def weights(subject: Subject) -> Outcome:
 # forward
 
 
-def forward(subject: Subject) -> Outcome:
+def forward(subject: Subject) -> Finding:
     """``forward()`` runs and returns tensors."""
     detector, inputs = subject.shadow(), fresh(subject.inputs)
     began = perf_counter()
@@ -136,7 +136,7 @@ def forward(subject: Subject) -> Outcome:
     )
 
 
-def inputs_unchanged(subject: Subject) -> Outcome:
+def inputs_unchanged(subject: Subject) -> Finding:
     """``forward()`` leaves its inputs unchanged."""
     subject.needed_raw()
     given, copy = fresh(subject.inputs), fresh(subject.inputs)
@@ -151,7 +151,7 @@ def inputs_unchanged(subject: Subject) -> Outcome:
     return good("unchanged after forward()")
 
 
-def repeatable(subject: Subject) -> Outcome:
+def repeatable(subject: Subject) -> Finding:
     """Two passes give the same bits."""
     first = subject.needed_raw()
     with torch.no_grad():
@@ -166,7 +166,7 @@ def repeatable(subject: Subject) -> Outcome:
     return good("two passes give the same bits")
 
 
-def state(subject: Subject) -> Outcome:
+def state(subject: Subject) -> Finding:
     """``forward()`` leaves parameters and buffers unchanged."""
     subject.needed_raw()
     before = State(subject.original)
@@ -182,7 +182,7 @@ def state(subject: Subject) -> Outcome:
     return good("parameters and buffers are unchanged")
 
 
-def mode(subject: Subject) -> Outcome:
+def mode(subject: Subject) -> Finding:
     """The detector's own mode does not matter: boxcov runs a shadow in eval mode."""
     first = subject.needed_raw()
     if not subject.repeatable:
@@ -200,7 +200,7 @@ def mode(subject: Subject) -> Outcome:
     return good("boxcov gets the same raw outputs whether or not detector.eval() was called")
 
 
-def finite(subject: Subject) -> Outcome:
+def finite(subject: Subject) -> Finding:
     """Raw outputs and boxes are finite."""
     for name, tensor in named_floats(subject.needed_raw()):
         wrong = int((~tensor.isfinite()).sum())
@@ -222,7 +222,7 @@ def finite(subject: Subject) -> Outcome:
 # select and decode
 
 
-def selection(subject: Subject) -> Outcome:
+def selection(subject: Subject) -> Finding:
     """``select()`` returns instances, the same ones each time."""
     raw = subject.needed_raw()
     before = versions(raw)
@@ -279,7 +279,7 @@ def _selection_problem(found: Any, frames: int | None) -> str:
     return ""
 
 
-def labels(subject: Subject) -> Outcome:
+def labels(subject: Subject) -> Finding:
     """Labels are integers, each the index of a class."""
     found, classes = subject.needed_selection().labels, subject.original.classes
     if found.is_floating_point() or found.dtype == torch.bool:
@@ -295,7 +295,7 @@ def labels(subject: Subject) -> Outcome:
     )
 
 
-def boxes(subject: Subject) -> Outcome:
+def boxes(subject: Subject) -> Finding:
     """``decode()`` returns (m, D)."""
     raw, chosen = subject.needed_raw(), subject.needed_selection()
     before = versions(raw)
@@ -324,7 +324,7 @@ def boxes(subject: Subject) -> Outcome:
     return good(f"{expected[0]} boxes of {expected[1]} fields")
 
 
-def own_output(subject: Subject) -> Outcome:
+def own_output(subject: Subject) -> Finding:
     """``decode()`` agrees with the model's own post-processing."""
     mine = subject.needed_boxes()
     detected = subject.shadow().detect(fresh(subject.inputs)).boxes

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
+from boxcov.checks.report import Finding
+from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
 from boxcov.detector import Candidates, Detector
 from boxcov.errors import join_names
 from boxcov.kfac.fit import fit
@@ -22,7 +23,7 @@ _LARGEST = 2500  # size of a factor that is decomposed in a few seconds
 _ROWS = 6  # boxes whose dependence on the raw outputs is traced
 
 
-def differentiable(subject: Subject) -> Outcome:
+def differentiable(subject: Subject) -> Finding:
     """The derivative of ``decode()`` along a direction equals a finite difference."""
     subject.needed_boxes()
     detector, raw = subject.shadow(), _doubled(subject)
@@ -65,7 +66,7 @@ def differentiable(subject: Subject) -> Outcome:
     )
 
 
-def same_instances(subject: Subject) -> Outcome:
+def same_instances(subject: Subject) -> Finding:
     """``decode()`` returns the same instances, read at the same places, for other raw outputs."""
     expected, chosen = subject.needed_boxes().shape, subject.needed_selection()
     detector, raw = subject.shadow(), subject.needed_raw()
@@ -98,7 +99,7 @@ def same_instances(subject: Subject) -> Outcome:
     return good(f"{expected[0]} rows for other raw outputs too, read at the same places")
 
 
-def through_weights(subject: Subject) -> Outcome:
+def through_weights(subject: Subject) -> Finding:
     """The boxes' derivative along a direction in weight space equals a finite difference."""
     boxes = subject.needed_boxes()
     if not subject.repeatable:
@@ -149,7 +150,7 @@ def _off(point: LinearizationPoint, etas: dict[str, Tensor], exact: Tensor, step
     )
 
 
-def instances(subject: Subject) -> Outcome:
+def instances(subject: Subject) -> Finding:
     """``instances()`` returns the boxes and gradients of ``decode()``."""
     subject.needed_boxes()
     detector = subject.shadow()
@@ -164,7 +165,7 @@ def instances(subject: Subject) -> Outcome:
     return good("boxes and gradients by instance are those of decode()")
 
 
-def stages(subject: Subject) -> Outcome:
+def stages(subject: Subject) -> Finding:
     """``stages()`` agrees with ``instances()``."""
     subject.needed_boxes()
     detector = subject.shadow()
@@ -179,7 +180,7 @@ def stages(subject: Subject) -> Outcome:
     return good("covariances by stages are those by instance")
 
 
-def logits(subject: Subject) -> Outcome:
+def logits(subject: Subject) -> Finding:
     """``logits()`` returns one differentiable logit per score."""
     chosen = subject.needed_selection()
     if type(subject.original).logits is Detector.logits:
@@ -203,7 +204,7 @@ def logits(subject: Subject) -> Outcome:
     )
 
 
-def candidates(subject: Subject) -> Outcome:
+def candidates(subject: Subject) -> Finding:
     """``candidates()`` returns the instances before NMS."""
     chosen = subject.needed_selection()
     found = subject.shadow().candidates(subject.needed_raw())

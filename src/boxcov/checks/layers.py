@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from boxcov._torch.clock import seconds
 from boxcov._torch.inputs import fresh
 from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode
-from boxcov.checks.report import DepthCost, LayerRow, MethodCost
-from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, good, named_floats
-from boxcov.detector import Detector
+from boxcov.checks.report import DepthCost, Finding, LayerRow
+from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
 from boxcov.errors import join_names
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.losses import FrameLosses
@@ -23,12 +22,12 @@ from boxcov.kfac.options import select_parameters
 from boxcov.posterior.kronecker_block import Layer
 
 _MIB = 2**20
-_SAMPLES = 10
+_SAMPLES = 10  # of MCGLM
 _OTHER = "used otherwise than as the weight or bias of a linear layer or convolution"
 _IDLE = "not used in this pass"
 
 
-def trace(subject: Subject) -> Outcome:
+def trace(subject: Subject) -> Finding:
     """Which parameters are weights of linear layers or convolutions, and in which part."""
     subject.needed_raw()
     given = subject.original.parts()
@@ -119,7 +118,7 @@ def _row(
     return replace(row, reason=_OTHER if name in touched else _IDLE)
 
 
-def loss_gradient(subject: Subject) -> Outcome:
+def loss_gradient(subject: Subject) -> Finding:
     """``loss()`` has a gradient in every layer, and one frame's factors can be computed."""
     if subject.loss is None:
         raise NotChecked("needs the loss of the frame")
@@ -139,7 +138,7 @@ def loss_gradient(subject: Subject) -> Outcome:
     )
 
 
-def box_gradient(subject: Subject) -> Outcome:
+def box_gradient(subject: Subject) -> Finding:
     """Every field of the boxes depends on weights of the parts."""
     chosen_rows = subject.needed_selection()
     subject.needed_boxes()
@@ -202,45 +201,6 @@ def depths(subject: Subject) -> tuple[DepthCost, ...]:
     return tuple(found)
 
 
-def methods(subject: Subject) -> tuple[MethodCost, ...]:
-    """Passes per method for a frame with this many boxes."""
-    if subject.boxes is None or subject.raw is None or subject.selection is None:
-        return ()
-    m, D = subject.boxes.shape
-    numbers = f"{D} numbers of {m} boxes"
-    exact = MethodCost("ExactGLM", 2, m * D, f"{numbers}; instances() would make it {D}")
-    if _runs_by_instance(subject):
-        exact = MethodCost("ExactGLM", 1, D, "through the head, all boxes at once")
-    drawn = f"{_SAMPLES} of them forward-mode, from the posterior's first layer on"
-    return (
-        MethodCost("fit, per frame", 1, 1, "offline, once"),
-        exact,
-        *_logit_cost(subject, m, D),
-        MethodCost("MCGLM", 1 + _SAMPLES, 0, drawn),
-        MethodCost("GLM", 1, m * D, numbers),
-        MethodCost("MCI", 1 + _SAMPLES, 0, f"{_SAMPLES} with other weights, or dropout"),
-    )
-
-
-def _logit_cost(subject: Subject, m: int, D: int) -> tuple[MethodCost, ...]:
-    """Passes of ``ExactGLM(with_logit=True)``, if the detector has logits."""
-    if type(subject.original).logits is Detector.logits:
-        return ()
-    name, by_instance = "ExactGLM(with_logit=True)", _runs_by_instance(subject)
-    if by_instance and _runs_by_instance(subject, with_logit=True):
-        return (MethodCost(name, 1, 2 * D + 1, "through the head, all boxes at once"),)
-    todo = f"instances(with_logit=True) would make it {2 * D + 1}"
-    if by_instance:  # their gradients are known: twice D passes for all boxes
-        return (MethodCost(name, 2, m + 2 * D, f"one per score; {todo}"),)
-    how = f"one per number of each box and its score; {todo}"
-    return (MethodCost(name, 2, m * (D + 1), how),)
-
-
-def _runs_by_instance(subject: Subject, with_logit: bool = False) -> bool:
-    raw, selection, detector = subject.raw, subject.needed_selection(), subject.shadow()
-    return _quietly(lambda: detector.instances(raw, selection, with_logit)) is not None
-
-
 def timed(subject: Subject, times: int = 3) -> float | None:
     """Median milliseconds of one plain pass."""
     if subject.raw is None:
@@ -249,21 +209,7 @@ def timed(subject: Subject, times: int = 3) -> float | None:
     taken = []
     with torch.no_grad():
         for _ in range(times):
-            _wait(subject.device)
-            began = perf_counter()
+            began = seconds(subject.device)
             detector(inputs)
-            _wait(subject.device)
-            taken.append(1e3 * (perf_counter() - began))
+            taken.append(1e3 * (seconds(subject.device) - began))
     return median(taken)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _quietly(run: Any) -> Any:
-    try:
-        return run()
-    except Exception:
-        return None

@@ -10,11 +10,12 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.inputs import fresh, most_frames
 from boxcov.checks.batches import changed, forward_batch, merged
-from boxcov.checks.subject import NotChecked, Outcome, Subject, bad, form_of, good, named_floats
+from boxcov.checks.report import Finding
+from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, named_floats
 from boxcov.detector import Detector
 
 
-def shape(subject: Subject) -> Outcome:
+def shape(subject: Subject) -> Finding:
     """``loss()`` returns finite values (B,)."""
     raw = subject.needed_raw()
     if subject.targets is None:
@@ -46,7 +47,7 @@ def shape(subject: Subject) -> Outcome:
     return good(f"one value per frame: {', '.join(f'{x:.4g}' for x in found.tolist()[:4])}")
 
 
-def alone(subject: Subject) -> Outcome:
+def alone(subject: Subject) -> Finding:
     """A frame's loss does not change when the frame is batched with a copy of itself."""
     known = _known(subject)
     twice = _losses(subject, [_frame(subject), _frame(subject)])
@@ -65,7 +66,7 @@ def alone(subject: Subject) -> Outcome:
     return good(f"the same in a batch of two, to {off:.0e}")
 
 
-def apart(subject: Subject) -> Outcome:
+def apart(subject: Subject) -> Finding:
     """A frame's loss and its gradient do not depend on the other frame of a batch."""
     known = _known(subject)
     most = 0.0
@@ -87,7 +88,7 @@ def apart(subject: Subject) -> Outcome:
     return good(f"the same beside {how}, to {most:.0e}, and no gradient crosses frames")
 
 
-def sampled_targets(subject: Subject) -> Outcome:
+def sampled_targets(subject: Subject) -> Finding:
     """``sample_targets()`` draws targets that ``loss()`` accepts."""
     raw = subject.needed_raw()
     if type(subject.original).sample_targets is Detector.sample_targets:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from textwrap import wrap
 from typing import Any
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.files import to_json
 
 WIDTH = 120
@@ -50,16 +50,6 @@ class DepthCost:
 
 
 @dataclass(frozen=True)
-class MethodCost:
-    """Passes through the network per frame."""
-
-    method: str
-    forward: float
-    backward: float
-    how: str
-
-
-@dataclass(frozen=True)
 class Report:
     """Everything that ``boxcov.check`` found. ``print(report)`` shows it.
 
@@ -82,7 +72,6 @@ class Report:
     findings: tuple[Finding, ...]
     layers: tuple[LayerRow, ...] = ()
     depths: tuple[DepthCost, ...] = ()
-    methods: tuple[MethodCost, ...] = ()
     milliseconds: float | None = None  # of one plain pass
     checkpoint: tuple[tuple[str, str, str], ...] = ()  # what was understood of it, and the evidence
 
@@ -117,12 +106,11 @@ class Report:
             sections.append("\n".join(self._layers()))
         if self.depths:
             sections.append("\n".join(self._costs()))
-        done = [finding for finding in self.findings if finding.passed is not None]
-        end = f"{len(done) - len(self.failed)} of {len(done)} checks passed"
+        skipped = sum(finding.passed is None for finding in self.findings)
+        done = len(self.findings) - skipped
+        end = f"{done - len(self.failed)} of {done} checks passed"
         end += f", {len(self.failed)} failed" if self.failed else ""
-        end += (
-            f", {len(self.findings) - len(done)} skipped" if len(done) < len(self.findings) else ""
-        )
+        end += f", {skipped} skipped" if skipped else ""
         return "\n\n".join([*sections, end])
 
     def _checkpoint(self) -> list[str]:
@@ -150,46 +138,27 @@ class Report:
             where, what = (outside, row.reason) if row.reason else (inside, _matrix(row))
             where.setdefault((row.part, what), []).append(row.name)
         count = sum(map(len, inside.values()))
-        lines = [f"in the posterior at full depth: {count} layers, as matrices n_out x n_in"]
-        lines += _table([(part, what, _few(names)) for (part, what), names in inside.items()])
-        if outside:
-            lines += ["", "not in the posterior, kept constant"]
-            lines += _table([(part, what, _few(names)) for (part, what), names in outside.items()])
+        titles = {
+            f"in the posterior at full depth: {count} layers, as matrices n_out x n_in": inside,
+            "not in the posterior, kept constant": outside,
+        }
+        lines: list[str] = []
+        for title, rows in titles.items():
+            cells = [(part, what, join_names(names, 2)) for (part, what), names in rows.items()]
+            if cells or rows is inside:
+                lines += [*([""] if lines else []), title, *_table(cells)]
         return lines
 
     def _costs(self) -> list[str]:
         lines = ["memory per depth in MiB (factors: upper bound)"]
-        head = (
-            "depth",
-            "layers",
-            "parameters",
-            "factors",
-            "sums of fit",
-            "online",
-            "10 directions",
-        )
-        cells = [
-            (
-                d.depth,
-                f"{d.layers}",
-                f"{d.parameters:,}",
-                *(f"{x:.2f}" for x in (d.factors_mib, d.fit_mib, d.online_mib, d.directions_mib)),
-            )
-            for d in self.depths
-        ]
+        sizes = ("factors", "sums of fit", "online", "10 directions")
+        head = ("depth", "layers", "parameters", *sizes)
+        cells = []
+        for depth, layers, parameters, *mib in map(astuple, self.depths):
+            cells.append((depth, f"{layers}", f"{parameters:,}", *(f"{size:.2f}" for size in mib)))
         lines += _table([head, *cells], right=True)
-        if self.methods:
-            plain = (
-                ""
-                if self.milliseconds is None
-                else f" (a plain forward pass took {self.milliseconds:.1f} ms)"
-            )
-            lines += ["", f"passes through the network per frame{plain}"]
-            rows = [
-                (m.method, f"{m.forward:g} forward", f"{m.backward:g} backward", m.how)
-                for m in self.methods
-            ]
-            lines += _table(rows)
+        if self.milliseconds is not None:
+            lines += ["", f"a plain forward pass took {self.milliseconds:.1f} ms"]
         return lines
 
 
@@ -213,7 +182,3 @@ def _table(rows: Sequence[tuple[str, ...]], right: bool = False) -> list[str]:
 
 def _matrix(row: LayerRow) -> str:
     return f"{row.n_out} x {row.n_in}" + (f", {row.groups} groups" if row.groups > 1 else "")
-
-
-def _few(names: list[str], most: int = 2) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -12,25 +12,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from boxcov._torch.modules import shadow
-from boxcov.checks.report import LayerRow
+from boxcov.checks.report import Finding, LayerRow
 from boxcov.detector import Detector, Selection
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of one check."""
-
-    passed: bool | None
-    seen: str
-    todo: str = ""
+def good(seen: str, todo: str = "") -> Finding:
+    return Finding("", True, seen, todo)
 
 
-def good(seen: str, todo: str = "") -> Outcome:
-    return Outcome(True, seen, todo)
-
-
-def bad(seen: str, todo: str) -> Outcome:
-    return Outcome(False, seen, todo)
+def bad(seen: str, todo: str) -> Finding:
+    return Finding("", False, seen, todo)
 
 
 def form_of(value: Any) -> Any:
@@ -59,7 +50,6 @@ class Subject:
     layers: list[LayerRow] = field(default_factory=list)
     # per floating-point raw output: does it depend on the weights?
     moving: list[bool] = field(default_factory=list)
-    milliseconds: float | None = None
 
     @property
     def device(self) -> torch.device:

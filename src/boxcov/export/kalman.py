@@ -97,25 +97,6 @@ def measurements(
     return Measurements(z, R, names, source, risk, detections.no_object, detections.flipped)
 
 
-def measurement_noise(
-    detections: Detections,
-    fields: Sequence[str] | None = None,
-    *,
-    residual: Mapping[str, float] | Tensor | None = None,
-    pose: Pose | None = None,
-    measure: MeasurementFunction | None = None,
-) -> Tensor:
-    """Return R (m, E, E) alone; see ``measurements``.
-
-    >>> frame = label = torch.zeros(1)
-    >>> C = torch.ones(1, 1, 1)
-    >>> box = Detections(torch.ones(1, 1), torch.ones(1), label, frame, ("x",), ("car",), C)
-    >>> measurement_noise(box, residual={"x": 0.25}).item()
-    1.25
-    """
-    return measurements(detections, fields, residual=residual, pose=pose, measure=measure).R
-
-
 def _add_residual(
     detections: Detections, residual: Mapping[str, float] | Tensor | None
 ) -> tuple[Detections, str]:

@@ -27,6 +27,7 @@ from torch import Tensor
 from boxcov.data.covariance_json import check_finite
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
+from boxcov.evaluate.matching import IMAGE, SPACE
 from boxcov.export.covariance_choice import CovarianceKind, check_known, select_covariance
 
 AUTOWARE = {
@@ -40,8 +41,6 @@ AUTOWARE = {
     "pedestrian": 7,
 }
 _AUTOWARE_ALIASES = {"cyclist": 6, "van": 1, "construction_vehicle": 2}
-_FIELDS_3D = ("x", "y", "z", "w", "l", "h", "yaw")
-_FIELDS_2D = ("x1", "y1", "x2", "y2")
 _ORIGIN = {"x": 0.0, "y": 0.0, "z": 0.0}
 _SIGN_UNKNOWN, _AVAILABLE = 1, 2  # of Autoware's orientation_availability
 _SURE_HEADING = 0.05  # most probability of a swap of front and back for a known direction
@@ -80,27 +79,6 @@ def quaternion(yaw: float) -> dict[str, float]:
     return {"x": 0.0, "y": 0.0, "z": sin(yaw / 2), "w": cos(yaw / 2)}
 
 
-def pose_covariances(
-    detections: Detections, covariance: CovarianceKind = "predictive", tilt_variance: float = 1e-6
-) -> Tensor:
-    """Return the covariances (m, 6, 6) of x, y, z and the rotations about x, y, z, in float64.
-
-    >>> from torch import eye, ones, zeros
-    >>> frame = label = zeros(1).long()
-    >>> fields = ("x", "y", "z", "w", "l", "h", "yaw")
-    >>> box = Detections(ones(1, 7), ones(1), label, frame, fields, ("car",), eye(7)[None])
-    >>> pose_covariances(box, "epistemic")[0].diagonal()
-    tensor([1.0000e+00, 1.0000e+00, 1.0000e+00, 1.0000e-06, 1.0000e-06, 1.0000e+00],
-           dtype=torch.float64)
-    """
-    C = _selected_covariance(detections, covariance, ("x", "y", "z", "yaw"))
-    index = torch.tensor([0, 1, 2, 5])
-    pose = torch.zeros(len(C), 6, 6, dtype=torch.float64)
-    pose[:, 3, 3] = pose[:, 4, 4] = tilt_variance
-    pose[:, index[:, None], index] = C
-    return pose
-
-
 def poses(
     detections: Detections, covariance: CovarianceKind = "predictive", tilt_variance: float = 1e-6
 ) -> list[dict[str, Any]]:
@@ -114,8 +92,9 @@ def poses(
     >>> pose["pose"]["position"], len(pose["covariance"]), pose["covariance"][35]
     ({'x': 1.0, 'y': 1.0, 'z': 1.0}, 36, 1.0)
     """
-    boxes = _finite_boxes(detections, _FIELDS_3D).tolist()
-    rows = pose_covariances(detections, covariance, tilt_variance).flatten(1).tolist()
+    boxes = _finite_boxes(detections, SPACE).tolist()
+    C = _selected_covariance(detections, covariance, ("x", "y", "z", "yaw"))
+    rows = _in_pose_order(C, (0, 1, 2, 5), tilt_variance)
     return [
         _pose_with_covariance((x, y, z), yaw, row) for (x, y, z, *_, yaw), row in zip(boxes, rows)
     ]
@@ -168,10 +147,10 @@ def detection2d_array(
     >>> message["bbox"]["center"]["position"], message["results"][0]["pose"]["covariance"][:2]
     ({'x': 4.0, 'y': 7.0}, [0.5, 0.0])
     """
-    corners = _finite_boxes(detections, _FIELDS_2D)
+    corners = _finite_boxes(detections, IMAGE)
     _check_one_frame(detections)
     top = header(frame_id, stamp)
-    C = _selected_covariance(detections, covariance, _FIELDS_2D)
+    C = _selected_covariance(detections, covariance, IMAGE)
     J = torch.tensor([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]], dtype=torch.float64)  # of the centre
     boxes = []
     for (x1, y1, x2, y2), row in zip(corners.tolist(), _in_pose_order(J @ C @ J.T)):
@@ -215,14 +194,9 @@ def detected_objects(
     top = header(frame_id, stamp)
     _check_one_frame(detections)
     numbers = {**AUTOWARE, **_AUTOWARE_ALIASES} if labels is None else labels
+    parts = poses(detections, covariance, tilt_variance), _twists(detections, covariance)
     objects = []
-    for row, (pose, twist, size) in enumerate(
-        zip(
-            poses(detections, covariance, tilt_variance),
-            _twists(detections, covariance),
-            _sizes(detections),
-        )
-    ):
+    for row, (pose, twist, size) in enumerate(zip(*parts, _sizes(detections))):
         hypothesis = _hypothesis(detections, row)
         label = numbers.get(hypothesis["class_id"].lower(), 0)
         kinematics = {
@@ -233,11 +207,12 @@ def detected_objects(
             "has_twist": twist != _NO_TWIST,
             "has_twist_covariance": any(twist["covariance"]),
         }
+        exists = hypothesis["score"]
+        if detections.no_object is not None:
+            exists = 1 - float(detections.no_object[row])
         objects.append(
             {
-                "existence_probability": hypothesis["score"]
-                if detections.no_object is None
-                else 1 - float(detections.no_object[row]),
+                "existence_probability": exists,
                 "classification": [{"label": label, "probability": hypothesis["score"]}],
                 "kinematics": kinematics,
                 # type 0 is BOUNDING_BOX
@@ -271,7 +246,11 @@ def _twists(detections: Detections, covariance: CovarianceKind) -> list[dict[str
     R = torch.stack([yaw.cos(), yaw.sin(), -yaw.sin(), yaw.cos()], 1).view(-1, 2, 2)  # by -yaw
     velocity = torch.stack([detections.field(name) for name in ("vx", "vy")], 1)
     velocity = (R @ velocity.detach().cpu().double().unsqueeze(2)).squeeze(2)
-    C = R @ _selected_covariance(detections, covariance, ("vx", "vy"), 0.0) @ R.transpose(1, 2)
+    C = (
+        R
+        @ _selected_covariance(detections, covariance, ("vx", "vy"), may_miss=True)
+        @ R.transpose(1, 2)
+    )
     is_known = velocity.isfinite().all(1).tolist()
     return [
         {"twist": {"linear": {"x": x, "y": y, "z": 0.0}, "angular": _ORIGIN}, "covariance": row}
@@ -281,10 +260,17 @@ def _twists(detections: Detections, covariance: CovarianceKind) -> list[dict[str
     ]
 
 
-def _in_pose_order(C: Tensor) -> list[list[float]]:
-    """Covariances (m, 2, 2) of x and y as rows of 36 numbers, symmetric to the last digit."""
+def _in_pose_order(
+    C: Tensor, places: Sequence[int] = (0, 1), tilt_variance: float = 0.0
+) -> list[list[float]]:
+    """Return covariances (m, f, f) as rows of 36 numbers, symmetric to the last digit.
+
+    places: of the f numbers among x, y, z and the rotations about x, y, z.
+    """
+    index = torch.tensor(places)
     pose = torch.zeros(len(C), 6, 6, dtype=torch.float64)
-    pose[:, :2, :2] = (C + C.transpose(1, 2)) / 2
+    pose[:, 3, 3] = pose[:, 4, 4] = tilt_variance
+    pose[:, index[:, None], index] = (C + C.transpose(1, 2)) / 2
     rows: list[list[float]] = pose.flatten(1).tolist()
     return rows
 
@@ -314,21 +300,17 @@ def _hypothesis(detections: Detections, row: int) -> dict[str, Any]:
 
 
 def _selected_covariance(
-    detections: Detections,
-    kind: CovarianceKind,
-    fields: tuple[str, ...],
-    unknown: float | None = None,
+    detections: Detections, kind: CovarianceKind, fields: tuple[str, ...], may_miss: bool = False
 ) -> Tensor:
-    """The covariance (m, f, f) of some fields, finite, in float64 on the CPU.
+    """Return the covariance (m, f, f) of some fields, finite, in float64 on the CPU.
 
-    unknown: takes the place of NaN, the covariance of fields without labels; None is an error.
+    may_miss: the covariance of fields without labels is 0 instead of an error.
     """
     index = [detections.fields.index(name) for name in fields]
     C = select_covariance(detections, kind).detach().cpu().double()[:, index][:, :, index]
-    if unknown is None:
-        check_known(C, fields, "pass covariance='epistemic'")
-    else:
-        C = C.masked_fill(C.isnan(), unknown)
+    if may_miss:
+        return C.masked_fill(C.isnan(), 0.0)
+    check_known(C, fields, "pass covariance='epistemic'")
     return C
 
 
@@ -342,12 +324,9 @@ def _finite_boxes(detections: Detections, fields: tuple[str, ...]) -> Tensor:
         )
     index = [detections.fields.index(name) for name in fields]
     boxes = detections.boxes.detach().cpu().double()[:, index]
-    check_finite(_frame_number(detections), "box", boxes)
+    frame = str(int(detections.frame[0])) if len(detections) else ""
+    check_finite(frame, "box", boxes)
     return boxes
-
-
-def _frame_number(detections: Detections) -> str:
-    return str(int(detections.frame[0])) if len(detections) else ""
 
 
 def _check_one_frame(detections: Detections) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from boxcov import GLM, MCGLM, MCI, ExactGLM, compile, fit
+from boxcov._torch.clock import seconds
 from boxcov._torch.inputs import fresh, ready
 from boxcov._torch.layers import LayerCallMode
 from boxcov.detector import Detector
@@ -193,18 +193,18 @@ def paper_glm(model: GLM) -> Callable[[Any], float]:
     linearized = model.linearized
 
     def call(inputs: Any) -> float:
-        start = _clock(model.device.type)
+        start = seconds(model.device)
         with torch.enable_grad():
             point = linearized.at(inputs)
             weights = {name: w.requires_grad_() for name, w in linearized.theta().items()}
             z = point.z_at(weights).flatten()
-            before = _clock(model.device.type)
+            before = seconds(model.device)
             for number in z[:GLM_OUTPUTS]:
                 torch.autograd.grad(
                     number, list(weights.values()), retain_graph=True, allow_unused=True
                 )
         linearized.trunk.forget()
-        done = _clock(model.device.type)
+        done = seconds(model.device)
         return before - start + (done - before) * len(z) / max(min(GLM_OUTPUTS, len(z)), 1)
 
     return call
@@ -228,18 +228,18 @@ def measure(
             if entry.call is None or (entry.slow and not -1 <= turn < len(inputs)):
                 continue
             is_counted = _reset_peak(device)
-            start = _clock(device)
+            start = seconds(device)
             result = entry.call(inputs[turn % len(inputs)])
-            seconds = result if isinstance(result, float) else _clock(device) - start
+            taken = result if isinstance(result, float) else seconds(device) - start
             if turn >= 0:
-                times[number].append(seconds)
+                times[number].append(taken)
                 peak = max(peaks[number] or 0.0, _peak_mib(device)) if is_counted else None
                 peaks[number] = peak
     plain = statistics.median(times[0])
     common = {"device": device, "boxes": round(count), "depth": depth}
     return [
-        {**_row(entry, seconds, plain, peak), **common}
-        for entry, seconds, peak in zip(entries, times, peaks)
+        {**_row(entry, own, plain, peak), **common}
+        for entry, own, peak in zip(entries, times, peaks)
     ]
 
 
@@ -281,12 +281,6 @@ def _quartiles(values: list[float]) -> tuple[float, float, float]:
         return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, middle, high
-
-
-def _clock(device: str) -> float:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:

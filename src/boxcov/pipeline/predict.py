@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 
+from boxcov._torch.clock import seconds
 from boxcov._torch.distributed import join_process_group
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
@@ -50,8 +50,6 @@ from boxcov.predict.mci import MCI
 from boxcov.predict.nms_spread import NMSSpread
 from boxcov.predict.predictor import Predictor, estimator
 from boxcov.version import __version__
-
-clock = perf_counter
 
 
 @holds_output
@@ -253,12 +251,10 @@ def _predict_block(
 ) -> Detections:
     found, milliseconds = [], []
     for number, (inputs, frame) in zip(numbers, items):
-        _synchronize(model.device)
-        began = clock()
+        began = seconds(model.device)
         # boxcov evaluate compares with the detector's own signals
         boxes = model(inputs) if model.error_model is not None else model.with_signals(inputs)
-        _synchronize(model.device)
-        milliseconds.append(round(1e3 * (clock() - began), 3))
+        milliseconds.append(round(1e3 * (seconds(model.device) - began), 3))
         if isinstance(frame, Frame):
             boxes = frame.in_file(boxes)
         found.append(replace(boxes, frame=boxes.frame + number).to("cpu"))
@@ -271,8 +267,3 @@ def _predict_block(
 def _result_meta(found: Detections) -> dict[str, Any]:
     """Return what the signals and the error model's numbers mean."""
     return {name: found.meta[name] for name in ("signals", "error_model") if name in found.meta}
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from boxcov._torch.clock import seconds
 from boxcov.concatenation import join_frames
 from boxcov.data import batched
 from boxcov.detections import Detections
@@ -162,9 +160,9 @@ class Workspace:
     ) -> Detections:
         found, times = [], []
         for number, (inputs, _) in enumerate(frames):
-            start = _now(self.setting.device)
+            start = seconds(self.setting.device)
             one = model(inputs)
-            times.append(1e3 * (_now(self.setting.device) - start))
+            times.append(1e3 * (seconds(self.setting.device) - start))
             found.append(one)
             self.progress(step, number + 1, len(frames))
         joined = join_frames(found).to("cpu")
@@ -217,9 +215,9 @@ class Workspace:
         if not path.exists():
             times = []
             for inputs, _ in self.frames(TEST):
-                start = _now(self.setting.device)
+                start = seconds(self.setting.device)
                 self.detector.detect(inputs)
-                times.append(1e3 * (_now(self.setting.device) - start))
+                times.append(1e3 * (seconds(self.setting.device) - start))
             write_text(path, to_json(times) + "\n")
         with reading(path, "a list of milliseconds"):
             times = [float(ms) for ms in read_json(path)]
@@ -259,9 +257,3 @@ def part_of(layer: str, detector: Detector) -> str:
             if any(modules[layer] is module for module in root.modules()):
                 return part
     raise BoxcovError(f"the layer {layer} is in no part of {type(detector).__name__}.parts()")
-
-
-def _now(device: str) -> float:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter()
